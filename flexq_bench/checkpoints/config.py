@@ -191,7 +191,8 @@ class Extension(_Strict):
     """What compressed-tensors has no word for.
 
     synthetic: the weights are random, of a model's true shapes. files: SHA-256 of the tokenizer's
-    files, by name. content_hash: see `hashing`.
+    files, by name. content_hash: see `hashing`. separated: some layers are none of transformers'
+    own (schemes.linear_layers), where others would find no weights; null: all are.
     """
 
     version: Literal[1] = FORMAT_VERSION  # a reader refuses others before it looks further
@@ -201,6 +202,7 @@ class Extension(_Strict):
     synthetic: bool = False
     files: dict[str, str] = {}
     content_hash: str = ""
+    separated: Literal[True] | None = None
 
 
 class QuantizationSection(_Strict):
@@ -228,6 +230,7 @@ def section_of(extension: Extension, ignored: tuple[str, ...]) -> QuantizationSe
     groups: dict[ConfigGroup, list[str]] = {}
     dense: list[str] = []
     sayable = extension.kv_bits == DENSE_KV_BITS  # others would keep keys and values as they are
+    sayable = sayable and not extension.separated
     for name, layer in extension.layers.items():
         if layer.storage == "dense" and layer.activation is None:
             dense.append(name)

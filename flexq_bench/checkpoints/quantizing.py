@@ -84,6 +84,7 @@ def quantize_checkpoint(
             stored,
             kv_bits=scheme.kv_bits if kv_bits is None else kv_bits,
             is_synthetic=source.is_synthetic,
+            is_separated=streamed.is_separated,
             overwrite=overwrite,
         ) as writer,
     ):

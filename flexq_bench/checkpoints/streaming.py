@@ -35,6 +35,7 @@ class StreamedModel:
     """A model on a device whose blocks come and go.
 
     module: the transformers model. layout: its map. dtype: that schemes see its weights in.
+    is_separated: some of its linear layers are packed otherwise in transformers.
     Raises CheckpointError if the source lacks tensors of it, and QuantizeError without a map.
     """
 
@@ -43,6 +44,7 @@ class StreamedModel:
         self.module: Any = _without_weights(source).eval()
         _drop_weights(self.module)  # those of norms were made
         origins = linear_origins(self.module)
+        self.is_separated = bool(origins)
         self.layout: ModelMap = map_model(self.module)
         source.bind(self.module, origins)
         prefix = f"{self.layout.names.blocks}."

@@ -41,6 +41,7 @@ class CheckpointWriter:
     hf_config:   Hugging Face's configuration of the model.
     kv_bits:     of cached keys and values: 16, 8 or 4.
     is_synthetic: the weights are random.
+    is_separated: see Extension.separated.
     shard_bytes: a shard is closed when it has reached so many, or by `close_shard`.
 
     Raises CheckpointError in one line if the folder can't be written or holds something else.
@@ -54,6 +55,7 @@ class CheckpointWriter:
         *,
         kv_bits: int = 16,
         is_synthetic: bool = False,
+        is_separated: bool = False,
         shard_bytes: int = SHARD_BYTES,
         overwrite: bool = False,
     ) -> None:
@@ -64,6 +66,7 @@ class CheckpointWriter:
             raise CheckpointError(f"keys and values have 16, 8 or 4 bits, got {kv_bits}")
         self._kv_bits = kv_bits
         self._is_synthetic = is_synthetic
+        self._is_separated = is_separated
         self._shard_bytes = shard_bytes
         check_target(self.folder, overwrite=overwrite)
         self._aside = self.folder.with_name(f".{self.folder.name}.partial-{os.getpid()}")
@@ -197,6 +200,7 @@ class CheckpointWriter:
             kv_bits=self._kv_bits,  # type: ignore[arg-type]
             layers=self._layers,
             synthetic=self._is_synthetic,
+            separated=self._is_separated or None,
             files=vocabulary_digests(self._aside),
         )
         section = dumped_section(extension, tuple(self._ignored))

@@ -167,6 +167,24 @@ def test_a_checkpoint_computes_what_was_quantized(family, tmp_path, architecture
     assert divergence(expected, logits(kernels)) < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("architecture", "own"),
+    [("PhiForCausalLM", False), ("GPT2LMHeadModel", True), ("MixtralForCausalLM", True)],
+)
+def test_layers_that_transformers_has_not_are_not_said_to_be_compressed_tensors(
+    family, tmp_path, architecture, own
+):
+    written = quantize_checkpoint(
+        open_source(find_model(str(family(architecture)[1]))), resolve("w8a16"), tmp_path / "out",
+        device=CPU, dtype=torch.float32,
+    )  # fmt: skip
+
+    section = json.loads((written.folder / "config.json").read_text())["quantization_config"]
+
+    assert (section["format"] == "flexq-bench") == own
+    assert open_checkpoint(written.folder).content_hash == written.content_hash
+
+
 @pytest.mark.parametrize("architecture", MIXTURES)
 def test_down_proj_of_every_expert_has_the_activations_that_flexq_gives_it(family, architecture):
     model = quantized(family(architecture)[1], "flexq-w6ax")

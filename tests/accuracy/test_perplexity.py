@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.accuracy.positions import first_positions
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, segment_count
+from flexq_bench.accuracy.positions import first_positions
 
 
 def plain_loop(model: LlamaForCausalLM, tokens: torch.Tensor, context: int) -> float:
