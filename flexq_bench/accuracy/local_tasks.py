@@ -34,6 +34,11 @@ _HELLASWAG_LINES = 6  # context, label, four endings
 _HELLASWAG_LABELS = ("0", "1", "2", "3")
 _HELLASWAG_TEXT = "hellaswag_val_full.txt.bz2"
 _MMLU, _MMLU_FILES = "mmlu", "mmlu/default"
+_MMLU_GROUP = {  # as lm-eval's mmlu/default/_mmlu.yaml and the groups in it weight subjects
+    "group": _MMLU,
+    "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
+    "metadata": {"version": 2},
+}
 _BUILDERS = {".arrow": "arrow", ".parquet": "parquet", ".jsonl": "json"}
 
 
@@ -89,7 +94,7 @@ def write_local_task(task: str, data: Path, scratch: Path) -> Path:
         name = f"{_MMLU}_{subject}"
         local = _LocalTask(f"{_MMLU_FILES}/{name}.yaml", f"{_MMLU}/{subject}", "test", "dev")
         _write(folder, name, _config(name, local, data, scratch))
-    group = {**_mmlu_group(), "task": [f"{_MMLU}_{subject}" for subject in subjects]}
+    group = {**_MMLU_GROUP, "task": [f"{_MMLU}_{subject}" for subject in subjects]}
     _write(folder, _MMLU, group)
     return folder
 
@@ -98,15 +103,6 @@ def mmlu_subjects() -> tuple[str, ...]:
     """The subjects of MMLU, as lm-eval's task files have them."""
     files = sorted((_lm_eval_tasks() / _MMLU_FILES).glob(f"{_MMLU}_*.yaml"))
     return tuple(file.stem.removeprefix(f"{_MMLU}_") for file in files)
-
-
-def _mmlu_group() -> dict[str, Any]:
-    """lm-eval's group: how it weights the subjects."""
-    import yaml
-
-    file = _lm_eval_tasks() / _MMLU_FILES / "_mmlu.yaml"
-    group: dict[str, Any] = yaml.safe_load(file.read_text())
-    return group
 
 
 def _lm_eval_tasks() -> Path:
