@@ -13,6 +13,7 @@ from flexq_bench.decode.stopwatch import stopwatch
 from flexq_bench.errors import UsageError
 from kernels.decoder import DecoderOperations
 from kernels.decoder.kv import empty_layer
+from kernels.runtime.graph_capture import captured
 
 _SHORTEST_BUCKET = 128  # tokens: attention of shorter sequences costs the same
 _MOST_CAPTURED_TOKENS = 2048  # of prompts: launches of more are hidden behind their work
@@ -151,8 +152,7 @@ class Engine:
         with torch.cuda.stream(stream):
             self._step(batch, bucket)  # compiles, tunes and allocates, which can't be captured
         stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+        with captured(stream) as graph:
             self._step(batch, bucket)
         self._graphs[batch, bucket] = graph
         torch.cuda.current_stream().wait_stream(stream)

@@ -9,6 +9,7 @@ import torch
 from flexq_bench.decode.decoder import Decoder, Pieces
 from flexq_bench.decode.layers import ChooseConfig, Workspace
 from kernels.decoder import KvLayer
+from kernels.runtime.graph_capture import captured
 
 _Shape = tuple[int, int, int]  # rows, tokens of each, longest
 
@@ -36,18 +37,18 @@ class PromptReader:
     def read(self, pieces: Pieces) -> torch.Tensor:
         """The greedy token after each piece, int64 [B], valid until the next call."""
         rows, tokens = pieces.tokens.shape
-        captured = self._captured.get((rows, tokens, pieces.longest))
-        if captured is None:
+        shape = self._captured.get((rows, tokens, pieces.longest))
+        if shape is None:
             # Prompts may have any length: what they take is given back.
             work = Workspace(rows * tokens, self._device, self._choose)
             last = Workspace(rows, self._device, self._choose)
             return self._decoder.prefill(work, last, pieces, self._caches).argmax(dim=1)
-        captured.pieces.tokens.copy_(pieces.tokens)
-        captured.pieces.starts.copy_(pieces.starts)
-        captured.pieces.counts.copy_(pieces.counts)
-        captured.pieces.slots.copy_(pieces.slots)
-        captured.graph.replay()
-        return captured.first
+        shape.pieces.tokens.copy_(pieces.tokens)
+        shape.pieces.starts.copy_(pieces.starts)
+        shape.pieces.counts.copy_(pieces.counts)
+        shape.pieces.slots.copy_(pieces.slots)
+        shape.graph.replay()
+        return shape.first
 
     def prepare(self, rows: int, tokens: int, longest: int) -> None:
         """Capture the reading of a shape, where there are graphs.
@@ -63,16 +64,15 @@ class PromptReader:
         with torch.cuda.stream(stream):
             self._run(pieces, first)  # compiles and allocates, which can't be captured
         stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream), torch.cuda.graph(graph, pool=self._pool, stream=stream):
+        with captured(stream, pool=self._pool) as graph:
             self._run(pieces, first)
         torch.cuda.current_stream().wait_stream(stream)
         self._captured[rows, tokens, longest] = _Captured(graph, pieces, first)
 
     def close(self) -> None:
         """Let go of graphs and buffers."""
-        for captured in self._captured.values():
-            captured.graph.reset()
+        for one in self._captured.values():
+            one.graph.reset()
         self._captured.clear()
         self._workspaces.clear()
 

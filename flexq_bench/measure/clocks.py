@@ -15,6 +15,7 @@ import torch
 from flexq_bench.measure.protocol import Protocol
 from kernels.cuda.clock_stamps import ClockStamps
 from kernels.runtime.driver import reset_persisting_l2
+from kernels.runtime.graph_capture import captured
 
 Launch = Callable[[int], None]  # launch(i) runs on the i-th copy of the weights, i < copies
 _CALIBRATIONS = 3
@@ -309,14 +310,8 @@ class _CudaRotation(Rotation):
         return self.sample(_CALIBRATIONS).median_us
 
     def _capture(self, after_launch: Callable[[], None] | None = None) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
         self._between.begin_launches(self.launches)
-        # thread_local: what other threads of this process do is not part of the capture. The outer
-        # stream context restores the current stream also where ending a spoilt capture raises.
-        with (
-            torch.cuda.stream(self._stream),
-            torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
-        ):
+        with captured(self._stream) as graph:
             for i in range(self.launches):
                 self._launch(i % self._copies)
                 if after_launch is not None:

@@ -74,7 +74,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._rewritten_bytes = rewriting.protocol.rewritten_bytes
         budget = rewriting.pool_bytes(case, weights[0].nbytes)
         self._place_activations(budget)
-        self._place_output()
+        self._place_output(seed)
         self._first = 0  # content that the first slot has
         self._is_announced = False
         self._is_given = False  # operands come from outside, and results are judged there
@@ -99,9 +99,11 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._bank.fill(inputs)
         self._xs.copy_from(self._bank, 0, count)
 
-    def _place_output(self) -> None:
+    def _place_output(self, seed: int) -> None:
         m, n, device = self._case.gemm.m, self._case.gemm.n, self._reference.y.device
-        self._out = torch.randn(m, n, device=device).half()  # as good as any result
+        # The default generator is the kernel's to use. Noise is as good as any result.
+        generator = torch.Generator(device).manual_seed(seed)
+        self._out = torch.randn(m, n, generator=generator, device=device).half()
         rows, columns = self._contents.rows, self._contents.columns
         self._elements = (rows[:, None] * n + columns[None, :]).flatten()
         size = len(self._elements)

@@ -20,7 +20,10 @@ from flexq_bench.measure import frame_access
 from kernels.outside import foreign_code
 
 # Modules whose functions and classes are kept, by the beginning of their names.
-_OURS = ("flexq_bench.measure", "kernels.reference", "kernels.formats", "kernels.cuda.clock_stamps")
+_OURS = (
+    *("flexq_bench.measure", "kernels.reference", "kernels.formats", "kernels.cuda.clock_stamps"),
+    "kernels.runtime.graph_capture",
+)
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns")
 _TORCH = ("abs", "equal", "isnan", "isinf", "maximum", "where", "tensor", "empty", "full", "randn")
 _CUDA = ("Event", "CUDAGraph", "Stream", "graph", "stream", "synchronize", "current_stream")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from kernels.runtime.graph_capture import captured
+
 WARMUP_CALLS = 3  # before capture: libraries and optimizers make their state in them
 
 
@@ -45,12 +47,9 @@ class GraphedCallable:
             return
         if self._graph is None:
             self._before_capture()
-            self._graph = torch.cuda.CUDAGraph()
-            # Other threads may use the GPU meanwhile: only this one's launches are captured.
-            with torch.cuda.graph(
-                self._graph, stream=self._stream, capture_error_mode="thread_local"
-            ):
+            with captured(self._stream) as graph:
                 self._work()
+            self._graph = graph
         self._graph.replay()
 
 
