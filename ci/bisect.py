@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from db import queries
 from db.engine import open_database
-from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.errors import InfrastructureError, RevisionError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.measure.device import describe_device, find_device
@@ -30,7 +30,7 @@ _NOTHING_TO_SEARCH = {
 class Outcome(StrEnum):
     CHANGED = "changed"  # nearer to bad than to good
     UNCHANGED = "unchanged"
-    SKIPPED = "skipped"  # no answer: it doesn't build, its worker fails, or noise hides it
+    SKIPPED = "skipped"  # no answer: it doesn't build, its worker dies, or noise hides it
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,9 @@ def bisect(
     commits: after good, oldest first; the last one is bad. compare: measures a commit against
     good. journal: answers of an interrupted search of the same; forgotten when this one ends.
     on_step: called with each answer; on_resume: with the number of answers of an interrupted
-    search. A commit whose comparison raises InfrastructureError or UsageError is skipped; of the
-    bad commit they are raised.
+    search. A commit that can't be measured (RevisionError, UsageError) is skipped, and so is one
+    that twice gives no data; of the bad commit the error is raised. Raises InfrastructureError
+    where the machine fails: what it skips changes which commits are suspected.
     """
     bad, steps = commits[-1], journal.read()
     ends = None
@@ -120,8 +121,15 @@ def bisect(
     def ask(commit: str) -> Step:
         try:
             compared = compare(commit)
-        except (InfrastructureError, UsageError) as error:  # or a commit that has no worker
+            if compared.confirmation.verdict is Verdict.NO_DATA:  # its worker died: of the commit?
+                compared = compare(commit)
+        except (RevisionError, UsageError) as error:
             step = Step(commit, Outcome.SKIPPED, str(error))
+        except InfrastructureError as error:
+            raise InfrastructureError(
+                f"{error}; the search stops at {commit[:10]}, and the same one goes on there "
+                f"({len(steps)} answers are kept)"
+            ) from error
         else:
             step = step_of(commit, compared.confirmation, whole, compared.detail)
         steps[commit] = step

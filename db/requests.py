@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, insert, or_, select, update
+from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.errors import LimitError, NotFoundError, RecordError
@@ -175,11 +175,12 @@ def renew_request(
     return REQUEST_LEASES.renew(session, [server], Request.uuid == uuid, until=until, **changes)
 
 
-def return_request(session: Session, uuid: str, server: str) -> None:
-    """Let another server have a request at once; nothing if this one does not hold it."""
+def return_requests(session: Session, server: str) -> None:
+    """Let other servers have at once what this one holds, if anything; it is no death."""
     lock_for_writing(session.connection())
+    held = Request.state == REQUEST_LEASES.held
     session.execute(
-        update(Request).where(*_held_by(server, uuid)).values(state=QUEUED, lease_until=None)
+        update(Request).where(Request.server == server, held).values(state=QUEUED, lease_until=None)
     )
 
 
@@ -195,7 +196,12 @@ def give_request_run(session: Session, uuid: str, run_uuid: str) -> None:
 def note_request(session: Session, uuid: str, server: str, detail: str) -> None:
     """Say how far a request is; nothing if this server does not hold it."""
     lock_for_writing(session.connection())
-    session.execute(update(Request).where(*_held_by(server, uuid)).values(detail=detail))
+    held = Request.state == REQUEST_LEASES.held
+    session.execute(
+        update(Request)
+        .where(Request.uuid == uuid, Request.server == server, held)
+        .values(detail=detail)
+    )
 
 
 def finish_request(
@@ -226,11 +232,6 @@ def cancel_request(session: Session, uuid: str, *, person: str, at: datetime) ->
         raise RecordError(f"request {uuid[:8]} is {state} already: there is nothing to cancel")
     detail = f"cancelled by {person}"
     _set(session, uuid, {"state": "cancelled", "detail": detail, "finished_at": at})
-
-
-def _held_by(server: str, uuid: str) -> tuple[ColumnElement[bool], ...]:
-    held = Request.state == REQUEST_LEASES.held
-    return Request.uuid == uuid, Request.server == server, held
 
 
 def _set(session: Session, uuid: str, values: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ FlexqError
 │   └── MeasureError       a case that can't be measured here as asked
 ├── MissingResultsError    planned results did not arrive                   exit 4
 ├── InfrastructureError    a machine, a device or a store failed            exit 5
+│   └── RevisionError      code that does not build, or whose worker does not start
 └── CancelledError         whoever asked for the work took it back          exit 5
 """
 
@@ -46,6 +47,10 @@ class InfrastructureError(FlexqError):
     """A machine, a device or a store failed; the work may be right and can be tried again."""
 
     exit_code = ExitCode.INFRASTRUCTURE
+
+
+class RevisionError(InfrastructureError):
+    """A revision's own code does not build, or its worker does not start: others may do."""
 
 
 class CancelledError(FlexqError):

@@ -42,8 +42,11 @@ def present(database: Database, worker: Worker, *, every: timedelta = EVERY) -> 
     finally:
         ended.set()
         thread.join()
-        with database.session() as session:
-            end_worker(session, name, at=database_time(session))
+        try:
+            with database.session() as session:
+                end_worker(session, name, at=database_time(session))
+        except DatabaseError as error:  # what ended the work matters more
+            log.warning("the worker's end was not stored: %s", error)
 
 
 def _beat_until(database: Database, name: str, every: timedelta, ended: threading.Event) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from db import queries
 from db.clock import database_time
-from db.engine import Database
+from db.engine import Database, Session
 from db.errors import DatabaseError
 from db.fleet import JobInfo, add_jobs, forget_silent_workers, reopen_jobs
 from db.records import CommitInfo, Record, RunInfo
@@ -27,6 +27,7 @@ from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.device_offsets import store_offsets
 from flexq_bench.runs.lifecycle import OnRecord
 from flexq_bench.runs.machine import Machine
+from flexq_bench.runs.outage import through_outages
 from workloads.case import Case
 from workloads.names import unknown
 
@@ -148,7 +149,8 @@ class RayPool:
         for key, reason in unfit.items():
             log.warning("no-device: %s: %s", key, reason)
         run = work.run.info.uuid
-        with self._database.session() as session:
+
+        def declare(session: Session) -> None:
             costs = read_costs(session, work.gpu)
             jobs = [
                 JobInfo(case.key, number, costs.seconds(case), unfit.get(case.key, ""))
@@ -158,12 +160,17 @@ class RayPool:
             add_jobs(session, run, jobs)
             reopen_jobs(session, run, unfit)
 
+        through_outages(self._database, declare)
+
     def _interrupt_unmeasured(self, works: Sequence[Work]) -> None:
         """End runs with cases that had no device as interrupted: they go on where there is one."""
-        with self._database.session() as session:
+
+        def interrupt(session: Session) -> None:
             for work in works:
                 if queries.jobs_of(session, work.run.info.uuid, states=("no-device",)):
                     work.run.status = "interrupted"
+
+        through_outages(self._database, interrupt)
 
     def _store_offsets(self, works: Sequence[Work]) -> None:
         try:

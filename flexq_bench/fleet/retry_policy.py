@@ -11,14 +11,21 @@ A worker that is lost is replaced at once, and after pauses that double if its d
 After `MAX_FAILURES` in a row nobody waits for the device, but it is still tried.
 
 A server that dies leaves its request to the next one, and one that is stopped or whose device fails
-gives it back. A request is over when its run is complete, when it was cancelled, when `MAX_DEATHS`
-servers in a row died over it without a result, or when it can't be measured as asked (the refusals
-below), which no other server mends.
+gives it back. While the database is away servers wait, and nobody's death is counted. A request is
+over when its run is complete, when it was cancelled, when `MAX_DEATHS` servers in a row died over
+it without a result, or when it can't be measured as asked (the refusals below), which no other
+server mends.
 """
 
 from __future__ import annotations
 
-from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
+from flexq_bench.errors import (
+    FlexqError,
+    InfrastructureError,
+    MeasureError,
+    RevisionError,
+    UsageError,
+)
 from flexq_bench.fleet.exit_reasons import is_of_node
 from kernels.errors import KernelError
 from workloads.errors import WorkloadError
@@ -27,9 +34,11 @@ MAX_DEATHS = 3  # of one job or evaluation; of a request without a result betwee
 MAX_FAILURES = 3  # of one slot, in a row
 LONGEST_PAUSE_S = 60.0
 
-# Errors that end a request as failed: while it is planned, and while it is measured.
+# Errors that end a request as failed: while it is planned, while it is measured, and while its
+# commits are compared.
 PLANNING_REFUSALS = (FlexqError, WorkloadError, KernelError)
 MEASURING_REFUSALS = (MeasureError,)
+REVISION_REFUSALS = (UsageError, RevisionError, WorkloadError, KernelError)
 
 
 def is_quarantined(deaths: int) -> bool:

@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +40,7 @@ from db.store import add_record, begin_run, end_runs_of, finish_run
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.outage import through_outages
 from flexq_bench.runs.owner import is_dead, this_process
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.worker import Outcome
@@ -50,9 +50,6 @@ OnRecord = Callable[[Record], None]
 # Exceptions of a run that was stopped, not broken; so is what is no Exception (KeyboardInterrupt,
 # SystemExit, GeneratorExit).
 _STOPS = (CancelledError, BrokenPipeError)
-AWAY_S = 600.0  # to wait for a database that went away, as the fleet does
-_PAUSE_S = 1.0  # between two attempts
-_SAY_S = 20.0  # between two lines about it
 
 log = logging.getLogger(__name__)
 
@@ -92,25 +89,14 @@ class OpenRun:
     def store(self, write: Callable[[Session], object]) -> None:
         """Store results of another kind in a transaction of their own.
 
-        While the database is away it waits, up to `AWAY_S` seconds, and says so: `write` may then
-        be called again. Raises InfrastructureError if the database stays away.
+        While the database is away it waits: `write` may then be called again. Raises
+        InfrastructureError if the database stays away.
         """
-        begun = said = time.monotonic()
-        while True:
-            try:
-                self.store_now(write)
-                return
-            except AWAY as error:
-                now = time.monotonic()
-                if now - begun > AWAY_S:
-                    raise InfrastructureError(
-                        f"the database was away for {now - begun:.0f} s ({error}): go on with "
-                        "--resume when it is back"
-                    ) from error
-                if said == begun or now - said >= _SAY_S:
-                    said = now
-                    log.warning("%s; the result waits here meanwhile", error)
-                time.sleep(_PAUSE_S)
+        try:
+            through_outages(self.database, write)
+        except FileMovedError:
+            self.unwritten.append(write)
+            raise
 
     def store_now(self, write: Callable[[Session], object]) -> None:
         """Store without waiting for a database that is away."""
@@ -132,9 +118,14 @@ def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[O
     results were written to instead.
     """
     with ended_by_terminate():
-        end_dead_runs(database)
-        with database.session() as session:
-            info = begin_run(session, replace(run, status="running"), commit, this_process())
+        with suppress(*AWAY):  # then the next run does it
+            end_dead_runs(database)
+        info = through_outages(
+            database,
+            lambda session: begin_run(
+                session, replace(run, status="running"), commit, this_process()
+            ),
+        )
         opened = OpenRun(database, info, commit)
         try:
             yield opened

@@ -8,8 +8,8 @@ import math
 import pytest
 
 import flexq_bench.measure.ab
+from flexq_bench.errors import InfrastructureError, RevisionError
 from flexq_bench.measure.ab import CaseComparison
-from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.verdicts import Comparison, confirm
 
 CASE = "cublas-fp16 gemm hot m1n32k32"
@@ -37,7 +37,10 @@ def commits(tmp_path, monkeypatch, git):
 
 @pytest.fixture
 def speeds(monkeypatch):
-    """What commits take, microseconds: a number, or an exception. Counts the comparisons."""
+    """What commits take, microseconds: a number, an exception, or one after the other of a list.
+
+    None: no data. Counts the comparisons.
+    """
 
     def use(by_commit: dict[str, object]) -> list[str]:
         asked: list[str] = []
@@ -46,10 +49,19 @@ def speeds(monkeypatch):
             asked.append(head)
             if isinstance(by_commit[head], BaseException):
                 raise by_commit[head]
+            takes = by_commit[head]
+            if isinstance(takes, list):
+                takes = takes.pop(0)
+            if takes is None:
+                nothing = Comparison((), (), ())
+                yield CaseComparison(
+                    cases[0], base, head, nothing, confirm(nothing), detail="it died"
+                )
+                return
             scatter = [math.exp(0.001 * (-1) ** (i // 2)) for i in range(12)]
             comparison = Comparison(
                 (float(by_commit[base]),) * 12,
-                tuple(float(by_commit[head]) * value for value in scatter),
+                tuple(float(takes) * value for value in scatter),
                 tuple(i // 2 for i in range(12)),
             )
             yield CaseComparison(cases[0], base, head, comparison, confirm(comparison))
@@ -90,7 +102,7 @@ def test_a_commit_that_made_it_faster_is_no_regression(cli, commits, speeds):
 def test_commits_whose_worker_fails_are_skipped_and_said(cli, commits, speeds):
     by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
     for broken in (3, 5):
-        by_commit[commits[broken]] = WorkerError("it died: SyntaxError")
+        by_commit[commits[broken]] = RevisionError("it died: SyntaxError")
     speeds(by_commit)
 
     ran = bisected(cli, commits)
@@ -101,6 +113,32 @@ def test_commits_whose_worker_fails_are_skipped_and_said(cli, commits, speeds):
         commits[5][:10],
         commits[6][:10],
     ]
+
+
+def test_a_machine_that_fails_ends_the_search_and_skips_nothing(cli, commits, speeds):
+    by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
+    speeds({**by_commit, commits[5]: InfrastructureError("the device is not free")})
+
+    ran = bisected(cli, commits)
+
+    assert ran.code == 5
+    assert "the device is not free; the search stops at " + commits[5][:10] in ran.error
+    assert "skipped" not in ran.out
+    asked = speeds(by_commit)
+    assert bisected(cli, commits).code == 1
+    assert (asked[0], commits[-1] in asked) == (commits[5], False)
+
+
+def test_a_commit_whose_worker_dies_is_asked_once_more(cli, commits, speeds):
+    by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
+    asked = speeds({**by_commit, commits[5]: [None, 100]})
+    assert bisected(cli, commits).code == 1
+
+    asked = speeds({**by_commit, commits[5]: [None, None]})
+    ran = bisected(cli, commits)
+
+    assert (ran.code, asked.count(commits[5])) == (3, 2)
+    assert f"{commits[5][:10]} skipped: it died" in ran.out
 
 
 def test_an_interrupted_search_goes_on_where_it_was(cli, commits, speeds):

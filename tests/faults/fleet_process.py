@@ -31,6 +31,7 @@ from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost, ReadyWorker, Report
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import open_run
+from flexq_bench.runs.outage import through_outages
 from flexq_bench.runs.worker import Worker
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
@@ -142,8 +143,8 @@ def measure(order: Order) -> None:
         open_database(order.database, busy_timeout_s=order.busy_s, silence_s=1.5) as database,
         open_run(database, run, COMMIT) as opened,
     ):
-        with database.session() as session:
-            add_jobs(session, order.run, [JobInfo(key) for key in keys])
+        jobs = [JobInfo(key) for key in keys]
+        through_outages(database, lambda session: add_jobs(session, order.run, jobs))
         workers = SimulatedWorkers(order)
         coordinator = Coordinator(database, workers, COMMIT, TIMES, on_record=on_record)
         coordinator.gather()

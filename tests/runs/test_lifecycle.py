@@ -10,7 +10,7 @@ from db import queries
 from db.errors import LockedError, StandbyError, UnreachableError
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.runs import lifecycle
+from flexq_bench.runs import lifecycle, outage
 from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes, verdict_of_run
 from flexq_bench.runs.worker import Outcome
 
@@ -122,7 +122,7 @@ def test_the_verdict_of_a_run_follows_from_its_statuses(execute, a_case, a_resul
 def test_a_result_waits_for_a_database_that_is_away(
     database, commit, worker, a_case, a_result, monkeypatch, caplog, error
 ):
-    monkeypatch.setattr(lifecycle, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(outage, "PAUSE_S", 0.01)
     cases, left = [a_case(m=m) for m in (1, 2, 3)], [5]
     real = lifecycle.add_record
 
@@ -141,12 +141,12 @@ def test_a_result_waits_for_a_database_that_is_away(
     with database.session() as session:
         assert len(list(queries.run_records(session, run.uuid))) == 3
         assert queries.run_by_uuid_prefix(session, run.uuid).status == "complete"
-    assert "the result waits here" in caplog.text
+    assert "waits here meanwhile" in caplog.text
 
 
 def test_a_database_that_stays_away_ends_the_run(database, commit, monkeypatch):
-    monkeypatch.setattr(lifecycle, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(lifecycle, "AWAY_S", 0.05)
+    monkeypatch.setattr(outage, "PAUSE_S", 0.01)
+    monkeypatch.setattr(outage, "LONGEST_S", 0.05)
 
     def away(session):
         raise UnreachableError("gone")

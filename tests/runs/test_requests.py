@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 
 from ci.requested_bisection import answered
 from db import queries
-from db.errors import LimitError
+from db.errors import LimitError, UnreachableError
 from db.leases import REQUEST_LEASES
 from db.requests import RequestInfo, add_request, cancel_request, renew_request
 from flexq_bench.errors import InfrastructureError, MeasureError, UsageError
@@ -26,6 +28,8 @@ from flexq_bench.fleet.requests import (
     submit,
     sweep_request,
 )
+from flexq_bench.fleet.retry_policy import MAX_DEATHS
+from flexq_bench.runs import outage
 from flexq_bench.runs.sweep import Sweep, sweep_of
 from workloads.case import Case
 from workloads.errors import WorkloadError
@@ -231,6 +235,56 @@ def test_a_server_that_is_stopped_gives_its_request_back(database, a_pool, a_res
     assert served(database, a_pool(lambda case: a_result()), commit).state == "done"
 
 
+class Outage:
+    """The database's sessions, of which some fail. lost: what they did is committed all the same."""
+
+    def __init__(self, database, first, count, *, lost):
+        self.session, self.first, self.count, self.lost = database.session, first, count, lost
+        self.opened = 0
+
+    @contextmanager
+    def __call__(self):
+        number, self.opened = self.opened, self.opened + 1
+        fails = self.first <= number < self.first + self.count
+        if fails and not self.lost:
+            raise UnreachableError("no answer")
+        with self.session() as session:
+            yield session
+        if fails:
+            raise UnreachableError("no answer")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(outage, "PAUSE_S", 0.001)
+    monkeypatch.setattr(request_worker, "BEAT_S", 0.02)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["refused", "acknowledgement lost"])
+def test_an_outage_at_any_moment_is_waited_for_and_nobodys_death(
+    database, a_pool, a_result, commit, monkeypatch, quick, lost
+):
+    monkeypatch.setattr(request_worker, "BEAT_S", 60.0)  # sessions in the same order every time
+    monkeypatch.setattr(request_worker, "_wait_for_others", lambda: None)
+    session, first, was_reached = database.session, int(lost), True
+    while was_reached:
+        request = ask(database)
+        away = Outage(database, first, 3, lost=lost)
+        monkeypatch.setattr(database, "session", away)
+        ends = [served(database, a_pool(lambda case: a_result()), commit)]
+        if ends[0].state == "queued":  # given back: the next look finds it
+            ends.append(served(database, a_pool(lambda case: a_result()), commit))
+        monkeypatch.setattr(database, "session", session)
+
+        assert (ends[-1].request, ends[-1].state) == (request.uuid, "done"), first
+        with database.session() as opened:
+            run = queries.run_by_uuid_prefix(opened, ends[-1].run)
+            [row] = [one for one in queries.requests(opened) if one.uuid == request.uuid]
+        assert (run.received, run.status, row.state) == (request.cases, "complete", "done"), first
+        was_reached, first = away.opened > first, first + 2
+    assert first > 10
+
+
 def test_what_cannot_be_measured_here_is_a_failed_request(database, a_pool, commit):
     ask(database, Sweep(("flexq-w6a6",), (1,), SWEEP.shapes))
     pool = a_pool(None)
@@ -358,6 +412,60 @@ def test_a_bisection_that_is_stopped_goes_back(database, bisected, commit, compa
         bisected(COMMITS[5], stopped)
 
     assert served(database, bisected.pool, commit).state == "done"
+
+
+def test_a_bisection_goes_back_where_the_machine_fails(database, bisected, commit, compared):
+    def fails(gpu, repository, base, head, cases):
+        if head == COMMITS[-1]:
+            return [compared("flexq-w6a6", 1.05)]
+        raise InfrastructureError("the GPU fell off the bus")
+
+    for _ in range(MAX_DEATHS + 1):
+        with pytest.raises(InfrastructureError, match="fell off the bus; the search stops at"):
+            bisected(COMMITS[5], fails) if _ == 0 else served(database, bisected.pool, commit)
+
+    bisected.pool.compare = lambda gpu, repository, base, head, cases: [
+        compared("flexq-w6a6", 1.05 if head >= COMMITS[5] else 1.0)
+    ]
+    assert served(database, bisected.pool, commit).detail.startswith(COMMITS[5][:10])
+
+
+def test_a_comparison_holds_its_request_for_minutes_and_as_long_as_it_works(
+    database, bisected, commit, compared, monkeypatch, quick
+):
+    """Longer than the lease, which a server that dies leaves behind."""
+    assert timedelta(minutes=5) > request_worker.LEASE > 4 * timedelta(seconds=20)
+    monkeypatch.setattr(request_worker, "LEASE", timedelta(seconds=0.3))
+    meanwhile = []
+
+    def compare(gpu, repository, base, head, cases):
+        if not meanwhile:
+            time.sleep(0.6)
+            meanwhile.append(served(database, bisected.pool, commit))
+        return [compared("flexq-w6a6", 1.05 if head >= COMMITS[5] else 1.0)]
+
+    _, done = bisected(COMMITS[5], compare)
+
+    assert (meanwhile, done.state) == ([None], "done")
+
+
+def test_a_comparison_that_hangs_is_anybodys_in_the_end(
+    database, bisected, commit, compared, monkeypatch, quick
+):
+    monkeypatch.setattr(request_worker, "LEASE", timedelta(seconds=0.1))
+    monkeypatch.setattr(request_worker, "LONGEST_COMPARISON_S", 0.1)
+    meanwhile = []
+
+    def compare(gpu, repository, base, head, cases):
+        if not meanwhile:
+            meanwhile.append(None)
+            time.sleep(0.5)
+            meanwhile.append(served(database, bisected.pool, commit))
+        return [compared("flexq-w6a6", 1.05 if head >= COMMITS[5] else 1.0)]
+
+    bisected(COMMITS[5], compare)
+
+    assert meanwhile[1].state == "done"
 
 
 def test_a_bisection_has_an_end_where_no_commit_has_an_answer(bisected, compared, monkeypatch):

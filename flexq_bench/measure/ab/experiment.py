@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flexq_bench.errors import InfrastructureError
+from flexq_bench.errors import InfrastructureError, RevisionError
 from flexq_bench.measure.ab.blocks import CasePair, CaseSide, measure_blocks
 from flexq_bench.measure.ab.case_comparison import (
     Block,
@@ -88,9 +88,9 @@ class ABExperiment:
     def compare(self, pairs: Sequence[tuple[Case, Case]]) -> Iterator[CaseComparison]:
         """One result a pair of cases (base's and head's), those decided early first.
 
-        The device is this process's alone until the last one. Raises WorkerError if workers don't
-        start at all, InfrastructureError if the two are not on one device, don't measure by one
-        protocol, or the device is not free in time.
+        The device is this process's alone until the last one. Raises RevisionError if head's worker
+        doesn't start or measures by another protocol, WorkerError if base's doesn't start,
+        InfrastructureError if the two are not on one device or the device is not free in time.
         """
         if pairs:
             with device_alone(device_info(self.device).uuid):
@@ -149,14 +149,17 @@ class ABExperiment:
 
     def _start(self, stack: ExitStack) -> tuple[WorkerProcess, WorkerProcess]:
         base = self._worker(stack, self.base)
-        head = base if self.one_process else self._worker(stack, self.head)
-        first, second = base.check_identity(), head.check_identity()
+        with _blamed_on_its_code():
+            head = base if self.one_process else self._worker(stack, self.head)
+        first = base.check_identity()
+        with _blamed_on_its_code():
+            second = head.check_identity()
         if first["device"] != second["device"]:
             raise InfrastructureError(
                 f"the two don't share a device: {first['device']} and {second['device']}"
             )
         if first["protocol"] != second["protocol"]:
-            raise InfrastructureError(
+            raise RevisionError(
                 f"{base.name} measures by protocol {first['protocol']} and {head.name} by "
                 f"{second['protocol']}: their times don't compare"
             )
@@ -188,6 +191,15 @@ class ABExperiment:
             head_config=pair.head.config or {},
             detail=_detail(pair, self.base.short_name, self.head.short_name),
         )
+
+
+@contextmanager
+def _blamed_on_its_code() -> Iterator[None]:
+    """Of a worker on a device on which another one has started: it is not the device's fault."""
+    try:
+        yield
+    except WorkerError as error:
+        raise RevisionError(str(error)) from error
 
 
 def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.errors import InfrastructureError, RevisionError, UsageError
 from flexq_bench.measure.ab import InterleaveRules, confirm_comparisons
 from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.worker_process import WorkerError
@@ -248,8 +248,12 @@ def test_the_last_words_of_a_worker_are_the_reason(compared):
     ],
 )
 def test_a_worker_that_does_not_start_ends_the_comparison(compared, behaviour, message):
-    with pytest.raises(WorkerError, match=message):
+    with pytest.raises(RevisionError, match=message):
         compared({}, behaviour)
+
+    # Without the other one it may as well be the device.
+    with pytest.raises(WorkerError, match=message.replace("head", "base")):
+        compared(behaviour, behaviour)
 
 
 def test_two_workers_must_share_a_device(compared):
