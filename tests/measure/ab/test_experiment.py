@@ -251,9 +251,10 @@ def test_a_worker_that_does_not_start_ends_the_comparison(compared, behaviour, m
     with pytest.raises(RevisionError, match=message):
         compared({}, behaviour)
 
-    # Without the other one it may as well be the device.
-    with pytest.raises(WorkerError, match=message.replace("head", "base")):
-        compared(behaviour, behaviour)
+
+def test_without_a_worker_of_base_it_may_as_well_be_the_device(compared):
+    with pytest.raises(WorkerError, match="base died .* no module named gone"):
+        compared({"die_at": "describe"}, {"die_at": "describe"})
 
 
 def test_two_workers_must_share_a_device(compared):
