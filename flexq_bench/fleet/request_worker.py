@@ -50,7 +50,7 @@ from flexq_bench.fleet.retry_policy import (
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
 from flexq_bench.repository.provenance import ROOT
-from flexq_bench.repository.worktrees import repository_of
+from flexq_bench.repository.worktrees import is_published, repository_of
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from flexq_bench.runs.outage import through_outages
 from workloads.case import Case
@@ -174,6 +174,10 @@ def _bisect(
         pool.check([wanted.case])
         repository = repository_of(ROOT)
         good, bad = (one.commit for one in resolve_pair(repository, wanted.good, wanted.bad))
+        if not is_published(repository, bad):
+            raise UsageError(
+                f"{bad[:10]} is in no branch and no tag here: a request measures what was merged"
+            )
         commits = commits_between(repository, good, bad)
         if not commits:
             raise UsageError(f"no commit after {good[:10]} up to {bad[:10]} changes the code")

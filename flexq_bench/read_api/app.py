@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -30,8 +31,10 @@ from flexq_bench.read_api.badge import badge_of
 from flexq_bench.read_api.endpoints import ENDPOINTS, Endpoint, document
 
 KEPT_S = 5.0  # an answer is looked after no more often than this, however many ask for it
-_KEPT, _KEPT_BYTES = 512, 64 << 20  # answers, and their bodies together
+_KEPT, _KEPT_BYTES = 512, 64 << 20  # answers, and their bodies and addresses together
 _JSON, _SVG = "application/json", "image/svg+xml"
+
+log = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
 _Key = tuple[str, bytes]  # path and query, apart: each may hold the other's `?`
@@ -89,11 +92,10 @@ class _Answers:
     async def _compute(self, key: _Key, compute: Callable[[], _Content]) -> _Kept:
         kept = await run_in_threadpool(self._current, self._kept.get(key), compute)
         old = self._kept.pop(key, None)
-        self._bytes += len(kept.body) - (0 if old is None else len(old.body))
+        self._bytes += _size(key, kept) - (0 if old is None else _size(key, old))
         self._kept[key] = kept
         while len(self._kept) > _KEPT or self._bytes > _KEPT_BYTES:
-            _, oldest = self._kept.popitem(last=False)
-            self._bytes -= len(oldest.body)
+            self._bytes -= _size(*self._kept.popitem(last=False))
         return kept
 
     def _current(self, kept: _Kept | None, compute: Callable[[], _Content]) -> _Kept:
@@ -198,6 +200,11 @@ def _key(scope: Scope) -> _Key:
     return scope["path"], scope["query_string"]
 
 
+def _size(key: _Key, kept: _Kept) -> int:
+    """Bytes of an answer and of its address, which is as long as its reader likes."""
+    return len(kept.body) + len(key[0]) + len(key[1])
+
+
 def _guarded(answer: Callable[[], bytes], media_type: str) -> _Content:
     """Status, body and type; an error that a reader can cause or wait out is one line of JSON."""
     try:
@@ -206,10 +213,10 @@ def _guarded(answer: Callable[[], bytes], media_type: str) -> _Content:
         return 404, _error(str(error)), _JSON
     except (UsageError, AmbiguousError) as error:
         return 422, _error(str(error)), _JSON
-    except DatabaseError as error:
-        return 503, _error(str(error)), _JSON
-    except FlexqError as error:
-        return 404, _error(str(error)), _JSON
+    except (DatabaseError, FlexqError) as error:
+        # Its words name hosts, users and files of this machine, which are not the readers'.
+        log.warning("%s", error)
+        return 503, _error("the database can't be read now: try again later"), _JSON
 
 
 def _error(words: str) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from db import queries
 from db.engine import Session
 from flexq_bench.errors import UsageError
-from flexq_bench.repository.worktrees import resolve_revision
+from flexq_bench.repository.worktrees import find_revision
 from flexq_bench.verdicts import Verdict
 
 _SHA = re.compile(r"[0-9a-f]{7,64}")
@@ -37,7 +37,7 @@ def badge_of(session: Session, of: str | None, repository: Path | None) -> str:
     """The SVG for a branch, a commit (its sha or the beginning of it), or None: the watched line.
 
     repository: where branches are looked up; None: there is none. Raises UsageError if `of` is no
-    commit's name and no branch can be looked up, GitError if there is no such branch.
+    commit's name and no branch's, GitError if git does not run.
     """
     sha = None if of is None else _sha(of, repository)
     counts = queries.verdicts_of_commit(session, sha)
@@ -73,7 +73,10 @@ def svg(label: str, words: str, color: str) -> str:
 
 def _sha(of: str, repository: Path | None) -> str:
     if repository is not None and _BRANCH.fullmatch(of) and ".." not in of:
-        return resolve_revision(repository, of)
+        sha = find_revision(repository, of)
+        if sha is None:  # nothing of what else there is: branches may be nobody's business
+            raise UsageError(f"no branch and no commit {of!r:.60}")
+        return sha
     if _SHA.fullmatch(of):
         return of
     raise UsageError(

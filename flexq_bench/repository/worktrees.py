@@ -35,11 +35,9 @@ def resolve_revision(repository: Path, revision: str) -> str:
     Raises UsageError with the nearest names if git doesn't know it, or with what to fetch if the
     clone is shallow and may lack it.
     """
-    done = run_git(
-        repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
-    )
-    if done.returncode == 0:
-        return done.stdout.strip()
+    sha = find_revision(repository, revision)
+    if sha is not None:
+        return sha
     if is_shallow(repository):
         raise UsageError(
             f"no revision {revision!r} in this shallow clone: git fetch --unshallow first "
@@ -54,6 +52,27 @@ def resolve_revision(repository: Path, revision: str) -> str:
 def is_shallow(repository: Path) -> bool:
     """Whether the clone lacks early commits."""
     return run_git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
+
+
+def find_revision(repository: Path, revision: str) -> str | None:
+    """The full sha of a revision; None: git doesn't know it. Raises GitError if git doesn't run."""
+    done = run_git(
+        repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
+    )
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def is_published(repository: Path, sha: str) -> bool:
+    """Whether a commit is in the history of what is checked out, of a branch or of a tag.
+
+    One that was fetched for a pull request (refs/pull, refs/remotes/pull) is in none of them.
+    Raises GitError if git does not run.
+    """
+    if run_git(repository, "merge-base", "--is-ancestor", sha, "HEAD").returncode == 0:
+        return True
+    places = ("refs/heads", "refs/tags", "refs/remotes")
+    done = run_git(repository, "for-each-ref", "--format=%(refname)", f"--contains={sha}", *places)
+    return any(not name.startswith("refs/remotes/pull/") for name in done.stdout.split())
 
 
 def refuse_local_changes(repository: Path, sha: str) -> None:

@@ -15,13 +15,14 @@ from made_results import H200, a_record, a_run
 
 from db import queries
 from db.engine import Database, open_database
-from db.errors import DatabaseError
+from db.errors import DatabaseError, UnreachableError
 from db.records import DeviceInfo
 from db.store import add_record
 from flexq_bench.errors import UsageError
 from flexq_bench.read_api import app
 from flexq_bench.read_api.badge import badge_of
 from flexq_bench.read_api.endpoints import ENDPOINTS, document
+from flexq_bench.repository.git import GitError
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
@@ -255,5 +256,28 @@ def test_a_branch_is_looked_up_in_the_repository(slower, tmp_path):
 
     with open_database(str(slower)) as database, database.session() as session:
         assert "not judged" in badge_of(session, "topic", tree)
-        with pytest.raises(UsageError, match="no revision"):
-            badge_of(session, "nowhere", tree)
+        for name in ("nowhere", "topi", "--all", "../tree"):
+            with pytest.raises(
+                UsageError, match=r"^(no branch and no commit|.* is no commit)"
+            ) as no:
+                badge_of(session, name, tree)
+            # Neither what other branches there are, nor where they are.
+            assert "topic" not in str(no.value).replace(name, "")
+            assert str(tmp_path) not in str(no.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnreachableError("postgresql://ada@db.internal:5432/flexq can't be reached"),
+        GitError("git rev-parse does not run: /srv/ada/clone"),
+    ],
+)
+def test_what_fails_here_names_no_host_user_or_file(ask, monkeypatch, caplog, error):
+    monkeypatch.setattr(Database, "session", raises(error))
+
+    answer = ask("/v1/runs")
+
+    assert answer.status == 503
+    assert json.loads(answer.body) == {"error": "the database can't be read now: try again later"}
+    assert str(error) in caplog.text

@@ -11,6 +11,7 @@ import pytest
 
 from flexq_bench.errors import UsageError
 from flexq_bench.repository.worktrees import (
+    is_published,
     refuse_local_changes,
     repository_of,
     resolve_revision,
@@ -85,6 +86,23 @@ def test_revisions_are_what_git_understands(tree, git):
     sha = git(tree, "rev-parse", "HEAD~1")
 
     assert {resolve_revision(tree, name) for name in ("v1.0", "main~1", sha, sha[:8])} == {sha}
+
+
+def test_what_was_fetched_for_a_pull_request_is_not_published(tree, git):
+    main = git(tree, "rev-parse", "HEAD")
+    git(tree, "checkout", "-q", "-b", "proposed")
+    git(tree, "commit", "-q", "--allow-empty", "-m", "from a fork")
+    theirs = git(tree, "rev-parse", "HEAD")
+    assert is_published(tree, theirs)
+    git(tree, "checkout", "-q", "--detach", main)
+    assert is_published(tree, theirs)  # it is a branch's
+
+    git(tree, "branch", "-q", "-D", "proposed")
+    for name in ("refs/pull/7/head", "refs/remotes/pull/7/merge"):
+        git(tree, "update-ref", name, theirs)
+
+    assert not is_published(tree, theirs)
+    assert is_published(tree, main)
 
 
 @pytest.mark.parametrize("revision", ["maim", "", "--all", "f" * 40])

@@ -236,7 +236,7 @@ def test_a_server_that_is_stopped_gives_its_request_back(database, a_pool, a_res
 
 
 class Outage:
-    """The database's sessions, of which some fail. lost: what they did is committed all the same."""
+    """Sessions of a database, of which some fail. lost: what they did is committed nevertheless."""
 
     def __init__(self, database, first, count, *, lost):
         self.session, self.first, self.count, self.lost = database.session, first, count, lost
@@ -331,6 +331,7 @@ def bisected(database, a_pool, commit, compared, monkeypatch, tmp_path):
     """bisected(culprit): serve a bisection of COMMITS, of which that one made the case slower."""
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(request_worker, "commits_between", lambda *_: COMMITS[1:])
+    monkeypatch.setattr(request_worker, "is_published", lambda _, sha: sha == COMMITS[-1])
     monkeypatch.setattr(
         request_worker, "resolve_pair", lambda _, *ends: [SimpleNamespace(commit=e) for e in ends]
     )
@@ -360,6 +361,17 @@ def test_a_bisection_that_was_requested_names_the_commit(database, bisected):
     assert done.detail == f"{COMMITS[5][:10]} made it 5.0 % slower"
     with database.session() as session:
         assert [row.detail for row in queries.requests(session)] == [done.detail]
+
+
+def test_a_bisection_of_what_nobody_merged_is_refused(database, bisected, monkeypatch):
+    monkeypatch.setattr(request_worker, "is_published", lambda *_: False)
+
+    _, done = bisected(COMMITS[5])
+
+    assert (done.state, done.detail) == (
+        "failed",
+        "0000000000 is in no branch and no tag here: a request measures what was merged",
+    )
 
 
 def test_a_bisection_is_taken_back_between_two_comparisons(database, bisected, compared):
