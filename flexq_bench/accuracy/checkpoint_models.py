@@ -80,7 +80,7 @@ def _without_weights(checkpoint: QuantizedCheckpoint, dtype: torch.dtype) -> Any
     try:
         config = AutoConfig.for_model(described.pop("model_type"), **described)
         with EmptyOnMeta():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         return with_linear_layers(model)
     except Exception as error:  # from an unknown kind of model to a field of another type
         message = str(error).strip().splitlines() or [type(error).__name__]

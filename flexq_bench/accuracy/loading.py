@@ -93,7 +93,7 @@ def tokenizer_at(folder: Path, gguf: str | None = None) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, **_gguf(gguf))
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **_gguf(gguf))
     except Exception as error:  # each kind of tokenizer file has its own way to be wrong
         if gguf is not None:
             raise AccuracyError(
@@ -112,7 +112,7 @@ def _check_config(files: ModelFiles) -> None:
     if files.gguf is not None:
         return  # one file says everything: whatever reads it first, tells
     try:
-        config = AutoConfig.from_pretrained(files.folder)
+        config = AutoConfig.from_pretrained(files.folder, trust_remote_code=False)
     except Exception as error:  # from an unknown kind of model to a field of another type
         raise AccuracyError(f"can't load {files.name}: {_first_line(error)}") from error
     blocks = getattr(config, "num_hidden_layers", 0)
@@ -132,6 +132,8 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
             dtype=dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported below
+            trust_remote_code=False,
+            use_safetensors=files.gguf is None or None,  # what is pickled may run code
             **_gguf(files.gguf),
         )
     except Exception as error:  # from a wrong config.json to an unknown architecture

@@ -94,7 +94,7 @@ class FolderSource(ModelSource):
         from transformers import AutoConfig
 
         try:
-            return AutoConfig.from_pretrained(self._files.folder)
+            return AutoConfig.from_pretrained(self._files.folder, trust_remote_code=False)
         except Exception as error:  # from an unknown kind of model to a field of another type
             raise CheckpointError(f"can't load {self.name}: {first_line(error)}") from error
 
@@ -153,7 +153,7 @@ class GgufSource(ModelSource):
         if self._config is None:
             with self._readable():
                 self._config = AutoConfig.from_pretrained(
-                    self._path.parent, gguf_file=self._path.name
+                    self._path.parent, gguf_file=self._path.name, trust_remote_code=False
                 )
         return self._config
 
@@ -161,7 +161,9 @@ class GgufSource(ModelSource):
         from transformers import AutoTokenizer
 
         with self._readable():
-            tokenizer = AutoTokenizer.from_pretrained(self._path.parent, gguf_file=self._path.name)
+            tokenizer = AutoTokenizer.from_pretrained(
+                self._path.parent, gguf_file=self._path.name, trust_remote_code=False
+            )
             tokenizer.save_pretrained(scratch)
         return sorted(scratch.iterdir())
 

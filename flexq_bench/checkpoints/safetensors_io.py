@@ -128,7 +128,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise CheckpointError(f"{path} is missing: copy the folder again") from error
     except PermissionError as error:
         raise CheckpointError(f"can't read {path}: permission denied") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (
+        *(OSError, ValueError, KeyError, TypeError, AttributeError, struct.error),
+        RecursionError,  # of a header that nests
+    ) as error:
         raise CheckpointError(f"{path} is cut off or damaged ({error}): copy it again") from error
     position = 8 + length
     for info in sorted(infos.values(), key=lambda info: info.start):

@@ -155,6 +155,6 @@ def _without_weights(source: ModelSource) -> Any:
     config = source.config()
     try:
         with quiet_transformers(), EmptyOnMeta():
-            return AutoModelForCausalLM.from_config(config)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # from a wrong configuration to an unknown architecture
         raise CheckpointError(f"can't load {source.name}: {first_line(error)}") from error

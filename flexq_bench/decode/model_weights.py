@@ -209,7 +209,9 @@ def open_gguf(path: Path) -> StateDictWeights:
     try:
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, trust_remote_code=False
+        )
     except ImportError as error:
         raise UsageError(
             f"{path.name} needs transformers and gguf: pip install 'flexq-bench[accuracy]'"

@@ -142,6 +142,11 @@ def safetensors_files(folder: Path) -> tuple[Path, ...]:
         if not isinstance(where, dict) or not all(isinstance(f, str) for f in where.values()):
             raise UsageError(f"{index} doesn't say which file has which weight: download it again")
         named = sorted(set(where.values()))
+        elsewhere = next((name for name in named if Path(name).name != name), None)
+        if elsewhere is not None:
+            raise UsageError(
+                f"{index} names a file elsewhere, {elsewhere!r:.80}: download it again"
+            )
         missing = [name for name in named if not (folder / name).is_file()]
         if missing or not named:
             what = ", ".join(missing) or "any file"

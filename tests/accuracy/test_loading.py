@@ -140,6 +140,36 @@ def test_an_index_that_says_nothing_is_refused(folder):
         load_model(str(folder), device=CPU)
 
 
+@pytest.mark.parametrize("place", ["../other.safetensors", "/srv/other.safetensors", "a/b"])
+def test_an_index_reads_no_file_elsewhere(folder, place):
+    (folder / "model.safetensors").rename(folder.parent / "other.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": place}}))
+    with pytest.raises(UsageError, match="names a file elsewhere"):
+        load_model(str(folder), device=CPU)
+
+
+def test_code_in_a_model_s_folder_is_neither_run_nor_asked_about(folder, monkeypatch, tmp_path):
+    (folder / "evil.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\n"
+        "from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast\n"
+        "class C(PretrainedConfig): model_type = 'evil'\n"
+        "class M(PreTrainedModel): config_class = C\n"
+        "class T(PreTrainedTokenizerFast): pass\n"
+    )
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
+    code = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}
+    change(folder / "config.json", auto_map=code, model_type="evil")
+    change(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "evil.T"]})
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(UsageError, match="can't load model"):
+        load_model(str(folder), device=CPU)
+
+    change(folder / "config.json", model_type="llama")  # which transformers has code for
+    load_model(str(folder), device=CPU)
+
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_tokenizer_that_does_not_fit_is_refused(folder):
     text = (folder / "tokenizer.json").read_text()
     config = json.loads(text)

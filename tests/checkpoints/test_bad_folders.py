@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,12 @@ def test_a_shard_that_is_cut_off(folder):
 def test_a_shard_that_is_cut_off_in_its_header(folder, size):
     path = shards(folder)[0]
     path.write_bytes(path.read_bytes()[:size])
+    assert "cut off or damaged" in complaint(folder)
+
+
+def test_a_header_that_nests_without_end(folder):
+    header = b"[" * 100_000
+    shards(folder)[0].write_bytes(struct.pack("<Q", len(header)) + header)
     assert "cut off or damaged" in complaint(folder)
 
 
