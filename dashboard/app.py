@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import streamlit as st
 
@@ -25,7 +27,20 @@ from dashboard.views.scoreboard import page as scoreboard
 from dashboard.views.sweep import page as sweep
 from dashboard.views.triage import page as triage
 from db.errors import DatabaseError
+from kernels.outside import installed
 
+if TYPE_CHECKING:
+    from kernels.contract import LinearKernel
+
+
+def _described() -> Iterable[LinearKernel]:
+    from flexq_bench.measure.outside_kernels import describe_installed  # brings torch
+
+    return describe_installed()
+
+
+# This process writes requests and serves everybody: code of others runs in another one.
+installed.find_by(_described)
 # The first one is where the app opens. All of them are in sight, as a folded one costs a click, and
 # in one list: Streamlit's sections of a list are none to a screen reader.
 pages = (

@@ -30,7 +30,7 @@ from kernels.cuda.weight_only import gemm as weight_only
 from kernels.cuda.weight_only import minifloat
 from kernels.errors import UnknownKernelError, UnsupportedError
 from kernels.formats import FP16, NumberFormat
-from kernels.outside.loading import load_installed
+from kernels.outside import installed
 from kernels.peers import bitsandbytes, humming, torchao
 from workloads.case import kernel_label, parse_kernel_label
 from workloads.probes import floor_kernel
@@ -280,7 +280,7 @@ def _entries() -> tuple[_Entry, ...]:
 def _find_installed() -> None:
     """Add the kernels of installed packages, once a process."""
     known = dict(_outside)
-    add(load_installed())
+    add(installed.found())
     _outside.update(known)
 
 

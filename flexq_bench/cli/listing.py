@@ -130,9 +130,19 @@ def list_(
         out.print(f"no {what} yet: {first}")
 
 
+def _describe_installed() -> None:
+    """Nothing is measured here: code of others runs in another process."""
+    from flexq_bench.measure.outside_kernels import describe_installed
+    from kernels.outside import installed
+
+    installed.find_by(describe_installed)
+
+
 def _kernels(backend: BackendChoice, *, only: Collection[str] = ()) -> list[Row]:
     """only: these labels; empty: all."""
     from kernels.registry import list_kernels
+
+    _describe_installed()
 
     return [
         {
@@ -332,6 +342,7 @@ def _show_families(backend: BackendChoice, db: str | None) -> None:
     from flexq_bench.cli.kernel_families import kernel_families, lines_of
     from kernels.registry import list_kernels
 
+    _describe_installed()
     names = [name for name in ("cuda", "cpu") if backend in (BackendChoice.AUTO, name)]
     specs = [s for name in names for s in list_kernels("cuda" if name == "cuda" else "cpu")]
     out = console()

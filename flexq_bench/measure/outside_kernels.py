@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import flexq_bench
+from db.urls import ENVIRONMENT_VARIABLE
 from flexq_bench.measure.worker_messages import printable
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.repository.provenance import PACKAGES
 from kernels import registry
 from kernels.errors import KernelError
 from kernels.outside.described import DescribedKernel, spec_of_plain
+from kernels.outside.loading import ENTRY_POINTS
 from kernels.outside.sources import KernelSource
 from kernels.runtime.files import cache_folder
 
@@ -119,6 +124,29 @@ def described(
     printed = " ".join(str(reply["printed"]).split())
     if printed:
         log.warning("%s printed when it was imported: %s", name, printable(printed)[:_SHOWN])
+    return _kernels_of(reply, name)
+
+
+def describe_installed() -> tuple[DescribedKernel, ...]:
+    """The kernels of installed packages as another process describes them, without the database.
+
+    For a process that measures nothing: `kernels.outside.installed.find_by` has the registry ask
+    this. Packages that can't be described are left out, with one line in the log.
+    """
+    if not metadata.entry_points(group=ENTRY_POINTS):
+        return ()
+    own = {name: value for name, value in os.environ.items() if name != ENVIRONMENT_VARIABLE}
+    name = "installed packages with kernels"
+    loader = WorkerProcess(name, program_root(), LOADER, timeout_s=LOAD_S, environment=own)
+    try:
+        with loader:
+            return _kernels_of(loader.ask("installed"), name)
+    except (RefusedError, WorkerError) as error:
+        log.warning("%s", error)
+        return ()
+
+
+def _kernels_of(reply: Mapping[str, Any], name: str) -> tuple[DescribedKernel, ...]:
     try:
         return tuple(DescribedKernel(spec_of_plain(spec)) for spec in reply["specs"])
     except (KeyError, TypeError, KernelError) as error:

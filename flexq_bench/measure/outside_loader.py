@@ -2,7 +2,7 @@
 
     python -m flexq_bench.measure.outside_loader
 
-Its requests are `load` and `machine_code`; see flexq_bench.measure.worker_messages.
+Its requests are `load`, `installed` and `machine_code`; see flexq_bench.measure.worker_messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernels import registry
 from kernels.contract import LinearKernel
 from kernels.errors import SourceError
 from kernels.outside.described import spec_as_plain
-from kernels.outside.loading import load
+from kernels.outside.loading import load, load_installed
 from kernels.outside.sources import KernelSource
 from workloads.patterns import matches
 
@@ -34,6 +34,10 @@ class Loader:
         loaded = load(KernelSource.of_argument(source))
         specs = [spec_as_plain(kernel.spec) for kernel in loaded.kernels]
         return {"specs": specs, "printed": loaded.printed}
+
+    def installed(self) -> dict[str, Any]:
+        """Specs of the kernels of installed packages."""
+        return {"specs": [spec_as_plain(kernel.spec) for kernel in load_installed()]}
 
     def machine_code(
         self, source: str, targets: list[str], out: str, patterns: list[str] | None
@@ -95,7 +99,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def main() -> int:
     replies = own_stdout()
     limit_memory("cpu")
-    serve(Loader(), sys.stdin.buffer, replies, ("load", "machine_code"))
+    serve(Loader(), sys.stdin.buffer, replies, ("load", "installed", "machine_code"))
     return 0
 
 

@@ -10,6 +10,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from streamlit.testing.v1 import AppTest
+
+from kernels import registry
+from kernels.outside import installed
 
 ROOT = Path(__file__).parents[2]
 SHAPE = ("--m", "1", "--n", "32", "--k", "32", "--backend", "cpu")
@@ -214,6 +218,45 @@ fast = "acme_kernels.fast"
 [tool.setuptools]
 packages = ["acme_kernels"]
 """
+
+
+@pytest.fixture
+def installed_package(tmp_path, monkeypatch):
+    """A file of the processes that imported an installed package with the kernel acme.good."""
+    site, imported = tmp_path / "site", tmp_path / "imported"
+    info = site / "acme-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[flexq_bench.kernels]\ngood = acme_fast\n")
+    told = f"print(os.getpid(), os.getenv('FLEXQ_BENCH_DB'), file=open({str(imported)!r}, 'a'))\n"
+    (site / "acme_fast.py").write_text(HEAD + told)
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setattr(installed, "_find", installed._find)  # as it is, and so again afterwards
+    registry._find_installed.cache_clear()
+    yield imported
+    registry.remove(["acme.good"])
+
+
+def processes_of(imported):
+    return {line.split()[0]: line.split()[1] for line in imported.read_text().splitlines()}
+
+
+def test_list_runs_no_code_of_installed_packages(cli, installed_package):
+    listed = json.loads(cli("list", "kernels", "--json").out)
+
+    assert "acme.good" in {row["kernel"] for row in listed}
+    assert str(os.getpid()) not in processes_of(installed_package)
+
+
+def test_the_dashboard_runs_no_code_of_installed_packages(installed_package, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_DB", "postgresql://ada:secret@db.internal/flexq")
+    AppTest.from_file(str(ROOT / "dashboard" / "app.py"), default_timeout=30).run()
+
+    assert "acme.good" in registry.labels("cpu")
+    imported = processes_of(installed_package)
+    assert str(os.getpid()) not in imported
+    assert set(imported.values()) == {"None"}
 
 
 @pytest.mark.slow  # builds a wheel

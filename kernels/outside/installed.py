@@ -1,0 +1,32 @@
+"""How kernels of installed packages are found: this process imports them, unless told otherwise.
+
+Nothing heavy is imported here: a process says so before it needs any kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kernels.contract import LinearKernel
+
+
+def _imported() -> Iterable[LinearKernel]:
+    from kernels.outside.loading import load_installed
+
+    return load_installed()
+
+
+_find: Callable[[], Iterable[LinearKernel]] = _imported
+
+
+def find_by(finder: Callable[[], Iterable[LinearKernel]]) -> None:
+    """Have the registry ask this one, if it has not asked yet."""
+    global _find
+    _find = finder
+
+
+def found() -> Iterable[LinearKernel]:
+    """The kernels of installed packages."""
+    return _find()
