@@ -6,11 +6,14 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
 from db.encoding import AnyRecord, decode_record, encode_record
 from db.errors import RecordError, RecordFormatError
+
+LONGEST_LINE = 64 << 20  # bytes of a record; those that there are have some thousands
 
 
 def record_line(record: AnyRecord) -> str:
@@ -41,7 +44,13 @@ def read(path: Path, *, compressed: bool) -> Iterator[AnyRecord]:
     number, has_record = 0, False
     try:
         with gzip.open(path) if compressed else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            lines = iter(partial(file.readline, LONGEST_LINE + 1), b"")
+            for number, line in enumerate(lines, start=1):
+                if len(line) > LONGEST_LINE:  # of a small gzip file it may have no end
+                    raise RecordFormatError(
+                        f"{path}:{number}: a line of more than {LONGEST_LINE:,} bytes: this is "
+                        "not a file of FlexQ Bench results"
+                    )
                 if line.strip():  # what editors and `cat` leave between and after is no record
                     has_record = True
                     yield _record(line, path, number)

@@ -30,6 +30,7 @@ DELIVERY = "X-FlexQ-Bench-Delivery"
 TIMEOUT_S = 20.0  # to connect, and to be answered
 VERSION = 1  # of the webhook's JSON
 _NOT_INSTALLED = "Apprise is not installed: pip install 'flexq-bench[notify]'"
+_SENDERS = ("apprise", "requests", "requests_oauthlib", "urllib3", "http.client")
 _TYPES = {"info": "info", "warning": "warning", "critical": "failure"}
 
 
@@ -98,9 +99,10 @@ def _post(url: str, secret: str | None, delivery: DeliveryRow) -> None:
         headers[SIGNATURE] = signature(secret, body)
     try:
         # A redirect would carry the signed body to whoever the receiver names.
-        answer = requests.post(
-            url, data=body, headers=headers, timeout=TIMEOUT_S, allow_redirects=False
-        )
+        with _silent():
+            answer = requests.post(
+                url, data=body, headers=headers, timeout=TIMEOUT_S, allow_redirects=False
+            )
     except (requests.RequestException, ValueError) as error:
         # Its text has the URL.
         raise ChannelError(f"the receiver can't be reached ({type(error).__name__})") from None
@@ -114,7 +116,7 @@ def _through_apprise(url: str, one: Subscription, event: EventInfo) -> None:
     except ModuleNotFoundError:
         raise ChannelError(_NOT_INSTALLED) from None
     with (
-        _silent("apprise", "urllib3", "requests", "requests_oauthlib"),
+        _silent(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of its plugins, about Python's own modules
@@ -132,14 +134,17 @@ def _through_apprise(url: str, one: Subscription, event: EventInfo) -> None:
 
 
 @contextmanager
-def _silent(*names: str) -> Iterator[None]:
-    """Without log lines of these libraries: they hold URLs, and those hold credentials."""
-    loggers = [logging.getLogger(name) for name in names]
-    before = [logger.disabled for logger in loggers]
+def _silent() -> Iterator[None]:
+    """Without log lines of the libraries that send: they hold URLs, and those hold credentials.
+
+    By level: a logger that is disabled says no more, those below it do.
+    """
+    loggers = [logging.getLogger(name) for name in _SENDERS]
+    before = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.disabled = True
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

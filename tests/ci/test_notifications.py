@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import threading
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -273,6 +274,22 @@ def test_a_receiver_that_cannot_be_reached_is_told_without_its_url(
     assert "can't be reached" in why
     assert "token" not in why
     assert "127.0.0.1" not in why
+
+
+def test_libraries_that_send_log_no_url(database, receiver, subscribe, monkeypatch, caplog):
+    """Also where somebody lets every library say everything."""
+    monkeypatch.setenv("APPRISE_URL", receiver.url.replace("http", "json", 1))
+    more = '[[subscription]]\nname = "more"\nurl_env = "APPRISE_URL"\n'
+    with database.session() as session:
+        add_event(session, an_event())
+    caplog.set_level(logging.DEBUG)
+
+    sent = sending(database, subscribe(more))
+
+    assert (sent.sent, sent.failures) == (2, {})
+    assert "in-the-url" not in caplog.text
+    assert "/hook" not in caplog.text
+    assert logging.getLogger("urllib3").level == logging.NOTSET
 
 
 def test_one_receiver_that_is_down_stops_no_other(database, receiver, subscribe, monkeypatch):

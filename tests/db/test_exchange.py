@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from datetime import datetime, timedelta
 from itertools import permutations
 
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import event
 
+from db import jsonlines
 from db.engine import open_database
 from db.errors import ConflictError, DatabaseError, RecordError, RecordFormatError, ResultsFileError
 from db.exchange import export_records, import_file, read_records, record_line, write_records
@@ -274,6 +276,21 @@ def test_a_file_of_something_else_is_not_ours(tmp_path, content):
 
     with pytest.raises(RecordFormatError, match=r"r\.jsonl:1: .*not a .*FlexQ Bench result"):
         list(read_records(path))
+
+
+@pytest.mark.parametrize("opened", [open, gzip.open], ids=["plain", "gzip"])
+def test_a_line_without_end_is_refused_before_it_is_read(tmp_path, monkeypatch, opened):
+    monkeypatch.setattr(jsonlines, "LONGEST_LINE", 1000)
+    path = tmp_path / ("a.jsonl.gz" if opened is gzip.open else "a.jsonl")
+    with opened(path, "wb") as file:
+        file.write(b"\n" + b" " * 10_000_000)
+    tracemalloc.start()
+    with pytest.raises(RecordFormatError, match=r":2: a line of more than 1,000 bytes"):
+        list(read_records(path))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert most < 1_000_000
 
 
 def test_a_parquet_file_of_something_else_or_of_another_version_is_refused(tmp_path, three):
