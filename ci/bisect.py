@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from db import queries
 from db.engine import open_database
-from flexq_bench.errors import InfrastructureError, RevisionError, UsageError
+from flexq_bench.errors import BrokenRevisionError, InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.measure.device import describe_device, find_device
@@ -99,8 +99,8 @@ def bisect(
     commits: after good, oldest first; the last one is bad. compare: measures a commit against
     good. journal: answers of an interrupted search of the same; forgotten when this one ends.
     on_step: called with each answer; on_resume: with the number of answers of an interrupted
-    search. A commit that can't be measured (RevisionError, UsageError) is skipped, and so is one
-    that twice gives no data; of the bad commit the error is raised. Raises InfrastructureError
+    search. A commit that can't be measured (BrokenRevisionError, UsageError) is skipped, and so is
+    one that twice gives no data; of the bad commit the error is raised. Raises InfrastructureError
     where the machine fails: what it skips changes which commits are suspected.
     """
     bad, steps = commits[-1], journal.read()
@@ -123,7 +123,7 @@ def bisect(
             compared = compare(commit)
             if compared.confirmation.verdict is Verdict.NO_DATA:  # its worker died: of the commit?
                 compared = compare(commit)
-        except (RevisionError, UsageError) as error:
+        except (BrokenRevisionError, UsageError) as error:
             step = Step(commit, Outcome.SKIPPED, str(error))
         except InfrastructureError as error:
             raise InfrastructureError(

@@ -6,7 +6,7 @@ FlexqError
 │   └── MeasureError       a case that can't be measured here as asked
 ├── MissingResultsError    planned results did not arrive                   exit 4
 ├── InfrastructureError    a machine, a device or a store failed            exit 5
-│   └── RevisionError      code that does not build, or whose worker does not start
+│   └── BrokenRevisionError      code that does not build, or whose worker does not start
 └── CancelledError         whoever asked for the work took it back          exit 5
 """
 
@@ -49,7 +49,7 @@ class InfrastructureError(FlexqError):
     exit_code = ExitCode.INFRASTRUCTURE
 
 
-class RevisionError(InfrastructureError):
+class BrokenRevisionError(InfrastructureError):
     """A revision's own code does not build, or its worker does not start: others may do."""
 
 

@@ -20,10 +20,10 @@ server mends.
 from __future__ import annotations
 
 from flexq_bench.errors import (
+    BrokenRevisionError,
     FlexqError,
     InfrastructureError,
     MeasureError,
-    RevisionError,
     UsageError,
 )
 from flexq_bench.fleet.exit_reasons import is_of_node
@@ -38,7 +38,7 @@ LONGEST_PAUSE_S = 60.0
 # commits are compared.
 PLANNING_REFUSALS = (FlexqError, WorkloadError, KernelError)
 MEASURING_REFUSALS = (MeasureError,)
-REVISION_REFUSALS = (UsageError, RevisionError, WorkloadError, KernelError)
+REVISION_REFUSALS = (UsageError, BrokenRevisionError, WorkloadError, KernelError)
 
 
 def is_quarantined(deaths: int) -> bool:

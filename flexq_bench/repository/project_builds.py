@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexq_bench.errors import RevisionError
+from flexq_bench.errors import BrokenRevisionError
 from flexq_bench.repository.git import git_output, run_git
 from flexq_bench.repository.project import BuildTable, Project
 from flexq_bench.repository.worktrees import worktree
@@ -36,7 +36,7 @@ _WRAPS = re.compile(r"^(make|ninja)\b|subprocess-exited-with-error|metadata-gene
 log = logging.getLogger(__name__)
 
 
-class BuildError(RevisionError):
+class BuildError(BrokenRevisionError):
     """A commit that does not build; the message has the line of its output that says why."""
 
 

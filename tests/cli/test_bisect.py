@@ -8,7 +8,7 @@ import math
 import pytest
 
 import flexq_bench.measure.ab
-from flexq_bench.errors import InfrastructureError, RevisionError
+from flexq_bench.errors import BrokenRevisionError, InfrastructureError
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.verdicts import Comparison, confirm
 
@@ -102,7 +102,7 @@ def test_a_commit_that_made_it_faster_is_no_regression(cli, commits, speeds):
 def test_commits_whose_worker_fails_are_skipped_and_said(cli, commits, speeds):
     by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
     for broken in (3, 5):
-        by_commit[commits[broken]] = RevisionError("it died: SyntaxError")
+        by_commit[commits[broken]] = BrokenRevisionError("it died: SyntaxError")
     speeds(by_commit)
 
     ran = bisected(cli, commits)

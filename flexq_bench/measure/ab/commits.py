@@ -40,8 +40,8 @@ def compare_commits(
     and each block as it comes. command: of a worker, without its options; None: that of each tree.
     Every case gets a result, also one that could not be measured. The caller judges them together
     (see `confirm_comparisons`).
-    Raises UsageError for what can't be compared, RevisionError if head's worker does not start,
-    InfrastructureError if base's doesn't or git fails.
+    Raises UsageError for what can't be compared, BrokenRevisionError if head's worker does not
+    start, InfrastructureError if base's doesn't or git fails.
     """
     find_device(device)
     repository = repository_of(repository)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flexq_bench.errors import InfrastructureError, RevisionError
+from flexq_bench.errors import BrokenRevisionError, InfrastructureError
 from flexq_bench.measure.ab.blocks import CasePair, CaseSide, measure_blocks
 from flexq_bench.measure.ab.case_comparison import (
     Block,
@@ -88,8 +88,8 @@ class ABExperiment:
     def compare(self, pairs: Sequence[tuple[Case, Case]]) -> Iterator[CaseComparison]:
         """One result a pair of cases (base's and head's), those decided early first.
 
-        The device is this process's alone until the last one. Raises RevisionError if head's worker
-        doesn't start or measures by another protocol, WorkerError if base's doesn't start,
+        The device is this process's alone until the last one. Raises BrokenRevisionError if head's
+        worker doesn't start or measures by another protocol, WorkerError if base's doesn't start,
         InfrastructureError if the two are not on one device or the device is not free in time.
         """
         if pairs:
@@ -159,7 +159,7 @@ class ABExperiment:
                 f"the two don't share a device: {first['device']} and {second['device']}"
             )
         if first["protocol"] != second["protocol"]:
-            raise RevisionError(
+            raise BrokenRevisionError(
                 f"{base.name} measures by protocol {first['protocol']} and {head.name} by "
                 f"{second['protocol']}: their times don't compare"
             )
@@ -199,7 +199,7 @@ def _blamed_on_its_code() -> Iterator[None]:
     try:
         yield
     except WorkerError as error:
-        raise RevisionError(str(error)) from error
+        raise BrokenRevisionError(str(error)) from error
 
 
 def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:

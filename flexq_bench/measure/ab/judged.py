@@ -79,31 +79,33 @@ def _check_workers(
 ) -> None:
     """Raise MissingResultsError unless base's program runs, judges, and runs head's code."""
     base, head = sides
-    identity = _identity(base, device, rules, command)
-    if identity.get("judged") != JUDGED_VERSION:
-        raise MissingResultsError(
-            f"{base.short_name} is from before a base judged its head: take a later base, or "
-            "measure each by its own program (--trust-head)"
+    with ExitStack() as stack:  # both start at once, which takes as long as one
+        first, second = (
+            stack.enter_context(_worker(side, device, rules, command)) for side in sides
         )
-    try:
-        _identity(head, device, rules, command)
-    except WorkerError as error:
-        raise MissingResultsError(
-            f"{head.short_name}'s kernels do not run in base's program ({error}): if it changes "
-            "what both share, have it reviewed and measure each by its own (--trust-head)"
-        ) from error
+        if first.check_identity().get("judged") != JUDGED_VERSION:
+            raise MissingResultsError(
+                f"{base.short_name} is from before a base judged its head: take a later base, or "
+                "measure each by its own program (--trust-head)"
+            )
+        try:
+            second.check_identity()
+        except WorkerError as error:
+            raise MissingResultsError(
+                f"{head.short_name}'s kernels do not run in base's program ({error}): if it "
+                "changes what both share, have it reviewed and measure each by its own "
+                "(--trust-head)"
+            ) from error
 
 
-def _identity(
+def _worker(
     side: Side, device: str, rules: InterleaveRules, command: Sequence[str] | None
-) -> dict[str, object]:
+) -> WorkerProcess:
     program = worker_command(side.tree) if command is None else command
-    worker = WorkerProcess(
+    return WorkerProcess(
         side.short_name,
         side.tree,
         (*program, "--device", device, "--seed", "0", *side.options),
         timeout_s=rules.timeout_s,
         environment=side.environment,
     )
-    with worker:
-        return worker.check_identity()

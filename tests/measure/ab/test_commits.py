@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flexq_bench.errors import RevisionError, UsageError
+from flexq_bench.errors import BrokenRevisionError, UsageError
 from flexq_bench.measure.ab import InterleaveRules, compare_commits
 from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
 from flexq_bench.verdicts import Verdict
@@ -60,7 +60,7 @@ def test_worktrees_go_when_a_worker_does_not_start(repository, compare, worktree
     base = repository.commit(us=100)
     repository.commit(die_at="describe")
 
-    with pytest.raises(RevisionError, match="no module named gone"):
+    with pytest.raises(BrokenRevisionError, match="no module named gone"):
         compare(base, "main")
 
     assert worktrees() == []

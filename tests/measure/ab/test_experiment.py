@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flexq_bench.errors import InfrastructureError, RevisionError, UsageError
+from flexq_bench.errors import BrokenRevisionError, InfrastructureError, UsageError
 from flexq_bench.measure.ab import InterleaveRules, confirm_comparisons
 from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.worker_process import WorkerError
@@ -248,12 +248,12 @@ def test_the_last_words_of_a_worker_are_the_reason(compared):
     ],
 )
 def test_a_worker_that_does_not_start_ends_the_comparison(compared, behaviour, message):
-    with pytest.raises(RevisionError, match=message):
+    with pytest.raises(BrokenRevisionError, match=message):
         compared({}, behaviour)
 
 
 def test_without_a_worker_of_base_it_may_as_well_be_the_device(compared):
-    with pytest.raises(WorkerError, match="base died .* no module named gone"):
+    with pytest.raises(WorkerError, match=r"base died .* no module named gone"):
         compared({"die_at": "describe"}, {"die_at": "describe"})
 
 
