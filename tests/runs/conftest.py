@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
 from db.records import CommitInfo, DeviceInfo
+from flexq_bench.fleet import request_worker
 from flexq_bench.fleet.local_pool import LocalPool
 from flexq_bench.measure import Measured
+from flexq_bench.runs import outage
 from flexq_bench.runs.process_meter import OwnMeter
 from flexq_bench.runs.worker import Worker
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
+
+sys.path.insert(0, str(Path(__file__).parent))  # its helper `serving`
 
 MEASURED = Measured(
     status="ok",
@@ -90,3 +96,10 @@ def commit() -> CommitInfo:
 @pytest.fixture
 def worker() -> Worker:
     return WORKER
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outages are looked at, and leases renewed, many times a second."""
+    monkeypatch.setattr(outage, "PAUSE_S", 0.001)
+    monkeypatch.setattr(request_worker, "BEAT_S", 0.02)

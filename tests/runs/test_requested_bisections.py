@@ -1,0 +1,217 @@
+"""Bisections that were requested: served, taken back, given back and quarantined."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from serving import dies, lapse, served
+
+from db import queries
+from db.requests import cancel_request
+from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.fleet import request_worker
+from flexq_bench.fleet.requests import (
+    MAX_COMPARISONS,
+    Bisection,
+    bisect_request,
+    bisection_of,
+    submit,
+)
+from flexq_bench.fleet.retry_policy import MAX_DEATHS
+from workloads.case import Case
+from workloads.errors import WorkloadError
+
+COMMITS = [f"{number:040x}" for number in range(1, 9)]
+KEY = "flexq-w6a6 gemm cold m1n256k256"
+
+
+@pytest.fixture
+def bisected(database, a_pool, commit, compared, monkeypatch, tmp_path):
+    """bisected(culprit): serve a bisection of COMMITS, of which that one made the case slower."""
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(request_worker, "commits_between", lambda *_: COMMITS[1:])
+    monkeypatch.setattr(request_worker, "is_published", lambda _, sha: sha == COMMITS[-1])
+    monkeypatch.setattr(
+        request_worker, "resolve_pair", lambda _, *ends: [SimpleNamespace(commit=e) for e in ends]
+    )
+    pool = a_pool(None)
+    pool.check = lambda cases: None
+
+    def bisect(culprit, compare=None):
+        def compare_two(gpu, repository, base, head, cases):
+            assert (base, [case.key for case in cases]) == (COMMITS[0], [KEY])
+            return [compared("flexq-w6a6", 1.05 if head >= culprit else 1.0)]
+
+        pool.compare = compare or compare_two
+        wanted = bisection_of({"case": KEY, "good": COMMITS[0], "bad": COMMITS[-1]})
+        with database.session() as session:
+            request = bisect_request(session, wanted, requester="ada", gpu="A CPU")
+            submit(session, request)
+        return request, served(database, pool, commit)
+
+    bisect.pool = pool
+    return bisect
+
+
+def test_a_bisection_that_was_requested_names_the_commit(database, bisected):
+    request, done = bisected(COMMITS[5])
+
+    assert (request.cases, done.state, done.run) == (MAX_COMPARISONS, "done", None)
+    assert done.detail == f"{COMMITS[5][:10]} made it 5.0 % slower"
+    with database.session() as session:
+        assert [row.detail for row in queries.requests(session)] == [done.detail]
+
+
+def test_a_bisection_of_what_nobody_merged_is_refused(database, bisected, monkeypatch):
+    monkeypatch.setattr(request_worker, "is_published", lambda *_: False)
+
+    _, done = bisected(COMMITS[5])
+
+    assert (done.state, done.detail) == (
+        "failed",
+        "0000000000 is in no branch and no tag here: a request measures what was merged",
+    )
+
+
+def test_a_bisection_is_taken_back_between_two_comparisons(database, bisected, compared):
+    asked = []
+
+    def compare(gpu, repository, base, head, cases):
+        asked.append(head)
+        with database.session() as session:
+            [row] = queries.requests(session)
+            cancel_request(session, row.uuid, person="bob", at=datetime.now(UTC))
+        return [compared("flexq-w6a6", 1.05)]
+
+    _, done = bisected(COMMITS[5], compare)
+
+    assert (done.state, len(asked)) == ("cancelled", 1)
+    with database.session() as session:
+        [row] = queries.requests(session)
+    assert row.detail == "cancelled by bob"
+
+
+def test_a_bisection_that_ends_three_servers_is_over(database, bisected, commit, compared):
+    """Of the commit that does it: the answer of the first comparison is in the journal."""
+
+    def killed(gpu, repository, base, head, cases):
+        if head != COMMITS[-1]:
+            raise SystemExit
+        return [compared("flexq-w6a6", 1.05)]
+
+    with pytest.raises(SystemExit):
+        bisected(COMMITS[5], killed)
+    lapse(database)
+    for _ in range(2):
+        dies(database, bisected.pool, commit)
+
+    over = served(database, bisected.pool, commit)
+    assert (over.state, over.detail) == (
+        "failed", "quarantined: 3 workers ended while they measured it"
+    )  # fmt: skip
+
+
+def test_a_bisection_that_is_stopped_goes_back(database, bisected, commit, compared):
+    answers = iter([KeyboardInterrupt()])
+
+    def stopped(*_):
+        for error in answers:
+            raise error
+        return [compared("flexq-w6a6", 1.05)]
+
+    with pytest.raises(KeyboardInterrupt):
+        bisected(COMMITS[5], stopped)
+
+    assert served(database, bisected.pool, commit).state == "done"
+
+
+def test_a_bisection_goes_back_where_the_machine_fails(database, bisected, commit, compared):
+    def fails(gpu, repository, base, head, cases):
+        if head == COMMITS[-1]:
+            return [compared("flexq-w6a6", 1.05)]
+        raise InfrastructureError("the GPU fell off the bus")
+
+    for _ in range(MAX_DEATHS + 1):
+        with pytest.raises(InfrastructureError, match="fell off the bus; the search stops at"):
+            bisected(COMMITS[5], fails) if _ == 0 else served(database, bisected.pool, commit)
+
+    bisected.pool.compare = lambda gpu, repository, base, head, cases: [
+        compared("flexq-w6a6", 1.05 if head >= COMMITS[5] else 1.0)
+    ]
+    assert served(database, bisected.pool, commit).detail.startswith(COMMITS[5][:10])
+
+
+def test_a_comparison_holds_its_request_for_minutes_and_as_long_as_it_works(
+    database, bisected, commit, compared, monkeypatch, quick
+):
+    """Longer than the lease, which a server that dies leaves behind."""
+    assert timedelta(minutes=5) > request_worker.LEASE > 4 * timedelta(seconds=20)
+    monkeypatch.setattr(request_worker, "LEASE", timedelta(seconds=0.3))
+    meanwhile = []
+
+    def compare(gpu, repository, base, head, cases):
+        if not meanwhile:
+            time.sleep(0.6)
+            meanwhile.append(served(database, bisected.pool, commit))
+        return [compared("flexq-w6a6", 1.05 if head >= COMMITS[5] else 1.0)]
+
+    _, done = bisected(COMMITS[5], compare)
+
+    assert (meanwhile, done.state) == ([None], "done")
+
+
+def test_a_comparison_that_hangs_is_anybodys_in_the_end(
+    database, bisected, commit, compared, monkeypatch, quick
+):
+    monkeypatch.setattr(request_worker, "LEASE", timedelta(seconds=0.1))
+    monkeypatch.setattr(request_worker, "LONGEST_COMPARISON_S", 0.1)
+    meanwhile = []
+
+    def compare(gpu, repository, base, head, cases):
+        if not meanwhile:
+            meanwhile.append(None)
+            time.sleep(0.5)
+            meanwhile.append(served(database, bisected.pool, commit))
+        return [compared("flexq-w6a6", 1.05 if head >= COMMITS[5] else 1.0)]
+
+    bisected(COMMITS[5], compare)
+
+    assert meanwhile[1].state == "done"
+
+
+def test_a_bisection_has_an_end_where_no_commit_has_an_answer(bisected, compared, monkeypatch):
+    monkeypatch.setattr(request_worker, "MAX_COMPARISONS", 3)
+    asked = []
+
+    def compare(gpu, repository, base, head, cases):
+        asked.append(head)
+        if head != COMMITS[-1]:
+            raise UsageError("it does not build")
+        return [compared("flexq-w6a6", 1.05)]
+
+    _, done = bisected(COMMITS[5], compare)
+
+    assert len(asked) == 3
+    assert done.detail.startswith(
+        "one of 7 commits, 0000000000 to 0000000000, made it 5.0 % slower"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"good": "HEAD"}, "'HEAD' is not the full id of a commit"),
+        ({"bad": "--upload-pack=x"}, "is not the full id"),
+        ({"bad": COMMITS[0]}, "the same commit"),
+        ({"case": "@/etc/passwd"}, "not the key of a case"),
+        ({"repository": "/"}, "no field of a bisection 'repository'"),
+    ],
+)
+def test_a_bisection_of_anything_else_is_refused(changes, message):
+    wanted = Bisection(Case.from_key(KEY), COMMITS[0], COMMITS[-1]).as_data()
+
+    with pytest.raises((UsageError, WorkloadError), match=message):
+        bisection_of(wanted | changes)
