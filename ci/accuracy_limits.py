@@ -171,7 +171,7 @@ def _text_outcome(
 
 def _planned_outcome(test: TextTest, head: MetricResult) -> tuple[Outcome, str]:
     segment = head.n_items // max(1, len(head.values))
-    used = f"{head.n_items:,} tokens"
+    used = f"{test.decided_at * segment:,} tokens"
     if test.decision is Decision.ABOVE:
         accepted = test.plan.percent(0.0)
         than = f"more than {accepted:.3g} %" if accepted else "a loss"
@@ -304,8 +304,14 @@ def _detectable_points(
     return 100 * share if share < 1 else None
 
 
-def judge_kl(limit: KlLimit, judged: Judged, alpha: float | None = None) -> list[LimitOutcome]:
-    """Each limited statistic of the tokens' KL divergences. alpha: see clearly_beyond."""
+def judge_kl(
+    limit: KlLimit, judged: Judged, alpha: float | None = None, share: float = 1.0
+) -> list[LimitOutcome]:
+    """Each limited statistic of the tokens' KL divergences.
+
+    alpha: see clearly_beyond. share: the part of it, and of the 2.5 % at an end of the interval
+    within which a limit is kept, that this look may spend (see PowerSchedule).
+    """
     wanted = {"mean": KL} | {name: kl_metric(name) for name in KL_QUANTILES}
     return [
         _judge_value(
@@ -317,6 +323,7 @@ def judge_kl(limit: KlLimit, judged: Judged, alpha: float | None = None) -> list
             unit="nats",
             fewest=fewest_tokens(KL_QUANTILES[name]) if KL_QUANTILES.get(name, 1) < 1 else 0,
             alpha=alpha,
+            share=share,
         )
         for name, metric in wanted.items()
         if (most := getattr(limit, name)) is not None
@@ -324,12 +331,18 @@ def judge_kl(limit: KlLimit, judged: Judged, alpha: float | None = None) -> list
 
 
 def judge_agreement(
-    limit: AgreementLimit, judged: Judged, alpha: float | None = None
+    limit: AgreementLimit, judged: Judged, alpha: float | None = None, share: float = 1.0
 ) -> list[LimitOutcome]:
-    """Each limited share of equal predictions. alpha: see clearly_beyond."""
+    """Each limited share of equal predictions. alpha, share: as of judge_kl."""
     return [
         _judge_value(
-            judged, f"{name} agreement of {limit.text}", limit.text, metric, least, alpha=alpha
+            judged,
+            f"{name} agreement of {limit.text}",
+            limit.text,
+            metric,
+            least,
+            alpha=alpha,
+            share=share,
         )
         for name, metric in (("top1", TOP1), ("top5", TOP5))
         if (least := getattr(limit, name)) is not None
@@ -345,7 +358,8 @@ def _judge_value(
     *,
     unit: str = "share",
     fewest: int = 0,
-    alpha: float | None = None,
+    alpha: float | None,
+    share: float,
 ) -> LimitOutcome:
     """A value with its interval against the most, or least, that is accepted of it."""
     higher = unit == "share"
@@ -359,11 +373,12 @@ def _judge_value(
         return LimitOutcome(judged.scheme, check, outcome, reason, words)
     interval = _interval_of(result)
     beyond = result.value < bound if higher else result.value > bound + _ROUNDING
-    end = interval.low if higher else interval.high
+    segments = len(result.values if whole is None else whole.values)
+    end = far_end(interval, segments, share, low=higher)
     may_be = end < bound if higher else end > bound + _ROUNDING
     outcome, reason = Outcome.PASS, ""
-    segments = len(result.values if whole is None else whole.values)
-    if beyond and clearly_beyond(interval, bound, segments, alpha):
+    spent = None if alpha is None else alpha * share
+    if beyond and clearly_beyond(interval, bound, segments, spent):
         outcome, reason = Outcome.REGRESSION, f"is {result.value:.4g}"
     elif beyond:
         outcome = Outcome.AMBIGUOUS
@@ -399,6 +414,14 @@ def clearly_beyond(interval: Interval, bound: float, count: int, alpha: float | 
     if alpha is None or count < 2 or reach == 0:
         return True
     return abs(interval.estimate - bound) > reach * wider_than_95(count, alpha)
+
+
+def far_end(interval: Interval, count: int, share: float, *, low: bool) -> float:
+    """An end of an interval of 95 %, moved out so that a share of its 2.5 % lies beyond."""
+    end = interval.low if low else interval.high
+    if share >= 1 or count < 2:
+        return end
+    return interval.estimate + (end - interval.estimate) * wider_than_95(count, 0.025 * share)
 
 
 def _interval_of(result: MetricResult) -> Interval:

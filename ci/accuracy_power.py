@@ -3,7 +3,8 @@
 A policy with `detect` names the least loss that must be caught, and with which probability. Each of
 its texts is then a group sequential test of the segments' paired log likelihoods: a pilot gives
 their variance, that the tokens needed, and looks on the way end it as soon as it is clear
-(flexq_bench.stats.group_sequential). Tasks are McNemar's test over all their questions.
+(flexq_bench.stats.group_sequential). Once it is, the text's other limits are looked at, and more of
+it is taken until they are decided, too. Tasks are McNemar's test over all their questions.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ci.accuracy_policy import AccuracyPolicy, PerplexityLimit
-from flexq_bench.accuracy.results import KL_QUANTILES
+from flexq_bench.accuracy.results import KL_QUANTILES, MetricResult
 from flexq_bench.stats import Decision, GroupSequentialTest, TestPlan
 
 PILOT = 10  # segments: fewer say too little of their own variance
 _STEPS = 5  # looks after which the segments needed are there
+GROWTH = 0.5  # of the segments, from one look at the other limits to the next
+
+Undecided = Callable[[str, str, Sequence[MetricResult], float], bool]
+"""Whether a limit of a scheme on a text, beside the planned test, is ambiguous by these results of
+it; the last argument is the part of its errors that the look may spend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,8 @@ class TextPlan:
 @dataclass(slots=True)
 class TextTest:
     """A test on its way. distinct: indices of the segments that count; repeated: how many don't, as
-    they equal others; evaluated: how many there are so far."""
+    they equal others; evaluated: how many there are so far; decided_at: how many there were when it
+    was decided, which later segments do not change."""
 
     plan: TextPlan
     distinct: Sequence[int]
@@ -46,12 +53,18 @@ class TextTest:
     state: GroupSequentialTest
     decision: Decision = Decision.OPEN
     evaluated: int = 0
+    decided_at: int = 0
     losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     @property
     def deviation(self) -> float:
         """Standard deviation of the segments' losses; NaN: fewer than two."""
         return float(self.losses.std(ddof=1)) if self.losses.size > 1 else math.nan
+
+    @property
+    def available(self) -> int:
+        """Number of segments that the text has."""
+        return len(self.distinct) + self.repeated
 
     @property
     def needed(self) -> int:
@@ -72,15 +85,19 @@ class TextTest:
     def add(self, base: Sequence[float], head: Sequence[float]) -> None:
         """Look at all segments so far: their mean negative log likelihoods under both."""
         self.evaluated = len(head)
+        if self.decision is not Decision.OPEN:
+            return
         kept = [i for i in self.distinct if i < len(head)]
         losses = np.asarray(head, dtype=np.float64)[kept] - np.asarray(base)[kept]
         self.losses = losses - self.plan.accepted
         last = self.losses.size == len(self.distinct)
-        if self.decision is Decision.OPEN and self.losses.size >= PILOT:
+        if self.losses.size >= PILOT:
             if not np.isfinite(self.losses).all():
                 self.decision = Decision.ABOVE
             else:
                 self.decision = self.state.look(self.losses, last=last)
+        if self.decision is not Decision.OPEN:
+            self.decided_at = self.evaluated
 
     def wanted(self) -> int:
         """Number of segments of the text that there should be for the next look."""
@@ -98,10 +115,15 @@ class TextTest:
 
 
 class PowerSchedule:
-    """Evaluates as much of each text as the policy's planned tests take. See Schedule.
+    """Evaluates as much of each text as the policy's limits take. See Schedule.
+
+    First what the planned test takes, then more until no other limit of the text is ambiguous.
+    These are looked at with the part of their errors that is the text's share since the last look:
+    the parts of all looks sum up to 1 at the text's end (Bonferroni; the power family of Kim and
+    DeMets with power 1), so that looking often makes no error more likely.
 
     distinct: gives the segments of a text that differ, and how many it has. context: tokens of a
-    segment.
+    segment. undecided: see Undecided.
     """
 
     def __init__(
@@ -109,11 +131,14 @@ class PowerSchedule:
         policy: AccuracyPolicy,
         distinct: Callable[[str], tuple[Sequence[int], int]],
         context: int,
+        undecided: Undecided,
     ) -> None:
         self._plans = text_plans(policy)
         self._tokens_needed = tokens_needed(policy)
         self._distinct = distinct
         self._context = context
+        self._undecided = undecided
+        self._looks: dict[tuple[str, str], list[int]] = {}  # segments of each look at other limits
         self.tests: dict[tuple[str, str], TextTest] = {}
 
     def test(self, scheme: str, text: str) -> TextTest | None:
@@ -128,7 +153,12 @@ class PowerSchedule:
         return self.tests[scheme, text]
 
     def next_count(
-        self, scheme: str, text: str, base: Sequence[float], head: Sequence[float]
+        self,
+        scheme: str,
+        text: str,
+        base: Sequence[float],
+        head: Sequence[float],
+        so_far: Callable[[], Sequence[MetricResult]],
     ) -> int:
         """See Schedule."""
         test = self.test(scheme, text)
@@ -136,9 +166,23 @@ class PowerSchedule:
             return 2**62
         if len(head):
             test.add(base, head)
-        if test.decision is Decision.ABOVE:
-            return test.evaluated
-        return max(test.wanted(), math.ceil(self._tokens_needed.get(text, 0) / (self._context - 1)))
+        for_quantiles = math.ceil(self._tokens_needed.get(text, 0) / (self._context - 1))
+        wanted = max(test.wanted(), for_quantiles)
+        if test.decision is Decision.OPEN or wanted > len(head):
+            return wanted
+        self._looks.setdefault((scheme, text), []).append(len(head))
+        if self._undecided(scheme, text, so_far(), self.share(scheme, text, len(head))):
+            return len(head) + math.ceil(GROWTH * len(head))
+        return wanted
+
+    def share(self, scheme: str, text: str, count: int) -> float:
+        """The part of their errors that a look at a text's other limits spends after so many
+        segments: what the text grew by since the look before, of all that there is."""
+        test = self.test(scheme, text)
+        if test is None:
+            return 1.0
+        earlier = [look for look in self._looks.get((scheme, text), ()) if look < count]
+        return (count - max(earlier, default=0)) / max(count, test.available)
 
 
 def text_plans(policy: AccuracyPolicy) -> Mapping[str, TextPlan]:

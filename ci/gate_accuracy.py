@@ -220,7 +220,9 @@ class _Gate:
         evaluator = setup.evaluator
         compared = ORIGINAL if setup.plan.reference is not None else FULL_PRECISION
         self._schedule = (
-            PowerSchedule(policy, evaluator.distinct_segments, evaluator.context)
+            PowerSchedule(
+                policy, evaluator.distinct_segments, evaluator.context, self._is_undecided
+            )
             if policy.planned.detect is not None and policy.perplexities
             else None
         )
@@ -277,29 +279,52 @@ class _Gate:
 
     def _judged(self, scheme: str) -> Iterator[LimitOutcome]:
         policy = self._policy
-        own, unknown = self._own(scheme)
-        judged = Judged(
-            scheme,
-            self._base,
-            self.results,
-            self._absent,
-            self.failures.get(scheme, ""),
-            own,
-            unknown,
-        )
-        alpha = limit_alpha(policy)
+        judged = self._of(scheme, self.results)
         for limit in policy.perplexities:
             yield judge_text(limit, judged, policy.planned, self._test(judged, limit))
-        if policy.kl is not None:
-            yield from judge_kl(policy.kl, judged, alpha)
-        if policy.agreement is not None:
-            yield from judge_agreement(policy.agreement, judged, alpha)
-        if policy.fidelity is not None:
-            yield from judge_fidelity(policy.fidelity, judged)
+        yield from self._beside_tests(judged)
         for task in policy.tasks:
             yield judge_task(task, judged, policy)
         if scheme in self._parities:
             yield self._parities[scheme]
+
+    def _of(self, scheme: str, results: Sequence[MetricResult]) -> Judged:
+        """These results of a scheme, and what the scheme makes of the original."""
+        own, unknown = self._own(scheme, results)
+        failure = self.failures.get(scheme, "")
+        return Judged(scheme, self._base, results, self._absent, failure, own, unknown)
+
+    def _beside_tests(
+        self, judged: Judged, text: str | None = None, share: float | None = None
+    ) -> list[LimitOutcome]:
+        """The limits of divergence, agreement and fidelity. text: of this one alone.
+
+        share: of the errors of the first two that may be spent; None: what is left.
+        """
+        policy, alpha = self._policy, limit_alpha(self._policy)
+        found: list[LimitOutcome] = []
+        kl, agreement, fidelity = policy.kl, policy.agreement, policy.fidelity
+        if kl is not None and text in (None, kl.text):
+            found += judge_kl(kl, judged, alpha, share or self._share(judged, kl.text))
+        if agreement is not None and text in (None, agreement.text):
+            left = share or self._share(judged, agreement.text)
+            found += judge_agreement(agreement, judged, alpha, left)
+        if fidelity is not None and text in (None, fidelity.text):
+            found += judge_fidelity(fidelity, judged)
+        return found
+
+    def _share(self, judged: Judged, text: str) -> float:
+        result = judged.find(judged.scheme, text, PERPLEXITY)
+        if self._schedule is None or not self._stops_early or result is None:
+            return 1.0
+        return self._schedule.share(judged.scheme, text, len(result.values))
+
+    def _is_undecided(
+        self, scheme: str, text: str, results: Sequence[MetricResult], share: float
+    ) -> bool:
+        """See Undecided."""
+        outcomes = self._beside_tests(self._of(scheme, results), text, share)
+        return any(one.outcome is Outcome.AMBIGUOUS for one in outcomes)
 
     def _test(self, judged: Judged, limit: PerplexityLimit) -> TextTest | None:
         """The planned test, of all segments where it did not go along with the evaluation."""
@@ -313,13 +338,15 @@ class _Gate:
             test.add(first.values, second.values)
         return test
 
-    def _own(self, scheme: str) -> tuple[dict[str, list[MetricResult]], str]:
+    def _own(
+        self, scheme: str, results: Sequence[MetricResult]
+    ) -> tuple[dict[str, list[MetricResult]], str]:
         """What the scheme makes of the original, where the policy asks; else why it is unknown."""
         limit = self._policy.fidelity
         plan, evaluator = self._setup.plan, self._setup.evaluator
         if limit is None or scheme in self.failures:
             return {}, ""
-        result = find(self.results, scheme, limit.text, PERPLEXITY)
+        result = find(results, scheme, limit.text, PERPLEXITY)
         if result is None or not result.values:
             return {}, ""
         stored = plan.checkpoint is not None and scheme == plan.schemes[-1]

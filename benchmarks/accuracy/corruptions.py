@@ -2,14 +2,18 @@
 
     python benchmarks/accuracy/corruptions.py --model DIR --data NAME=FILE [--policy default]
         [--scheme flexq-w6ax] [--kinds sign,noise] [--context 256] [--max-tokens 8000] [--out FILE]
+    python benchmarks/accuracy/corruptions.py --rows FILE...  # the table of stored rows
 
 Each corruption is done to the model as it is, and to the model that the scheme has quantized from
 the original; both are judged by `gate accuracy`'s own rules against the original (the policy's
 tasks and parity are left out). Prints a row each: change of the perplexity, mean KL divergence (of
 a quantized model in percent more than the scheme's own), the tokens that the gate took, and the
-limits that caught it. A corruption that changes the perplexity by 0.5 %, or the mean KL divergence
-by 10 % of the scheme's own, must be caught. Ends with exit code 1 if one was not, if nothing was
-done to the model and a limit failed, or if two sizes of a corruption do the same: it does nothing.
+limits that caught it: those that the model fails, and the undamaged one under the same scheme does
+not. A corruption that changes the perplexity by 0.5 %, or the mean KL divergence by 10 % of the
+scheme's own, must be caught. Ends with exit code 1 if one was not, if nothing was done to the
+original and a limit failed, if nothing was done to a quantized model and one of fidelity did (the
+others it may fail: a policy may refuse the scheme), or if two sizes of a corruption do the same: it
+does nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import gzip
 import json
 import sys
 import tempfile
@@ -43,8 +48,8 @@ from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.references import ModelReference
 from flexq_bench.accuracy.results import KERNELS, ORIGINAL, REFERENCE, Through
 from flexq_bench.accuracy.setup import PreparedModel, best_device, prepare
-from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.lifecycle import new_run
+from flexq_bench.schemes.registry import without_cache
 from kernels.contract import LinearKernel
 from kernels.formats import NumberFormat, quantize
 
@@ -320,8 +325,8 @@ def row_of(
         next((c for n, c in checks.items() if n.startswith(f"fidelity of {what}")), None)
         for what in ("perplexity", "KL mean")
     )
-    caught = [n.split(" of ")[0] if not n.startswith("fidelity") else " ".join(n.split()[:3])
-              for n, c in checks.items() if c.outcome is Outcome.REGRESSION]  # fmt: skip
+    failing = [n.split(" of ")[0] if not n.startswith("fidelity") else " ".join(n.split()[:3])
+               for n, c in checks.items() if c.outcome is Outcome.REGRESSION]  # fmt: skip
     percent = None if own_ppl is None else own_ppl.change
     kl = None if own_kl is None or own_kl.value is None else own_kl.value
     clean = None if own_kl is None else own_kl.base
@@ -337,7 +342,7 @@ def row_of(
         "kl": kl,
         "kl_of_scheme": clean,
         "must_be_caught": must and corruption.name != NOTHING.name,
-        "caught_by": caught,
+        "fails": failing,
         "exit_code": int(report.exit_code),
         "perplexity": None if ppl is None else ppl.value,
         "reason": "" if ppl is None else ppl.reason,
@@ -345,7 +350,57 @@ def row_of(
     }
 
 
-def line_of(row: dict[str, Any]) -> str:
+class Verdicts:
+    """What each row says, after those of the same scheme with nothing done to it."""
+
+    def __init__(self) -> None:
+        self._undamaged: dict[str, list[str]] = {}  # limits that a scheme fails, by its name
+        self._last: dict[tuple[str, str], float | None] = {}  # mean KL of a corruption and scheme
+
+    def caught_by(self, row: dict[str, Any]) -> list[str]:
+        """The limits that fail, and don't without the damage."""
+        scheme = row["scheme"]
+        without = () if row["corruption"] == NOTHING.name else self._undamaged.get(
+            scheme, self._undamaged.get(without_cache(scheme), ())
+        )  # fmt: skip
+        return [name for name in row["fails"] if name not in without]
+
+    def is_wrong(self, row: dict[str, Any]) -> bool:
+        """Whether a row was judged wrongly, or shows that its corruption does nothing."""
+        scheme, corruption = row["scheme"], row["corruption"]
+        if corruption == NOTHING.name:
+            self._undamaged[scheme] = row["fails"]
+            if scheme == FULL_PRECISION:
+                return bool(row["fails"])
+            return any(name.startswith("fidelity") for name in row["fails"])
+        # Two sizes that differ in nothing: the model is computed past what was damaged.
+        is_idle = row["kl"] is not None and self._last.get((corruption, scheme)) == row["kl"]
+        self._last[corruption, scheme] = row["kl"]
+        return is_idle or (row["must_be_caught"] and not self.caught_by(row))
+
+
+def print_table(rows: Iterator[dict[str, Any]]) -> int:
+    """Print rows as they come; the exit code."""
+    verdicts, wrong = Verdicts(), []
+    say(_HEAD)
+    for row in rows:
+        is_wrong = verdicts.is_wrong(row)
+        say(line_of(row, verdicts.caught_by(row)))
+        if is_wrong:
+            wrong.append(f"{row['corruption']}, {row['size']:g} of {row['scheme']}")
+    say("; ".join([f"{len(wrong)} judged wrongly", *wrong]))
+    return 1 if wrong else 0
+
+
+def stored_rows(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """The rows of files that --out wrote, compressed or not."""
+    for file in files:
+        content = file.read_bytes()
+        text = gzip.decompress(content) if file.suffix == ".gz" else content
+        yield from map(json.loads, text.splitlines())
+
+
+def line_of(row: dict[str, Any], caught_by: Sequence[str]) -> str:
     """A row of a Markdown table."""
     percent, kl, clean = row["perplexity_percent"], row["kl"], row["kl_of_scheme"]
     more = f" ({100 * (kl / clean - 1):+.0f} %)" if kl is not None and clean else ""
@@ -356,7 +411,7 @@ def line_of(row: dict[str, Any]) -> str:
         "" if kl is None else f"{kl:.5f}{more}",
         f"{row['tokens']:,}",
         "yes" if row["must_be_caught"] else "no",
-        ", ".join(row["caught_by"]) or "nothing",
+        ", ".join(caught_by) or "nothing",
         str(row["exit_code"]),
     )
     return f"| {' | '.join(cells)} |"
@@ -390,26 +445,44 @@ def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
 
 
 def judgements(options: argparse.Namespace) -> Iterator[tuple[Corruption, float, str]]:
-    """What is done to what."""
+    """What is done to what: first nothing to each scheme that is damaged afterwards."""
     wanted = options.kinds.split(",") if options.kinds else None
     schemes = [FULL_PRECISION, *([options.scheme] if options.scheme else [])]
     shifted = dataclasses.replace(NOTHING, name=TOKENIZER, unit="off by", sizes=(1,))
+    undamaged: list[str] = []
     for corruption in (NOTHING, shifted, *WALL):
-        if wanted and corruption.name not in wanted:
+        if wanted and corruption.name not in (NOTHING.name, *wanted):
             continue
         for scheme in schemes:
             if scheme == FULL_PRECISION and corruption.through == KERNELS:
                 continue  # kernels compute what is quantized
             named = scheme if scheme == FULL_PRECISION else scheme + corruption.suffix
-            for size in corruption.sizes:
-                yield corruption, size, named
+            if named not in undamaged:
+                undamaged.append(named)
+                yield NOTHING, 0, named
+            if corruption is not NOTHING:
+                for size in corruption.sizes:
+                    yield corruption, size, named
+
+
+def judged_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Judge all; the rows as they are found, which are stored, too."""
+    bench = Bench(options, judged_policy(options))
+    with options.out.open("w") if options.out else tempfile.TemporaryFile("w") as out:
+        for corruption, size, scheme in judgements(options):
+            report, tokens = bench.judge(corruption, size, scheme)
+            row = row_of(report, corruption, size, scheme, tokens)
+            out.write(json.dumps(row) + "\n")
+            yield row
+    bench.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge all; print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("--model", "--data"):
-        parser.add_argument(name, required=True)
+        parser.add_argument(name)
+    parser.add_argument("--rows", type=Path, nargs="+", help="files that --out wrote: print these")
     parser.add_argument("--policy", default="default")
     parser.add_argument("--scheme", default="flexq-w6ax", help="empty: the model as it is alone")
     parser.add_argument("--kinds", help="comma-separated names of corruptions; default: all")
@@ -418,26 +491,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default=best_device())
     parser.add_argument("--out", type=Path, help="rows as JSON lines")
     options = parser.parse_args(arguments)
-    bench = Bench(options, judged_policy(options))
-    say(_HEAD)
-    missed: list[dict[str, Any]] = []
-    last: dict[tuple[str, str], float] = {}  # of each corruption and scheme, its mean KL
-    with options.out.open("w") if options.out else tempfile.TemporaryFile("w") as out:
-        for corruption, size, scheme in judgements(options):
-            report, tokens = bench.judge(corruption, size, scheme)
-            row = row_of(report, corruption, size, scheme, tokens)
-            say(line_of(row))
-            out.write(json.dumps(row) + "\n")
-            # Two sizes that differ in nothing: the model is computed past what was damaged.
-            is_idle = row["kl"] is not None and last.get((corruption.name, scheme)) == row["kl"]
-            last[corruption.name, scheme] = row["kl"]
-            failed = report.exit_code == ExitCode.REGRESSION
-            must = row["must_be_caught"]
-            if is_idle or (failed != must and (must or size == 0)):
-                missed.append(row)
-    bench.close()
-    say(f"{len(missed)} judged wrongly")
-    return 1 if missed else 0
+    if options.rows:
+        return print_table(stored_rows(options.rows))
+    if not options.model or not options.data:
+        parser.error("give --model and --data, or --rows")
+    return print_table(judged_rows(options))
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ import torch
 from corruptions import NOTHING, Bench, add_noise, judged_policy
 from numpy.typing import NDArray
 
-from ci.accuracy_limits import clearly_beyond
+from ci.accuracy_limits import clearly_beyond, far_end
 from ci.accuracy_policy import AccuracyPolicy, PlannedPower
-from ci.accuracy_power import PILOT, limit_alpha, shared_alpha
+from ci.accuracy_power import GROWTH, PILOT, limit_alpha, shared_alpha
 from flexq_bench.accuracy import FULL_PRECISION, read_text
 from flexq_bench.accuracy.agreement import Agreement, AgreementMeter, record_reference
 from flexq_bench.accuracy.bos import chosen_bos, text_tokens
@@ -128,22 +128,37 @@ class Draws:
             needed = self.plan.needed(float(self._losses[rows].std(ddof=1)))
             more = rng.integers(self._losses.size, size=max(1, math.ceil(needed / 5)))
             rows = np.concatenate((rows, more))
-        above = decision is Decision.ABOVE
-        return above, above or self._limits_fail(rows, seed), rows.size
+        above, taken = decision is Decision.ABOVE, rows.size
+        # Of a text with as many segments as the losses, or as the test took.
+        most, earlier = max(self._losses.size, rows.size), 0
+        while True:
+            fails, undecided = self._limits(rows, seed, (rows.size - earlier) / most)
+            if not undecided or rows.size == most:
+                return above, above or fails, taken
+            earlier = rows.size
+            more = min(most, earlier + math.ceil(GROWTH * earlier)) - earlier
+            rows = np.concatenate((rows, rng.integers(self._losses.size, size=more)))
 
-    def _limits_fail(self, rows: NDArray[np.intp], seed: int) -> bool:
-        for key, values in self._means.items():
-            bound = float(values.mean())
-            found = mean_difference_interval(np.zeros(rows.size), values[rows], seed=seed)
-            beyond = found.estimate > bound if key == "mean" else found.estimate < bound
-            if beyond and clearly_beyond(found, bound, rows.size, self._alpha):
-                return True
+    def _limits(self, rows: NDArray[np.intp], seed: int, share: float) -> tuple[bool, bool]:
+        """Whether a limit fails, and whether one is ambiguous. share: see PowerSchedule."""
+        count = rows.size
+        found = [
+            (mean_difference_interval(np.zeros(count), v[rows], seed=seed), float(v.mean()), key)
+            for key, v in self._means.items()
+        ]
         tokens = self._agreement.token_kl[rows]
         intervals = block_quantile_intervals(tokens, self._shares, seed=seed)
-        return any(
-            found.estimate > bound and clearly_beyond(found, bound, rows.size, self._alpha)
-            for found, bound in zip(intervals, self._quantiles, strict=True)
-        )
+        found += [(i, float(b), "kl") for i, b in zip(intervals, self._quantiles, strict=True)]
+        alpha = None if self._alpha is None else share * self._alpha
+        outcomes = []
+        for interval, bound, key in found:
+            higher = key.startswith("top")
+            end = far_end(interval, count, share, low=higher)
+            beyond = interval.estimate < bound if higher else interval.estimate > bound
+            fails = beyond and clearly_beyond(interval, bound, count, alpha)
+            kept = not beyond and (end >= bound if higher else end <= bound)
+            outcomes.append((fails, not fails and not kept))
+        return any(fails for fails, _ in outcomes), any(open_ for _, open_ in outcomes)
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,15 +71,32 @@ class _Quantized:
     folds: Folds
 
 
+@dataclass(slots=True)
+class _Reproduction:
+    """What a scheme makes of the original on the first segments of a text, and how it agrees."""
+
+    scheme: str
+    text: str
+    model: Any
+    meter: AgreementMeter
+    result: PerplexityResult | None = None
+
+
 class Schedule(Protocol):
     """How much of a text is evaluated, decided while it is."""
 
     def next_count(
-        self, scheme: str, text: str, base: Sequence[float], head: Sequence[float]
+        self,
+        scheme: str,
+        text: str,
+        base: Sequence[float],
+        head: Sequence[float],
+        so_far: Callable[[], Sequence[MetricResult]],
     ) -> int:
         """Number of segments that there should be; not more than there are: enough.
 
         base, head: mean nats a token of the segments so far, under the reference and the scheme.
+        so_far: computes the scheme's results on them.
         """
         ...
 
@@ -121,6 +138,7 @@ class Evaluator:
             for text in plan.texts
         }
         self._current: _Quantized | None = None
+        self._reproduction: _Reproduction | None = None
         for tokens in self._tokens.values():
             segments_of(tokens, self.context, plan.max_tokens)
         self.reference = reference
@@ -213,7 +231,8 @@ class Evaluator:
 
     def _quantized(self, scheme: str) -> _Quantized:
         if self._current is None or self._current.scheme != scheme:
-            self._current = None  # the last scheme's copy goes before the next one is made
+            # The last scheme's copies go before the next one's are made.
+            self._current = self._reproduction = None
             if self._checkpoint is not None and self._is_stored(scheme):
                 loaded = load_checkpoint(
                     self._checkpoint,
@@ -249,8 +268,9 @@ class Evaluator:
         return self._checkpoint is not None and scheme == self._plan.schemes[-1]
 
     def reproduced(self, scheme: str, text_name: str, count: int) -> list[MetricResult]:
-        """What a scheme makes of the original here, on the first segments of a text.
+        """What a scheme makes of the original here, on the first segments of a text, or on more.
 
+        Of the last scheme and text it is kept: only segments that it lacks are computed.
         Of the model as it is: the original itself. Through the reference, whatever the plan says.
         Raises UsageError if there is no original, or what made the checkpoint can't be done again.
         """
@@ -259,9 +279,6 @@ class Evaluator:
             raise AccuracyError("there is no original: give it with --reference")
         reference = self.reference.predictions(text, tokens, count)
         parameters = self.parameters(FULL_PRECISION, text_name)
-        length = text_length(self.context, tokens.bos)
-        ids = tokens.ids[: count * length]
-        meter = AgreementMeter(reference)
         if scheme == FULL_PRECISION:
             result = reference.first(count).result
             results = perplexity_results(scheme, text, result, None, parameters)
@@ -269,9 +286,25 @@ class Evaluator:
             return [*results, none]
         if self.reference.model is None:
             raise AccuracyError("a stored reference can't be quantized: give the original model")
-        model = self._scheme_alone(scheme, self.reference.model.model)
-        result = perplexity(model, ids, context=self.context, on_logits=meter, bos=tokens.bos)
-        return perplexity_results(scheme, text, result, meter.result(), parameters)
+        kept = self._reproduction
+        if kept is None or (kept.scheme, kept.text) != (scheme, text_name):
+            self._reproduction = None  # it goes before the next one is made
+            model = self._scheme_alone(scheme, self.reference.model.model)
+            kept = _Reproduction(scheme, text_name, model, AgreementMeter(reference))
+            self._reproduction = kept
+        done = 0 if kept.result is None else len(kept.result.nll)
+        if count > done:
+            length = text_length(self.context, tokens.bos)
+            more = perplexity(
+                kept.model,
+                tokens.ids[done * length : count * length],
+                context=self.context,
+                on_logits=kept.meter,
+                bos=tokens.bos,
+            )
+            kept.result = more if kept.result is None else kept.result.followed_by(more)
+        assert kept.result is not None  # count is 1 at least
+        return perplexity_results(scheme, text, kept.result, kept.meter.result(), parameters)
 
     def _scheme_alone(self, scheme: str, original: Any) -> Any:
         """A copy of the original that a scheme has quantized, through the reference."""
@@ -373,7 +406,7 @@ class Evaluator:
         meter: AgreementMeter | None = None
         result: PerplexityResult | None = None
         while (done := 0 if result is None else len(result.nll)) < available:
-            wanted = self._next_count(scheme, text, result, available)
+            wanted = self._next_count(scheme, text, result, meter, available)
             if wanted <= done:
                 break
             if self.reference is not None:
@@ -404,14 +437,28 @@ class Evaluator:
         return results
 
     def _next_count(
-        self, scheme: str, text: Text, result: PerplexityResult | None, available: int
+        self,
+        scheme: str,
+        text: Text,
+        result: PerplexityResult | None,
+        meter: AgreementMeter | None,
+        available: int,
     ) -> int:
         if self.schedule is None or self.reference is None:
             return available
         head = () if result is None else result.nll
         known = self.reference.known(text)
         base = () if known is None else known.result.nll[: len(head)]
-        wanted = self.schedule.next_count(scheme, text.name, base, head)
+
+        def so_far() -> list[MetricResult]:
+            agreement = None if meter is None else meter.result()
+            parameters = self.parameters(scheme, text.name)
+            assert result is not None  # there are none before the first segment
+            return perplexity_results(
+                scheme, text, result, agreement, parameters, seed=self._plan.seed
+            )
+
+        wanted = self.schedule.next_count(scheme, text.name, base, head, so_far)
         return min(available, max(1, wanted))
 
     def _calibrate(self, needing: Sequence[str]) -> Calibration | None:

@@ -1,4 +1,4 @@
-"""The benchmark of the gate's errors: what it varies where models are equal."""
+"""The benchmarks of the gate: what they vary where models are equal, what they call wrong."""
 
 from __future__ import annotations
 
@@ -45,3 +45,33 @@ def test_equal_models_compute_other_numbers_of_segments_together(
 
     assert codes == {str(int(ExitCode.PASS)): 3}
     assert set(together) >= {1, 2, 3}
+
+
+CLEAN = ["perplexity", "KL mean"]  # what a scheme fails that a policy refuses
+
+
+@pytest.mark.parametrize(
+    ("corruption", "scheme", "fails", "must", "wrong"),
+    [
+        ("none", "fp16", [], False, False),
+        ("none", "fp16", ["KL mean"], False, True),
+        ("none", "flexq-w6ax", CLEAN, False, False),
+        ("none", "flexq-w6ax", [*CLEAN, "fidelity of KL"], False, True),
+        ("sign", "flexq-w6ax", [*CLEAN, "fidelity of KL"], True, False),
+        ("sign", "flexq-w6ax", CLEAN, True, True),  # which it fails without the damage, too
+        ("cache", "flexq-w6ax+kv8", CLEAN, True, True),
+        ("sign", "fp16", ["perplexity"], True, False),
+        ("sign", "fp16", [], False, False),
+    ],
+)
+def test_a_scheme_that_the_policy_refuses_does_not_count_as_caught(
+    gate_errors, corruption, scheme, fails, must, wrong
+):
+    verdicts = importlib.import_module("corruptions").Verdicts()
+    rows = [
+        {"corruption": "none", "scheme": name, "fails": failing, "kl": 0.1, "must_be_caught": False}
+        for name, failing in (("fp16", []), ("flexq-w6ax", CLEAN))
+    ]
+    assert not any(verdicts.is_wrong(row) for row in rows)
+    row = {"corruption": corruption, "scheme": scheme, "fails": fails, "kl": 0.2}
+    assert verdicts.is_wrong(row | {"must_be_caught": must}) == wrong

@@ -1,0 +1,78 @@
+"""How much of a text a planned gate takes: until each of its limits is decided."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from ci.accuracy_policy import load_accuracy_policy
+from ci.accuracy_power import PILOT, PowerSchedule
+
+SEGMENTS = 60
+POLICY = """
+version = 1
+schemes = ["w6a6"]
+detect = 1.0
+[[perplexity]]
+text = "wikitext"
+percent = 0.5
+[kl]
+text = "wikitext"
+mean = 0.02
+"""
+
+
+@pytest.fixture
+def taken(tmp_path):
+    """taken(undecided, loss): segments after each step of an evaluation, and the parts of their
+    errors that its looks at the other limits had. loss: nats of each segment."""
+    path = tmp_path / "policy.toml"
+    path.write_text(POLICY)
+    policy = load_accuracy_policy(str(path))
+
+    def evaluate(undecided, loss=0.0):
+        shares = []
+
+        def look(scheme, text, results, share):
+            assert (scheme, text) == ("w6a6", "wikitext")
+            shares.append(share)
+            return undecided(results)
+
+        schedule = PowerSchedule(policy, lambda text: (range(SEGMENTS), SEGMENTS), 2048, look)
+        base, counts = np.linspace(2, 3, SEGMENTS), []
+        while not counts or counts[-1] < SEGMENTS:
+            done = counts[-1] if counts else 0
+            head = base[:done] + loss
+            given = ("w6a6", "wikitext", base[:done], head)
+            wanted = schedule.next_count(*given, lambda done=done: done)
+            if wanted <= done:
+                break
+            counts.append(min(wanted, SEGMENTS))
+        return counts, shares, schedule.share("w6a6", "wikitext", counts[-1])
+
+    return evaluate
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.1])  # nothing is lost; far more than is accepted
+def test_a_text_goes_on_until_no_limit_is_ambiguous(taken, loss):
+    counts, shares, last = taken(lambda done: done < 30, loss)
+
+    assert counts[0] == PILOT
+    assert 30 <= counts[-1] < SEGMENTS
+    assert all(before < after for before, after in pairwise(counts))
+    assert shares[-1] == last
+    assert sum(shares) == pytest.approx(counts[-1] / SEGMENTS)
+
+
+def test_a_text_ends_where_all_is_decided_at_once(taken):
+    assert taken(lambda done: False)[0] == [PILOT]
+
+
+def test_looks_at_limits_share_their_errors_up_to_the_end_of_the_text(taken):
+    counts, shares, last = taken(lambda done: True)
+
+    assert counts[-1] == SEGMENTS
+    assert sum(shares) + last == pytest.approx(1)
+    assert min(*shares, last) > 0
