@@ -61,7 +61,8 @@ class Learned:
     """Learned scales, clipping and compensation of one block.
 
     scales:       of the source channels of each input, by the source's name within the block.
-    clips:        share of each group's range [N, groups], by the name of a linear layer.
+    clips:        share of each group's range [N, groups], by the name of a linear layer; of weights
+                  with zero points [N, groups, 2], of its parts below and above 0.
     compensation: a [N, 1] and b [1, K], W + a·b being what is rounded, by the same.
     losses:       mean loss of each epoch, and at index 0 that before training.
     """
@@ -76,12 +77,13 @@ class BlockTrainer:
     """A block of nn.Linear layers in FP32, computed with scaled, clipped and rounded weights.
 
     linears:     names of the linear layers within the block.
-    weight:      format of the weights, signed; activation: of the inputs, None for weight-only.
+    weight:      format of the weights, integers; activation: of the inputs, signed, None for
+                 weight-only.
     site_inputs: which of the block's modules scales can be divided out of.
     start:       scales to start with, by source; an input that isn't there learns none.
     compensated: names of the linear layers that get a rank-one compensation.
     attention:   name of the attention module, whose second output is its map.
-    Raises QuantizeError if a format isn't signed.
+    Raises QuantizeError if the activations' format isn't signed.
     """
 
     def __init__(
@@ -99,9 +101,8 @@ class BlockTrainer:
         head_dim: int = 1,
         attention: str = "self_attn",
     ) -> None:
-        for number in (weight, activation):
-            if number is not None:
-                check_signed(number)
+        if activation is not None:
+            check_signed(activation)
         self._block = block.requires_grad_(False)
         self._linears = tuple(linears)
         self._site_inputs = tuple(
@@ -122,7 +123,8 @@ class BlockTrainer:
             assert isinstance(dense, torch.Tensor)
             n, k = dense.shape
             groups = 1 if weight.group is None else -(-k // weight.group)
-            logits = torch.full((n, groups), options.clip_start, device=dense.device)
+            ends = (2,) if weight.has_zero_points else ()
+            logits = torch.full((n, groups, *ends), options.clip_start, device=dense.device)
             self._clips[name] = logits.requires_grad_()
             if name in compensated:
                 # A left side of zeros: training starts from the weights as they are.

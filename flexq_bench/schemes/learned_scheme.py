@@ -23,7 +23,7 @@ from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, Sche
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import Folds, check_share, gather, smoothquant_scale, unrounded
 from flexq_bench.schemes.uniform import FULL_BITS
-from kernels.formats import FP16, NumberFormat, Operand, quantize
+from kernels.formats import FP16, Kind, NumberFormat, Operand, quantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,15 @@ class LearnedOptions(SchemeOptions):
     group:          values of k that share a scale of the weights and of the activations; None: an
                     output channel and a token, as in both papers.
     balanced:       ABQ-LLM's bit balance, one more code than 2^w_bits (`w2*`).
+    symmetric:      signed weights, as most kernels take them; false: with zero points, and a
+                    learned share of either end of a range, as in both papers.
     """
 
     w_bits: int
     a_bits: int
     group: int | None = None
     balanced: bool = False
+    symmetric: bool = True
     epochs: int = 20
     scale_rate: float = 5e-3
     clip_rate: float = 1e-2
@@ -53,12 +56,15 @@ class LearnedOptions(SchemeOptions):
                 f"{self.epochs}, {self.scale_rate} and {self.clip_rate}"
             )
         check_share("alpha", self.alpha)
+        if self.balanced and not self.symmetric:
+            raise ValueError("balanced codes have no zero points: leave symmetric as it is")
 
     @property
     def weight(self) -> NumberFormat:
         if self.balanced:  # one code more than w_bits have, so that a code takes a bit more
             return NumberFormat(self.w_bits + 1, self.group, "balanced")
-        return NumberFormat(self.w_bits, self.group)
+        kind: Kind = "symmetric" if self.symmetric else "asymmetric"
+        return NumberFormat(self.w_bits, self.group, kind)
 
     @property
     def activation(self) -> NumberFormat | None:

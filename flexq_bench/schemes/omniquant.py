@@ -3,7 +3,8 @@
 Shao et al., arXiv 2308.13137: learnable weight clipping (section 3.2), learnable equivalent
 transformation (section 3.3), mean squared error of each block's output (section 3.1), 20 epochs of
 AdamW over 128 segments of 2048 tokens, 0.005 and 0.01 as learning rates (section 4.1). Codes are
-signed, as kernels take them, so that the paper's two bounds of a range become one.
+signed, as kernels take them, so that the paper's two bounds of a range become one; with
+`symmetric=false` they have zero points and two bounds, as there.
 """
 
 from __future__ import annotations

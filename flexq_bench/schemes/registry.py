@@ -159,7 +159,7 @@ _FAMILIES: tuple[_Family, ...] = (
         r"omniquant-w(?P<w>[2-8])a(?P<a>[2-8]|16)",
         OmniQuant,
         lambda bits: LearnedOptions(int(bits["w"]), int(bits["a"])),
-        ("omniquant-w6a6", "omniquant-w4a4"),
+        ("omniquant-w6a6", "omniquant-w4a4", "omniquant-w4a16[group=128,symmetric=false]"),
         "scales and clipping learned block by block",
     ),
     _Family(

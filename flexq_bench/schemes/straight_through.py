@@ -3,11 +3,13 @@
 The straight-through estimator, as OmniQuant (arXiv 2308.13137, section 3.2) and ABQ-LLM
 (arXiv 2408.08554) train with. Forward it is FlexQ's quantization formula
 (`kernels.formats.symmetric_quantization`), in the dtype of the values; scales are rounded to FP16
-as kernels store them, and take part in the gradient.
+as kernels store them, and take part in the gradient. Weights may have zero points, too
+(`kernels.formats.asymmetric`): then both ends of a range are learned (OmniQuant, equation 2).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.training_kernels import kernels_for
 from kernels.formats import NumberFormat
 from kernels.formats.fused_rounding import LONGEST_GROUP, launch_shape
-from kernels.formats.grouping import in_groups
+from kernels.formats.grouping import in_groups, safe_divisor
 from kernels.formats.symmetric_quantization import group_scales, nearest_codes_, scaled
 
 
@@ -24,7 +26,7 @@ def check_signed(number: NumberFormat) -> None:
     """Check that a format is signed. Raises QuantizeError if it has a zero point or is a float."""
     if number.kind not in ("symmetric", "balanced"):
         raise QuantizeError(
-            f"learned schemes round to signed integers, not {number.name}: take wXaY or w2*aY"
+            f"learned schemes round activations to signed integers, not {number.name}: take wXaY"
         )
 
 
@@ -33,14 +35,18 @@ def fake_quantize(
 ) -> torch.Tensor:
     """Values [rows, K] as `number` rounds them, differentiable.
 
-    shares: [rows, groups], what the codes of each group span of its range (learned clipping);
-    None: all of it. Equals number.round where shares is None, but for ties that FP32 decides.
+    shares: [rows, groups], what the codes of each group span of its range (learned clipping); with
+    zero points [rows, groups, 2], see kernels.formats.quantize. None: all of it. Equals
+    number.round where shares is None, but for ties that FP32 decides.
 
     FP32 on a GPU is rounded in one pass where Triton is there, and its gradient found in another:
     one step of training a small model has hundreds of launches otherwise.
     """
     rows, k = values.shape
     limits = number.limits
+    if number.kind == "asymmetric":
+        with_zeros = _with_zero_points(in_groups(values, number.group), number, shares)
+        return with_zeros.reshape(rows, -1)[:, :k]
     length = min(number.group or k, k)
     if length <= LONGEST_GROUP and kernels_for(values) is not None:
         fused: torch.Tensor = _Fused.apply(values, shares, length, limits, number.clip)  # type: ignore[no-untyped-call]
@@ -49,6 +55,37 @@ def fake_quantize(
     grouped = in_groups(values, number.group)
     rounded: torch.Tensor = _Rounded.apply(grouped, per_group, limits, number.clip)  # type: ignore[no-untyped-call]
     return rounded.reshape(rows, -1)[:, :k]
+
+
+def _with_zero_points(
+    x: torch.Tensor, number: NumberFormat, shares: torch.Tensor | None
+) -> torch.Tensor:
+    """Values x [rows, groups, length] by the formula of `kernels.formats.asymmetric`."""
+    below, above = (1.0, 1.0) if shares is None else shares.split(1, dim=-1)
+    top = number.limits[1]
+    low = x.amin(dim=-1, keepdim=True).clamp_max(0) * number.clip * below
+    high = x.amax(dim=-1, keepdim=True).clamp_min(0) * number.clip * above
+    scales = _passed((high - low) / top, lambda exact: exact.to(torch.float16).to(x.dtype))
+    divisor = safe_divisor(scales, x.dtype)
+    zero_points = _passed(low / divisor, torch.round).clamp(-top, 0)
+    codes = (_passed(x / divisor, torch.round) - zero_points).clamp(0, top)
+    return (codes + zero_points) * scales
+
+
+def _passed(exact: torch.Tensor, rounding: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """What is rounded, with the gradient of what is not."""
+    passed: torch.Tensor = _StraightThrough.apply(exact, rounding(exact.detach()))  # type: ignore[no-untyped-call]
+    return passed
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+        return rounded.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradients[0], None
 
 
 class _Rounded(torch.autograd.Function):

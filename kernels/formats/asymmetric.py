@@ -3,7 +3,7 @@
 The weights of GPTQ (arXiv 2210.17323) and AWQ (arXiv 2306.00978). For values x of a group and codes
 of b bits, top = 2^b - 1:
 
-    low, high  = share · min(x, 0), share · max(x, 0)
+    low, high  = share · min(x, 0), share · max(x, 0)     (a share of each, where they have two)
     scale      = fp16((high - low) / top)
     zero point = clamp(round(low / scale), -top, 0)
     code       = clamp(round(x / scale) - zero point, 0, top)
@@ -27,14 +27,18 @@ _SIGNED_BITS = 7  # unsigned codes of so many fit int8
 
 
 def asymmetric_scaling(
-    grouped: torch.Tensor, top: int, share: float = 1.0
+    grouped: torch.Tensor, top: int, share: float | torch.Tensor = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales, FP16, and zero points, in the values' dtype, of values [..., length]: [..., 1] each.
 
+    share: of the range; a tensor [..., 2]: of its part below 0 and of that above.
     Raises ValueError if a scale passes what FP16 can carry.
     """
-    low = grouped.amin(dim=-1, keepdim=True).clamp_max(0) * share
-    high = grouped.amax(dim=-1, keepdim=True).clamp_min(0) * share
+    below, above = (
+        share.split(1, dim=-1) if isinstance(share, torch.Tensor) else (share, share)
+    )  # fmt: skip
+    low = grouped.amin(dim=-1, keepdim=True).clamp_max(0) * below
+    high = grouped.amax(dim=-1, keepdim=True).clamp_min(0) * above
     scales = ((high - low) / top).to(torch.float16)
     if not math.isfinite(float(scales.detach().amax())):
         raise ValueError(f"a range past {65504 * top:,} does not fit an FP16 scale")
@@ -50,12 +54,16 @@ def asymmetric_types(bits: int) -> tuple[torch.dtype, torch.dtype]:
 
 
 def quantize_asymmetric(
-    matrix: torch.Tensor, bits: int, group: int | None = 128, share: float = 1.0
+    matrix: torch.Tensor,
+    bits: int,
+    group: int | None = 128,
+    share: float | torch.Tensor = 1.0,
 ) -> Operand:
     """Quantize [rows, K] to unsigned codes with one FP16 scale and one zero point a group.
 
     group: values of k that share them; None: a row. The last group may be shorter.
-    share: of a group's range that the codes span.
+    share: of a group's range that the codes span; a tensor [rows, groups, 2]: of each group's part
+    below 0 and of that above.
     Raises ShapeError and ValueError as `quantize_symmetric`.
     """
     low, high = code_limits(bits)

@@ -32,14 +32,15 @@ def quantize(
     """Round [rows, K] to nearest: codes and scales; dense formats: the values as FP16.
 
     shares: [rows, groups], what the codes of each group span of its range beside the format's clip,
-    for signed integers; None: all of it. order: of the channels, for mixed ones; None: their
+    for integers; with zero points [rows, groups, 2], of the part below 0 and of that above. None:
+    all of it. order: of the channels, for mixed ones; None: their
     default_order.
 
     Raises ShapeError for formats that no operand has or that don't fit the matrix, and ValueError
     for NaN, infinity or values past what a format carries.
     """
-    if shares is not None and number.kind not in ("symmetric", "balanced"):
-        raise ShapeError(f"only signed integers have a share for each group, not {number.name}")
+    if shares is not None and number.kind not in ("symmetric", "balanced", "asymmetric"):
+        raise ShapeError(f"only integers have a share for each group, not {number.name}")
     rows = max(1, _CHUNK_VALUES // max(1, matrix.shape[-1]))
     if matrix.ndim != 2 or matrix.shape[0] <= rows:
         return _quantize_rows(matrix, number, shares, order)
@@ -72,7 +73,8 @@ def _quantize_rows(
     if number.kind == "mixed" and number.group is not None:
         return quantize_mixed(matrix, order, bits=number.bits, group=number.group, clip=number.clip)
     if number.kind == "asymmetric":
-        return quantize_asymmetric(matrix, number.bits, number.group, number.clip)
+        share = number.clip if shares is None else shares * number.clip
+        return quantize_asymmetric(matrix, number.bits, number.group, share)
     if number.kind in ("symmetric", "balanced"):
         top = number.limits[1] if number.kind == "balanced" else None
         share = number.clip if shares is None else shares * number.clip

@@ -11,7 +11,7 @@ from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.losses import attention_divergence, double_log_cosine
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.straight_through import fake_quantize
-from kernels.formats import NumberFormat
+from kernels.formats import NumberFormat, quantize
 from kernels.formats.grouping import in_groups, safe_divisor
 
 
@@ -19,7 +19,13 @@ from kernels.formats.grouping import in_groups, safe_divisor
 @given(
     st.integers(0, 10**6),
     st.sampled_from(
-        [NumberFormat(4, 32), NumberFormat(6), NumberFormat(3, None, "balanced")],
+        [
+            NumberFormat(4, 32),
+            NumberFormat(6),
+            NumberFormat(3, None, "balanced"),
+            NumberFormat(4, 32, "asymmetric"),
+            NumberFormat(3, None, "asymmetric", 0.9),
+        ],
     ),
 )
 def test_training_rounds_as_the_format_does(seed, number):
@@ -198,8 +204,43 @@ def test_attention_is_left_as_it_was(tiny_llama, calibration):
     assert model.config._attn_implementation == before
 
 
-def test_formats_with_a_zero_point_are_refused():
+def test_activations_with_a_zero_point_are_refused():
     with pytest.raises(QuantizeError, match="signed integers, not uint4/row"):
         BlockTrainer(
-            torch.nn.Module(), (), (), NumberFormat(4, None, "asymmetric"), None, {}, (), None
-        )
+            torch.nn.Module(), (), (), NumberFormat(4), NumberFormat(4, None, "asymmetric"), {}, (),
+            None,
+        )  # fmt: skip
+
+
+def test_both_ends_of_a_range_with_a_zero_point_are_clipped():
+    values = torch.tensor([[-1.0, -0.2, 0.1, 2.0]], dtype=torch.float64)
+    shares = torch.tensor([[[0.5, 0.25]]]).double().requires_grad_()
+    number = NumberFormat(4, None, "asymmetric")
+
+    rounded = fake_quantize(values, number, shares)
+    rounded[0, 3].backward(retain_graph=True)
+
+    assert rounded[0].tolist() == pytest.approx([-0.5, -0.2, 0.1, 0.5], abs=0.04)
+    assert torch.equal(
+        rounded.detach().float(),
+        quantize(values, number, shares=shares.detach()).dequantize().float(),
+    )
+    assert shares.grad[0, 0, 1] == pytest.approx(2.0, rel=0.1)  # of the largest value, 2
+
+
+@pytest.mark.parametrize("name", ["omniquant-w3a8", "abq-w3a8"])
+def test_zero_points_are_trained_as_they_are_rounded(name, tiny_llama, calibration, trained):
+    """Weights far from symmetric, which is what zero points are for."""
+    codes = {}
+    for symmetric in ("true", "false"):
+        model = tiny_llama()
+        with torch.no_grad():
+            for block in model.model.layers:
+                block.mlp.up_proj.weight.abs_()
+        resolve(f"{name}[epochs=3,symmetric={symmetric}]").quantize(model, calibration)
+        codes[symmetric] = model.model.layers[0].mlp.up_proj.layer.weight
+
+    symmetric, asymmetric = trained[:2], trained[2:]
+    assert asymmetric[0].losses[-1] < min(symmetric[0].losses[-1], asymmetric[0].losses[0])
+    assert codes["true"].zero_points is None
+    assert codes["false"].zero_points is not None
