@@ -224,7 +224,7 @@ def layer_errors(
     """Squared error of each quantized layer's output over its squared output, by its name.
 
     Both models get the original's inputs, so a layer answers for itself alone. segment: [T],
-    int64. folds: what the quantized model's layers have their inputs and outputs divided by. A
+    int64. folds: what was folded into the quantized model. A
     layer whose output is all zero has error 0 if the other's is, else infinity. Raises
     QuantizeError if the original has no layer map.
     """
@@ -240,10 +240,8 @@ def layer_errors(
             name: str = site.name,
             other: nn.Module = other,
         ) -> None:
-            given, expected = inputs[0], output.double()
-            if name in folds.inputs:
-                given = (given / folds.inputs[name]).to(given.dtype)
-            actual = other(given) * folds.outputs.get(name, 1.0)
+            given, expected = folds.fold_input(name, inputs[0]), output.double()
+            actual = folds.unfold_output(name, other(given).double())
             wrong = float((actual - expected).square().sum())
             power = float(expected.square().sum())
             errors[name] = wrong / power if power else (float("inf") if wrong else 0.0)

@@ -75,10 +75,7 @@ class ModelWeights(NamedWeights):
 
     def formats(self) -> dict[str, LayerFormats]:
         layers = self.block(0, torch.device("cpu")).linears
-        return {
-            name: LayerFormats(layer.weight_format, layer.activation_format)
-            for name, layer in layers.items()
-        }
+        return {name: layer.formats for name, layer in layers.items()}
 
     def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
         module = self._model.get_submodule(name)

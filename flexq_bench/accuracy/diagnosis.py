@@ -175,18 +175,17 @@ def is_foldable(original: Any, model: Any, folds: Folds) -> bool:
 
 
 class _Unfolded(nn.Module):
-    """The original's layer between others that scales were folded into."""
+    """The original's layer between others that something was folded into."""
 
     def __init__(self, layer: nn.Module, folds: Folds, name: str) -> None:
         super().__init__()
         self.weight = layer.weight
         self._layer = [layer]  # no submodule: it stays the original's
-        self._inputs, self._outputs = folds.inputs.get(name), folds.outputs.get(name)
+        self._folds, self._name = folds, name
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        given = x if self._inputs is None else (x * self._inputs).to(x.dtype)
-        y: torch.Tensor = self._layer[0](given)
-        return y if self._outputs is None else (y / self._outputs).to(y.dtype)
+        y: torch.Tensor = self._layer[0](self._folds.unfold_input(self._name, x))
+        return self._folds.fold_output(self._name, y)
 
 
 def _finite(value: Any) -> Any:

@@ -45,8 +45,9 @@ class ActivationBuffers:
 
 
 class KernelLinear(nn.Module):
-    """Y = q(X) · W^T + bias by a kernel: FP16 in, activations rounded by the kernel, FP16 out.
+    """Y = q(R X) · W^T + bias by a kernel: FP16 in, activations rounded by the kernel, FP16 out.
 
+    Where a layer has a rotation R torch computes it before.
     Codes and scales of the layer are packed when they are first used, on the device where they lie,
     and not rounded again. The weights are no parameters: the module stays on that device.
 
@@ -76,7 +77,7 @@ class KernelLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N] in x's dtype. Raises QuantizeError if FP16 can't hold x."""
         rows = x.reshape(-1, self.in_features)
-        halves = rows.to(torch.float16).contiguous()
+        halves = self.layer.rotated(rows).to(torch.float16).contiguous()
         if not bool(torch.isfinite(halves).all()):
             raise QuantizeError(f"{self.name}: {past_fp16(x) or _NOT_FINITE}")
         # What a kernel does not write is no number, which a perplexity does not survive.

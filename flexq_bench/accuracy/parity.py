@@ -105,7 +105,8 @@ def _compare(
 
 def _reference(layer: FakeQuantizedLinear, x: torch.Tensor) -> Reference:
     """The layer's output with its products summed in float64, and the sum of their magnitudes."""
-    rows = x.float() if layer.order is None else x.float()[:, layer.order]
+    rows = layer.layer.rotated(x.float())
+    rows = rows if layer.order is None else rows[:, layer.order]
     rows = rows if layer.activation is None else layer.activation(rows)
     rows, weight = rows.double(), layer.weight.double()
     y, magnitude = rows @ weight.T, rows.abs() @ weight.abs().T

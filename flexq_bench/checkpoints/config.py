@@ -111,6 +111,7 @@ class LayerEntry(_Strict):
     """A quantized layer: format of its weight [n, k], and of its activation (null: FP16).
 
     tail_bits: of the last group's codes, where they differ. ordered: it has an order of channels.
+    rotation: order of the block of its input's rotation (schemes.rotation); null: it has none.
     """
 
     weight: str
@@ -119,6 +120,7 @@ class LayerEntry(_Strict):
     bias: bool = False
     tail_bits: int | None = None
     ordered: bool = False
+    rotation: Annotated[int, Field(gt=0)] | None = None
 
     @field_validator("weight")
     @classmethod
@@ -160,6 +162,8 @@ class LayerEntry(_Strict):
             if inputs is None:
                 return None
         if weights is None or self.ordered or self.tail_bits is not None:
+            return None
+        if self.rotation is not None:
             return None
         return ConfigGroup(
             targets=(), weights=weights, input_activations=inputs, format=self.storage

@@ -12,6 +12,7 @@
     input_scale        FP16 [1], of a static activation
     input_zero_point   int8 [1]
     bias               FP16 [N]
+    input_rotation     FP32 [m, m], the block of the input's rotation (schemes.rotation)
 
 Names, types and layout are those of compressed-tensors 0.20 where it has them.
 """
@@ -27,6 +28,7 @@ from flexq_bench.checkpoints.config import FLOAT, INT, ActivationEntry, LayerEnt
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.packing import pack_codes, unpack_codes, words_of
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from flexq_bench.schemes.rotation import Rotation
 from kernels.errors import ShapeError
 from kernels.formats import FP16, NumberFormat, Operand, format_of
 from kernels.formats.dual_grained import SIX_BITS, TOP_SIX_BIT_SCALE
@@ -35,6 +37,7 @@ from kernels.formats.minifloat import minifloat_codes, minifloat_numbers
 Tensors = dict[str, torch.Tensor]
 Spec = tuple[torch.dtype, tuple[int, ...]]
 _BYTE = 8
+_ORTHOGONAL = 1e-4  # of an element of B Bᵀ
 _HALF = 128  # codes of 8 bits from 0 up, less this, are an INT8
 
 
@@ -53,6 +56,7 @@ def encode(layer: QuantizedLayer) -> tuple[LayerEntry, Tensors]:
         bias=layer.bias is not None,
         tail_bits=operand.tail_bits,
         ordered=operand.order is not None,
+        rotation=None if layer.rotation is None else layer.rotation.block.shape[0],
     )
     tensors: Tensors = {}
     if number.is_dense or (number.kind == "float" and entry.storage == FLOAT):
@@ -70,6 +74,10 @@ def encode(layer: QuantizedLayer) -> tuple[LayerEntry, Tensors]:
         tensors["weight_order"] = operand.order.to(torch.int32)
     if layer.bias is not None:
         tensors["bias"] = layer.bias.to(torch.float16)
+    if layer.rotation is not None:
+        if layer.rotation.signs is not None:
+            raise CheckpointError("a rotation of a layer's input has no signs: fold them")
+        tensors["input_rotation"] = layer.rotation.block
     tensors |= _encode_static(entry)
     _check(entry, tensors)
     return entry, tensors
@@ -97,7 +105,9 @@ def decode(entry: LayerEntry, tensors: Mapping[str, torch.Tensor]) -> QuantizedL
         tensors.get("weight_order"),
     )
     activation = None if entry.activation is None else entry.activation.quantizer()
-    return QuantizedLayer(operand, activation, tensors.get("bias"))
+    block = tensors.get("input_rotation")
+    rotation = None if block is None else Rotation(block)
+    return QuantizedLayer(operand, activation, tensors.get("bias"), rotation)
 
 
 def specs(entry: LayerEntry) -> dict[str, Spec]:
@@ -128,6 +138,8 @@ def specs(entry: LayerEntry) -> dict[str, Spec]:
             )
     if entry.ordered:
         found["weight_order"] = (torch.int32, (k,))
+    if entry.rotation is not None:
+        found["input_rotation"] = (torch.float32, (entry.rotation, entry.rotation))
     if entry.bias:
         found["bias"] = (torch.float16, (n,))
     static = _static(entry)
@@ -295,6 +307,13 @@ def _no_permutation(entry: LayerEntry, order: torch.Tensor) -> bool:
     return not torch.equal(order.sort().values.cpu(), torch.arange(k, dtype=torch.int32))
 
 
+def _no_rotation(entry: LayerEntry, block: torch.Tensor) -> bool:
+    count, rest = divmod(entry.shape[1], len(block))
+    product = block.double() @ block.double().T
+    wrong = float((product - torch.eye(len(block)).to(product)).abs().max())
+    return bool(rest) or count & (count - 1) != 0 or wrong > _ORTHOGONAL
+
+
 def _no_group_integer(entry: LayerEntry, scale: torch.Tensor) -> bool:
     if scale.dtype != torch.int8:
         return False
@@ -306,6 +325,7 @@ def _no_group_integer(entry: LayerEntry, scale: torch.Tensor) -> bool:
 _FAULTS: tuple[tuple[str, Callable[[LayerEntry, torch.Tensor], bool], str], ...] = (
     ("weight", _has_nan, "holds NaN"),
     ("input_scale", lambda entry, scale: float(scale) <= 0, "is zero in FP16"),
+    ("input_rotation", _no_rotation, "is not orthogonal, or no power of two of it makes K"),
     ("weight_order", _no_permutation, "is no permutation of the input's channels"),
     (
         "weight_shape",

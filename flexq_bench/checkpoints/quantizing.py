@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -80,7 +81,7 @@ def quantize_checkpoint(
         TemporaryDirectory() as scratch,
         CheckpointWriter(
             folder,
-            source.config_dict(),
+            source.config_dict() | ({"tie_word_embeddings": False} if scheme.changes_ends else {}),
             stored,
             kv_bits=scheme.kv_bits if kv_bits is None else kv_bits,
             is_synthetic=source.is_synthetic,
@@ -92,10 +93,11 @@ def quantize_checkpoint(
             writer.add_file(path)
         writer.leave_as_is(_other_linears(streamed))
         with freed_at_once(device), PeakMemory(device) as peak:
-            for name, tensor in streamed.read_ends():
-                writer.add_tensor(name, tensor)
-            writer.close_shard()
+            if not scheme.changes_ends:
+                _write_ends(streamed.read_ends(), writer)
             _quantize_blocks(streamed, scheme, writer, calibration, seed, progress)
+            if scheme.changes_ends:
+                _write_ends(streamed.changed_ends(), writer)
         content_hash = writer.finish()
     return WrittenCheckpoint(
         writer.folder,
@@ -107,6 +109,12 @@ def quantize_checkpoint(
         peak.bytes,
         peak.meaning,
     )
+
+
+def _write_ends(ends: Iterable[tuple[str, torch.Tensor]], writer: CheckpointWriter) -> None:
+    for name, tensor in ends:
+        writer.add_tensor(name, tensor)
+    writer.close_shard()
 
 
 def _quantize_blocks(
@@ -123,7 +131,7 @@ def _quantize_blocks(
         writer.close_shard()
         streamed.leave(index)
 
-    if scheme.needs_calibration:
+    if scheme.needs_calibration or scheme.changes_ends:
         streamed.load_ends()
     with streamed.streamed():
         scheme.quantize(

@@ -86,6 +86,13 @@ class StreamedModel:
         """The tensors that belong to no block, as they are stored, one at a time."""
         return self._source.read_halves(self.ends, self._device)
 
+    def changed_ends(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same as they are in memory, after a scheme changed them, as FP16."""
+        prefix = f"{self.layout.names.blocks}."
+        state = self.module.state_dict()
+        names = [name for name in expected_tensors(self.module) if not name.startswith(prefix)]
+        return ((name, state[name].to(torch.float16)) for name in names)
+
     @contextmanager
     def streamed(self) -> Iterator[None]:
         """While it lasts, a forward pass that enters a block brings its weights."""

@@ -48,10 +48,7 @@ class CheckpointWeights(NamedWeights):
 
     def formats(self) -> dict[str, LayerFormats]:
         layers = self.block(0, _CPU).linears
-        return {
-            name: LayerFormats(layer.weight_format, layer.activation_format)
-            for name, layer in layers.items()
-        }
+        return {name: layer.formats for name, layer in layers.items()}
 
     def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
         if name in self._quantized:

@@ -14,7 +14,10 @@ from kernels.formats import Operand
 
 
 class UnlikePartsError(UsageError):
-    """Layers that read one input are quantized so differently that no kernel runs them as one."""
+    """Layers are quantized so that decode's forward pass can't run them.
+
+    Those that read one input so differently that no kernel runs them as one, or any so that its
+    input is rotated before."""
 
 
 def fused(parts: Sequence[tuple[str, QuantizedLayer]]) -> QuantizedLayer:
@@ -28,9 +31,9 @@ def fused(parts: Sequence[tuple[str, QuantizedLayer]]) -> QuantizedLayer:
         return layers[0]
     first = layers[0]
     for name, layer in parts[1:]:
-        if _formats(layer) != _formats(first):
+        if layer.formats != first.formats:
             raise UnlikePartsError(
-                f"{parts[0][0]} is {_formats(first).name} and {name} is {_formats(layer).name}: "
+                f"{parts[0][0]} is {first.formats.name} and {name} is {layer.formats.name}: "
                 "decode runs them as one layer, so quantize them alike"
             )
         if layer.activation != first.activation or not _same_order(layer.weight, first.weight):
@@ -42,7 +45,7 @@ def fused(parts: Sequence[tuple[str, QuantizedLayer]]) -> QuantizedLayer:
     if any(layer.bias is not None for layer in layers):
         bias = torch.cat([_bias(layer) for layer in layers])
     return QuantizedLayer(
-        Operand.stacked([layer.weight for layer in layers]), first.activation, bias
+        Operand.stacked([layer.weight for layer in layers]), first.activation, bias, first.rotation
     )
 
 
@@ -60,10 +63,6 @@ def fused_formats(scheme: Scheme, kinds: Sequence[str], *, gated: bool) -> Layer
                 "decode runs them as one layer; pick another scheme"
             )
     return first[1]
-
-
-def _formats(layer: QuantizedLayer) -> LayerFormats:
-    return LayerFormats(layer.weight_format, layer.activation_format)
 
 
 def _same_order(one: Operand, other: Operand) -> bool:

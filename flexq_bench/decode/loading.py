@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.decode.decoder import Block, Model
+from flexq_bench.decode.fused_layers import UnlikePartsError
 from flexq_bench.decode.layers import ChooseConfig, PackedLinear
 from flexq_bench.decode.weights import Affine, WeightSource, dense_layer, layer_sizes
 from flexq_bench.errors import MeasureError, UsageError
@@ -82,6 +83,11 @@ def check_memory(needed: Footprint, what: str, device: torch.device) -> None:
 
 def label_of(layer: str, formats: LayerFormats) -> str:
     """Label of the kernel that runs a layer. Raises UsageError if there is none: why."""
+    if formats.rotated:
+        raise UnlikePartsError(
+            f"the input of {layer} is rotated, for which decode has no operator: `accuracy` and "
+            "`gate accuracy` take it, or pick another scheme"
+        )
     label = kernel_label(formats.weight, formats.activation)
     if label is None:
         why = why_no_kernel(formats.weight, formats.activation)
@@ -124,8 +130,7 @@ def load(
     dimensions = architecture.dimensions
 
     def pack(name: str, within: str, layer: QuantizedLayer) -> PackedLinear:
-        formats = LayerFormats(layer.weight_format, layer.activation_format)
-        kernel = find(label_of(f"{name} of {within}", formats), backend)
+        kernel = find(label_of(f"{name} of {within}", layer.formats), backend)
         config = choose(kernel, batches[0], layer.weight.rows, layer.weight.k)
         packed = kernel.narrow(kernel.pack_weight(layer.weight), config)
         return PackedLinear(name, kernel, packed, layer.bias)

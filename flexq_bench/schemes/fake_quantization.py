@@ -14,13 +14,14 @@ from flexq_bench.schemes.activations import ActivationQuantizer
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.model_map import LinearSite, linear_at, replace_module
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from flexq_bench.schemes.rotation import Rotation
 from kernels.formats import Operand
 
 _LARGEST_FP16 = torch.finfo(torch.float16).max
 
 
 class FakeQuantizedLinear(nn.Module):
-    """Y = q(X)[order] · W^T + bias of a quantized layer: W and q(X) are code times scale.
+    """Y = q(R X)[order] · W^T + bias of a quantized layer: W and q(R X) are code times scale.
 
     Products are summed in FP32 whatever the model's dtype, as kernels do, and Y has X's dtype.
 
@@ -59,7 +60,7 @@ class FakeQuantizedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N] in x's dtype. Raises QuantizeError if x can't be quantized."""
-        rows = x.reshape(-1, self.in_features)
+        rows = self._layer.rotated(x.reshape(-1, self.in_features))
         if self.order is not None:
             rows = rows[:, self.order]
         try:
@@ -83,9 +84,12 @@ def quantize_site(
     site: LinearSite,
     weight: Operand,
     activation: ActivationQuantizer | None = None,
+    *,
+    rotation: Rotation | None = None,
 ) -> FakeQuantizedLinear:
     """Put a FakeQuantizedLinear with these codes and the site's bias, as FP16, where it is.
 
+    rotation: of its input, when the model runs.
     Raises QuantizeError if FP16 can't hold the bias, or weights that stay as they are.
     """
     dense = linear_at(model, site.name)
@@ -93,7 +97,7 @@ def quantize_site(
     for what, values in (("bias", bias), ("weights", weight.values)):
         if values is not None and values.dtype == torch.float16 and not _finite(values):
             raise QuantizeError(f"{site.name}: its {what} pass FP16's {_LARGEST_FP16:,.0f}")
-    layer = QuantizedLayer(weight.to(dense.weight.device), activation, bias)
+    layer = QuantizedLayer(weight.to(dense.weight.device), activation, bias, rotation)
     quantized = FakeQuantizedLinear(site.name, layer)
     replace_module(model, site.name, quantized)
     return quantized

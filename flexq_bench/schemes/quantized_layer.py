@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 import torch
 
 from flexq_bench.schemes.activations import ActivationQuantizer
+from flexq_bench.schemes.layer_formats import LayerFormats
+from flexq_bench.schemes.rotation import Rotation
 from kernels.errors import ShapeError
 from kernels.formats import FP16, NumberFormat, Operand, format_of
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayer:
-    """Y = q(X) · W^T + bias, as codes.
+    """Y = q(R X) · W^T + bias, as codes.
 
     weight:     codes and scales of [N, K], or FP16 values; weight.order is the order of X's
                 channels too.
     activation: rounds X; None: X is FP16 (weight-only).
     bias:       FP16 [N]; None: there is none.
+    rotation:   R, of the input; None: there is none.
 
     Raises ShapeError if the bias is not one value a row.
     """
@@ -26,6 +29,7 @@ class QuantizedLayer:
     weight: Operand
     activation: ActivationQuantizer | None = None
     bias: torch.Tensor | None = None
+    rotation: Rotation | None = None
 
     def __post_init__(self) -> None:
         if self.bias is not None and tuple(self.bias.shape) != (self.weight.rows,):
@@ -36,7 +40,21 @@ class QuantizedLayer:
     def to(self, device: torch.device | str) -> QuantizedLayer:
         """The same layer on another device."""
         bias = None if self.bias is None else self.bias.to(device)
-        return replace(self, weight=self.weight.to(device), bias=bias)
+        rotation = None if self.rotation is None else self.rotation.to(device)
+        return replace(self, weight=self.weight.to(device), bias=bias, rotation=rotation)
+
+    def rotated(self, x: torch.Tensor) -> torch.Tensor:
+        """R x for each row of x [tokens, K], computed in FP32 at least; x itself without an R."""
+        if self.rotation is None:
+            return x
+        return self.rotation.apply(x if x.dtype == torch.float64 else x.float())
+
+    @property
+    def formats(self) -> LayerFormats:
+        """What a kernel must take."""
+        return LayerFormats(
+            self.weight_format, self.activation_format, rotated=self.rotation is not None
+        )
 
     @property
     def weight_format(self) -> NumberFormat:

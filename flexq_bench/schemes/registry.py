@@ -29,6 +29,7 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.learned_scheme import LearnedOptions
 from flexq_bench.schemes.omniquant import OmniQuant
 from flexq_bench.schemes.own_schemes import OwnScheme, own_schemes, scheme_of, use_schemes_from
+from flexq_bench.schemes.quarot import QuaRot, QuaRotOptions
 from flexq_bench.schemes.scheme import Scheme, SchemeOptions
 from flexq_bench.schemes.smoothquant import SmoothQuant, SmoothQuantOptions
 from flexq_bench.schemes.two_level import TwoLevel, TwoLevelOptions
@@ -168,6 +169,13 @@ _FAMILIES: tuple[_Family, ...] = (
         lambda bits: AbqOptions(int(bits["w"]), int(bits["a"]), balanced=bool(bits["balanced"])),
         ("abq-w6a6", "abq-w4a4", "abq-w2*a8"),
         "learned under losses that keep distribution and attention; * balanced codes",
+    ),
+    _Family(
+        r"quarot-w(?P<w>[2-8]|16)a(?P<a>[2-8]|16)",
+        QuaRot,
+        lambda bits: QuaRotOptions(int(bits["w"]), int(bits["a"])),
+        ("quarot-w6a6", "quarot-w4a4"),
+        "rotated by Hadamard matrices against outliers, then rounded to nearest",
     ),
     _Family(
         r"dgq-w4a8",

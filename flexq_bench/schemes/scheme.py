@@ -97,6 +97,11 @@ class Scheme(ABC):
         return self.needs_calibration
 
     @property
+    def changes_ends(self) -> bool:
+        """True if `prepare` changes the embedding, the last norm and the output head."""
+        return False
+
+    @property
     def needs_original(self) -> bool:
         """True if `quantize_block` compares with the original model's outputs."""
         return False

@@ -20,19 +20,45 @@ import torch
 from torch import nn
 
 from flexq_bench.schemes.model_map import SiteInput
+from flexq_bench.schemes.rotation import Rotation
 
 _SMALLEST = 1e-5  # of a magnitude, so that a channel that is never used gets a finite scale
 
 
 @dataclass(frozen=True, slots=True)
 class Folds:
-    """Scales that were folded into a model, by the full name of a linear layer, float64.
+    """What was folded into a model, by the full name of a linear layer; scales are float64.
 
     inputs: what its inputs are divided by [K]. outputs: what its outputs are divided by [N].
+    rotated_inputs, rotated_outputs: what they are rotated by, inputs after they were divided.
     """
 
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    rotated_inputs: dict[str, Rotation] = field(default_factory=dict)
+    rotated_outputs: dict[str, Rotation] = field(default_factory=dict)
+
+    def fold_input(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """What a layer gets instead of the original's input [..., K], in its dtype."""
+        given = x / self.inputs[name] if name in self.inputs else x
+        if name in self.rotated_inputs:
+            given = self.rotated_inputs[name].apply(given)
+        return given.to(x.dtype)
+
+    def unfold_input(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """The original's input [..., K] instead of what a layer gets, in its dtype."""
+        given = self.rotated_inputs[name].undo(x) if name in self.rotated_inputs else x
+        return (given * self.inputs.get(name, 1.0)).to(x.dtype)
+
+    def fold_output(self, name: str, y: torch.Tensor) -> torch.Tensor:
+        """What a layer gives instead of the original's output [..., N], in its dtype."""
+        given = self.rotated_outputs[name].apply(y) if name in self.rotated_outputs else y
+        return (given / self.outputs.get(name, 1.0)).to(y.dtype)
+
+    def unfold_output(self, name: str, y: torch.Tensor) -> torch.Tensor:
+        """The original's output [..., N] instead of what a layer gives."""
+        given = y * self.outputs.get(name, 1.0)
+        return self.rotated_outputs[name].undo(given) if name in self.rotated_outputs else given
 
 
 def smoothquant_scale(inputs: torch.Tensor, weights: torch.Tensor, alpha: float) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +126,16 @@ def text() -> torch.Tensor:
     """Tokens [2, 32] to compare outputs on."""
     generator = torch.Generator().manual_seed(2)
     return torch.randint(0, VOCABULARY, (2, 32), generator=generator)
+
+
+@pytest.fixture(scope="session")
+def shipped_llama() -> tuple[Any, torch.Tensor]:
+    """The model that the repository ships, and tokens of its held-out text: 2 segments of 256."""
+    from flexq_bench.accuracy import load_model, read_text, tokenize
+
+    folder = Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
+    loaded = load_model(str(folder), device=torch.device("cpu"))
+    return loaded.model, tokenize(read_text(str(folder / "heldout.txt")), loaded.tokenizer)[:512]
 
 
 def _spread_out(model: Any) -> Any:

@@ -31,6 +31,7 @@ FORMATS = {
     "smoothquant-w8a8": {("int8/row", "int8/row")},
     "abq-w6a6[epochs=1]": {("int6/row", "int6/row")},
     "omniquant-w6a6[epochs=1]": {("int6/row", "int6/row")},
+    "omniquant-w4a16[epochs=1,group=128,symmetric=false]": {("uint4/128", "fp16")},
     "dgq-w4a8[row_steps=8]": {("dual4/128", "int8/row")},
     "dual-w6a8[row_steps=2]": {("dual6/128", "int8/row")},
     "atom-w4a4": {("mixed4/128", "mixed4/128")},
@@ -212,7 +213,7 @@ class OneBlockAtATime:
     [
         *("flexq-w6ax", "flexq-w6ax[a8_budget=0.25]", "gptq-w4a16", "awq-w4a16", "fp6"),
         *("smoothquant-w6a6[alpha=none]", "dgq-w4a8[row_steps=8]", "atom-w4a4[group=16]"),
-        "dual-w6a8[search=none]",
+        *("dual-w6a8[search=none]", "quarot-w6a6"),
         *("omniquant-w6a6[epochs=1]", "omniquant-w4a16[epochs=1]", "abq-w6a6[epochs=1]"),
     ],
 )

@@ -1,0 +1,156 @@
+"""QuaRot: the model rotated so that no channel has outliers, then rounded to nearest.
+
+Ashkboos et al., arXiv 2404.00456. The residual stream is rotated by a Hadamard matrix with random
+signs, which is folded into the weights that read it and write to it, the embedding and the output
+head among them; norms' weights are folded into their readers first, since a norm without weights
+passes a rotation (section 4, stage 1a). The inputs of down_proj and o_proj are rotated when the
+model runs (stages 1b and 1c): their weights hold the inverse. Which Hadamard matrices: `rotation`.
+
+Differences: the whole input of o_proj is rotated when the model runs, where the paper folds the
+part within a head into v_proj; keys and values are cached unrotated (stage 1d serves the cache
+alone); weights are rounded to nearest over all of their range, without GPTQ or a search for a
+clipping ratio. That of activations is an option: the paper's 0.9 has no kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.layer_formats import LayerFormats
+from flexq_bench.schemes.model_map import LinearSite, linear_at, weight_of
+from flexq_bench.schemes.rotation import Rotation, online_rotation, residual_rotation
+from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
+from flexq_bench.schemes.site_inputs import readers_of
+from flexq_bench.schemes.uniform import FULL_BITS
+from kernels.formats import FP16, NumberFormat, quantize
+
+# Blocks that read the residual stream through RMS norms, and write to it without one.
+_ROTATABLE = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "SmolLM3ForCausalLM",
+)
+_ONLINE = ("o_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class QuaRotOptions(SchemeOptions):
+    """Bits of weights and activations; 16: not quantized. group: along K; None: a row, a token.
+
+    activation_clip: share of a token's range that its codes span.
+    """
+
+    w_bits: int
+    a_bits: int
+    group: int | None = None
+    activation_clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.activation  # noqa: B018 - it says what is wrong with the clip
+
+    @property
+    def weight(self) -> NumberFormat:
+        return NumberFormat(self.w_bits, self.group) if self.w_bits < FULL_BITS else FP16
+
+    @property
+    def activation(self) -> NumberFormat:
+        if self.a_bits >= FULL_BITS:
+            return FP16
+        return NumberFormat(self.a_bits, self.group, clip=self.activation_clip)
+
+
+class QuaRot(Scheme):
+    """Rotated, then symmetric integers rounded to nearest."""
+
+    source = "QuaRot, arXiv:2404.00456, section 4"
+    options: QuaRotOptions
+
+    @property
+    def changes_ends(self) -> bool:
+        return True
+
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        return LayerFormats(self.options.weight, self.options.activation, kind in _ONLINE)
+
+    def prepare(self, state: QuantizationState) -> None:
+        """Rotate what is no block: the embedding, and the output head with the last norm's weights.
+
+        Raises QuantizeError for architectures that a rotation doesn't pass.
+        """
+        model: Any = state.model
+        if state.layout.architecture not in _ROTATABLE:
+            raise QuantizeError(
+                f"{self.name} rotates {', '.join(_ROTATABLE)}, not {state.layout.architecture}: "
+                "pick another scheme"
+            )
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        norm = model.get_submodule(state.layout.names.blocks.partition(".")[0]).norm
+        rotation = _of_residuals(state)
+        folded = rotation.apply(head.weight.detach().double() * norm.weight.detach().double())
+        rotated = rotation.apply(embedding.weight.detach().double())
+        # FP16 as a checkpoint stores them, and no longer one tensor where they were.
+        model.config.tie_word_embeddings = False
+        for module, values in ((head, folded), (embedding, rotated)):
+            halves = values.to(torch.float16).to(module.weight.dtype)
+            module.weight = nn.Parameter(halves, requires_grad=module.weight.requires_grad)
+        _set_(norm.weight, torch.ones_like(norm.weight))
+
+    def quantize_block(self, state: QuantizationState, block: int) -> None:
+        rotation = _of_residuals(state)
+        prefix = f"{state.layout.names.blocks}.{block}."
+        norms: list[Any] = []
+        for site_input in state.layout.site_inputs:
+            scale = None
+            if site_input.through == "norm":
+                norms.append(state.model.get_submodule(prefix + site_input.source).weight)
+                scale = norms[-1].detach().double()
+            for site in readers_of(state, block, site_input):
+                self._quantize_site(state, site, rotation, scale)
+        for weight in norms:
+            _set_(weight, torch.ones_like(weight))
+
+    def _quantize_site(
+        self,
+        state: QuantizationState,
+        site: LinearSite,
+        rotation: Rotation,
+        scale: torch.Tensor | None,
+    ) -> None:
+        """scale: of the norm that a site reads; None: it writes to the residual stream."""
+        weight, online = weight_of(state.model, site).double(), None
+        if scale is not None:
+            weight = rotation.apply(weight * scale)
+            # A channel that a norm takes to zero has no weights: what it is divided by is free.
+            state.folds.inputs[site.name] = torch.where(scale == 0, 1.0, scale)
+            state.folds.rotated_inputs[site.name] = rotation
+        else:
+            online = online_rotation(site.k).to(weight.device)
+            weight = rotation.apply(online.apply(weight).T).T.contiguous()
+            state.folds.rotated_outputs[site.name] = rotation
+            bias = linear_at(state.model, site.name).bias
+            if bias is not None:
+                _set_(bias, rotation.apply(bias.detach().double()))
+        number = self.options.activation
+        activation = None if number.is_dense else DynamicActivation(number)
+        rounded = quantize(weight, self.options.weight)
+        quantize_site(state.model, site, rounded, activation, rotation=online)
+
+
+def _of_residuals(state: QuantizationState) -> Rotation:
+    config: Any = state.model.config
+    device = next(state.model.get_input_embeddings().parameters()).device  # type: ignore[operator]
+    return residual_rotation(int(config.hidden_size), state.seed).to(device)
+
+
+@torch.no_grad()
+def _set_(parameter: torch.Tensor, values: torch.Tensor) -> None:
+    parameter.copy_(values.to(parameter))
