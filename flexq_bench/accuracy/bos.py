@@ -102,10 +102,11 @@ def first_tokens_warning(model: Any, tokenizer: Any, tokens: TextTokens) -> str 
     saved = without.mean_nll - sum(losses) / len(losses)
     if not saved > _LOOKS_WRONG:
         return None
+    asks = "asks" if _begins_with_bos(tokenizer) else "does not ask"
     return (
         f"the first {length} tokens of a segment lose {saved:.2f} nats each for want of a BOS "
-        f"token ({token}), which the tokenizer does not ask for: this model looks trained with "
-        "one; evaluate with --bos segment"
+        f"token ({token}), which the tokenizer {asks} for: this model looks trained with one; "
+        "evaluate with --bos segment"
     )
 
 

@@ -63,7 +63,7 @@ def test_a_rotated_model_computes_what_it_did(architecture, changes, build, text
         expected, found = (one(text).logits.double() for one in (model, rotated))
     assert not torch.equal(rotated.model.embed_tokens.weight, model.model.embed_tokens.weight)
     error = (found - expected).norm() / expected.norm()
-    assert float(error) < 2e-3  # weights are FP16 after they were rotated
+    assert float(error) < 6e-3  # weights are FP16 after they were rotated
     errors = layer_errors(model, rotated, text[0], folds)
     assert max(errors.values()) < 1e-5
 
