@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import gzip
 import json
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from corruption_table import NOTHING_DONE, print_table, stored_rows
 from transformers import BatchEncoding
 
 from ci.accuracy_policy import AccuracyPolicy, load_accuracy_policy
@@ -49,14 +49,9 @@ from flexq_bench.accuracy.references import ModelReference
 from flexq_bench.accuracy.results import KERNELS, ORIGINAL, REFERENCE, Through
 from flexq_bench.accuracy.setup import PreparedModel, best_device, prepare
 from flexq_bench.runs.lifecycle import new_run
-from flexq_bench.schemes.registry import without_cache
 from kernels.contract import LinearKernel
 from kernels.formats import NumberFormat, quantize
 
-_HEAD = (
-    "| corruption | of | perplexity, % | mean KL | tokens | must fail | caught by | exit code |\n"
-    "| --- | --- | ---: | ---: | ---: | --- | --- | ---: |"
-)
 MUST_PERCENT, MUST_KL = 0.5, 0.10
 Damage = Callable[[Any, float], None]  # of a model of transformers, in place
 
@@ -186,7 +181,7 @@ WALL = (
     Corruption("cache", "× scale of keys", scale_keys, (1.01, 1.1), suffix="+kv8"),
     Corruption("tail", "rows of a launch", spoil_tail, (1, 8), through=KERNELS),
 )
-NOTHING = Corruption("none", "", lambda model, size: None, (0,))
+NOTHING = Corruption(NOTHING_DONE, "", lambda model, size: None, (0,))
 TOKENIZER = "tokenizer"
 
 
@@ -348,79 +343,6 @@ def row_of(
         "reason": "" if ppl is None else ppl.reason,
         "tokens": tokens,
     }
-
-
-class Verdicts:
-    """What each row says, after those of the same scheme with nothing done to it."""
-
-    def __init__(self) -> None:
-        self._undamaged: dict[str, list[str]] = {}  # limits that a scheme fails, by its name
-        self._last: dict[tuple[str, str], float | None] = {}  # mean KL of a corruption and scheme
-
-    def caught_by(self, row: dict[str, Any]) -> list[str]:
-        """The limits that fail, and don't without the damage."""
-        scheme = row["scheme"]
-        without = () if row["corruption"] == NOTHING.name else self._undamaged.get(
-            scheme, self._undamaged.get(without_cache(scheme), ())
-        )  # fmt: skip
-        return [name for name in row["fails"] if name not in without]
-
-    def is_wrong(self, row: dict[str, Any]) -> bool:
-        """Whether a row was judged wrongly, or shows that its corruption does nothing."""
-        scheme, corruption = row["scheme"], row["corruption"]
-        if corruption == NOTHING.name:
-            self._undamaged[scheme] = row["fails"]
-            if scheme == FULL_PRECISION:
-                return bool(row["fails"])
-            return any(name.startswith("fidelity") for name in row["fails"])
-        # Two sizes that differ in nothing: the model is computed past what was damaged.
-        is_idle = row["kl"] is not None and self._last.get((corruption, scheme)) == row["kl"]
-        self._last[corruption, scheme] = row["kl"]
-        return is_idle or (row["must_be_caught"] and not self.caught_by(row))
-
-
-def print_table(rows: Iterator[dict[str, Any]]) -> int:
-    """Print rows as they come; the exit code."""
-    verdicts, wrong = Verdicts(), []
-    say(_HEAD)
-    for row in rows:
-        is_wrong = verdicts.is_wrong(row)
-        say(line_of(row, verdicts.caught_by(row)))
-        if is_wrong:
-            wrong.append(f"{row['corruption']}, {row['size']:g} of {row['scheme']}")
-    say("; ".join([f"{len(wrong)} judged wrongly", *wrong]))
-    return 1 if wrong else 0
-
-
-def stored_rows(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """The rows of files that --out wrote, compressed or not."""
-    for file in files:
-        content = file.read_bytes()
-        text = gzip.decompress(content) if file.suffix == ".gz" else content
-        yield from map(json.loads, text.splitlines())
-
-
-def line_of(row: dict[str, Any], caught_by: Sequence[str]) -> str:
-    """A row of a Markdown table."""
-    percent, kl, clean = row["perplexity_percent"], row["kl"], row["kl_of_scheme"]
-    more = f" ({100 * (kl / clean - 1):+.0f} %)" if kl is not None and clean else ""
-    cells = (
-        f"{row['corruption']}, {row['size']:g} {row['unit']}".rstrip(),
-        f"`{row['scheme']}`",
-        "" if percent is None else f"{percent:+.2f}",
-        "" if kl is None else f"{kl:.5f}{more}",
-        f"{row['tokens']:,}",
-        "yes" if row["must_be_caught"] else "no",
-        ", ".join(caught_by) or "nothing",
-        str(row["exit_code"]),
-    )
-    return f"| {' | '.join(cells)} |"
-
-
-def say(line: str) -> None:
-    """Print a line as soon as it is known."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:

@@ -136,8 +136,8 @@ class Draws:
             if not undecided or rows.size == most:
                 return above, above or fails, taken
             earlier = rows.size
-            more = min(most, earlier + math.ceil(GROWTH * earlier)) - earlier
-            rows = np.concatenate((rows, rng.integers(self._losses.size, size=more)))
+            added = min(most, earlier + math.ceil(GROWTH * earlier)) - earlier
+            rows = np.concatenate((rows, rng.integers(self._losses.size, size=added)))
 
     def _limits(self, rows: NDArray[np.intp], seed: int, share: float) -> tuple[bool, bool]:
         """Whether a limit fails, and whether one is ambiguous. share: see PowerSchedule."""

@@ -33,6 +33,7 @@ from flexq_bench.accuracy.perplexity import (
 from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.references import ModelReference, Reference, segments_of
+from flexq_bench.accuracy.reproduction import Reproduction
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     KERNELS,
@@ -69,17 +70,6 @@ class _Quantized:
     scheme: str
     model: LoadedModel
     folds: Folds
-
-
-@dataclass(slots=True)
-class _Reproduction:
-    """What a scheme makes of the original on the first segments of a text, and how it agrees."""
-
-    scheme: str
-    text: str
-    model: Any
-    meter: AgreementMeter
-    result: PerplexityResult | None = None
 
 
 class Schedule(Protocol):
@@ -138,7 +128,7 @@ class Evaluator:
             for text in plan.texts
         }
         self._current: _Quantized | None = None
-        self._reproduction: _Reproduction | None = None
+        self._reproduction: Reproduction | None = None
         for tokens in self._tokens.values():
             segments_of(tokens, self.context, plan.max_tokens)
         self.reference = reference
@@ -290,21 +280,9 @@ class Evaluator:
         if kept is None or (kept.scheme, kept.text) != (scheme, text_name):
             self._reproduction = None  # it goes before the next one is made
             model = self._scheme_alone(scheme, self.reference.model.model)
-            kept = _Reproduction(scheme, text_name, model, AgreementMeter(reference))
-            self._reproduction = kept
-        done = 0 if kept.result is None else len(kept.result.nll)
-        if count > done:
-            length = text_length(self.context, tokens.bos)
-            more = perplexity(
-                kept.model,
-                tokens.ids[done * length : count * length],
-                context=self.context,
-                on_logits=kept.meter,
-                bos=tokens.bos,
-            )
-            kept.result = more if kept.result is None else kept.result.followed_by(more)
-        assert kept.result is not None  # count is 1 at least
-        return perplexity_results(scheme, text, kept.result, kept.meter.result(), parameters)
+            kept = self._reproduction = Reproduction(scheme, text_name, model, reference)
+        result = kept.first(tokens, count, self.context)
+        return perplexity_results(scheme, text, result, kept.agreement(), parameters)
 
     def _scheme_alone(self, scheme: str, original: Any) -> Any:
         """A copy of the original that a scheme has quantized, through the reference."""

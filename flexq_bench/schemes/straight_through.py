@@ -61,7 +61,8 @@ def _with_zero_points(
     x: torch.Tensor, number: NumberFormat, shares: torch.Tensor | None
 ) -> torch.Tensor:
     """Values x [rows, groups, length] by the formula of `kernels.formats.asymmetric`."""
-    below, above = (1.0, 1.0) if shares is None else shares.split(1, dim=-1)
+    below = 1.0 if shares is None else shares[..., :1]
+    above = 1.0 if shares is None else shares[..., 1:]
     top = number.limits[1]
     low = x.amin(dim=-1, keepdim=True).clamp_max(0) * number.clip * below
     high = x.amax(dim=-1, keepdim=True).clamp_min(0) * number.clip * above

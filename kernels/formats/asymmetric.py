@@ -34,9 +34,8 @@ def asymmetric_scaling(
     share: of the range; a tensor [..., 2]: of its part below 0 and of that above.
     Raises ValueError if a scale passes what FP16 can carry.
     """
-    below, above = (
-        share.split(1, dim=-1) if isinstance(share, torch.Tensor) else (share, share)
-    )  # fmt: skip
+    below = share[..., :1] if isinstance(share, torch.Tensor) else share
+    above = share[..., 1:] if isinstance(share, torch.Tensor) else share
     low = grouped.amin(dim=-1, keepdim=True).clamp_max(0) * below
     high = grouped.amax(dim=-1, keepdim=True).clamp_min(0) * above
     scales = ((high - low) / top).to(torch.float16)

@@ -67,7 +67,7 @@ CLEAN = ["perplexity", "KL mean"]  # what a scheme fails that a policy refuses
 def test_a_scheme_that_the_policy_refuses_does_not_count_as_caught(
     gate_errors, corruption, scheme, fails, must, wrong
 ):
-    verdicts = importlib.import_module("corruptions").Verdicts()
+    verdicts = importlib.import_module("corruption_table").Verdicts()
     rows = [
         {"corruption": "none", "scheme": name, "fails": failing, "kl": 0.1, "must_be_caught": False}
         for name, failing in (("fp16", []), ("flexq-w6ax", CLEAN))
