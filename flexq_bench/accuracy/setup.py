@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +25,7 @@ from flexq_bench.measure.nvml import open_handle
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.sweep_text import split_names
+from flexq_bench.schemes.model_files import find_model
 from flexq_bench.schemes.registry import resolve
 
 PAPERS_TASKS = "zero-shot"  # stands for all of ZERO_SHOT
@@ -107,12 +109,14 @@ def prepare(
     trigger: str,
     run: RunInfo | None = None,
     each_by_itself: bool = False,
+    loading: AbstractContextManager[object] | None = None,
 ) -> PreparedModel:
     """Load the model and see that everything that the plan names is there.
 
     model: the original; where the plan has none, the folder of the plan's checkpoint.
     device None: the first GPU, else the CPU. run None: a new one. each_by_itself: a scheme that
-    kernels can't compute is refused when it is evaluated, not here, so that others are.
+    kernels can't compute is refused when it is evaluated, not here, so that others are. loading:
+    entered once every name is known, while models are loaded; None: nothing.
     Raises UsageError for a device, model, scheme, text or task that isn't there or doesn't fit,
     before anything is evaluated.
     """
@@ -121,17 +125,19 @@ def prepare(
     for name in plan.quantized if checkpoint is None else plan.quantized[:-1]:
         resolve(name)
     check_tasks(plan.tasks, plan.task_data)
-    if checkpoint is None or plan.original:
-        loaded = load_model(model, device=chosen, dtype=dtype)
-    else:
-        through = plan.through or default_through(chosen)
-        loaded = load_checkpoint(checkpoint, device=chosen, through=through, dtype=dtype)
-    if plan.tasks and plan.chat_template:
-        check_chat_template(loaded)
-    plan, reference = _with_reference(plan, loaded)
-    evaluator = Evaluator(loaded, plan, checkpoint, reference)
-    if not each_by_itself:
-        evaluator.check_kernels()
+    stored = _stored_reference(plan.reference)
+    with loading or nullcontext():
+        if checkpoint is None or plan.original:
+            loaded = load_model(model, device=chosen, dtype=dtype)
+        else:
+            through = plan.through or default_through(chosen)
+            loaded = load_checkpoint(checkpoint, device=chosen, through=through, dtype=dtype)
+        if plan.tasks and plan.chat_template:
+            check_chat_template(loaded)
+        plan, reference = _with_reference(plan, stored, loaded)
+        evaluator = Evaluator(loaded, plan, checkpoint, reference)
+        if not each_by_itself:
+            evaluator.check_kernels()
     warning = evaluator.warning()
     if warning is not None:
         log.warning("%s: %s", loaded.name, warning)
@@ -148,15 +154,28 @@ def prepare(
     return PreparedModel(plan, evaluator, origin, warning)
 
 
+def _stored_reference(named: str | None) -> StoredReference | None:
+    """Predictions of a file; None: there is no reference, or it is a model.
+
+    Raises UsageError or AccuracyError if what is named is neither, before a model is loaded.
+    """
+    if named is None:
+        return None
+    if is_stored_reference(named):
+        return StoredReference(Path(named).expanduser())
+    if not is_checkpoint(named):
+        find_model(named)
+    return None
+
+
 def _with_reference(
-    plan: EvaluationPlan, loaded: LoadedModel
+    plan: EvaluationPlan, stored: StoredReference | None, loaded: LoadedModel
 ) -> tuple[EvaluationPlan, Reference | None]:
     """The plan's reference, and the plan with the reference's context where it says none."""
     named = plan.reference
     if named is None:
         return plan, None
-    if is_stored_reference(named):
-        stored = StoredReference(Path(named).expanduser())
+    if stored is not None:
         contexts = {stored.context(text) for text in plan.texts}
         if plan.context is not None:
             contexts.add(plan.context)

@@ -166,8 +166,15 @@ def accuracy(
     with open_database(db) as database:
         run = new_run(SUITE, "manual", ()) if resume is None else _resumed(database, resume)
         if cluster == NO_CLUSTER:
-            with shown_progress(f"loading {model}"):
-                setup = prepare(model, plan, device=device, dtype=dtype, trigger="manual", run=run)
+            setup = prepare(
+                model,
+                plan,
+                device=device,
+                dtype=dtype,
+                trigger="manual",
+                run=run,
+                loading=shown_progress(f"loading {model}"),
+            )
             evaluate = _here(database, setup)
         else:
             check_tasks(plan.tasks, plan.task_data)

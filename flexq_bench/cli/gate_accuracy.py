@@ -140,10 +140,15 @@ def accuracy(
     )
     out = console(stderr=as_json == STDOUT)
     with open_database(db) as database:
-        with shown_progress(f"loading {model}"):
-            setup = prepare(
-                model, plan, device=device, dtype=dtype, trigger="gate", each_by_itself=True
-            )
+        setup = prepare(
+            model,
+            plan,
+            device=device,
+            dtype=dtype,
+            trigger="gate",
+            each_by_itself=True,
+            loading=shown_progress(f"loading {model}"),
+        )
         with ended_by_terminate(), progress(setup) as on_unit:
             report = gate_accuracy(
                 rules, setup, database, judged, compared, absent, on_unit=on_unit
