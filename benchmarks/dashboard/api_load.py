@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "dashboard"))
-from browsing import cpu_seconds
+from browsing import cpu_seconds, served
 
 LIMIT_MS = 300.0
 PATHS = (
@@ -41,26 +40,19 @@ PATHS = (
 
 
 @contextmanager
-def served(database: str) -> Iterator[tuple[int, int]]:
+def api_on(database: str) -> Iterator[tuple[int, int]]:
     """The port and the process of the API, started and ended as a person does it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     command = [sys.executable, "-m", "flexq_bench.cli", "serve-api", "--db", database]
-    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 240
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            if time.monotonic() > deadline:
-                raise RuntimeError("the API does not answer")
-            time.sleep(0.1)
+    with served([*command, "--port", str(port)], lambda: _listens(port)) as process:
         yield port, process.pid
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def reader(number: int, port: int, until: float, waits: list[float]) -> Counter[str]:
@@ -114,7 +106,7 @@ def main() -> None:
     parser.add_argument("--readers", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
     asked = parser.parse_args()
-    with served(asked.database) as (port, pid):
+    with api_on(asked.database) as (port, pid):
         before = cpu_seconds([pid])
         waits, statuses = asyncio.run(load(port, asked.readers, asked.seconds))
         spent_ms = 1e3 * (cpu_seconds([pid]) - before) / len(waits)

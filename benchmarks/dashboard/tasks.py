@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "dashboard"))
-from browsing import children_named, cpu_seconds, dashboard_on, headless
+from browsing import dashboard_on, headless, used_cpu
 
 MOST_CLICKS, LIMIT_S = 3, 2.5
 _PATIENCE_S = 120
@@ -116,10 +116,10 @@ def perform(browser: Any, url: str, task: Task) -> Performed:
     _wait(lambda: browser.find_elements("css selector", "[data-testid=stSidebarNav] a"))
     _wait(lambda: _is_settled(browser))
     charted, spent = None, (0.0, 0.0)
-    before = _used()
+    before = used_cpu()
 
     def spent_now() -> tuple[float, float]:
-        of_server, of_browser = _used()
+        of_server, of_browser = used_cpu()
         return of_server - before[0], of_browser - before[1]
 
     for step in task.steps:
@@ -133,11 +133,6 @@ def perform(browser: Any, url: str, task: Task) -> Performed:
     return Performed(
         time.perf_counter() - start, charted, *(spent_now() if charted is None else spent)
     )
-
-
-def _used() -> tuple[float, float]:
-    """Seconds of a processor that the server and Chromium have used."""
-    return cpu_seconds(children_named("python")), cpu_seconds(children_named("chrom"))
 
 
 def _click(browser: Any, element: Any) -> None:

@@ -2,7 +2,8 @@
 
 Starts the dashboard, opens each page in headless Chromium and takes the time from the navigation
 until its headline and what it is about are painted, its main table or figure, over repetitions;
-beside it the time of its first figure. Then it opens that many viewers at once, each on another
+beside it the time of its first figure, and the seconds of a processor that the server and Chromium
+took until then. Then it opens that many viewers at once, each on another
 page, and sums the memory (PSS) of the app's processes. Prints what docs/dashboard.md quotes:
 
     python benchmarks/db/browser.py large.sqlite
@@ -25,7 +26,7 @@ import numpy as np
 from pages import VIEWS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "dashboard"))
-from browsing import children_named, dashboard_on, headless
+from browsing import children_named, dashboard_on, headless, used_cpu
 
 View = tuple[str, dict[str, str | list[str]]]
 TABLE = "[data-testid=stDataFrame] canvas"
@@ -88,20 +89,24 @@ def show_paints(url: str, views: Sequence[View], repetitions: int) -> bool:
     """A row a page, and the load of the machine's processors, since it makes the times; whether
     every median is below the limit."""
     out = sys.stdout.write
-    out("| page | paint, s, median | longest | first figure, s, median |\n")
-    out("| --- | ---: | ---: | ---: |\n")
+    out("| page | paint, s, median | longest | first figure, s, median ")
+    out("| CPU of the server, s | of Chromium, s |\n| --- | ---: | ---: | ---: | ---: | ---: |\n")
     passed = True
     with viewer() as browser:
         seconds_to_paint(browser, url)  # the first viewer waits for imports and fills the cache
         for page, query in views:
             what = ("main",) if page in WITHOUT_FIGURE else ("main", "figure")
             address = f"{url}/{link(page, query)}"
-            times = np.array([seconds_to_paint(browser, address, what) for _ in range(repetitions)])
+            rows, before = [], used_cpu()
+            for _ in range(repetitions):
+                rows.append(seconds_to_paint(browser, address, what))
+            of_server, of_browser = (np.array(used_cpu()) - before) / repetitions
+            times = np.array(rows)
             median = np.median(times, axis=0)
             passed &= bool(median[0] < LIMIT_S)
             figure = f"{median[1]:.2f}" if len(what) > 1 else "–"
             out(f"| {link(page, query) or 'scoreboard'} | {median[0]:.2f} | ")
-            out(f"{times[:, 0].max():.2f} | {figure} |\n")
+            out(f"{times[:, 0].max():.2f} | {figure} | {of_server:.2f} | {of_browser:.2f} |\n")
             sys.stdout.flush()
     loads = " ".join(f"{load:.1f}" for load in os.getloadavg())
     out(f"\nload of {os.cpu_count()} processors over 1, 5 and 15 minutes: {loads}\n")
@@ -122,12 +127,16 @@ def main() -> None:
     parser.add_argument("database", help="the path of a SQLite file")
     parser.add_argument("--repetitions", type=int, default=5, help="0: memory alone")
     parser.add_argument("--viewers", type=int, default=5)
+    parser.add_argument("--page", help="this one alone, and no memory")
     asked = parser.parse_args()
     out = sys.stdout.write
     passed = True
     with dashboard_on(Path(asked.database)) as url:
         if asked.repetitions:
-            passed = show_paints(url, VIEWS, asked.repetitions)
+            views = [view for view in VIEWS if asked.page in (None, view[0])]
+            passed = show_paints(url, views, asked.repetitions)
+        if asked.page is not None:
+            sys.exit(int(not passed))
         with ExitStack() as opened:
             browsers = [opened.enter_context(viewer()) for _ in range(asked.viewers)]
             for i, browser in enumerate(browsers):

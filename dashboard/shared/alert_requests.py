@@ -80,9 +80,9 @@ def show_requests(database: Database, alert: int | None = None) -> None:
 
 def _asked(database: Database, alert: int | None) -> list[RequestRow]:
     with database.session() as session:
-        requester = None if alert is None else f"{_REQUESTER} {alert}"
-        found = queries.requests(session, requester=requester, limit=LISTED)
-    return [one for one in found if one.requester.startswith(f"{_REQUESTER} ")]
+        if alert is None:
+            return queries.requests(session, requester_prefix=f"{_REQUESTER} ", limit=LISTED)
+        return queries.requests(session, requester=f"{_REQUESTER} {alert}", limit=LISTED)
 
 
 def _measure_again(database: Database, row: AlertRow) -> None:

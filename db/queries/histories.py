@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, aliased
@@ -81,9 +82,9 @@ def _histories(
             Measurement.uuid,
         )
     )
-    rows: dict[int, list[dict[str, object]]] = defaultdict(list)
-    for row in session.execute(query).mappings():
-        values = dict(row)
-        rows[values.pop("series_id")].append(values)
-    breaks = explained_orders(session, list(rows))
-    return {series: points_of(of, breaks.get(series, ())) for series, of in rows.items()}
+    breaks = explained_orders(session, series_ids)
+    rows = session.connection().execute(query).all()  # plain columns: nothing for the ORM to make
+    return {
+        series: points_of((row[1:] for row in of), breaks.get(series, ()))
+        for series, of in groupby(rows, key=itemgetter(0))
+    }

@@ -39,14 +39,18 @@ def requests(
     *,
     states: Sequence[str] = (),
     requester: str | None = None,
+    requester_prefix: str = "",
     limit: int | None = None,
 ) -> list[RequestRow]:
-    """Requests, newest first. states: only these; empty: all. requester: only this one's."""
+    """Requests, newest first. states: only these; empty: all. requester: only this one's.
+    requester_prefix: only of names that begin so."""
     query = _stored().order_by(Request.created_at.desc(), Request.id.desc()).limit(limit)
     if states:
         query = query.where(Request.state.in_(list(states)))
     if requester is not None:
         query = query.where(Request.requester == requester)
+    if requester_prefix:
+        query = query.where(Request.requester.startswith(requester_prefix, autoescape=True))
     return [RequestRow(**row) for row in session.execute(query).mappings()]
 
 

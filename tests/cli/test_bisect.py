@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 import flexq_bench.measure.ab
+from db import queries
+from db.engine import open_database
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError
+from flexq_bench.fleet import local_pool, request_worker
+from flexq_bench.fleet.requests import Bisection, bisect_request, submit
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.verdicts import Comparison, confirm
+from workloads.case import Case
 
 CASE = "cublas-fp16 gemm hot m1n32k32"
 
@@ -181,6 +187,27 @@ def test_a_stored_series_names_the_case(cli, measured, commits, speeds):
     found = json.loads(cli("bisect", str(row["id"]), *ends).out)
 
     assert found["case"] == "cublas-fp16 gemm cold m1n32k32"
+
+
+def test_a_worker_answers_a_bisection_that_was_requested(
+    cli, measured, commits, speeds, monkeypatch
+):
+    speeds({commit: 100 if i < 5 else 104 for i, commit in enumerate(commits)})
+    monkeypatch.setattr(local_pool, "compare_commits", flexq_bench.measure.ab.compare_commits)
+    monkeypatch.setattr(request_worker, "ROOT", Path.cwd())  # the clone that a worker runs from
+    wanted = Bisection(Case.from_key(CASE), commits[0], commits[-1])
+    with open_database(str(measured)) as database:
+        with database.session() as session:
+            request = bisect_request(session, wanted, requester="ada", gpu="", backend="cpu")
+            submit(session, request)
+
+        ran = cli("worker", "--once", "--backend", "cpu")
+
+        with database.session() as session:
+            (row,) = queries.requests(session)
+    culprit = f"{commits[5][:10]} made it 4.0 % slower"
+    assert (row.state, row.detail) == ("done", culprit)
+    assert f"request {request.uuid[:8]} done: {culprit}" in ran.out
 
 
 @pytest.mark.parametrize(

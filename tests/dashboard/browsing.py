@@ -7,9 +7,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ IN_A_BROWSER = [
     ),
 ]
 
+_TO_START_S = 240
 # Colours are tested without a browser; a dark page takes as long as a light one.
 THEMES = ["light", pytest.param("dark", marks=pytest.mark.slow)]
 
@@ -54,15 +56,37 @@ def dashboard_on(path: Path | None, *, below: str = "") -> Iterator[str]:
     of = ("--examples",) if path is None else ("--db", str(path))
     command = (sys.executable, "-m", "flexq_bench.cli", "dashboard", *of)
     options = ["--port", str(port), "--base-path", below]
-    process = subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}/{below}".rstrip("/")
-    try:
-        wait_for(lambda: answers(f"{url}/_stcore/health"), f"{url} does not answer", seconds=240)
+    with served([*command, *options], lambda: answers(f"{url}/_stcore/health")):
         yield url
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
     assert not answers(url), "the app outlives its command"
+
+
+@contextmanager
+def served(
+    command: Sequence[str], is_ready: Callable[[], object]
+) -> Iterator[subprocess.Popen[str]]:
+    """A server's process from when it answers on; ended after the block.
+
+    Raises RuntimeError if it ends by itself before, with what it said, or does not answer.
+    """
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors, text=True
+        )
+        try:
+            deadline = time.monotonic() + _TO_START_S
+            while not is_ready():
+                if process.poll() is not None:
+                    errors.seek(0)
+                    raise RuntimeError(f"exit code {process.returncode}: {errors.read().strip()}")
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{command[-1]}: no answer within {_TO_START_S} s")
+                time.sleep(0.1)
+            yield process
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
 
 
 def children_named(name: str) -> list[int]:
@@ -87,6 +111,11 @@ def cpu_seconds(pids: Iterable[int]) -> float:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def used_cpu() -> tuple[float, float]:
+    """Seconds of processors that the dashboard and the browser, both children, have used."""
+    return cpu_seconds(children_named("python")), cpu_seconds(children_named("chrom"))
 
 
 def answers(url: str) -> bool:

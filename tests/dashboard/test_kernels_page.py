@@ -80,7 +80,7 @@ def test_the_baseline_and_the_filters_are_in_the_link(filled, open_kernels):
 
     (only,) = [t for t in chart(app)["data"] if t["type"] == "heatmap"]
     assert (only["y"], only["x"]) == (["cublaslt-w8a8"], ["llama-7b o_proj"])
-    assert "Speed-up over flexq-w6a6" in [s.value.replace("\\", "") for s in app.subheader]
+    assert "Speed-up over flexq-w6a6" in [s.value.replace("\\", "") for s in app.header]
 
 
 def test_a_baseline_without_a_rival_says_so(store, open_kernels):

@@ -10,8 +10,10 @@ import pytest
 from made_results import H200, a_record, a_run
 from page_content import table, words
 
+from dashboard.shared.alert_requests import LISTED
 from db import queries
 from db.queries import HistoryPoint
+from db.requests import Limits, RequestInfo, add_request
 from flexq_bench.runs.alert_level import RECOVERED, STILL_SLOW, alert_level
 from flexq_bench.runs.stored_noise import StoredNoise
 
@@ -92,6 +94,19 @@ def test_one_click_queues_what_an_alert_is_about(alerted, open_triage):
     assert request.content["m"] == [8]
     assert (request.gpu, request.state) == (H200, "queued")
     assert table(open_triage(), of="for alert")["state"].tolist() == ["queued"]
+
+
+def test_newer_requests_of_other_people_do_not_push_those_of_alerts_off_the_page(
+    alerted, open_triage
+):
+    limits = Limits(99, 99, 99, 99, 99)
+    with alerted.session() as session:
+        for number, who in enumerate(["triage 1", *["Ada"] * LISTED]):
+            at = datetime(2025, 12, 1, number, tzinfo=UTC)
+            info = RequestInfo(f"{number}" * 36, "sweep", {}, who, H200, 1, None, at)
+            add_request(session, info, limits=limits)
+
+    assert table(open_triage(), of="for alert")["for alert"].tolist() == ["1"]
 
 
 def test_one_click_queues_a_bisection_of_the_worst_verdict(alerted, open_triage):

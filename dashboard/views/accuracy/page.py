@@ -103,7 +103,7 @@ def _show_scores(model: str, latest: Sequence[Score], rows: Sequence[Compared]) 
         )
     elif all(score.scheme == FULL_PRECISION for score in latest):
         st.info("Only the model as it is was evaluated so far: add schemes with --schemes.")
-    st.subheader("Scores", anchor=False)
+    st.header("Scores", anchor=False)
     column = st.column_config
     draw_table(
         pd.DataFrame(table_rows(rows)).dropna(axis="columns", how="all"),
@@ -134,18 +134,18 @@ def _show_charts(
     perplexity = frame[frame["metric"] == PERPLEXITY]
     questions = frame[~frame["metric"].isin(OF_TEXTS)]
     if not perplexity.empty:
-        st.subheader("Perplexity", anchor=False)
+        st.header("Perplexity", anchor=False)
         title = f"perplexity against {FULL_PRECISION} (%)"
         draw_chart(charts.losses(perplexity, styles, title), key="perplexity")
         st.caption(f"Lower is better. {_INTERVALS}")
     if not questions.empty:
-        st.subheader("Zero-shot tasks", anchor=False)
+        st.header("Zero-shot tasks", anchor=False)
         named = questions.assign(task=questions["task"] + " " + questions["metric"])
         title = f"right answers against {FULL_PRECISION} (points)"
         draw_chart(charts.losses(named, styles, title), key="tasks")
         st.caption(f"Higher is better. {_INTERVALS}")
     kinds = kind_frame(latest, values)
-    st.subheader("Sensitivity by kind of layer", anchor=False)
+    st.header("Sensitivity by kind of layer", anchor=False)
     if kinds.empty:
         st.caption(
             "No output errors of layers are stored: an evaluation on a text keeps them where the "
@@ -167,7 +167,7 @@ def _show_gates(
     names: Mapping[str, str],
     database: Database,
 ) -> None:
-    st.subheader("Gate history", anchor="gates")
+    st.header("Gate history", anchor="gates")
     if not gates:
         arguments = command_lines.database_arguments(database)
         gate = ("gate", "accuracy", "--model", "DIR", "--policy", "FILE", "--data", "FILE")
@@ -217,7 +217,7 @@ def _show_history(
     names: Mapping[str, str],
     styles: Mapping[str, Style],
 ) -> None:
-    st.subheader("By release", anchor=False)
+    st.header("By release", anchor=False)
     frame = history_frame(scores, values, names)
     if frame.empty:
         st.caption(

@@ -26,7 +26,7 @@ def show_form(alert: AlertRow, events: int) -> None:
     events: how many the alert has. Who fills in the form while somebody else changes the alert is
     told, and keeps what they wrote.
     """
-    st.subheader("Triage", anchor=False)
+    st.header("Triage", anchor=False)
     if is_read_only():
         st.caption("This dashboard is read-only: states and notes can't be changed here.")
         return

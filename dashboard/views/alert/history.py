@@ -50,7 +50,7 @@ def show_series(
     histories = {one: queries.series_history(session, one.id) for one in alike}
     own = {one: points for one, points in histories.items() if one.id == member.series_id}
     styles = kernel_styles(kernels, [(member.kernel, member.variant)])
-    st.subheader("History", anchor=False)
+    st.header("History", anchor=False)
     frame = history_frame(own)
     if frame.empty:
         st.info(
@@ -126,7 +126,7 @@ def _show_by_gpu(
     styles: Mapping[str, Style],
 ) -> None:
     """The same case on all GPUs, each as a share of its time at the last good commit."""
-    st.subheader("On each kind of GPU", anchor=False)
+    st.header("On each kind of GPU", anchor=False)
     good = None if alert.good is None else alert.good.topo_order
     if good is None or alert.good is None:
         st.info("There is no last good commit in the ancestry to set the GPUs in proportion to.")

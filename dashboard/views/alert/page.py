@@ -134,13 +134,13 @@ def _commits_of(session: Session, row: AlertRow) -> list[CommitRow]:
 
 
 def _show_commits(row: AlertRow, commits: Sequence[CommitRow]) -> None:
-    st.subheader("Commits", anchor=False)
+    st.header("Commits", anchor=False)
     marks = {row.bad.sha: "first seen bad"}
     if row.good is not None:
         marks[row.good.sha] = "last good"
     table = [
         {
-            "": marks.get(commit.sha, ""),
+            "verdict": marks.get(commit.sha, ""),
             "commit": short_commit(commit.sha, dirty=False),
             "subject": commit.subject or "(unknown)",
             "author": commit.author or "(unknown)",
@@ -169,7 +169,7 @@ def _range_in_words(row: AlertRow) -> str:
 
 
 def _show_members(members: Sequence[DecisionRow]) -> None:
-    st.subheader("Verdicts", anchor=False)
+    st.header("Verdicts", anchor=False)
     table = [
         {
             "kernel": kernel_label(row.kernel, row.variant),
@@ -225,7 +225,7 @@ def _name(row: DecisionRow) -> str:
 
 
 def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> None:
-    st.subheader("Reproduce", anchor=False)
+    st.header("Reproduce", anchor=False)
     again = reproduction(row, member, database)
     st.markdown("Compute the verdicts again from their evidence:")
     st.code(again.explain, language=None, wrap_lines=True)
@@ -251,7 +251,7 @@ def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> No
 
 
 def _show_events(events: Sequence[AlertEventRow], zone: tzinfo) -> None:
-    st.subheader("Events", anchor=False)
+    st.header("Events", anchor=False)
     table = [
         {
             "when": local_time(event.created_at, zone),

@@ -281,11 +281,11 @@ def _show(controls: Controls, database: Database, compared: _Compared) -> None:
     if frame["ratio"].notna().any():
         show_means(mean_rows(frame, compared.noise))
     if (frame["base_us"].notna() & frame["head_us"].notna()).any():
-        st.subheader("Times", anchor=False)
+        st.header("Times", anchor=False)
         draw_chart(charts.times(frame, styles, compared.base, compared.head), key="times")
     changed = frame[frame["ratio"].notna()].head(_DRAWN)
     if not changed.empty:
-        st.subheader("Changes", anchor=False)
+        st.header("Changes", anchor=False)
         if len(changed) < int(frame["ratio"].notna().sum()):
             st.caption(f"The {len(changed)} worst; the table has them all.")
         draw_chart(charts.changes(changed, styles), key="changes")

@@ -14,7 +14,7 @@ _MOST_PX = 760
 
 def show_means(means: pd.DataFrame) -> None:
     """Geometric means by kernel; nothing where there is none."""
-    st.subheader("Geometric means", anchor=False)
+    st.header("Geometric means", anchor=False)
     number = st.column_config.NumberColumn
     draw_table(
         means,
@@ -35,7 +35,7 @@ def show_means(means: pd.DataFrame) -> None:
 
 def show_rows(frame: pd.DataFrame) -> None:
     """One row a case, the worst first, and the same as a file."""
-    st.subheader("Cases", anchor=False)
+    st.header("Cases", anchor=False)
     number = st.column_config.NumberColumn
     table = frame.assign(
         change=100 * (frame["ratio"] - 1),

@@ -121,11 +121,11 @@ def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) 
     if not timed:
         st.info("Nothing to draw: no decode of these lengths was timed. The table says why.")
     else:
-        st.subheader("Latency", anchor=False)
+        st.header("Latency", anchor=False)
         draw_chart(charts.token_times(timed, styles), key="latency")
-        st.subheader("Throughput", anchor=False)
+        st.header("Throughput", anchor=False)
         draw_chart(charts.throughputs(timed, styles), key="throughput")
-        st.subheader("Memory", anchor=False)
+        st.header("Memory", anchor=False)
         if any(row.peak_memory_bytes is not None for row in timed):
             draw_chart(charts.memories(timed, styles), key="memory")
             st.caption("The most that was held while decoding: a count, so it has no interval.")

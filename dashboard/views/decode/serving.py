@@ -23,7 +23,7 @@ _HEIGHT = 400
 
 def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone: tzinfo) -> None:
     """The section of the page. rows: of one model, GPU and kind of weights."""
-    st.subheader("Serving", anchor=False)
+    st.header("Serving", anchor=False)
     st.caption(
         "Requests that arrived together, served in order by continuous batching. A latency counts "
         "from a request's admission to its last token, TTFT to its first. Each was served once: "

@@ -144,7 +144,7 @@ def _show(
     columns: Mapping[str, Any] | None = None,
 ) -> None:
     """A table, or what it means that there is none."""
-    st.subheader(title, anchor=False)
+    st.header(title, anchor=False)
     if not rows:
         st.caption(otherwise)
         return
@@ -154,7 +154,7 @@ def _show(
 
 
 def _show_offsets(offsets: Sequence[OffsetRow]) -> None:
-    st.subheader("GPUs of one kind against each other", anchor=False)
+    st.header("GPUs of one kind against each other", anchor=False)
     newest: dict[str, OffsetRow] = {}
     for row in offsets:  # newest first
         newest.setdefault(row.device, row)

@@ -188,7 +188,7 @@ def _show_map(controls: Controls, shown: _Shown) -> None:
     chosen = controls.many(st.container(), "m", "M (tokens)", tokens, nothing=nothing)
     drawn = frame[frame["m"].isin(list(chosen or fullest.index)[:_MAPS])]
     compared = drawn["speedup"].notna() & (drawn["label"] != shown.baseline)
-    st.subheader(f"Speed-up over {as_text(shown.baseline)}", anchor=False)
+    st.header(f"Speed-up over {as_text(shown.baseline)}", anchor=False)
     if not compared.any():
         st.info(
             f"{as_text(shown.baseline)} and another kernel were never timed on the same shape: "

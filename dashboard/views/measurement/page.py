@@ -104,9 +104,9 @@ def _show(detail: ResultDetail, samples: charts.Placements, style: Style) -> Non
             )
     else:
         invalid = detail.extra.get("invalid", {}).get("samples", ())
-        st.subheader("Spread of the samples", anchor=False)
+        st.header("Spread of the samples", anchor=False)
         draw_chart(charts.ecdf(samples, result, style), key="ecdf")
-        st.subheader("In the order measured", anchor=False)
+        st.header("In the order measured", anchor=False)
         draw_chart(charts.order_plot(samples, invalid, result, style), key="order")
         st.caption(
             "Each repeat allocates all buffers anew: levels that differ between repeats are "
@@ -139,7 +139,7 @@ def _show_facts(detail: ResultDetail, zone: tzinfo) -> None:
 
 
 def _show_device(detail: ResultDetail) -> None:
-    st.subheader("Clock and device", anchor=False)
+    st.header("Clock and device", anchor=False)
     readings = _readings(detail)
     clocked = {
         when: state for when, state in readings.items() if state.get("sm_clock_mhz") is not None
@@ -153,7 +153,7 @@ def _show_device(detail: ResultDetail) -> None:
     else:
         st.info("No clock was read: a CPU has none to read here, or the driver did not tell.")
     table = [
-        {"": when, **{shown: _reading(name, state) for name, shown in _STATE.items()}}
+        {"when": when, **{shown: _reading(name, state) for name, shown in _STATE.items()}}
         for when, state in readings.items()
         if any(state.get(name) is not None for name in _STATE)
     ]

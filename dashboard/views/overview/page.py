@@ -59,7 +59,7 @@ def page() -> None:
 
 
 def _show_alerts(alerts: Sequence[AlertRow], nights: Sequence[NightRow], zone: tzinfo) -> None:
-    st.subheader("Open alerts", anchor=False)
+    st.header("Open alerts", anchor=False)
     if not alerts and nights:
         st.success("No alert is open.", icon=":material/check_circle:")
     elif not alerts:
@@ -92,7 +92,7 @@ def _facts(row: AlertRow, zone: tzinfo) -> str:
 
 
 def _show_verdicts(nights: Sequence[NightRow], database: Database, zone: tzinfo) -> None:
-    st.subheader("Verdicts of the latest nightly run", anchor=False)
+    st.header("Verdicts of the latest nightly run", anchor=False)
     if not nights:
         gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default")
         judge = command_lines.command(*gate, "--alert", *command_lines.database_arguments(database))
@@ -123,7 +123,7 @@ _VERDICTS = (
 
 
 def _show_false_alarms(rates: Sequence[FalseAlarmRow], database: Database, zone: tzinfo) -> None:
-    st.subheader("False alarms", anchor=False)
+    st.header("False alarms", anchor=False)
     if not rates:
         gate = ("gate", "perf", "--base", "HEAD", "--head", "HEAD", "--policy", "default")
         canary = command_lines.command(*gate, *command_lines.database_arguments(database))
@@ -143,7 +143,7 @@ def _show_false_alarms(rates: Sequence[FalseAlarmRow], database: Database, zone:
 
 
 def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
-    st.subheader("Latest runs", anchor=False)
+    st.header("Latest runs", anchor=False)
     controls = Controls("overview")
     suite = choose_suite(st.sidebar, controls, suites)
     everything = controls.switch(

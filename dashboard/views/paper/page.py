@@ -159,7 +159,7 @@ def _show_table(frame: pd.DataFrame) -> None:
 
 
 def _show_absent() -> None:
-    st.subheader("Not here", anchor=False)
+    st.header("Not here", anchor=False)
     st.caption("Published tables whose numbers we could not look up, so that none is shown.")
     try:
         rows = [

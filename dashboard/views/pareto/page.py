@@ -93,7 +93,7 @@ def _show(model: str, frame: pd.DataFrame, database: Database) -> None:
         ("token_ms", "time of a token (ms)", "time"),
         ("memory_gib", _memory_title(frame), "memory"),
     ):
-        st.subheader("Time" if key == "time" else "Memory", anchor=False)
+        st.header("Time" if key == "time" else "Memory", anchor=False)
         if frame.dropna(subset=[across, "increase"]).empty:
             st.caption(
                 "Nothing to draw: it takes a checkpoint that was evaluated beside fp16 on a text "
@@ -102,7 +102,7 @@ def _show(model: str, frame: pd.DataFrame, database: Database) -> None:
             continue
         draw_chart(charts.against(frame, styles, across, title), key=key)
     st.caption("Lower and further left is better. Bars are 95 % intervals; memory has none.")
-    st.subheader("Checkpoints", anchor=False)
+    st.header("Checkpoints", anchor=False)
     number = st.column_config.NumberColumn
     draw_table(
         frame,

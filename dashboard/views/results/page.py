@@ -165,7 +165,7 @@ def _show_charts(
     m = controls.one(row, "chart-m", "M (tokens)", tokens, tokens[0], in_a_row=True)
     part = part[part["m"] == m]
 
-    st.subheader(f"Speed-up over {as_text(baseline)}", anchor=False)
+    st.header(f"Speed-up over {as_text(baseline)}", anchor=False)
     st.caption(f"{as_text(gpu)} · {as_text(f'{stage} · {cache}')} · M = {m}. {_INTERVALS}")
     if (part["speedup"].notna() & (part["label"] != baseline)).any():
         draw_chart(charts.speedup_by_layer(part, baseline, styles), key="speedup")
@@ -179,7 +179,7 @@ def _show_charts(
             f"{as_text(baseline)} has no right result of these layers at M = {m} in this run: "
             "choose another baseline."
         )
-    st.subheader("Share of the floor", anchor=False)
+    st.header("Share of the floor", anchor=False)
     st.caption(
         "The floor is the time that merely reading the packed weights takes, measured in the same "
         "run, one launch after the other. A kernel that loads weights while the launch before it "

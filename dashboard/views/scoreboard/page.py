@@ -150,7 +150,7 @@ def _show_cases(chosen: Sequence[SeriesName], noise: StoredNoise) -> None:
         ("Improvements since last week", Verdict.FASTER, "improvements"),
     ):
         found: list[CaseChange] = [one for one in changes if one.change.verdict is verdict]
-        st.subheader(title, anchor=False)
+        st.header(title, anchor=False)
         if not found:
             st.caption(f"No case is {verdict.value} beyond 1 % and beyond the noise of its runs.")
             continue
@@ -160,7 +160,7 @@ def _show_cases(chosen: Sequence[SeriesName], noise: StoredNoise) -> None:
 
 
 def _show_coverage(rows: list[dict[str, Any]], database: Database) -> None:
-    st.subheader("Coverage of the last scheduled run", anchor=False)
+    st.header("Coverage of the last scheduled run", anchor=False)
     if not rows:
         nightly = command_lines.command("nightly", *command_lines.database_arguments(database))
         st.caption(f"No run on a GPU was scheduled yet: {as_code(nightly)}")
@@ -169,7 +169,7 @@ def _show_coverage(rows: list[dict[str, Any]], database: Database) -> None:
 
 
 def _table(title: str, rows: list[dict[str, Any]], key: str, release: ReleaseRow | None) -> None:
-    st.subheader(title, anchor=False)
+    st.header(title, anchor=False)
     if release is None:
         rows = [{n: v for n, v in row.items() if "release" not in n} for row in rows]
     _dataframe(rows, key)

@@ -49,10 +49,9 @@ class _Device:
 def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -> str | None:
     """Ask for a sweep; the uuid of the request that was queued just now, else None.
 
-    workers: those that have not ended. Where none of them is alive, the form says so and takes
-    nothing.
+    workers: those that have not ended. Where none of them is alive, it says so in place of a form.
     """
-    st.subheader("Request a sweep", anchor=False)
+    st.header("Request a sweep", anchor=False)
     if is_read_only():
         st.caption("This dashboard is read-only: nothing can be asked for here.")
         return None
@@ -67,14 +66,13 @@ def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -
             f"{as_code(start)}",
             icon=":material/power_off:",
         )
+        return None
     by_gpu = {device.gpu: device for device in devices}
-    gpu = st.selectbox("GPU", list(by_gpu), key="sweep-form.gpu", disabled=not devices)
-    shapes = st.radio(
-        "Shapes", [_MODEL, _SIZES], horizontal=True, key="sweep-form.shapes", disabled=not devices
-    )
+    gpu = st.selectbox("GPU", list(by_gpu), key="sweep-form.gpu")
+    shapes = st.radio("Shapes", [_MODEL, _SIZES], horizontal=True, key="sweep-form.shapes")
     backend: Backend = by_gpu[gpu].backend if gpu in by_gpu else "cuda"
-    asked = _fields(backend, shapes == _MODEL, disabled=not devices)
-    if asked is None or gpu is None:
+    asked = _fields(backend, shapes == _MODEL)
+    if asked is None:
         return None
     try:
         from flexq_bench.fleet.requests import MAX_CASES, sweep_request
@@ -136,39 +134,35 @@ def _check_offered(kind: str, chosen: Sequence[str], offered: Sequence[str]) -> 
             raise UsageError(unknown(kind, one[:_LONGEST_WORDS], offered))
 
 
-def _fields(backend: Backend, by_model: bool, *, disabled: bool) -> _Asked | None:
+def _fields(backend: Backend, by_model: bool) -> _Asked | None:
     """What the form holds when one of its buttons is pressed; None: neither was."""
-    labels = [] if disabled else _kernels_of(backend)
+    labels = _kernels_of(backend)
     usual = [label for label in _USUAL[backend] if label in labels]
     with st.form("sweep-form", border=True):
-        kernels = st.multiselect("Kernels", labels, default=usual, disabled=disabled)
+        kernels = st.multiselect("Kernels", labels, default=usual)
         m = st.text_input(
             "M (tokens)", "1,2,4,8,16", max_chars=_LONGEST_SIZES,
-            help="Sizes and ranges: 1,2,4:64:x2", disabled=disabled,
+            help="Sizes and ranges: 1,2,4:64:x2",
         )  # fmt: skip
         n = k = model = None
         layers = "fused"
         if by_model:
-            model = st.selectbox("Model", sorted(load_catalog()), disabled=disabled)
+            model = st.selectbox("Model", sorted(load_catalog()))
             layers = st.text_input(
                 "Layers", "fused", max_chars=_LONGEST_WORDS,
-                help="fused, separate, or names with commas", disabled=disabled,
+                help="fused, separate, or names with commas",
             )  # fmt: skip
         else:
             n, k = (
-                st.text_input(label, "4096", max_chars=_LONGEST_SIZES, disabled=disabled)
+                st.text_input(label, "4096", max_chars=_LONGEST_SIZES)
                 for label in ("N (output features)", "K (input features)")
             )
-        stages = st.multiselect("Stages", STAGES, default=STAGES[:1], disabled=disabled)
-        caches = st.multiselect("Caches", CACHES, default=CACHES[:1], disabled=disabled)
-        person = st.text_input("Your name", max_chars=_LONGEST_WORDS, disabled=disabled)
+        stages = st.multiselect("Stages", STAGES, default=STAGES[:1])
+        caches = st.multiselect("Caches", CACHES, default=CACHES[:1])
+        person = st.text_input("Your name", max_chars=_LONGEST_WORDS)
         with st.container(horizontal=True):
-            estimated = st.form_submit_button(
-                "Estimate", icon=":material/timer:", disabled=disabled
-            )
-            started = st.form_submit_button(
-                "Start", icon=":material/play_arrow:", type="primary", disabled=disabled
-            )
+            estimated = st.form_submit_button("Estimate", icon=":material/timer:")
+            started = st.form_submit_button("Start", icon=":material/play_arrow:", type="primary")
     if not (estimated or started):
         return None
     return _Asked(

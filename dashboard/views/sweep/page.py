@@ -51,7 +51,7 @@ def page() -> None:
 
 
 def _show_requests(database: Database) -> None:
-    st.subheader("Requests", anchor=False)
+    st.header("Requests", anchor=False)
     listed = _list(database)
     if not listed:
         st.info("No sweep was requested yet.")

@@ -118,7 +118,7 @@ def _narrow(
 
 def _bulk_form(shown: Sequence[AlertRow], seen: dict[int, int]) -> None:
     """One state, assignment and note for several alerts."""
-    st.subheader("Set several at once", anchor=False)
+    st.header("Set several at once", anchor=False)
     by_id = {row.id: row for row in shown}
     with st.form("triage-form"):
         chosen = st.multiselect(
@@ -166,7 +166,7 @@ def _problem(chosen: Sequence[int], state: str, words: str, person: str) -> str:
 
 def _show_requests(database: Database, shown: Sequence[AlertRow]) -> None:
     """Buttons for each alert, and how far what they queued is."""
-    st.subheader("Measure again, bisect", anchor=False)
+    st.header("Measure again, bisect", anchor=False)
     for row in shown[:LISTED]:
         line = st.container(horizontal=True, vertical_alignment="center")
         show_buttons(line, database, row)
