@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ import streamlit as st
 
 GREY = "#8A8F98"  # of rules and their words: readable on white and on dark grey
 _NAMED = 8  # series, in a description
+_LINE = 36  # letters of a line of an axis's title, or of a name in a legend
 WIDE = 8  # largest over smallest ratio, from where an axis shows whole decades
 
 
@@ -54,7 +56,13 @@ def draw_chart(figure: go.Figure, key: str, **options: Any) -> Any:
 
     options: as st.plotly_chart takes them, and what it returns.
     """
+    figure.for_each_xaxis(lambda axis: axis.title.update(text=in_lines(axis.title.text or "")))
     return st.plotly_chart(figure, key=key, alt=described(figure), **options)
+
+
+def in_lines(text: str) -> str:
+    """Text of a chart in lines that a phone has room for: Plotly breaks none by itself."""
+    return "<br>".join(textwrap.wrap(text, _LINE, break_long_words=False))
 
 
 def described(figure: go.Figure) -> str:
@@ -81,7 +89,8 @@ def lay_out(figure: go.Figure, height: int) -> go.Figure:
         height=height,
         margin={"l": 10, "r": 40, "t": 20, "b": 10},
         modebar={"orientation": "v"},
-        legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
+        # Of the whole figure, not of the axes: tick labels that turn in a narrow window need room.
+        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         showlegend=True,
         hoverlabel={"align": "left"},
     )

@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY, WIDE, lay_out, log_axis
+from dashboard.shared.charts import GREY, WIDE, in_lines, lay_out, log_axis
 from dashboard.shared.colors import Style
 from dashboard.shared.formatting import short_commit
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _NAMED = 24  # commits below the axis, at most
 _HEIGHT = 440
-_LEGEND_PX = 24  # a series
+_LEGEND_PX = 48  # a series: its name has three lines
 _MARKED = 60  # points of an epoch with a symbol; all of them answer to a pointer, and are clicked
 
 
@@ -46,7 +46,7 @@ def history(
         # A chart takes what looks like markup for markup.
         x = "created_at" if by_date else "place"
         ordered = rows.sort_values(x, kind="stable")
-        _add_series(figure, html.escape(name), ordered, styles[label], dash, unit, x)
+        _add_series(figure, in_lines(html.escape(name)), ordered, styles[label], dash, unit, x)
     for at in sorted(_epoch_starts(frame)):
         where = frame.loc[frame["place"] == at, "created_at"].min() if by_date else at - 0.5
         figure.add_vline(where, line={"color": GREY, "width": 1.5, "dash": "dash"})

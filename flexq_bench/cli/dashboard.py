@@ -193,6 +193,7 @@ def _streamlit(app: Path, address: str, port: int, below: str, open_browser: boo
         # A traceback quotes values and paths of this machine: it is for the log, not for viewers.
         *("--client.showErrorDetails", "type"),
         *("--server.maxUploadSize", "1"),  # MB, the least: no page takes files
-        # Of h1 and h2: pages have no deeper ones, and h2 is meant for whole pages by default.
-        *("--theme.headingFontSizes", '["2.25rem", "1.5rem"]'),
+        # Of h1 and h2, the only ones. Set for both themes: one for [theme] would end the dark one.
+        *("--theme.light.headingFontSizes", '["2.25rem", "1.5rem"]'),
+        *("--theme.dark.headingFontSizes", '["2.25rem", "1.5rem"]'),
     ]

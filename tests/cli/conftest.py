@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from flexq_bench.cli.app import main
+from flexq_bench.repository.provenance import current_commit
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,17 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def three_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with a floor, the empty kernel and one GEMM, measured once for all tests."""
+    """A database with a floor, the empty kernel and one GEMM, measured once for all tests.
+
+    As of a clean checkout: what one with changes measures is never accepted.
+    """
     path = tmp_path_factory.mktemp("measured") / "flexq.sqlite"
     shape = ("--m", "1", "--n", "32", "--k", "32")
     out = ("--db", str(path), "--out", str(path.with_suffix(".parquet")))
-    assert main(("sweep", "--kernels", "cublas-fp16", *shape, *out)) == 0
+    clean = replace(current_commit(), dirty=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flexq_bench.cli.measuring.current_commit", lambda: clean)
+        assert main(("sweep", "--kernels", "cublas-fp16", *shape, *out)) == 0
     return path
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY, error_bars, log_axis
+from dashboard.shared.charts import GREY, error_bars, in_lines, log_axis
 
 _OURS = "#0072B2"
-_ROW_PX = 30
+_ROW_PX = 36  # two lines of a name
 _AROUND_PX = 150
 
 
@@ -22,7 +22,7 @@ def beside_each_other(frame: pd.DataFrame) -> go.Figure:
     frame: see dashboard.views.paper.frame.COLUMNS; rows that are no ratio are left out.
     """
     shown = frame[frame["unit"] == "×"]
-    names = [html.escape(_name(row)) for row in shown.to_dict("records")]
+    names = [in_lines(html.escape(_name(row))) for row in shown.to_dict("records")]
     figure = go.Figure()
     figure.add_scatter(
         name="published",
