@@ -1,8 +1,8 @@
 """What axe-core finds wrong with each page for people who use other means than eyes and a mouse.
 
-Opens every page of the dashboard in Chromium, runs axe-core on it, and prints each violation with
-its impact, how many elements have it, and one of them; fails where one is serious or critical.
-axe-core comes from npm (`npm pack axe-core`), and is no dependency of ours:
+Opens every page of the dashboard in Chromium, light and dark, runs axe-core on it, and prints each
+violation with its impact, how many elements have it, and one of them; fails where one is serious or
+critical. axe-core comes from npm (`npm pack axe-core`), and is no dependency of ours:
 
     python benchmarks/dashboard/axe.py results.sqlite --axe package/axe.min.js
 """
@@ -13,15 +13,17 @@ import argparse
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "dashboard"))
-from browsing import dashboard_on, headless
+from browsing import dashboard_on, headless, show_in
 
 VIEWS = Path(__file__).parents[2] / "dashboard" / "views"
 FIRST = "scoreboard"
 BAD = ("serious", "critical")
+THEMES = ("light", "dark")
 _BUSY = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"
 _PATIENCE_S = 120
 _RUN = """
@@ -59,22 +61,27 @@ def main() -> None:
     asked = parser.parse_args()
     axe = asked.axe.read_text(encoding="utf-8")
     pages = sorted(path.parent.name for path in VIEWS.glob("*/page.py"))
-    bad = 0
+    bad = every = 0
     with (
         dashboard_on(Path(asked.database)) as url,
         tempfile.TemporaryDirectory() as folder,
         headless(Path(folder)) as browser,
     ):
-        for page in pages:
+        for theme, page in product(THEMES, pages):
+            show_in(browser, theme)
             address = url if page == FIRST else f"{url}/{page}"
             for one in violations(browser, address, axe):
                 bad += one["impact"] in BAD
+                every += 1
                 sys.stdout.write(
-                    f"{page}: {one['impact']}: {one['id']}, {one['count']} elements: "
+                    f"{page}, {theme}: {one['impact']}: {one['id']}, {one['count']} elements: "
                     f"{one['help']}: {one['example']}\n"
                 )
             sys.stdout.flush()
-    sys.stdout.write(f"{len(pages)} pages, {bad} serious or critical violations\n")
+    sys.stdout.write(
+        f"{len(pages)} pages in {len(THEMES)} themes, {every} violations, {bad} of them serious or "
+        "critical\n"
+    )
     sys.exit(int(bad > 0))
 
 

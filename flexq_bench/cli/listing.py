@@ -87,6 +87,8 @@ def list_(
     With --kernels-from only the kernels of these sources are listed; with --all the others too.
     false-alarms: how often such a comparison was called slower or faster, over time.
     """
+    from db.urls import resolve_url
+
     use_kernels_from(kernels_from, only=True)
     sources: dict[str, Callable[[], list[Row]]] = {
         "kernels": lambda: _kernels(
@@ -107,6 +109,8 @@ def list_(
         if what not in owners and given_options(context, (name,)):
             option = "all" if name == "every" else name
             raise UsageError(f"--{option} is of list {' or '.join(owners)}: leave it out here")
+    if db is not None:
+        resolve_url(db)  # not every list reads it
     if what == "kernels" and not every and not as_json and not kernels_from:
         _show_families(backend, db)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,24 @@ import torch
 from flexq_bench.accuracy import local_tasks
 from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 from flexq_bench.accuracy.loading import load_model
-from flexq_bench.accuracy.tasks import check_tasks, run_task, task_name
+from flexq_bench.accuracy.plan import EvaluationPlan
+from flexq_bench.accuracy.setup import prepare
+from flexq_bench.accuracy.tasks import (
+    _tasks_below,
+    _tasks_folder,
+    check_tasks,
+    run_task,
+    task_name,
+)
+from flexq_bench.accuracy.texts import read_text
+from flexq_bench.errors import FlexqError
 
 pytest.importorskip("lm_eval", reason="tasks need lm-eval: install flexq-bench[accuracy]")
 pytest.importorskip("accelerate", reason="tasks need accelerate: install flexq-bench[accuracy]")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of lm-eval and what it brings
 
 ZEROSHOT = Path(__file__).parents[3] / "shared" / "data" / "zeroshot"
+TINY_TEXT = Path(__file__).parents[2] / "examples" / "models" / "tiny-llama" / "heldout.txt"
 QUESTIONS = [
     {"question": "an object is", "choices": ["created", "zzz", "qqq"], "label": 0},
     {"question": "the statement", "choices": ["xxx", "is executed"], "label": 1},
@@ -177,6 +189,34 @@ def test_an_unknown_task_lists_near_ones():
         AccuracyError, match=r"no task 'lambada_opnai' in lm-eval: near are .*lambada_openai"
     ):
         check_tasks(["lambada_opnai"], None)
+
+
+@pytest.mark.slow
+def test_every_task_that_lm_eval_knows_is_known():
+    from lm_eval.tasks import TaskManager
+
+    known = set(_tasks_below(_tasks_folder()))
+
+    index = set(TaskManager().all_tasks)
+    assert index <= known
+    assert len(known - index) < 10  # names that nothing defines as a whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": ("nowhere.yaml",)}, "no task file"),
+        ({"schemes": ("w0",)}, "no scheme 'w0'"),
+        ({"reference": ",,"}, "no model ,,"),
+    ],
+)
+def test_names_are_checked_before_a_model_is_loaded(tiny_llama, changes, message):
+    loading = ExitStack()
+    loading.callback(pytest.fail, "it began to load")
+    plan = EvaluationPlan(**{"schemes": (), "texts": (read_text(str(TINY_TEXT)),)} | changes)
+
+    with pytest.raises(FlexqError, match=message):
+        prepare(str(tiny_llama), plan, device="cpu", dtype=None, trigger="gate", loading=loading)
 
 
 @pytest.mark.slow

@@ -159,10 +159,15 @@ def errors(browser: Any) -> list[str]:
     return [message for message in severe if "/_stcore/" not in message or " 404 " not in message]
 
 
-def look(browser: Any, url: str, until: str, *, theme: str = "light", name: str) -> str:
-    """Open a page, wait for an element, keep a picture; what the page says. Nothing may fail."""
+def show_in(browser: Any, theme: str) -> None:
+    """Show pages to come as to who prefers this theme: light or dark."""
     media = [{"name": "prefers-color-scheme", "value": theme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+
+
+def look(browser: Any, url: str, until: str, *, theme: str = "light", name: str) -> str:
+    """Open a page, wait for an element, keep a picture; what the page says. Nothing may fail."""
+    show_in(browser, theme)
     browser.get(url)
     wait_for(lambda: browser.find_elements("css selector", until), f"no {until} on {url}")
     is_busy = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"

@@ -58,6 +58,11 @@ def test_results_are_drawn_without_an_error(examples: str, browser: Any, theme: 
 
     said = look(browser, url, "[data-testid=stDataFrame]", theme=theme, name=f"results-{theme}")
 
+    background = browser.find_element("css selector", ".stApp").value_of_css_property(
+        "background-color"
+    )
+    is_dark = int(background.partition("(")[2].partition(",")[0]) < 128
+    assert is_dark == (theme == "dark"), background
     assert len(browser.find_elements("css selector", ".js-plotly-plot")) == 2
     assert browser.find_elements("css selector", ".js-plotly-plot .scatterlayer .point")
     assert "Speed-up over cublaslt-w8a8" in said
