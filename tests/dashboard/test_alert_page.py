@@ -99,7 +99,7 @@ def test_a_branch_beside_the_bad_commit_is_not_in_the_range(
 def test_the_commits_of_the_range_have_subject_and_author(alerted, open_alert):
     rows = table(open_alert(), of="subject").to_dict("records")
 
-    assert [(row[""], row["subject"], row["author"]) for row in rows] == [
+    assert [(row["range"], row["subject"], row["author"]) for row in rows] == [
         ("last good", "Change 3", "Ada"),
         ("", "Change 4", "Ada"),
         ("", "Change 5", "Ada"),

@@ -140,7 +140,7 @@ def _show_commits(row: AlertRow, commits: Sequence[CommitRow]) -> None:
         marks[row.good.sha] = "last good"
     table = [
         {
-            "verdict": marks.get(commit.sha, ""),
+            "range": marks.get(commit.sha, ""),
             "commit": short_commit(commit.sha, dirty=False),
             "subject": commit.subject or "(unknown)",
             "author": commit.author or "(unknown)",
