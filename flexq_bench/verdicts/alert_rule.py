@@ -108,7 +108,9 @@ FEWEST_PLACEMENTS = 5
 # A kernel may settle on one of two speeds in each process. Six pairs fall alike, one side slow and
 # the other fast, once in 2,000 comparisons, and look as sure as can be; twelve, once in 8 million.
 SURE_PLACEMENTS = 12
-CLOCK_TOLERANCE = 0.01  # relative: more between the halves of a block, and it is left out
+# Relative. Blocks in which the clocks of the two differ by more are left out or, where too few are
+# left, judged by bounds that allow for what clocks can explain.
+CLOCK_TOLERANCE = 0.01
 
 
 def is_decided(verdict: Verdict, placements: int) -> bool:
@@ -148,7 +150,7 @@ def verdict_of(estimate: float, low: float, high: float, smallest: float) -> Ver
 # The name under which verdicts are stored. Raise the version with every change that can give the
 # same evidence another verdict.
 DETECTOR = "interleaved"
-DETECTOR_VERSION = 5
+DETECTOR_VERSION = 6
 PARAMETERS: dict[str, Any] = {
     "confidence": CONFIDENCE,
     "smallest_change": SMALLEST_LOG_RATIO,

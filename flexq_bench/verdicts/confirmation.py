@@ -54,7 +54,8 @@ class Confirmation:
 
     log_ratio: ln(head / base), positive is slower. low, high: its one-sided 99 % bounds.
     p_value: two-sided, of no change. smallest_change: ln, what had to be exceeded.
-    All are NaN where nothing was judged.
+    limited_by_clocks: ambiguous because of the clocks of the two, also with more placements.
+    All numbers are NaN where nothing was judged.
     """
 
     verdict: Verdict
@@ -68,6 +69,56 @@ class Confirmation:
     blocks: int
     placements: int
     modes: ProcessModes | None = None
+    limited_by_clocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Blocks with positive, finite times.
+
+    base_us, head_us, placement: [blocks]. clock: [blocks], ln of base's SM clock over head's; 0
+    where they agree or are unknown. It is the most of ln(head / base) that the clocks can explain.
+    left_out: how many there were beside these, with clocks that disagree.
+    """
+
+    base_us: Floats
+    head_us: Floats
+    placement: np.ndarray
+    clock: Floats
+    left_out: int = 0
+
+    @property
+    def ratios(self) -> Floats:
+        """ln(head / base), [blocks]."""
+        logs: Floats = np.log(self.head_us / self.base_us)
+        return logs
+
+    @property
+    def at_equal_clocks(self) -> Blocks:
+        alike = self.clock == 0
+        return Blocks(
+            self.base_us[alike],
+            self.head_us[alike],
+            self.placement[alike],
+            self.clock[alike],
+            left_out=int(np.count_nonzero(~alike)),
+        )
+
+    @property
+    def are_enough(self) -> bool:
+        return self.ratios.size >= FEWEST_BLOCKS and self.labels.size >= FEWEST_PLACEMENTS
+
+    @property
+    def labels(self) -> np.ndarray:
+        return np.unique(self.placement)
+
+    def means(self, values: Floats) -> Floats:
+        """Mean of values [blocks] in each placement, [placements]."""
+        return np.array([values[self.placement == label].mean() for label in self.labels])
+
+    def sides(self) -> tuple[Floats, Floats]:
+        """Mean ln of the time in each placement, [placements] of base and of head."""
+        return self.means(np.log(self.base_us)), self.means(np.log(self.head_us))
 
 
 def confirm(comparison: Comparison) -> Confirmation:
@@ -80,25 +131,35 @@ def confirm(comparison: Comparison) -> Confirmation:
     at either of two speeds (`process_modes`), fast ones are compared with fast ones and slow ones
     with slow ones, and a change of how many are slow is a verdict of its own if the mean of all
     changes by as much.
-    no-data: fewer than 10 blocks or 5 placements are left without those that are not positive
-    numbers or whose clocks disagree by more than 1 %. Raises ValueError if lengths differ.
+    Blocks in which the clocks of the two differ by more than 1 % are left out where enough others
+    are left; where not, the bounds allow for what clocks can explain (`_at_unequal_clocks`).
+    no-data: fewer than 10 blocks or 5 placements have positive numbers. Raises ValueError if
+    lengths differ.
     """
-    usable, discordant = _usable(comparison)
-    ratios, placement = _ratios(comparison, usable), np.asarray(comparison.placement)[usable]
-    means = np.array([ratios[placement == label].mean() for label in np.unique(placement)])
+    blocks = judged_blocks(comparison)
+    n_blocks, n_placements = blocks.ratios.size, blocks.labels.size
     if not comparison.correct:
-        return _undecided(Verdict.INCORRECT, "a result is wrong", ratios.size, means.size)
-    if ratios.size < FEWEST_BLOCKS or means.size < FEWEST_PLACEMENTS:
+        return _undecided(Verdict.INCORRECT, "a result is wrong", n_blocks, n_placements)
+    if not blocks.are_enough:
         reason = (
-            f"{ratios.size} blocks over {means.size} placements can be used, "
+            f"{n_blocks} blocks over {n_placements} placements can be used, "
             f"{FEWEST_BLOCKS} over {FEWEST_PLACEMENTS} are needed"
         )
-        if discordant:
-            reason += f"; in {discordant} the clocks of the two disagree"
-        return _undecided(Verdict.NO_DATA, reason, ratios.size, means.size)
+        return _undecided(Verdict.NO_DATA, reason, n_blocks, n_placements)
+    judge = _at_unequal_clocks if blocks.clock.any() else _at_equal_clocks
+    found = judge(blocks, smallest_change(comparison.noise_floor))
+    if found.verdict not in (Verdict.SLOWER, Verdict.FASTER):
+        return found
+    if not comparison.same_binary:
+        return replace(found, cause=Cause.CODE)
+    return replace(
+        found, cause=Cause.ENVIRONMENT, reason=f"{found.reason}, with the same machine code"
+    )
 
-    smallest = smallest_change(comparison.noise_floor)
-    modes = process_modes(*placement_sides(comparison))
+
+def _at_equal_clocks(blocks: Blocks, smallest: float) -> Confirmation:
+    modes = process_modes(*blocks.sides())
+    means = blocks.means(blocks.ratios)
     estimate, low, high, p_value = _student(means) if modes is None else _within(modes)
     verdict = verdict_of(estimate, low, high, smallest)
     reason = _reason(verdict, estimate, low, high)
@@ -111,23 +172,58 @@ def confirm(comparison: Comparison) -> Confirmation:
             verdict = Verdict.SLOWER if overall > 0 else Verdict.FASTER
             estimate, (low, high) = overall, bounds
             p_value = modes.p_value
-    cause = Cause.NONE
-    if verdict in (Verdict.SLOWER, Verdict.FASTER):
-        cause = Cause.CODE
-        if comparison.same_binary:
-            cause, reason = Cause.ENVIRONMENT, f"{reason}, with the same machine code"
     return Confirmation(
         verdict,
-        cause,
+        Cause.NONE,
         reason,
         estimate,
         low,
         high,
         p_value,
         smallest,
-        ratios.size,
+        blocks.ratios.size,
         means.size,
         modes,
+    )
+
+
+def _at_unequal_clocks(blocks: Blocks, smallest: float) -> Confirmation:
+    """The verdict where too few blocks have both sides at one clock: a kernel may draw more power.
+
+    A time grows at most as the clock falls. So in each block ln(head / base) at equal clocks lies
+    between what was measured and that less the ln of the clocks' ratio. Each bound is Student's t
+    of its own end of these ranges, and the estimate is what was measured. Slower and faster need a
+    change that counts at the end that is nearer to 0. One speed or two makes no difference here:
+    the bounds are of all processes together.
+    """
+    fastest, low, _, p_slower = _student(blocks.means(blocks.ratios - np.maximum(blocks.clock, 0)))
+    slowest, _, high, p_faster = _student(blocks.means(blocks.ratios - np.minimum(blocks.clock, 0)))
+    estimate = float(blocks.means(blocks.ratios).mean())
+    nearest = max(fastest, 0.0) + min(slowest, 0.0)  # of all that the ranges hold, to 0
+    p_value = p_slower if fastest > 0 else p_faster if slowest < 0 else 1.0
+    verdict = verdict_of(nearest, low, high, smallest)
+    # With these means known exactly.
+    limited = verdict_of(nearest, fastest, slowest, smallest) is Verdict.AMBIGUOUS
+    apart = float(np.expm1(np.abs(blocks.clock).mean()))
+    reason = f"{_change(estimate, low, high)}; the clocks of the two are {apart:.1%} apart, which "
+    if verdict is not Verdict.AMBIGUOUS:
+        reason += "the bounds allow for"
+    elif limited:
+        reason += "can explain it"
+    else:
+        reason += "the bounds allow for: more placements would tell"
+    return Confirmation(
+        verdict,
+        Cause.NONE,
+        reason,
+        estimate,
+        low,
+        high,
+        p_value,
+        smallest,
+        blocks.ratios.size,
+        blocks.labels.size,
+        limited_by_clocks=limited and bool(blocks.clock.all()),
     )
 
 
@@ -156,36 +252,22 @@ def confirm_together(
     return tuple(result)
 
 
-def usable_blocks(comparison: Comparison) -> tuple[Floats, np.ndarray, int]:
-    """Log ratios [blocks], their placements [blocks], and how many were left out for their clocks.
+def judged_blocks(comparison: Comparison) -> Blocks:
+    """The blocks that a verdict rests on: those at equal clocks where they are enough, else all.
 
     Raises ValueError if lengths differ.
     """
-    usable, discordant = _usable(comparison)
-    return _ratios(comparison, usable), np.asarray(comparison.placement)[usable], discordant
+    blocks = _blocks(comparison)
+    alike = blocks.at_equal_clocks
+    return alike if alike.are_enough else blocks
 
 
-def _ratios(comparison: Comparison, usable: np.ndarray) -> Floats:
-    base = np.asarray(comparison.base_us, dtype=np.float64)[usable]
-    ratios: Floats = np.log(np.asarray(comparison.head_us, dtype=np.float64)[usable] / base)
-    return ratios
+def blocks_at_equal_clocks(comparison: Comparison) -> Blocks:
+    """The blocks whose two sides ran at one clock. Raises ValueError if lengths differ."""
+    return _blocks(comparison).at_equal_clocks
 
 
-def placement_sides(comparison: Comparison) -> tuple[Floats, Floats]:
-    """Mean ln of the time in each placement, [placements] of base and of head."""
-    usable, _ = _usable(comparison)
-    placement = np.asarray(comparison.placement)[usable]
-    base, head = (
-        np.log(np.asarray(side, dtype=np.float64)[usable])
-        for side in (comparison.base_us, comparison.head_us)
-    )
-    labels = np.unique(placement)
-    sides = [np.array([one[placement == at].mean() for at in labels]) for one in (base, head)]
-    return sides[0], sides[1]
-
-
-def _usable(comparison: Comparison) -> tuple[np.ndarray, int]:
-    """Which blocks count, and how many were left out for their clocks."""
+def _blocks(comparison: Comparison) -> Blocks:
     base = np.asarray(comparison.base_us, dtype=np.float64)
     head = np.asarray(comparison.head_us, dtype=np.float64)
     placement = np.asarray(comparison.placement)
@@ -194,17 +276,16 @@ def _usable(comparison: Comparison) -> tuple[np.ndarray, int]:
             "base, head and placement need one value a block, got shapes "
             f"{base.shape}, {head.shape} and {placement.shape}"
         )
-    usable = np.isfinite(base) & np.isfinite(head) & (base > 0) & (head > 0)
-    discordant = 0
+    clock = np.zeros(base.shape)
     if comparison.base_mhz is not None and comparison.head_mhz is not None:
-        clocks = np.asarray(comparison.base_mhz, dtype=np.float64)
+        mine = np.asarray(comparison.base_mhz, dtype=np.float64)
         other = np.asarray(comparison.head_mhz, dtype=np.float64)
-        if not clocks.shape == other.shape == base.shape:
-            raise ValueError(f"clocks need one value a block, got {clocks.shape}, {other.shape}")
-        apart = usable & (np.abs(other - clocks) > CLOCK_TOLERANCE * np.maximum(clocks, other))
-        discordant = int(np.count_nonzero(apart))
-        usable &= ~apart
-    return usable, discordant
+        if not mine.shape == other.shape == base.shape:
+            raise ValueError(f"clocks need one value a block, got {mine.shape}, {other.shape}")
+        apart = np.abs(other - mine) > CLOCK_TOLERANCE * np.maximum(mine, other)  # false for NaN
+        clock[apart] = np.log(mine[apart] / other[apart])
+    usable = np.isfinite(base) & np.isfinite(head) & (base > 0) & (head > 0)
+    return Blocks(base[usable], head[usable], placement[usable], clock[usable])
 
 
 def _within(modes: ProcessModes) -> tuple[float, float, float, float]:
@@ -230,10 +311,12 @@ def _student(means: Floats) -> tuple[float, float, float, float]:
 
 
 def _reason(verdict: Verdict, estimate: float, low: float, high: float) -> str:
-    change = (
-        f"{np.expm1(estimate):+.2%}, 99 % bounds {np.expm1(low):+.2%} and {np.expm1(high):+.2%}"
-    )
+    change = _change(estimate, low, high)
     return f"{change}: more placements would tell" if verdict is Verdict.AMBIGUOUS else change
+
+
+def _change(estimate: float, low: float, high: float) -> str:
+    return f"{np.expm1(estimate):+.2%}, 99 % bounds {np.expm1(low):+.2%} and {np.expm1(high):+.2%}"
 
 
 def _undecided(verdict: Verdict, reason: str, blocks: int, placements: int) -> Confirmation:

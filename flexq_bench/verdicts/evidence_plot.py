@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.text import Text
 
 from flexq_bench.errors import InfrastructureError, UsageError
-from flexq_bench.verdicts.confirmation import Comparison, Confirmation, usable_blocks
+from flexq_bench.verdicts.confirmation import Comparison, Confirmation, judged_blocks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,10 +115,10 @@ def _draw(axis: Axes, panel: Panel) -> None:
 
 def placements_of(comparison: Comparison) -> list[Placement]:
     """The blocks that were judged, by placement; raises ValueError if lengths differ."""
-    ratios, labels, _ = usable_blocks(comparison)
+    judged = judged_blocks(comparison)
     placements = []
-    for label in np.unique(labels):
-        logs = ratios[labels == label]
+    for label in judged.labels:
+        logs = judged.ratios[judged.placement == label]
         blocks = tuple(_percent(float(value)) for value in logs)
         placements.append(Placement(str(label), blocks, _percent(float(logs.mean()))))
     return placements

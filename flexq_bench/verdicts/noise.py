@@ -10,7 +10,7 @@ from scipy import special
 
 from flexq_bench.stats.variance_components import variance_components
 from flexq_bench.verdicts.alert_rule import CONFIDENCE, smallest_change
-from flexq_bench.verdicts.confirmation import Comparison, placement_sides, usable_blocks
+from flexq_bench.verdicts.confirmation import Blocks, Comparison, blocks_at_equal_clocks
 from flexq_bench.verdicts.process_modes import process_modes
 
 FEWEST_CANARIES = 5  # below it the floor would be a guess
@@ -45,15 +45,16 @@ def noise_levels(canaries: Sequence[Comparison]) -> NoiseLevels | None:
     block, its noise holds the block's. The estimates' true mean is known, 0. The floor is the
     one-sided 99 % bound of Student's t for another comparison; it and the step need 5 comparisons.
     """
-    told = [one for one in canaries if np.unique(usable_blocks(one)[1]).size > 1]
-    if not told:
+    usable = [blocks for one in canaries if (blocks := blocks_at_equal_clocks(one)).labels.size > 1]
+    if not usable:
         return None
-    usable = [usable_blocks(one) for one in told]
-    ratios = np.concatenate([blocks for blocks, _, _ in usable])
-    owner = np.repeat(np.arange(len(usable)), [blocks.size for blocks, _, _ in usable])
-    labels = np.concatenate([np.unique(p, return_inverse=True)[1] for _, p, _ in usable])
+    ratios = np.concatenate([blocks.ratios for blocks in usable])
+    owner = np.repeat(np.arange(len(usable)), [blocks.ratios.size for blocks in usable])
+    labels = np.concatenate(
+        [np.unique(blocks.placement, return_inverse=True)[1] for blocks in usable]
+    )
     comparison, placement, block = variance_components(ratios, [owner, labels])
-    means = np.array([_estimate(one) for one in told])
+    means = np.array([_estimate(blocks) for blocks in usable])
     estimate = float(np.sqrt(np.mean(means**2)))
     floor, step = _visible(estimate, len(usable))
     return NoiseLevels(
@@ -69,9 +70,9 @@ def noise_levels(canaries: Sequence[Comparison]) -> NoiseLevels | None:
     )
 
 
-def _estimate(canary: Comparison) -> float:
+def _estimate(canary: Blocks) -> float:
     """ln(head / base), as `confirm` tells it: of two speeds, each compared with itself."""
-    base, head = placement_sides(canary)
+    base, head = canary.sides()
     modes = process_modes(base, head)
     return float(np.mean(head - base)) if modes is None else modes.difference()[0]
 

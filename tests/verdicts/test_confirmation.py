@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.verdicts import (
     Cause,
     Comparison,
@@ -15,6 +16,7 @@ from flexq_bench.verdicts import (
     confirm,
     confirm_together,
 )
+from flexq_bench.verdicts.confirmation import judged_blocks
 
 
 def blocks(
@@ -72,18 +74,73 @@ def test_too_few_blocks_or_placements_are_no_data(placements, per):
     assert "are needed" in found.reason
 
 
-def test_blocks_whose_clocks_disagree_are_left_out():
-    comparison = blocks(0.0, placements=6)
-    mhz = np.full(12, 1980.0)
-    slowed = mhz.copy()
-    slowed[:4] = 1800.0
-    head = np.asarray(comparison.head_us).copy()
-    head[:4] *= 1.1
+def at_clocks(comparison: Comparison, apart: float, blocks: slice = slice(None)) -> Comparison:
+    """Head at an SM clock lower by `apart` (ln) in these blocks, and slower by as much."""
+    base_mhz = np.full(np.size(comparison.base_us), 1900.0)
+    lower = np.zeros(base_mhz.size)
+    lower[blocks] = apart
+    return replace(
+        comparison,
+        head_us=np.asarray(comparison.head_us) * np.exp(lower),
+        base_mhz=base_mhz,
+        head_mhz=base_mhz * np.exp(-lower),
+    )
 
-    found = confirm(replace(comparison, head_us=head, base_mhz=mhz, head_mhz=slowed))
 
-    assert found.verdict is Verdict.NO_DATA
-    assert "in 4 the clocks" in found.reason
+def test_blocks_whose_clocks_disagree_are_left_out_where_enough_others_are_left():
+    throttled = at_clocks(blocks(0.0, placements=6), 0.1, slice(2))
+
+    found = confirm(throttled)
+
+    assert (found.blocks, found.placements) == (10, 5)
+    assert found.verdict is Verdict.SAME
+    assert judged_blocks(throttled).left_out == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "apart", "verdict"),
+    [
+        (0.0, 0.02, Verdict.AMBIGUOUS),
+        (0.0, -0.05, Verdict.AMBIGUOUS),
+        (0.005, 0.05, Verdict.AMBIGUOUS),
+        (0.56, 0.03, Verdict.SLOWER),
+        (0.04, 0.02, Verdict.SLOWER),
+        (-0.56, -0.03, Verdict.FASTER),
+        # At a higher clock the slow-down that shows is less than that of the code.
+        (0.56, -0.03, Verdict.SLOWER),
+    ],
+)
+def test_a_change_counts_where_the_clocks_of_the_two_cannot_explain_it(change, apart, verdict):
+    found = confirm(at_clocks(blocks(change, offset=0.001), apart))
+
+    assert found.verdict is verdict
+    assert f"{np.expm1(abs(apart)):.1%} apart" in found.reason
+    assert found.low < change < found.high
+    assert found.limited_by_clocks is (verdict is Verdict.AMBIGUOUS)
+
+
+def test_more_placements_are_asked_for_only_where_they_could_tell():
+    rules = InterleaveRules()
+    scattered = confirm(at_clocks(blocks(0.03, placements=5, offset=0.03), 0.015))
+    explained = confirm(at_clocks(blocks(0.0), 0.02))
+    sometimes = confirm(at_clocks(blocks(0.0, placements=5), 0.02, slice(8)))
+
+    assert {scattered.verdict, explained.verdict, sometimes.verdict} == {Verdict.AMBIGUOUS}
+    assert "can explain it" in explained.reason
+    assert "more placements would tell" in scattered.reason
+    assert rules.is_decided(explained)
+    assert not rules.is_decided(scattered)
+    assert not rules.is_decided(sometimes)
+
+
+def test_a_change_that_the_clocks_would_hide_or_make_is_hardly_ever_called():
+    """Not more often than the bounds say: 1 of 100 on each side."""
+    alarms = sum(
+        confirm(at_clocks(blocks(0.0, offset=0.01, seed=seed), 0.02)).verdict is Verdict.SLOWER
+        for seed in range(500)
+    )
+
+    assert alarms <= 10
 
 
 def test_what_is_not_a_positive_number_is_left_out():

@@ -16,7 +16,7 @@ from dashboard.views.alert.charts import block_changes
 from db.engine import Session
 from db.queries import DecisionRow
 from flexq_bench.verdicts import Evidence
-from flexq_bench.verdicts.confirmation import usable_blocks
+from flexq_bench.verdicts.confirmation import judged_blocks
 from flexq_bench.verdicts.recompute import recompute_decision
 from workloads.case import kernel_label
 
@@ -32,25 +32,25 @@ def show_evidence(session: Session, member: DecisionRow, kernels: Sequence[str])
     st.markdown(f"{as_text(member.reason)}; cause: {as_text(member.cause)}")
     if again.evidence is None or again.confirmation is None:
         return
-    usable, _, discordant = usable_blocks(again.evidence.comparison)
-    if usable.size:
+    blocks = judged_blocks(again.evidence.comparison)
+    if blocks.ratios.size:
         label = kernel_label(member.kernel, member.variant)
         style = kernel_styles(kernels, [(member.kernel, member.variant)])[label]
         figure = block_changes(again.evidence.comparison, again.confirmation, style)
         draw_chart(figure, key="evidence")
     else:
         st.info("There is nothing to draw: no block of the two commits may be compared.")
-    st.markdown("  \n".join(_facts(again.evidence, discordant)))
+    st.markdown("  \n".join(_facts(again.evidence, blocks.left_out)))
 
 
-def _facts(evidence: Evidence, discordant: int) -> list[str]:
+def _facts(evidence: Evidence, left_out: int) -> list[str]:
     """Markdown: a line for each thing that could make the commits differ but for their code."""
     comparison = evidence.comparison
     lines = [f"Machine code: **{_machine_code(evidence)}**"]
     clocks = (_clocks(comparison.base_mhz), _clocks(comparison.head_mhz))
     lines.append(f"SM clock: base {clocks[0]}, head {clocks[1]}")
-    if discordant:
-        lines.append(f"Left out, since the clocks of the two disagree: {discordant} blocks")
+    if left_out:
+        lines.append(f"Left out, since the clocks of the two disagree: {left_out} blocks")
     if evidence.base_config or evidence.head_config:
         base, head = (str(dict(c or {})) for c in (evidence.base_config, evidence.head_config))
         same = f"{as_code(base)} on both sides"

@@ -77,7 +77,9 @@ class InterleaveRules:
 
     def is_decided(self, confirmation: Confirmation) -> bool:
         """Whether more looks could tell nothing else."""
-        return is_decided(confirmation.verdict, confirmation.placements)
+        return confirmation.limited_by_clocks or is_decided(
+            confirmation.verdict, confirmation.placements
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,90 @@
+"""Verdicts where the two sides of a comparison run at different SM clocks, on simulated blocks.
+
+Prints the table that docs/statistics.md quotes, from a fixed seed:
+    python benchmarks/verdicts/unequal_clocks.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import zlib
+from collections import Counter
+
+import numpy as np
+from noise import PROCESS_SIGMA, comparison
+from simulate import pairs_of
+
+from flexq_bench.measure.ab import InterleaveRules
+from flexq_bench.verdicts import Comparison, Verdict, confirm, confirm_together
+
+MHZ = 1900.0
+CLOCK_SIGMA = 0.002  # ln, of one side's clock in a block
+OCCASIONAL = 0.2  # share of blocks in which one side is clocked lower, in the rows that say so
+TOLD = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.AMBIGUOUS, Verdict.NO_DATA)
+
+
+def judged(
+    rng: np.random.Generator, *, change: float, apart: float, bound: float, occasional: bool
+) -> Verdict:
+    """The verdict on one comparison alone, after as many looks as it takes.
+
+    change, apart: ln, of the code and of head's lower clock. bound: how much of the clock's change
+    the time has: 1 where the SMs decide, 0 where the memory does.
+    """
+    rules = InterleaveRules()
+    base, head, pair = comparison(
+        "Gaussian", rng, shift=change, pairs=pairs_of(rules)[-1], process_sigma=PROCESS_SIGMA
+    )
+    lower = CLOCK_SIGMA * rng.standard_normal((2, pair.size))
+    lower[1] += apart
+    if occasional:
+        struck = rng.random(lower.shape) < OCCASIONAL / 2
+        lower += struck * rng.uniform(0.02, 0.1, lower.shape)
+    base, head = base * np.exp(bound * lower[0]), head * np.exp(bound * lower[1])
+    mhz = MHZ * np.exp(-lower)
+    found = None
+    for known in pairs_of(rules):
+        now = pair < known
+        one = Comparison(base[now], head[now], pair[now], mhz[0][now], mhz[1][now])
+        found = confirm_together([confirm(one)], rate=rules.rate)[0]
+        if rules.is_decided(found):
+            break
+    assert found is not None
+    return found.verdict
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=1000)
+    trials = parser.parse_args().trials
+    out = sys.stdout.write
+    out(f"| true change | head's clock | of it in the time | {' | '.join(TOLD)} |\n")
+    out(f"| ---: | --- | ---: |{' ---: |' * len(TOLD)}\n")
+    rows = [(0.0, 0.0, bound, True) for bound in (0.0, 1.0)]
+    rows += [
+        (change, apart, bound, False)
+        for change in (0.0, 0.03, 0.05, 0.75)
+        for apart in (0.0, -0.02, -0.05, 0.02)
+        for bound in (0.0, 1.0)
+        if apart or bound
+    ]
+    for change, apart, bound, occasional in rows:
+        rng = np.random.default_rng(zlib.crc32(repr((change, apart, bound, occasional)).encode()))
+        verdicts = Counter(
+            judged(
+                rng,
+                change=float(np.log1p(change)),
+                apart=-float(np.log1p(apart)),
+                bound=bound,
+                occasional=occasional,
+            )
+            for _ in range(trials)
+        )
+        clock = f"in {OCCASIONAL:.0%} of blocks 2 to 10% lower" if occasional else f"{apart:+.0%}"
+        shares = " | ".join(f"{verdicts[one] / trials:.1%}" for one in TOLD)
+        out(f"| {change:+.0%} | {clock} | {bound:.0%} | {shares} |\n")
+
+
+if __name__ == "__main__":
+    main()
