@@ -21,13 +21,20 @@ def status_of(check: CheckResult, sampling: Sampling, protocol: Protocol) -> tup
         return "incorrect", check.detail
     if sampling.converged:
         return "ok", ""
-    interval = sampling.interval
+    interval, counted = sampling.interval, sampling.counted
     width = 100 * interval.half_width / interval.estimate
-    ended = ", and more would not do" if sampling.stopped == "hopeless" else ""
-    return "noisy", (
-        f"the interval is ±{width:.3g} % after {len(sampling.counted)} placements and "
-        f"{sampling.n_valid} samples{ended}; ±{100 * protocol.ci_tolerance:.3g} % is asked for"
+    reached = (
+        f"the interval is ±{width:.3g} % after {len(counted)} placements and "
+        f"{sampling.n_valid} samples"
     )
+    if interval.is_within(protocol.ci_tolerance):
+        return "noisy", (
+            f"{reached}, which took {sampling.elapsed_s:.1f} s; "
+            f"{protocol.min_placements} placements and {protocol.min_samples} samples, or "
+            f"{protocol.long_device_s:g} s on the device, are asked for"
+        )
+    ended = ", and more would not do" if sampling.stopped == "hopeless" else ""
+    return "noisy", f"{reached}{ended}; ±{100 * protocol.ci_tolerance:.3g} % is asked for"
 
 
 def with_times(measured: Measured, sampling: Sampling) -> Measured:

@@ -37,6 +37,8 @@ class Protocol:
     confidence, ci_tolerance: stop when the interval of the median at this confidence lies within
                         ± this fraction of it.
     min_samples, min_device_s: over all placements, before a case may stop.
+    long_device_s:      of device time stands for min_samples: a turn over many copies of small
+                        weights may make a sample of a slow kernel 20 ms long.
     min_placements:     fresh allocations of all buffers.
     placement_s:        a placement ends after this long even where its own interval is wider:
                         further placements say more.
@@ -77,6 +79,7 @@ class Protocol:
     ci_tolerance: float
     min_samples: int
     min_device_s: float
+    long_device_s: float
     placement_s: float
     budget_s: float
     gaps: tuple[float, ...]
@@ -101,13 +104,11 @@ class Protocol:
         """Bytes that the weight copies of a cold rotation must exceed at a cache factor."""
         return int(factor * (l2_bytes or self.assumed_l2_bytes))
 
-    @property
-    def samples_a_placement(self) -> int:
-        return -(-self.min_samples // self.min_placements)
-
-    @property
-    def device_s_a_placement(self) -> float:
-        return self.min_device_s / self.min_placements
+    def is_enough(self, samples: int, device_s: float, *, placements: int = 1) -> bool:
+        """Whether so many placements have their share of samples and of device time."""
+        share = placements / self.min_placements
+        many = samples >= share * self.min_samples or device_s >= share * self.long_device_s
+        return many and device_s >= share * self.min_device_s
 
 
 PROTOCOL_CUDA = Protocol(
@@ -124,6 +125,7 @@ PROTOCOL_CUDA = Protocol(
     ci_tolerance=0.0025,
     min_samples=30,
     min_device_s=0.02,
+    long_device_s=0.1,
     placement_s=0.1,
     budget_s=4.0,
     gaps=(2.0, 6.0, 18.0),
@@ -149,6 +151,7 @@ PROTOCOL_CPU = Protocol(
     ci_tolerance=1.0,
     min_samples=10,
     min_device_s=0.1,
+    long_device_s=3.0,
     placement_s=0.6,
     budget_s=3.0,
     gaps=(0.0,),

@@ -6,23 +6,28 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from flexq_bench.measure.clocks import Batch, Rotation
 from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.telemetry import Telemetry
-from flexq_bench.stats import Interval, hierarchical_interval, median_interval
+from flexq_bench.stats import (
+    Interval,
+    median_interval,
+    placement_interval,
+    samples_explain_spread,
+)
 from workloads.case import Regime
 
 _MAX_BATCH = 128  # samples, so that the device's queue of launches never fills
 # Of long samples with longer gaps, as once a batch outputs are looked at; in at most so many times
 # the length of a batch.
 _MIN_GAPPED, _MOST_BATCHES = 3, 10
-# Half the 95 % interval of the median of n, in standard deviations over sqrt(n), for large n:
-# 1.96 · sqrt(pi / 2).
-_HALF_WIDTH = 2.46
+# Half the interval of n placements, in standard deviations over sqrt(n), for large n: of the median
+# at 95 %, 1.96 · sqrt(pi / 2), and of signed ranks at 97 %, 2.17 · sqrt(pi / 3).
+_HALF_WIDTH, _HALF_WIDTH_OF_RANKS = 2.46, 2.22
 # That tell a case's own clock without a power limit; and idle time that no limit outlasts.
 _FREE_SAMPLES, _LONGEST_FREE_GAP_S = 5, 0.02
 Place = Callable[[int], AbstractContextManager[Rotation]]
@@ -285,9 +290,7 @@ class _Sampler:
     def _is_settled(self, placement: Placement) -> bool:
         """Whether this placement has its share of samples and its own interval has closed."""
         protocol, samples = self._protocol, placement.valid_us
-        if len(samples) < protocol.samples_a_placement:
-            return False
-        if placement.device_s < protocol.device_s_a_placement:
+        if not samples or not protocol.is_enough(len(samples), placement.device_s):
             return False
         interval = median_interval(samples, seed=self._seed, confidence=protocol.confidence)
         return interval.is_within(protocol.ci_tolerance)
@@ -296,7 +299,7 @@ class _Sampler:
         valid = [p.valid_us for p in placements if p.valid_us]
         if not valid:
             return None
-        return hierarchical_interval(valid, seed=self._seed, confidence=self._protocol.confidence)
+        return placement_interval(valid, seed=self._seed, confidence=self._protocol.confidence)
 
     def _stop(self, interval: Interval | None) -> str:
         """Why to stop now (see Sampling.stopped); empty: go on."""
@@ -305,32 +308,38 @@ class _Sampler:
         elapsed_s = self._now() - self._began
         if (
             interval is not None
-            and len(counted) >= protocol.min_placements
-            and sum(len(p.valid_us) for p in counted) >= protocol.min_samples
-            and sum(p.device_s for p in counted) >= protocol.min_device_s
+            and are_enough(counted, protocol)
             and interval.is_within(protocol.ci_tolerance)
         ):
             return "closed"
         if interval is None and len(self._placements) >= protocol.min_placements:
             return "hopeless"
         if len(counted) >= protocol.min_placements:
-            medians = [statistics.median(p.valid_us) for p in counted]
-            needed = placements_needed(medians, protocol.ci_tolerance)
+            needed = placements_needed([p.valid_us for p in counted], protocol.ci_tolerance)
             if elapsed_s * needed / len(self._placements) > protocol.budget_s:
                 return "hopeless"
         return "budget" if elapsed_s >= protocol.budget_s else ""
 
 
-def placements_needed(medians: list[float], tolerance: float) -> float:
-    """About how many placements it takes until the interval of their median is ± tolerance wide.
+def are_enough(counted: Sequence[Placement], protocol: Protocol) -> bool:
+    """Whether there are enough placements, samples and device time for a case to stop."""
+    least = protocol.min_placements
+    samples, device_s = sum(len(p.valid_us) for p in counted), sum(p.device_s for p in counted)
+    return len(counted) >= least and protocol.is_enough(samples, device_s, placements=least)
 
-    medians: of the placements so far, any unit. One in five may lie apart: it doesn't keep the
-    interval open for long. What counts is the standard deviation of the others.
+
+def placements_needed(placements: Sequence[Sequence[float]], tolerance: float) -> float:
+    """About how many placements it takes until their interval is ± tolerance wide.
+
+    placements: samples of those so far, any unit. One median in five may lie apart: it doesn't keep
+    the interval open for long. What counts is the standard deviation of the others.
     """
+    medians = [statistics.median(samples) for samples in placements]
     centre = statistics.median(medians)
     near = sorted(medians, key=lambda median: abs(median - centre))
     sigma = statistics.stdev(near[: len(near) - len(near) // 5])
-    return math.ceil((_HALF_WIDTH * sigma / (tolerance * centre)) ** 2)
+    half_width = _HALF_WIDTH_OF_RANKS if samples_explain_spread(placements) else _HALF_WIDTH
+    return math.ceil((half_width * sigma / (tolerance * centre)) ** 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from flexq_bench.measure import PROTOCOL_CUDA
+from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Batch
+from flexq_bench.measure.outcome import status_of
 from flexq_bench.measure.protocol import WarmUp
 from flexq_bench.measure.sampling import placements_needed, sample_case, warm_up
 from flexq_bench.measure.telemetry import DeviceState, NoSensor, Telemetry
@@ -123,11 +125,19 @@ def test_a_case_never_takes_much_longer_than_its_budget():
 
 
 def test_how_many_placements_are_needed_grows_with_the_square_of_their_scatter():
-    few = placements_needed([10.0, 10.01, 9.99, 10.005, 9.995], 0.0025)
-    many = placements_needed([10.0, 10.04, 9.96, 10.02, 9.98], 0.0025)
+    few = placements_needed([[us] for us in (10.0, 10.01, 9.99, 10.005, 9.995)], 0.0025)
+    many = placements_needed([[us] for us in (10.0, 10.04, 9.96, 10.02, 9.98)], 0.0025)
 
     assert few < 5
     assert many == pytest.approx(16 * few, abs=16)
+
+
+def test_scatter_of_samples_is_not_taken_for_that_of_placements():
+    """As of a kernel whose samples scatter by 1.2 %, over placements that hardly differ."""
+    sampling = run(World([1.0, 1.0005, 0.9995], sigma=0.012), warm=True)
+
+    assert sampling.converged
+    assert len(sampling.placements) <= 10
 
 
 def test_a_placement_that_scatters_goes_on_until_its_time_is_over():
@@ -288,3 +298,31 @@ def test_the_interval_asked_for_decides_when_to_stop():
 
     assert loose.converged
     assert len(loose.placements) == 5
+
+
+def test_long_samples_of_a_turn_over_many_copies_need_not_be_as_many():
+    """Of 20 ms, as 1,024 launches of a slow kernel take: five placements have one each."""
+    sampling = run(World([1.0, 1.0004, 0.9996], sigma=0.0001, launch_us=2000.0), warm=True)
+
+    assert sampling.converged
+    assert len(sampling.placements) == 5
+    assert sampling.n_valid < PROTOCOL_CUDA.min_samples
+    assert sampling.elapsed_s < 3
+
+
+def test_a_kernel_too_slow_for_its_placements_is_noisy_for_that_reason_not_for_its_interval():
+    sampling = run(World([1.0], sigma=0.0, launch_us=200_000.0))
+
+    status, detail = status_of(CheckResult(0.0, True), sampling, PROTOCOL_CUDA)
+
+    assert status == "noisy"
+    assert "after 1 placements and 1 samples, which took" in detail
+    assert "5 placements and 30 samples, or 0.1 s on the device, are asked for" in detail
+    assert "0.25 %" not in detail
+
+
+def test_a_wide_interval_is_the_reason_where_it_is_one():
+    status, detail = status_of(CheckResult(0.0, True), run(World([1.0, 1.12])), PROTOCOL_CUDA)
+
+    assert status == "noisy"
+    assert "and more would not do; ±0.25 % is asked for" in detail
