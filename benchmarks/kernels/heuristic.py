@@ -13,7 +13,8 @@ tuning was than the fastest, each shape judged as if it were in no table. `table
 kernel's table in kernels/cuda/*/timed_shapes; layers of papers are left out of it, so that they,
 too, are shapes that the choice has not seen. `fit` prints new costs for
 kernels/cuda/imma/candidates.toml, and what they lose on shapes that they were
-not fitted to; those of clusters are fitted to their times. `select` prints a greedy choice of
+not fitted to; those of clusters, and of kernels whose waves each take their start, are fitted to
+their times. `select` prints a greedy choice of
 candidates among all that were timed.
 """
 
@@ -313,6 +314,13 @@ def fit(times: Times, sms: int, kernel: str) -> None:
         ),
     )
     for kind, seen in parts:
+        if any(
+            cost.each_wave
+            for config, cost in found.choice.costs.items()
+            if isinstance(config, kind)
+        ):
+            say_costs_of_times(kernel, seen, sms)
+            continue
         of_kind = CostSamples(seen, kind, sms, found.choice.costs, found.tiles)
         if not of_kind.shapes:
             continue
@@ -325,6 +333,37 @@ def fit(times: Times, sms: int, kernel: str) -> None:
             if len(own) >= FEWEST_TIMES:
                 found_us = fit_times(config, cost, own, sms, found.tiles)
                 say(f"{config}: ({', '.join(f'{us:.3g}' for us in found_us)})")
+
+
+def say_costs_of_times(kernel: str, times: Times, sms: int) -> None:
+    """Say costs that are fitted to times, and what they lose where each shape is left out once."""
+    found = resolve(kernel, "cuda")
+    assert isinstance(found, ImmaGemm)
+    costs = {c: cost for c, cost in found.choice.costs.items() if cost.each_wave}
+
+    def fitted(rows: Times) -> dict[ManyConfig, Cost]:
+        result = {}
+        for config, cost in costs.items():
+            own = {gemm: timed[config] for gemm, timed in rows.items() if config in timed}
+            known = fit_times(config, cost, own, sms, found.tiles) if own else ()
+            result[config] = replace(cost, **dict(zip(COSTS, known, strict=False)))
+        return result
+
+    unseen = []
+    for shape in sorted({(gemm.n, gemm.k) for gemm in times}):
+        rest = {g: t for g, t in times.items() if (g.n, g.k) != shape}
+        choice = replace(found.choice, costs={**found.choice.costs, **fitted(rest)})
+        for gemm in times.keys() - rest.keys():
+            timed = {c: us for c, us in times[gemm].items() if c in costs}
+            if timed:
+                taken = choose([*timed], gemm, sms, choice, found.tiles)  # type: ignore[list-item]
+                unseen.append(timed[taken] / min(timed.values()) - 1)
+    say(
+        f"{len(unseen)} shapes left out of the fit: mean loss {statistics.mean(unseen):.1%}, "
+        f"95 % within {np.quantile(unseen, 0.95):.1%}, worst {max(unseen):.1%}"
+    )
+    for config, cost in fitted(times).items():
+        say(f"{config}: ({cost.start_us:.3g}, {cost.alone_us:.3g}, {cost.each_us:.3g})")
 
 
 def fit_times(

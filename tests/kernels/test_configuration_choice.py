@@ -21,6 +21,7 @@ from kernels.cuda.imma.configurations import (
     TiledConfig,
     WgmmaConfig,
 )
+from kernels.cuda.imma.dual_grained import DualGrainedGemm
 from workloads.gemm import GemmWorkload
 
 TOKENS = (1, 3, 8, 9, 16, 17, 32, 33, 64, 100, 512, 4096)
@@ -129,3 +130,19 @@ def test_persistent_blocks_share_all_steps_of_k(config: PersistentConfig) -> Non
         assert shares.longest * clusters > outputs * steps
         for step in range(shares.shared * steps):
             assert step * shares.inverse >> 32 == step // steps
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "config"),
+    [
+        (768, 31744, WgmmaConfig(1, 1, 4, 4)),
+        (6528, 8064, WgmmaConfig(1, 1, 4, 4)),
+        (1408, 2560, WgmmaConfig(1, 1, 4, 2)),
+        (18560, 1024, WgmmaConfig(2, 1, 4, 1)),
+    ],
+)
+def test_64_tokens_of_dual_grained_weights_take_what_was_fastest_on_an_h100(n, k, config):
+    """By up to 66 % where all waves of blocks were taken to begin with the launch."""
+    can_run = DUAL_GRAINED.for_tokens(64, in_mma_order=True)
+
+    assert choose(can_run, GemmWorkload(64, n, k), 132, DUAL_GRAINED, DualGrainedGemm.tiles) == config

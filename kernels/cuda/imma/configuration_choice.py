@@ -50,6 +50,9 @@ _READ_BYTES_US = 4.6e6  # of an H200's memory: docs/kernels/README.md
 # Of the places for blocks, which clusters of more than two fill: a GPC's SMs are no multiple of
 # most sizes. On an H200 grids of 85 % of them ran at once, none of 91 % and more did.
 _CLUSTERED_SHARE = 0.88
+# Clusters that fill a wave in part are not spread evenly: as many blocks are on the busiest SM as
+# if this share of the SMs had all of them. From the times of dgq-w4a8 on an H100 and an H200.
+_SPREAD_SHARE = 0.7
 
 ManyConfig = TiledConfig | WgmmaConfig | ClusterConfig | PersistentConfig
 _KINDS: dict[str, type[ManyConfig]] = {
@@ -63,12 +66,14 @@ _KINDS: dict[str, type[ManyConfig]] = {
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Microseconds: start_us of a launch; a step of K takes alone_us, or each_us times the blocks
-    that share an SM, whichever is more. registers: of a thread."""
+    that share an SM, whichever is more. registers: of a thread. each_wave: every wave of blocks
+    takes start_us, since it begins when the last one has ended; else the launch alone does."""
 
     start_us: float
     alone_us: float
     each_us: float
     registers: int
+    each_wave: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,12 @@ def waves_of(
         share = _CLUSTERED_SHARE if config.k_split > 2 else 1.0
         whole, rest = divmod(x * y, int(sms * resident * share))
         return Waves(whole, resident, min(resident, -(-rest // sms)), steps, whole + (rest > 0))
+    if cost.each_wave:
+        share = _CLUSTERED_SHARE if config.k_split > 2 else 1.0
+        whole, rest = divmod(x * y, int(sms * resident * share))
+        is_spread = config.k_split == 1 or rest <= sms
+        last = math.ceil(rest / sms / (1.0 if is_spread else _SPREAD_SHARE))
+        return Waves(whole, resident, min(resident, last), steps, whole + (rest > 0))
     whole, rest = divmod(x * y, sms * resident)
     return Waves(whole, resident, -(-rest // sms), steps)
 
@@ -208,14 +219,15 @@ def _few(weights: str) -> dict[int, tuple[ImmaConfig, ...]]:
     }
 
 
-def _costs(kernel: str) -> dict[ManyConfig, Cost]:
+def _costs(kernel: str, *, each_wave: frozenset[str] = frozenset()) -> dict[ManyConfig, Cost]:
+    """each_wave: kinds of configurations of which every wave takes start_us."""
     costs: dict[ManyConfig, Cost] = {}
     for name, rows in _DATA["many_tokens"][kernel].items():
         columns = _DATA["columns"][name]
         for row in rows:
             settings = dict(zip(columns, row[: len(columns)], strict=True))
             cost = dict(zip(_DATA["columns"]["cost"], row[len(columns) :], strict=True))
-            costs[_KINDS[name](**settings)] = Cost(**cost)
+            costs[_KINDS[name](**settings)] = Cost(**cost, each_wave=name in each_wave)
     return costs
 
 
@@ -226,5 +238,8 @@ GROUP_SCALED = Candidates(_few("four_bits"), _costs("group"), _NIBBLES)
 # Few tokens: losses of flexq-imma's, which reads as many bytes.
 TWO_LEVEL = Candidates(_few("six_bits"), _costs("dual"), FLEXQ.timed)
 DUAL_GRAINED = Candidates(
-    _few("four_bits"), _costs("dgq"), TimedShapes("imma", "dual-grained"), many_rows=10.0
+    _few("four_bits"),
+    _costs("dgq", each_wave=frozenset({"wgmma"})),
+    TimedShapes("imma", "dual-grained"),
+    many_rows=10.0,
 )
