@@ -32,7 +32,8 @@ def placement_interval(
     """
     if len(placements) > 1 and samples_explain_spread(placements):
         exact = 1 - _SHARE_OF_MISSES * (1 - confidence)
-        return signed_rank_interval([np.median(one) for one in placements], confidence=exact)
+        medians = [float(np.median(np.asarray(one))) for one in placements]
+        return signed_rank_interval(medians, confidence=exact)
     return hierarchical_interval(placements, seed=seed, confidence=confidence)
 
 

@@ -143,6 +143,6 @@ def test_persistent_blocks_share_all_steps_of_k(config: PersistentConfig) -> Non
 )
 def test_64_tokens_of_dual_grained_weights_take_what_was_fastest_on_an_h100(n, k, config):
     """By up to 66 % where all waves of blocks were taken to begin with the launch."""
-    can_run = DUAL_GRAINED.for_tokens(64, in_mma_order=True)
+    can_run, tiles = DUAL_GRAINED.for_tokens(64, in_mma_order=True), DualGrainedGemm.tiles
 
-    assert choose(can_run, GemmWorkload(64, n, k), 132, DUAL_GRAINED, DualGrainedGemm.tiles) == config
+    assert choose(can_run, GemmWorkload(64, n, k), 132, DUAL_GRAINED, tiles) == config

@@ -130,11 +130,12 @@ def test_a_difference_between_the_same_machine_code_is_the_environment_s(
     assert (found.base_binary, found.head_binary) == (base, head)
 
 
-def test_blocks_in_which_the_clocks_disagree_do_not_count(compared):
-    found = only(compared({"mhz": 1980}, {"mhz": 1700, "us": 120}))
+@pytest.mark.parametrize(("us", "verdict"), [(115, Verdict.AMBIGUOUS), (130, Verdict.SLOWER)])
+def test_clocks_that_differ_throughout_explain_no_more_than_their_ratio(compared, us, verdict):
+    found = only(compared({"mhz": 1980}, {"mhz": 1700, "us": us}))
 
-    assert found.confirmation.verdict is Verdict.NO_DATA
-    assert "clocks" in found.confirmation.reason
+    assert found.confirmation.verdict is verdict
+    assert "16.5% apart" in found.confirmation.reason
 
 
 def test_turns_at_too_low_a_clock_do_not_count(compared):
