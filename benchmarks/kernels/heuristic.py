@@ -356,8 +356,8 @@ def say_costs_of_times(kernel: str, times: Times, sms: int) -> None:
         for gemm in times.keys() - rest.keys():
             timed = {c: us for c, us in times[gemm].items() if c in costs}
             if timed:
-                taken = choose([*timed], gemm, sms, choice, found.tiles)  # type: ignore[list-item]
-                unseen.append(timed[taken] / min(timed.values()) - 1)
+                taken = choose([*timed], gemm, sms, choice, found.tiles)
+                unseen.append(times[gemm][taken] / min(timed.values()) - 1)
     say(
         f"{len(unseen)} shapes left out of the fit: mean loss {statistics.mean(unseen):.1%}, "
         f"95 % within {np.quantile(unseen, 0.95):.1%}, worst {max(unseen):.1%}"
