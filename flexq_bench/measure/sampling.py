@@ -13,21 +13,16 @@ from dataclasses import dataclass, replace
 from flexq_bench.measure.clocks import Batch, Rotation
 from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.telemetry import Telemetry
-from flexq_bench.stats import (
-    Interval,
-    median_interval,
-    placement_interval,
-    samples_explain_spread,
-)
+from flexq_bench.stats import Interval, hierarchical_interval, median_interval
 from workloads.case import Regime
 
 _MAX_BATCH = 128  # samples, so that the device's queue of launches never fills
 # Of long samples with longer gaps, as once a batch outputs are looked at; in at most so many times
 # the length of a batch.
 _MIN_GAPPED, _MOST_BATCHES = 3, 10
-# Half the interval of n placements, in standard deviations over sqrt(n), for large n: of the median
-# at 95 %, 1.96 · sqrt(pi / 2), and of signed ranks at 97 %, 2.17 · sqrt(pi / 3).
-_HALF_WIDTH, _HALF_WIDTH_OF_RANKS = 2.46, 2.22
+# Half the 95 % interval of the median of n, in standard deviations over sqrt(n), for large n:
+# 1.96 · sqrt(pi / 2).
+_HALF_WIDTH = 2.46
 # That tell a case's own clock without a power limit; and idle time that no limit outlasts.
 _FREE_SAMPLES, _LONGEST_FREE_GAP_S = 5, 0.02
 Place = Callable[[int], AbstractContextManager[Rotation]]
@@ -299,7 +294,7 @@ class _Sampler:
         valid = [p.valid_us for p in placements if p.valid_us]
         if not valid:
             return None
-        return placement_interval(valid, seed=self._seed, confidence=self._protocol.confidence)
+        return hierarchical_interval(valid, seed=self._seed, confidence=self._protocol.confidence)
 
     def _stop(self, interval: Interval | None) -> str:
         """Why to stop now (see Sampling.stopped); empty: go on."""
@@ -338,8 +333,7 @@ def placements_needed(placements: Sequence[Sequence[float]], tolerance: float) -
     centre = statistics.median(medians)
     near = sorted(medians, key=lambda median: abs(median - centre))
     sigma = statistics.stdev(near[: len(near) - len(near) // 5])
-    half_width = _HALF_WIDTH_OF_RANKS if samples_explain_spread(placements) else _HALF_WIDTH
-    return math.ceil((half_width * sigma / (tolerance * centre)) ** 2)
+    return math.ceil((_HALF_WIDTH * sigma / (tolerance * centre)) ** 2)
 
 
 @dataclass(frozen=True, slots=True)

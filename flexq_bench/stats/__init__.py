@@ -25,11 +25,6 @@ from flexq_bench.stats.paired import (
     questions_needed,
 )
 from flexq_bench.stats.perplexity_gap import gap_closed_interval
-from flexq_bench.stats.placement_interval import (
-    placement_interval,
-    samples_explain_spread,
-    signed_rank_interval,
-)
 from flexq_bench.stats.proportion import proportion_interval
 from flexq_bench.stats.ratio import geometric_mean, ratio_interval
 from flexq_bench.stats.run_noise import RunNoise, larger_noise, run_noise, with_run_noise
@@ -60,13 +55,10 @@ __all__ = [
     "loss_p_value",
     "mean_difference_interval",
     "median_interval",
-    "placement_interval",
     "proportion_interval",
     "questions_needed",
     "ratio_interval",
     "run_noise",
-    "samples_explain_spread",
-    "signed_rank_interval",
     "variance_components",
     "wider_than_95",
     "with_run_noise",
