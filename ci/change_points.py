@@ -27,12 +27,13 @@ from flexq_bench.verdicts import Cause, Verdict
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 4
+VERSION = 5
 PARAMETERS = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_segment": SHORTEST_SEGMENT,
     "significance": HISTORY_RULES.significance,
     "smallest_step": HISTORY_RULES.smallest,
+    "earlier_looks": HISTORY_RULES.earlier_looks,
 }
 _REACH = SHORTEST_SEGMENT - 1  # results that a step may move by and be the same
 _NEARBY = 10
@@ -91,6 +92,8 @@ def why_no_step(model: LevelModel, index: int) -> str:
             return f"the level was back after {spell.stop - spell.start} results"
     if model.modes is not None:
         return f"the series switches between two levels that are {model.modes.gap:.1%} apart"
+    if any(abs(switch.index - index) <= _REACH for switch in model.switches):
+        return "the series keeps coming back to the same levels"
     for drift in model.drifts:
         if drift.onset - _REACH <= index < drift.end:
             return f"a drift of {drift.slope:+.3%} a result explains it"

@@ -116,6 +116,42 @@ def week(rng: np.random.Generator, nights: int) -> Floats:
     return quiet(rng, nights) - 0.015 * weekend
 
 
+def wave(rng: np.random.Generator, nights: int) -> Floats:
+    return quiet(rng, nights) + 0.02 * np.sin(2 * np.pi * (np.arange(nights) / 7 + rng.random()))
+
+
+def louder(rng: np.random.Generator, nights: int) -> Floats:
+    """Noise three times as large from somewhere in the middle on."""
+    sigma = np.where(np.arange(nights) < nights * rng.uniform(0.3, 0.7), QUIET, 3 * QUIET)
+    return sigma * rng.standard_normal(nights)
+
+
+def recoveries(rng: np.random.Generator, nights: int) -> Floats:
+    """One night in 50 jumps by 5 to 20 %, either way, which fades over 2 to 6 nights."""
+    logs = quiet(rng, nights)
+    for start in np.flatnonzero(rng.random(nights) < 0.02):
+        jump = rng.uniform(0.05, 0.2) * rng.choice([-1, 1])
+        logs[start:] += jump * np.exp(-np.arange(nights - start) / rng.uniform(2, 6))
+    return logs
+
+
+def three_levels(rng: np.random.Generator, nights: int) -> Floats:
+    """0, 3 or 8 %, drawn anew after 10 nights on average."""
+    level = rng.integers(3, size=nights)
+    for night in range(1, nights):
+        if rng.random() < 0.9:
+            level[night] = level[night - 1]
+    return quiet(rng, nights) + np.array([0, 0.03, 0.08])[level]
+
+
+def oscillating(rng: np.random.Generator, nights: int) -> Floats:
+    """AR(2), whose neighbours say little of how long it swings."""
+    noise = rng.standard_normal(nights + 50)
+    for night in range(2, noise.size):
+        noise[night] += 1.2 * noise[night - 1] - 0.5 * noise[night - 2]
+    return 0.005 * noise[50:] / float(noise.std())
+
+
 def month(rng: np.random.Generator, nights: int) -> Floats:
     return quiet(rng, nights) + 0.01 * np.sin(2 * np.pi * (np.arange(nights) / 30 + rng.random()))
 
@@ -134,7 +170,13 @@ KINDS: dict[str, Draw] = {
     "AR(1) 0.8": memory(0.8),
     "AR(1) 0.95": memory(0.95),
     "weekends 1.5 % faster": week,
+    "a week's wave of ± 2 %": wave,
     "a month's wave of ± 1 %": month,
+    "noise x 3 from halfway on": louder,
+    "jumps that fade": recoveries,
+    "three levels, visits of 15 nights": three_levels,
+    "AR(2), σ 0.5 %": oscillating,
+    "multiplicative gamma, σ 1 %": lambda rng, nights: np.log(rng.gamma(1e4, 1e-4, nights)),
     "noise x 7 for 25 nights": burst,
     "another device each night": devices(0.0),
     "another device each 10 nights": devices(0.9),

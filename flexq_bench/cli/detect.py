@@ -57,8 +57,9 @@ def detect(
     """Show where the level of a series changed, and what else it is made of.
 
     A level holds for three values or more and five come before the first change. In a stored series
-    a change is 0.5 % or more. A drift, switches between two levels and spells of three values are
-    no changes: they are named. Indices count from 0. What is empty or NaN is a gap.
+    a change is 0.5 % or more, and one that is not clear waits for more values. A drift, switches
+    between levels, a pattern of seven values and spells are no changes: they are named. Indices
+    count from 0. What is empty or NaN is a gap.
     """
     if column is not None and csv is None:
         raise UsageError(f"--column {column} is of a CSV: give --csv FILE, or leave it out")
@@ -128,6 +129,7 @@ def _show(source: _Source, as_json: bool) -> None:
                 "modes": None if model.modes is None else asdict(model.modes),
                 "mode_switches": [asdict(switch) for switch in model.switches],
                 "spells": [asdict(spell) for spell in model.spells],
+                "weekly": model.weekly,
                 "doubts": list(source.doubts),
                 "caveat": source.caveat,
             }
@@ -162,6 +164,10 @@ def _in_words(model: LevelModel) -> Iterator[str]:
             f"two levels {model.modes.gap:.1%} apart, {model.modes.share:.0%} of the values on the "
             f"upper one" + (f", {switches} switches between them" if switches else "")
         )
+    elif model.switches:
+        yield f"{len(model.switches)} switches between levels that the series keeps coming back to"
+    if model.weekly:
+        yield f"a pattern of seven values, {model.weekly:.1%} from its lowest to its highest"
     for spell in model.spells:
         yield f"a spell of {spell.change:+.1%} from index {spell.start} to {spell.stop - 1}"
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from flexq_bench.stats.clear_steps import EarlierLooks
 from flexq_bench.stats.log_series import SAME_VALUE, Floats, Ints
 from flexq_bench.stats.modes import Modes, find_modes
+from flexq_bench.stats.recoveries import Excursion, find_recoveries, without_recoveries
+from flexq_bench.stats.returns import Returns, find_returns
 from flexq_bench.stats.segments import SHORTEST_SEGMENT, Segment
 from flexq_bench.stats.steps import (
     ANY_SERIES,
@@ -18,6 +21,7 @@ from flexq_bench.stats.steps import (
     StepRules,
     fit_steps,
 )
+from flexq_bench.stats.weeks import DAYS, weekly_pattern
 
 FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_SEGMENT
 STICKY = 1 / 3  # memory of the mode from which on a switch is worth a word
@@ -98,6 +102,7 @@ class LevelModel:
     """All of a series [size] in the unit and the indices that it was given in, oldest first.
 
     sigma: of one value about its level, as a fraction. memory: AR(1), of neighbours.
+    weekly: between the extreme days of a pattern of seven, a fraction; levels are its mean.
     """
 
     size: int
@@ -108,6 +113,7 @@ class LevelModel:
     spells: tuple[Spell, ...] = ()
     sigma: float = 0.0
     memory: float = 0.0
+    weekly: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +147,54 @@ def level_model(values: ArrayLike, rules: StepRules = ANY_SERIES) -> LevelModel:
     rules: by default those for values of any origin; `HISTORY_RULES` are for times of this project.
     Raises ValueError if values is not one-dimensional.
 
-    Segments of a level or a line: `segments`; the test of each step: `steps`; modes: `modes`.
+    Segments of a level or a line: `segments`; the test of each step: `steps`; modes: `modes`. With
+    rules that ask for it also jumps that fade, `recoveries`; levels that come back, `returns`; and
+    steps that have to wait, `clear_steps`.
     """
     usable, index = usable_values(values)
     size = int(np.asarray(values).size)
+    model, beside_lines = _look(usable, index, size, rules)
+    if not (model.steps and rules.earlier_looks):
+        return model
+
+    def steps_without(newest: int) -> tuple[int, ...]:
+        earlier, _ = _look(usable[:-newest], index[:-newest], size, rules)
+        return tuple(one.index for one in earlier.steps)
+
+    looks = EarlierLooks(steps_without, rules.earlier_looks)
+    steps = tuple(
+        one
+        for one, beside in zip(model.steps, beside_lines, strict=True)
+        if looks.bear_out(
+            one.index,
+            int(np.count_nonzero(index >= one.index)),
+            one.p_value,
+            model.memory,
+            beside_a_line=beside,
+        )
+    )
+    return replace(model, steps=steps)
+
+
+def _look(
+    usable: Floats, index: Ints, size: int, rules: StepRules
+) -> tuple[LevelModel, list[bool]]:
+    """The model of one look, and which of its steps have a line on a side."""
     if usable.size < FEWEST_POINTS or np.ptp(usable) <= SAME_VALUE * np.abs(usable).max():
-        return LevelModel(size)
+        return LevelModel(size), []
     scaled, scale = _scaled(usable)
+    week = weekly_pattern(scaled, index)
+    if week is not None:
+        scaled = scaled - week[index % DAYS]
     modes = find_modes(scaled, least_noise=rules.smallest / 5)
     single = scaled if modes is None else scaled - modes.gap * modes.slow
-    fit = fit_steps(single, rules)
-    bounds, spells = _without_spells(fit, rules.significance)
-    steps = [_step(fit, at, scale, index) for at in bounds]
+    recoveries = find_recoveries(single) if rules.earlier_looks else []
+    fit = fit_steps(without_recoveries(single, recoveries), rules)
+    bounds, short = _without_spells(fit, rules.significance)
+    spells = sorted([*short, *recoveries])
+    returns = find_returns(single, fit, bounds) if rules.earlier_looks else Returns()
+    bounds = [at for at in bounds if at not in {*returns.switches, *returns.waiting}]
+    steps = [(_step(fit, at, scale, index), _beside_a_line(fit, at)) for at in bounds]
     if modes is not None and modes.memory + _MEMORY_ERRORS * modes.memory_error < STICKY:
         # Where each value draws its mode, how often it is drawn may change as well.
         mixed = fit_steps(scaled, rules)
@@ -165,21 +207,30 @@ def level_model(values: ArrayLike, rules: StepRules = ANY_SERIES) -> LevelModel:
                 for one in (fit.segments[b + 1].start for b in bounds)
             )
         ]
-        steps += [_step(mixed, at, scale, index, of_share=True) for at in apart]
-        steps.sort(key=lambda one: one.index)
-    return LevelModel(
+        steps += [
+            (_step(mixed, at, scale, index, of_share=True), _beside_a_line(mixed, at))
+            for at in apart
+        ]
+        steps.sort(key=lambda one: one[0].index)
+    model = LevelModel(
         size=size,
-        steps=tuple(steps),
+        steps=tuple(one for one, _ in steps),
         drifts=_drifts(fit, scale, index),
         modes=_pair(modes, scale),
-        switches=_switches(modes, index),
+        switches=_switches(modes, fit, returns, index),
         spells=tuple(
-            Spell(int(index[one.start]), int(index[one.stop - 1]) + 1, scale.fraction(effect))
-            for one, effect in spells
+            Spell(int(index[start]), int(index[stop - 1]) + 1, scale.fraction(effect))
+            for start, stop, effect in spells
         ),
         sigma=fit.sigma,
         memory=fit.memory,
+        weekly=0.0 if week is None else scale.fraction(float(np.ptp(week))),
     )
+    return model, [beside for _, beside in steps]
+
+
+def _beside_a_line(fit: Fit, position: int) -> bool:
+    return bool(fit.segments[position].slope or fit.segments[position + 1].slope)
 
 
 def _scaled(usable: Floats) -> tuple[Floats, _Scale]:
@@ -191,20 +242,21 @@ def _scaled(usable: Floats) -> tuple[Floats, _Scale]:
     return usable / unit, _Scale(unit)
 
 
-def _without_spells(fit: Fit, significance: float) -> tuple[list[int], list[tuple[Segment, float]]]:
-    """Positions of the boundaries that are steps, and the segments that are spells.
+def _without_spells(fit: Fit, significance: float) -> tuple[list[int], list[Excursion]]:
+    """Positions of the boundaries that are steps, and what is a spell.
 
     A spell is left for the level that it was entered from.
     """
     steps = [i for i, one in enumerate(fit.boundaries) if one.p_value <= significance]
     kept: list[int] = []
-    spells: list[tuple[Segment, float]] = []
+    spells: list[Excursion] = []
     for position in steps:
         if kept and kept[-1] == position - 1 and fit.segments[position].size <= LONGEST_SPELL:
             into, back = fit.boundaries[position - 1], fit.boundaries[position]
             if abs(into.effect + back.effect) < min(abs(into.effect), abs(back.effect)) / 4:
                 kept.pop()
-                spells.append((fit.segments[position], into.effect))
+                short = fit.segments[position]
+                spells.append((short.start, short.stop, into.effect))
                 continue
         kept.append(position)
     return kept, spells
@@ -259,7 +311,14 @@ def _pair(modes: Modes | None, scale: _Scale) -> ModePair | None:
     return ModePair(scale.fraction(modes.gap), modes.share, modes.memory)
 
 
-def _switches(modes: Modes | None, index: Ints) -> tuple[ModeSwitch, ...]:
-    if modes is None or modes.memory < STICKY:
-        return ()
-    return tuple(ModeSwitch(int(index[at]), bool(modes.slow[at])) for at in modes.switches)
+def _switches(
+    modes: Modes | None, fit: Fit, returns: Returns, index: Ints
+) -> tuple[ModeSwitch, ...]:
+    """Of two modes that are stayed in, and of levels that the series keeps coming back to."""
+    found = [
+        ModeSwitch(int(index[one.index]), one.effect > 0)
+        for one in (fit.boundaries[at] for at in returns.switches)
+    ]
+    if modes is not None and modes.memory >= STICKY:
+        found += [ModeSwitch(int(index[at]), bool(modes.slow[at])) for at in modes.switches]
+    return tuple(sorted(found, key=lambda one: one.index))

@@ -24,6 +24,7 @@ _LEAST_SHARE = 0.02  # of the values, in either mode
 _BOTH_MODES = 0.15  # share of the values of a base that makes two modes of it
 _NEAR_SHARE = 0.8  # of the values of a mode, that are near its level
 _NEAR_SIGMAS = 4.0
+_NEAREST = 4.0  # of the gap: loud values are not all about one level
 
 Bools = NDArray[np.bool_]
 
@@ -192,7 +193,7 @@ def _are_modes(values: Floats, base: Floats, slow: Bools, gap: float, sigma: flo
         return False
     # Outliers are anywhere, a mode is a level.
     about = np.abs(values - base - gap * slow)
-    near = max(_NEAR_SIGMAS * sigma, gap / 12)
+    near = min(max(_NEAR_SIGMAS * sigma, gap / 12), gap / _NEAREST)
     return bool(np.mean(about[rarer] <= near) >= _NEAR_SHARE and np.mean(about > gap / 4) < 0.1)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import special
 
 from flexq_bench.stats.log_series import (
+    MAD_TO_SIGMA,
     MAX_AUTOCORRELATION,
     Floats,
     autocorrelation,
@@ -36,6 +37,9 @@ _LINE_PENALTY = 1.0
 _SURE_LINE_PENALTY = 2.0  # once it is in the way of a step
 _SURROUNDINGS = 60  # values on either side of a step that tell how noisy it is there
 _SHARED = 8.0  # values' worth of the other side's variance in that of a side
+_NEW = 10  # values after the newest step
+_NOW = 15  # values before it
+_LOUDER = 2.0  # times: less is chance in so few
 # Standard errors that memory may be longer than it looks.
 _DOUBT = 1.0
 _PHI_DOUBT = 1.0  # the same of the estimate from differences, which is only a lower bound
@@ -65,18 +69,21 @@ class StepRules:
     significance: chance of one in noise alone, in one look at the whole series. smallest: effect, a
     fraction of the level; a fifth of it is taken for noise in any case. most_counted: independent
     values by which a level is known at best. A level that nobody controls wanders, so that more of
-    them would tell it from another one that people call the same.
+    them would tell it from another one that people call the same. earlier_looks: a step that is not
+    clear by itself must have been there without the newest value, the newest two and so on, as many
+    times; more often where the noise has memory. 0: one look decides.
     """
 
     significance: float = SIGNIFICANCE
     smallest: float = 0.0
     most_counted: float = 30.0
+    earlier_looks: int = 0
 
 
 ANY_SERIES = StepRules()  # of any origin and unit
-# Of times that the protocol measures, with known noise and a unit: what people are told of them is
-# confirmed by a comparison.
-HISTORY_RULES = StepRules(smallest=SMALLEST_STEP, most_counted=float("inf"))
+# Of times that the protocol measures, with known noise and a unit, looked at every night. What
+# people are told of them is confirmed by a comparison.
+HISTORY_RULES = StepRules(smallest=SMALLEST_STEP, most_counted=float("inf"), earlier_looks=6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +313,10 @@ def _test(
         max((square + _SHARED * pooled) / (size - 1 + _SHARED), floor * floor)
         for square, size in zip(squares, sizes, strict=True)
     ]
+    if right.stop == sums.size and right.size <= _NEW:
+        # How loud the noise is now: few values follow that would tell.
+        now = float(np.median(np.abs(before[-_NOW:]))) * MAD_TO_SIGMA / _LOUDER
+        variances = [max(variance, now * now) for variance in variances]
     error = sum(
         variance * 4.0 / _effective(one.size, memory)
         if one.slope

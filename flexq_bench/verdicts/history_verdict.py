@@ -19,12 +19,13 @@ from flexq_bench.verdicts.verdict import Cause, Verdict
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
-DETECTOR_VERSION = 2
+DETECTOR_VERSION = 3
 PARAMETERS: dict[str, Any] = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_segment": SHORTEST_SEGMENT,
     "significance": HISTORY_RULES.significance,
     "smallest_step": HISTORY_RULES.smallest,
+    "earlier_looks": HISTORY_RULES.earlier_looks,
     "smallest_change": SMALLEST_CHANGE,
 }
 CAVEAT = "by history alone, no interleaved comparison confirms it"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from flexq_bench.stats import level_model
 from flexq_bench.stats.level_tracker import LevelTracker
+from flexq_bench.stats.steps import HISTORY_RULES
 
 SIGMA = 0.003
 
@@ -171,3 +174,86 @@ def test_a_tracker_of_a_long_series_keeps_what_it_found_and_looks_at_the_end_onl
     assert time.process_time() - start < 2  # 100 values
     assert model.size == 5000
     assert [one.index for one in model.steps] == pytest.approx(places, abs=1)
+
+
+def history_steps(logs: np.ndarray) -> list[int]:
+    return [one.index for one in level_model(np.exp(logs), HISTORY_RULES).steps]
+
+
+def test_a_jump_that_fades_is_a_spell_and_never_a_step_of_a_history():
+    logs = noise(140, 11)
+    logs[100:130] += 0.1 * np.exp(-np.arange(30) / 4)
+
+    nights = [history_steps(logs[:night]) for night in range(103, 141)]
+
+    assert nights == [[]] * len(nights)
+    ((start, stop),) = [
+        (one.start, one.stop) for one in level_model(np.exp(logs), HISTORY_RULES).spells
+    ]
+    assert start == 100
+    assert 108 <= stop <= 125
+
+
+def test_two_opposite_steps_six_nights_apart_are_steps():
+    logs = noise(140, 12)
+    logs[100:106] += 0.05
+
+    assert history_steps(logs[:105]) == [100]
+    assert history_steps(logs) == [100, 106]
+
+
+@pytest.mark.parametrize("depth", [0.015, 0.05])
+def test_a_pattern_of_seven_values_hides_no_step_and_is_named(depth):
+    logs = noise(150, 13) - depth * (np.arange(150) % 7 >= 5)
+    logs[100:] += 0.03
+
+    model = level_model(np.exp(logs[:105]), HISTORY_RULES)
+
+    assert [one.index for one in model.steps] == [100]
+    assert model.steps[0].relative_change == pytest.approx(0.03, abs=0.006)
+    assert model.weekly == pytest.approx(depth, abs=0.004)
+    assert level_model(np.exp(noise(150, 13)), HISTORY_RULES).weekly == 0
+
+
+def test_a_series_that_keeps_coming_back_to_three_levels_has_switches():
+    levels = np.repeat([0, 0.03, 0.08, 0.03, 0, 0.08, 0, 0.03, 0.08], 12)
+    logs = noise(levels.size, 14) + levels
+
+    model = level_model(np.exp(logs), HISTORY_RULES)
+
+    assert model.steps == ()
+    assert len(model.switches) >= 5
+
+
+def test_a_hop_that_was_undone_is_no_new_step_of_a_history_when_it_comes_again():
+    logs = noise(143, 15)
+    logs[34:42] += 0.115
+    logs[140:] += 0.115
+
+    assert history_steps(logs) == [34, 42]
+    assert steps(logs) == [34, 42, 140]
+
+
+def test_what_one_look_takes_for_a_step_and_the_look_before_did_not_waits():
+    # Student's t of three degrees of freedom: here three values in a row are low by chance.
+    rng = np.random.default_rng(zlib.crc32(b"heavy tails (t3) 3"))
+    logs = 0.01 * rng.standard_t(3, 220)[:181] / np.sqrt(3)
+
+    assert steps_of_one_look(logs) == [178]
+    assert history_steps(logs) == []
+
+
+def steps_of_one_look(logs: np.ndarray) -> list[int]:
+    rules = replace(HISTORY_RULES, earlier_looks=0)
+    return [one.index for one in level_model(np.exp(logs), rules).steps]
+
+
+def test_a_step_that_was_told_stays_told():
+    rng = np.random.default_rng(17)
+    for _ in range(5):
+        logs = 0.01 * rng.standard_normal(130)
+        logs[100:] += 0.05
+        told = [any(abs(at - 100) <= 2 for at in history_steps(logs[:n])) for n in range(103, 131)]
+
+        assert told == sorted(told)
+        assert told[2]

@@ -1,0 +1,126 @@
+"""Levels that a series returns to: modes of any number, and the newest step that may be one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from flexq_bench.stats.log_series import Floats, difference_scale
+from flexq_bench.stats.modes import FEWEST_HOPS, LARGEST_VISIT
+from flexq_bench.stats.recoveries import falls_back
+from flexq_bench.stats.segments import SHORTEST_SEGMENT, Segment
+from flexq_bench.stats.steps import Fit
+
+_SAME_SIGMAS = 3.0  # standard errors that two visits of one level differ by at most
+_SAME_SHARE = 0.25  # of a usual step, the same
+_FADING = 15  # values after a jump in which it may be the first of a recovery
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """Positions of steps [of a fit's boundaries] that are something else.
+
+    switches: between levels that the series keeps coming back to. waiting: the newest ones, of
+    which the next values have to tell.
+    """
+
+    switches: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Values [start:stop] between two steps; level: their mean, None: it is a line."""
+
+    start: int
+    stop: int
+    level: float | None
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def find_returns(values: Floats, fit: Fit, steps: list[int]) -> Returns:
+    """What returns to an earlier level among the steps of a fit of values [n], by their positions.
+
+    Five steps or more from levels that come back, or to levels that were there before, most for no
+    longer than 25 values, are switches, however many levels there are. The newest step waits while
+    it only falls back, 15 values at most, and for 25 values if it repeats a hop that was undone.
+    """
+    if not steps:
+        return Returns()
+    stretches = _stretches(fit, steps)
+    effects = [fit.boundaries[at].effect for at in steps]
+    switches, repeats = _recurring(fit, effects, stretches)
+    waiting = set(range(_first_fading(values, fit, steps), len(steps)))
+    if repeats:
+        waiting.add(len(steps) - 1)
+    return Returns(tuple(steps[at] for at in switches), tuple(steps[at] for at in sorted(waiting)))
+
+
+def _stretches(fit: Fit, steps: list[int]) -> list[_Stretch]:
+    cuts = [0, *(at + 1 for at in steps), len(fit.segments)]
+    return [_stretch(fit.segments[low:high]) for low, high in pairwise(cuts)]
+
+
+def _stretch(parts: tuple[Segment, ...]) -> _Stretch:
+    start, stop = parts[0].start, parts[-1].stop
+    if any(one.slope for one in parts):
+        return _Stretch(start, stop, None)
+    return _Stretch(start, stop, sum(one.mean * one.size for one in parts) / (stop - start))
+
+
+def _recurring(fit: Fit, effects: list[float], stretches: list[_Stretch]) -> tuple[list[int], bool]:
+    """Steps between recurring levels, and whether the newest one repeats a hop."""
+    count = len(stretches)
+    if count < 4:
+        return [], False
+    usual = _SAME_SHARE * float(np.median(np.abs(effects)))
+    error = _SAME_SIGMAS * fit.sigma * float(np.sqrt((1 + fit.memory) / (1 - fit.memory)))
+
+    def same(one: int, other: int) -> bool:
+        a, b = stretches[one], stretches[other]
+        if a.level is None or b.level is None:
+            return False
+        return abs(a.level - b.level) <= min(usual, error * float(np.sqrt(1 / a.size + 1 / b.size)))
+
+    # Of a change of all levels neither is true: what was before it does not come back.
+    switches = [
+        at
+        for at in range(count - 1)
+        if any(same(other, at + 1) for other in range(at))
+        or any(same(other, at) for other in range(at + 2, count))
+    ]
+    visits = [stretches[at].size for at in {*switches, *(at + 1 for at in switches)}]
+    if len(switches) < FEWEST_HOPS or float(np.median(visits)) > LARGEST_VISIT:
+        switches = []
+    newest = count - 1
+    repeats = (
+        stretches[newest].size <= LARGEST_VISIT
+        and any(
+            same(at, newest) and stretches[at].size <= LARGEST_VISIT for at in range(1, newest - 1)
+        )
+        and any(same(at, newest - 1) for at in range(newest - 2))
+    )
+    return switches, repeats
+
+
+def _first_fading(values: Floats, fit: Fit, steps: list[int]) -> int:
+    """The first of the newest steps that may be a recovery; as many as there are: none may.
+
+    It has fallen back from the beginning: what was once told for a step is not in doubt again.
+    """
+    sigma = difference_scale(values)
+    for at, position in enumerate(steps):
+        jump = fit.boundaries[position]
+        after = values[jump.index :]
+        before = fit.segments[position].at(jump.index - 0.5)
+        if after.size <= _FADING and all(
+            falls_back(after[:size], before, jump.effect, sigma)
+            for size in range(SHORTEST_SEGMENT, after.size + 1)
+        ):
+            return at
+    return len(steps)
