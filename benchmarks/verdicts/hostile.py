@@ -141,7 +141,8 @@ def three_levels(rng: np.random.Generator, nights: int) -> Floats:
     for night in range(1, nights):
         if rng.random() < 0.9:
             level[night] = level[night - 1]
-    return quiet(rng, nights) + np.array([0, 0.03, 0.08])[level]
+    offsets: Floats = np.array([0, 0.03, 0.08])[level]
+    return quiet(rng, nights) + offsets
 
 
 def oscillating(rng: np.random.Generator, nights: int) -> Floats:
