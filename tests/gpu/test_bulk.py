@@ -172,9 +172,10 @@ def test_a_scale_that_is_no_number_spoils_its_row_alone(
 class Launches:
     """The same launch again and again, into an output of each; x and w are drawn by the seed."""
 
-    def __init__(self, config: PersistentConfig, seed: int, count: int) -> None:
+    def __init__(self, config: PersistentConfig | ClusterConfig, seed: int, count: int) -> None:
         self.kernel, self.config = linear_kernel("flexq-imma-w6a6"), config
-        # 64 blocks of 4 groups of k: two launches fit on the GPU side by side.
+        # 64 blocks of 4 groups of k: two launches fit on the GPU side by side. Those of clusters
+        # share their outputs with as many other clusters.
         m, n, k = config.tokens, 4 * config.rows, 8192
         generator = torch.Generator("cuda").manual_seed(seed)
         shapes = ((m, k, torch.float32), (n, k, torch.float16))
@@ -214,11 +215,13 @@ class Launches:
         return outs
 
 
-SPLIT = [c for c in PERSISTENT if c.split]
+SPLIT = [*(c for c in PERSISTENT if c.split), *(c for c in CLUSTERS if c.stream_k)]
 
 
 @pytest.mark.parametrize("config", SPLIT, ids=str)
-def test_launches_on_two_streams_at_once_share_no_sums(config: PersistentConfig) -> None:
+def test_launches_on_two_streams_at_once_share_no_sums(
+    config: PersistentConfig | ClusterConfig,
+) -> None:
     pair = [Launches(config, seed, count=30) for seed in (1, 2)]
     expected = [launches.expected() for launches in pair]
     streams = [torch.cuda.Stream() for _ in pair]
@@ -234,7 +237,9 @@ def test_launches_on_two_streams_at_once_share_no_sums(config: PersistentConfig)
 
 
 @pytest.mark.parametrize("config", SPLIT, ids=str)
-def test_graphs_of_one_stream_may_replay_at_once_on_two(config: PersistentConfig) -> None:
+def test_graphs_of_one_stream_may_replay_at_once_on_two(
+    config: PersistentConfig | ClusterConfig,
+) -> None:
     """Each has memory of its own. The same graph on two streams is another matter: CUDA lets one
     replay follow the other, but they have the same output, and that is the caller's to see to."""
     pair = [Launches(config, seed, count=30) for seed in (3, 4)]
@@ -253,7 +258,7 @@ def test_graphs_of_one_stream_may_replay_at_once_on_two(config: PersistentConfig
 
 @pytest.mark.parametrize("config", SPLIT, ids=str)
 def test_a_replay_waits_for_its_own_sums_and_not_those_of_the_last(
-    config: PersistentConfig,
+    config: PersistentConfig | ClusterConfig,
 ) -> None:
     launches, other = Launches(config, 5, count=4), Launches(config, 6, count=1)
     graph = launches.captured_on(torch.cuda.Stream())

@@ -72,9 +72,11 @@ def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
 @pytest.mark.parametrize(
     ("m", "n", "k", "kind"),
     [
+        (32, 896, 5888, ClusterConfig),
         (64, 1024, 4352, ClusterConfig),
-        (128, 4096, 4096, WgmmaConfig),
-        (128, 28672, 8192, PersistentConfig),
+        (128, 896, 5888, WgmmaConfig),
+        (128, 4096, 4096, ClusterConfig),
+        (256, 28672, 8192, PersistentConfig),
         (2048, 8192, 28672, PersistentConfig),
     ],
 )
@@ -85,25 +87,60 @@ def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "config"),
+    ("m", "n", "k", "config"),
     [
-        (4096, 4096, ClusterConfig(1, 1, 64, 4, 4, 3)),
-        (8192, 8192, ClusterConfig(1, 2, 64, 7, 2, 2)),
-        (28672, 8192, ClusterConfig(2, 1, 64, 5, 1, 2)),
-        (12288, 4096, WgmmaConfig(1, 1, 4, 2)),
+        (32, 8192, 8192, ClusterConfig(2, 1, 32, 12, 2, 1, 1)),
+        (64, 4096, 4096, ClusterConfig(2, 1, 64, 9, 2, 1, 1)),
+        (64, 12288, 4096, ClusterConfig(3, 1, 64, 7, 2, 1, 1)),
+        (64, 28672, 8192, ClusterConfig(3, 1, 64, 7, 1, 1, 1)),
+        (128, 12288, 4096, ClusterConfig(2, 1, 128, 6, 1, 1, 1)),
     ],
 )
-def test_64_tokens_take_what_was_fastest(n, k, config):
-    can_run = FLEXQ.for_tokens(64, in_mma_order=True)
+def test_tens_of_tokens_take_what_was_fastest(m, n, k, config):
+    can_run = FLEXQ.for_tokens(m, in_mma_order=True)
 
-    assert choose(can_run, GemmWorkload(64, n, k), 132, FLEXQ) == config
-    assert not any(isinstance(c, ClusterConfig) for c in FLEXQ.for_tokens(65, in_mma_order=True))
+    assert choose(can_run, GemmWorkload(m, n, k), 132, FLEXQ) == config
+
+
+@pytest.mark.parametrize(("m", "tokens"), [(17, 32), (32, 32), (33, 64), (65, 128), (128, 128)])
+def test_clusters_have_room_for_all_tokens_and_least_to_spare(m, tokens):
+    clusters = [c for c in FLEXQ.for_tokens(m, in_mma_order=True) if isinstance(c, ClusterConfig)]
+
+    assert {c.tokens for c in clusters} == {tokens}
+    assert not any(isinstance(c, ClusterConfig) for c in FLEXQ.for_tokens(129, in_mma_order=True))
+
+
+def test_17_to_32_tokens_have_the_order_of_the_mma_where_k_is_long():
+    assert [FLEXQ.in_mma_order(m, 4096) for m in (16, 17, 32, 33)] == [False, True, True, True]
+    assert [FLEXQ.in_mma_order(m, 4095) for m in (16, 17, 32, 33)] == [False, False, False, True]
+    assert not TWO_LEVEL.in_mma_order(32, 4096)
+
+
+STREAMS = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig) and c.stream_k]
+
+
+@pytest.mark.parametrize("config", STREAMS, ids=str)
+def test_persistent_clusters_share_all_steps_of_k(config: ClusterConfig) -> None:
+    for m, n, steps in product((1, 40, 257), (8, 4096, 28672), (1, 2, 8, 32, 85, 224)):
+        shares = config.shares(m, n, steps, 132)
+        outputs = -(-n // config.rows) * -(-m // config.tokens)
+        clusters = shares.blocks // config.k_split
+
+        assert 0 < shares.blocks <= 132
+        assert shares.each * clusters + shares.longer == outputs * steps
+        assert shares.longer < clusters
+        assert shares.each > 0
+        # No memory for partial sums only where every share is of whole outputs.
+        assert shares.shared or shares.each % steps == 0
+        assert shares.longest * config.k_split * clusters >= outputs * steps
+        for step in range(0, outputs * steps, max(1, steps - 1)):
+            assert step // steps - (step * shares.inverse >> 32) in (0, 1)
 
 
 def test_clusters_leave_places_for_blocks_empty():
     """Of 132 SMs with room for two blocks each: 224 ran at once in clusters of seven, 256 of eight
     did not."""
-    cost = next(cost for c, cost in FLEXQ.costs.items() if isinstance(c, ClusterConfig))
+    cost = next(cost for c, cost in TWO_LEVEL.costs.items() if isinstance(c, ClusterConfig))
     gemm = GemmWorkload(64, 4096, 14336)
     waves = [
         waves_of(ClusterConfig(2, 1, 64, 5, k_split, 2), cost, gemm, 132, SIX_BITS)

@@ -27,9 +27,10 @@ constexpr int THREADS = WARPGROUPS * 128;  // of consumers
 constexpr int TILES = WARPGROUPS * 4, TOKENS = GRANULES * GRANULE;
 constexpr int STAGES = GRANULES == 1 ? 6 : 4;
 constexpr bool STREAM_K = SPLIT == 1;
-constexpr int K_PARTS = SPLIT > 1 ? SPLIT : 1;  // blocks of a cluster that divide K
+constexpr int K_PARTS = SPLIT > 1 ? SPLIT : 1, K_SETS = 1;  // blocks of a cluster that divide K
 #include "imma/block_tile.cuh"
 #include "imma/stream_k.cuh"
+#include "imma/warp_sums.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/mbarrier.cuh"
@@ -38,14 +39,14 @@ constexpr int K_PARTS = SPLIT > 1 ? SPLIT : 1;  // blocks of a cluster that divi
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-static_assert(K_PARTS == 1 || (DUAL_GRAINED && SHARERS == 1 && TOKENS / 64 >= K_PARTS), "clusters over K");
+static_assert(K_PARTS == 1 || (DUAL_GRAINED && SHARERS == 1 && TOKENS / 64 % K_PARTS == 0), "clusters over K");
 constexpr int BLOCK_WARPS = THREADS / 32 + 4;  // with the producer's warpgroup
 // Registers of a consumer's thread and of a producer's; together they are all of an SM's.
 constexpr int MORE_REGISTERS = 232, FEWER_REGISTERS = 40;
 
-constexpr int WARP_OUT_BYTES = 16 * 32 * 4;  // 16 rows of 64 tokens as halves
+constexpr int WARPS = THREADS / 32;  // of consumers
 constexpr int OUT_AT = STAGES * STAGE_BYTES;
-constexpr int BARRIERS_AT = OUT_AT + THREADS / 32 * WARP_OUT_BYTES;
+constexpr int BARRIERS_AT = OUT_AT + WARPS * WARP_OUT_BYTES;
 
 // One conversion less, half an instruction and some registers more a sum: 5 % faster where registers suffice.
 constexpr bool BIASED = A_GROUPED && GRANULES == 1;
@@ -219,7 +220,7 @@ __device__ inline void leave_stage(uint32_t empty, int lane) {
 }
 
 // The block of a cluster over K that reduces and writes the c-th 64 tokens.
-__device__ inline int owner_of(int c) { return c * K_PARTS / (TOKENS / 64); }
+__device__ constexpr int owner_of(int c) { return c * K_PARTS / (TOKENS / 64); }
 
 // The k_rank-th range of K of a whole output.
 __device__ inline Part of_cluster(const Part& whole, int k_rank) {
@@ -229,13 +230,13 @@ __device__ inline Part of_cluster(const Part& whole, int k_rank) {
 #if DUAL_GRAINED
 // Add up the sums of a cluster over K: those of the tokens that are this block's. The ring holds the others'.
 __device__ inline void reduce_over_k(Sum (&total)[GRANULES][GRANULE / 2], float4* ring, int k_rank) {
-  constexpr int CHUNK = 32;  // sums of a thread that are of 64 tokens
+  constexpr int OF_64 = 32;  // sums of a thread that are of 64 tokens
   named_barrier_sync(1, THREADS);  // both warpgroups have read the last stages
 #pragma unroll
   for (int c = 0; c < TOKENS / 64; ++c)
     if (owner_of(c) != k_rank)
 #pragma unroll
-      for (int i = c * CHUNK; i < (c + 1) * CHUNK; i += 4) {
+      for (int i = c * OF_64; i < (c + 1) * OF_64; i += 4) {
         const Sum* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
         ring[i / 4 * THREADS + threadIdx.x] = make_float4(bits_of(t[0]), bits_of(t[1]), bits_of(t[2]), bits_of(t[3]));
       }
@@ -245,7 +246,7 @@ __device__ inline void reduce_over_k(Sum (&total)[GRANULES][GRANULE / 2], float4
     if (owner_of(c) == k_rank)
       for (int other = 1; other < K_PARTS; ++other)
 #pragma unroll
-        for (int i = c * CHUNK; i < (c + 1) * CHUNK; i += 4) {
+        for (int i = c * OF_64; i < (c + 1) * OF_64; i += 4) {
           const float4 sums = load_cluster(shared_address(ring + i / 4 * THREADS + threadIdx.x),
                                            (k_rank + other) % K_PARTS);
           Sum* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
@@ -253,84 +254,6 @@ __device__ inline void reduce_over_k(Sum (&total)[GRANULES][GRANULE / 2], float4
         }
 }
 #endif
-
-// Two neighbouring tokens' scales; past M_PAD zeros.
-__device__ inline float2 scales_of_two(const float* sx, int token, int m) {
-  const int m_padded = (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS;
-  return token < m_padded ? load_written(reinterpret_cast<const float2*>(sx + token)) : make_float2(0.0f, 0.0f);
-}
-
-// A warp's 16 rows of all tokens, through its own shared memory, so that a token's 16 are written at once.
-__device__ inline void write_warp(const Sum (&total)[GRANULES][GRANULE / 2], uint32_t out, const half_bits* bias,
-                                  half_bits* y, const Grid& grid, int first_feature, int first_token,
-                                  [[maybe_unused]] const float* sx, [[maybe_unused]] const half_bits* sn,
-                                  [[maybe_unused]] int k_rank) {
-  const int lane = threadIdx.x % 32;
-  const bool wide = grid.n % 8 == 0 && reinterpret_cast<uint64_t>(y) % 16 == 0;
-  float b[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i)
-    b[i] = bias == nullptr ? 0.0f : half_to_float(bias[min(first_feature + lane / 4 + 8 * i, grid.n - 1)]);
-#if DUAL_GRAINED
-  float of_feature[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) of_feature[i] = half_to_float(sn[min(first_feature + lane / 4 + 8 * i, grid.n - 1)]);
-#endif
-#pragma unroll
-  for (int c = 0; c < TOKENS / 64; ++c) {
-    if constexpr (K_PARTS > 1)
-      if (owner_of(c) != k_rank) continue;
-#if DUAL_GRAINED
-    float2 of_tokens[8];  // of each two once, for both rows
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-      of_tokens[j] = scales_of_two(sx, first_token + (c * 8 + j) * MMA_TOKENS + lane % 4 * 2, grid.m);
-#endif
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {  // 16 tokens
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {  // rows 8 * (i % 2), tokens 8 * (i / 2)
-        const int tile = c * 8 + q * 2 + i / 2;
-        [[maybe_unused]] const int token = first_token + tile * 8 + lane % 4 * 2;
-        const Sum* t = &total[tile * 4 / (GRANULE / 2)][tile * 4 % (GRANULE / 2) + i % 2 * 2];
-        half_bits h[2];
-#if DUAL_GRAINED
-        const float2 of_two = of_tokens[q * 2 + i / 2];
-        h[0] = float_to_half(static_cast<float>(t[0]) * of_feature[i % 2] * of_two.x + b[i % 2]);
-        h[1] = float_to_half(static_cast<float>(t[1]) * of_feature[i % 2] * of_two.y + b[i % 2]);
-#else
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int inside = min(token + e, grid.m - 1);
-          h[e] = float_to_half(scaled_output(t[e], inside, 0, sx, sn) + b[i % 2]);
-        }
-#endif
-        words[i] = h[0] | static_cast<uint32_t>(h[1]) << 16;
-      }
-      const uint32_t to = out + q * 512 + (lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16;
-      stmatrix_transposed(to, words);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const int token = first_token + c * 64 + q * 16 + lane / 2, feature = first_feature + lane % 2 * 8;
-      const uint4 words = load_shared(out + q * 512 + lane * 16);
-      if (token < grid.m && feature < grid.n) {
-        half_bits* to = y + static_cast<long long>(token) * grid.n + feature;
-        if (wide) {
-          *reinterpret_cast<uint4*>(to) = words;
-        } else {
-          const uint32_t word[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-          for (int i = 0; i < 8; ++i)
-            if (feature + i < grid.n) to[i] = static_cast<half_bits>(word[i / 2] >> (i % 2 * 16));
-        }
-      }
-    }
-    __syncwarp();
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(BLOCK_WARPS * 32, 1)
 flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap sw,
@@ -459,20 +382,22 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
 #endif
       parts.find(part, number = opaque(number));  // not kept in registers meanwhile
       const int first_token = grid.first_token(part.output), first_tile = grid.first_tile(part.output, rank);
+      const Contributors contributors{0, 0, k_rank, 0, warp, lane};
+      Owned owned;
+      take_owned(owned, total, k_rank);
       if constexpr (STREAM_K) {
-        const int barrier = 1 + WARPGROUPS + warpgroup;
-        const auto share = [&](int c) { return partial_sums + (c * SHARERS + rank) * SHARE_FLOATS; };
-        const auto flag = [&](int c) { return flags + (c * SHARERS + rank) * WARPGROUPS + warpgroup; };
+        const auto place = [&](int c) { return (c * SHARERS + rank) * WARPS + warp; };
+        const auto share = [&](int c) { return partial_sums + place(c) * WARP_SHARE_FLOATS; };
         if (part.from > 0) {
-          store_partial_sums(total, share(cluster), flag(cluster), launch, barrier);
+          contributors.store_partial(owned, share(cluster), flags + place(cluster), launch);
           continue;
         }
         if (part.to < grid.steps)
           for (int c = cluster + 1; parts.begin_of(c) < (part.output + 1) * grid.steps; ++c)
-            add_partial_sums(total, share(c), flag(c), launch, barrier);
+            contributors.add_partial(owned, share(c), flags + place(c), launch);
       }
-      write_warp(total, ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, grid, (first_tile + warp) * MMA_ROWS,
-                 first_token, sx, sn, k_rank);
+      write_warp(owned, contributors.chunks(), ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, m, n,
+                 (first_tile + warp) * MMA_ROWS, first_token + contributors.first_token(), sx, sn);
     }
 #if !DUAL_GRAINED
     if (warpgroup == 0) named_barrier_sync(1, 256);  // the last warpgroup's arrival

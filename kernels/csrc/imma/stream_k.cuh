@@ -1,12 +1,9 @@
 // imma/stream_k.cuh: stream-K for persistent thread blocks, one an SM: the division of the steps of K of output
-// tiles among them, and the reduction of their partial sums.
+// tiles among them. warp_sums.cuh reduces their partial sums.
 //
-// The including source defines TOKENS, TILES, GRANULES, GRANULE, WARPGROUPS, THREADS, SHARERS and STREAM_K first.
+// The including source defines TOKENS, TILES, SHARERS and STREAM_K first.
 #pragma once
 #include "imma/layout.cuh"
-#include "ptx/synchronization.cuh"
-
-constexpr int SHARE_FLOATS = THREADS * TOKENS / 2;  // of a block's partial sums
 
 // The problem, as producer and consumers see it. An output is a tile: ROWS * SHARERS rows of one block of tokens.
 struct Grid {
@@ -18,9 +15,11 @@ struct Grid {
     const int row_blocks = (row_tiles + TILES - 1) / TILES;
     outputs = (row_blocks + SHARERS - 1) / SHARERS * token_blocks;
   }
-  __device__ inline int first_token(int output) const { return output % token_blocks * TOKENS; }
+  __device__ inline int first_token(int output) const {
+    return token_blocks == 1 ? 0 : output % token_blocks * TOKENS;
+  }
   __device__ inline int first_tile(int output, int rank) const {
-    return (output / token_blocks * SHARERS + rank) * TILES;
+    return ((token_blocks == 1 ? output : output / token_blocks) * SHARERS + rank) * TILES;
   }
 };
 
@@ -64,32 +63,3 @@ struct Parts {
     return part.output < grid.outputs;
   }
 };
-
-// Store a warpgroup's partial sums of 64 rows, for the block that has the first groups of this output tile; then
-// set `flag` to the number of this launch.
-__device__ inline void store_partial_sums(const Sum (&total)[GRANULES][GRANULE / 2], float* share, int* flag,
-                                          int launch, int barrier) {
-#pragma unroll
-  for (int i = 0; i < TOKENS / 2; i += 4) {
-    const Sum* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
-    reinterpret_cast<float4*>(share)[i / 4 * THREADS + threadIdx.x] =
-        make_float4(bits_of(t[0]), bits_of(t[1]), bits_of(t[2]), bits_of(t[3]));
-  }
-  named_barrier_sync(barrier, 128);
-  if (threadIdx.x % 128 == 0) release_flag(flag, launch);
-}
-
-// Wait for `flag` and add another block's partial sums.
-__device__ inline void add_partial_sums(Sum (&total)[GRANULES][GRANULE / 2], const float* share, const int* flag,
-                                 int launch, int barrier) {
-  if (threadIdx.x % 128 == 0)
-    while (acquire_flag(flag) != launch) {
-    }
-  named_barrier_sync(barrier, 128);
-#pragma unroll
-  for (int i = 0; i < TOKENS / 2; i += 4) {
-    const float4 other = load_uncached(reinterpret_cast<const float4*>(share) + i / 4 * THREADS + threadIdx.x);
-    Sum* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
-    t[0] += sum_of(other.x), t[1] += sum_of(other.y), t[2] += sum_of(other.z), t[3] += sum_of(other.w);
-  }
-}

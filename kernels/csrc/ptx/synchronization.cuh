@@ -25,6 +25,31 @@ __device__ inline float4 load_uncached(const float4* global) {
   return v;
 }
 
+// Two values, each with a mark in the same 8 bytes: whoever reads the mark has the value, without a fence.
+struct Marked {
+  uint64_t of[2];
+
+  __device__ inline Marked() {}
+  __device__ inline Marked(float a, float b, int mark) {
+    asm("mov.b64 %0, {%1, %2};" : "=l"(of[0]) : "f"(a), "r"(mark));
+    asm("mov.b64 %0, {%1, %2};" : "=l"(of[1]) : "f"(b), "r"(mark));
+  }
+  __device__ inline bool has(int mark) const {
+    return static_cast<int>(of[0] >> 32) == mark && static_cast<int>(of[1] >> 32) == mark;
+  }
+  __device__ inline float value(int i) const { return __uint_as_float(static_cast<uint32_t>(of[i])); }
+};
+
+__device__ inline void store_marked(Marked* to, const Marked& v) {
+  asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1,%2};" ::"l"(to), "l"(v.of[0]), "l"(v.of[1]) : "memory");
+}
+
+__device__ inline Marked load_marked(const Marked* from) {
+  Marked v;
+  asm volatile("ld.relaxed.gpu.global.v2.b64 {%0,%1}, [%2];" : "=l"(v.of[0]), "=l"(v.of[1]) : "l"(from) : "memory");
+  return v;
+}
+
 // Barriers of some warps of a block: `threads` arrive, those that wait among them.
 __device__ inline void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

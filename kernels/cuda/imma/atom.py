@@ -76,8 +76,8 @@ class MixedGemm(ImmaGemm):
         # What the emulated ones are compiled to elsewhere is what the others are there.
         return self.choice.for_few(1)[-1:] if self.tiles.int4_mma else super().every_config()
 
-    def in_mma_order(self, m: int) -> bool:
-        return not self.tiles.int4_mma and super().in_mma_order(m)
+    def in_mma_order(self, m: int, k: int) -> bool:
+        return not self.tiles.int4_mma and super().in_mma_order(m, k)
 
     def packing_builds(self) -> Sequence[Build]:
         return [Build.of("imma/pack.cu", A_BITS=4, INT8_TAIL=1, W_BITS=4)]

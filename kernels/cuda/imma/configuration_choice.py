@@ -40,7 +40,10 @@ from workloads.gemm import GemmWorkload
 MOST_FEW = 64  # from here on the kernel for few tokens never won
 LEAST_MANY = 16  # up to here the tiled kernel never won
 MOST_NATURAL = 32  # more tokens have the order of warpgroup MMA, where there is one
-MOST_CLUSTER = 64  # at 128 the kernel with a ring by TMA and clusters over K won nowhere
+# FlexQ's have it from 17 tokens on where K is this long: at 32 tokens group_gemm_cluster.cu was
+# 1.0 to 1.23 times as fast as the kernels for the natural order on eight of twelve shapes, but 0.75
+# to 0.92 times on the four smallest (examples/h200/stream-k-times.json.gz).
+LEAST_LONG_K = 4096
 
 _REGISTERS = 65536  # of an SM
 _SM_SHARED_BYTES, _BLOCK_SHARED_BYTES = 227 * 1024, 1024  # usable; reserved for each block
@@ -82,19 +85,24 @@ class Candidates:
 
     few: by column tiles, for up to MOST_FEW tokens. costs: of all others, in the order of
     candidates. timed: losses of those for few tokens. many_rows: row tiles an SM; from here on, 17
-    to 32 tokens are faster in the tiled kernel.
+    to 32 tokens are faster in the tiled kernel. long_k: with so many k, tokens have the order of
+    warpgroup MMA from 17 on.
     """
 
     few: Mapping[int, Sequence[ImmaConfig]]
     costs: Mapping[ManyConfig, Cost]
     timed: TimedShapes
     many_rows: float = 6.0
+    long_k: float = math.inf
+
+    def in_mma_order(self, m: int, k: int) -> bool:
+        """Whether m tokens of k have the order of warpgroup MMA, where there is one."""
+        return m > MOST_NATURAL or (m > LEAST_MANY and k >= self.long_k)
 
     def for_tokens(self, m: int, *, in_mma_order: bool) -> list[AnyImmaConfig]:
         """Every configuration for m tokens of this order, whatever the GPU."""
         if in_mma_order:
-            cluster = self._of(ClusterConfig) if m <= MOST_CLUSTER else []
-            return [*self._of(WgmmaConfig), *cluster, *self._of(PersistentConfig)]
+            return [*self._of(WgmmaConfig), *self._clusters(m), *self._of(PersistentConfig)]
         few = self.for_few(m) if m <= MOST_FEW else []
         many = self._of(TiledConfig) if m > LEAST_MANY else []
         return [*few, *many]
@@ -107,6 +115,12 @@ class Candidates:
     def every(self) -> list[AnyImmaConfig]:
         """Every configuration for every number of tokens."""
         return [*(config for configs in self.few.values() for config in configs), *self.costs]
+
+    def _clusters(self, m: int) -> list[ManyConfig]:
+        """Those whose blocks have room for m tokens, and least to spare."""
+        rooms = [c.tokens for c in self.costs if isinstance(c, ClusterConfig) and c.tokens >= m]
+        clusters = (c for c in self.costs if isinstance(c, ClusterConfig))
+        return [c for c in clusters if rooms and c.tokens == min(rooms)]
 
     def _of(self, kind: type[ManyConfig]) -> list[ManyConfig]:
         return [config for config in self.costs if isinstance(config, kind)]
@@ -161,7 +175,9 @@ def waves_of(
     config: ManyConfig, cost: Cost, gemm: GemmWorkload, sms: int, tiles: TileFormat
 ) -> Waves:
     """The waves of a configuration's blocks on a GPU."""
-    if isinstance(config, PersistentConfig):
+    if isinstance(config, PersistentConfig) or (
+        isinstance(config, ClusterConfig) and config.stream_k
+    ):
         shares = config.shares(gemm.m, gemm.n, tiles.steps(gemm.k), sms)
         return Waves(0, 1, 1, shares.longest)
     x, y, _ = config.grid(gemm.m, gemm.n)
@@ -231,7 +247,9 @@ def _costs(kernel: str, *, each_wave: frozenset[str] = frozenset()) -> dict[Many
     return costs
 
 
-FLEXQ = Candidates(_few("six_bits"), _costs("flexq"), TimedShapes("imma", "flexq"))
+FLEXQ = Candidates(
+    _few("six_bits"), _costs("flexq"), TimedShapes("imma", "flexq"), long_k=LEAST_LONG_K
+)
 _NIBBLES = TimedShapes("imma", "nibbles")  # 4-bit weights whose groups are scaled one by one
 ATOM = Candidates(_few("four_bits"), _costs("atom"), _NIBBLES)
 GROUP_SCALED = Candidates(_few("four_bits"), _costs("group"), _NIBBLES)

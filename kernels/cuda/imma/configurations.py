@@ -19,13 +19,16 @@ GROUP = 128
 MMA_ROWS, MMA_TOKENS = 16, 8
 _SCALE_BYTES = MMA_ROWS * 2  # of a tile
 _SWIZZLE_BYTES = 1024  # block_tile.cuh: 8 tokens; a stage is whole ones
-_PERSISTENT_OUT_BYTES = 8 * 16 * 64 * 2  # eight warps' 16 rows of 64 tokens
+CHUNK = 16  # warp_sums.cuh: tokens of which a warp adds up its rows' partial sums
 _SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
 WGMMA_ARCH = "sm_90"  # the only one with warpgroup MMA
 LEAST_STEPS = 4  # of K that are worth a block of its own
 # Of a persistent block: the epilogue of an output tile and adding another block's partial sums, in
 # steps of K. By a regression of times of group_gemm_persistent.cu on an H200.
 _OUTPUT_STEPS, _ADDED_STEPS = 2.5, 1.25
+# The same of group_gemm_cluster.cu with stream_k.
+_CLUSTER_OUTPUT_STEPS, _CLUSTER_ADDED_STEPS = 0.5, 1.0
+_NEARLY_ALL = 0.95  # of the clusters: so many are as good as all
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +188,7 @@ class WgmmaConfig(Config):
 class ClusterConfig(Config):
     """A block is row_warpgroups of 64 rows each by tokens; k_warpgroups sets of them take the
     stages of its ring in turn; k_split: blocks of a cluster that share an output tile; resident:
-    blocks that fit on an SM."""
+    blocks that fit on an SM; stream_k: 1 where clusters are persistent and share output tiles."""
 
     row_warpgroups: int
     k_warpgroups: int
@@ -193,6 +196,7 @@ class ClusterConfig(Config):
     stages: int
     k_split: int
     resident: int
+    stream_k: int = 0
 
     @property
     def function(self) -> str:
@@ -204,20 +208,51 @@ class ClusterConfig(Config):
 
     @property
     def threads(self) -> int:
-        return self.row_warpgroups * self.k_warpgroups * 128
+        """With stream_k a warpgroup more has the producer's warp."""
+        return (self.row_warpgroups * self.k_warpgroups + self.stream_k) * 128
 
     @property
     def rows(self) -> int:
         return self.row_warpgroups * 64
 
+    @property
+    def k_sets(self) -> int:
+        """Warps of a block that have the same rows."""
+        return self.k_warpgroups
+
+    @property
+    def contributors(self) -> int:
+        """Warps of a cluster that have the same rows."""
+        return self.k_split * self.k_sets
+
     def shared_bytes(self, tiles: TileFormat) -> int:
         """Dynamic shared memory of a block: ring and barriers, which partial sums overwrite."""
+        if self.stream_k:
+            warps = self.row_warpgroups * self.k_warpgroups * 4
+            sums = warps * _sums_bytes(self.tokens, self.contributors)
+            return _ring_bytes(self, tiles) + sums + self.stages * 16
         partial_sums = self.k_warpgroups * self.tokens * (self.rows + 4) * 4
         return max(_ring_bytes(self, tiles) + self.stages * 16, partial_sums)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
         """Blocks: the chunks of tokens, each k_split times; the chunks of rows."""
         return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
+
+    def shares(self, m: int, n: int, steps: int, sms: int) -> Shares:
+        """Division of all output tiles' steps of K among persistent clusters."""
+        outputs = -(-n // self.rows) * -(-m // self.tokens)
+        clusters = sms * self.resident // self.k_split
+        clusters = max(1, min(clusters, outputs * steps // (LEAST_STEPS * self.k_split)))
+        clusters = _even(clusters, outputs)
+        each, longer = divmod(outputs * steps, clusters)
+        shared = outputs if longer or each % steps else 0
+        longest = (
+            -(-(each + (longer > 0)) // self.k_split) + -(-each // steps) * _CLUSTER_OUTPUT_STEPS
+        )
+        if shared:
+            longest += _CLUSTER_OUTPUT_STEPS + -(-steps // each) * _CLUSTER_ADDED_STEPS
+        inverse = ((1 << 32) - 1) // steps
+        return Shares(clusters * self.k_split, shared, each, longer, inverse, longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +297,23 @@ class PersistentConfig(Config):
 
     def shared_bytes(self, tiles: TileFormat) -> int:
         """Dynamic shared memory of a block: ring, outputs, barriers and constants."""
-        return _ring_bytes(self, tiles) + _PERSISTENT_OUT_BYTES + self.stages * 16 + 32
+        sums = self.warpgroups * 4 * _sums_bytes(self.tokens, contributors=1)
+        return _ring_bytes(self, tiles) + sums + self.stages * 16 + 32
+
+    @property
+    def k_sets(self) -> int:
+        """Warps of a block that have the same rows."""
+        return 1
+
+    @property
+    def resident(self) -> int:
+        """Blocks that fit on an SM."""
+        return 1
+
+    @property
+    def contributors(self) -> int:
+        """Warps whose partial sums are added before they go to memory."""
+        return 1
 
     @property
     def k_parts(self) -> int:
@@ -301,8 +352,8 @@ class PersistentConfig(Config):
 class Shares:
     """Stream-K division. blocks: persistent, one an SM. They share the steps of K of the first
     `shared` output tiles: each takes so many, the first `longer` one more. inverse: of the steps of
-    an output tile, times 2^32. longest: time of the busiest block in steps: its steps, epilogues
-    and additions of partial sums."""
+    an output tile, times 2^32, rounded up, or down for a ClusterConfig. longest: time of the
+    busiest block in steps: its steps, epilogues and additions of partial sums."""
 
     blocks: int
     shared: int
@@ -338,6 +389,24 @@ def _ring_bytes(
     used = config.tokens * of_token + tile_rows * (tiles.tile_bytes + _SCALE_BYTES)
     stage = -(-used // _SWIZZLE_BYTES) * _SWIZZLE_BYTES
     return config.stages * stage
+
+
+def _even(clusters: int, outputs: int) -> int:
+    """As many clusters, or a few less where no share is of two outputs then."""
+    whole = clusters // outputs * outputs
+    return whole if whole >= _NEARLY_ALL * clusters else clusters
+
+
+def _sums_bytes(tokens: int, contributors: int) -> int:
+    """Of a warp, as csrc/imma/warp_sums.cuh lays it out: outputs, others' sums and barriers."""
+    own = chunks_of(tokens, contributors)
+    others = (contributors - 1) * own * CHUNK * MMA_ROWS * 4
+    return min(own, 4) * CHUNK * MMA_ROWS * 2 + others + 16 * (contributors > 1)
+
+
+def chunks_of(tokens: int, contributors: int) -> int:
+    """Most chunks of CHUNK tokens whose sums one of so many warps adds up."""
+    return -(-tokens // CHUNK // contributors)
 
 
 @cache  # every launch asks

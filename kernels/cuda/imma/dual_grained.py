@@ -110,7 +110,14 @@ class DualGrainedGemm(TokenScaledGemm):
         load_function(_WIDEN, "widen_weights").launch(
             (-(-steps // _WIDEN_WARPS), row_tiles, 1),
             _WIDEN_WARPS * 32,
-            (tiles, w.buffers["scales"], codes, shape.n, steps, int(self.in_mma_order(shape.m))),
+            (
+                tiles,
+                w.buffers["scales"],
+                codes,
+                shape.n,
+                steps,
+                int(self.in_mma_order(shape.m, shape.k)),
+            ),
             overlap_previous=True,
         )
         sums = torch.empty(shape.m, shape.n, dtype=torch.int32, device=out.device)

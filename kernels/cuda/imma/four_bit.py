@@ -43,7 +43,7 @@ class TokenScaledGemm(ImmaGemm):
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         b = packed.buffers
-        in_mma_order = self.in_mma_order(packed.rows)
+        in_mma_order = self.in_mma_order(packed.rows, packed.k)
         INT8_ROWS.quantize(x, b["codes"], b["scales"], b.get("static"), in_mma_order=in_mma_order)
 
     def packing_builds(self) -> Sequence[Build]:

@@ -22,12 +22,12 @@ from kernels.contract import (
 )
 from kernels.cuda.imma.configuration_choice import (
     FLEXQ,
-    MOST_NATURAL,
     Candidates,
     bucket_of,
     choose,
 )
 from kernels.cuda.imma.configurations import (
+    CHUNK,
     GROUP,
     MMA_ROWS,
     MMA_TOKENS,
@@ -38,6 +38,7 @@ from kernels.cuda.imma.configurations import (
     PersistentConfig,
     Shares,
     TileFormat,
+    chunks_of,
 )
 from kernels.formats import NumberFormat, Operand
 from kernels.runtime.gpu import current_gpu
@@ -78,7 +79,7 @@ class ImmaGemm(LinearKernel):
         packed = self.empty_activation(x.rows, x.k, x.values.device)
         codes = packed.buffers["codes"]
         codes[:, : x.k] = x.values
-        if self.in_mma_order(x.rows):
+        if self.in_mma_order(x.rows, x.k):
             codes.copy_(mma_order(codes))
         of_tokens = scales.T if self.tiles.a_grouped else scales[:, 0]
         packed.buffers["scales"][..., : x.rows] = of_tokens
@@ -94,7 +95,7 @@ class ImmaGemm(LinearKernel):
                 *arguments,
                 packed.rows,
                 packed.k,
-                int(self.in_mma_order(packed.rows)),
+                int(self.in_mma_order(packed.rows, packed.k)),
                 packed.buffers.get("order"),
             ),
             overlap_previous=True,
@@ -120,8 +121,9 @@ class ImmaGemm(LinearKernel):
             shape.k,
             w.buffers.get("features"),
         )
+        steps, sms = self.tiles.steps(shape.k), current_gpu().sms
         if isinstance(c, PersistentConfig):
-            shares = c.shares(shape.m, shape.n, self.tiles.steps(shape.k), current_gpu().sms)
+            shares = c.shares(shape.m, shape.n, steps, sms)
             arguments: tuple[Argument, ...] = (
                 *self._tensor_maps(x, w, c.rows, c.tokens, c.tokens // c.sharers),
                 *rest,
@@ -132,13 +134,17 @@ class ImmaGemm(LinearKernel):
                 shares.inverse,
             )
             grid, cluster = (shares.blocks, 1, 1), c.cluster
+        elif isinstance(c, ClusterConfig):
+            grid, cluster = c.grid(shape.m, shape.n), c.k_split
+            sums: tuple[Argument, ...] = (None, None, 0, 0, 0, 0)
+            if c.stream_k:
+                shares = c.shares(shape.m, shape.n, steps, sms)
+                shared = _partial_sums(c, shares, out.device)
+                sums = (*shared, shares.each, shares.longer, shares.inverse)
+                grid = shares.blocks, 1, 1
+            arguments = (*self._tensor_maps(x, w, c.rows, c.tokens, c.tokens), *rest, *sums)
         else:
-            operands = (
-                self._tensor_maps(x, w, c.rows, c.tokens, c.tokens)
-                if isinstance(c, ClusterConfig)
-                else (w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"])
-            )
-            arguments = (*operands, *rest)
+            arguments = (w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"], *rest)
             grid, cluster = c.grid(shape.m, shape.n), c.k_split
         load_function(c.build(self.tiles), c.function).launch(
             grid,
@@ -169,7 +175,7 @@ class ImmaGemm(LinearKernel):
         gpu = current_gpu()
         return [
             c
-            for c in self.configs(gemm.m)
+            for c in self.configs(gemm.m, gemm.k)
             if c.shared_bytes(self.tiles) <= gpu.block_shared_bytes
             and c.build(self.tiles).runs_on(gpu.arch)
         ]
@@ -191,13 +197,13 @@ class ImmaGemm(LinearKernel):
         chosen = config if isinstance(config, AnyImmaConfig) else self.default_config(gemm)
         return [*self.packing_builds(), chosen.build(self.tiles)]
 
-    def in_mma_order(self, m: int) -> bool:
-        """Whether m tokens are for csrc/imma/group_gemm_wgmma.cu, which reads that order."""
-        return m > MOST_NATURAL and current_gpu().arch == WGMMA_ARCH
+    def in_mma_order(self, m: int, k: int) -> bool:
+        """Whether m tokens of k are for the kernels by warpgroup MMA, which read that order."""
+        return current_gpu().arch == WGMMA_ARCH and self.choice.in_mma_order(m, k)
 
-    def configs(self, m: int) -> Sequence[AnyImmaConfig]:
-        """Configurations for m tokens, whatever the GPU."""
-        return self.choice.for_tokens(m, in_mma_order=self.in_mma_order(m))
+    def configs(self, m: int, k: int) -> Sequence[AnyImmaConfig]:
+        """Configurations for m tokens of k, whatever the GPU."""
+        return self.choice.for_tokens(m, in_mma_order=self.in_mma_order(m, k))
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
         """Configurations for any number of tokens."""
@@ -243,14 +249,14 @@ class Int8TensorCoreGemm(ImmaGemm):
     def packing(self, x: PackedOperand, config: Config | None) -> Packing:
         codes, scales = x.buffers["codes"], x.buffers["scales"]
         bits = self.spec.activation.bits
-        return Packing("group-codes", bits, codes, scales, self.in_mma_order(x.rows))
+        return Packing("group-codes", bits, codes, scales, self.in_mma_order(x.rows, x.k))
 
     def packing_builds(self) -> Sequence[Build]:
         return [self._packing]
 
 
 def _partial_sums(
-    config: PersistentConfig, shares: Shares, device: torch.device
+    config: PersistentConfig | ClusterConfig, shares: Shares, device: torch.device
 ) -> tuple[Argument, ...]:
     """Memory for partial sums of a launch, the flags that announce them, and the launch's number.
 
@@ -258,10 +264,13 @@ def _partial_sums(
     """
     if not shares.shared:
         return None, None, 0
-    sums = torch.empty(
-        shares.blocks, config.rows * config.tokens, dtype=torch.float32, device=device
-    )
-    return sums, *launch_flags(current_gpu().sms * config.warpgroups)
+    warps = config.rows // MMA_ROWS * config.k_sets
+    words = warps * chunks_of(config.tokens, config.contributors) * CHUNK * MMA_ROWS
+    if config.contributors > 1:  # each sum has a mark beside it
+        marked, number = launch_flags(current_gpu().sms * config.resident * words * 2)
+        return marked, None, number
+    sums = torch.empty(shares.blocks, words, dtype=torch.float32, device=device)
+    return sums, *launch_flags(current_gpu().sms * warps)
 
 
 def mma_order(codes: torch.Tensor) -> torch.Tensor:
