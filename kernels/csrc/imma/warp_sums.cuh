@@ -23,6 +23,7 @@ constexpr int WARP_SLOTS_BYTES = (CONTRIBUTORS - 1) * SLOT_BYTES;
 // for a fence. Memory with marks is set to zero once for each replay of a graph, so it should not be large.
 constexpr bool MARKED = CONTRIBUTORS > 1;
 constexpr int READ_AT_ONCE = EVEN && MOST_CHUNKS > 1 ? 4 : 2;  // sums of 8 tokens, while waiting for their marks
+static_assert(!MARKED || MOST_CHUNKS * 2 % READ_AT_ONCE == 0, "none is read past the last");
 constexpr int WARP_SHARE_FLOATS = SLOT_BYTES / 4 * (MARKED ? 2 : 1);
 constexpr int OUT_CHUNKS = MOST_CHUNKS < 4 ? MOST_CHUNKS : 4;            // that are written at once
 constexpr int WARP_OUT_BYTES = OUT_CHUNKS * CHUNK * MMA_ROWS * 2;

@@ -2,7 +2,7 @@
 
 Five sources read the same packed weights: csrc/imma/group_gemm.cu for few tokens, where every
 weight is read once and nothing is shared, csrc/imma/group_gemm_tiled.cu for many, and on Hopper
-csrc/imma/group_gemm_wgmma.cu, csrc/imma/group_gemm_cluster.cu (TMA, up to 64 tokens) and
+csrc/imma/group_gemm_wgmma.cu, csrc/imma/group_gemm_cluster.cu (TMA, up to 128 tokens) and
 csrc/imma/group_gemm_persistent.cu (TMA, warp-specialized).
 configuration_choice.py chooses among them.
 """
@@ -226,7 +226,8 @@ class ClusterConfig(Config):
         return self.k_split * self.k_sets
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Dynamic shared memory of a block: ring and barriers, which partial sums overwrite."""
+        """Dynamic shared memory of a block: ring and barriers, which partial sums overwrite; with
+        stream_k, they and the outputs lie behind the ring."""
         if self.stream_k:
             warps = self.row_warpgroups * self.k_warpgroups * 4
             sums = warps * _sums_bytes(self.tokens, self.contributors)
@@ -392,7 +393,8 @@ def _ring_bytes(
 
 
 def _even(clusters: int, outputs: int) -> int:
-    """As many clusters, or a few less where no share is of two outputs then."""
+    """As many clusters, or a few less where they are a multiple of the outputs then: few shares
+    are of two outputs, none where an output's steps divide evenly."""
     whole = clusters // outputs * outputs
     return whole if whole >= _NEARLY_ALL * clusters else clusters
 
