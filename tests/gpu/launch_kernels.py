@@ -15,8 +15,8 @@ from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
 
 # A few tokens, some, many, hundreds: each has configurations of its own. N and K end inside a tile.
-# The last two have K long enough for blocks to share outputs. So have 20 tokens, which on Hopper are
-# in the order of warpgroup MMA where K is long.
+# The last two have K long enough for blocks to share outputs. So have 20 tokens, which are in the
+# order of warpgroup MMA on Hopper where K is long.
 SHAPES = (
     (3, 100, 1111),
     (17, 40, 576),
