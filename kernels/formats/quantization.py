@@ -41,6 +41,8 @@ def quantize(
     """
     if shares is not None and number.kind not in ("symmetric", "balanced", "asymmetric"):
         raise ShapeError(f"only integers have a share for each group, not {number.name}")
+    if shares is not None:
+        _check_shares(shares, matrix, number)
     rows = max(1, _CHUNK_VALUES // max(1, matrix.shape[-1]))
     if matrix.ndim != 2 or matrix.shape[0] <= rows:
         return _quantize_rows(matrix, number, shares, order)
@@ -52,6 +54,14 @@ def quantize(
             for part, share in zip(parts, of_parts, strict=True)
         ]
     )
+
+
+def _check_shares(shares: torch.Tensor, matrix: torch.Tensor, number: NumberFormat) -> None:
+    rows, k = matrix.shape
+    groups = 1 if number.group is None else -(-k // number.group)
+    expected = (rows, groups, 2) if number.kind == "asymmetric" else (rows, groups)
+    if tuple(shares.shape) != expected:
+        raise ShapeError(f"shares of {number.name} must be {expected}, got {tuple(shares.shape)}")
 
 
 def _quantize_rows(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flexq_bench.accuracy.results import LAYER_ERROR, OF_TEXTS
+from flexq_bench.accuracy.results import AT_POSITIONS, LAYER_ERROR, OF_TEXTS
 from flexq_bench.checkpoints import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
 
@@ -45,9 +45,11 @@ def test_beside_the_original_it_is_compared_with_that(accuracy, stored, checkpoi
     ran = accuracy(tiny_llama, "--checkpoint", str(checkpoint))
     assert ran.code == ExitCode.PASS, ran.err
     records = {(r.scheme, r.metric): r for r in stored()}
+    of_both = {"perplexity", "perplexity_from_0", "perplexity_from_128"}
+    compared = set(OF_TEXTS) - set(AT_POSITIONS) - {LAYER_ERROR}
     assert set(records) == {
-        ("fp16", "perplexity"),
-        *(("flexq-w6ax", metric) for metric in OF_TEXTS if metric != LAYER_ERROR),
+        *(("fp16", metric) for metric in of_both),
+        *(("flexq-w6ax", metric) for metric in of_both | compared),
     }
     assert records["fp16", "perplexity"].content_hash is None
     hashes = {r.content_hash for (scheme, _), r in records.items() if scheme != "fp16"}

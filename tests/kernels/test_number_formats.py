@@ -109,6 +109,7 @@ def test_the_reference_multiplies_codes_with_zero_points() -> None:
         (NumberFormat(6, 64, "float", clip=0.5), None),
         (NumberFormat(4, 64, "dual", clip=0.5), None),
         (NumberFormat(4, 64, "asymmetric"), torch.ones(5, 2)),
+        (NumberFormat(4, 64), torch.ones(2, 5)),
     ],
 )
 def test_codes_that_no_operand_has_are_refused(
