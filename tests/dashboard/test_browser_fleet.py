@@ -79,7 +79,7 @@ def _start_a_worker(session: Session) -> None:
         ("accuracy", POINT, "perplexity against fp16 (%)"),
         ("accuracy?model=tiny-llama", POINT, "The newest 100 verdicts of gates"),
         ("decode", POINT, "time of a token (ms, log scale)"),
-        ("fleet", POINT, "time against the mean of its kind (%)"),
+        ("fleet", POINT, "time against the mean of its kind"),
     ],
 )
 def test_pages_are_drawn_without_an_error(
