@@ -1,6 +1,6 @@
 """How often `gate perf` passes an honest pull request: a commit that changes nothing.
 
-    python benchmarks/verdicts/honest_gate.py --times 20 --processes 1   # one small shape
+    python benchmarks/verdicts/honest_gate.py --times 20       # one small shape on a CPU
     python benchmarks/verdicts/honest_gate.py --times 20 --policy default --device cuda
 
 Head is base with one comment more in `kernels`. Prints a line a gate, then how many ended with each
@@ -27,7 +27,8 @@ m = "4"
 shapes = ["256x256"]
 caches = ["hot"]
 """
-POLICY = 'version = 1\nsuite = "small.toml"\nslower_percent = 2\n'
+# Two processes of one CPU differ by several percent: a smaller limit leaves the gate undecided.
+POLICY = 'version = 1\nsuite = "small.toml"\nslower_percent = 15\n'
 CHANGED = "kernels/__init__.py"
 
 
@@ -45,7 +46,7 @@ def honest_head(folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--policy", help="default: one small shape, at most 2 % slower")
+    parser.add_argument("--policy", help="default: one small shape, at most 15 % slower")
     parser.add_argument("--processes", type=int, default=6)
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
