@@ -197,10 +197,22 @@ def outcome_of(found: Confirmation, limit: float, *, is_worse: bool) -> Outcome:
     """What a comparison comes to. limit: percent slower that is accepted."""
     if is_worse and math.expm1(found.log_ratio) * 100 > limit:
         return Outcome.REGRESSION
-    # What is surely within the limit need not be known better.
-    if found.verdict is Verdict.AMBIGUOUS and math.expm1(found.high) * 100 > limit:
+    if found.verdict is Verdict.AMBIGUOUS and not _is_within(found, limit):
         return Outcome.AMBIGUOUS
     return Outcome.PASS
+
+
+def suffices(policy: Policy, case: Case, found: Confirmation) -> bool:
+    """Whether a comparison says enough of a case: its 99 % upper bound is within the limit.
+
+    The gate would pass whatever more placements tell; of a limit well above what a device's
+    processes differ by, they are most of a comparison's time.
+    """
+    return _is_within(found, policy.limit_of(case).slower_percent)
+
+
+def _is_within(found: Confirmation, limit: float) -> bool:
+    return math.expm1(found.high) * 100 <= limit
 
 
 def _notes(policy: Policy, findings: Sequence[Finding], today: date) -> list[str]:

@@ -70,7 +70,7 @@ def perf(
     limits; 1: slower or wrong; 3: it can't be told; 4: planned results are missing. Verdicts are
     stored with their evidence. A revision against itself measures the noise.
     """
-    from ci.gate_perf import gate_perf
+    from ci.gate_perf import gate_perf, suffices
     from ci.judged import planned_cases
     from db.engine import open_database
     from flexq_bench.cli.outside import code_with_failures, use_kernels_from
@@ -91,7 +91,7 @@ def perf(
     if project is not None:  # probes are this program's on both sides
         machine = replace(machine, project=first.project)
         plan = tuple(case for case in plan if not is_probe(case.kernel))
-    measured = InterleaveRules.with_processes(processes)
+    measured = replace(InterleaveRules.with_processes(processes), suffices=partial(suffices, rules))
     out = console(stderr=as_json == STDOUT)
     with (
         open_database(db) as database,

@@ -104,12 +104,12 @@ def children_named(name: str) -> list[int]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """What processes have used of processors, user and system; one that has ended counts as 0."""
+    """What processes and their children that ended have used of processors, user and system."""
     ticks = 0
     for pid in pids:
         with suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
+            ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

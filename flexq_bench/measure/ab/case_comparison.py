@@ -11,6 +11,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.verdicts import (
     Comparison,
     Confirmation,
+    Verdict,
     confirm_together,
 )
 from flexq_bench.verdicts.alert_rule import (
@@ -35,7 +36,8 @@ class InterleaveRules:
     placements: in each pair. blocks: ABBA blocks on each placement. looks: the first, and where it
     is ambiguous more, each of which doubles what there is. What looks slower or faster on fewer
     than 12 placements is looked at again, too. timeout_s: for one answer of a worker; compiling and
-    tuning are the longest. Raises UsageError if a look would be too small to judge.
+    tuning are the longest. suffices: whether who asked needs to know no more of a case than an
+    ambiguous verdict says; None: never. Raises UsageError if a look would be too small to judge.
     """
 
     processes: int = PAIRS_OF_PROCESSES
@@ -43,6 +45,7 @@ class InterleaveRules:
     blocks: int = BLOCKS
     looks: int = LOOKS
     timeout_s: float = 600.0
+    suffices: Callable[[Case, Confirmation], bool] | None = None
 
     def __post_init__(self) -> None:
         placements = self.processes * self.placements
@@ -80,6 +83,13 @@ class InterleaveRules:
         return confirmation.limited_by_clocks or is_decided(
             confirmation.verdict, confirmation.placements
         )
+
+    def is_enough(self, case: Case, confirmation: Confirmation) -> bool:
+        """Whether more looks could tell nothing that who asked has to know."""
+        if self.is_decided(confirmation):
+            return True
+        is_open = confirmation.verdict is Verdict.AMBIGUOUS
+        return is_open and self.suffices is not None and self.suffices(case, confirmation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,8 +105,8 @@ class ABExperiment:
             together = confirm_comparisons(results, self.rules)
             again = []
             for pair, confirmed, result in zip(undecided, together, results, strict=True):
-                decided = self.rules.is_decided(confirmed.confirmation)
-                if not decided and look + 1 < self.rules.looks:
+                enough = self.rules.is_enough(pair.base.case, confirmed.confirmation)
+                if not enough and look + 1 < self.rules.looks:
                     again.append(pair)
                     continue
                 if self.on_result is not None:

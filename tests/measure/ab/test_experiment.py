@@ -22,6 +22,7 @@ OTHER = Case.from_key("flexq-w6a8 gemm cold m1n64k64")
 RULES = InterleaveRules(processes=5, blocks=2, looks=1, timeout_s=20.0)
 # Pairs of processes differ by tenths of a percent, as on a real GPU.
 SCATTER = [0.0, 0.001, -0.001, 0.002, -0.002, 0.0005]
+NOISY = {"offsets": [0.02, -0.02, 0.03, -0.03, 0.01, 0, 0.02, -0.01, 0.01, -0.02]}
 
 
 def only(found):
@@ -157,10 +158,18 @@ def test_a_wrong_result_has_no_speed(compared, when):
 def test_what_is_ambiguous_gets_more_looks_each_of_which_doubles_what_there_is(
     compared, looks, placements
 ):
-    noisy = {"offsets": [0.02, -0.02, 0.03, -0.03, 0.01, 0, 0.02, -0.01, 0.01, -0.02]}
     rules = InterleaveRules(processes=5, looks=looks)
 
-    found = only(compared({}, noisy, rules=rules))
+    found = only(compared({}, NOISY, rules=rules))
+
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("ambiguous", placements)
+
+
+@pytest.mark.parametrize(("limit", "placements"), [(0.001, 20), (0.2, 5)])
+def test_what_says_enough_to_who_asked_gets_no_second_look(compared, limit, placements):
+    rules = InterleaveRules(processes=5, suffices=lambda _, found: found.high < limit)
+
+    found = only(compared({}, NOISY, rules=rules))
 
     assert (found.confirmation.verdict, found.confirmation.placements) == ("ambiguous", placements)
 
