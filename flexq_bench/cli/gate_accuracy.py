@@ -79,6 +79,14 @@ def accuracy(
     calibration_length: LengthOption = None,
     batch: BatchOption = 8,
     dtype: DtypeOption = None,
+    diagnosis: Annotated[
+        bool,
+        typer.Option(
+            "--diagnosis/--no-diagnosis",
+            help="Find where a scheme that fails loses, which evaluates a part of the text once a "
+            "layer.",
+        ),
+    ] = True,
     markdown: MarkdownOption = None,
     junit: JunitOption = None,
     as_json: JsonReportOption = None,
@@ -151,7 +159,9 @@ def accuracy(
         )
         with ended_by_terminate(), progress(setup) as on_unit:
             report = gate_accuracy(
-                rules, setup, database, judged, compared, absent, on_unit=on_unit
+                *(rules, setup, database, judged, compared, absent),
+                on_unit=on_unit,
+                diagnose=diagnosis,
             )
         decided = gate_records(report, rules, setup.origin, at=datetime.now(UTC))
         with database.session() as session:
