@@ -3,6 +3,7 @@ only functions of the app that write: states and notes of alerts, and requests."
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,6 +113,10 @@ def _is_current(opened: _Opened) -> bool:
 @st.cache_resource(show_spinner=False, validate=_is_current)
 def _opened(url: str | None) -> _Opened:
     database = open_database(url, create=False, read_only=True)
+    # What is imported stays. A collection that looks at it too stops a page for a tenth of a second
+    # or more, as often as every third view. Once: what is garbage then stays, too.
+    if not gc.get_freeze_count():
+        gc.freeze()
     return _Opened(database, _file_of(database.path))
 
 
