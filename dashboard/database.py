@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import streamlit as st
+from streamlit import runtime
 
 from dashboard.settings import READ_ONLY_VARIABLE
 from dashboard.shared.formatting import as_code, as_text
@@ -110,13 +111,21 @@ def _is_current(opened: _Opened) -> bool:
     return False
 
 
+def keep_imports() -> None:
+    """Let no collection of garbage go through what is there by now, which is mostly imports.
+
+    One that does stops a page for a tenth of a second or more, as often as every third view. Once:
+    what is garbage by now stays, too.
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()
+
+
 @st.cache_resource(show_spinner=False, validate=_is_current)
 def _opened(url: str | None) -> _Opened:
     database = open_database(url, create=False, read_only=True)
-    # What is imported stays. A collection that looks at it too stops a page for a tenth of a second
-    # or more, as often as every third view. Once: what is garbage then stays, too.
-    if not gc.get_freeze_count():
-        gc.freeze()
+    if runtime.exists():
+        keep_imports()
     return _Opened(database, _file_of(database.path))
 
 

@@ -24,6 +24,7 @@ import streamlit as st
 from made_up import identity
 from streamlit.testing.v1 import AppTest
 
+from dashboard.database import keep_imports
 from db import queries
 from db.urls import ENVIRONMENT_VARIABLE
 
@@ -111,6 +112,7 @@ def main() -> None:
         if asked.page not in (None, page):
             continue
         view(page, link)  # imports, the connection
+        keep_imports()  # as the server does
         totals, walls, by_query = [], [], defaultdict(list)
         for _ in range(asked.repetitions):
             st.cache_data.clear()
