@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import streamlit as st
-from streamlit import runtime
 
-from dashboard.settings import READ_ONLY_VARIABLE
+from dashboard.settings import READ_ONLY_VARIABLE, SERVER_VARIABLE
 from dashboard.shared.formatting import as_code, as_text
 from db.engine import Database, Session, open_database
 from db.errors import DatabaseError, ReadOnlyError
@@ -124,7 +123,7 @@ def keep_imports() -> None:
 @st.cache_resource(show_spinner=False, validate=_is_current)
 def _opened(url: str | None) -> _Opened:
     database = open_database(url, create=False, read_only=True)
-    if runtime.exists():
+    if os.environ.get(SERVER_VARIABLE):
         keep_imports()
     return _Opened(database, _file_of(database.path))
 

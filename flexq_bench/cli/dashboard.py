@@ -15,7 +15,12 @@ from typing import Annotated
 
 import typer
 
-from dashboard.settings import COMMIT_URL_VARIABLE, PLACE_OF_SHA, READ_ONLY_VARIABLE
+from dashboard.settings import (
+    COMMIT_URL_VARIABLE,
+    PLACE_OF_SHA,
+    READ_ONLY_VARIABLE,
+    SERVER_VARIABLE,
+)
 from flexq_bench.cli.listening import check_port
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
@@ -79,7 +84,7 @@ def dashboard(
     below = base_path.strip("/")
     url = f"http://{'localhost' if address == '0.0.0.0' else address}:{port}"
     url += f"/{below}" if below else ""
-    environment = dict(os.environ)
+    environment = os.environ | {SERVER_VARIABLE: "1"}
     if read_only:
         environment[READ_ONLY_VARIABLE] = "1"
     if commit_url:
