@@ -189,6 +189,13 @@ class LinearKernel(ABC):
         self.activate(x, ready)
         self.gemm(ready, w, out, bias=bias, config=config)
 
+    def read_only(self) -> frozenset[str]:
+        """Operands of `gemm` that launches must leave as they are: of "x" and "w".
+
+        Those in a layout of the kernel's own may be written as long as results stay right.
+        """
+        return frozenset()
+
     def for_weights(self, packed: PackedOperand, w: PackedOperand) -> PackedOperand:
         """The buffers of `packed` with what `activate` must know of the weights to fill them."""
         return packed

@@ -48,6 +48,10 @@ class Buffers(ABC):
         unannounced.
         """
 
+    def written(self) -> str:
+        """Name an operand that launches changed and must leave as it is; empty: none."""
+        return ""
+
     def fill(self, inputs: LinearInputs, config: Config | None, *, weights: bool) -> None:
         """Replace the activations in place, and the weights if told; the output is poisoned.
 

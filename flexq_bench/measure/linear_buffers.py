@@ -12,7 +12,14 @@ from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.check import judge_error, relative_error
 from flexq_bench.measure.clocks import BetweenSamples
 from flexq_bench.measure.inputs import LinearInputs
-from flexq_bench.measure.rewriting import Contents, Rewriting, Slots, WeightCopies, stage_input
+from flexq_bench.measure.rewriting import (
+    Contents,
+    Rewriting,
+    Slots,
+    WeightCopies,
+    first_change,
+    stage_input,
+)
 from kernels.contract import Config, LinearKernel, PackedOperand
 from kernels.reference import Reference
 from workloads.case import Case
@@ -78,6 +85,9 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._first = 0  # content that the first slot has
         self._is_announced = False
         self._is_given = False  # operands come from outside, and results are judged there
+        self._given_x: PackedOperand | None = None  # what all slots have; None: part of the bank
+        self._given_w: PackedOperand | None = None  # what all copies have; None: their contents
+        self._written = ""
         self._last_copy = 0
         self._of_kept: list[tuple[int, int]] = []  # X and the copy of W of launches copied away
         self._kept: list[_Kept] = []
@@ -98,6 +108,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._bank = Slots(inputs[0], len(inputs) + count)
         self._bank.fill(inputs)
         self._xs.copy_from(self._bank, 0, count)
+        self._filled = count  # slots that have the contents from the first on
 
     def _place_output(self, seed: int) -> None:
         m, n, device = self._case.gemm.m, self._case.gemm.n, self._reference.y.device
@@ -160,6 +171,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         count = len(self._contents.inputs)
         self._first = (self._first + self._draw.randrange(1, count)) % count
         self._xs.copy_from(self._bank, self._first, self._used)
+        self._filled, self._given_x = self._used, None
 
     def is_kept(self, index: int) -> bool:
         return self._rewrites and index == self._kept_at
@@ -181,23 +193,52 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._kept_outputs[place].copy_(self._copied)
 
     def poison(self) -> None:
+        self._written = self.written()
         self._is_announced = True
-        self._xs.fill(self._contents.inputs[:1])
+        self._given_x = self._contents.inputs[0]
+        self._xs.fill([self._given_x])
         self._out.fill_(torch.nan)
 
     def inspect(self, config: Config | None, tolerance: float) -> str:
+        written = self.written()
         unannounced = self._judge_kept(tolerance)
         announced = self._judge_announced(tolerance) if self._is_announced else ""
         self._is_announced = False
-        return unannounced or announced
+        return written or unannounced or announced
+
+    def written(self) -> str:
+        if self._written:
+            return self._written
+        read_only = self._kernel.read_only()
+        if self._case.stage == "linear":
+            read_only |= {"x"}
+        if "x" in read_only:
+            for i in range(len(self._xs) if self._given_x is not None else self._filled):
+                filled = self._given_x or self._bank[self._first + i]
+                if buffer := first_change(self._xs[i], filled):
+                    return _written("x", buffer)
+        if "w" in read_only:
+            for i in range(self.copies):
+                given = self._given_w
+                buffer = (
+                    self.weights.changed(i)
+                    if given is None
+                    else first_change(self.weights[i], given)
+                )
+                if buffer:
+                    return _written("w", buffer)
+        return ""
 
     def fill(self, inputs: LinearInputs, config: Config | None, *, weights: bool) -> None:
+        self._written = self.written()
         self._is_given = True
-        self._xs.fill([stage_input(self._kernel, self._case, inputs)])
+        self._given_x = stage_input(self._kernel, self._case, inputs)
+        self._xs.fill([self._given_x])
         if weights:
             packed = self._kernel.narrow(self._kernel.pack_weight(inputs.w), config)
             for copy in self.weights:
                 copy.copy_from(packed)
+            self._given_w = packed
         self._out.fill_(torch.nan)
 
     def output(self) -> torch.Tensor:
@@ -235,6 +276,12 @@ class LinearBuffers(Buffers, BetweenSamples):
             magnitude=self._reference.magnitude[:, order],
         )
         return judge_error(self._out, reference, tolerance).detail
+
+
+def _written(operand: str, buffer: str) -> str:
+    """What a launch changed, by the name that a function's argument has."""
+    name = operand if buffer in ("values", "real") else f"{operand}_{buffer}"
+    return f"launches write into {name}: only out is theirs to write"
 
 
 def _clamped(count: int, most: int) -> int:

@@ -38,17 +38,25 @@ class Placed:
     clock: Clock
     tolerance: float
 
+    def written(self) -> str:
+        """Describe what launches wrote that isn't theirs to write; empty: nothing."""
+        self.clock.synchronize()
+        return self.buffers.written()
+
     def inspect(self) -> str:
         """Describe what is wrong with what the timed launches compute; empty: nothing.
 
-        What a kernel's code replaced or read of what measures comes first, then outputs of samples
-        that were looked at unannounced, then those of one more sample on outputs filled with NaN.
+        What a kernel's code replaced or read of what measures comes first, then operands that it
+        wrote, then outputs of samples that were looked at unannounced, then those of one more
+        sample on outputs filled with NaN.
         """
         if found := tampering.found():
             return found
+        self.clock.synchronize()
         self.buffers.poison()
         self.clock.synchronize()
         self.rotation.sample(1)
+        self.clock.synchronize()
         return self.buffers.inspect(self.config, self.tolerance)
 
 

@@ -17,6 +17,7 @@ from kernels.reference import Reference, reference_gemm
 from workloads.case import Case
 
 _ALIGNED = 512  # bytes, as the CUDA allocator aligns
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 _MOVED = 8  # one in so many rows of the weights is another row's in their second content
 _MAX_CONTENT_BYTES = 32 << 20  # of activations to draw from, where that leaves enough of them
 _MIN_CONTENTS = 3
@@ -85,6 +86,10 @@ class WeightCopies(Sequence[PackedOperand]):
         """Give a copy its next content, in place."""
         self.held[copy] = (self.held[copy] + 1) % len(self._contents)
         self._copies[copy].copy_from(self._contents[self.held[copy]])
+
+    def changed(self, copy: int) -> str | None:
+        """The first buffer of a copy that isn't as it was filled; None: all are."""
+        return first_change(self._copies[copy], self._contents[self.held[copy]])
 
     def have(self, contents: Sequence[PackedOperand]) -> bool:
         """Whether they have these contents: the same bytes in the same layout, in this order."""
@@ -157,6 +162,14 @@ class Contents:
     reference: Reference
 
 
+def first_change(now: PackedOperand, filled: PackedOperand) -> str | None:
+    """The first buffer whose bits differ from those that it was filled with; None: none does."""
+    for name, buffer in filled.buffers.items():
+        if not torch.equal(_bits(now.buffers[name]), _bits(buffer)):
+            return name
+    return None
+
+
 def stage_input(kernel: LinearKernel, case: Case, inputs: LinearInputs) -> PackedOperand:
     """What a launch of the case's stage is given: packed codes, or `real` FP16 activations.
 
@@ -225,6 +238,12 @@ def _columns(orders: Sequence[torch.Tensor], n: int, generator: torch.Generator)
     moved, others = shuffled[differs], shuffled[~differs]
     half = _LOOKED_AT_COLUMNS // 2
     return torch.cat([moved[:half], others[: _LOOKED_AT_COLUMNS - min(half, len(moved))]])
+
+
+def _bits(buffer: torch.Tensor) -> torch.Tensor:
+    """As integers, of which each is equal to itself, NaN or not."""
+    kind = _INTEGERS.get(buffer.element_size())
+    return buffer if kind is None else buffer.view(kind)
 
 
 def _extent_bytes(buffer: torch.Tensor) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from flexq_bench.descendants import end_marked, new_mark
 from flexq_bench.errors import FlexqError, InfrastructureError
 from flexq_bench.measure.worker_messages import VERSION, decode, encode, printable
 
@@ -36,6 +37,9 @@ class RefusedError(FlexqError):
 class WorkerProcess:
     """A worker in its own process group. A context manager: on leaving nothing of it is left.
 
+    Nor of what it started, in other sessions too (flexq_bench.descendants).
+
+
     name: for messages. tree: the folder whose packages it imports. command: the command line.
     timeout_s: for each answer, after which it is killed; None: it may take as long as it likes.
     environment: all of its variables, PYTHONPATH behind the tree; None: ours.
@@ -52,6 +56,7 @@ class WorkerProcess:
     ) -> None:
         self.name, self.tree = name, tree
         self._timeout_s = timeout_s
+        self._mark = new_mark()
         self._asked = 0
         self._operation = ""  # of the latest request
         self._unread = b""
@@ -59,7 +64,7 @@ class WorkerProcess:
         self._process = subprocess.Popen(
             list(command),
             cwd=tree,
-            env=_variables(tree, environment),
+            env=_variables(tree, environment) | {self._mark: "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -159,6 +164,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """End it now."""
         self._signal(signal.SIGKILL)
+        end_marked(self._mark)
         self._process.wait()
 
     def _signal(self, number: int) -> None:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from flexq_bench.descendants import end_marked, new_mark
 from flexq_bench.errors import BrokenRevisionError
 from flexq_bench.repository.git import git_output, run_git
 from flexq_bench.repository.project import BuildTable, Project
@@ -185,11 +186,12 @@ def _run(
 ) -> None:
     does_not = f"{build.commit[:10]} does not build"
     timeout_s = build.table.timeout_s
+    mark = new_mark()
     try:
         process = subprocess.Popen(
             command,
             cwd=build.folder,
-            env=environment,
+            env={**environment, mark: "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -207,6 +209,7 @@ def _run(
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+            end_marked(mark)  # also in sessions of their own
     if process.returncode:
         where = ""
         if build.output is not None:

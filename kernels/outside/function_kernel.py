@@ -188,6 +188,9 @@ class FunctionKernel(LinearKernel):
         if bias is not None:
             out.add_(bias)
 
+    def read_only(self) -> frozenset[str]:
+        return frozenset("x" if self._definition.prepare_weight is not None else "xw")
+
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         given = self._definition.configurations
         offered = given(gemm) if callable(given) else given

@@ -217,6 +217,41 @@ def kernel(x, w, out):
 }
 
 
+# With codes and scales: right results, and what may not be written is written afterwards.
+WRITERS = {
+    "w_codes": "w_codes.neg_(); w_scales.neg_()",
+    "w_scales": "w_scales[0, 0] += 1",
+    "x_codes": "x_codes.zero_()",
+    "x_scales": "x_scales.zero_()",
+}
+QUANTIZED = """
+def real(codes, scales):
+    return codes.float() * scales.float().repeat_interleave(128, 1)
+
+
+@linear_kernel("cheat", weight="int6/128", activation="int8/128", backends=["cpu"])
+def kernel(x_codes, x_scales, w_codes, w_scales, out):
+    compute(real(x_codes, x_scales), real(w_codes, w_scales), out)
+    {writes}
+"""
+PREPARED = """
+def prepared(w_codes, w_scales):
+    return real(w_codes, w_scales), torch.zeros(1)
+
+
+def real(codes, scales):
+    return codes.float() * scales.float().repeat_interleave(128, 1)
+
+
+@linear_kernel(
+    "cheat", weight="int6/128", activation="int8/128", backends=["cpu"], prepare_weight=prepared
+)
+def kernel(x_codes, x_scales, w, counter, out):
+    compute(real(x_codes, x_scales), w, out)
+    {writes}
+"""
+
+
 def loaded_file(folder, source):
     """The kernel of a file, as a worker process loads it."""
     path = folder / "cheats.py"
@@ -252,8 +287,8 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # as it is, and so again afterwards
 
-    def run(source, loaded=loaded_file):
-        kernel = loaded(tmp_path, f"{PREAMBLE}{source}{DECLARED}")
+    def run(source, loaded=loaded_file, declared=DECLARED):
+        kernel = loaded(tmp_path, f"{PREAMBLE}{source}{declared}")
         meter = a_meter(kernel, protocol=replace(a_meter().protocol, min_samples=200))
         meter.device_info = replace(meter.device_info, l2_bytes=1 << 20)
         return meter.measure(a_case(m=4, n=256, k=256, kernel=kernel.spec.name, cache="hot"))
@@ -281,6 +316,24 @@ def test_so_is_one_of_an_installed_package(measured, name):
 
     assert result.status == "incorrect"
     assert said in result.detail
+
+
+@pytest.mark.parametrize("operand", WRITERS)
+def test_a_kernel_that_writes_into_its_operands_is_incorrect(measured, operand):
+    result = measured(QUANTIZED.format(writes=WRITERS[operand]), declared="")
+
+    assert result.status == "incorrect"
+    assert f"launches write into {operand}: only out is theirs to write" in result.detail
+
+
+def test_what_prepare_weight_made_may_be_written_while_results_stay_right(measured):
+    counts = measured(PREPARED.format(writes="counter.add_(1)"), declared="")
+    assert (counts.status, counts.detail) == ("ok", "")
+
+
+def test_what_prepare_weight_made_is_incorrect_where_results_change(measured):
+    spoils = measured(PREPARED.format(writes="w.zero_()"), declared="")
+    assert spoils.status == "incorrect"
 
 
 @pytest.mark.parametrize("loaded", [loaded_file, loaded_package])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,19 @@ def test_a_build_that_hangs_is_ended(made):
 
     with pytest.raises(BuildError, match=r"does not build in 0\.2 s"):
         built_tree(open_project(str(made.path)), sha)
+
+
+def test_what_a_build_starts_in_a_session_of_its_own_ends_with_it(made, tmp_path):
+    told = tmp_path / "told"
+    sha = with_build(made, f"setsid sleep 600 >/dev/null 2>&1 & echo $! > {told}; sleep 0.5")
+
+    built_tree(open_project(str(made.path)), sha)
+
+    status = Path(f"/proc/{told.read_text().strip()}/cmdline")
+    deadline = time.monotonic() + 5
+    while status.exists() and status.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.01)  # a signal needs a moment; what ended has no command line
+    assert not status.exists() or not status.read_bytes()
 
 
 def test_kernels_are_those_of_the_built_tree_under_the_project_s_name(made):

@@ -149,7 +149,7 @@ class WorkerOperations:
     def leave(self, slot: str) -> dict[str, Any]:
         """Look at what the timed launches computed, and free the placement."""
         placed = self._placed(slot)
-        wrong = "" if self._slots[slot].filled else placed.inspect()
+        wrong = placed.written() if self._slots[slot].filled else placed.inspect()
         self._slots[slot].held.close()
         self._slots[slot].placed = None
         return {"wrong": wrong}

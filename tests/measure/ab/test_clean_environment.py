@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,41 @@ def test_a_worker_gets_no_more_than_it_is_given(a_tree, tmp_path, monkeypatch):
 
     assert "secret" not in told.read_text().splitlines()
     assert str(tree) in told.read_text().splitlines()
+
+
+def is_over(pid):
+    """Whether it ended, if only its exit code is left."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("then", ["time.sleep(600)", "os._exit(1)"])
+def test_what_a_worker_starts_in_a_session_of_its_own_ends_with_it(a_tree, tmp_path, then):
+    told = tmp_path / "told"
+    start = (
+        "import os, subprocess, sys, time\n"
+        "started = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open(sys.argv[1], 'w').write(str(started.pid))\n{then}\n"
+    )
+    command = (sys.executable, "-S", "-c", start, str(told))
+
+    with (
+        WorkerProcess("head", a_tree("head").tree, command, timeout_s=3.0) as worker,
+        pytest.raises(WorkerError),
+    ):
+        worker.ask("describe")
+
+    assert wait_until(lambda: is_over(told.read_text()))
+
+
+def wait_until(condition):
+    """Whether it holds within five seconds: a signal needs a moment."""
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
 
 
 def test_a_paused_worker_does_nothing(a_tree, command):

@@ -1,0 +1,57 @@
+"""Processes that a process started, found wherever they went, and ended.
+
+A process group ends with one signal, but who starts a session of its own leaves it, and whose
+parent ends is adopted by init. Environments are inherited: a variable with a name drawn at random
+marks all descendants, whose environments Linux shows their user in /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+_PROC = Path("/proc")
+_PREFIX = "FLEXQ_BENCH_STARTED_"
+_ROUNDS = 20  # a process may start another between a look and its end
+
+
+def new_mark() -> str:
+    """The name of a variable to start a process with, whose descendants are to end with it."""
+    return _PREFIX + secrets.token_hex(8)
+
+
+def end_marked(mark: str) -> None:
+    """End all processes of ours whose environment has the mark, and what they started.
+
+    One that starts another with an emptied environment and ends before this is not found: an
+    unprivileged process can't follow it. Does nothing where there is no /proc.
+    """
+    for _ in range(_ROUNDS):
+        found = _marked(mark.encode() + b"=")
+        if not found:
+            return
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _marked(start: bytes) -> set[int]:
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for folder in _PROC.glob("[0-9]*"):
+        pid = int(folder.name)
+        with suppress(OSError):  # ended meanwhile, or another user's
+            # The name of the program, in brackets, may have any bytes.
+            state, parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+            if state in (b"Z", b"X"):
+                continue
+            parents[pid] = int(parent)
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if any(variable.startswith(start) for variable in variables):
+                found.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
