@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from flexq_bench.descendants import end_marked, new_mark
 from flexq_bench.errors import FlexqError, InfrastructureError
 from flexq_bench.measure.worker_messages import VERSION, decode, encode, printable
+from flexq_bench.repository.descendants import end_marked, new_mark
 
 _READ_BYTES = 1 << 16
 _GRACE_S = 5.0
@@ -37,7 +37,7 @@ class RefusedError(FlexqError):
 class WorkerProcess:
     """A worker in its own process group. A context manager: on leaving nothing of it is left.
 
-    Nor of what it started, in other sessions too (flexq_bench.descendants).
+    Nor of what it started, in other sessions too (flexq_bench.repository.descendants).
 
 
     name: for messages. tree: the folder whose packages it imports. command: the command line.

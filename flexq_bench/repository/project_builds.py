@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexq_bench.descendants import end_marked, new_mark
 from flexq_bench.errors import BrokenRevisionError
+from flexq_bench.repository.descendants import end_marked, new_mark
 from flexq_bench.repository.git import git_output, run_git
 from flexq_bench.repository.project import BuildTable, Project
 from flexq_bench.repository.worktrees import worktree
