@@ -129,7 +129,9 @@ def _show(source: _Source, as_json: bool) -> None:
                 "modes": None if model.modes is None else asdict(model.modes),
                 "mode_switches": [asdict(switch) for switch in model.switches],
                 "spells": [asdict(spell) for spell in model.spells],
-                "weekly": model.weekly,
+                "season": {"period": model.period, "depth": model.seasonal}
+                if model.period
+                else None,
                 "doubts": list(source.doubts),
                 "caveat": source.caveat,
             }
@@ -166,8 +168,9 @@ def _in_words(model: LevelModel) -> Iterator[str]:
         )
     elif model.switches:
         yield f"{len(model.switches)} switches between levels that the series keeps coming back to"
-    if model.weekly:
-        yield f"a pattern of seven values, {model.weekly:.1%} from its lowest to its highest"
+    if model.period:
+        depth = f"{model.seasonal:.1%} from its lowest to its highest"
+        yield f"a pattern of {model.period} values, {depth}"
     for spell in model.spells:
         yield f"a spell of {spell.change:+.1%} from index {spell.start} to {spell.stop - 1}"
 

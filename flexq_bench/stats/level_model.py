@@ -11,7 +11,8 @@ from flexq_bench.stats.clear_steps import EarlierLooks
 from flexq_bench.stats.log_series import SAME_VALUE, Floats, Ints
 from flexq_bench.stats.modes import Modes, find_modes
 from flexq_bench.stats.recoveries import Excursion, find_recoveries, without_recoveries
-from flexq_bench.stats.returns import Returns, find_returns
+from flexq_bench.stats.returns import Returns, find_returns, find_teeth
+from flexq_bench.stats.seasons import find_season
 from flexq_bench.stats.segments import SHORTEST_SEGMENT, Segment
 from flexq_bench.stats.steps import (
     ANY_SERIES,
@@ -21,7 +22,6 @@ from flexq_bench.stats.steps import (
     StepRules,
     fit_steps,
 )
-from flexq_bench.stats.weeks import DAYS, weekly_pattern
 
 FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_SEGMENT
 STICKY = 1 / 3  # memory of the mode from which on a switch is worth a word
@@ -102,7 +102,8 @@ class LevelModel:
     """All of a series [size] in the unit and the indices that it was given in, oldest first.
 
     sigma: of one value about its level, as a fraction. memory: AR(1), of neighbours.
-    weekly: between the extreme days of a pattern of seven, a fraction; levels are its mean.
+    period: of a pattern that comes back every so many values; 0: none. seasonal: between extreme
+    places of it, a fraction; levels are its mean.
     """
 
     size: int
@@ -113,7 +114,8 @@ class LevelModel:
     spells: tuple[Spell, ...] = ()
     sigma: float = 0.0
     memory: float = 0.0
-    weekly: float = 0.0
+    period: int = 0
+    seasonal: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +185,9 @@ def _look(
     if usable.size < FEWEST_POINTS or np.ptp(usable) <= SAME_VALUE * np.abs(usable).max():
         return LevelModel(size), []
     scaled, scale = _scaled(usable)
-    week = weekly_pattern(scaled, index)
-    if week is not None:
-        scaled = scaled - week[index % DAYS]
+    season = find_season(scaled, index, rules.periods)
+    if season is not None:
+        scaled = scaled - season.owed
     modes = find_modes(scaled, least_noise=rules.smallest / 5)
     single = scaled if modes is None else scaled - modes.gap * modes.slow
     recoveries = find_recoveries(single) if rules.earlier_looks else []
@@ -193,7 +195,9 @@ def _look(
     bounds, short = _without_spells(fit, rules.significance)
     spells = sorted([*short, *recoveries])
     returns = find_returns(single, fit, bounds) if rules.earlier_looks else Returns()
-    bounds = [at for at in bounds if at not in {*returns.switches, *returns.waiting}]
+    teeth = find_teeth(fit, bounds)
+    switched = sorted({*returns.switches, *teeth})
+    bounds = [at for at in bounds if at not in {*switched, *returns.waiting}]
     steps = [(_step(fit, at, scale, index), _beside_a_line(fit, at)) for at in bounds]
     if modes is not None and modes.memory + _MEMORY_ERRORS * modes.memory_error < STICKY:
         # Where each value draws its mode, how often it is drawn may change as well.
@@ -215,16 +219,17 @@ def _look(
     model = LevelModel(
         size=size,
         steps=tuple(one for one, _ in steps),
-        drifts=_drifts(fit, scale, index),
+        drifts=_drifts(fit, scale, index, teeth),
         modes=_pair(modes, scale),
-        switches=_switches(modes, fit, returns, index),
+        switches=_switches(modes, fit, switched, index),
         spells=tuple(
             Spell(int(index[start]), int(index[stop - 1]) + 1, scale.fraction(effect))
             for start, stop, effect in spells
         ),
         sigma=fit.sigma,
         memory=fit.memory,
-        weekly=0.0 if week is None else scale.fraction(float(np.ptp(week))),
+        period=0 if season is None else season.period,
+        seasonal=0.0 if season is None else scale.fraction(season.depth),
     )
     return model, [beside for _, beside in steps]
 
@@ -275,13 +280,14 @@ def _step(fit: Fit, position: int, scale: _Scale, index: Ints, *, of_share: bool
     )
 
 
-def _drifts(fit: Fit, scale: _Scale, index: Ints) -> tuple[Drift, ...]:
-    """Lines, those that go on after a step the same way together."""
+def _drifts(fit: Fit, scale: _Scale, index: Ints, teeth: tuple[int, ...]) -> tuple[Drift, ...]:
+    """Lines, those that go on after a step the same way together; not those of saw teeth."""
+    saw = range(teeth[0], teeth[-1] + 2) if teeth else range(0)
     inflation = (1 + fit.memory) / (1 - fit.memory)
     limit = (_DRIFT_SIGMAS * fit.sigma) ** 2 * inflation
     runs: list[list[Segment]] = []
-    for one in fit.segments:
-        if not one.slope:
+    for at, one in enumerate(fit.segments):
+        if not one.slope or at in saw:
             continue
         last = runs[-1][-1] if runs else None
         if last is not None and last.stop == one.start and last.slope * one.slope > 0:
@@ -312,12 +318,12 @@ def _pair(modes: Modes | None, scale: _Scale) -> ModePair | None:
 
 
 def _switches(
-    modes: Modes | None, fit: Fit, returns: Returns, index: Ints
+    modes: Modes | None, fit: Fit, switched: list[int], index: Ints
 ) -> tuple[ModeSwitch, ...]:
     """Of two modes that are stayed in, and of levels that the series keeps coming back to."""
     found = [
         ModeSwitch(int(index[one.index]), one.effect > 0)
-        for one in (fit.boundaries[at] for at in returns.switches)
+        for one in (fit.boundaries[at] for at in switched)
     ]
     if modes is not None and modes.memory >= STICKY:
         found += [ModeSwitch(int(index[at]), bool(modes.slow[at])) for at in modes.switches]

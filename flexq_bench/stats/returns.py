@@ -1,4 +1,4 @@
-"""Levels that a series returns to: modes of any number, and the newest step that may be one."""
+"""Levels that a series returns to: modes of any number, saw teeth, the newest step of either."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from flexq_bench.stats.steps import Fit
 
 _SAME_SIGMAS = 3.0  # standard errors that two visits of one level differ by at most
 _SAME_SHARE = 0.25  # of a usual step, the same
+_WORN = 0.5  # share of a jump that the values after it take back bit by bit
 _FADING = 15  # values after a jump in which it may be the first of a recovery
 
 
@@ -59,6 +60,43 @@ def find_returns(values: Floats, fit: Fit, steps: list[int]) -> Returns:
     if repeats:
         waiting.add(len(steps) - 1)
     return Returns(tuple(steps[at] for at in switches), tuple(steps[at] for at in sorted(waiting)))
+
+
+def find_teeth(fit: Fit, steps: list[int]) -> tuple[int, ...]:
+    """The steps of a fit, by their positions, of a level that jumps and wears off, again and again.
+
+    A tooth is a jump after which the level comes back to where it was, half of the way or more bit
+    by bit, before the next jump that way. Where there are five, other jumps that are undone before
+    the next one are teeth too, and so is the newest one if it starts and ends where they do.
+    """
+    if len(steps) < FEWEST_HOPS:
+        return ()
+    effects = np.array([fit.boundaries[at].effect for at in steps])
+    beside = [fit.boundaries[at].index - 0.5 for at in steps]
+    before = [fit.segments[at].at(x) for at, x in zip(steps, beside, strict=True)]
+    after = [fit.segments[at + 1].at(x) for at, x in zip(steps, beside, strict=True)]
+    jumps = np.flatnonzero(np.sign(effects) == np.sign(np.median(np.sign(effects))))
+    if jumps.size < FEWEST_HOPS:
+        return ()
+    same = float(np.median(np.abs(effects[jumps]))) / 2
+    undone = [(at, to) for at, to in pairwise(jumps) if abs(before[to] - before[at]) <= same]
+    worn = [
+        at
+        for at, to in undone
+        if (after[at] - before[to] + effects[at + 1 : to].sum()) / effects[at] >= _WORN
+    ]
+    if len(worn) < FEWEST_HOPS:
+        return ()
+    teeth = [position for at, to in undone for position in range(at, to)]
+    newest = range(int(jumps[-1]), len(steps))
+    levels = [level for at, _ in undone for level in (before[at], after[at])]
+    if all(
+        min(levels) - same <= level <= max(levels) + same
+        for at in newest
+        for level in (before[at], after[at])
+    ):
+        teeth += newest
+    return tuple(steps[at] for at in teeth)
 
 
 def _stretches(fit: Fit, steps: list[int]) -> list[_Stretch]:

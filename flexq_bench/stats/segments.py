@@ -16,6 +16,9 @@ _LENGTH_RATIO = 1.5  # between the lengths of windows that are tried: a finer gr
 _MOST_CANDIDATES = 1200
 _REACH = 15  # values that a boundary is moved by at most
 _BOUND_SIGMAS = 3.0  # of a value that is no outlier
+# Share of the memory that is taken out to place a boundary. Levels are only estimated, and without
+# all of their memory values tell of little but the one jump (location_bound.py of the benchmarks).
+_MEMORY_TO_PLACE = 0.5
 _CANDIDATE_SIGMAS = 1.2  # below the largest contrast that chance makes
 
 Columns = tuple[Floats, Floats]
@@ -160,11 +163,12 @@ def settle(
 ) -> list[int]:
     """Boundaries of segments, each moved to where it fits best between its neighbours' middles.
 
-    The levels stay; squares are of what AR(1) memory leaves over, so that a wandering night beside
-    the step does not pull it along, and bounded (Fearnhead and Rigaill 2019), so that an outlier
-    does not. values: [n], not clipped. sigma: of one value. first: the earliest place of a
-    boundary.
+    The levels stay; squares are of what half of the AR(1) memory leaves over, so that a wandering
+    night beside the step hardly pulls it along, and bounded (Fearnhead and Rigaill 2019), so that
+    an outlier does not. values: [n], not clipped. sigma: of one value. first: the earliest place of
+    a boundary.
     """
+    memory *= _MEMORY_TO_PLACE
     most = (_BOUND_SIGMAS * sigma) ** 2 * (1 - memory * memory)
     moved = [0]
     for left, right in pairwise(segments):

@@ -19,6 +19,7 @@ from flexq_bench.stats.log_series import (
     step_proof_autocorrelation,
     without_spikes,
 )
+from flexq_bench.stats.seasons import CALENDAR, WEEK
 from flexq_bench.stats.segments import (
     SHORTEST_LINE,
     SHORTEST_SEGMENT,
@@ -46,6 +47,9 @@ _PHI_DOUBT = 1.0  # the same of the estimate from differences, which is only a l
 # By how many variances a step has to explain its surroundings better than a straight line does.
 _BEYOND_A_LINE = 4.0
 _BEYOND_A_BEND = 10.0
+_BESIDE = 5  # values on either side of a step of a line, which jump as well
+_SEEN = 1 / 3  # of the step, at least
+_CLEARLY_LESS = 3.0  # standard errors
 _BEND_REACH = 15  # values between a boundary and the bend that explains it instead
 _CLIP_SIGMAS = 3.5
 _STEP_SIGMAS = 5.0  # the smallest step that counts, in the smallest noise
@@ -71,19 +75,23 @@ class StepRules:
     values by which a level is known at best. A level that nobody controls wanders, so that more of
     them would tell it from another one that people call the same. earlier_looks: a step that is not
     clear by itself must have been there without the newest value, the newest two and so on, as many
-    times; more often where the noise has memory. 0: one look decides.
+    times; more often where the noise has memory. 0: one look decides. periods: that a seasonal
+    pattern may have, in values.
     """
 
     significance: float = SIGNIFICANCE
     smallest: float = 0.0
     most_counted: float = 30.0
     earlier_looks: int = 0
+    periods: tuple[int, ...] = CALENDAR
 
 
 ANY_SERIES = StepRules()  # of any origin and unit
 # Of times that the protocol measures, with known noise and a unit, looked at every night. What
 # people are told of them is confirmed by a comparison.
-HISTORY_RULES = StepRules(smallest=SMALLEST_STEP, most_counted=float("inf"), earlier_looks=6)
+HISTORY_RULES = StepRules(
+    smallest=SMALLEST_STEP, most_counted=float("inf"), earlier_looks=6, periods=(WEEK,)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +258,10 @@ def _tested(
             replace(again, p_value=one.p_value) for again, one in zip(tests(), tested, strict=True)
         ]
         tested = [
-            replace(one, p_value=1.0) if _bends(cleaned, segments, i, residuals, memory) else one
+            replace(one, p_value=1.0)
+            if _bends(cleaned, segments, i, residuals, memory)
+            or _is_gradual(cleaned, segments, i, one.effect, residuals, memory, floor)
+            else one
             for i, one in enumerate(tested)
         ]
     spread = float(np.sqrt(np.mean(residuals * residuals)))
@@ -289,6 +300,35 @@ def _bends(
         best = min(best, float(rest @ rest))
     inflation = (1 + memory) / (1 - memory)
     return best - jumping < _BEYOND_A_BEND * inflation * jumping / part.size
+
+
+def _is_gradual(
+    values: Floats,
+    segments: list[Segment],
+    position: int,
+    effect: float,
+    residuals: Floats,
+    memory: float,
+    floor: float,
+) -> bool:
+    """Whether the values beside a step of a line hardly jump: clearly less than the lines do.
+
+    Lines that miss a bend on their way end too high or too low.
+    """
+    left, right = segments[position], segments[position + 1]
+    if not (left.slope or right.slope):
+        return False
+    size = min(_BESIDE, left.size, right.size)
+    at = right.start
+    jump = float(values[at : at + size].mean() - values[at - size : at].mean())
+    jump -= (left.slope + right.slope) / 2 * size
+    contrast = np.concatenate((np.full(size, -1 / size), np.full(size, 1 / size)))
+    apart = np.abs(np.subtract.outer(np.arange(2 * size), np.arange(2 * size)))
+    about = residuals[left.start : right.stop]
+    variance = max(float(about @ about) / about.size, floor * floor)
+    variance *= float(contrast @ memory**apart @ contrast)
+    seen = jump * float(np.sign(effect)) / abs(effect)
+    return seen < _SEEN and (1 - seen) * abs(effect) > _CLEARLY_LESS * float(np.sqrt(variance))
 
 
 def _test(

@@ -211,8 +211,58 @@ def test_a_pattern_of_seven_values_hides_no_step_and_is_named(depth):
 
     assert [one.index for one in model.steps] == [100]
     assert model.steps[0].relative_change == pytest.approx(0.03, abs=0.006)
-    assert model.weekly == pytest.approx(depth, abs=0.004)
-    assert level_model(np.exp(noise(150, 13)), HISTORY_RULES).weekly == 0
+    assert (model.period, model.seasonal) == (7, pytest.approx(depth, abs=0.004))
+    assert level_model(np.exp(noise(150, 13)), HISTORY_RULES).period == 0
+
+
+@pytest.mark.parametrize("period", [4, 12, 24])
+def test_a_season_of_any_calendar_hides_no_step_of_values_of_any_origin(period):
+    place = np.arange(240) % period
+    logs = noise(240, 18, 0.02) + 0.12 * np.sin(2 * np.pi * place / period) + 0.1 * (place == 2)
+    without_step = level_model(np.exp(logs))
+    logs[100:] -= 0.12
+
+    model = level_model(np.exp(logs))
+
+    assert [one.index for one in model.steps] == [100]
+    assert without_step.steps == ()
+    assert model.period == without_step.period == period
+    assert level_model(np.exp(noise(240, 18, 0.02))).period == 0
+    # Nights have weeks, and no other season.
+    assert level_model(np.exp(logs), HISTORY_RULES).period == 0
+
+
+def test_a_level_that_jumps_and_wears_off_again_and_again_has_switches_and_no_steps():
+    logs = noise(300, 19, 0.004) + 0.12 * (1 - np.arange(300) % 30 / 30)
+
+    model = level_model(np.exp(logs))
+
+    assert (model.steps, model.drifts) == ((), ())
+    assert [one.index for one in model.switches] == pytest.approx(np.arange(30, 300, 30), abs=2)
+
+
+def test_a_step_that_stays_is_none_of_the_teeth_about_it():
+    logs = noise(300, 19, 0.004) + 0.12 * (1 - np.arange(300) % 30 / 30)
+    logs[165:] += 0.3
+
+    model = level_model(np.exp(logs))
+
+    assert 165 in [one.index for one in model.steps]
+    assert len(model.switches) >= 5
+
+
+def test_a_plateau_of_a_trend_is_no_jump():
+    # Levels with memory, of which two lines miss the plateau: they are apart where it is, and the
+    # values beside it are not.
+    rng = np.random.default_rng(11)
+    wandering = rng.standard_normal(200) * 0.02 * 0.8
+    wandering[0] /= 0.8
+    for at in range(1, 200):
+        wandering[at] += 0.6 * wandering[at - 1]
+    time = np.arange(200)
+    trend = 0.006 * np.minimum(time, 90) + 0.009 * np.maximum(time - 130, 0)
+
+    assert steps(wandering + trend) == []
 
 
 def test_a_series_that_keeps_coming_back_to_three_levels_has_switches():
