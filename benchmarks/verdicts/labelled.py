@@ -5,7 +5,8 @@
     python benchmarks/verdicts/labelled.py --tcpd FOLDER      # public ones, docs/statistics.md
 
 FOLDER holds annotations.json (indices by series and annotator) and, anywhere below, <series>.json
-in the format of the Turing Change Point Dataset. apache-otava is left out if not installed.
+in the format of the Turing Change Point Dataset. Tables are of its series whose level jumps, of the
+others that it holds itself, and of all further ones. apache-otava is left out if not installed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from annotated_series import annotated_series
 from made_series import NOISES, made_series
 from numpy.typing import NDArray
-from yardsticks import DETECTORS
+from yardsticks import DETECTORS, Detector
 
 Floats = NDArray[np.float64]
 Annotations = Mapping[str, Sequence[int]]
@@ -30,6 +31,18 @@ Labelled = tuple[str, Floats, Annotations]
 
 MARGIN = 5
 SERIES = 40  # of each noise
+# Series of one dimension in the Turing Change Point Dataset: control charts, a river before and
+# after a dam, layers of rock; and prices, populations, passengers, emissions.
+STEP_LIKE = ("nile", *(f"quality_control_{chart}" for chart in range(1, 6)), "well_log")
+OTHERS = (
+    *("bank", "brent_spot", "businv", "centralia", "children_per_woman", "co2_canada"),
+    *("construction", "debt_ireland", "gdp_argentina", "gdp_croatia", "gdp_iran", "gdp_japan"),
+    *("global_co2", "homeruns", "jfk_passengers", "lga_passengers", "ozone", "rail_lines"),
+    *("seatbelts", "shanghai_license", "uk_coal_employ", "unemployment_nl", "us_population"),
+    "usd_isk",
+)
+# Every second one by name: errors were looked into on these alone.
+LOOKED_INTO = frozenset(sorted((*STEP_LIKE, *OTHERS))[::2])
 ANNOTATED = 200
 _SHORT = 120  # values
 NEAR = 5  # a finding this far from every annotator's is false
@@ -79,10 +92,10 @@ def _cover(truth: list[tuple[int, int]], mine: list[tuple[int, int]]) -> float:
     return total / truth[-1][1]
 
 
-def public(folder: Path) -> Iterator[Labelled]:
-    """Series of one dimension in the format of TCPD that have annotations."""
+def public(folder: Path) -> Iterator[tuple[str, Floats, Annotations]]:
+    """Series of one dimension in the format of TCPD that have annotations, by name."""
     annotations = json.loads((folder / "annotations.json").read_text(encoding="utf-8"))
-    for path in sorted(folder.rglob("*.json")):
+    for path in sorted(folder.rglob("*.json"), key=lambda path: path.stem):
         if path.stem not in annotations:
             continue
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -90,6 +103,24 @@ def public(folder: Path) -> Iterator[Labelled]:
             raw = data["series"][0]["raw"]
             values = np.array([np.nan if one is None else one for one in raw], dtype=np.float64)
             yield path.stem, values, annotations[path.stem]
+
+
+def public_parts(folder: Path) -> Iterator[tuple[str, list[Labelled]]]:
+    """Titles, and series by whether their errors were looked into."""
+    everything = list(public(folder))
+    known = {*STEP_LIKE, *OTHERS}
+    for title, belongs in (
+        ("levels that jump", STEP_LIKE.__contains__),
+        ("others of the dataset", OTHERS.__contains__),
+        ("further ones", lambda name: name not in known),
+    ):
+        part: list[Labelled] = [
+            ("looked into" if name in LOOKED_INTO else "not looked into", values, marks)
+            for name, values, marks in everything
+            if belongs(name)
+        ]
+        if part:
+            yield title, part
 
 
 def made() -> Iterator[Labelled]:
@@ -118,6 +149,12 @@ def among_annotators(series: Sequence[Labelled]) -> tuple[float, float]:
     return tuple(np.mean(scores, axis=0).tolist()) if scores else (float("nan"), float("nan"))
 
 
+def found_in(detect: Detector, values: Floats) -> list[int]:
+    """Indices in the series as given, gaps among it."""
+    usable = np.flatnonzero(np.isfinite(values))
+    return [int(usable[at]) for at in detect(values[usable])]
+
+
 def score(series: Sequence[Labelled]) -> None:
     out = sys.stdout.write
     groups = list(dict.fromkeys(name for name, _, _ in series))
@@ -129,7 +166,7 @@ def score(series: Sequence[Labelled]) -> None:
         false = values_seen = 0
         start = time.process_time()
         try:
-            results = [detect(values[np.isfinite(values)]) for _, values, _ in series]
+            results = [found_in(detect, values) for _, values, _ in series]
         except ImportError:
             continue
         taken = time.process_time() - start
@@ -159,10 +196,12 @@ def main() -> None:
     parser.add_argument("--tcpd", type=Path, metavar="FOLDER")
     parser.add_argument("--annotated", action="store_true")
     arguments = parser.parse_args()
-    if arguments.annotated:
-        score(list(annotated()))
+    if arguments.tcpd is not None:
+        for title, part in public_parts(arguments.tcpd):
+            sys.stdout.write(f"\n{title}: {len(part)} series\n\n")
+            score(part)
     else:
-        score(list(made() if arguments.tcpd is None else public(arguments.tcpd)))
+        score(list(annotated() if arguments.annotated else made()))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """How often a step can be placed within ±5 nights at all, by one who knows the noise model.
 
+And how often the level model finds it there, near it, anywhere, or tells of a drift instead.
+
 Two oracles of Gaussian noise with known sigma and AR(1) memory, series and steps as in
 `retrospective.py`. One knows the levels too and names the place whose ±5 nights hold most of the
 posterior: no detector does better. The other has to estimate levels, and a drift: least squares of
@@ -14,7 +16,10 @@ import sys
 
 import numpy as np
 from numpy.typing import NDArray
-from retrospective import LONG, SIGMA, STEP_AT, STEPS, WITHIN
+from retrospective import LONG, SIGMA, STEP_AT, STEPS, WITHIN, with_step
+
+from flexq_bench.stats import level_model
+from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]
 
@@ -53,12 +58,26 @@ def shares(memory: float, slope: float, step: float, series: int) -> tuple[float
     return told / series, estimated / series
 
 
+def found_shares(kind: str, step: float, series: int) -> tuple[float, float, float, float]:
+    """Of series with a step: placed within ±5 nights, within ±10, found at all, told as a drift."""
+    near = around = anywhere = drifting = 0
+    for number in range(series):
+        model = level_model(20 * np.exp(with_step(kind, step, number)), HISTORY_RULES)
+        apart = [abs(one.index - STEP_AT) for one in model.steps]
+        near += any(nights <= WITHIN for nights in apart)
+        around += any(nights <= 2 * WITHIN for nights in apart)
+        anywhere += bool(apart)
+        drifting += not apart and bool(model.drifts)
+    return near / series, around / series, anywhere / series, drifting / series
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", type=int, default=1000)
     series = parser.parse_args().series
     out = sys.stdout.write
-    out("| noise | step | levels and noise known | noise known |\n| --- | ---: | ---: | ---: |\n")
+    out("| noise | step | levels and noise known | noise known | found within ±5 | within ±10 |")
+    out(" at all | a drift instead |\n| --- |" + " ---: |" * 7 + "\n")
     for name, memory, slope in (
         ("independent", 0.0, 0.0),
         ("AR(1) 0.5", 0.5, 0.0),
@@ -66,7 +85,9 @@ def main() -> None:
     ):
         for step in STEPS:
             told, estimated = shares(memory, slope, step, series)
-            out(f"| {name} | {step:.0%} | {told:.1%} | {estimated:.1%} |\n")
+            out(f"| {name} | {step:.0%} | {told:.1%} | {estimated:.1%} |")
+            found = found_shares(name, step, series)
+            out("".join(f" {share:.1%} |" for share in found) + "\n")
 
 
 if __name__ == "__main__":

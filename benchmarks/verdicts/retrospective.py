@@ -1,7 +1,7 @@
 """The retrospective pass, night by night: false change points, power, time.
 
 Prints the tables that docs/statistics.md quotes, from fixed seeds:
-    python benchmarks/verdicts/retrospective.py [--series 100] [--processes 1]
+    python benchmarks/verdicts/retrospective.py [--series 100] [--processes 1] [--kind NOISE ...]
 """
 
 from __future__ import annotations
@@ -93,13 +93,19 @@ def false_counts(kind: str, numbers: range) -> tuple[int, int]:
     return stored, standing
 
 
+def with_step(kind: str, step: float, number: int) -> Floats:
+    """A series whose level changes for good, of even numbers up."""
+    rng = np.random.default_rng(zlib.crc32(f"{kind} {step} {number}".encode()))
+    logs = KINDS[kind](rng, LONG)
+    logs[STEP_AT:] += np.log1p(step) * (-1) ** number
+    return logs
+
+
 def power_counts(kind: str, step: float, numbers: range) -> tuple[int, int]:
     """Series whose step is found within 5 nights, and at the end."""
     early = late = 0
     for number in numbers:
-        rng = np.random.default_rng(zlib.crc32(f"{kind} {step} {number}".encode()))
-        logs = KINDS[kind](rng, LONG)
-        logs[STEP_AT:] += np.log1p(step) * (-1) ** number
+        logs = with_step(kind, step, number)
         looks = [found(logs[: STEP_AT + night]) for night in range(3, WITHIN + 1)]
         early += any(_is_there(look) for look in looks)
         late += _is_there(found(logs))
@@ -135,15 +141,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", type=int, default=100)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--kind", action="append", choices=list(KINDS))
     arguments = parser.parse_args()
-    series = arguments.series
+    series, kinds = arguments.series, arguments.kind or list(KINDS)
     found(np.zeros(20))
     out = sys.stdout.write
     out("| noise | stored / 1,000 | standing / 1,000 | 1 % in 5 nights / at the end | 2 % | 5 % |")
     out(" 10,000 x 400 | 5,000 | ratio to PELT |\n| --- |" + " ---: |" * 8 + "\n")
     todo = [
         (kind, step, range(first, min(first + CHUNK, series)))
-        for kind in KINDS
+        for kind in kinds
         for step in (0.0, *STEPS)
         for first in range(0, series, CHUNK)
     ]
@@ -151,7 +158,7 @@ def main() -> None:
     sums: dict[tuple[str, float], Ints] = {}
     for (kind, step, _), counts in zip(todo, results, strict=True):
         sums[kind, step] = sums.get((kind, step), np.zeros(2, dtype=np.int64)) + counts
-    for kind in KINDS:
+    for kind in kinds:
         stored, standing = 1000 * sums[kind, 0.0] / (series * NIGHTS)
         out(f"| {kind} | {stored:.2f} | {standing:.2f} |")
         for step in STEPS:

@@ -7,17 +7,26 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats import change_points
+from flexq_bench.stats import change_points, level_model
+from flexq_bench.stats.steps import POINTS_BEFORE_FIRST
 
 Floats = NDArray[np.float64]
 Detector = Callable[[Floats], list[int]]
 
 _WINDOW = 12  # Perfherder's: values before and after
+_LONGEST = 24  # before
 _T = 7.0
 
 
 def ours(values: Floats) -> list[int]:
     return [point.index for point in change_points(values)]
+
+
+def ours_with_onsets(values: Floats) -> list[int]:
+    """Steps, and where a drift sets in: all that `detect` names of what has changed."""
+    model = level_model(values)
+    onsets = {one.onset for one in model.drifts if one.onset >= POINTS_BEFORE_FIRST}
+    return sorted(onsets | {one.index for one in model.steps})
 
 
 def pelt(values: Floats) -> list[int]:
@@ -44,22 +53,34 @@ def kernel_pelt(values: Floats) -> list[int]:
 
 
 def windowed_t(values: Floats) -> list[int]:
-    """Student's t of 12 values before and 12 after, local maxima of 7 or more."""
+    """Student's t of 12 to 24 values before and 12 after, near ones weighing most; peaks above 7.
+
+    Perfherder's rule: the window before grows with the values since t was last above it.
+    """
     size = values.size
-    if size < 2 * _WINDOW:
-        return []
-    windows = np.lib.stride_tricks.sliding_window_view(values, _WINDOW)
-    means, variances = windows.mean(axis=1), windows.var(axis=1, ddof=1)
-    gap = np.abs(means[_WINDOW:] - means[:-_WINDOW])
-    error = np.sqrt((variances[_WINDOW:] + variances[:-_WINDOW]) / _WINDOW)
-    t = gap / np.maximum(error, 1e-12 + 1e-4 * np.abs(means[_WINDOW:]))
-    found: list[int] = []
-    for at in np.argsort(-t):
-        if t[at] < _T:
-            break
-        if all(abs(int(at) + _WINDOW - other) >= _WINDOW for other in found):
-            found.append(int(at) + _WINDOW)
-    return sorted(found)
+    t = np.zeros(size)
+    calm = 0
+    for at in range(1, size):
+        length = min(at, max(_WINDOW, min(_LONGEST, calm)))
+        before, spread_before = _weighted(values[at - length : at][::-1])
+        after, spread_after = _weighted(values[at : at + _WINDOW])
+        error = float(np.sqrt(spread_before + spread_after))
+        gap = abs(after - before)
+        t[at] = (gap / error if error else np.inf) if gap else 0.0
+        calm = 0 if t[at] > _T else calm + 1
+    following = np.append(t[1:], 0.0)
+    return [
+        at
+        for at in range(_WINDOW, size - _WINDOW + 1)
+        if t[at] > _T and t[at] >= t[at - 1] and t[at] >= following[at]
+    ]
+
+
+def _weighted(window: Floats) -> tuple[float, float]:
+    """Mean of a window [n] by weights that fall to 0, and the variance of a plain mean about it."""
+    size = window.size
+    mean = float(np.average(window, weights=np.arange(size, 0, -1)))
+    return mean, float(np.sum((window - mean) ** 2)) / max(size - 1, 1) / size
 
 
 def otava(values: Floats) -> list[int]:
@@ -72,6 +93,7 @@ def otava(values: Floats) -> list[int]:
 
 DETECTORS: dict[str, Detector] = {
     "level model": ours,
+    "with onsets of drifts": ours_with_onsets,
     "windowed t-test": windowed_t,
     "apache-otava": otava,
     "ruptures KernelCPD (PELT, l2, BIC)": kernel_pelt,
