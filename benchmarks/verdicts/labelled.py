@@ -41,8 +41,8 @@ OTHERS = (
     *("seatbelts", "shanghai_license", "uk_coal_employ", "unemployment_nl", "us_population"),
     "usd_isk",
 )
-# Every second one by name: errors were looked into on these alone.
-LOOKED_INTO = frozenset(sorted((*STEP_LIKE, *OTHERS))[::2])
+# Every second one by name: only their errors were examined. The rest is held out.
+DEVELOPMENT = frozenset(sorted((*STEP_LIKE, *OTHERS))[::2])
 ANNOTATED = 200
 _SHORT = 120  # values
 NEAR = 5  # a finding this far from every annotator's is false
@@ -106,7 +106,7 @@ def public(folder: Path) -> Iterator[tuple[str, Floats, Annotations]]:
 
 
 def public_parts(folder: Path) -> Iterator[tuple[str, list[Labelled]]]:
-    """Titles, and series by whether their errors were looked into."""
+    """Titles and series of each part, grouped into development and held-out series."""
     everything = list(public(folder))
     known = {*STEP_LIKE, *OTHERS}
     for title, belongs in (
@@ -115,7 +115,7 @@ def public_parts(folder: Path) -> Iterator[tuple[str, list[Labelled]]]:
         ("further ones", lambda name: name not in known),
     ):
         part: list[Labelled] = [
-            ("looked into" if name in LOOKED_INTO else "not looked into", values, marks)
+            ("development" if name in DEVELOPMENT else "held out", values, marks)
             for name, values, marks in everything
             if belongs(name)
         ]
@@ -149,8 +149,8 @@ def among_annotators(series: Sequence[Labelled]) -> tuple[float, float]:
     return tuple(np.mean(scores, axis=0).tolist()) if scores else (float("nan"), float("nan"))
 
 
-def found_in(detect: Detector, values: Floats) -> list[int]:
-    """Indices in the series as given, gaps among it."""
+def detections(detect: Detector, values: Floats) -> list[int]:
+    """Indices of the changes in the series as given, with its gaps."""
     usable = np.flatnonzero(np.isfinite(values))
     return [int(usable[at]) for at in detect(values[usable])]
 
@@ -166,7 +166,7 @@ def score(series: Sequence[Labelled]) -> None:
         false = values_seen = 0
         start = time.process_time()
         try:
-            results = [found_in(detect, values) for _, values, _ in series]
+            results = [detections(detect, values) for _, values, _ in series]
         except ImportError:
             continue
         taken = time.process_time() - start

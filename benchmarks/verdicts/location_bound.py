@@ -1,6 +1,6 @@
 """How often a step can be placed within ±5 nights at all, by one who knows the noise model.
 
-And how often the level model finds it there, near it, anywhere, or tells of a drift instead.
+Beside it, what the level model reports of the same kinds of noise.
 
 Two oracles of Gaussian noise with known sigma and AR(1) memory, series and steps as in
 `retrospective.py`. One knows the levels too and names the place whose ±5 nights hold most of the
@@ -59,7 +59,7 @@ def shares(memory: float, slope: float, step: float, series: int) -> tuple[float
 
 
 def found_shares(kind: str, step: float, series: int) -> tuple[float, float, float, float]:
-    """Of series with a step: placed within ±5 nights, within ±10, found at all, told as a drift."""
+    """Shares of series whose step is found within ±5 nights, within ±10, at all; or a drift is."""
     near = around = anywhere = drifting = 0
     for number in range(series):
         model = level_model(20 * np.exp(with_step(kind, step, number)), HISTORY_RULES)

@@ -23,7 +23,7 @@ def ours(values: Floats) -> list[int]:
 
 
 def ours_with_onsets(values: Floats) -> list[int]:
-    """Steps, and where a drift sets in: all that `detect` names of what has changed."""
+    """Steps and onsets of drifts, both of which `detect` reports."""
     model = level_model(values)
     onsets = {one.onset for one in model.drifts if one.onset >= POINTS_BEFORE_FIRST}
     return sorted(onsets | {one.index for one in model.steps})
@@ -53,9 +53,9 @@ def kernel_pelt(values: Floats) -> list[int]:
 
 
 def windowed_t(values: Floats) -> list[int]:
-    """Student's t of 12 to 24 values before and 12 after, near ones weighing most; peaks above 7.
+    """Perfherder's rule: local maxima above 7 of Student's t, 12 to 24 values before and 12 after.
 
-    Perfherder's rule: the window before grows with the values since t was last above it.
+    Means are weighted linearly. The window before grows with the values since t last exceeded 7.
     """
     size = values.size
     t = np.zeros(size)
@@ -77,7 +77,7 @@ def windowed_t(values: Floats) -> list[int]:
 
 
 def _weighted(window: Floats) -> tuple[float, float]:
-    """Mean of a window [n] by weights that fall to 0, and the variance of a plain mean about it."""
+    """Weighted mean of a window [n], nearest value first, and squared standard error about it."""
     size = window.size
     mean = float(np.average(window, weights=np.arange(size, 0, -1)))
     return mean, float(np.sum((window - mean) ** 2)) / max(size - 1, 1) / size
@@ -93,7 +93,7 @@ def otava(values: Floats) -> list[int]:
 
 DETECTORS: dict[str, Detector] = {
     "level model": ours,
-    "with onsets of drifts": ours_with_onsets,
+    "level model, with onsets of drifts": ours_with_onsets,
     "windowed t-test": windowed_t,
     "apache-otava": otava,
     "ruptures KernelCPD (PELT, l2, BIC)": kernel_pelt,

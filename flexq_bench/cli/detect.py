@@ -170,7 +170,7 @@ def _in_words(model: LevelModel) -> Iterator[str]:
         yield f"{len(model.switches)} switches between levels that the series keeps coming back to"
     if model.period:
         depth = f"{model.seasonal:.1%} from its lowest to its highest"
-        yield f"a pattern of {model.period} values, {depth}"
+        yield f"a seasonal component of {model.period} values, {depth}"
     for spell in model.spells:
         yield f"a spell of {spell.change:+.1%} from index {spell.start} to {spell.stop - 1}"
 

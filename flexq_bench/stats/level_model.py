@@ -11,7 +11,7 @@ from flexq_bench.stats.clear_steps import EarlierLooks
 from flexq_bench.stats.log_series import SAME_VALUE, Floats, Ints
 from flexq_bench.stats.modes import Modes, find_modes
 from flexq_bench.stats.recoveries import Excursion, find_recoveries, without_recoveries
-from flexq_bench.stats.returns import Returns, find_returns, find_teeth
+from flexq_bench.stats.returns import Returns, find_returns, find_sawtooth
 from flexq_bench.stats.seasons import find_season
 from flexq_bench.stats.segments import SHORTEST_SEGMENT, Segment
 from flexq_bench.stats.steps import (
@@ -102,8 +102,8 @@ class LevelModel:
     """All of a series [size] in the unit and the indices that it was given in, oldest first.
 
     sigma: of one value about its level, as a fraction. memory: AR(1), of neighbours.
-    period: of a pattern that comes back every so many values; 0: none. seasonal: between extreme
-    places of it, a fraction; levels are its mean.
+    period: of the seasonal component, in values; 0: none. seasonal: its range, a fraction; levels
+    are its mean.
     """
 
     size: int
@@ -187,7 +187,7 @@ def _look(
     scaled, scale = _scaled(usable)
     season = find_season(scaled, index, rules.periods)
     if season is not None:
-        scaled = scaled - season.owed
+        scaled = scaled - season.component
     modes = find_modes(scaled, least_noise=rules.smallest / 5)
     single = scaled if modes is None else scaled - modes.gap * modes.slow
     recoveries = find_recoveries(single) if rules.earlier_looks else []
@@ -195,8 +195,8 @@ def _look(
     bounds, short = _without_spells(fit, rules.significance)
     spells = sorted([*short, *recoveries])
     returns = find_returns(single, fit, bounds) if rules.earlier_looks else Returns()
-    teeth = find_teeth(fit, bounds)
-    switched = sorted({*returns.switches, *teeth})
+    sawtooth = find_sawtooth(fit, bounds)
+    switched = sorted({*returns.switches, *sawtooth})
     bounds = [at for at in bounds if at not in {*switched, *returns.waiting}]
     steps = [(_step(fit, at, scale, index), _beside_a_line(fit, at)) for at in bounds]
     if modes is not None and modes.memory + _MEMORY_ERRORS * modes.memory_error < STICKY:
@@ -219,7 +219,7 @@ def _look(
     model = LevelModel(
         size=size,
         steps=tuple(one for one, _ in steps),
-        drifts=_drifts(fit, scale, index, teeth),
+        drifts=_drifts(fit, scale, index, sawtooth),
         modes=_pair(modes, scale),
         switches=_switches(modes, fit, switched, index),
         spells=tuple(
@@ -280,14 +280,14 @@ def _step(fit: Fit, position: int, scale: _Scale, index: Ints, *, of_share: bool
     )
 
 
-def _drifts(fit: Fit, scale: _Scale, index: Ints, teeth: tuple[int, ...]) -> tuple[Drift, ...]:
-    """Lines, those that go on after a step the same way together; not those of saw teeth."""
-    saw = range(teeth[0], teeth[-1] + 2) if teeth else range(0)
+def _drifts(fit: Fit, scale: _Scale, index: Ints, sawtooth: tuple[int, ...]) -> tuple[Drift, ...]:
+    """Lines, those that go on after a step the same way together; not those of a sawtooth."""
+    ramps = range(sawtooth[0], sawtooth[-1] + 2) if sawtooth else range(0)
     inflation = (1 + fit.memory) / (1 - fit.memory)
     limit = (_DRIFT_SIGMAS * fit.sigma) ** 2 * inflation
     runs: list[list[Segment]] = []
     for at, one in enumerate(fit.segments):
-        if not one.slope or at in saw:
+        if not one.slope or at in ramps:
             continue
         last = runs[-1][-1] if runs else None
         if last is not None and last.stop == one.start and last.slope * one.slope > 0:

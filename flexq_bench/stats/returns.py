@@ -1,4 +1,4 @@
-"""Levels that a series returns to: modes of any number, saw teeth, the newest step of either."""
+"""Levels that a series returns to: modes of any number, sawtooth patterns, the newest step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexq_bench.stats.steps import Fit
 
 _SAME_SIGMAS = 3.0  # standard errors that two visits of one level differ by at most
 _SAME_SHARE = 0.25  # of a usual step, the same
-_WORN = 0.5  # share of a jump that the values after it take back bit by bit
+_GRADUAL = 0.5  # share of a jump that a ramp reverses
 _FADING = 15  # values after a jump in which it may be the first of a recovery
 
 
@@ -62,12 +62,12 @@ def find_returns(values: Floats, fit: Fit, steps: list[int]) -> Returns:
     return Returns(tuple(steps[at] for at in switches), tuple(steps[at] for at in sorted(waiting)))
 
 
-def find_teeth(fit: Fit, steps: list[int]) -> tuple[int, ...]:
-    """The steps of a fit, by their positions, of a level that jumps and wears off, again and again.
+def find_sawtooth(fit: Fit, steps: list[int]) -> tuple[int, ...]:
+    """Steps of a fit, by their positions, that belong to a sawtooth: jumps followed by ramps back.
 
-    A tooth is a jump after which the level comes back to where it was, half of the way or more bit
-    by bit, before the next jump that way. Where there are five, other jumps that are undone before
-    the next one are teeth too, and so is the newest one if it starts and ends where they do.
+    At least five jumps of one direction after which the level returns to where it was before the
+    next one, half of the way or more gradually. Other jumps that are reversed before the next one
+    belong to it too, and so does the newest one if it is between the same levels.
     """
     if len(steps) < FEWEST_HOPS:
         return ()
@@ -79,24 +79,24 @@ def find_teeth(fit: Fit, steps: list[int]) -> tuple[int, ...]:
     if jumps.size < FEWEST_HOPS:
         return ()
     same = float(np.median(np.abs(effects[jumps]))) / 2
-    undone = [(at, to) for at, to in pairwise(jumps) if abs(before[to] - before[at]) <= same]
-    worn = [
+    reverted = [(at, to) for at, to in pairwise(jumps) if abs(before[to] - before[at]) <= same]
+    gradual = [
         at
-        for at, to in undone
-        if (after[at] - before[to] + effects[at + 1 : to].sum()) / effects[at] >= _WORN
+        for at, to in reverted
+        if (after[at] - before[to] + effects[at + 1 : to].sum()) / effects[at] >= _GRADUAL
     ]
-    if len(worn) < FEWEST_HOPS:
+    if len(gradual) < FEWEST_HOPS:
         return ()
-    teeth = [position for at, to in undone for position in range(at, to)]
+    found = [position for at, to in reverted for position in range(at, to)]
     newest = range(int(jumps[-1]), len(steps))
-    levels = [level for at, _ in undone for level in (before[at], after[at])]
+    levels = [level for at, _ in reverted for level in (before[at], after[at])]
     if all(
         min(levels) - same <= level <= max(levels) + same
         for at in newest
         for level in (before[at], after[at])
     ):
-        teeth += newest
-    return tuple(steps[at] for at in teeth)
+        found += newest
+    return tuple(steps[at] for at in found)
 
 
 def _stretches(fit: Fit, steps: list[int]) -> list[_Stretch]:

@@ -1,4 +1,4 @@
-"""A pattern that comes back every so many values: nights of a week, months of a year."""
+"""Seasonal component of a series: days of a week, months of a year."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WEEK = 7  # nights
 # Quarters and months of a year, days of a week, hours of a day, weeks of a year.
 CALENDAR = (4, WEEK, 12, 24, 52)
 _FEWEST_PERIODS = 6
-# Of the medians of all places in their standard errors, the sum of squares, as a Gaussian deviation
+# Of the medians of all phases in their standard errors, the sum of squares, as a Gaussian deviation
 # (Wilson and Hilferty 1931): chance makes as much once in a million.
 _LEAST_EVIDENCE = 4.776
 _LEAST_AGREEMENT = 0.8  # correlation of the patterns of both halves
@@ -21,37 +21,37 @@ _ERROR_OF_MEDIAN = 1.2533  # of a Gaussian, over that of a mean
 
 @dataclass(frozen=True, slots=True)
 class Season:
-    """owed: [n] what each value is above the mean of its period, by its place in it.
+    """component: [n] offset of each value from the mean of its period, by its phase.
 
     period: in values, the longest that was found.
     """
 
-    owed: Floats
+    component: Floats
     period: int
 
     @property
     def depth(self) -> float:
-        """From the lowest place to the highest."""
-        return float(np.ptp(self.owed))
+        """From the lowest phase to the highest."""
+        return float(np.ptp(self.component))
 
 
 def find_season(values: Floats, index: Ints, periods: tuple[int, ...]) -> Season | None:
-    """Patterns of the given periods together, the shortest first; None: there is none.
+    """Estimate the sum of the seasonal components of these periods; None if none is significant.
 
-    values: [n], index: [n] where they are in time. Told by what values are above the mean of the
-    period about them, which a level and a drift are no part of, and seen alike in both halves of
-    the series. A longer period has to explain what a shorter one left over.
+    values: [n], index: [n] their positions in time. Estimated from deviations from the centered
+    moving average of one period, which removes levels and drifts. Both halves of the series must
+    agree. A longer period is fitted to what the shorter ones leave over.
     """
-    owed, longest = np.zeros(values.size), 0
+    component, longest = np.zeros(values.size), 0
     for period in sorted(periods):
-        offsets = _pattern(values - owed, index, period)
+        offsets = _offsets(values - component, index, period)
         if offsets is not None:
-            owed, longest = owed + offsets[index % period], period
-    return Season(owed, longest) if longest else None
+            component, longest = component + offsets[index % period], period
+    return Season(component, longest) if longest else None
 
 
-def _pattern(values: Floats, index: Ints, period: int) -> Floats | None:
-    """What each place of a period is above their mean, [period]; None: not clear enough."""
+def _offsets(values: Floats, index: Ints, period: int) -> Floats | None:
+    """Offsets of the phases of a period, [period]; None if they are not significant."""
     if values.size < _FEWEST_PERIODS * period:
         return None
     half = period // 2
@@ -60,17 +60,17 @@ def _pattern(values: Floats, index: Ints, period: int) -> Floats | None:
     if period % 2 == 0:
         weights[[0, -1]] = 0.5
     means = np.convolve(values, weights / period, "valid")
-    above, places = values[half:-half] - means, index[half:-half] % period
+    above, phases = values[half:-half] - means, index[half:-half] % period
     middle = above.size // 2
-    first = _medians(above[:middle], places[:middle], period)
-    second = _medians(above[middle:], places[middle:], period)
-    pattern = _medians(above, places, period)
+    first = _medians(above[:middle], phases[:middle], period)
+    second = _medians(above[middle:], phases[middle:], period)
+    pattern = _medians(above, phases, period)
     if first is None or second is None or pattern is None:
         return None
     spread = float(np.sqrt((first @ first) * (second @ second)))
     if not spread or float(first @ second) < _LEAST_AGREEMENT * spread:
         return None
-    sigma = MAD_TO_SIGMA * float(np.median(np.abs(above - pattern[places])))
+    sigma = MAD_TO_SIGMA * float(np.median(np.abs(above - pattern[phases])))
     error = _ERROR_OF_MEDIAN * sigma / float(np.sqrt(above.size / period))
     if error and _deviation(float(pattern @ pattern) / error**2, period - 1) < _LEAST_EVIDENCE:
         return None
@@ -78,16 +78,16 @@ def _pattern(values: Floats, index: Ints, period: int) -> Floats | None:
 
 
 def _deviation(square: float, freedom: int) -> float:
-    """A sum of squares of `freedom` Gaussians as a standard Gaussian that is as far out."""
+    """Standard normal deviate of a chi-squared value."""
     width = 2 / (9 * freedom)
     return float(((square / freedom) ** (1 / 3) - 1 + width) / np.sqrt(width))
 
 
-def _medians(above: Floats, places: Ints, period: int) -> Floats | None:
-    """[period] of each place, about their mean; None: a place has no values."""
-    by_place = [above[places == place] for place in range(period)]
-    if not all(part.size for part in by_place):
+def _medians(above: Floats, phases: Ints, period: int) -> Floats | None:
+    """Medians by phase, [period], about their mean; None if a phase has no values."""
+    by_phase = [above[phases == phase] for phase in range(period)]
+    if not all(part.size for part in by_phase):
         return None
-    medians = np.array([float(np.median(part)) for part in by_place])
+    medians = np.array([float(np.median(part)) for part in by_phase])
     centered: Floats = medians - medians.mean()
     return centered

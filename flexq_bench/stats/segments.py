@@ -16,9 +16,9 @@ _LENGTH_RATIO = 1.5  # between the lengths of windows that are tried: a finer gr
 _MOST_CANDIDATES = 1200
 _REACH = 15  # values that a boundary is moved by at most
 _BOUND_SIGMAS = 3.0  # of a value that is no outlier
-# Share of the memory that is taken out to place a boundary. Levels are only estimated, and without
-# all of their memory values tell of little but the one jump (location_bound.py of the benchmarks).
-_MEMORY_TO_PLACE = 0.5
+# Share of the AR(1) memory that is removed to locate a boundary. Removing all of it locates worse,
+# as the levels are estimates (benchmarks/verdicts/location_bound.py).
+_LOCATION_MEMORY = 0.5
 _CANDIDATE_SIGMAS = 1.2  # below the largest contrast that chance makes
 
 Columns = tuple[Floats, Floats]
@@ -168,7 +168,7 @@ def settle(
     an outlier does not. values: [n], not clipped. sigma: of one value. first: the earliest place of
     a boundary.
     """
-    memory *= _MEMORY_TO_PLACE
+    memory *= _LOCATION_MEMORY
     most = (_BOUND_SIGMAS * sigma) ** 2 * (1 - memory * memory)
     moved = [0]
     for left, right in pairwise(segments):

@@ -47,8 +47,8 @@ _PHI_DOUBT = 1.0  # the same of the estimate from differences, which is only a l
 # By how many variances a step has to explain its surroundings better than a straight line does.
 _BEYOND_A_LINE = 4.0
 _BEYOND_A_BEND = 10.0
-_BESIDE = 5  # values on either side of a step of a line, which jump as well
-_SEEN = 1 / 3  # of the step, at least
+_BESIDE = 5  # values on either side of a step between lines
+_LOCAL_SHARE = 1 / 3  # of the step that they show, at least
 _CLEARLY_LESS = 3.0  # standard errors
 _BEND_REACH = 15  # values between a boundary and the bend that explains it instead
 _CLIP_SIGMAS = 3.5
@@ -75,8 +75,8 @@ class StepRules:
     values by which a level is known at best. A level that nobody controls wanders, so that more of
     them would tell it from another one that people call the same. earlier_looks: a step that is not
     clear by itself must have been there without the newest value, the newest two and so on, as many
-    times; more often where the noise has memory. 0: one look decides. periods: that a seasonal
-    pattern may have, in values.
+    times; more often where the noise has memory. 0: one look decides. periods: of
+    seasonal components that are looked for, in values.
     """
 
     significance: float = SIGNIFICANCE
@@ -311,9 +311,9 @@ def _is_gradual(
     memory: float,
     floor: float,
 ) -> bool:
-    """Whether the values beside a step of a line hardly jump: clearly less than the lines do.
+    """Return True if the values next to a step between lines jump by clearly less than the lines.
 
-    Lines that miss a bend on their way end too high or too low.
+    A line that misses a bend ends too high or too low.
     """
     left, right = segments[position], segments[position + 1]
     if not (left.slope or right.slope):
@@ -327,8 +327,10 @@ def _is_gradual(
     about = residuals[left.start : right.stop]
     variance = max(float(about @ about) / about.size, floor * floor)
     variance *= float(contrast @ memory**apart @ contrast)
-    seen = jump * float(np.sign(effect)) / abs(effect)
-    return seen < _SEEN and (1 - seen) * abs(effect) > _CLEARLY_LESS * float(np.sqrt(variance))
+    share = jump * float(np.sign(effect)) / abs(effect)
+    return share < _LOCAL_SHARE and (1 - share) * abs(effect) > _CLEARLY_LESS * float(
+        np.sqrt(variance)
+    )
 
 
 def _test(

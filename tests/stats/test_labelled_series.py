@@ -58,27 +58,27 @@ def test_scores_are_those_of_the_published_definition(labelled):
     assert labelled.covering({"one": [50]}, [50], 100) == 1
 
 
-def test_findings_are_places_in_the_series_with_its_gaps(labelled):
+def test_detections_are_indices_of_the_series_with_its_gaps(labelled):
     values = np.array([np.nan, 1.0, np.nan, 2.0, 3.0])
 
-    assert labelled.found_in(lambda usable: [1, usable.size - 1], values) == [3, 4]
+    assert labelled.detections(lambda usable: [1, usable.size - 1], values) == [3, 4]
 
 
-def test_every_second_series_of_the_dataset_by_name_was_left_alone(labelled):
+def test_every_second_series_of_the_dataset_by_name_is_held_out(labelled):
     names = sorted((*labelled.STEP_LIKE, *labelled.OTHERS))
 
     assert len(names) == len(set(names)) == 31
-    assert sorted(labelled.LOOKED_INTO) == names[::2]
+    assert sorted(labelled.DEVELOPMENT) == names[::2]
 
 
 def test_parts_of_a_dataset_are_told_by_name(labelled, tmp_path):
     parts = dict(labelled.public_parts(a_dataset(tmp_path)))
 
     assert list(parts) == ["further ones"]
-    assert [group for group, _, _ in parts["further ones"]] == ["not looked into"]
+    assert [group for group, _, _ in parts["further ones"]] == ["held out"]
 
 
-def test_the_windowed_t_test_finds_the_peak_of_t(labelled):
+def test_the_windowed_t_test_returns_local_maxima_of_t(labelled):
     import yardsticks
 
     level = np.random.default_rng(3).standard_normal(100) + 8 * (np.arange(100) >= 60)

@@ -216,7 +216,7 @@ def test_a_pattern_of_seven_values_hides_no_step_and_is_named(depth):
 
 
 @pytest.mark.parametrize("period", [4, 12, 24])
-def test_a_season_of_any_calendar_hides_no_step_of_values_of_any_origin(period):
+def test_steps_of_any_series_are_found_beneath_a_seasonal_component(period):
     place = np.arange(240) % period
     logs = noise(240, 18, 0.02) + 0.12 * np.sin(2 * np.pi * place / period) + 0.1 * (place == 2)
     without_step = level_model(np.exp(logs))
@@ -228,11 +228,11 @@ def test_a_season_of_any_calendar_hides_no_step_of_values_of_any_origin(period):
     assert without_step.steps == ()
     assert model.period == without_step.period == period
     assert level_model(np.exp(noise(240, 18, 0.02))).period == 0
-    # Nights have weeks, and no other season.
+    # A history of nights may have a weekly component only.
     assert level_model(np.exp(logs), HISTORY_RULES).period == 0
 
 
-def test_a_level_that_jumps_and_wears_off_again_and_again_has_switches_and_no_steps():
+def test_jumps_of_a_sawtooth_are_switches_and_its_ramps_no_drifts():
     logs = noise(300, 19, 0.004) + 0.12 * (1 - np.arange(300) % 30 / 30)
 
     model = level_model(np.exp(logs))
@@ -241,7 +241,7 @@ def test_a_level_that_jumps_and_wears_off_again_and_again_has_switches_and_no_st
     assert [one.index for one in model.switches] == pytest.approx(np.arange(30, 300, 30), abs=2)
 
 
-def test_a_step_that_stays_is_none_of_the_teeth_about_it():
+def test_a_lasting_step_within_a_sawtooth_is_a_step():
     logs = noise(300, 19, 0.004) + 0.12 * (1 - np.arange(300) % 30 / 30)
     logs[165:] += 0.3
 
@@ -252,8 +252,7 @@ def test_a_step_that_stays_is_none_of_the_teeth_about_it():
 
 
 def test_a_plateau_of_a_trend_is_no_jump():
-    # Levels with memory, of which two lines miss the plateau: they are apart where it is, and the
-    # values beside it are not.
+    # Two lines that miss the plateau jump there, but the values next to it do not.
     rng = np.random.default_rng(11)
     wandering = rng.standard_normal(200) * 0.02 * 0.8
     wandering[0] /= 0.8
