@@ -111,7 +111,8 @@ class LayerEntry(_Strict):
     """A quantized layer: format of its weight [n, k], and of its activation (null: FP16).
 
     tail_bits: of the last group's codes, where they differ. ordered: it has an order of channels.
-    rotation: order of the block of its input's rotation (schemes.rotation); null: it has none.
+    rotation: order of a block of its input's rotation (schemes.rotation); null: it has none.
+    permuted: the rotation is of many blocks, before and after a permutation; else of one.
     """
 
     weight: str
@@ -121,6 +122,7 @@ class LayerEntry(_Strict):
     tail_bits: int | None = None
     ordered: bool = False
     rotation: Annotated[int, Field(gt=0)] | None = None
+    permuted: bool = False
 
     @field_validator("weight")
     @classmethod

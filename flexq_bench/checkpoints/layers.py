@@ -12,7 +12,9 @@
     input_scale        FP16 [1], of a static activation
     input_zero_point   int8 [1]
     bias               FP16 [N]
-    input_rotation     FP32 [m, m], the block of the input's rotation (schemes.rotation)
+    input_rotation     FP32, of the input's rotation (schemes.rotation): [m, m], the block of a
+                       Hadamard matrix; [2, K / b, b, b], blocks before and after a permutation
+    input_rotation_order  int32 [K], that permutation: which channel stands where
 
 Names, types and layout are those of compressed-tensors 0.20 where it has them.
 """
@@ -28,7 +30,7 @@ from flexq_bench.checkpoints.config import FLOAT, INT, ActivationEntry, LayerEnt
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.packing import pack_codes, unpack_codes, words_of
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from flexq_bench.schemes.rotation import Rotation
+from flexq_bench.schemes.rotation import BlockRotation, HadamardRotation, Rotation
 from kernels.errors import ShapeError
 from kernels.formats import FP16, NumberFormat, Operand, format_of
 from kernels.formats.dual_grained import SIX_BITS, TOP_SIX_BIT_SCALE
@@ -56,7 +58,8 @@ def encode(layer: QuantizedLayer) -> tuple[LayerEntry, Tensors]:
         bias=layer.bias is not None,
         tail_bits=operand.tail_bits,
         ordered=operand.order is not None,
-        rotation=None if layer.rotation is None else layer.rotation.block.shape[0],
+        rotation=_rotation_order(layer.rotation),
+        permuted=isinstance(layer.rotation, BlockRotation),
     )
     tensors: Tensors = {}
     if number.is_dense or (number.kind == "float" and entry.storage == FLOAT):
@@ -74,10 +77,13 @@ def encode(layer: QuantizedLayer) -> tuple[LayerEntry, Tensors]:
         tensors["weight_order"] = operand.order.to(torch.int32)
     if layer.bias is not None:
         tensors["bias"] = layer.bias.to(torch.float16)
-    if layer.rotation is not None:
+    if isinstance(layer.rotation, HadamardRotation):
         if layer.rotation.signs is not None:
             raise CheckpointError("a rotation of a layer's input has no signs: fold them")
         tensors["input_rotation"] = layer.rotation.block
+    if isinstance(layer.rotation, BlockRotation):
+        tensors["input_rotation"] = layer.rotation.blocks
+        tensors["input_rotation_order"] = layer.rotation.order.to(torch.int32)
     tensors |= _encode_static(entry)
     _check(entry, tensors)
     return entry, tensors
@@ -105,9 +111,20 @@ def decode(entry: LayerEntry, tensors: Mapping[str, torch.Tensor]) -> QuantizedL
         tensors.get("weight_order"),
     )
     activation = None if entry.activation is None else entry.activation.quantizer()
-    block = tensors.get("input_rotation")
-    rotation = None if block is None else Rotation(block)
-    return QuantizedLayer(operand, activation, tensors.get("bias"), rotation)
+    return QuantizedLayer(operand, activation, tensors.get("bias"), _decode_rotation(tensors))
+
+
+def _rotation_order(rotation: Rotation | None) -> int | None:
+    if isinstance(rotation, BlockRotation):
+        return rotation.blocks.shape[-1]
+    return rotation.block.shape[-1] if isinstance(rotation, HadamardRotation) else None
+
+
+def _decode_rotation(tensors: Mapping[str, torch.Tensor]) -> Rotation | None:
+    blocks, order = tensors.get("input_rotation"), tensors.get("input_rotation_order")
+    if blocks is None:
+        return None
+    return HadamardRotation(blocks) if order is None else BlockRotation(blocks, order.long())
 
 
 def specs(entry: LayerEntry) -> dict[str, Spec]:
@@ -139,7 +156,11 @@ def specs(entry: LayerEntry) -> dict[str, Spec]:
     if entry.ordered:
         found["weight_order"] = (torch.int32, (k,))
     if entry.rotation is not None:
-        found["input_rotation"] = (torch.float32, (entry.rotation, entry.rotation))
+        block = (entry.rotation, entry.rotation)
+        if entry.permuted:
+            found["input_rotation_order"] = (torch.int32, (k,))
+            block = (2, k // entry.rotation, *block)
+        found["input_rotation"] = (torch.float32, block)
     if entry.bias:
         found["bias"] = (torch.float16, (n,))
     static = _static(entry)
@@ -308,10 +329,11 @@ def _no_permutation(entry: LayerEntry, order: torch.Tensor) -> bool:
 
 
 def _no_rotation(entry: LayerEntry, block: torch.Tensor) -> bool:
-    count, rest = divmod(entry.shape[1], len(block))
-    product = block.double() @ block.double().T
-    wrong = float((product - torch.eye(len(block)).to(product)).abs().max())
-    return bool(rest) or count & (count - 1) != 0 or wrong > _ORTHOGONAL
+    count, rest = divmod(entry.shape[1], block.shape[-1])
+    product = block.double() @ block.double().mT
+    wrong = float((product - torch.eye(block.shape[-1]).to(product)).abs().max())
+    uneven = bool(rest) or (not entry.permuted and count & (count - 1) != 0)
+    return uneven or not wrong <= _ORTHOGONAL
 
 
 def _no_group_integer(entry: LayerEntry, scale: torch.Tensor) -> bool:
@@ -325,7 +347,8 @@ def _no_group_integer(entry: LayerEntry, scale: torch.Tensor) -> bool:
 _FAULTS: tuple[tuple[str, Callable[[LayerEntry, torch.Tensor], bool], str], ...] = (
     ("weight", _has_nan, "holds NaN"),
     ("input_scale", lambda entry, scale: float(scale) <= 0, "is zero in FP16"),
-    ("input_rotation", _no_rotation, "is not orthogonal, or no power of two of it makes K"),
+    ("input_rotation", _no_rotation, "is not orthogonal, or its blocks don't make K"),
+    ("input_rotation_order", _no_permutation, "is no permutation of the input's channels"),
     ("weight_order", _no_permutation, "is no permutation of the input's channels"),
     (
         "weight_shape",

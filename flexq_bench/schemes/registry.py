@@ -21,6 +21,7 @@ from flexq_bench.schemes.atom import Atom, AtomOptions
 from flexq_bench.schemes.awq import Awq, AwqOptions
 from flexq_bench.schemes.dense import Dense
 from flexq_bench.schemes.dgq import Dgq, DgqOptions
+from flexq_bench.schemes.duquant import DuQuant, DuQuantOptions
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.flexq import Flexq, FlexqOptions
 from flexq_bench.schemes.gptq import Gptq, GptqSchemeOptions
@@ -176,6 +177,13 @@ _FAMILIES: tuple[_Family, ...] = (
         lambda bits: QuaRotOptions(int(bits["w"]), int(bits["a"])),
         ("quarot-w6a6", "quarot-w4a4"),
         "rotated by Hadamard matrices against outliers, then rounded to nearest",
+    ),
+    _Family(
+        r"duquant-w(?P<w>[2-8]|16)a(?P<a>[2-8]|16)",
+        DuQuant,
+        lambda bits: DuQuantOptions(int(bits["w"]), int(bits["a"])),
+        ("duquant-w6a6", "duquant-w4a4"),
+        "smoothed, rotated in blocks built from outliers of a text, then rounded to nearest",
     ),
     _Family(
         r"dgq-w4a8",

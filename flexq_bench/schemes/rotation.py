@@ -1,4 +1,7 @@
-"""Rotations of a layer's input: y = W x = (W Rᵀ)(R x), with R a Hadamard matrix or near to one.
+"""Rotations of a layer's input: y = W x = (W Rᵀ)(R x).
+
+HadamardRotation: R is a Hadamard matrix or near to one, whatever the input. BlockRotation: R is
+built from a sample of the input (DuQuant).
 
 A Hadamard matrix spreads an outlier over all channels. R = (H ⊗ B) D: H is Sylvester's matrix of a
 power of two, B [m, m] makes up for the rest of K = 2^p · m, D are signs. B is the smallest Hadamard
@@ -10,6 +13,7 @@ orders without one (m = 43) it is a random orthogonal matrix of order m.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -20,8 +24,27 @@ from kernels.errors import ShapeError
 _LARGEST_BLOCK = 512  # each token is multiplied with it
 
 
+class Rotation(ABC):
+    """An orthogonal matrix R [K, K] as it is multiplied with vectors of K channels."""
+
+    @abstractmethod
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """R x for each of the vectors x [..., K], in their dtype; of weights [N, K]: W Rᵀ.
+
+        Raises ShapeError if R is not one of K channels.
+        """
+
+    @abstractmethod
+    def undo(self, x: torch.Tensor) -> torch.Tensor:
+        """Rᵀ x for each of the vectors x [..., K], in their dtype. Raises ShapeError as apply."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> Rotation:
+        """The same rotation on another device."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Rotation:
+class HadamardRotation(Rotation):
     """R = (H ⊗ B) D of K channels, orthogonal.
 
     block: B, FP32 [m, m], orthogonal. signs: diagonal of D, FP32 [K]; None: ones.
@@ -31,20 +54,14 @@ class Rotation:
     signs: torch.Tensor | None = None
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """R x for each of the vectors x [..., K], in their dtype; of weights [N, K]: W Rᵀ.
-
-        Raises ShapeError if K is no power of two times the block's order.
-        """
         signed = x if self.signs is None else x * self.signs.to(x)
         return self._turned(signed, self.block)
 
     def undo(self, x: torch.Tensor) -> torch.Tensor:
-        """Rᵀ x for each of the vectors x [..., K], in their dtype. Raises ShapeError as apply."""
         turned = self._turned(x, self.block.T)
         return turned if self.signs is None else turned * self.signs.to(x)
 
-    def to(self, device: torch.device | str) -> Rotation:
-        """The same rotation on another device."""
+    def to(self, device: torch.device | str) -> HadamardRotation:
         signs = None if self.signs is None else self.signs.to(device)
         return replace(self, block=self.block.to(device), signs=signs)
 
@@ -67,12 +84,109 @@ class Rotation:
         return (turned / math.sqrt(count)).reshape(x.shape)
 
 
-def online_rotation(k: int) -> Rotation:
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRotation(Rotation):
+    """R = R₂ P R₁ of K channels, R₁ and R₂ of orthogonal blocks on the diagonal.
+
+    blocks: of R₁ and R₂, FP32 [2, K / b, b, b]. order: of P, int64 [K]: which channel of R₁ x
+    stands where.
+    """
+
+    blocks: torch.Tensor
+    order: torch.Tensor
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        self._check(x)
+        first, second = self.blocks.to(x)
+        return _by_blocks(_by_blocks(x, first)[..., self.order], second)
+
+    def undo(self, x: torch.Tensor) -> torch.Tensor:
+        self._check(x)
+        first, second = self.blocks.to(x).mT
+        return _by_blocks(_by_blocks(x, second)[..., self.order.argsort()], first)
+
+    def to(self, device: torch.device | str) -> BlockRotation:
+        return BlockRotation(self.blocks.to(device), self.order.to(device))
+
+    def _check(self, x: torch.Tensor) -> None:
+        if x.shape[-1] != self.order.numel():
+            raise ShapeError(
+                f"a rotation of {self.order.numel()} channels takes as many, got {x.shape[-1]}"
+            )
+
+
+def _by_blocks(x: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """Vectors x [..., K] times a matrix of these blocks [K / b, b, b] on its diagonal."""
+    count, order, _ = blocks.shape
+    rows = x.reshape(-1, count, order).transpose(0, 1)
+    return (rows @ blocks.mT).transpose(0, 1).reshape(x.shape)
+
+
+def outlier_rotation(x: torch.Tensor, largest_block: int, steps: int, seed: int) -> BlockRotation:
+    """DuQuant's rotation (Lin et al., arXiv 2406.01721, section 3.2) for inputs like x [tokens, K].
+
+    Blocks have the largest order that divides K and is not above largest_block. R₁ is greedy: each
+    of `steps` swaps the channel with a block's largest magnitude to the front, multiplies the block
+    with an orthogonal matrix whose first row has equal magnitudes, and swaps back; the product up
+    to the step with the smallest largest magnitude is kept. P deals out the channels by their
+    magnitude to the blocks in zigzag, so that all blocks get their share; R₂ is built as R₁.
+    """
+    k = x.shape[-1]
+    order = max(b for b in range(1, min(k, largest_block) + 1) if k % b == 0)
+    spreading = _spreading(order, seed).to(x.device)
+    first = _greedy(x, spreading, steps)
+    turned = _by_blocks(x, first.to(x))
+    zigzag = _zigzag(turned.abs().amax(dim=0), k // order)
+    second = _greedy(turned[:, zigzag], spreading, steps)
+    return BlockRotation(torch.stack((first, second)), zigzag)
+
+
+def _greedy(x: torch.Tensor, spreading: torch.Tensor, steps: int) -> torch.Tensor:
+    """Blocks FP32 [K / b, b, b] for inputs x [tokens, K]; spreading: FP64 [b, b]."""
+    order = len(spreading)
+    rows = x.double().reshape(len(x), -1, order).transpose(0, 1)
+    count = len(rows)
+    product = torch.eye(order, dtype=torch.float64, device=x.device).repeat(count, 1, 1)
+    best, least = product.clone(), rows.abs().amax(dim=(1, 2))
+    every = torch.arange(count, device=x.device)
+    for _ in range(steps):
+        outlier = rows.abs().amax(dim=1).argmax(dim=-1)
+        swap = torch.arange(order, device=x.device).repeat(count, 1)
+        swap[every, outlier] = 0
+        swap[:, 0] = outlier
+        # Inputs and the product so far get the same factor; both are rows times a matrix here.
+        both = torch.cat((rows, product), dim=1)
+        columns = swap[:, None].expand_as(both)
+        both = (both.gather(2, columns) @ spreading).gather(2, columns)
+        rows, product = both[:, : len(x)], both[:, len(x) :]
+        largest = rows.abs().amax(dim=(1, 2))
+        better = largest < least
+        best[better], least[better] = product[better], largest[better]
+    return best.mT.float().contiguous()
+
+
+def _zigzag(magnitudes: torch.Tensor, blocks: int) -> torch.Tensor:
+    """Channels [K], int64, block after block; the largest are dealt first."""
+    dealt = magnitudes.argsort(descending=True, stable=True).view(-1, blocks).clone()
+    dealt[1::2] = dealt[1::2].flip(1)
+    return dealt.T.flatten()
+
+
+def _spreading(order: int, seed: int) -> torch.Tensor:
+    """A random orthogonal matrix, FP64 [order, order], with 1 / sqrt(order) in its first row."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(order, order, generator=generator, dtype=torch.float64)
+    drawn[:, 0] = 1.0
+    orthogonal, upper = torch.linalg.qr(drawn)
+    return (orthogonal * upper.diagonal().sign()).T.contiguous()
+
+
+def online_rotation(k: int) -> HadamardRotation:
     """The rotation of an input of K channels that is computed when the model runs."""
-    return Rotation(torch.tensor(_block(k), dtype=torch.float64).float())
+    return HadamardRotation(torch.tensor(_block(k), dtype=torch.float64).float())
 
 
-def residual_rotation(hidden: int, seed: int) -> Rotation:
+def residual_rotation(hidden: int, seed: int) -> HadamardRotation:
     """The rotation of the residual stream, with random signs, which is folded into the weights."""
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (hidden,), generator=generator).float() * 2 - 1

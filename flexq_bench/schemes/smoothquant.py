@@ -90,15 +90,14 @@ class SmoothQuant(Scheme):
         samples: InputSamples,
     ) -> None:
         head, readers = head_size(state), readers_of(state, block, site_input)
-        inputs = gather(statistics.absmax[readers[0].name].float(), site_input, head)
-        weights = _largest_weights(state, readers)
         alpha = self.options.alpha
-        if alpha is None and not len(samples.of(readers[0])):
-            return
         if alpha is None:
+            if not len(samples.of(readers[0])):
+                return
+            inputs = gather(statistics.absmax[readers[0].name].float(), site_input, head)
+            weights = _largest_weights(state, readers)
             alpha = self._best_alpha(state, site_input, readers, inputs, weights, samples)
-        scale = smoothquant_scale(inputs, gather(weights, site_input, head), alpha)
-        fold_scale(state, block, site_input, scale)
+        smooth_input(state, block, site_input, statistics, alpha)
 
     def _best_alpha(
         self,
@@ -125,6 +124,21 @@ class SmoothQuant(Scheme):
                 error += float((rounded_inputs @ rounded.T - x @ weight.T).square().sum())
             errors.append(error)
         return ALPHAS[errors.index(min(errors))]
+
+
+def smooth_input(
+    state: QuantizationState,
+    block: int,
+    site_input: SiteInput,
+    statistics: Statistics,
+    alpha: float,
+) -> dict[str, torch.Tensor]:
+    """Fold the scale of this alpha into the block; returns what fold_scale does."""
+    head, readers = head_size(state), readers_of(state, block, site_input)
+    inputs = gather(statistics.absmax[readers[0].name].float(), site_input, head)
+    weights = gather(_largest_weights(state, readers), site_input, head)
+    scale = smoothquant_scale(inputs, weights, alpha)
+    return fold_scale(state, block, site_input, scale)
 
 
 def _largest_weights(state: QuantizationState, readers: list[LinearSite]) -> torch.Tensor:

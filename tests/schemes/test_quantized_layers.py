@@ -213,7 +213,7 @@ class OneBlockAtATime:
     [
         *("flexq-w6ax", "flexq-w6ax[a8_budget=0.25]", "gptq-w4a16", "awq-w4a16", "fp6"),
         *("smoothquant-w6a6[alpha=none]", "dgq-w4a8[row_steps=8]", "atom-w4a4[group=16]"),
-        *("dual-w6a8[search=none]", "quarot-w6a6"),
+        *("dual-w6a8[search=none]", "quarot-w6a6", "duquant-w6a6[steps=4]"),
         *("omniquant-w6a6[epochs=1]", "omniquant-w4a16[epochs=1]", "abq-w6a6[epochs=1]"),
     ],
 )

@@ -16,7 +16,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.registry import resolve
-from flexq_bench.schemes.rotation import Rotation, online_rotation, residual_rotation
+from flexq_bench.schemes.rotation import HadamardRotation, online_rotation, residual_rotation
 from kernels.errors import ShapeError
 
 
@@ -118,6 +118,6 @@ def test_a_clip_of_the_paper_is_an_option():
 
 
 def test_a_rotation_moves_with_its_layer():
-    rotation = Rotation(torch.eye(3), torch.ones(6)).to("meta")
+    rotation = HadamardRotation(torch.eye(3), torch.ones(6)).to("meta")
     assert rotation.block.device.type == "meta"
     assert rotation.signs.device.type == "meta"

@@ -1,0 +1,102 @@
+"""DuQuant: smoothed, rotated where a sample of the input has outliers, then rounded to nearest.
+
+Lin et al., arXiv 2406.01721, section 3: SmoothQuant's scales are folded into the model; then each
+input is rotated in blocks of channels, permuted in zigzag and rotated in blocks again when the
+model runs, and the weights hold the inverse. How blocks are built: `rotation.outlier_rotation`.
+
+Differences: one orthogonal matrix is drawn for all steps and layers, steps differ by the channel
+that is swapped; magnitudes are those of a sample of tokens; integers are symmetric, over the whole
+range of a row; SmoothQuant's alpha. A clip of activations is an option that has no kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.calibration import Statistics
+from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.input_samples import InputSamples
+from flexq_bench.schemes.layer_formats import LayerFormats
+from flexq_bench.schemes.model_map import SiteInput, weight_of
+from flexq_bench.schemes.quarot import QuaRotOptions
+from flexq_bench.schemes.rotation import outlier_rotation
+from flexq_bench.schemes.scheme import QuantizationState, Scheme
+from flexq_bench.schemes.site_inputs import observe_block, readers_of
+from flexq_bench.schemes.smoothing import check_share, unrounded
+from flexq_bench.schemes.smoothquant import smooth_input
+from kernels.formats import quantize
+
+
+@dataclass(frozen=True, slots=True)
+class DuQuantOptions(QuaRotOptions):
+    """Options of QuaRot, and what the rotations are built from.
+
+    alpha: of SmoothQuant. block: channels of a block at most. steps: of the greedy search.
+    samples: tokens that outliers are looked for in.
+    """
+
+    alpha: float = 0.5
+    block: int = 128
+    steps: int = 64
+    samples: int = 256
+
+    def __post_init__(self) -> None:
+        QuaRotOptions.__post_init__(self)
+        check_share("alpha", self.alpha)
+        for name in ("block", "steps", "samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+
+
+class DuQuant(Scheme):
+    """Smoothed and rotated by outliers, then symmetric integers rounded to nearest."""
+
+    source = "DuQuant, arXiv:2406.01721, section 3"
+    options: DuQuantOptions
+
+    @property
+    def needs_calibration(self) -> bool:
+        return True
+
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        return LayerFormats(self.options.weight, self.options.activation, rotated=True)
+
+    def quantize_block(self, state: QuantizationState, block: int) -> None:
+        statistics, samples = Statistics(), InputSamples(self.options.samples)
+        observe_block(state, block, statistics)
+        state.inputs.observe(samples)
+        with unrounded(state.layout.block_module(state.model, block)):
+            seen: dict[str, torch.Tensor] = {}
+            for site_input in state.layout.scalable_inputs:
+                alpha = self.options.alpha
+                seen |= smooth_input(state, block, site_input, statistics, alpha)
+            for site_input in state.layout.site_inputs:
+                self._rotate(state, block, site_input, samples, seen)
+
+    def _rotate(
+        self,
+        state: QuantizationState,
+        block: int,
+        site_input: SiteInput,
+        samples: InputSamples,
+        seen: dict[str, torch.Tensor],
+    ) -> None:
+        """seen: what inputs were divided by, by the name of a reader."""
+        options, readers = self.options, readers_of(state, block, site_input)
+        first = readers[0]
+        device = weight_of(state.model, first).device
+        x = samples.of(first).to(device).double()
+        if not len(x):  # an expert that no token was sent to
+            x = torch.zeros(1, first.k, dtype=torch.float64, device=device)
+        if first.name in seen:
+            x = x / seen[first.name].to(device)
+        rotation = outlier_rotation(x, options.block, options.steps, state.seed)
+        number = options.activation
+        activation = None if number.is_dense else DynamicActivation(number)
+        for site in readers:
+            rotated = rotation.apply(weight_of(state.model, site).double())
+            rounded = quantize(rotated, options.weight)
+            quantize_site(state.model, site, rounded, activation, rotation=rotation)
