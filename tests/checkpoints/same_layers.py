@@ -30,9 +30,9 @@ def same_layer(one: QuantizedLayer, other: QuantizedLayer) -> bool:
         == (other.weight.bits, other.weight.group, other.weight.tail_bits)
         and one.activation == other.activation
         and same_tensor(one.bias, other.bias)
-        and same_tensor(_block(one), _block(other))
+        and same_tensor(_rotation(one), _rotation(other))
     )
 
 
-def _block(layer: QuantizedLayer) -> torch.Tensor | None:
-    return None if layer.rotation is None else layer.rotation.block
+def _rotation(layer: QuantizedLayer) -> torch.Tensor | None:
+    return None if layer.rotation is None else layer.rotation.apply(torch.eye(layer.weight.k))
