@@ -156,11 +156,11 @@ def specs(entry: LayerEntry) -> dict[str, Spec]:
     if entry.ordered:
         found["weight_order"] = (torch.int32, (k,))
     if entry.rotation is not None:
-        block = (entry.rotation, entry.rotation)
+        shape: tuple[int, ...] = (entry.rotation, entry.rotation)
         if entry.permuted:
             found["input_rotation_order"] = (torch.int32, (k,))
-            block = (2, k // entry.rotation, *block)
-        found["input_rotation"] = (torch.float32, block)
+            shape = (2, k // entry.rotation, *shape)
+        found["input_rotation"] = (torch.float32, shape)
     if entry.bias:
         found["bias"] = (torch.float16, (n,))
     static = _static(entry)

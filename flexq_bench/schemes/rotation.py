@@ -178,7 +178,8 @@ def _spreading(order: int, seed: int) -> torch.Tensor:
     drawn = torch.randn(order, order, generator=generator, dtype=torch.float64)
     drawn[:, 0] = 1.0
     orthogonal, upper = torch.linalg.qr(drawn)
-    return (orthogonal * upper.diagonal().sign()).T.contiguous()
+    rows: torch.Tensor = (orthogonal * upper.diagonal().sign()).T.contiguous()
+    return rows
 
 
 def online_rotation(k: int) -> HadamardRotation:
