@@ -1,15 +1,15 @@
-"""What is judged against what its scheme makes of the original, here and now.
+"""Fidelity limits: a checkpoint or kernels against the original quantized here by the same scheme.
 
-A limit of KL divergence that leaves room for a scheme leaves room for damage of that size, too.
-What the scheme itself makes of the original leaves none: a checkpoint, or kernels, whose perplexity
-or mean KL divergence differ from that compute something else.
+A limit of KL divergence that allows for a scheme's own loss allows for damage of the same size,
+too. A comparison with the original that the same scheme quantizes here does not: a checkpoint, or
+kernels, whose perplexity or mean KL divergence differ from that compute something else.
 """
 
 from __future__ import annotations
 
 import math
 
-from ci.accuracy_limits import Judged, LimitOutcome, find, shortened, why_broken
+from ci.accuracy_limits import Judged, LimitOutcome, failure_reason, find, shortened
 from ci.accuracy_policy import FidelityLimit
 from ci.gate_perf import Outcome
 from flexq_bench.accuracy import KL, PERPLEXITY, MetricResult
@@ -36,7 +36,7 @@ def judge_fidelity(limit: FidelityLimit, judged: Judged) -> list[LimitOutcome]:
         check = f"fidelity of {what} of {limit.text}"
         head = judged.find(judged.scheme, limit.text, metric)
         clean = None if own is None else find(own, judged.scheme, limit.text, metric)
-        broken = why_broken(judged, head, head)
+        broken = failure_reason(judged, head, head)
         if broken or head is None or head.value is None:
             outcome = Outcome.REGRESSION if broken else Outcome.MISSING
             reason = broken or judged.absent.get(limit.text, "no result arrived")

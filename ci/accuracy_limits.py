@@ -62,11 +62,11 @@ class LimitOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What limits are held against: the results of a scheme and of the base it is compared with.
+    """Results that limits are applied to: those of a scheme and of the base it is compared with.
 
     absent: texts and tasks that were not evaluated, with the reason. failure: why the scheme has no
-    results at all; empty: it has. own: what the scheme makes of the original, by text; of a text
-    that is not there the reason is in `unknown`.
+    results at all; empty: it has. own: results of the original quantized here by the scheme, by
+    text; if a text is not in it, `unknown` has the reason.
     """
 
     scheme: str
@@ -89,7 +89,7 @@ class Judged:
         return shortened(first, len(second.values)), second
 
     def lacking(self, name: str, first: MetricResult | None, second: MetricResult | None) -> str:
-        """Why there is nothing to judge; empty: there is."""
+        """Explain why there is nothing to judge; empty: there is."""
         if first is not None and first.value is not None and second is not None:
             return "" if second.value is not None else second.detail
         return self.failure or self.absent.get(name, "no result arrived")
@@ -113,7 +113,7 @@ def judge_text(
     check = f"perplexity of {limit.text}"
     words = _in_words(limit, planned if test is not None else None)
     first, second = judged.pair(limit.text, PERPLEXITY)
-    broken = why_broken(judged, first, second)
+    broken = failure_reason(judged, first, second)
     if broken or first is None or second is None or first.value is None or second.value is None:
         outcome = Outcome.REGRESSION if broken else Outcome.MISSING
         base = None if first is None else first.value
@@ -188,7 +188,10 @@ def _planned_outcome(test: TextTest, head: MetricResult) -> tuple[Outcome, str]:
 
 
 def _detectable(first: MetricResult, second: MetricResult, planned: PlannedPower) -> float:
-    """As LimitOutcome has it, where nothing was planned."""
+    """Return the least detectable loss, in percent, of a limit without a planned test.
+
+    See LimitOutcome. Infinite: fewer than two paired segments, or no loss is small enough.
+    """
     count = len(second.values)
     if count < 2 or len(first.values) != count:
         return math.inf
@@ -366,7 +369,7 @@ def _judge_value(
     words = f"at least {bound:g}" if higher else f"{bound:g} nats"
     result = judged.find(judged.scheme, text, metric)
     whole = judged.find(judged.scheme, text, PERPLEXITY)
-    broken = why_broken(judged, whole, whole) or ("" if result is None else result.detail)
+    broken = failure_reason(judged, whole, whole) or ("" if result is None else result.detail)
     if result is None or result.value is None:
         outcome = Outcome.REGRESSION if broken else Outcome.MISSING
         reason = broken or judged.absent.get(text, "no result arrived")
@@ -435,8 +438,11 @@ def _interval_of(result: MetricResult) -> Interval:
     )
 
 
-def why_broken(judged: Judged, first: MetricResult | None, second: MetricResult | None) -> str:
-    """Why a scheme that should have a result has none of its own making; empty: it has."""
+def failure_reason(judged: Judged, first: MetricResult | None, second: MetricResult | None) -> str:
+    """Explain a missing result that is the scheme's own fault.
+
+    Empty: the scheme has the result, or lacks it for another reason.
+    """
     if judged.failure:
         return judged.failure
     if second is not None and second.value is None and (first is second or _has_value(first)):

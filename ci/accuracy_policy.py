@@ -1,18 +1,18 @@
-"""What quantization may cost: a versioned TOML file of limits for `gate accuracy`.
+"""Accepted loss of quantization: a versioned TOML file of limits for `gate accuracy`.
 
 version = 1
-schemes = ["flexq-w6ax"]         # what is judged, unless --scheme names others
-base = "fp16"                    # optional: what it is compared with; fp16 is the model as it is
+schemes = ["flexq-w6ax"]         # the schemes to judge, unless --scheme names others
+base = "fp16"                    # optional: baseline scheme; fp16 is the model as it is
 context = 2048                   # optional: tokens of a segment; else GPTQ's, or the model's own
 max_tokens = 20470               # optional: predict at most so many of each text
 limit = 200                      # optional: questions of each task
-chat_template = true             # optional: ask by the tokenizer's chat template
+chat_template = true             # optional: apply the tokenizer's chat template
 few_shot = 5                     # optional: examples before each question; else the task's own
 bos = "segment"                  # optional: segment, text or none; else as the tokenizer asks
 detect = 1.0                     # optional: the least loss that must be caught, in percent of the
                                  # perplexity; the gate plans how many tokens that takes
-power = 0.95                     # optional: with which probability it must be caught
-alpha = 0.01                     # optional: with which a model without a loss may fail
+power = 0.95                     # optional: probability with which it must be caught
+alpha = 0.01                     # optional: probability that a model without a loss fails
 
 [[perplexity]]                   # none or more; each has one limit at least
 text = "wikitext"                # its name: --data wikitext=FILE gives the file
@@ -38,16 +38,16 @@ max = 3.0
 
 [agreement]                      # optional: with the original's predictions, shares of 1
 text = "wikitext"
-top1 = 0.9                       # optional: tokens for which both find the same one the likeliest
-top5 = 0.9                       # optional: of the original's five likeliest, those in both fives
+top1 = 0.9                       # optional: tokens for which both have the same top-1 token
+top5 = 0.9                       # optional: share of the original's top 5 that both have
 
-[fidelity]                       # optional: against what the scheme itself makes of the original
+[fidelity]                       # optional: against the original quantized here by the scheme
 text = "wikitext"
 percent = 0.4                    # largest difference of the perplexity, either way
 kl_percent = 8.0                 # of the mean KL divergence, in percent of the scheme's own
 kl = 0.0002                      # optional: differences of the mean KL below this, in nats, pass
 
-[parity]                         # optional: what kernels compute against what was evaluated
+[parity]                         # optional: kernel outputs against the evaluated model
 kernels = ["flexq-w6a6", "flexq-w6a8"]
 tolerance = 0.001                # largest relative error
 """
@@ -85,7 +85,7 @@ _FOLDER = "policies/accuracy"
 
 
 class PerplexityLimit(DataTable):
-    """How much a perplexity may grow on a text; None: this is not limited."""
+    """Limits of a perplexity on a text, and of its increase; None: this is not limited."""
 
     text: Text
     at_most: Amount | None = None
@@ -134,7 +134,7 @@ class AgreementLimit(DataTable):
 
 
 class FidelityLimit(DataTable):
-    """How far what is judged may be from what its scheme makes of the original, here and now.
+    """Largest accepted difference from the original quantized here by the same scheme.
 
     percent: of the perplexity. kl_percent: of the mean KL divergence. kl: nats; a smaller
     difference of the mean KL divergence passes whatever its percentage.
@@ -147,7 +147,7 @@ class FidelityLimit(DataTable):
 
 
 class ParityLimit(DataTable):
-    """How far kernels may be from what was evaluated: see flexq_bench.accuracy.parity."""
+    """Largest accepted error of kernels: see flexq_bench.accuracy.parity."""
 
     kernels: Texts
     tolerance: Amount
@@ -252,7 +252,7 @@ def load_accuracy_policy(name_or_path: str) -> AccuracyPolicy:
 
 
 def read_accuracy_policy(file: Traversable) -> AccuracyPolicy:
-    """As load_accuracy_policy, of a file."""
+    """Return the accuracy policy of a file; errors as load_accuracy_policy."""
     values = read_toml(file)
     check_version(file.name, values.get("version"))
     table = validated(_PolicyTable, values, file.name)

@@ -1,10 +1,11 @@
-"""How much an accuracy gate evaluates, and what that much could have seen.
+"""Number of segments that an accuracy gate evaluates, and the least loss they could detect.
 
-A policy with `detect` names the least loss that must be caught, and with which probability. Each of
-its texts is then a group sequential test of the segments' paired log likelihoods: a pilot gives
-their variance, that the tokens needed, and looks on the way end it as soon as it is clear
-(flexq_bench.stats.group_sequential). Once it is, the text's other limits are looked at, and more of
-it is taken until they are decided, too. Tasks are McNemar's test over all their questions.
+A policy with `detect` names the least loss that must be caught, and the probability of catching it.
+Each of its texts is then a group sequential test of the segments' paired log likelihoods: a pilot
+estimates their variance, the variance gives the number of tokens needed, and interim looks end the
+test as soon as the outcome is clear (flexq_bench.stats.group_sequential). After that the text's
+other limits are checked, and more of it is evaluated until they are decided, too. Tasks use
+McNemar's test over all their questions.
 """
 
 from __future__ import annotations

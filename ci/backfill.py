@@ -35,7 +35,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What became of a gap. left: cases that still have no result. detail: why; empty: none is."""
+    """Result of filling a gap. left: cases that have no result yet. detail: why; empty: none is."""
 
     gap: Gap
     left: int

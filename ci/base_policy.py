@@ -15,11 +15,12 @@ _FILE_MODES = ("100644", "100755")
 
 
 def load_policy_of(repository: Path, commit: str, name_or_path: str) -> Policy:
-    """As load_policy, of a commit: what a pull request edits does not count.
+    """Return the policy as a commit has it, so that edits of a pull request do not count.
 
-    A name: the commit's, else this program's. A path inside of the repository: the commit's file. A
-    path elsewhere is the operator's own and read as it is. The same holds for the policy's suite.
-    Raises WorkloadError as load_policy does, and where the commit has no such file.
+    A name is looked up in the commit, then among this program's policies. A path inside of the
+    repository is read from the commit. A path elsewhere is the operator's own and read as it is.
+    The same holds for the policy's suite. Raises WorkloadError as load_policy does, and if the
+    commit has no such file.
     """
     with tempfile.TemporaryDirectory() as name:
         files = _Files(repository, commit, Path(name))
@@ -51,12 +52,12 @@ class _Files:
 
     @property
     def suites(self) -> Path | None:
-        """Where the commit's suites are; None: it has none, this program's count."""
+        """Folder of the commit's suites; None: it has none, and this program's are used."""
         folder = self.folder / _SUITES
         return folder if folder.is_dir() else None
 
     def locate(self, path: Path) -> Path:
-        """Where to read a file that somebody named. Raises WorkloadError if the commit lacks it."""
+        """Return the path to read a file from. Raises WorkloadError if the commit lacks it."""
         if path.is_relative_to(self.folder):
             inside = Path(os.path.normpath(path)).relative_to(self.folder)
         else:

@@ -74,7 +74,11 @@ class BisectReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        """Whether one commit that made the case slower was found; else what the ends mean."""
+        """Exit code: a regression if one commit that made the case slower was found.
+
+        One that made it faster is a pass, several suspects are ambiguous. If nothing was searched,
+        the comparison of the ends decides.
+        """
         if self.location is not None and self.change is not None:
             if len(self.location.suspects) > 1:
                 return ExitCode.AMBIGUOUS

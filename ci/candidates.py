@@ -43,10 +43,10 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """What a run gives to compare, the most suspicious first.
+    """Series of a run to compare, the most suspicious first.
 
-    comparable: every case that it measured and that can be compared. outliers: of their
-    history. crept, perhaps_fixed: with the commit that each is held against.
+    comparable: every case that the run measured and that can be compared. outliers: series that
+    deviate from their history. crept, perhaps_fixed: each with the commit that it is compared with.
     """
 
     comparable: Sequence[Case]
@@ -56,7 +56,7 @@ class Suspects:
 
     @property
     def candidates(self) -> int:
-        """How many series their history made suspicious."""
+        """Number of series that their history made suspicious."""
         of_release = (suspect for _, suspect in self.crept)
         return len({suspect.series for suspect in (*self.outliers, *of_release)})
 
@@ -91,7 +91,7 @@ def suspects_of(
 
 
 def _outliers(measured: Sequence[Suspect], waiting: Mapping[str, int]) -> list[Suspect]:
-    """What stands out of its history, the most suspicious first (`verdicts.budget`)."""
+    """Return series that deviate from their history, most suspicious first (`verdicts.budget`)."""
     surprises = []
     for suspect in measured:
         history, latest = [p.median_us for p in suspect.earlier], suspect.latest.median_us
@@ -173,7 +173,7 @@ def _since(suspect: Suspect, release: int, *, up_to: int) -> float:
 
 
 def _is_back(earlier: Sequence[HistoryPoint], latest: HistoryPoint, alert: AlertRow) -> bool:
-    """Whether tonight is nearer to the results up to the good commit than to those since."""
+    """Return True if the result is nearer to those up to the good commit than to later ones."""
     last_good = None if alert.good is None else alert.good.topo_order
     first_bad = alert.bad.topo_order
     if last_good is None or first_bad is None or (latest.topo_order or 0) <= first_bad:

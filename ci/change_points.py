@@ -43,7 +43,7 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 @dataclass(frozen=True, slots=True)
 class LookedBack:
-    """How many change points a look stored or let stand again, and how many it took back."""
+    """Numbers of change points that a pass stored or restored, and that it retracted."""
 
     stored: int
     retracted: int
@@ -79,14 +79,14 @@ def _retract(
             continue
         if any(abs(step.index - place) <= _REACH for step in model.steps):
             continue
-        reason = why_no_step(model, place)
+        reason = no_step_reason(model, place)
         retract_change_point(session, known.id, reason, datetime.now(UTC))
         count += 1
     return count
 
 
-def why_no_step(model: LevelModel, index: int) -> str:
-    """What a model has instead of a step at an index of its series, for people."""
+def no_step_reason(model: LevelModel, index: int) -> str:
+    """Explain in words why a model has no step at an index of its series."""
     for spell in model.spells:
         if spell.start - _REACH <= index <= spell.stop + _REACH:
             return f"the level was back after {spell.stop - spell.start} results"

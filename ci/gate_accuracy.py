@@ -54,7 +54,7 @@ from kernels.errors import KernelError
 
 @dataclass(frozen=True, slots=True)
 class AccuracyReport:
-    """What a gate found."""
+    """Result of an accuracy gate."""
 
     model: str
     model_hash: str
@@ -72,7 +72,7 @@ class AccuracyReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What the worst outcome means."""
+        """Exit code of the worst outcome that counts, see `deciding`."""
         return exit_code_of(deciding(self.judged))
 
     def with_outcome(self, outcome: Outcome) -> tuple[LimitOutcome, ...]:
@@ -265,7 +265,7 @@ class _Gate:
         return scheme not in (FULL_PRECISION, ORIGINAL)
 
     def _evaluate(self, scheme: str) -> None:
-        """What can be found; a task that lm-eval can't evaluate is absent, with its reason."""
+        """Evaluate a scheme; a task that lm-eval can't evaluate is absent, with its reason."""
         setup = self._setup
         for unit in (unit for unit in setup.plan.units if unit[0] == scheme):
             if unit[1] in self._absent:  # looking for it again only takes time
@@ -341,7 +341,11 @@ class _Gate:
     def _own(
         self, scheme: str, results: Sequence[MetricResult]
     ) -> tuple[dict[str, list[MetricResult]], str]:
-        """What the scheme makes of the original, where the policy asks; else why it is unknown."""
+        """Return results of the original quantized here by the scheme, or why there are none.
+
+        The results are by text. Both are empty if the policy has no fidelity limit, or the scheme
+        no result.
+        """
         limit = self._policy.fidelity
         plan, evaluator = self._setup.plan, self._setup.evaluator
         if limit is None or scheme in self.failures:
@@ -410,7 +414,7 @@ def _original(setup: PreparedModel) -> LoadedModel:
 
 
 def diagnosed(setup: PreparedModel, scheme: str) -> Diagnosis:
-    """Where a scheme loses, on the first text: layers, what else differs, tokens."""
+    """Diagnose a scheme's loss on the first text, by layer, other differences and token."""
     evaluator = setup.evaluator
     if not setup.plan.texts:
         return Diagnosis(scheme, None, (), (), (), "no text was evaluated")

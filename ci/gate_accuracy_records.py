@@ -1,4 +1,4 @@
-"""What an accuracy gate decided as the records that are stored: one a scheme."""
+"""Database records of an accuracy gate's decisions: one for each scheme."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from workloads.probes import calibrates
 
 
 class Outcome(StrEnum):
-    """What the policy makes of a verdict, the worst first."""
+    """Outcome of a case or a limit under the policy, the worst first."""
 
     MISSING = "missing"  # planned, and nothing to judge came back
     REGRESSION = "regression"
@@ -74,9 +74,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """What a gate found. notes: on what was judged, and about the policy itself.
+    """Result of a performance gate. notes: on what was judged, and about the policy itself.
 
-    opened: ids of new alerts. trusts_head: whether head was measured with its own program.
+    opened: ids of new alerts. trusts_head: True if head was measured with its own program.
     """
 
     base: CommitInfo
@@ -93,12 +93,12 @@ class GateReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What the worst outcome means."""
+        """Exit code of the worst outcome."""
         return exit_code_of(finding.outcome for finding in self.findings)
 
     @property
     def compared(self) -> int:
-        """How many cases have a verdict."""
+        """Number of cases with a verdict."""
         return sum(finding.verdict != Verdict.NO_DATA for finding in self.findings)
 
     def with_outcome(self, outcome: Outcome) -> tuple[Finding, ...]:
@@ -194,7 +194,7 @@ def _outcome(judged: Judged, limit: float) -> Outcome:
 
 
 def outcome_of(found: Confirmation, limit: float, *, is_worse: bool) -> Outcome:
-    """What a comparison comes to. limit: percent slower that is accepted."""
+    """Return the outcome of a comparison. limit: accepted slow-down, percent."""
     if is_worse and math.expm1(found.log_ratio) * 100 > limit:
         return Outcome.REGRESSION
     if found.verdict is Verdict.AMBIGUOUS and not _is_within(found, limit):
@@ -203,10 +203,10 @@ def outcome_of(found: Confirmation, limit: float, *, is_worse: bool) -> Outcome:
 
 
 def suffices(policy: Policy, case: Case, found: Confirmation) -> bool:
-    """Whether a comparison says enough of a case: its 99 % upper bound is within the limit.
+    """Return True if the 99 % upper bound is within the limit, so no more placements are needed.
 
-    The gate would pass whatever more placements tell; of a limit well above what a device's
-    processes differ by, they are most of a comparison's time.
+    The gate would pass whatever the result of more placements. Where a limit is well above the
+    difference between a device's processes, they would take most of a comparison's time.
     """
     return _is_within(found, policy.limit_of(case).slower_percent)
 

@@ -32,7 +32,7 @@ Verdict = Literal["worse", "better", "changed"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a change may cost, in percent of the base.
+    """Largest accepted degradation by a change, in percent of the base.
 
     occupancy_loss: of the warps that an SM holds; 0: none may be lost. instruction_growth: of each
     kind of instruction; None: it is reported, and never a regression.
@@ -57,7 +57,7 @@ class StaticReport(RevisionComparison):
 
     @property
     def is_regression(self) -> bool:
-        """Whether any difference is worse."""
+        """True if any difference is worse."""
         return any(change.verdict == "worse" for change in self.changes)
 
     @property
@@ -104,9 +104,9 @@ def gate_static_project(
     limits: Limits | None = None,
     on_progress: OnProgress = lambda _done, _all: None,
 ) -> StaticReport:
-    """As gate_static, of commits of another repository; errors as `compare_project_code`.
+    """Run gate_static on commits of another repository; errors as `compare_project_code`.
 
-    Raises MissingResultsError if no kernel of head tells of its machine code.
+    Raises MissingResultsError if no kernel of head provides its machine code.
     """
     compared = compare_project_code(
         project, base, head, patterns=patterns, targets=_known(targets), on_progress=on_progress

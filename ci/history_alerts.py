@@ -35,7 +35,10 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 @dataclass(frozen=True, slots=True)
 class HistoryVerdicts:
-    """What the histories came to. Ids of alerts; improved: uuids of decisions that are better."""
+    """Result of judging histories.
+
+    opened, joined, fixed: ids of alerts. improved: uuids of decisions for the better.
+    """
 
     series: int = 0
     steps: int = 0
@@ -46,7 +49,7 @@ class HistoryVerdicts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _NewStep:
     """A step that is new, with the results before it and at it."""
 
     series: ProjectSeries
@@ -69,7 +72,7 @@ def judge_histories(
     """
     wanted = None if series_ids is None else set(series_ids)
     chosen = [row for row in queries.project_series(session) if wanted is None or row.id in wanted]
-    found: list[_Found] = []
+    found: list[_NewStep] = []
     levels: dict[int, tuple[Sequence[HistoryPoint], list[Step]]] = {}
     at = datetime.now(UTC)
     for row in chosen:
@@ -86,7 +89,7 @@ def judge_histories(
 
 
 def family_of(project: str, kernel: str) -> str:
-    """What alerts of a project are grouped by: `project/name`, the name without its bits."""
+    """Return the key that groups a project's alerts: `project/name`, the name without its bits."""
     return f"{project}/{kernel_family(kernel)}"
 
 
@@ -107,7 +110,7 @@ def _new_steps(
     at: datetime,
     *,
     watched: bool,
-) -> list[_Found]:
+) -> list[_NewStep]:
     known = {point.commit for point in queries.change_points_of(session, row.id)}
     new = []
     for step in located:
@@ -148,13 +151,13 @@ def _new_steps(
         add_change_point(session, identity, first.commit, before=step.before, after=step.after)
         if added:
             lasts = not is_back(step.before, located[-1].after, row.direction)
-            new.append(_Found(row, step, before, first, identity, lasts))
+            new.append(_NewStep(row, step, before, first, identity, lasts))
     return new
 
 
-def _groups(found: Sequence[_Found]) -> list[Group]:
+def _groups(found: Sequence[_NewStep]) -> list[Group]:
     """Lasting steps for the worse, by family and range of commits."""
-    members: dict[tuple[str, str, str], list[_Found]] = {}
+    members: dict[tuple[str, str, str], list[_NewStep]] = {}
     for one in found:
         if one.step.verdict is Verdict.SLOWER and one.lasts:
             family = family_of(one.series.project, one.series.kernel)

@@ -57,14 +57,15 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class KindReport:
-    """What a night came to on one kind of GPU.
+    """Result of a night on one kind of GPU.
 
-    reasons: cases that have no result, or a failure as their result, by why. candidates: series
-    that the history made suspicious. verdicts: of the comparisons, by verdict. notes: what could
-    not be done, and why. worse: what the code made slower or wrong, a line each, the worst first.
-    change_points, retracted: of all series, found by looking back, and taken back.
-    budget: comparisons of outliers, at most. not_compared: outliers that did not fit, the most
-    suspicious first: the case, the nights it has waited, the sigmas it is out by.
+    reasons: numbers of cases that have no result, or a failure as their result, by reason.
+    candidates: series that the history made suspicious. verdicts: of the comparisons, by verdict.
+    notes: what could not be done, and why. worse: cases that the code made slower or wrong, a line
+    each, the worst first. change_points, retracted: change points of all series that the
+    retrospective pass stored, and those that it retracted. budget: comparisons of outliers, at
+    most. not_compared: outliers beyond the budget, the most suspicious first: the case, the nights
+    it has waited, its distance from its history in sigmas.
     """
 
     night: str

@@ -1,16 +1,16 @@
-"""What a change may cost: a versioned TOML file of limits, owners and waivers.
+"""Accepted slow-down by a change: a versioned TOML file of limits, owners and waivers.
 
 version = 1
 suite = "nightly"                    # a suite's name, or a .toml beside the policy
 slower_percent = 2.0                 # largest accepted slow-down; 0: none
-owner = "kernels"                    # optional: who is asked about a kernel without an own owner
+owner = "kernels"                    # optional: owner of kernels whose limit names none
 
-[[limit]]                            # none or more; the first that fits a kernel counts
+[[limit]]                            # none or more; the first that matches a kernel counts
 kernels = ["flexq-*", "flexq-*[*]"]  # labels or globs
 slower_percent = 1.0
 owner = "flexq"                      # optional
 
-[[waiver]]                           # none or more: what is known, and accepted for a while
+[[waiver]]                           # none or more: known failures, accepted until a date
 kernels = ["abq-w2a8"]
 shapes = ["4096x4096"]               # optional: N x K
 m = "1,8"                            # optional: see workloads.ranges
@@ -132,7 +132,7 @@ class Policy:
         return self.limit_of(case).owner or self.default.owner
 
     def owner_of_label(self, label: str) -> str:
-        """Who answers for a kernel, by its label alone; empty: the policy does not say."""
+        """Return the owner of a kernel, by its label alone; empty: the policy names none."""
         fitting = (limit for limit in self.limits if _fits_label(limit.kernels, label))
         return next(fitting, self.default).owner or self.default.owner
 
@@ -163,7 +163,7 @@ def load_policy(name_or_path: str) -> Policy:
 
 
 def is_path(name_or_path: str) -> bool:
-    """Whether a policy or a suite is named by its file."""
+    """Return True if a policy or a suite is given by its file."""
     return name_or_path.endswith(".toml") or os.sep in name_or_path
 
 
@@ -192,10 +192,10 @@ def read_policy(
     locate: Callable[[Path], Path] = _as_named,
     suites: Traversable | None = None,
 ) -> Policy:
-    """As load_policy, of a file.
+    """Return the policy of a file; errors as load_policy.
 
-    locate: where to read a suite that is named by its file. suites: the folder of those that have
-    names; None: the package's.
+    locate: returns the path to read a suite from that is given by its file. suites: the folder of
+    those that have names; None: the package's.
     """
     values = read_toml(file)
     check_version(file.name, values.get("version"))

@@ -1,4 +1,4 @@
-"""What `flexq-bench dashboard` hands to Streamlit: the frame that every page stands in."""
+"""Streamlit script of `flexq-bench dashboard`: the navigation and layout of all pages."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def current_database() -> Database:
 
 
 def is_read_only() -> bool:
-    """Whether the app was started so that it writes nothing at all."""
+    """Return True if the app was started so that it writes nothing at all."""
     return bool(os.environ.get(READ_ONLY_VARIABLE))
 
 
@@ -83,7 +83,7 @@ def errors_shown() -> Iterator[None]:
         st.stop()
 
 
-def say_that_it_is_empty(database: Database) -> None:
+def show_empty_database(database: Database) -> None:
     """Say that the database holds no results, and by which commands to fill it."""
     measure = command_lines.command("run", "smoke", *command_lines.database_arguments(database))
     load = command_lines.command(
@@ -103,7 +103,10 @@ class _Opened:
 
 
 def _is_current(opened: _Opened) -> bool:
-    """Whether the file is still the one opened: a replaced file would be read as it was."""
+    """Return True if the file is still the one opened; otherwise close the database.
+
+    Reads of a replaced file would return its old content.
+    """
     if _file_of(opened.database.path) == opened.file:
         return True
     opened.database.close()
@@ -129,7 +132,10 @@ def _opened(url: str | None) -> _Opened:
 
 
 def _file_of(path: Path | None) -> tuple[int, int] | None:
-    """What tells a file from another one that took its name; None: a server, or no file."""
+    """Return a file's device and inode numbers, which differ for a file that replaced it.
+
+    None: a server, or no file.
+    """
     if path is None or not path.exists():
         return None
     status = path.stat()

@@ -32,7 +32,7 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
 
 
 def _as_json(value: object) -> str:
-    """What PostgreSQL reads as a time with its zone, or as bytes."""
+    """Return the text that PostgreSQL parses as a timestamp with time zone, or as bytes."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, bytes):

@@ -70,7 +70,7 @@ class NoiseInfo:
 
 @dataclass(frozen=True, slots=True)
 class FalseAlarmInfo:
-    """How many of these canaries (a commit compared with itself) were called slower or faster."""
+    """Rate at which canaries (a commit compared with itself) were judged slower or faster."""
 
     since: datetime
     until: datetime

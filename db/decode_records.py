@@ -19,7 +19,7 @@ DECODE_STATUSES = (
 
 @dataclass(frozen=True, slots=True)
 class ProcessDecode:
-    """What one fresh process measured of a case."""
+    """Measurements of a decode case in one fresh process."""
 
     number: int  # of the process within the run, from 0
     gpu: str  # the device's uuid
@@ -32,7 +32,7 @@ class ProcessDecode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
-    """What decodes and servings have in common."""
+    """Fields common to records of decodes and of servings."""
 
     uuid: str  # uuid5 of run uuid and case: the same record everywhere
     case: str  # its identity within the run

@@ -1,26 +1,26 @@
-"""What can go wrong with a database or a results file, as one line each.
+"""Errors of databases and results files; each message is one line.
 
 DatabaseError
-├── UnknownSchemeError      the URL names a database we do not speak
+├── UnknownSchemeError      the URL names an unsupported database
 ├── MissingDriverError      PostgreSQL without psycopg
-├── MissingDatabaseError    no file there, and none was to be made
-├── UnreachableError        the server does not answer, or refuses
-├── NotADatabaseError       the file, or the database in it, is something else's
+├── MissingDatabaseError    there is no file, and none was to be created
+├── UnreachableError        the server does not answer, or refuses the connection
+├── NotADatabaseError       the file is no database, or holds tables of another program
 ├── ReadOnlyError           file or folder can't be written
-│   └── StandbyError        the server takes no writes now: a failover
-├── FileMovedError          the open file was deleted, or another one took its name
-├── LockedError             somebody else wrote for longer than the timeout
+│   └── StandbyError        the server accepts no writes now (failover)
+├── FileMovedError          the open file was deleted, or replaced by another one
+├── LockedError             another writer held the database for longer than the timeout
 ├── SchemaError
 │   ├── NewerSchemaError    written by a later version
-│   └── OlderSchemaError    waits for `flexq-bench db upgrade`
+│   └── OlderSchemaError    requires `flexq-bench db upgrade`
 ├── NotFoundError           no such run or measurement
-│   └── AmbiguousError      several runs answer to the prefix
-├── StaleError              somebody changed meanwhile what was to be changed
+│   └── AmbiguousError      several runs match the prefix
+├── StaleError              the data to change was changed by somebody else meanwhile
 ├── ConflictError           two runs claim the same idempotency key
-├── LimitError              a request is too large, or too much is waiting
+├── LimitError              a request is too large, or too much is open
 ├── ResultsFileError        the results file can't be opened, or has an unknown suffix
 └── RecordError             a record that can't be stored
-    └── RecordFormatError   … read from a file: with its name and line
+    └── RecordFormatError   a record that can't be read from a file: with its name and line
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DatabaseError(Exception):
 
 
 class UnknownSchemeError(DatabaseError):
-    """The URL names a database we do not speak."""
+    """The URL names an unsupported kind of database."""
 
 
 class MissingDriverError(DatabaseError):
@@ -39,15 +39,15 @@ class MissingDriverError(DatabaseError):
 
 
 class MissingDatabaseError(DatabaseError):
-    """There is no file at the path, and none was to be made."""
+    """There is no file at the path, and none may be created."""
 
 
 class UnreachableError(DatabaseError):
-    """The server does not answer, or refuses us. The message never holds the password."""
+    """The server does not answer, or refuses the connection. The message omits the password."""
 
 
 class NotADatabaseError(DatabaseError):
-    """The file is no SQLite database, or not one of ours."""
+    """The file is not a SQLite database, or belongs to another program."""
 
 
 class ReadOnlyError(DatabaseError):
@@ -55,11 +55,11 @@ class ReadOnlyError(DatabaseError):
 
 
 class StandbyError(ReadOnlyError):
-    """The server takes no writes now, as a standby before it is promoted."""
+    """The server is read-only for now, as a standby is before its promotion."""
 
 
 class FileMovedError(DatabaseError):
-    """The file that is open was deleted, or another one took its name: a commit would be lost."""
+    """The open file was deleted or replaced: a commit would be lost."""
 
 
 class LockedError(DatabaseError):
@@ -67,7 +67,7 @@ class LockedError(DatabaseError):
 
 
 class SchemaError(DatabaseError):
-    """The tables are not those that this version works with."""
+    """The tables do not have the schema of this version."""
 
 
 class NewerSchemaError(SchemaError):
@@ -79,15 +79,15 @@ class OlderSchemaError(SchemaError):
 
 
 class NotFoundError(DatabaseError):
-    """Nothing stored answers to the name."""
+    """No stored row matches the name."""
 
 
 class AmbiguousError(NotFoundError):
-    """Several runs answer to the prefix."""
+    """Several runs match the prefix."""
 
 
 class StaleError(DatabaseError):
-    """What was to be changed is no longer as it was seen."""
+    """The data to change was changed after it was read."""
 
 
 class ConflictError(DatabaseError):
@@ -95,11 +95,11 @@ class ConflictError(DatabaseError):
 
 
 class LimitError(DatabaseError):
-    """A request is too large, or more would be waiting or running than may be."""
+    """A request is too large, or would exceed a limit on waiting or running jobs."""
 
 
 class ResultsFileError(DatabaseError):
-    """The results file can't be opened, or its suffix names no format of ours."""
+    """The results file can't be opened, or its suffix is unknown."""
 
 
 class RecordError(DatabaseError):
@@ -110,5 +110,5 @@ class RecordFormatError(RecordError):
     """A record that can't be read from a file: the message names the file and line."""
 
 
-# What passes by itself: whoever has something to store keeps it and tries again.
+# Transient errors: callers keep what is to be stored, and retry.
 AWAY = (LockedError, StandbyError, UnreachableError)

@@ -43,7 +43,7 @@ _GZIP_SUFFIX = ".gz"
 
 @dataclass(frozen=True, slots=True)
 class ImportSummary:
-    """What an import did. read = added + those that were stored already."""
+    """Summary of an import. read = added + records that were stored already."""
 
     path: str
     read: int

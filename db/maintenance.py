@@ -1,4 +1,4 @@
-"""How big a database is, and making it smaller. Summaries are never deleted."""
+"""Size of a database, and pruning of raw samples. Summaries are never deleted."""
 
 from __future__ import annotations
 

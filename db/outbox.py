@@ -183,7 +183,7 @@ def undelivered(session: Session) -> list[DeliveryRow]:
 
 
 def delivery_counts(session: Session) -> dict[str, int]:
-    """How many deliveries there are in each state."""
+    """Count the deliveries in each state."""
     query = select(Delivery.state, func.count()).group_by(Delivery.state)
     counted = {row[0]: int(row[1]) for row in session.execute(query)}
     return {state: counted.get(state, 0) for state in DELIVERY_STATES}

@@ -1,6 +1,7 @@
-"""Which numbers a record may have: one outside is a slip or a forgery, and histories rest on it.
+"""Valid ranges of the numbers in a record.
 
-The bounds are those of what can be, not of what is usual.
+A number out of range is an error or a forgery, and histories are computed from these numbers. The
+bounds are those of what is possible, not of what is usual.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class CommitInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What it ran on. uuid of a CPU: a hash of host name and model."""
+    """Device that a result is from. uuid of a CPU: a hash of host name and model."""
 
     uuid: str
     sku: str  # NVML name, for example "NVIDIA H200"; a CPU's model name

@@ -31,10 +31,10 @@ OPEN_REQUEST_STATES = ("queued", "running")
 
 @dataclass(frozen=True, slots=True)
 class RequestInfo:
-    """What somebody asks for. content: checked data, plain JSON; gpu: a SKU, empty: any.
+    """Request for measurements. content: checked data, plain JSON; gpu: a SKU, empty: any.
 
-    cases: how many results it makes, of a bisection how many comparisons at most. expected_s None:
-    nothing like it was ever measured, or it is a bisection.
+    cases: number of results it makes; of a bisection, the maximum number of comparisons.
+    expected_s None: nothing like it was ever measured, or it is a bisection.
     """
 
     uuid: str
@@ -49,7 +49,11 @@ class RequestInfo:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may wait or run at a time: of one requester, in one request, and of all."""
+    """Limits on what may wait or run at a time.
+
+    requests, cases: of one requester. cases_of_one: of one request. requests_of_all, cases_of_all:
+    of all requesters together.
+    """
 
     requests: int
     cases: int

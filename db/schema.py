@@ -1,4 +1,4 @@
-"""Which tables a database has, and bringing them up to this version.
+"""Schema revision of a database, and its upgrade to that of this version.
 
 A new revision: `alembic.command.revision(alembic_config(), "message", rev_id="0003")` from a
 Python prompt writes db/migrations/versions/0003_message.py; there is no alembic.ini.
@@ -24,7 +24,7 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What an upgrade did. before None: there were no tables."""
+    """Result of an upgrade. before None: there were no tables."""
 
     before: str | None
     after: str

@@ -65,7 +65,7 @@ def translated(name: str) -> Iterator[None]:
 
 def translate(error: SQLAlchemyError, name: str) -> DatabaseError:
     """The DatabaseError that stands for a driver's error on the database called `name`."""
-    error = _what_began_it(error)
+    error = _root_error(error)
     original = error.orig if isinstance(error, DBAPIError) else None
     reason = _first_line(original or error)
     code = getattr(original, "sqlstate", None)
@@ -87,7 +87,7 @@ def translate(error: SQLAlchemyError, name: str) -> DatabaseError:
 
 
 def _is_of_stored_value(error: Exception) -> bool:
-    """Whether reading a row raised it: a text that is no UTF-8, a JSON or a time that is none.
+    """Return True if reading a row raised the error: invalid UTF-8, JSON or time.
 
     SQLite stores any bytes in any column, so such a file was written by something else.
     """
@@ -97,7 +97,7 @@ def _is_of_stored_value(error: Exception) -> bool:
     )
 
 
-def _what_began_it(error: SQLAlchemyError) -> SQLAlchemyError:
+def _root_error(error: SQLAlchemyError) -> SQLAlchemyError:
     """SQLite undoes all where its disk is full; undoing a part of it then fails in turn."""
     before = error.__context__
     while "no such savepoint" in str(error) and before is not None:

@@ -1,4 +1,4 @@
-"""Which database is meant: a URL, a path, $FLEXQ_BENCH_DB, or the default place."""
+"""Resolution of the database's URL: a URL, a path, $FLEXQ_BENCH_DB, or the default path."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def resolve_url(database: str | None) -> URL:
 
 
 def is_default(database: str | None) -> bool:
-    """Whether nobody named a database, neither `database` nor $FLEXQ_BENCH_DB."""
+    """Return True if neither `database` nor $FLEXQ_BENCH_DB names a database."""
     return not (database or os.environ.get(ENVIRONMENT_VARIABLE))
 
 
 def display(url: URL) -> str:
-    """How messages name a database: the path of a file, a server's URL without its password."""
+    """Return a database's name for messages: a file's path, or a URL without its password."""
     if url.drivername == SQLITE and url.database:
         return url.database
     shown = url.set(drivername="postgresql", query={})

@@ -63,9 +63,10 @@ class Referring(Protocol):
 
 
 def series_identity(record: Record) -> dict[str, Any]:
-    """What must be equal for two records to be comparable; its fingerprint is the series' key.
+    """Return the fields that must be equal for two records to be comparable.
 
-    A project is part of it only where there is one, as series had keys before there were projects.
+    Their fingerprint is the series' key. A project is part of them only where there is one, as
+    series had keys before there were projects.
     """
     identity = {name: getattr(record, name) for name in _IDENTITY}
     return identity | ({_PROJECT: record.project} if record.project else {})
@@ -191,8 +192,9 @@ class Writer:
         return self._ids[key]
 
     def references(self, record: Referring) -> dict[str, Any]:
-        """What the row of a result that is no measurement has of a canonical record's references.
+        """Return the foreign keys and creation time of a row from a canonical record.
 
+        For rows of results that are no measurements. Rows referred to are inserted if missing.
         Raises ConflictError as `run`.
         """
         commit_id = self.commit(record.commit)

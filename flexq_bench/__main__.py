@@ -1,4 +1,4 @@
-"""Where `flexq-bench` and `python -m flexq_bench` start: Ctrl-C is heard before all is imported."""
+"""Entry point of `flexq-bench` and `python -m flexq_bench`: handles Ctrl-C during imports too."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def main() -> int:
             raise
         sys.stderr.write(f"flexq-bench: {told} (flexq-bench doctor tells more)\n")
         return ExitCode.INFRASTRUCTURE
-    from flexq_bench.interrupts import hear_interrupts
+    from flexq_bench.interrupts import handle_interrupts
 
-    hear_interrupts()
+    handle_interrupts()
     return run()
 
 

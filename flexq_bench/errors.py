@@ -1,13 +1,13 @@
-"""What the service raises; the command line prints the message and exits with exit_code.
+"""Exceptions of the service; the command line prints the message and exits with exit_code.
 
 FlexqError
-├── UsageError             what was asked for can't be                      exit 2
+├── UsageError             a request that cannot be fulfilled               exit 2
 │   ├── DeviceError        no such device on this machine
 │   └── MeasureError       a case that can't be measured here as asked
 ├── MissingResultsError    planned results did not arrive                   exit 4
 ├── InfrastructureError    a machine, a device or a store failed            exit 5
 │   └── BrokenRevisionError      code that does not build, or whose worker does not start
-└── CancelledError         whoever asked for the work took it back          exit 5
+└── CancelledError         the requester cancelled the work                 exit 5
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FlexqError(Exception):
 
 
 class UsageError(FlexqError):
-    """What was asked for can't be: the message says why and what to do."""
+    """A request that cannot be fulfilled; the message gives the reason and what to do."""
 
     exit_code = ExitCode.USAGE
 
@@ -54,4 +54,4 @@ class BrokenRevisionError(InfrastructureError):
 
 
 class CancelledError(FlexqError):
-    """Whoever asked for the work took it back; what was measured is stored."""
+    """The requester cancelled the work; results measured so far are stored."""

@@ -1,4 +1,4 @@
-"""What the exit status of every command means."""
+"""Exit codes of every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Being told to stop: by Ctrl-C wherever it is heard, and by a scheduler as by Ctrl-C."""
+"""Handlers of SIGINT and SIGTERM."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 _SOON_S = 0.02
-_heard = False
+_received = False
 
 
-def hear_interrupts() -> None:
-    """From now on SIGINT raises KeyboardInterrupt, also where Python would print and forget it."""
+def handle_interrupts() -> None:
+    """Make SIGINT raise KeyboardInterrupt, also in finalizers, where Python only prints it."""
 
-    def unheard(ignored: sys.UnraisableHookArgs) -> None:
+    def raise_again(ignored: sys.UnraisableHookArgs) -> None:
         if ignored.exc_type is KeyboardInterrupt:  # raised in a finalizer, which can't end anything
             again = threading.Timer(_SOON_S, os.kill, (os.getpid(), signal.SIGINT))
             again.daemon = True
@@ -25,18 +25,18 @@ def hear_interrupts() -> None:
         else:
             sys.__unraisablehook__(ignored)
 
-    sys.unraisablehook = unheard
+    sys.unraisablehook = raise_again
     signal.signal(signal.SIGINT, _interrupt)
 
 
 def was_interrupted() -> bool:
-    """Whether SIGINT came: what raised it may have been told as another error, as imports do."""
-    return _heard
+    """Return True if SIGINT was received, even if it surfaced as another error, as in imports."""
+    return _received
 
 
 @contextmanager
 def ended_by_terminate() -> Iterator[None]:
-    """SIGTERM (a job scheduler's time limit, a service manager) ends the block as Ctrl-C does."""
+    """Let SIGTERM (from a job scheduler or a service manager) end the block as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -48,6 +48,6 @@ def ended_by_terminate() -> Iterator[None]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    global _heard
-    _heard = True
+    global _received
+    _received = True
     raise KeyboardInterrupt

@@ -1,6 +1,6 @@
-"""Which packages that we need are not installed, found by the standard library alone.
+"""Required packages that are not installed, found with the standard library alone.
 
-What is missing may be anything, so nothing else is imported here.
+Any package may be missing, so this module imports no other.
 """
 
 from __future__ import annotations
@@ -95,9 +95,10 @@ def _normal(name: str) -> str:
 
 
 def _applies(marker: str | None, extras: Iterable[str]) -> bool:
-    """Whether a marker (PEP 508) holds here, for any of the extras asked for.
+    """Return True if a marker (PEP 508) holds here, for any of the requested extras.
 
-    One that can't be read holds: a package named in vain does less harm than one not named.
+    A marker that cannot be parsed holds unless it mentions an extra: a package named needlessly
+    does less harm than a missing package that is not named.
     """
     if marker is None or not marker.strip():
         return True
@@ -154,7 +155,7 @@ def _value(node: ast.expr, environment: dict[str, str]) -> str:
 
 
 def _version(text: str) -> tuple[int | str, ...]:
-    """As many numbers as a version has; 3.11 equals 3.11.0."""
+    """Return the numbers of a version without trailing zeros: 3.11 equals 3.11.0."""
     numbers = [int(part) for part in re.findall(r"\d+", text)]
     while numbers and numbers[-1] == 0:
         numbers.pop()

@@ -1,5 +1,5 @@
-"""How it is computed: number formats, CUDA sources, launchers, references, registry.
+"""Kernels: number formats, CUDA sources, launchers, references and the registry.
 
-Hugging Face publishes a package of the same name that `transformers` probes by its version, so
-this one defines none.
+Hugging Face publishes a package of the same name, which `transformers` detects by its version;
+this package therefore defines no version.
 """

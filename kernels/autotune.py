@@ -159,5 +159,5 @@ class TuningMemory:
 
 
 def tuning_folder() -> Path:
-    """Where choices are kept between processes: beside the compiled kernels."""
+    """Return the folder of stored tuning choices, next to that of the compiled kernels."""
     return cache_folder() / "tuning"

@@ -29,19 +29,19 @@ ALL_STAGES: tuple[Stage, ...] = ("gemm", "linear")
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """What the registry, the plan and the records know of a kernel without running it.
+    """Static description of a kernel, for the registry, the plan and the records.
 
     version: part of the series' identity; raised when the same name starts to mean other work.
     min_capability, max_capability: CUDA compute capabilities it runs on, both inclusive.
     reads_weights: False for kernels that have no weights to read (the empty kernel).
-    overlaps_launches: whether it starts while the launch before it still runs (programmatic
-        dependent launch), so that its floor is that of a stream of launches.
-    package: the outside package that it calls. None: everything is ours or torch's.
-    rounds_to: significant bits that a package leaves of scaled weights or of outputs, where that is
-        no more than FP16 has; its results are then judged by these and never bit for bit. None:
-        sums are FP32 or exact, and only the output is rounded to FP16.
-    source_hash: of the sources of a kernel from outside of this repository; no part of the series'
-        identity. None: one of ours, whose commit says what it is.
+    overlaps_launches: True if it starts while the previous launch still runs (programmatic
+        dependent launch); its floor is then that of a stream of launches.
+    package: the third-party package that it calls. None: all code is ours or torch's.
+    rounds_to: significant bits to which a package rounds scaled weights or outputs, where that is
+        no more than FP16 has; results are then checked to this precision and never bit for bit.
+        None: sums are FP32 or exact, and only the output is rounded to FP16.
+    source_hash: hash of the sources of a kernel from outside this repository; not part of the
+        series' identity. None: a kernel of this repository, identified by its commit.
     """
 
     name: str
@@ -96,11 +96,13 @@ PackingKind = Literal["halves", "group-codes", "row-codes"]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where and how what computes activations may write them itself (csrc/decode/operators.cu).
+    """Buffers and format for a producer that writes packed activations itself.
 
-    kind: FP16 values; codes with a scale per 128 of k; codes with a scale a row. bits: of a code.
+    The producers are in csrc/decode/operators.cu.
+
+    kind: FP16 values; codes with a scale per 128 of k; codes with a scale per row. bits: of a code.
     values: [>= M, padded K], FP16 or int8. scales: FP32 [groups, padded M] or [M]; None: halves.
-    in_mma_order: the codes of a group lie in the order of csrc/imma/layout.cuh.
+    in_mma_order: True if the codes of a group are in the order of csrc/imma/layout.cuh.
     """
 
     kind: PackingKind
@@ -201,13 +203,13 @@ class LinearKernel(ABC):
         return packed
 
     def narrow(self, w: PackedOperand, config: Config | None) -> PackedOperand:
-        """What this configuration reads of packed weights; the rest may be freed."""
+        """Return the part of the weights that this configuration reads; the rest may be freed."""
         return w
 
     def packing(self, x: PackedOperand, config: Config | None) -> Packing | None:
-        """How a fused producer may fill `x` for `gemm` under this configuration.
+        """Return the packing in which a fused producer may fill `x` for `gemm` with `config`.
 
-        None: only `activate` can.
+        None: only `activate` can fill it.
         """
         return None
 
@@ -220,7 +222,7 @@ class LinearKernel(ABC):
         return m
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
-        """What `config=None` means for this shape."""
+        """Return the configuration that `config=None` selects for this shape."""
         return None
 
     def builds(self) -> Sequence[Build]:
@@ -228,7 +230,7 @@ class LinearKernel(ABC):
         return ()
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
-        """What runs for this shape and configuration; empty: a library's code, not ours."""
+        """Return the builds that run for this shape and configuration; empty: a library's code."""
         return ()
 
     def machine_code(self, target: str) -> bytes | None:
@@ -241,7 +243,7 @@ class LinearKernel(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a probe's check found."""
+    """Result of a probe's check."""
 
     exact: bool
     detail: str = field(default="")
@@ -273,7 +275,7 @@ class Probe(ABC):
         return ()
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
-        """What runs for this shape and configuration."""
+        """Return the builds that run for this shape and configuration."""
         return ()
 
 

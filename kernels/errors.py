@@ -1,12 +1,12 @@
-"""What this room raises.
+"""Exceptions that this package raises.
 
 KernelError
 ├── ShapeError          operands that don't fit each other or the kernel
 ├── UnknownKernelError  no such name or variant in the registry
 ├── UnsupportedError    the kernel exists but not for this device, stage or missing package
-├── CompileError        NVRTC refused a source
+├── CompileError        NVRTC failed to compile a source
 ├── CacheError          the cache folder can't be written
-└── SourceError         a file or package from outside whose kernels can't be had
+└── SourceError         kernels of a file or package from outside can't be loaded
 """
 
 from __future__ import annotations

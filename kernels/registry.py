@@ -251,7 +251,7 @@ def labels(backend: Backend) -> tuple[str, ...]:
 
 
 def list_kernels(backend: Backend) -> tuple[KernelSpec, ...]:
-    """What each kernel of this backend is, in registry order."""
+    """Return the spec of each kernel of this backend, in registry order."""
     return tuple(resolve(label, backend).spec for label in labels(backend))
 
 

@@ -40,7 +40,7 @@ def all_builds() -> tuple[Build, ...]:
 def largest_builds(target: str) -> tuple[Build, ...]:
     """Of each source the build whose block asks for most shared memory, of those for `target`."""
     of_source: dict[str, Build] = {}
-    for build in sorted(all_builds(), key=_asked_bytes):
+    for build in sorted(all_builds(), key=_requested_bytes):
         if build.runs_on(target):
             of_source[build.source] = build
     return tuple(of_source.values())
@@ -85,7 +85,7 @@ def read_table(path: Path) -> list[ResourceRow]:
         ]
 
 
-def _asked_bytes(build: Build) -> tuple[int, str]:
+def _requested_bytes(build: Build) -> tuple[int, str]:
     return build.block.shared_bytes if build.block else 0, build.name
 
 

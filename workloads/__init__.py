@@ -1,1 +1,1 @@
-"""What is measured: model shapes, suites and workloads. No torch, no CUDA."""
+"""Model shapes, suites and workloads to measure. No torch, no CUDA."""

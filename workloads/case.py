@@ -37,7 +37,7 @@ def kernel_label(kernel: str, variant: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Case:
-    """What a plan declares and a measurement answers.
+    """One kernel on one workload: an item of a plan, with one result in each run.
 
     regime: "boost", at the clock that the device has free of its power limit, or "sustained", under
     steady load.

@@ -1,4 +1,4 @@
-"""What this room raises."""
+"""Exceptions of the workloads package."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class ModelSpec:
         return LayerShape(projection.name, n, k, self._count(projection))
 
     def _count(self, projection: Projection) -> int:
-        """How many such matrices the model has."""
+        """Return the number of matrices of this projection in the model."""
         if projection.place == "every":
             return self.layers
         dense = self.layers if self.experts is None else self.experts.dense_blocks

@@ -1,4 +1,4 @@
-"""How an unknown name is reported: the nearest known ones first."""
+"""Error messages for unknown names: the nearest known ones first."""
 
 from __future__ import annotations
 

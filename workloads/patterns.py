@@ -13,7 +13,7 @@ _WILDCARD = re.compile(r"(\*|\{\d{1,4}\.\.\d{1,4}\})")
 
 
 def is_glob(pattern: str) -> bool:
-    """Whether it may stand for more than one label: it has a `*` or a range of numbers."""
+    """Return True if the pattern has a `*` or a range, so that it may match several labels."""
     return _WILDCARD.search(pattern) is not None
 
 
@@ -38,12 +38,12 @@ def check_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def matches(pattern: str, label: str) -> bool:
-    """Whether a label is the pattern, or fits it.
+    """Return True if a label equals the pattern or matches it.
 
     `*` is any characters but brackets, `{2..8}` one of these numbers.
 
-    So `flexq-*` finds kernels without a variant, and `flexq-*[*]` those with one: nobody measures
-    every ablation by asking for a family.
+    So `flexq-*` matches kernels without a variant, and `flexq-*[*]` those with one: selecting a
+    family does not select every ablation.
     """
     if pattern == label:
         return True

@@ -18,13 +18,14 @@ def floor_kernel(weight_bits: int, *, overlaps: bool = False) -> str:
 
 
 def calibrates(kernel: str) -> bool:
-    """Whether others are held against it, so that itself it is neither slower nor faster.
+    """Return True if kernels are compared with it, so that it is itself neither slower nor faster.
 
-    A floor that moves moves what is a share of it, and tells a slow machine from a slow kernel.
+    If a floor changes, every percentage of it changes; it distinguishes a slow machine from a slow
+    kernel.
     """
     return kernel == EMPTY_KERNEL or kernel.startswith(_FLOOR_PREFIX)
 
 
 def is_probe(kernel: str) -> bool:
-    """Whether it is no GEMM, so it has no operations: a read floor, the empty kernel, the spin."""
+    """Return True for a read floor, the empty kernel or the spin: no GEMM, so no operations."""
     return kernel in (EMPTY_KERNEL, SPIN_KERNEL) or kernel.startswith(_FLOOR_PREFIX)

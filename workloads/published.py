@@ -94,7 +94,7 @@ def absent_tables() -> tuple[AbsentTable, ...]:
 
 
 def published_speedups(suite: str) -> tuple[PublishedValue, ...]:
-    """What papers state of kernels on a suite's layers at one number of tokens."""
+    """Return the published speedups of kernels on a suite's layers at one number of tokens."""
     return tuple(
         value
         for value in published_values()

@@ -25,7 +25,7 @@ def parse_ranges(text: str) -> tuple[int, ...]:
     """
     items = text.count(",") + 1
     if items > MAX_VALUES:
-        raise _too_many(_quoted(text), items)
+        raise _too_many_values(_quoted(text), items)
     parts = [_parse_item(item.strip(), text) for item in text.split(",")]
     return _united(parts, _quoted(text))
 
@@ -46,7 +46,7 @@ def parse_lines(lines: Iterable[str], file: str) -> tuple[int, ...]:
                 f"{MAX_DIMENSION:,}: write 8, 1:8, 8:64:8 or 4:64:x2"
             ) from None
         if len(parts) > MAX_VALUES:
-            raise _too_many(file, len(parts))
+            raise _too_many_values(file, len(parts))
     if not parts:
         raise WorkloadError(f"{file} holds no size: write 8, 1:8, 8:64:8 or 4:64:x2")
     return _united(parts, file)
@@ -55,11 +55,11 @@ def parse_lines(lines: Iterable[str], file: str) -> tuple[int, ...]:
 def _united(parts: Sequence[Sequence[int]], named: str) -> tuple[int, ...]:
     count = sum(len(part) for part in parts)
     if count > MAX_VALUES:
-        raise _too_many(named, count)
+        raise _too_many_values(named, count)
     return tuple(sorted({value for part in parts for value in part}))
 
 
-def _too_many(named: str, count: int) -> WorkloadError:
+def _too_many_values(named: str, count: int) -> WorkloadError:
     return WorkloadError(
         f"{named} has {count:,} values, at most {MAX_VALUES:,} are taken: use a larger step or "
         "split it"

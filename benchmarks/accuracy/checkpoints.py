@@ -112,7 +112,10 @@ def from_every_start(model: Any, tokens: Any, arguments: argparse.Namespace) -> 
 def quantized(
     scheme: str, folder: Path, arguments: argparse.Namespace, calibration: Calibration | None
 ) -> dict[str, Any]:
-    """What is said of the checkpoint of a scheme; made now, unless the folder is there."""
+    """Return the hash, the bits per weight and the time of a scheme's checkpoint.
+
+    Quantizes the model, unless a file with these notes is there.
+    """
     notes = folder.with_name(f"{folder.name}.json")
     if notes.exists():
         return dict(json.loads(notes.read_text()))
@@ -161,9 +164,9 @@ def greedy(model: Any, prompt: Any, new: int) -> list[int]:
 
 @torch.no_grad()
 def in_one_pass(model: Any, prompt: Any, tokens: list[int]) -> tuple[list[int], list[float]]:
-    """What a model predicts where these tokens stand behind the prompt, from one pass over all.
+    """Return the model's prediction at each token after the prompt, from one pass over all.
 
-    And how sure each prediction is: steps of FP16 to the second likeliest token.
+    Also returns the margin of each prediction: steps of FP16 to the second likeliest token.
     """
     text = torch.cat([prompt, torch.tensor(tokens)]).to(model.device)[None]
     logits = model(input_ids=text, use_cache=False).logits[0, len(prompt) - 1 : -1].float()

@@ -20,7 +20,7 @@ _HEAD = (
 
 
 class Verdicts:
-    """What each row says, after those of the same scheme with nothing done to it."""
+    """Verdicts on rows; the undamaged row of a scheme comes before its damaged ones."""
 
     def __init__(self) -> None:
         self._undamaged: dict[str, list[str]] = {}  # limits that a scheme fails, by its name
@@ -35,7 +35,7 @@ class Verdicts:
         return [name for name in row["fails"] if name not in without]
 
     def is_wrong(self, row: dict[str, Any]) -> bool:
-        """Whether a row was judged wrongly, or shows that its corruption does nothing."""
+        """Return True if a row was judged wrongly, or shows that its corruption does nothing."""
         scheme, corruption = row["scheme"], row["corruption"]
         if corruption == NOTHING_DONE:
             self._undamaged[scheme] = row["fails"]

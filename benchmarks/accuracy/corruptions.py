@@ -313,7 +313,7 @@ class Bench:
 def row_of(
     report: AccuracyReport, corruption: Corruption, size: float, scheme: str, tokens: int
 ) -> dict[str, Any]:
-    """What is printed of one judgement."""
+    """Return the row that is printed for one judgement."""
     checks = {one.check: one for one in report.judged}
     ppl = next((c for n, c in checks.items() if n.startswith("perplexity")), None)
     own_ppl, own_kl = (
@@ -367,7 +367,7 @@ def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
 
 
 def judgements(options: argparse.Namespace) -> Iterator[tuple[Corruption, float, str]]:
-    """What is done to what: first nothing to each scheme that is damaged afterwards."""
+    """Yield corruption, size and scheme of each judgement; first each scheme undamaged."""
     wanted = options.kinds.split(",") if options.kinds else None
     schemes = [FULL_PRECISION, *([options.scheme] if options.scheme else [])]
     shifted = dataclasses.replace(NOTHING, name=TOKENIZER, unit="off by", sizes=(1,))

@@ -118,7 +118,7 @@ class Draws:
         self._quantiles = [every[math.ceil(share * every.size) - 1] for share in self._shares]
 
     def judge(self, seed: int, lost: float) -> tuple[bool, bool, int]:
-        """Whether the test of the perplexity, and whether any limit fails; segments taken.
+        """Return whether the perplexity test fails, whether any limit does, and the segments taken.
 
         lost: nats a token added to each segment's loss.
         """
@@ -140,7 +140,7 @@ class Draws:
             rows = np.concatenate((rows, rng.integers(self._losses.size, size=added)))
 
     def _limits(self, rows: NDArray[np.intp], seed: int, share: float) -> tuple[bool, bool]:
-        """Whether a limit fails, and whether one is ambiguous. share: see PowerSchedule."""
+        """Return whether a limit fails, and whether one is ambiguous. share: see PowerSchedule."""
         count = rows.size
         found = [
             (mean_difference_interval(np.zeros(count), v[rows], seed=seed), float(v.mean()), key)

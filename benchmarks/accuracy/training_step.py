@@ -1,9 +1,9 @@
-"""How long a step of a learned scheme's training takes, as a CUDA graph and launch by launch.
+"""Time of a training step of a learned scheme, as a CUDA graph and launch by launch.
 
     python benchmarks/accuracy/training_step.py --model DIR --calibration C4 [--segments 32]
 
-One block is trained for one epoch and for three; a step is what the difference takes, so that
-loading, targets and recording are left out. Prints a JSON line for each scheme.
+One block is trained for one epoch and for three; the difference gives the time of a step, without
+loading, targets and recording. Prints a JSON line for each scheme.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def seconds(loaded: LoadedModel, name: str, epochs: int, data: Calibration) -> float:
-    """How long it takes to quantize the block with so many epochs."""
+    """Measure the time to quantize the block with this number of epochs, in seconds."""
     model = copy.deepcopy(loaded.model)
     started = time.monotonic()
     resolve(f"{name}[epochs={epochs}]").quantize(model, data)

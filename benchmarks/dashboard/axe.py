@@ -1,4 +1,4 @@
-"""What axe-core finds wrong with each page for people who use other means than eyes and a mouse.
+"""Accessibility violations on each page of the dashboard, found by axe-core.
 
 Opens every page of the dashboard in Chromium, light and dark, runs axe-core on it, and prints each
 violation with its impact, how many elements have it, and one of them; fails where one is serious or
@@ -39,7 +39,7 @@ axe.run(document, {resultTypes: ["violations"]}).then(
 
 
 def violations(browser: Any, url: str, axe: str) -> list[dict[str, Any]]:
-    """What is wrong with a page once it has settled."""
+    """Return axe-core's violations on a page once it has finished rendering."""
     browser.get(url)
     deadline = time.monotonic() + _PATIENCE_S
     while not browser.find_elements("css selector", "h1") or browser.find_elements(

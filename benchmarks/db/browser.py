@@ -1,10 +1,10 @@
-"""How soon a page shows what it is about, and how much memory the app takes with several viewers.
+"""Time until a page shows its main content, and memory of the app with several viewers.
 
-Starts the dashboard, opens each page in headless Chromium and takes the time from the navigation
-until its headline and what it is about are painted, its main table or figure, over repetitions;
-beside it the time of its first figure, and the seconds of a processor that the server and Chromium
-took until then. Then it opens that many viewers at once, each on another
-page, and sums the memory (PSS) of the app's processes. Prints what docs/dashboard.md quotes:
+Starts the dashboard, opens each page in headless Chromium and measures, over repetitions, the time
+from the navigation until its headline and its main table or figure are painted; also the time of
+its first figure, and the CPU seconds of the server and of Chromium until then. Then it opens
+several viewers at once, each on another page, and sums the memory (PSS) of the app's processes.
+Prints the numbers that docs/dashboard.md quotes:
 
     python benchmarks/db/browser.py large.sqlite
 """

@@ -194,7 +194,7 @@ def _alerts(session: Session, of: list[Place], machines: dict[str, Machine], nig
 
 
 def _one_verdict(place: Place) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is stored of a comparison of two commits that are alike, and its evidence."""
+    """Return the row of a decision on two commits that are alike, and that of its evidence."""
     compared = made_up.compared(place.case, 1, 0.0)
     (judged,) = judge_together([compared], noise_floors=[0.0], weight_bits=[6])
     found, flat = judged.confirmation, judged.evidence.as_dict()

@@ -1,4 +1,4 @@
-"""What a fleet leaves beside measurements: jobs, workers, and whole models' results."""
+"""Rows of a fleet beside measurements: jobs, workers, and results of whole models."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How long each page waits for the database: all of its queries together, 95th percentile.
+"""Database time of each page: all of its queries together, 95th percentile.
 
-What a query takes is the time from its call until its values are there, so reading rows and making
-values of them counts; what the dashboard keeps between two views is forgotten before each. Prints
-the table that docs/dashboard.md quotes, for a database that benchmarks/db/fill.py made:
+A query's time runs from its call until it returns values, so reading rows and converting them
+counts; the dashboard's caches are cleared before each view. Prints the table that docs/dashboard.md
+quotes, for a database that benchmarks/db/fill.py made:
 
     python benchmarks/db/pages.py large.sqlite
 """

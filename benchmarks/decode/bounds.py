@@ -1,9 +1,9 @@
-"""How much faster one scheme can be than another, from the bytes that a step reads alone.
+"""Upper bound of the speedup of one scheme over another, from the bytes that a step reads.
 
     python benchmarks/decode/bounds.py --model llama-13b --batch 1,4,8 --tokens 128,527,1024
 
-Weights are read once a step, the output head with them, keys and values once a sequence.
-`flexq-w6ax+kv8` has a cache of 8 bits; ratios are to the last scheme.
+Weights and the output head are read once a step, keys and values once a sequence.
+`flexq-w6ax+kv8` has a KV cache of 8 bits; ratios are to the last scheme.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What sequences hold when steps are timed: never zeros, as power depends on the bits read."""
+"""Contents of sequences in timed steps: never zeros, as power depends on the bits read."""
 
 from __future__ import annotations
 

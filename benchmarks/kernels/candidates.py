@@ -1,4 +1,4 @@
-"""How near every configuration of some kernels comes to the read floor and to others, by shape.
+"""Times of all configurations of some kernels, against the read floor and other kernels, by shape.
 
     python benchmarks/kernels/candidates.py --kernels fp6-w6a16,dgq-w4a8 --m 1,4,8 [--suite NAME]
         [--shapes NxK,...] [--drawn COUNT --seed N] [--against KERNELS] [--seconds N]
@@ -6,11 +6,11 @@
 
 Needs a GPU. Each configuration is timed as briefly as the tuner times it, weights cold, so this
 takes half a second a case. It prints, for each kernel and number of tokens, the geometric mean over
-the shapes of floor / fastest, the least of them, and what the configuration that runs without
-tuning loses. The floor is the fastest way to read weights of that width. --against: kernels that
-the fastest is compared with, by their own fastest, for example cublaslt-w8a8,cublaslt-fp8. The
+the shapes of floor / fastest, the least of them, and the loss of the configuration that runs
+without tuning. The floor is the fastest way to read weights of that width. --against: kernels whose
+fastest configurations are compared with the fastest, for example cublaslt-w8a8,cublaslt-fp8. The
 shapes are a suite's, unless some are given, and COUNT random ones, drawn by the seed. --out keeps
-every time, a file a kernel, as heuristic.py reads them.
+every time, a file a kernel, in the format that heuristic.py reads.
 """
 
 from __future__ import annotations

@@ -147,13 +147,13 @@ def read(paths: Sequence[Path], kernel: str) -> tuple[Times, int]:
 
 
 def named(config: Config) -> str:
-    """As in files: what has its default is left out, so that fields may be added."""
+    """Return the name in files: settings at their default are left out, so fields may be added."""
     settings = ", ".join(f"{name}={value}" for name, value in settings_of(config))
     return f"{type(config).__name__}({settings})"
 
 
 def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, sms: int) -> Config:
-    """What runs without tuning, of these configurations, on a shape that was never timed."""
+    """Return the one of `configs` that runs without tuning, on a shape that was never timed."""
     found = resolve(kernel, "cuda")
     if isinstance(found, ImmaGemm):
         of_imma = [c for c in configs if isinstance(c, AnyImmaConfig)]
@@ -229,7 +229,10 @@ class CostSamples:
         self.known = np.array([(c.start_us, c.alone_us, c.each_us) for c in known]).ravel()
 
     def estimates(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
-        """As cost_us of configuration_choice.py, of all configurations at once."""
+        """Estimate the times of all configurations, as cost_us of configuration_choice.py.
+
+        Infinite: the configuration was not timed.
+        """
         start, alone, each = costs.reshape(-1, 3).T
         whole, resident, last, steps, starts = np.moveaxis(self.waves[chosen], 2, 0)
         busy = whole * np.maximum(alone, each * resident)

@@ -1,11 +1,11 @@
-"""Why one kernel has several speeds: where the hardware's distribution of blocks stands.
+"""Effect of the state of the hardware's block distribution on a kernel's speed.
 
     python benchmarks/verdicts/block_order.py [--cases KEY,KEY] --out FOLDER
 
-Needs a GPU. Buffers and graph of a case stay the same throughout; what changes is what runs between
-two batches of samples: nothing, kernels of few and of many blocks, and a kernel that sets the order
-in which SMs get blocks (kernels/cuda/block_order.py) after one that left a random one. Prints the
-median of each batch, microseconds a launch, and by how much they differ. Writes block_order.jsonl.
+Needs a GPU. Buffers and graph of a case stay the same throughout. Between two batches of samples
+runs nothing, a kernel of few blocks, one of many, or a kernel that sets the order in which SMs get
+blocks (kernels/cuda/block_order.py) after one that left a random order. Prints the median of each
+batch, microseconds a launch, and by how much they differ. Writes block_order.jsonl.
 """
 
 from __future__ import annotations

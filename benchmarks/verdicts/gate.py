@@ -1,4 +1,4 @@
-"""What a gate answers on made comparisons: its exit codes where nothing changed, and where one did.
+"""Exit codes of the performance gate on simulated comparisons, without a slow-down and with one.
 
 Prints the table that docs/statistics.md quotes, from fixed seeds (a minute):
     python benchmarks/verdicts/gate.py [--looks 2] [--processes 1]

@@ -1,6 +1,6 @@
-"""What a real GPU shows of the rule that confirms: its noise level by level, false alerts, power.
+"""Noise by level, false alerts and power of the confirmation rule on a real GPU.
 
-Two parts; what was measured before an interruption is kept, and `noise` adds to what is there:
+Two parts; measurements from before an interruption are kept, and `noise` adds to them:
     python benchmarks/verdicts/hardware.py noise --out FOLDER     a commit against itself
     python benchmarks/verdicts/hardware.py power --out FOLDER     against slow-downs of known size
     python benchmarks/verdicts/hardware.py report --out FOLDER    tables and plot again, no GPU
@@ -201,7 +201,7 @@ def _row(case: Case, block: Block, process: int) -> Plain:
 
 
 def _comparisons(rows: Sequence[Plain]) -> list[Comparison]:
-    """What nights would have judged: of every pair of processes one placement, as by default."""
+    """Return the comparisons of nights: one placement of each pair of processes, the default."""
     made = []
     for placement in sorted({row["placement"] for row in rows}):
         part = [row for row in rows if row["placement"] == placement]

@@ -1,10 +1,10 @@
-"""How often `gate perf` passes an honest pull request: a commit that changes nothing.
+"""Share of `gate perf` runs that pass a commit that changes nothing.
 
     python benchmarks/verdicts/honest_gate.py --times 20       # one small shape on a CPU
     python benchmarks/verdicts/honest_gate.py --times 20 --policy default --device cuda
 
-Head is base with one comment more in `kernels`. Prints a line a gate, then how many ended with each
-exit code; 0 is a pass. Ends with 1 if a gate found a regression.
+Head is base with one comment more in `kernels`. Prints a line for each gate, then the number of
+gates by exit code; 0 is a pass. Ends with 1 if a gate found a regression.
 """
 
 from __future__ import annotations

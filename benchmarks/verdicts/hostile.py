@@ -73,7 +73,7 @@ def between_ticks(rng: np.random.Generator, nights: int) -> Floats:
 
 
 def on_ticks(logs: Floats) -> Floats:
-    """As a clock of so many ticks a result tells them, a step among them."""
+    """Round log times to a coarse clock's resolution, TICK; a step is rounded with them."""
     rounded: Floats = np.log(np.round(np.exp(logs) / TICK) * TICK)
     return rounded
 

@@ -60,7 +60,7 @@ def f1(annotations: Annotations, found: Sequence[int], margin: int = MARGIN) -> 
 
 
 def _matched(truth: set[int], predicted: set[int], margin: int) -> int:
-    """How many marks have a finding of their own within the margin."""
+    """Count the marks that have a finding of their own within the margin."""
     left, count = set(predicted), 0
     for mark in sorted(truth):
         near = [one for one in left if abs(one - mark) <= margin]
@@ -71,7 +71,7 @@ def _matched(truth: set[int], predicted: set[int], margin: int) -> int:
 
 
 def covering(annotations: Annotations, found: Sequence[int], size: int) -> float:
-    """How well segments overlap with those of each annotator (Arbelaez et al. 2010), averaged."""
+    """Return the covering of each annotator's segments (Arbelaez et al. 2010), averaged."""
     mine = _segments(found, size)
     return float(np.mean([_cover(_segments(marks, size), mine) for marks in annotations.values()]))
 

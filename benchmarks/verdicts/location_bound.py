@@ -1,11 +1,11 @@
-"""How often a step can be placed within ±5 nights at all, by one who knows the noise model.
+"""Bound on the share of steps that can be located within ±5 nights if the noise model is known.
 
-Beside it, what the level model reports of the same kinds of noise.
+Beside it, the results of the level model on the same kinds of noise.
 
-Two oracles of Gaussian noise with known sigma and AR(1) memory, series and steps as in
-`retrospective.py`. One knows the levels too and names the place whose ±5 nights hold most of the
-posterior: no detector does better. The other has to estimate levels, and a drift: least squares of
-whitened values.
+Two oracles know the sigma and the AR(1) memory of Gaussian noise; series and steps are those of
+`retrospective.py`. One knows the levels too and picks the place whose ±5 nights hold most of the
+posterior: no detector does better. The other has to estimate levels, and a drift, by least squares
+of whitened values.
     python benchmarks/verdicts/location_bound.py [--series 1000]
 """
 

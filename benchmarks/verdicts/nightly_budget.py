@@ -53,7 +53,7 @@ def order(logs: Floats, families: NDArray[np.int64], *, by_size: bool) -> list[i
 
 
 def confirmed(rng: np.random.Generator, shift: float, *, two_speeds: bool) -> tuple[bool, int]:
-    """Whether a comparison is slower or faster, and the pairs of processes that it takes."""
+    """Return whether a simulated comparison is slower or faster, and its pairs of processes."""
     known = pairs_of(RULES)
     offsets = SIGMA * rng.standard_normal((2, known[-1]))
     offsets += GAP * (rng.random(offsets.shape) < 0.5) * two_speeds
@@ -72,8 +72,11 @@ def confirmed(rng: np.random.Generator, shift: float, *, two_speeds: bool) -> tu
 def trial(
     number: int, step: float, most: int, slowed: int, two_speeds: bool, by_size: bool
 ) -> tuple[bool, int, float]:
-    """Whether a step of `slowed` series of one family is found in one of them in so many nights;
-    candidates of the first night, and pairs of processes that a comparison of an innocent takes."""
+    """Return whether a step is found within `most` nights in one of the series that have it.
+
+    `slowed` series of one family have the step. Also returns the candidates of the
+    first night, and the mean number of pairs of processes in comparisons of other series.
+    """
     rng = np.random.default_rng(
         zlib.crc32(f"{number} {step} {most} {slowed} {two_speeds}".encode())
     )

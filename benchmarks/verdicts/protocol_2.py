@@ -1,4 +1,4 @@
-"""How many cases of a large sweep get a number, how soon and how sure; under two protocols.
+"""Share of a large sweep's cases with a result, their time and precision, under two protocols.
 
     python benchmarks/verdicts/protocol_2.py plan --out FOLDER
     python benchmarks/verdicts/protocol_2.py measure --out FOLDER --part 1/4 [--seconds N]
@@ -6,13 +6,13 @@
     python benchmarks/verdicts/protocol_2.py report --out FOLDER
 
 `plan` needs no GPU: it writes cases.json, the cases and their probes in the order of a run.
-`measure` needs nothing but torch, CuPy and NVML; it appends a line a case to a file of its part and
-leaves out what any file there has. --old-tree: another tree's code measures, for example protocol 1
-from
+`measure` needs nothing but torch, CuPy and NVML; it appends a line for each case to the file of its
+part, and skips cases that any file there has. --old-tree: measure with another tree's code, for
+example protocol 1 from
 
     git archive c6ae341 | tar -x -C TREE
 
-which takes every 13th case, of which those that both measured are set beside each other.
+--every 13 takes every 13th case; `report` compares those that both trees measured.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def _median_s(rows: Sequence[Row]) -> str:
 
 
 def _beats_floor(row: Row) -> bool:
-    """Whether even the slow end of its interval is faster than the floor."""
+    """Return True if the upper end of the row's interval is below the floor."""
     high, floor = row["ci_us"][1], row["floor_us"]
     return bool(high and floor and high < floor)
 

@@ -55,8 +55,10 @@ def looks_at(
 
 
 def decide(night: list[Looks], rules: InterleaveRules) -> list[tuple[Confirmation, int]]:
-    """What each candidate of a night is found to be, and the pairs that took: by the first look
-    that decides it, or the last."""
+    """Return the verdict on each candidate of a night, and the pairs of processes that it took.
+
+    The first look that decides a candidate counts, or else the last.
+    """
     decided: dict[int, tuple[Confirmation, int]] = {}
     for look, pairs in enumerate(pairs_of(rules)):
         judged = confirm_together([looks[look] for looks in night], rate=rules.rate)
@@ -158,7 +160,7 @@ def generator(*names: object) -> np.random.Generator:
 def two_stage(
     kind: str, process_sigma: float, rules: InterleaveRules
 ) -> tuple[float, float, float, float, float]:
-    """As `simple`, then the share of candidates, and how many pairs of processes one takes."""
+    """Return the results of `simple`, the share of candidates, and pairs of processes of one."""
     rng = generator(kind, process_sigma)
     false, candidates, pairs, quiet = quiet_nights(kind, rng, process_sigma, rules)
     at_two = power(kind, rng, 0.02, POWER_NIGHTS, process_sigma, quiet, rules)

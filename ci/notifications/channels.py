@@ -39,7 +39,7 @@ class ChannelError(InfrastructureError):
 
 
 def is_configured(one: Subscription, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process knows where a subscription leads."""
+    """Return True if this process has the URL of the subscription's receiver."""
     return bool(environment.get(one.url_env))
 
 

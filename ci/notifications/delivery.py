@@ -31,11 +31,11 @@ Send = Callable[[Subscription, DeliveryRow], None]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of the outbox.
+    """Result of delivering the outbox.
 
-    failures: by subscription, why its last message was not taken. waiting: deliveries that are
-    still to be sent. unconfigured: subscriptions whose URL this process does not have. old: events
-    that were too old to tell anybody.
+    failures: by subscription, why its last delivery failed. waiting: deliveries that are still to
+    be sent. unconfigured: subscriptions whose URL this process does not have. old: events that were
+    too old to be sent.
     """
 
     sent: int
@@ -86,7 +86,7 @@ def deliver(
 
 
 def retry_after(attempts: int) -> timedelta:
-    """How long to wait after a failure that `attempts` others came before."""
+    """Return the delay before the next attempt, after a failure that `attempts` others preceded."""
     doublings = min(attempts, 20)
     return min(FIRST_RETRY * (1 << doublings), LONGEST_RETRY)
 

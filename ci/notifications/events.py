@@ -1,9 +1,9 @@
-"""What there is to tell, written in the transaction that stores what it tells of.
+"""Notification events, each written in the transaction that stores its cause.
 
-Nothing is told of canaries (a commit compared with itself), of what the machine did (cause
-`environment`), or of pull requests' verdicts beyond that their gate failed. Each event has a key of
-what it is about, so that whoever goes on with a night, or judges a history again, tells nothing
-twice.
+No event is written for canaries (a commit compared with itself), for changes that the machine
+caused (cause `environment`), or for a pull request's verdicts, beyond the failure of its gate. Each
+event has a key derived from its subject, so that a resumed night, or a history that is judged
+again, adds no duplicate.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Who is told what: a versioned TOML file of subscriptions.
+"""Notification subscriptions: a versioned TOML file of receivers and their filters.
 
 version = 1
-policy = "default"                 # optional: whose owners of kernels are meant
+policy = "default"                 # optional: the policy that names the owners of kernels
 
 [[subscription]]
-name = "flexq-slack"               # of the outbox: where it leads stands in no database
+name = "flexq-slack"               # in the outbox; the database does not store the URL
 url_env = "FLEXQ_BENCH_SLACK_URL"  # the variable that has Apprise's URL of the receiver
 secret_env = "FLEXQ_BENCH_HOOK_KEY"  # optional, of webhooks: the variable that has the HMAC key
-owner = "flexq"                    # optional: only about kernels that the policy says are theirs
-kernels = ["flexq-*"]              # optional: only about these labels or globs
-gpus = ["NVIDIA H200"]             # optional: only about these SKUs or globs
+owner = "flexq"                    # optional: only kernels that the policy assigns to this owner
+kernels = ["flexq-*"]              # optional: only kernels of these labels or globs
+gpus = ["NVIDIA H200"]             # optional: only GPUs of these SKUs or globs
 severity = "warning"               # optional: this or worse; default: info
 kinds = ["alert", "gate"]          # optional: default: alert, improvement, gate, nightly, digest
 
-A subscription with a filter of kernels or GPUs also gets what is about no kernel, or no GPU, in
-particular: the digest, and a nightly run that is broken or late.
+A subscription with a filter of kernels or GPUs also gets events that name no kernel, or no GPU:
+the digest, and a nightly run that is broken or late.
 """
 
 from __future__ import annotations

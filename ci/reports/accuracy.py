@@ -150,7 +150,7 @@ def detectable(one: LimitOutcome) -> str:
 
 
 def _base(report: AccuracyReport) -> str:
-    """What all is compared with: its scheme, or the other model."""
+    """Return the base of all comparisons: its scheme, or the other model."""
     if not report.reference:
         return report.base
     return f"{report.base} {report.reference} ({(report.reference_hash or '')[:12]})"

@@ -20,7 +20,7 @@ _LOUD = (Outcome.MISSING, Outcome.REGRESSION, Outcome.AMBIGUOUS)
 
 
 def markdown(report: GateReport) -> str:
-    """What fails stands open, all else is folded. Text of people is shown as text."""
+    """Format a report as Markdown: failures visible, all else folded, people's text escaped."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -76,7 +76,7 @@ def _table(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _why(finding: Finding) -> str:
-    """What the numbers beside it don't tell."""
+    """Return the reason or cause that a row's numbers do not show; empty: there is none."""
     if finding.change is None:
         return finding.reason
     if finding.cause in (Cause.NONE, Cause.CODE):

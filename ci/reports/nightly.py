@@ -64,7 +64,7 @@ def markdown(reports: Sequence[KindReport]) -> str:
 
 
 def _budget(report: KindReport) -> list[str]:
-    """What was not looked at, and how to look at more."""
+    """Report the candidates that were not compared, and the option to compare more."""
     left = report.not_compared
     if not left:
         return []

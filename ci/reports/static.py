@@ -31,7 +31,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """What got worse in one function of one build in the same metric, on one target or several."""
+    """A metric that got worse in one function of one build, on one target or several."""
 
     build: str
     function: str

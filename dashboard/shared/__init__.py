@@ -1,1 +1,1 @@
-"""What several pages share: controls, charts, tables, and how values are shown."""
+"""Code shared by several pages: controls, charts, tables, and formatting of values."""

@@ -1,4 +1,4 @@
-"""What an alert's buttons queue for a worker, and how far those requests are."""
+"""Requests that an alert's buttons queue for a worker, and their progress."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def show_buttons(
         f"Measure alert {row.id} again", key=f"again-{row.id}", icon=":material/replay:"
     ):
         _measure_again(database, row)
-    problem = why_no_bisection(row)
+    problem = no_bisection_reason(row)
     if place.button(
         f"Bisect alert {row.id}",
         key=f"bisect-{row.id}",
@@ -53,8 +53,8 @@ def show_buttons(
         _bisect(database, row, member)
 
 
-def why_no_bisection(row: AlertRow) -> str:
-    """Why nothing can be searched; empty: it can."""
+def no_bisection_reason(row: AlertRow) -> str:
+    """Explain why no bisection is possible; empty: it is."""
     if row.good is None:
         return "It was bad when it was first measured: there is no last good commit."
     if row.bad.project:
@@ -67,7 +67,7 @@ def why_no_bisection(row: AlertRow) -> str:
 
 
 def show_requests(database: Database, alert: int | None = None) -> None:
-    """What was queued from here, of one alert or of all, and what became of it."""
+    """Show the requests queued by these buttons, of one alert or of all, and their progress."""
     asked = _asked(database, alert)
     with database.session() as session:
         live = queries.workers(session, live=True, limit=1)
@@ -97,7 +97,7 @@ def _measure_again(database: Database, row: AlertRow) -> None:
     except (FlexqError, WorkloadError, KernelError, DatabaseError) as error:
         st.error(as_text(str(error)))
         return
-    _say_queued(f"Queued as request {request.uuid[:8]}: {request.cases} cases on {gpu}.")
+    _show_queued(f"Queued as request {request.uuid[:8]}: {request.cases} cases on {gpu}.")
 
 
 def _bisect(database: Database, row: AlertRow, member: DecisionRow | None) -> None:
@@ -120,13 +120,13 @@ def _bisect(database: Database, row: AlertRow, member: DecisionRow | None) -> No
     except (FlexqError, WorkloadError, KernelError, DatabaseError) as error:
         st.error(as_text(str(error)))
         return
-    _say_queued(
+    _show_queued(
         f"Queued as request {request.uuid[:8]}: a bisection of {wanted.case.key}, at most "
         f"{request.cases} comparisons on {of.gpu}."
     )
 
 
-def _say_queued(words: str) -> None:
+def _show_queued(words: str) -> None:
     st.success(as_text(words), icon=":material/check:")
 
 

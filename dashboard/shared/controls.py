@@ -110,7 +110,7 @@ class Controls:
     def _wanted(
         self, name: str, label: str, options: Sequence[T], written: Callable[[T], str]
     ) -> list[T]:
-        """What the control was set to, or on the first visit what the URL asks for."""
+        """Return what the control was set to, or on the first visit what the URL requests."""
         by_text = {written(option): option for option in options}
         stored = st.session_state.get(f"{self._page}.{name}")
         if stored is None:

@@ -58,7 +58,7 @@ def as_interval(ratio: Interval | None) -> str:
 
 
 def stage_in_words(stage: str) -> str:
-    """What a stage times: of `gemm` the GEMM only, of `linear` activation quantization too."""
+    """Describe what a stage times: `gemm` only the GEMM, `linear` activation quantization too."""
     return {
         "gemm": "GEMM only",
         "linear": "including activation quantization",
@@ -66,8 +66,10 @@ def stage_in_words(stage: str) -> str:
 
 
 def throttle_in_words(mask: float | None) -> str:
-    """Why the clock is held down, from NVML's mask (nvml.h, nvmlClocksEventReasons); empty for
-    None."""
+    """Describe why the clock is throttled; empty for None.
+
+    mask: NVML's (nvml.h, nvmlClocksEventReasons).
+    """
     if mask is None or mask != mask:
         return ""
     bits = int(mask)

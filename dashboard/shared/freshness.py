@@ -1,4 +1,4 @@
-"""How old the newest result is, and a page that follows what arrives."""
+"""Age of the newest result, and reruns of the page when newer results arrive."""
 
 from __future__ import annotations
 

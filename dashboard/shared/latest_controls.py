@@ -22,7 +22,7 @@ def choose_regime(place: DeltaGenerator, controls: Controls, database: Database,
 
 
 def choose_sweeps(place: DeltaGenerator, controls: Controls) -> bool:
-    """Whether what somebody measured once counts too; by default it does not."""
+    """Return True if results of sweeps, measured once, count too; by default they do not."""
     return controls.switch(
         place,
         "sweeps",
@@ -40,7 +40,7 @@ def describe_regime(frame: pd.DataFrame, regime: str) -> str:
     return f"regime: {regime}, {which} by protocol 1, which names none"
 
 
-def say_that_none_is_accepted(gpu: str, regime: str) -> None:
+def show_none_accepted(gpu: str, regime: str) -> None:
     """Say why there is nothing to show of a GPU."""
     st.info(
         f"No accepted result on {as_text(gpu)} under regime {regime} yet. A result is accepted if "

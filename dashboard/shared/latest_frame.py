@@ -33,7 +33,7 @@ ADDED = {
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """What is newest on one GPU under one regime, and what else it is set against."""
+    """Newest results on one GPU under one regime, and the stored noise of their series."""
 
     results: tuple[ResultRow, ...]
     noise: StoredNoise
@@ -68,7 +68,7 @@ def read_latest(database: Database, gpu: str, *, regime: str, sweeps: bool) -> L
 
 
 def read_rows(database: Database, latest: Latest, baseline: str) -> list[LatestRow[ResultRow]]:
-    """What may be said of each kernel and shape. baseline: a kernel's label."""
+    """Return the level and ratios of each kernel and shape. baseline: a kernel's label."""
     runs = tuple(sorted({r.run for r in latest.results}))
     kernels = {r.kernel for r in latest.results if kernel_label(r.kernel, r.variant) == baseline}
     widths = {floor_kernel(r.weight_bits) for r in latest.results}

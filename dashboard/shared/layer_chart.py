@@ -19,7 +19,7 @@ _HEIGHT = 440
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a kernel works: a layer of a model, by its shape."""
+    """Layer of a model, with the shape of its GEMM."""
 
     model: str
     layer: str
@@ -28,7 +28,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """What people call it; a shape of no layer is called by its N and K."""
+        """Name for display; a shape without a layer is named by its N and K."""
         return " ".join(part for part in (self.model, self.layer) if part) or f"{self.n}×{self.k}"
 
 

@@ -41,7 +41,10 @@ def places_of_frame(frame: pd.DataFrame) -> dict[ModelLayer, set[Shape]]:
 def models_and_layers(
     places: Mapping[ModelLayer, set[Shape]], models: Sequence[str] = ()
 ) -> tuple[list[str], list[str]]:
-    """What filters offer, sorted; layers of these models alone, where some are given."""
+    """Return the models and layers that filters offer, sorted.
+
+    models: if any are given, only their layers are returned.
+    """
     names = sorted({model for model, _ in places if model})
     layers = {layer for model, layer in places if layer and (not models or model in models)}
     return names, sorted(layers)
@@ -81,7 +84,10 @@ def narrowed_to(
 def _name(
     shape: Shape, fitting: Sequence[ModelLayer], stored: Counter[ModelLayer], *, named: bool
 ) -> ModelLayer:
-    """What a shape is called: as most of its results are, if the filters let that through."""
+    """Return the model and layer that a shape is named after.
+
+    They are those of most of its stored results, among those that the filters let through.
+    """
     allowed = {place: count for place, count in stored.items() if not named or place in fitting}
     # A suite may call a shape by its size: a layer of a model says more.
     allowed = {place: count for place, count in allowed.items() if place[0]} or allowed

@@ -1,4 +1,4 @@
-"""Which runs a page shows, and what a viewer should know of them."""
+"""Selection of the runs that a page shows, and notes on these runs for the viewer."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def choose_runs(
     listed: Sequence[RunName],
     zone: tzinfo,
 ) -> ShownRuns:
-    """What the viewer chose; by default the latest complete run of each GPU."""
+    """Return the runs that the viewer chose; by default the latest complete run of each GPU."""
     suites = sorted({run.suite for run in listed})
     suite = choose_suite(place, controls, suites)
     by_uuid = {run.uuid: run for run in listed if suite in (_ANY, run.suite)}
@@ -173,7 +173,7 @@ def _unfinished(run: RunSummary, database: Database) -> str:
 
 
 def run_title(run: RunName, zone: tzinfo) -> str:
-    """What a list calls a run."""
+    """Return the title of a run in a list."""
     return f"{run.uuid[:8]} · {run.suite} · {local_time(run.created_at, zone)} · {run.status}"
 
 

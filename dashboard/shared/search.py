@@ -24,15 +24,15 @@ _HEX = re.compile(r"[0-9a-f]{4,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchHit:
     """words: what it is. address: of the page that shows it."""
 
     words: str
     address: str
 
 
-def search(database: Database, asked: str) -> list[Found]:
-    """What the words may mean, kernels first; empty: nothing is called so."""
+def search(database: Database, asked: str) -> list[SearchHit]:
+    """Find what a search text may refer to, kernels first; empty: nothing matches."""
     words = asked.strip().lower()
     if len(words) < 2:
         return []
@@ -46,12 +46,12 @@ def search(database: Database, asked: str) -> list[Found]:
                 runs = [queries.run_by_uuid_prefix(session, words)]
     labels = {kernel_label(one.kernel, one.variant): one.kernel for one in series}
     found = [
-        Found(f"kernel {label}", page_address("kernels", kernel=kernel))
+        SearchHit(f"kernel {label}", page_address("kernels", kernel=kernel))
         for label, kernel in sorted(labels.items())
         if words in label.lower()
     ][:_MOST]
     found += [
-        Found(f"model {name}", page_address("leaderboard", model=name))
+        SearchHit(f"model {name}", page_address("leaderboard", model=name))
         for name in sorted(load_catalog())
         if words in name.lower()
     ][:_MOST]
@@ -59,17 +59,17 @@ def search(database: Database, asked: str) -> list[Found]:
     sizes = {(one.n, one.k) for one in series}
     if shape and (int(shape[1]), int(shape[2])) in sizes:
         n, k = shape[1], shape[2]
-        found.append(Found(f"shape {n} × {k}", page_address("history", shape=f"{n}x{k}")))
+        found.append(SearchHit(f"shape {n} × {k}", page_address("history", shape=f"{n}x{k}")))
     matching = [row for row in commits if row.sha.startswith(words) or words in row.subject.lower()]
     found += [
-        Found(
+        SearchHit(
             f"commit {short_commit(row.sha, dirty=False)} {row.subject}",
             page_address("compare", **{"kind": "commits", "head-commits": row.sha[:10]}),
         )
         for row in dict.fromkeys(matching)
     ][:_MOST]
     found += [
-        Found(f"run {run.uuid[:8]} of {run.suite}", page_address("results", run=run.uuid[:8]))
+        SearchHit(f"run {run.uuid[:8]} of {run.suite}", page_address("results", run=run.uuid[:8]))
         for run in runs
     ]
     return found

@@ -1,4 +1,4 @@
-"""What measuring took before, for estimates; and what is known of a kind of GPU."""
+"""Measured durations of cases, for estimates, and the compute capability of a SKU."""
 
 from __future__ import annotations
 

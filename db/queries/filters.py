@@ -1,4 +1,4 @@
-"""Which measurements a query is about."""
+"""Filters that select the measurements of a query."""
 
 from __future__ import annotations
 

@@ -56,10 +56,10 @@ _JOB = tuple(Job.__table__.columns[name] for name in JobRow.__slots__)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the jobs of a run are.
+    """Progress of the jobs of a run.
 
-    states: how many jobs by state. expected_s: seconds of measuring on one GPU that the open jobs
-    are expected to take; unknown: how many of them nothing is known of.
+    states: number of jobs by state. expected_s: seconds of measuring on one GPU that the open jobs
+    are expected to take; unknown: number of open jobs without an estimate.
     """
 
     run: str  # uuid
@@ -151,7 +151,10 @@ def quarantined_jobs(session: Session, *, limit: int | None = None) -> list[tupl
 def progress(
     session: Session, *, run_uuids: Sequence[str] | None = None, limit: int | None = None
 ) -> list[Progress]:
-    """How far runs with jobs are, newest first. run_uuids None: of all that are not finished."""
+    """Return the progress of runs with jobs, newest first.
+
+    run_uuids None: all runs that are not finished.
+    """
     having_jobs = select(Job.run_id).distinct()
     query = (
         select(
@@ -243,7 +246,7 @@ def runs_on_several_devices(session: Session, *, among: int = 50) -> list[tuple[
 def device_offsets(
     session: Session, *, gpu: str | None = None, limit: int | None = None
 ) -> list[OffsetRow]:
-    """What runs showed of single GPUs, newest first. gpu: only of this SKU."""
+    """Return the time offsets of single GPUs in runs, newest first. gpu: only of this SKU."""
     query = (
         select(
             Run.uuid.label("run"),

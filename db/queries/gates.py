@@ -1,4 +1,4 @@
-"""What accuracy gates decided: as history, and as the records that they came from."""
+"""Queries for decisions of accuracy gates: their history, and the original records."""
 
 from __future__ import annotations
 

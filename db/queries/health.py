@@ -1,4 +1,4 @@
-"""What a watchdog asks: when something last moved, and how much waits or failed."""
+"""Queries for health monitoring: times of newest results, counts of runs, jobs and requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def health(session: Session) -> Health:
 
 
 def last_results(session: Session, run_uuids: Sequence[str]) -> dict[str, datetime]:
-    """When the newest result of each run was measured; runs without one are left out."""
+    """Return the time of each run's newest result; runs without a result are left out."""
     newest = (
         select(Run.uuid, func.max(Measurement.created_at).label("newest"))
         .join(Measurement, Measurement.run_id == Run.id)

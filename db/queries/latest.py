@@ -53,7 +53,7 @@ def gpu_names(session: Session) -> tuple[str, ...]:
 
 
 def newest_result_at(session: Session) -> datetime | None:
-    """When the newest result of the newest runs was measured; None: there is none."""
+    """Return the time of the newest result of the newest runs; None: there is none."""
     newest = select(Run.id).order_by(Run.created_at.desc(), Run.id.desc()).limit(_NEWEST_RUNS)
     query = select(func.max(Measurement.created_at)).where(
         Measurement.run_id.in_(newest.scalar_subquery())

@@ -15,8 +15,10 @@ from db.tables import ChangePoint, Commit, Night, Run, Series
 
 @dataclass(frozen=True, slots=True)
 class NightState:
-    """How far a night is on one kind of GPU, of commits of one project. report empty: not
-    concluded."""
+    """State of a night on one kind of GPU, for commits of one project.
+
+    report empty: not concluded.
+    """
 
     key: str
     name: str
@@ -33,9 +35,9 @@ class NightState:
 
 @dataclass(frozen=True, slots=True)
 class ChangePointRow:
-    """Where the level of a series changed; levels in its unit.
+    """Change point of a series: the commit at which its level changed; levels in its unit.
 
-    retracted: why a later look took it back; None: it stands.
+    retracted: why a later analysis retracted it; None: it is not retracted.
     """
 
     id: int

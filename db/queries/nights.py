@@ -31,9 +31,9 @@ class OutcomeRow:
 
 @dataclass(frozen=True, slots=True)
 class NightRow:
-    """What was concluded last on one kind of GPU.
+    """Verdicts that were stored last on one kind of GPU.
 
-    heads: shas of the commits judged. verdicts: how many decisions by verdict.
+    heads: shas of the commits judged. verdicts: number of decisions by verdict.
     """
 
     gpu: str
@@ -43,7 +43,7 @@ class NightRow:
 
 
 def run_outcomes(session: Session, run_uuids: Sequence[str]) -> list[OutcomeRow]:
-    """How the cases of these runs ended, most cases first."""
+    """Count the cases of these runs by outcome, most cases first."""
     cases = func.count().label("cases")
     query = (
         select(
@@ -111,10 +111,10 @@ def latest_nights(session: Session) -> list[NightRow]:
 
 
 def verdicts_of_commit(session: Session, sha: str | None) -> dict[str, int]:
-    """How many decisions about a commit ended in each verdict, against other commits.
+    """Count the decisions about a commit, against other commits, by verdict.
 
-    sha: or the beginning of it; None: the newest commit by ancestry that was judged on the line
-    of this repository that people watch. Empty: nothing was judged.
+    sha: or the beginning of it; None: the newest commit by ancestry that was judged on the watched
+    line of this repository. Empty: nothing was judged.
     """
     concluded = Decision.base_commit_id.is_distinct_from(Decision.head_commit_id)
     judged = select(Decision.id).where(Decision.head_commit_id == Commit.id, concluded)

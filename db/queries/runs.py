@@ -49,7 +49,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """What tells people one run from another; how far it came is in its RunSummary."""
+    """Fields that identify a run to people; its progress is in its RunSummary."""
 
     uuid: str
     suite: str
@@ -254,7 +254,7 @@ def owned_runs(session: Session) -> list[OwnedRun]:
 
 
 def leased_jobs(session: Session, run_uuid: str) -> int:
-    """How many jobs of a run workers of a fleet hold now, by the database's clock."""
+    """Count the jobs of a run that fleet workers hold now, by the database's clock."""
     query = (
         select(func.count())
         .select_from(Job)

@@ -49,7 +49,7 @@ class SeriesRow:
 
 @dataclass(frozen=True, slots=True)
 class SeriesName:
-    """What tells people one series from another one."""
+    """Fields that identify a series to people."""
 
     id: int
     kernel: str
@@ -104,7 +104,7 @@ class HistoryPoint:
 
 @dataclass(frozen=True, slots=True)
 class FilterValues:
-    """What a filter can be set to, sorted; models and layers without the empty label."""
+    """Options of each filter, sorted; models and layers without the empty label."""
 
     suites: tuple[str, ...]
     kernels: tuple[str, ...]

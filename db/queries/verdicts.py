@@ -116,7 +116,7 @@ def alert_by_id(session: Session, alert_id: int) -> AlertRow:
 
 
 def alert_events(session: Session, alert_id: int) -> list[AlertEventRow]:
-    """What happened to an alert, oldest first."""
+    """Return the events of an alert, oldest first."""
     query = (
         select(AlertEvent.state, AlertEvent.person, AlertEvent.note, AlertEvent.created_at)
         .where(AlertEvent.alert_id == alert_id)

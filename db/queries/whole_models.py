@@ -196,7 +196,7 @@ def decoded_schemes(session: Session) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ModelResults:
-    """How many scores, decodes and servings a run has, and on which kinds of GPU."""
+    """Number of scores, decodes and servings of a run, and the kinds of GPU that they are on."""
 
     count: int
     gpus: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What every table shares: the metadata, its naming rule, and the column types."""
+"""Common base of all tables: the metadata, its naming convention, and the column types."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Job(Base):
 
 
 class Request(Base):
-    """What somebody asked the fleet to measure: data that was checked, never code."""
+    """Request to the fleet for measurements: data that was checked, never code."""
 
     __tablename__ = "request"
     __table_args__ = (
@@ -103,7 +103,7 @@ class TuningChoice(Base):
 
 
 class DeviceOffset(Base):
-    """How much slower one GPU is than the others of its SKU, by cases that several measured."""
+    """Slowdown of one GPU against the others of its SKU, by cases that several measured."""
 
     __tablename__ = "device_offset"
     __table_args__ = (UniqueConstraint("run_id", "device_id"), Index(None, "device_id"))

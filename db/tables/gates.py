@@ -1,4 +1,4 @@
-"""What accuracy gates decided."""
+"""Decisions of accuracy gates."""
 
 from __future__ import annotations
 

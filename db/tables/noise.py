@@ -35,7 +35,7 @@ class Noise(Base):
 
 
 class FalseAlarmRate(Base):
-    """How often the same commit was found slower or faster than itself."""
+    """Rate at which a commit compared with itself was judged slower or faster."""
 
     __tablename__ = "false_alarm_rate"
     __table_args__ = (UniqueConstraint("input_hash"), Index(None, "until"))

@@ -1,4 +1,4 @@
-"""Where a number comes from: the commit, the device, the environment."""
+"""Provenance of a measurement: the commit, the device, the environment."""
 
 from __future__ import annotations
 

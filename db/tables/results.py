@@ -1,4 +1,4 @@
-"""What is measured of whole models, and what the papers published."""
+"""Results of whole models, and values that the papers published."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class DecodeResult(ModelResult, Base):
 
 
 class DecodeSample(Base):
-    """What one fresh process measured of a decode. No row: older than this table."""
+    """Measurements of a decode in one fresh process. No row: older than this table."""
 
     __tablename__ = "decode_sample"
 

@@ -1,4 +1,4 @@
-"""What was concluded from the numbers, so that it can be computed again, and what people said."""
+"""Decisions with the data to recompute them, alerts, change points, and notes of people."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class EpochBreak(Base):
 
 
 class ChangePoint(Base):
-    """Where the level of a series changed."""
+    """Change point of a series: the commit at which its level changed."""
 
     __tablename__ = "change_point"
     __table_args__ = (UniqueConstraint("series_id", "commit_id", "decision_id"),)

@@ -69,7 +69,7 @@ class Judge:
         sys.stdout.flush()
 
     def git(self, *words: str) -> str:
-        """What git says of the repository."""
+        """Run a git command in the repository and return its output."""
         command = ["git", "-C", str(self.folder), *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

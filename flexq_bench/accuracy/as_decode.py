@@ -106,14 +106,14 @@ class DecodedCache(DynamicCache):  # type: ignore[misc]  # transformers has no t
         return 0 if self.state is None else self.state.longest
 
     def state_of(self, decoder: TextDecoder, texts: int, tokens: int) -> TextState:
-        """What is kept so far, made now if there is nothing; `tokens` are about to be added."""
+        """Return the state, created if there is none; `tokens` are about to be added."""
         if self.state is None:
             self.state = decoder.empty(texts, max(self._capacity, tokens))
         return self.state
 
 
 class _Forward:
-    """What stands for the forward method of a model of transformers."""
+    """Replacement for the forward method of a transformers model."""
 
     def __init__(self, decoder: TextDecoder) -> None:
         self.decoder = decoder

@@ -40,9 +40,9 @@ def as_bos(name: str | None) -> Bos | None:
 
 
 def chosen_bos(requested: Bos | None, tokenizer: Any) -> Bos:
-    """Where BOS goes; requested None: as the tokenizer asks (`add_bos_token`).
+    """Return the placement of BOS; requested None: the tokenizer's own setting (`add_bos_token`).
 
-    Raises AccuracyError if it is wanted and the tokenizer has none.
+    Raises AccuracyError if BOS is requested and the tokenizer has none.
     """
     if requested is None:
         return "segment" if _begins_with_bos(tokenizer) else "none"
@@ -75,10 +75,11 @@ def text_tokens(text: Text, tokenizer: Any, bos: Bos, context: int) -> TextToken
 
 
 def first_tokens_warning(model: Any, tokenizer: Any, tokens: TextTokens) -> str | None:
-    """What looks wrong with a model that is evaluated without BOS; None: nothing.
+    """Return a warning if a model evaluated without BOS appears to need it; None: no warning.
 
-    A model that was trained to see BOS before all else predicts the first tokens of each segment
-    far worse without it. Compared on the beginnings of a few segments, tokens from the second on.
+    A model that was trained with BOS at the start of its texts predicts the first tokens of each
+    segment far worse without it. The losses with and without BOS are compared on the beginnings of
+    a few segments, from their second token on.
     """
     token = tokenizer.bos_token_id
     if token is None:

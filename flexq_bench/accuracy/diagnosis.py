@@ -1,4 +1,4 @@
-"""Where a model lost what it lost: which layers, what beside them differs, and on which tokens."""
+"""Diagnosis of an accuracy loss: by layer, by other differing settings and tensors, by token."""
 
 from __future__ import annotations
 
@@ -50,11 +50,12 @@ class TokenLoss:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why a model fails.
+    """Diagnosis of a model's accuracy loss.
 
-    kl: mean KL divergence from the original on the tokens that layers are restored on, nats; None:
-    they are not, `note` says why. layers: those that matter most come first. differing: settings
-    and tensors beside the layers that are not the original's. tokens: the worst one first.
+    kl: mean KL divergence from the original, nats, on the tokens that restored layers are evaluated
+    on; None: no layers were restored, `note` gives the reason. layers: the most important first.
+    differing: settings and tensors outside the layers that differ from the original's. tokens: the
+    worst first.
     """
 
     scheme: str
@@ -65,7 +66,7 @@ class Diagnosis:
     note: str = ""
 
     def values(self) -> dict[str, Any]:
-        """As JSON has it: null where a number is not finite."""
+        """Return the fields as JSON values: null where a number is not finite."""
         values: dict[str, Any] = _finite(asdict(self))
         return values
 
@@ -160,7 +161,11 @@ def worst_tokens(
 
 
 def is_foldable(original: Any, model: Any, folds: Folds) -> bool:
-    """Whether layers can be compared one by one: what was folded into the model is known."""
+    """Return True if layers can be compared one by one: all folds are known.
+
+    True if the model is not quantized, if its folds are known, or if its norm weights are the
+    original's within 1 %.
+    """
     quantized = any(isinstance(m, FakeQuantizedLinear) for m in model.modules())
     if not quantized or folds.inputs or folds.outputs:
         return True

@@ -73,7 +73,7 @@ class _Quantized:
 
 
 class Schedule(Protocol):
-    """How much of a text is evaluated, decided while it is."""
+    """Rule that decides, during an evaluation, how many segments of a text are evaluated."""
 
     def next_count(
         self,
@@ -149,7 +149,7 @@ class Evaluator:
                 _check_kernels(scheme, gated=gated)
 
     def warning(self) -> str | None:
-        """What looks wrong with the model on the first text; None: nothing, or there is no text."""
+        """Return a warning about the model on the first text; None: no warning, or no text."""
         if not self._plan.texts:
             return None
         tokens = self._tokens[self._plan.texts[0].name]
@@ -258,11 +258,12 @@ class Evaluator:
         return self._checkpoint is not None and scheme == self._plan.schemes[-1]
 
     def reproduced(self, scheme: str, text_name: str, count: int) -> list[MetricResult]:
-        """What a scheme makes of the original here, on the first segments of a text, or on more.
+        """Quantize the original here, and evaluate it on at least `count` segments of a text.
 
-        Of the last scheme and text it is kept: only segments that it lacks are computed.
-        Of the model as it is: the original itself. Through the reference, whatever the plan says.
-        Raises UsageError if there is no original, or what made the checkpoint can't be done again.
+        The reference computes the quantized layers, whatever the plan says. The results of the last
+        scheme and text are cached: only segments that they lack are computed. For the model as it
+        is, the results are those of the original itself. Raises UsageError if there is no original,
+        or if the quantization of the checkpoint cannot be repeated.
         """
         text, tokens = self._texts[text_name], self._tokens[text_name]
         if self.reference is None:
@@ -309,7 +310,7 @@ class Evaluator:
         return self._quantized(scheme).folds
 
     def agreement(self, scheme: str, text: str) -> Agreement | None:
-        """How a scheme's predictions on a text, the last time, agree with the reference's."""
+        """Return a scheme's last agreement with the reference on a text; None: not evaluated."""
         return self._agreements.get((scheme, text))
 
     def text_ids(self, text: str) -> torch.Tensor:

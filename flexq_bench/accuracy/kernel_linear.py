@@ -15,7 +15,7 @@ from torch import nn
 from flexq_bench.decode.text_decoder import MOST_TOKENS
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear, past_fp16
-from flexq_bench.schemes.kernel_choice import kernel_label, why_no_kernel
+from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.model_map import replace_module
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels import registry
@@ -116,7 +116,7 @@ def _kernel_of(name: str, layer: QuantizedLayer) -> LinearKernel:
     formats = layer.weight_format, layer.activation_format
     label = kernel_label(*formats)
     if label is None:
-        raise QuantizeError(f"{name}: {why_no_kernel(*formats)}: evaluate --through reference")
+        raise QuantizeError(f"{name}: {no_kernel_reason(*formats)}: evaluate --through reference")
     backend: Backend = "cuda" if layer.weight.values.device.type == "cuda" else "cpu"
     try:
         kernel = registry.resolve(label, backend)

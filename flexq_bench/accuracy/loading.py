@@ -34,7 +34,7 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """Device of the model's weights."""
         device: torch.device = next(self.model.parameters()).device
         return device
 

@@ -1,4 +1,4 @@
-"""What is evaluated: schemes, texts and tasks, and how much of them."""
+"""Plan of an evaluation: schemes, texts, tasks, and limits on their size."""
 
 from __future__ import annotations
 

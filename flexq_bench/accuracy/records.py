@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where findings come from: what every record of a run has in common."""
+    """Origin of findings: the fields that all records of a run share."""
 
     model: str
     model_hash: str
@@ -58,10 +58,10 @@ class Recording:
             self._stored = _by_unit(queries.accuracy_results(session, runs=[run.info.uuid]))
 
     def reusable(self, unit: Unit, parameters: Mapping[str, Any]) -> list[MetricResult]:
-        """What the run has of a unit under these parameters; nothing, if it failed or is not there.
+        """Return the run's results of a unit under these parameters; empty: failed or missing.
 
-        Raises UsageError if what it has is of another model, commit or seed, or of other options:
-        one run's numbers belong together.
+        Raises UsageError if the stored results are of another model, commit or seed, or of other
+        options: all results of one run must be comparable.
         """
         return _reusable(self._of(unit), self._origin, parameters)
 
@@ -176,7 +176,7 @@ def finding_of(record: AccuracyRecord) -> MetricResult:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What a run has of a unit. records: of the last attempt."""
+    """Stored results of a unit in a run. records: of the last attempt."""
 
     attempts: int = 0
     records: tuple[AccuracyRecord, ...] = ()

@@ -1,4 +1,4 @@
-"""What models are compared with: the predictions of the original, in memory or stored in a file."""
+"""References that models are compared with: the original's predictions, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reference(Protocol):
         ...
 
     def known(self, text: Text) -> ReferenceLogits | None:
-        """What predictions gave so far."""
+        """Return the predictions on a text that exist so far; None: there are none."""
         ...
 
 

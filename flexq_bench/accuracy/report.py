@@ -76,8 +76,11 @@ def positions_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISI
 
 
 def agreement_table(results: Sequence[MetricResult]) -> Table | None:
-    """How far each scheme's predictions are from the original's: KL divergences of tokens in nats,
-    shares of equal likeliest tokens, the change of the true token's rank; None: not compared."""
+    """Return a table of each scheme's agreement with the original; None: nothing was compared.
+
+    Columns: KL divergence of tokens in nats, shares of equal likeliest tokens, and the change of
+    the true token's rank (log2).
+    """
     rows = [result for result in results if result.metric == KL]
     if not rows:
         return None

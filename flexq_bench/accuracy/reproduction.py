@@ -1,4 +1,4 @@
-"""What a scheme makes of the original, evaluated on as much of a text as is asked for."""
+"""Evaluation of the original, quantized by a scheme, on as many segments as requested."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class Reproduction:
         return self._result
 
     def agreement(self) -> Agreement:
-        """How it agrees with the original on these segments."""
+        """Return the agreement with the original on the segments evaluated so far."""
         return self._meter.result()

@@ -79,7 +79,7 @@ class MetricResult:
 
     @property
     def through(self) -> Through:
-        """What computed the quantized layers; of the model as it is: the reference."""
+        """Implementation that computed the quantized layers; reference for the model as it is."""
         return KERNELS if self.parameters.get("through") == KERNELS else REFERENCE
 
     @property

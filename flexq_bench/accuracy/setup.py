@@ -48,7 +48,7 @@ class PreparedModel:
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """What is evaluated of a model: arguments of an EvaluationPlan, whose docstring has them."""
+    """Schemes, checkpoint and original to evaluate: arguments documented in EvaluationPlan."""
 
     schemes: tuple[str, ...]
     checkpoint: str | None

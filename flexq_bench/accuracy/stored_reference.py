@@ -35,7 +35,7 @@ _HEAD_WEIGHT, _HEAD_BIAS = "head.weight", "head.bias"
 
 
 def is_stored_reference(name: str) -> bool:
-    """Whether this is a file of this kind, not a model."""
+    """Return True if `name` is a file of stored predictions, not a model."""
     return name.endswith(SUFFIX) and not Path(name).is_dir()
 
 

@@ -1,5 +1,4 @@
-"""What kernels from outside of this repository import; everything here is kept from version to
-version.
+"""Public interface for kernels from outside of this repository, stable across versions.
 
     from flexq_bench.api import linear_kernel
 
@@ -7,8 +6,8 @@ version.
     def my_w6a8(x_codes, x_scales, w_codes, w_scales, out):
         ...
 
-`API_VERSION` is raised when something here starts to mean something else; what is added raises
-nothing. The page is docs/bring-your-own.md.
+`API_VERSION` is raised when the meaning of an existing name changes; additions do not raise it.
+Documentation: docs/bring-your-own.md.
 """
 
 from __future__ import annotations

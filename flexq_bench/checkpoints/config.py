@@ -142,7 +142,7 @@ class LayerEntry(_Strict):
 
     @property
     def storage(self) -> str:
-        """How the codes are stored, in compressed-tensors' words; dense weights: `dense`."""
+        """Storage format of the codes, as compressed-tensors names it; dense weights: `dense`."""
         number = self.format
         if number.is_dense:
             return "dense"
@@ -153,9 +153,9 @@ class LayerEntry(_Strict):
         return PACKED
 
     def group_entry(self) -> ConfigGroup | None:
-        """What compressed-tensors calls this layer, without targets; None: it has no word for it.
+        """Return the layer's compressed-tensors group, without targets; None: it has no such group.
 
-        Its reader takes groups that divide K only.
+        Its reader accepts only groups that divide K.
         """
         weights = _arguments(self.format, self.shape[1], dynamic=False)
         inputs = None
@@ -194,11 +194,12 @@ class ConfigGroup(_Strict):
 
 
 class Extension(_Strict):
-    """What compressed-tensors has no word for.
+    """Fields of a checkpoint that compressed-tensors does not define.
 
     synthetic: the weights are random, of a model's true shapes. files: SHA-256 of the tokenizer's
-    files, by name. content_hash: see `hashing`. separated: some layers are none of transformers'
-    own (schemes.linear_layers), where others would find no weights; null: all are.
+    files, by name. content_hash: see `hashing`. separated: some layers are not modules of
+    transformers (schemes.linear_layers), so that other readers find no weights for them; null: all
+    layers are.
     """
 
     version: Literal[1] = FORMAT_VERSION  # a reader refuses others before it looks further

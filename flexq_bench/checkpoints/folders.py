@@ -1,6 +1,6 @@
-"""What the folder of a checkpoint is known by: the names of its files, and its config.json.
+"""File names and config.json of a checkpoint folder, which identify it as a checkpoint.
 
-Imports no torch: the command line looks at folders before it knows that it needs any.
+Imports no torch: the command line inspects folders before it knows whether it needs torch.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ _HALF = 128  # codes of 8 bits from 0 up, less this, are an INT8
 
 
 def encode(layer: QuantizedLayer) -> tuple[LayerEntry, Tensors]:
-    """What config.json says of a layer, and its tensors, by the names above.
+    """Return a layer's entry in config.json, and its tensors by the names above.
 
-    Raises CheckpointError if scales are not finite or codes are none of the layer's format.
+    Raises CheckpointError if scales are not finite or codes do not fit the layer's format.
     """
     operand = layer.weight
     number = _stored_format(operand)

@@ -67,7 +67,7 @@ class ModelSource(ABC):
         """
 
     def config_dict(self) -> dict[str, Any]:
-        """What config.json of a checkpoint says of the model: the weights are FP16."""
+        """Return the model's fields of a checkpoint's config.json, with FP16 as the data type."""
         described = self._described()
         kept = {key: value for key, value in described.items() if key not in _STORAGE_KEYS}
         return dict(sorted({**kept, "_name_or_path": self.name, "torch_dtype": "float16"}.items()))
@@ -239,7 +239,7 @@ class _AsOne:
 
 
 class _GgufTensor:
-    """Where a tensor is in a GGUF file; its rows are whole blocks of codes."""
+    """Location of a tensor in a GGUF file; each row consists of whole blocks of codes."""
 
     def __init__(self, path: Path, tensor: Any) -> None:
         self._path, self.name, self._kind = path, str(tensor.name), tensor.tensor_type
@@ -265,7 +265,7 @@ class _GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a weight is in a file. transposed: it is stored as [K, N]."""
+    """Location of a weight in a file. transposed: it is stored as [K, N]."""
 
     info: TensorInfo
     transposed: bool = False
@@ -276,7 +276,7 @@ class _Place:
 
 
 def _packed_place(model: str, name: str, packed: TensorInfo, origin: Origin) -> _Place:
-    """Where a layer's weight is in the tensor that holds several, or holds it transposed."""
+    """Locate a layer's weight in a tensor that holds several weights, or one transposed."""
     if origin.index is None:
         return _Place(packed, transposed=True)
     if len(packed.shape) != 3 or origin.index >= packed.shape[0]:

@@ -33,7 +33,7 @@ _BLOCK = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
 class StoredCheckpoint(QuantizedCheckpoint):
-    """What `open_checkpoint` gives for a folder of ours."""
+    """Checkpoint in the project's own format, from `open_checkpoint`."""
 
     def __init__(self, folder: Path) -> None:
         whole = _json(folder / CONFIG)

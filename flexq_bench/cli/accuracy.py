@@ -38,7 +38,7 @@ from flexq_bench.cli.options import (
     JsonFileOption,
     SeedOption,
 )
-from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.progress import progress as shown_progress
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
@@ -292,7 +292,7 @@ def print_tables(findings: Sequence[MetricResult], out: Console) -> None:
     )
     for table in (make(findings) for make in tables):
         if table is not None:
-            show_by_words(out, table)
+            print_wrapped(out, table)
 
 
 @contextmanager

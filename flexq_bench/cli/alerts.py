@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from flexq_bench.cli.options import LARGEST_ID, DbOption, JsonFlag
-from flexq_bench.cli.output import console, print_json, say, show_by_words
+from flexq_bench.cli.output import console, print_json, print_wrapped, say
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.command_lines import user_name
 from workloads.names import unknown
@@ -61,7 +61,7 @@ def list_(
     if as_json:
         print_json(rows)
     elif rows:
-        show_by_words(console(), _table(rows))
+        print_wrapped(console(), _table(rows))
     else:
         say(console(), f"no alert is {state}" if state != _ALL else "no alert was ever opened")
 

@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An expected error is one line on stderr; with --debug its traceback.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    before_import(_watch_what_measures)
+    before_import(_watch_measuring_code)
     _make_streams_take_all()
     code = _run(given)
     try:
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _watch_what_measures() -> None:
+def _watch_measuring_code() -> None:
     from flexq_bench.measure import tampering
 
     tampering.watch()
@@ -180,7 +180,7 @@ def _check_text(given: Sequence[str]) -> None:
 
 
 def _make_streams_take_all() -> None:
-    """What is printed must not end the program, whatever it was started with."""
+    """Make the standard streams accept any text: printing must never end the program."""
     # Python has none where the program was started without (`>&-`, some daemons).
     sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
     for stream in (sys.stdout, sys.stderr):

@@ -42,7 +42,7 @@ def chosen_cases(selection: CaseSelection, device: str) -> tuple[Case, ...]:
 
 
 def cases_of_suite(suite: Suite, selection: CaseSelection, device: str) -> tuple[Case, ...]:
-    """As chosen_cases, of a suite that was loaded; what narrows it is the selection's."""
+    """Return the cases of a loaded suite, which the selection only narrows; see chosen_cases."""
     kernels = selection.restrictions.get("kernels") or ()
     suite = suite.restrict(m=selection.m, **selection.restrictions)
     return _planned(suite, device, kernels, keep_probes=bool(kernels))

@@ -121,7 +121,7 @@ def compare(
 
 
 def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
-    """What both names are. Raises UsageError where they are not of one kind."""
+    """Return the kind that both names have. Raises UsageError if they are not of one kind."""
     from flexq_bench.repository.worktrees import repository_of, resolve_revision
     from kernels import registry
 
@@ -254,7 +254,7 @@ def _show(
     device: str,
     as_json: bool,
 ) -> int:
-    from flexq_bench.cli.output import console, plain, print_json, say, show_whole
+    from flexq_bench.cli.output import console, plain, print_json, print_unbroken, say
     from flexq_bench.measure.ab import confirm_comparisons
     from flexq_bench.runs import comparison_report as report
 
@@ -276,7 +276,7 @@ def _show(
         )
         return int(code)
     out = console()
-    show_whole(out, report.comparison_table(night))
+    print_unbroken(out, report.comparison_table(night))
     for line in report.problem_lines(night):
         say(out, line)
     say(out, f"{head} against {base}, interleaved on {device}: {report.counts_line(verdicts)}")
@@ -286,7 +286,7 @@ def _show(
 def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
     from db import queries
     from db.engine import open_database
-    from flexq_bench.cli.output import console, print_json, say, show_whole
+    from flexq_bench.cli.output import console, print_json, print_unbroken, say
     from flexq_bench.runs import comparison_report as report
     from flexq_bench.runs.stored_comparison import compare_stored
     from flexq_bench.runs.stored_noise import read_noise
@@ -320,7 +320,7 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
         )
         return int(code)
     out = console()
-    show_whole(out, report.stored_table(results))
+    print_unbroken(out, report.stored_table(results))
     for line in report.problem_lines(results):
         say(out, line)
     first, second = (run.uuid[:8] for run in runs)

@@ -68,7 +68,7 @@ def read_numbers(path: str, column: str | None = None) -> NumberColumn:
 
 
 def doubts(numbers: NumberColumn) -> list[str]:
-    """What makes a file look like no series: rows out of order, values of more than one unit."""
+    """Return signs that a file is no series: rows out of order, values of more than one unit."""
     return [*_out_of_order(numbers), *_mixed_units(numbers)]
 
 

@@ -167,7 +167,7 @@ def decode(
     from db.queries import run_by_uuid_prefix
     from flexq_bench.accuracy import read_text
     from flexq_bench.cli import decode_runs as decoding
-    from flexq_bench.cli.decode_checkpoints import quantized, wanted_schemes
+    from flexq_bench.cli.decode_checkpoints import quantized, requested_schemes
     from flexq_bench.cli.measuring import backend_of
     from flexq_bench.decode.case import Setup
     from flexq_bench.decode.checkpoint_cache import CalibrationText
@@ -194,7 +194,7 @@ def decode(
     text = None
     if calibration is not None:
         text = CalibrationText(calibration, calibration_segments, calibration_length)
-    schemes = wanted_schemes(model, scheme, kv_bits, calibrated=text is not None)
+    schemes = requested_schemes(model, scheme, kv_bits, calibrated=text is not None)
     where = device_name(backend_of(backend), device)
     files = ResultFiles(as_json)
     # All that may be wrong is read before a model is quantized, which takes minutes.

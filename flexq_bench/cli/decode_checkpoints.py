@@ -1,4 +1,4 @@
-"""What `decode` quantizes before it decodes: a checkpoint a scheme, made once and kept."""
+"""Checkpoints for `decode` to read: one for each scheme, quantized once and cached."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEFAULT = "fp16,smoothquant-w8a8,flexq-w6ax"
 _UNCALIBRATED_DEFAULT = "fp16,flexq-w6ax"
 
 
-def wanted_schemes(
+def requested_schemes(
     model: str, named: str | None, kv_bits: int | None, *, calibrated: bool
 ) -> tuple[CachedScheme, ...]:
     """The schemes to decode under: those that were named, or a checkpoint's own, or the usual ones.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from db.decode_records import DecodeRecord, ServingRecord
 from db.engine import Database, open_database
 from db.records import RunInfo
-from flexq_bench.cli.output import console, say, show_whole
+from flexq_bench.cli.output import console, print_unbroken, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.decode import report
 from flexq_bench.decode.case import DecodeCase, Setup
@@ -64,9 +64,9 @@ def decode(
     ordered = [records[key] for key in keys if key in records]
     out = console(stderr=files.uses_stdout)
     if ordered:
-        show_whole(out, report.decode_table(ordered))
+        print_unbroken(out, report.decode_table(ordered))
     for explanation in report.explanations(ordered):
-        show_whole(out, report.explanation_table(explanation))
+        print_unbroken(out, report.explanation_table(explanation))
     return _finish(ordered, database, run, files, code)
 
 
@@ -99,7 +99,7 @@ def serve(
         code = _carry_out(database, run, measure)
     ordered = [records[key] for key in keys if key in records]
     if ordered:
-        show_whole(console(stderr=files.uses_stdout), report.serving_table(ordered))
+        print_unbroken(console(stderr=files.uses_stdout), report.serving_table(ordered))
     return _finish(ordered, database, run, files, code)
 
 

@@ -154,7 +154,7 @@ def _show(source: _Source, as_json: bool) -> None:
 
 
 def _in_words(model: LevelModel) -> Iterator[str]:
-    """What a series is made of beside its steps."""
+    """Describe the components of a series other than its steps."""
     for drift in model.drifts:
         yield (
             f"a drift of {drift.slope:+.3%} a value from index {drift.onset} to {drift.end - 1}, "

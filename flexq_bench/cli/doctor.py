@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flexq_bench.cli.options import DbOption, JsonFlag
-from flexq_bench.cli.output import console, print_json, show_by_words
+from flexq_bench.cli.output import console, print_json, print_wrapped
 from flexq_bench.exit_codes import ExitCode
 
 _STYLE = {"ok": "green", "missing": "yellow", "broken": "bold red"}
@@ -34,6 +34,6 @@ def doctor(db: DbOption = None, as_json: JsonFlag = False) -> None:
             advice = f"\n-> {check.advice}" if check.advice else ""
             state = Text(check.state, style=_STYLE[check.state])
             table.add_row(check.name, state, check.detail + advice)
-        show_by_words(console(), table)
+        print_wrapped(console(), table)
     if broken:
         raise typer.Exit(int(ExitCode.INFRASTRUCTURE))

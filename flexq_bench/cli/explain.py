@@ -14,7 +14,7 @@ from rich.table import Table
 
 from flexq_bench.cli.alerts import AlertArgument, commit_range
 from flexq_bench.cli.options import LARGEST_COUNT, DbOption, JsonFlag
-from flexq_bench.cli.output import console, plain, print_json, say, show_by_words
+from flexq_bench.cli.output import console, plain, print_json, print_wrapped, say
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.runs.reproduction import project_arguments
@@ -106,7 +106,7 @@ def _print(
         who = event.person or "flexq-bench"
         note = f": {event.note}" if event.note else ""
         say(out, f"{event.created_at:%Y-%m-%d %H:%M} UTC {event.state}, by {who}{note}")
-    show_by_words(out, _table(again))
+    print_wrapped(out, _table(again))
     for panel in panels:
         say(out, panel.title)
         for line in terminal_plot(panel):

@@ -32,7 +32,7 @@ from flexq_bench.cli.options import (
     PolicyOption,
     SeedOption,
 )
-from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.progress import progress as shown_progress
 from flexq_bench.cli.report_files import check_files, write_reports
 from flexq_bench.errors import UsageError
@@ -173,7 +173,7 @@ def accuracy(
         "--json": reports.as_json,
     }
     write_reports(report, files, writers)
-    show_by_words(out, reports.terminal(report))
+    print_wrapped(out, reports.terminal(report))
     for line in reports.notes(report):
         say(out, line)
     say(out, reports.headline(report))

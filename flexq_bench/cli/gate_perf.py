@@ -25,7 +25,7 @@ from flexq_bench.cli.options import (
     ProjectOption,
     SeedOption,
 )
-from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.report_files import check_files, write_reports
 from flexq_bench.errors import MissingResultsError
 from flexq_bench.runs.command_lines import command
@@ -122,7 +122,7 @@ def perf(
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What a gate judges: the commits, the policy, who compares cases, and notes on it."""
+    """Input of a gate: the commits, the policy, the function that compares cases, and notes."""
 
     base: CommitInfo
     head: CommitInfo
@@ -176,7 +176,7 @@ def _of_project(folder: str, base: str, head: str, policy: str, *, trust_head: b
 
 
 def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:
-    """What head changes and is not judged by."""
+    """Return notes on changes of head that it is not judged by."""
     from flexq_bench.measure.ab.judged_tree import judged_tree
     from flexq_bench.repository.provenance import current_commit
 
@@ -206,7 +206,7 @@ def _print(report: GateReport, out: Console) -> None:
 
     table = findings_table(report)
     if table is not None:
-        show_by_words(out, table)
+        print_wrapped(out, table)
     for note in report.notes:
         say(out, note)
     for word, alerts in (

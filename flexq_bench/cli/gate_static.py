@@ -16,7 +16,7 @@ from flexq_bench.cli.options import (
     ProjectOption,
     finite,
 )
-from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.cli.report_files import check_files, write_reports
 from flexq_bench.interrupts import ended_by_terminate
@@ -96,7 +96,7 @@ def static(
     say(out, reports.headline(report))
     table = reports.terminal(report)
     if table is not None:
-        show_by_words(out, table)
+        print_wrapped(out, table)
     for line in (*reports.further_lines(report), reports.coverage(report)):
         say(out, line)
     raise typer.Exit(int(report.exit_code))

@@ -22,7 +22,7 @@ from flexq_bench.cli.options import (
     KernelsFromOption,
     given_options,
 )
-from flexq_bench.cli.output import console, print_json, printable, say, show_by_words
+from flexq_bench.cli.output import console, print_json, print_wrapped, printable, say
 from flexq_bench.cli.outside import adopted, use_kernels_from
 from flexq_bench.errors import UsageError
 from workloads.case import kernel_label
@@ -128,7 +128,7 @@ def list_(
         )
         return
     if rows:
-        show_by_words(out, _table(rows))
+        print_wrapped(out, _table(rows))
     else:
         first = _FIRST.get(what, "measure something first (flexq-bench run smoke)")
         out.print(f"no {what} yet: {first}")
@@ -190,7 +190,7 @@ def _schemes() -> list[Row]:
 
 
 def _by_layer(layers: Sequence[LayerKernel], say: Callable[[LayerKernel], str]) -> str:
-    """What most layers have, then what some have instead, by name."""
+    """Format the value of most layers, then the different values of the others with their names."""
     most = max(layers, key=lambda layer: len(layer.kinds))
     rest = [f"{', '.join(layer.kinds)}: {say(layer)}" for layer in layers if layer is not most]
     return "; ".join([say(most), *rest])

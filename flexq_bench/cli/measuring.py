@@ -1,4 +1,4 @@
-"""What `run` and `sweep` have in common: measure a suite or the rest of a run, and report."""
+"""Common part of `run` and `sweep`: measure a suite or the rest of a run, and report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from db import queries
 from db.engine import Database, open_database
 from db.records import CommitInfo, Record, RunInfo
 from flexq_bench.cli.options import BackendChoice
-from flexq_bench.cli.output import console, say, show_whole
+from flexq_bench.cli.output import console, print_unbroken, say
 from flexq_bench.cli.progress import progress as shown_progress
 from flexq_bench.exit_codes import INTERRUPTED
 from flexq_bench.fleet.open_pool import PoolOptions, open_pool
@@ -42,10 +42,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Where to store, where to measure, and what to write beside.
+    """Options of a run: database, devices and output files.
 
-    streams: say how long it will take, and each result as it comes. commit: whose kernels are
-    measured; None: this program's.
+    streams: print the expected duration, and each result as it comes. commit: the one whose kernels
+    are measured; None: this program's.
     """
 
     db: str | None
@@ -183,14 +183,14 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
     out = options.people
     on_cpu = bool(results) and all(result.backend == "cpu" for result in results)
     # A ratio of two reference implementations on a CPU says nothing of either kernel.
-    show_whole(out, results_table(compare_with_baseline(results), with_speedup=not on_cpu))
+    print_unbroken(out, results_table(compare_with_baseline(results), with_speedup=not on_cpu))
     if on_cpu:
         see = invocation.command("dashboard", "--examples")
         say(out, "no GPU was used: these are reference implementations on a CPU, and not fast")
         say(out, f"times of an NVIDIA H200: {see}")
     published = None if on_cpu else published_table(results, published_speedups(run.suite))
     if published is not None:
-        show_whole(out, published)
+        print_unbroken(out, published)
     for line in problem_lines(results):
         say(out, line)
     if missing:

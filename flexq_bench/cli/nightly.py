@@ -231,7 +231,7 @@ def _tell_unbuilt(db: str | None, night: str, folder: str, error: Exception) -> 
 
 
 def _remember_releases(database: Database, repository: Path | None) -> None:
-    """What is measured tonight is also held against the last of them."""
+    """Store the release tags: tonight's results are also compared with the last release."""
     from db.releases import keep_releases
     from flexq_bench.repository.git import commits_of_tags
 
@@ -320,7 +320,8 @@ def _show(reports: Sequence[KindReport], as_json: bool, folder: Path | None) -> 
 
 
 def exit_code(reports: Sequence[KindReport], *, alerting: bool) -> ExitCode:
-    """What joins an open alert is known, and no news; without alerts all that is worse is."""
+    """Return the worst exit code of the reports. Changes that join an open alert are known and
+    don't count; without alerts everything that became worse counts."""
     from flexq_bench.runs.lifecycle import worst
 
     codes = []

@@ -144,7 +144,7 @@ def _test(told: Subscriptions, as_json: bool) -> None:
 
 
 def _late(database: Database, suite: str, hour: str) -> str | None:
-    """What is wrong with today's night, which is told once; None: it is done, or not due yet."""
+    """Describe and announce once that today's nightly run is late; None: done, or not due yet."""
     from ci.late_night import look_for_late_night
 
     return look_for_late_night(database, suite, hour, now=datetime.now(UTC))

@@ -301,7 +301,7 @@ def given_options(context: typer.Context, names: Iterable[str]) -> list[str]:
 
 
 def tuning_of(*, no_tune: bool, retune: bool) -> Tuning:
-    """Where configurations come from. Raises UsageError if the two contradict each other."""
+    """Return the source of configurations. Raises UsageError if the two contradict each other."""
     from flexq_bench.measure import Tuning
 
     if no_tune and retune:
@@ -325,7 +325,7 @@ def restrictions_of(
     stage: str | None,
     cache: str | None,
 ) -> dict[str, tuple[str, ...] | None]:
-    """What narrows a suite but for M, as Suite.restrict takes it."""
+    """Return the restrictions of a suite other than M, as Suite.restrict takes them."""
     return {
         "models": split_names(models),
         "layers": split_names(layers),

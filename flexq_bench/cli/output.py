@@ -1,4 +1,4 @@
-"""Where words for people and JSON for machines go."""
+"""Output of text for people and of JSON for machines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape").decode()
 
 
-def show_whole(out: Console, table: Table) -> None:
+def print_unbroken(out: Console, table: Table) -> None:
     """A table of numbers, none of them cut: a terminal that is too narrow breaks its lines."""
     widest = out.options.update(max_width=_WIDEST)
     needed = Measurement.get(out, widest, table).maximum
@@ -60,7 +60,7 @@ def show_whole(out: Console, table: Table) -> None:
     out.width = shown
 
 
-def show_by_words(out: Console, table: Table) -> None:
+def print_wrapped(out: Console, table: Table) -> None:
     """A table with words, which breaks between them; where that doesn't fit, a paragraph a row."""
     natural = [max(map(cell_len, lines)) for lines in _lines(table)]
     longest = [max(map(cell_len, " ".join(lines).split()), default=0) for lines in _lines(table)]

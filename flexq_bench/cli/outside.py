@@ -39,18 +39,18 @@ def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None
     found = outside_kernels.adopt(sources)
     if only and not found.labels:
         raise UsageError(next(iter(found.failures.values())))
-    outside_kernels.say_failures()
+    outside_kernels.log_failures()
 
 
 def adopted() -> Adopted:
-    """What is known of `--kernels-from`."""
+    """Return the sources of `--kernels-from` that were loaded or failed."""
     from flexq_bench.measure import outside_kernels
 
     return outside_kernels.adopted()
 
 
 def sweep_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """What a sweep measures: what was named, else the kernels of `--kernels-from`.
+    """Return the kernels of a sweep: those that were named, else those of `--kernels-from`.
 
     None: neither was given. Raises UsageError if all that was named failed to load.
     """

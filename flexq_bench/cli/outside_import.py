@@ -114,7 +114,7 @@ AlertOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class OutsideOptions:
-    """What the options say that belong to --format."""
+    """Values of the options that belong to --format."""
 
     commit: str | None
     project: str | None

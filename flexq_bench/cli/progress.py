@@ -1,4 +1,4 @@
-"""How far a command is: a bar on a terminal, else a line every ten seconds on stderr."""
+"""Progress of a command: a bar on a terminal, else a line every ten seconds on stderr."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Progress:
 
     @property
     def out(self) -> Console:
-        """Where lines go that shall stand above the bar."""
+        """The console for lines above the bar."""
         return self._bar.console
 
     def advance(self, what: str = "") -> None:
@@ -36,13 +36,13 @@ class Progress:
         self.update(self._done + 1, max(self._total, self._done + 1) if self._total else None, what)
 
     def update(self, done: int, total: int | None, what: str = "") -> None:
-        """So many steps of so many are done."""
+        """Set the number of steps done and the total."""
         self._done, self._total = done, total
         self._what = what or self._what
         self._bar.update(self._task, completed=done, total=total, description=printable(self._what))
 
     def say(self, what: str) -> None:
-        """What is being done, which is no step yet."""
+        """Show what is being done, without counting a step."""
         self._what = what
         self._bar.update(self._task, description=printable(what))
 

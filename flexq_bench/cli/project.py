@@ -74,7 +74,7 @@ def use_project(folder: str, revision: str = ".") -> OpenedProject:
         raise MissingResultsError(
             f"{found.commit.sha[:10]} has no kernels: {next(iter(known.failures.values()))}"
         )
-    outside_kernels.say_failures()
+    outside_kernels.log_failures()
     return OpenedProject(at, found, built.folder)
 
 

@@ -1,4 +1,4 @@
-"""Where a gate's reports go: files that a person named, or stdout."""
+"""Output of a gate's reports: files that a person named, or stdout."""
 
 from __future__ import annotations
 

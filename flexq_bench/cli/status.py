@@ -159,7 +159,7 @@ def _read(session: Session) -> dict[str, list[Any]]:
 
 
 def _derived(row: Any) -> dict[str, Any]:
-    """What a machine would have to compute from the row and this moment."""
+    """Return what a program would have to compute from the row and the current time."""
     from db.queries import Progress, WorkerRow
 
     if isinstance(row, WorkerRow):

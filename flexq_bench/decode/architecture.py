@@ -1,4 +1,4 @@
-"""What a decoder is beside its dimensions, from the catalog or from a model's configuration."""
+"""Architecture of a decoder beyond its dimensions, from the catalog or a model's configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decoded: a model under a scheme, a batch, and how many tokens; and by how many."""
+"""Decode cases (model, scheme, batch, tokens) and the number of processes that measure them."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ class Setup:
     checkpoints: Mapping[str, str] = field(default_factory=dict)
 
     def weights_of(self, scheme: str) -> str:
-        """What has the weights of a scheme: see open_model."""
+        """Return the model or checkpoint folder that holds a scheme's weights: see open_model."""
         return self.checkpoints.get(scheme, self.model)
 
     def wanted(self, case: DecodeCase) -> int:
-        """How many processes are to measure a case."""
+        """Return the number of processes that measure a case."""
         return self.long_processes if case.new_tokens > LONG_TOKENS else self.processes
 
 

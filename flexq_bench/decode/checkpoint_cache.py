@@ -25,7 +25,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class CalibrationText:
-    """What a scheme is calibrated on, as the command line names it."""
+    """Calibration text of a scheme, as the command line names it."""
 
     text: str
     segments: int

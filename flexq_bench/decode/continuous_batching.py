@@ -42,7 +42,7 @@ class Reading:
 
     @property
     def longest(self) -> int:
-        """Where the last of them ends."""
+        """Largest end position of the pieces, in tokens."""
         return max(piece.start + piece.count for piece in self.pieces)
 
 
@@ -125,9 +125,10 @@ class Schedule:
         return begun
 
     def next_reading(self) -> Reading | None:
-        """What is read next, first come first served: the most tokens, in the least padding.
+        """Return the pieces to read next, in the order of admission; None: every prompt is read.
 
-        None: every prompt is read.
+        The shape is the one that reads the most tokens of prompts; among equals, the one with the
+        least padding.
         """
         waiting = [(slot, one) for slot, one in self._active.items() if not one.length]
         if not waiting:

@@ -30,7 +30,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a step reads and writes, at fixed addresses. history: [slots, capacity], by position."""
+    """Inputs and outputs of a step, at fixed addresses. history: [slots, capacity], by position."""
 
     tokens: torch.Tensor
     positions: torch.Tensor

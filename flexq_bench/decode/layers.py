@@ -40,7 +40,7 @@ class Workspace:
         self._configs: dict[tuple[str, int, int], Config | None] = {}
 
     def destination(self, linear: PackedLinear) -> Destination:
-        """Where a layer's activations go."""
+        """Return the packed activation buffer of a layer, with its kernel and configuration."""
         kernel, k = linear.kernel, linear.weights.k
         key = (kernel.spec.label, k)
         if key not in self._packed:

@@ -13,7 +13,7 @@ from flexq_bench.decode.fused_layers import UnlikePartsError
 from flexq_bench.decode.layers import ChooseConfig, PackedLinear
 from flexq_bench.decode.weights import Affine, WeightSource, dense_layer, layer_sizes
 from flexq_bench.errors import MeasureError, UsageError
-from flexq_bench.schemes.kernel_choice import kernel_label, why_no_kernel
+from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels import registry
@@ -53,7 +53,10 @@ class Footprint:
 
 
 def footprint(source: WeightSource, batch: int, capacity: int, kv_bits: int) -> Footprint:
-    """What decoding takes, from the formats. Raises UsageError for a layer without a kernel."""
+    """Estimate the device memory of decoding from the formats.
+
+    Raises UsageError for a layer without a kernel.
+    """
     architecture, formats = source.architecture, source.formats()
     model = architecture.dimensions
     sizes = layer_sizes(architecture)
@@ -90,7 +93,7 @@ def label_of(layer: str, formats: LayerFormats) -> str:
         )
     label = kernel_label(formats.weight, formats.activation)
     if label is None:
-        why = why_no_kernel(formats.weight, formats.activation)
+        why = no_kernel_reason(formats.weight, formats.activation)
         raise UsageError(
             f"{layer} is {formats.name}: {why}: pick another scheme (flexq-bench list schemes)"
         )
@@ -173,7 +176,7 @@ def release(device: torch.device) -> None:
 
 
 def _is_view(head: PackedLinear, embedding: torch.Tensor) -> bool:
-    """Whether a packed head holds the embedding as it is, so that one copy serves both."""
+    """Return True if a packed head stores the embedding unchanged, so that one copy serves both."""
     buffers = list(head.weights.buffers.values())
     if len(buffers) != 1:
         return False

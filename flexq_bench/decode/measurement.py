@@ -13,7 +13,7 @@ from db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.decode.case import DecodeCase, Setup
 from flexq_bench.decode.continuous_batching import step_sizes
 from flexq_bench.decode.records import (
-    Found,
+    ProcessResults,
     Served,
     ServingCase,
     Source,
@@ -52,7 +52,7 @@ def decode_all(
     refused come last. Raises UsageError if every one is, or `before` is of another GPU or other
     options; WorkerError if a process dies.
     """
-    results = {case: _found_before(before.get(case.key)) for case in cases}
+    results = {case: _earlier_results(before.get(case.key)) for case in cases}
     for record in before.values():
         _check_options(setup, record)
     source: Source | None = None
@@ -77,7 +77,7 @@ def decode_all(
                 for case in fitting:
                     _check_weights(before.get(case.key), loaded)
                     results[case].loaded = loaded
-                    _ask_decode(worker, case, results[case], number, device.uuid)
+                    _request_decode(worker, case, results[case], number, device.uuid)
                     if results[case].processes:
                         yield decode_record(setup, case, results[case], source)
                 worker.ask("unload")
@@ -182,7 +182,7 @@ def _worker(
         yield worker, DeviceInfo(**answer["device"]), answer["environment"]
 
 
-def _fits(worker: WorkerProcess, setup: Setup, case: DecodeCase, result: Found) -> bool:
+def _fits(worker: WorkerProcess, setup: Setup, case: DecodeCase, result: ProcessResults) -> bool:
     try:
         worker.ask(
             "check",
@@ -210,8 +210,8 @@ def _load(worker: WorkerProcess, setup: Setup, cases: Sequence[DecodeCase]) -> d
     )
 
 
-def _ask_decode(
-    worker: WorkerProcess, case: DecodeCase, result: Found, number: int, gpu: str
+def _request_decode(
+    worker: WorkerProcess, case: DecodeCase, result: ProcessResults, number: int, gpu: str
 ) -> None:
     try:
         answer = worker.ask(
@@ -231,15 +231,15 @@ def _ask_decode(
     result.processes.append(ProcessDecode(number=number, gpu=gpu, step_ms=steps, **answer))
 
 
-def _lacks(setup: Setup, case: DecodeCase, result: Found, number: int) -> bool:
+def _lacks(setup: Setup, case: DecodeCase, result: ProcessResults, number: int) -> bool:
     done = {process.number for process in result.processes}
     return number < setup.wanted(case) and number not in done and not result.refused
 
 
-def _found_before(record: DecodeRecord | None) -> Found:
+def _earlier_results(record: DecodeRecord | None) -> ProcessResults:
     if record is None or record.status != "ok":
-        return Found()
-    return Found(list(record.processes), record.parts)
+        return ProcessResults()
+    return ProcessResults(list(record.processes), record.parts)
 
 
 def _check_options(setup: Setup, record: DecodeRecord) -> None:

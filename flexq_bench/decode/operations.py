@@ -1,4 +1,4 @@
-"""What one process measures: models loaded one after the other, decoded as asked."""
+"""Operations of a decode worker process: loads one model after the other and decodes."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ class DecodeWorkerOperations:
     def check(
         self, model: str, scheme: str, batch: int, capacity: int, kv_bits: int
     ) -> dict[str, Any]:
-        """Whether so many sequences of up to `capacity` tokens can be; nothing is allocated.
+        """Check that `batch` sequences of up to `capacity` tokens fit, without allocating anything.
 
-        Raises UsageError with what is wrong, or with what is needed and what is free.
+        Raises UsageError with the reason, or with the memory that is needed and the memory that is
+        free.
         """
         self.unload()
         source = self._open(model, scheme)
@@ -191,7 +192,7 @@ class DecodeWorkerOperations:
         return {}
 
     def _parts(self, engine: Engine, batch: int, length: int) -> list[dict[str, Any]]:
-        """What each part adds to a step at this length; empty: nothing to profile with."""
+        """Return the time that each part adds to a step at this length; empty: not a GPU."""
         if self.device.type != "cuda":
             return []
         bucket = engine.bucket(length)

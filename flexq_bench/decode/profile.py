@@ -1,7 +1,8 @@
-"""Which part of a decode step takes how long, from a profiler pass over its graph.
+"""Time of each part of a decode step, from a profiler pass over its CUDA graph.
 
-Kernels overlap (programmatic dependent launch), so durations add up to more than the step. A kernel
-is charged what it adds: from the end of those before it to its own end. These add up to the step.
+Kernels overlap (programmatic dependent launch), so the sum of their durations exceeds the step. The
+time of a kernel is taken from the end of all kernels before it to its own end. These times add up
+to the step.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one part of a step adds to it. count: kernels. us: microseconds of the step."""
+    """Time that one part adds to a step. count: kernels. us: microseconds of the step."""
 
     part: str
     count: int

@@ -1,4 +1,4 @@
-"""What processes found of a decode or a serving, as records."""
+"""Results of decode and serving processes as records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where and as part of what something was measured."""
+    """Origin of a measurement: run, commit, device and environment."""
 
     run: RunInfo
     commit: CommitInfo
@@ -33,10 +33,11 @@ class Source:
 
 
 @dataclass(slots=True)
-class Found:
-    """What processes found of one case. loaded: what loading said last; refused: why it can't be.
+class ProcessResults:
+    """Results of the processes of one case.
 
-    parts: of a step, where one of the processes looked. spent_s: by the last process, by phase.
+    loaded: answer of the last load. refused: reason why the case cannot be measured. parts: profile
+    of a step; empty: no process profiled one. spent_s: time of the last process, by phase.
     """
 
     processes: list[ProcessDecode] = field(default_factory=list)
@@ -89,7 +90,9 @@ class Served:
     refused: str = ""
 
 
-def decode_record(setup: Setup, case: DecodeCase, found: Found, source: Source) -> DecodeRecord:
+def decode_record(
+    setup: Setup, case: DecodeCase, found: ProcessResults, source: Source
+) -> DecodeRecord:
     """The record of a case, of the processes that there are so far."""
     done = found.processes
     steps = [process.step_ms for process in done if process.step_ms]

@@ -44,7 +44,7 @@ class Explanation:
 
 
 def explain(base: DecodeRecord, head: DecodeRecord) -> Explanation | None:
-    """Why one scheme is faster than another: each part's speed-up and its share of the time.
+    """Explain the speed-up of head over base: each part's speed-up and its share of the time.
 
     None: one of the two has no profile, or was not timed.
     """

@@ -108,7 +108,7 @@ def _step(engine: Engine, turn: Turn) -> tuple[int, int]:
 
 
 def _pieces(engine: Engine, reading: Reading, prompts: torch.Tensor) -> Pieces:
-    """What the engine reads. Padded rows go to the last position, which nobody reads."""
+    """Return the engine's input for a reading. Padded rows use the last position, never read."""
     spare = [Piece(0, 0, engine.capacity - 1, 1)] * (reading.rows - len(reading.pieces))
     pieces = [*reading.pieces, *spare]
     table = [[p.index, p.start, p.count, p.slot] for p in pieces]

@@ -1,4 +1,4 @@
-"""Where a decoder's weights come from, a block at a time."""
+"""Sources of a decoder's weights, which are read one block at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BlockWeights:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What is no block. embedding [vocab, hidden]; positions: learned ones, None: rotary.
+    """Weights outside the blocks. embedding [vocab, hidden]; positions: learned ones, None: rotary.
 
     head [vocab, hidden]: may be the embedding itself.
     """

@@ -1,4 +1,4 @@
-"""Which job a worker gets next."""
+"""Choice of the next job for a worker."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Backlog:
         yield from sorted(shared, key=self._seconds.__getitem__, reverse=True)
 
     def _needs_help(self, shape: Shape) -> bool:
-        """Whether who comes to help is done with a job before those who are on it would be."""
+        """Return True if one more worker on the shape would end a job before those on it now."""
         waiting, seconds = self._waiting.get(shape, ()), self._seconds.get(shape, 0.0)
         return len(waiting) > 1 or (len(waiting) == 1 and not 0 < seconds < 2 * _FLOOR_S)
 

@@ -143,7 +143,7 @@ class Coordinator:
             self._abort()
             raise
 
-    def unfit(self, gpu: str, cases: Sequence[Case]) -> Mapping[str, str]:
+    def memory_obstacles(self, gpu: str, cases: Sequence[Case]) -> Mapping[str, str]:
         """By key, why cases can't be measured on this kind of GPU; none is there: nothing known.
 
         A worker that is lost meanwhile is replaced, and another one asked.
@@ -156,7 +156,7 @@ class Coordinator:
             if ready is None:
                 break
             try:
-                return self._workers.unfit(ready, cases)
+                return self._workers.memory_obstacles(ready, cases)
             except InfrastructureError:
                 if deaths == MAX_DEATHS:
                     raise

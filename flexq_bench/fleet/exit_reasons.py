@@ -1,4 +1,4 @@
-"""Why a worker is lost, in the one line that people read, out of what Ray raises."""
+"""One-line reasons for the loss of a worker, from the exceptions that Ray raises."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def reason_of(error: BaseException) -> str:
 
 
 def is_of_node(reason: str) -> bool:
-    """Whether a death was its node's."""
+    """Return True if the worker died because its node did."""
     return "its node has died" in reason

@@ -29,14 +29,16 @@ NO_CLUSTER = "none"
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Where to measure, and how. project: whose commits these are; None: this repository's.
+    """Options of where and how to measure. project: of the commits; None: this repository.
 
     cluster: "none" for this process, "local" or a Ray address. backend None: the best there is.
     device: of this process, as torch names it; None: the backend's first. seed None: of the run
     that is resumed, or 0.
-    times: as `--times` has it, None for the defaults; here those of processes, where kernels from
-    outside are measured. Of a cluster only: gpus, SKUs or globs, empty for every kind; repeat, how
-    often each case is measured, on different GPUs of its kind where there are several.
+
+    times: as in `--times`, None for the defaults; without a cluster, those of the processes that
+    measure kernels from outside. For a cluster only: gpus, SKUs or globs, empty for every kind;
+    repeat, the number of measurements of each case, on different GPUs of its kind where there are
+    several.
     """
 
     cluster: str = NO_CLUSTER
@@ -56,7 +58,7 @@ class PoolOptions:
 
     @property
     def is_local(self) -> bool:
-        """Whether this process measures."""
+        """True if this process measures, and no cluster."""
         return self.cluster == NO_CLUSTER
 
 

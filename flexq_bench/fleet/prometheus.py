@@ -120,7 +120,7 @@ def prometheus_text(session: Session) -> str:
 
 
 def _health(session: Session, now: datetime) -> Iterator[str]:
-    """Whether the database answers, what failed, what waits, and what does not move."""
+    """Yield metrics of the database, of failures, of the queue and of stalls."""
     found = queries.health(session)
     yield f"{_DATABASE}flexq_database_up 1\n"
     yield _metric(

@@ -131,7 +131,7 @@ class RayActors(ABC):
         return tuple(dict.fromkeys(filter(None, reasons)))
 
     def poll(self, timeout_s: float) -> Sequence[Event]:
-        """What happened since, waiting at most so long for the first of it."""
+        """Return the events since the last call; wait at most timeout_s for the first one."""
         import ray
 
         if time.monotonic() >= self._next_scan:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.ab import CaseComparison, compare_commits
-from flexq_bench.measure.outside_kernels import adopt, say_failures
+from flexq_bench.measure.outside_kernels import adopt, log_failures
 from kernels.contract import Backend
 from kernels.outside.sources import KernelSource
 from workloads.case import Case
@@ -24,7 +24,7 @@ class ComparerActor:
         kernels_from: Sequence[KernelSource] = (),
     ) -> None:
         adopt(kernels_from)
-        say_failures()
+        log_failures()
         self._device = "cpu" if backend == "cpu" else "cuda:0"
 
     def compare(

@@ -145,20 +145,20 @@ class RayPool:
 
         A case that does not fit this kind of GPU becomes a job without a device, with the reason.
         """
-        unfit = self._coordinator.unfit(work.gpu, work.cases)
-        for key, reason in unfit.items():
+        memory_obstacles = self._coordinator.memory_obstacles(work.gpu, work.cases)
+        for key, reason in memory_obstacles.items():
             log.warning("no-device: %s: %s", key, reason)
         run = work.run.info.uuid
 
         def declare(session: Session) -> None:
             costs = read_costs(session, work.gpu)
             jobs = [
-                JobInfo(case.key, number, costs.seconds(case), unfit.get(case.key, ""))
+                JobInfo(case.key, number, costs.seconds(case), memory_obstacles.get(case.key, ""))
                 for case in work.cases
                 for number in range(1, self.repeat + 1)
             ]
             add_jobs(session, run, jobs)
-            reopen_jobs(session, run, unfit)
+            reopen_jobs(session, run, memory_obstacles)
 
         through_outages(self._database, declare)
 

@@ -85,9 +85,9 @@ def _check_reachable(address: str) -> None:
 
 
 def _token(address: str) -> dict[str, str]:
-    """What makes Ray show the token that this machine has, to a cluster that may ask for one.
+    """Return variables that make Ray send this machine's token to a cluster that may require one.
 
-    A cluster asks for one if its head had one when it started.
+    A cluster requires a token if its head had one when it started.
     """
     has_one = _TOKENS & os.environ.keys() or (Path.home() / _TOKEN_FILE).is_file()
     may_ask = address == "auto" or address.startswith(_CLIENT)

@@ -52,7 +52,7 @@ def slots(backend: Backend, *, local: bool) -> tuple[Slot, ...]:
 
 
 def is_alive(node: str) -> bool:
-    """Whether a node is still one of the cluster's."""
+    """Return True if a node of the cluster is still alive."""
     import ray
 
     return any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())

@@ -75,7 +75,7 @@ class MeterActor:
         machine = self._meter.tuning_machine
         return Greeting(worker_of(self._meter), source_hash(ROOT), machine.software)
 
-    def unfit(self, cases: Sequence[Case]) -> dict[str, str]:
+    def memory_obstacles(self, cases: Sequence[Case]) -> dict[str, str]:
         """By key, why cases don't fit the memory that is free."""
         reasons = {}
         for case in cases:

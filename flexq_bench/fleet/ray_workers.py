@@ -56,6 +56,6 @@ class RayWorkers(RayActors):
     def start(self, worker: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
         self.call(worker, "measure", case, tuple(choices))
 
-    def unfit(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
-        reasons: dict[str, str] = self.ask(worker, "unfit", tuple(cases))
+    def memory_obstacles(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
+        reasons: dict[str, str] = self.ask(worker, "memory_obstacles", tuple(cases))
         return reasons

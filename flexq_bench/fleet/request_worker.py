@@ -77,10 +77,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a bisection is searched by.
+    """Input of a search by bisection.
 
-    commits: after good, oldest first, up to bad. compare: measures a commit against good.
-    device: the uuid of the device, or of one of several. on_step: called with a line a comparison.
+    commits: after good, oldest first, up to bad. compare: measures a commit against good. device:
+    the uuid of the device, or of one of several. on_step: called with one line for each comparison.
     """
 
     case: Case
@@ -96,7 +96,7 @@ Search = Callable[[Question], str]
 
 
 def server_name() -> str:
-    """Who serves: the host and the process, and what tells two of the same number apart."""
+    """Return the name of this server: host, process id and a random suffix, as ids are reused."""
     return f"{platform.node()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
 
 

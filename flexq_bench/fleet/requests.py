@@ -1,4 +1,4 @@
-"""What people ask the fleet to measure: checked before it is queued, and again when it is served.
+"""Measurements that people request from the fleet, checked when queued and when served.
 
 A request is data: names that the registry, the suites and the catalog know, and bounded whole
 numbers. Nothing in it is ever run, imported or opened.

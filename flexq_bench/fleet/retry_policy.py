@@ -1,4 +1,4 @@
-"""Which failures count against a job or a device, how often each is tried, and how soon again.
+"""Retry policy: failures that count against a job or a device, attempts, and pauses between them.
 
 | failure                                   | the job                                    |
 | ----------------------------------------- | ------------------------------------------ |
@@ -7,14 +7,14 @@
 | its node is lost, or the work is stopped  | back to the queue                          |
 | the job has `MAX_DEATHS` deaths           | quarantined: `failed` is its result        |
 
-A worker that is lost is replaced at once, and after pauses that double if its device fails again.
-After `MAX_FAILURES` in a row nobody waits for the device, but it is still tried.
+A lost worker is replaced at once; if its device fails again, after pauses that double. After
+`MAX_FAILURES` in a row no run waits for the device any more, but it is still retried.
 
-A server that dies leaves its request to the next one, and one that is stopped or whose device fails
-gives it back. While the database is away servers wait, and nobody's death is counted. A request is
-over when its run is complete, when it was cancelled, when `MAX_DEATHS` servers in a row died over
-it without a result, or when it can't be measured as asked (the refusals below), which no other
-server mends.
+If a server dies, the next one takes its request; a server that is stopped or whose device fails
+returns it. While the database is unavailable, servers wait and no death is counted. A request ends
+when its run is complete, when it is cancelled, when `MAX_DEATHS` servers in a row died over it
+without a result, or when it can't be measured as requested (the refusals below), which is the same
+on every other server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REVISION_REFUSALS = (UsageError, BrokenRevisionError, WorkloadError, KernelError
 
 
 def is_quarantined(deaths: int) -> bool:
-    """Whether a job that ended so many workers is given up."""
+    """Return True if a job with so many worker deaths is given up."""
     return deaths >= MAX_DEATHS
 
 
@@ -52,7 +52,7 @@ def quarantine_detail(deaths: int) -> str:
 
 
 def is_blameless(error: BaseException, reason: str, *, node_is_alive: bool) -> bool:
-    """Whether a worker's end is no death of the job that it held.
+    """Return True if a worker's end does not count against the job that it held.
 
     error: what Ray raised for the worker's answer, reason: the same in one line.
     """
@@ -60,7 +60,7 @@ def is_blameless(error: BaseException, reason: str, *, node_is_alive: bool) -> b
 
 
 def is_given_up(failures: int) -> bool:
-    """Whether nobody waits any more for a slot that failed so often in a row."""
+    """Return True if no run waits any more for a slot with so many failures in a row."""
     return failures >= MAX_FAILURES
 
 

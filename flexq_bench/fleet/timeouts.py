@@ -1,4 +1,4 @@
-"""How long the fleet waits for what, in seconds."""
+"""Timeouts and intervals of the fleet, in seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What should move and does not: runs, nights and requests, for how long and why."""
+"""Detection of runs, nightly runs and requests that are stalled, for how long and why."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _runs(session: Session, now: datetime) -> Iterator[Stall]:
         if dead and run.owner is not None:
             reason = f"its process {run.owner.pid} on {run.owner.host} is dead (status --reap)"
         elif run.uuid in of_fleet:
-            reason = _why_no_job_ends(session, now, of_fleet[run.uuid])
+            reason = _stall_reason(session, now, of_fleet[run.uuid])
         else:
             owner = (
                 "an unknown process"
@@ -63,7 +63,7 @@ def _runs(session: Session, now: datetime) -> Iterator[Stall]:
         yield Stall("run", f"{run.uuid[:8]} {run.suite}", max(quiet, 0.0), reason)
 
 
-def _why_no_job_ends(session: Session, now: datetime, run: queries.Progress) -> str:
+def _stall_reason(session: Session, now: datetime, run: queries.Progress) -> str:
     workers = queries.workers(session, live=True)
     if not workers:
         return f"{run.open} jobs wait and no worker is alive"

@@ -70,7 +70,7 @@ class Workers(Protocol):
     """Workers, each on a device of its own. Those that are lost are replaced."""
 
     def poll(self, timeout_s: float) -> Sequence[Event]:
-        """What happened since, waiting at most so long for the first of it."""
+        """Return the events since the last call; wait at most timeout_s for the first one."""
         ...
 
     def start(self, worker: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
@@ -84,7 +84,7 @@ class Workers(Protocol):
         """Kill a worker's process, whatever it does; a Lost follows."""
         ...
 
-    def unfit(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
+    def memory_obstacles(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
         """By key, why cases can't be measured on this worker's device; it must be idle.
 
         Raises InfrastructureError if it doesn't answer; a Lost follows then.

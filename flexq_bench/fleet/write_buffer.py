@@ -137,7 +137,7 @@ class WriteBuffer:
         return flushed
 
     def read(self, question: Callable[[Session], Answer]) -> Answer | None:
-        """What the database answers; None: it is away. Raises what `flush` raises."""
+        """Query the database; None: it is unavailable. Raises what `flush` raises."""
         try:
             with self._database.session() as session:
                 return question(session)
@@ -159,7 +159,7 @@ class WriteBuffer:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing waits to be written."""
+        """True if nothing waits to be written."""
         return not self._pending
 
     def _write(

@@ -26,7 +26,7 @@ class Buffers(ABC):
     @property
     @abstractmethod
     def between(self) -> BetweenSamples:
-        """What changes between samples."""
+        """The hooks that run between samples."""
 
     @abstractmethod
     def launch(self, i: int, config: Config | None) -> None:

@@ -1,4 +1,4 @@
-"""Whether a kernel's output is right: relative error in float64, and equality where it is due."""
+"""Checks of kernel outputs: relative error in float64, bitwise equality where required."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Run = Callable[[LinearInputs, torch.Tensor], None]  # runs the kernel into out [
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check found. detail: what is wrong; empty: nothing.
+    """Result of a check. detail: what is wrong; empty: nothing.
 
-    exact: whether integer results equalled the reference bit for bit; None: no integer part.
+    exact: True if integer results equal the reference bit for bit; None: no integer part.
     """
 
     max_rel_error: float | None
@@ -112,7 +112,7 @@ def relative_error(y: torch.Tensor, reference: Reference) -> torch.Tensor:
 
 
 def judge_error(y: torch.Tensor, reference: Reference, tolerance: float) -> CheckResult:
-    """Whether every element is within the tolerance; NaN never is."""
+    """Check that every element is within the tolerance; NaN never is."""
     error = relative_error(y, reference)
     right = error <= tolerance  # false for NaN
     # NaN counts as the largest error.
@@ -172,7 +172,7 @@ def _exact_small(
 
 
 def _quantum(inputs: LinearInputs) -> float:
-    """What every product of a code pair and its scales is a multiple of."""
+    """Return the number that every product of a code pair and its scales is a multiple of."""
     x_scales, w_scales = inputs.x.scales, inputs.w.scales
     if inputs.w.row_scales is not None:
         w_scales = inputs.w.row_scales  # those of groups are integers

@@ -43,7 +43,7 @@ class Batch:
 
 
 class BetweenSamples:
-    """What is done between samples, outside the time of each. Here: nothing.
+    """Hooks that run between samples, outside the time of each. Here they do nothing.
 
     On a GPU the device operations of these methods are queued on the stream of the launches, and
     the host doesn't wait for them.
@@ -52,7 +52,7 @@ class BetweenSamples:
     keeps_outputs = False  # whether there are samples whose outputs are kept
 
     def begin_launches(self, count: int) -> None:
-        """So many launches come now: those of a sample. A GPU captures them in a graph once."""
+        """Prepare for the launches of one sample. A GPU captures them in a graph once."""
 
     def captures_kept_first(self) -> bool:
         """Draw by lot which graph is captured first: that of samples whose outputs are kept?
@@ -71,9 +71,9 @@ class BetweenSamples:
         """A sample, or what is launched untimed before the first of a batch, comes now."""
 
     def is_kept(self, index: int) -> bool:
-        """Whether a sample whose outputs are kept, and which is not timed, precedes sample `index`.
+        """Return True if an untimed sample whose outputs are kept precedes sample `index`.
 
-        To a kernel it is a sample like the others: the same launches on the same addresses.
+        A kernel can't tell it from the others: it has the same launches on the same addresses.
         """
         return False
 

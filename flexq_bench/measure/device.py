@@ -1,4 +1,4 @@
-"""Which device this is, what else a result depends on, and who else is using it."""
+"""Description of the device, of what else results depend on, and of other processes on it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def capability(device: torch.device) -> Capability | None:
 
 
 def describe_environment(device: torch.device, nvml: Nvml | None) -> dict[str, str]:
-    """What a time depends on beside the device and the commit. Only what holds for a whole run."""
+    """Describe what a time depends on besides device and commit, if constant in a run."""
     environment = {
         "host": platform.node(),
         "os": f"{platform.system()} {platform.release()}",
@@ -94,10 +94,10 @@ def describe_environment(device: torch.device, nvml: Nvml | None) -> dict[str, s
 
 
 def other_processes(nvml: Nvml | None) -> int | None:
-    """How many processes compute on the device beside this one; None: the driver doesn't tell.
+    """Count the other processes that compute on the device; None: the driver doesn't report them.
 
-    One of those listed is taken to be this process: in a container the driver's process numbers
-    are not ours, so they can't be compared.
+    One of those listed is taken to be this process: in a container the driver's process ids differ
+    from ours, so they can't be compared.
     """
     pids = nvml.compute_pids() if nvml else None
     return None if pids is None else max(0, len(set(pids)) - 1)
@@ -140,7 +140,7 @@ def _cpu_l2_bytes() -> int | None:
 
 
 def _clock_policy(nvml: Nvml | None) -> str:
-    """Whether somebody set the clocks: measuring never does."""
+    """Return the clock policy: default, or clocks that somebody set (measuring never does)."""
     if nvml is None:
         return "unknown"
     applications, default = nvml.applications_sm_clock_mhz(), nvml.default_sm_clock_mhz()

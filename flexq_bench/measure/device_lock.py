@@ -99,7 +99,7 @@ def _wait(handle: int, uuid: str, kind: int, wait_s: float) -> None:
 
 
 def _holder(handle: int) -> str:
-    """Who holds the lock, as the kernel tells it."""
+    """Name the process that holds the lock, as the operating system reports it."""
     inode = f":{os.fstat(handle).st_ino}"
     try:
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()

@@ -24,7 +24,7 @@ _MEMORY = re.compile("/proc/.*/mem")  # of this process or of one of its threads
 _BETWEEN = ("inspect.py", "traceback.py")  # of the standard library: they read for who calls them
 
 
-class _Heard:
+class _Reads:
     """is_on: whether anybody listens. first: the first read since then; empty: there was none."""
 
     is_on = False
@@ -34,19 +34,19 @@ class _Heard:
 def listen() -> None:
     """Note reads by code of others from now on."""
     _add_hook()
-    _Heard.is_on, _Heard.first = True, ""
+    _Reads.is_on, _Reads.first = True, ""
 
 
 def forget() -> None:
     """Listen no more, and know of no read."""
-    _Heard.is_on, _Heard.first = False, ""
+    _Reads.is_on, _Reads.first = False, ""
 
 
 def found() -> str:
-    """What is wrong where code of others has read; empty: nothing."""
-    if not _Heard.first:
+    """Describe the first read of this process by foreign code; empty: there was none."""
+    if not _Reads.first:
         return ""
-    return f"its code read what measures it ({_Heard.first}): its results are not believed"
+    return f"its code read what measures it ({_Reads.first}): its results are not believed"
 
 
 @cache
@@ -57,18 +57,18 @@ def _add_hook() -> None:
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
     # Called for every event of the process: nothing may be slow or raise.
     # What is read while code is imported is not counted: decorators look at who they decorate.
-    if not _Heard.is_on or _Heard.first or is_importing():
+    if not _Reads.is_on or _Reads.first or is_importing():
         return
     what = _what(event, arguments)
     if not what:
         return
-    _Heard.is_on = False  # the next line is such a read
+    _Reads.is_on = False  # the next line is such a read
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_between(frame.f_code):
         frame = frame.f_back
     if frame is not None and is_foreign(frame.f_code.co_filename):
-        _Heard.first = what
-    _Heard.is_on = True
+        _Reads.first = what
+    _Reads.is_on = True
 
 
 def _what(event: str, arguments: tuple[object, ...]) -> str:
@@ -83,5 +83,5 @@ def _what(event: str, arguments: tuple[object, ...]) -> str:
 
 
 def _is_between(code: CodeType) -> bool:
-    """Whether it reads for who called it: a module that does, or code without a file."""
+    """Return True if the code reads for its caller: inspect, traceback, or code without a file."""
     return code.co_filename.startswith("<") or code.co_filename.endswith(_BETWEEN)

@@ -35,7 +35,7 @@ Launch = Callable[[PackedOperand, PackedOperand, torch.Tensor, Config | None], N
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What the launches were given whose outputs are kept: contents of X and of the weights."""
+    """Inputs of the launches whose outputs are kept: contents of X and of the weights."""
 
     activations: tuple[int, ...]
     weights: tuple[int, ...]
@@ -129,7 +129,7 @@ class LinearBuffers(Buffers, BetweenSamples):
 
     @property
     def _rewrites(self) -> bool:
-        """Whether operands change between samples: not where they are announced or given."""
+        """True if operands change between samples: neither announced nor given from outside."""
         return not (self._is_announced or self._is_given)
 
     def captures_kept_first(self) -> bool:
@@ -279,7 +279,7 @@ class LinearBuffers(Buffers, BetweenSamples):
 
 
 def _written(operand: str, buffer: str) -> str:
-    """What a launch changed, by the name that a function's argument has."""
+    """Format the error for an operand that a launch changed, by the name of its argument."""
     name = operand if buffer in ("values", "real") else f"{operand}_{buffer}"
     return f"launches write into {name}: only out is theirs to write"
 

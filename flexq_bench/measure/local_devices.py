@@ -17,6 +17,6 @@ def local_devices() -> list[tuple[str, DeviceInfo]]:
 
 
 def device_info(name: str) -> DeviceInfo:
-    """What a device is. Raises DeviceError if this machine has none of that name."""
+    """Describe a device. Raises DeviceError if this machine has none of that name."""
     device = find_device(name)
     return describe_device(device, None if device.type == "cpu" else open_handle(device))

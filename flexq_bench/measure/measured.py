@@ -1,4 +1,4 @@
-"""What one measurement found, before it is tied to a run and a commit."""
+"""Result of one measurement, before it is tied to a run and a commit."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ class Measured:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether its time may be compared: right, timed, and on a device clocked high enough."""
+        """True if its time may be compared: correct, timed, and at a high enough device clock."""
         return self.status in ("ok", "noisy") and self.median_us is not None

@@ -1,4 +1,4 @@
-"""How much memory a measurement takes, estimated before anything is allocated."""
+"""Estimate of the memory that a measurement takes, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class MemoryEstimate:
 
 
 def estimate_memory(spec: KernelSpec, gemm: GemmWorkload, cold_bytes: int | None) -> MemoryEstimate:
-    """What measuring this kernel takes.
+    """Estimate the memory that measuring this kernel takes.
 
-    cold_bytes: what the weight copies must exceed; None: one copy, the hot cache mode.
+    cold_bytes: size that the weight copies must exceed; None: one copy, the hot cache mode.
     """
     weights = gemm.weight_bytes(spec.weight.bits, spec.weight.group) if spec.reads_weights else 0
     # Each content that the copies can have is held once more.

@@ -112,7 +112,7 @@ class Meter:
         return self._free_mhz
 
     def other_processes(self) -> int | None:
-        """How many processes compute on the device beside this one; None: nobody can tell."""
+        """Count the other processes that compute on the device; None: not known."""
         self._clock.synchronize()  # the driver counts this process from its first use of the device
         return other_processes(self._nvml)
 
@@ -157,7 +157,7 @@ class Meter:
 
     @property
     def torch_device(self) -> torch.device:
-        """Where the buffers of cases lie."""
+        """The device that the buffers of cases are allocated on."""
         return self._device
 
     @property
@@ -167,7 +167,7 @@ class Meter:
 
     @property
     def tuning_machine(self) -> TuningMachine:
-        """What choices that are made here hold for."""
+        """The GPU and software that configurations chosen here are valid for."""
         libraries = (name for name in _TUNED_FOR if name in self.environment)
         software = " ".join(f"{name} {self.environment[name]}" for name in libraries)
         return TuningMachine(self.device_info.sku, software)
@@ -312,7 +312,7 @@ class Meter:
 
     @property
     def _is_warm(self) -> bool:
-        """Whether the device was just at work."""
+        """True if the last measurement ended less than `_COOLS_S` seconds ago."""
         return time.monotonic() - self._measured_at < _COOLS_S
 
     def _with_probes(self, case: Case, measured: Measured) -> Measured:

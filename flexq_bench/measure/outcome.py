@@ -93,7 +93,7 @@ def extra_facts(
     telemetry: Telemetry,
     **facts: Any,
 ) -> dict[str, Any]:
-    """What is worth keeping beside the statistics: see Measured.extra."""
+    """Collect the values that are stored beside the statistics: see Measured.extra."""
     before, after = telemetry.before, telemetry.after
     extra: dict[str, Any] = {"elapsed_s": round(sampling.elapsed_s, 3), **facts}
     if before is not None and before.sm_clock_mhz is not None:

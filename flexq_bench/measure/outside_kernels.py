@@ -39,9 +39,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What became of sources. labels: of the kernels, by source. failures: why others have none.
+    """Kernel sources that were loaded or failed. labels: of the kernels, by source.
 
-    environment: of the processes that run them; None: ours.
+    failures: the reason why a source has no kernels. environment: of the processes that run them;
+    None: ours.
     """
 
     labels: dict[KernelSource, tuple[str, ...]]
@@ -91,7 +92,7 @@ def adopt(
     return _state
 
 
-def say_failures() -> None:
+def log_failures() -> None:
     """One line in the log for each source that could not be had."""
     for reason in _state.failures.values():
         log.warning("%s", reason)

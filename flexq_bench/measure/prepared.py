@@ -62,7 +62,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class TuningMachine:
-    """What a tuned choice holds for: the GPU's SKU, and the libraries and compiler that run."""
+    """Scope in which a tuned choice is valid: the GPU's SKU, the libraries and the compiler."""
 
     gpu: str
     software: str
@@ -184,7 +184,7 @@ class PreparedCase:
         raise MeasureError(f"{self.case.label} has no configuration {dict(wanted)}")
 
     def check(self, when: str) -> CheckResult:
-        """Whether it computes the right thing, on inputs drawn afresh. when: "before", "after"."""
+        """Check the results on newly drawn inputs. when: "before" or "after" the samples."""
         seed = derive_seed(self._seed, self.case.gemm, "check", when)
         return self._subject.check(self.config, seed=seed, tolerance=self._protocol.tolerance)
 

@@ -1,4 +1,4 @@
-"""How a case is measured: every number of the measuring protocol, in one place."""
+"""Measuring protocol: every number that decides how a case is measured."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Protocol:
         return int(factor * (l2_bytes or self.assumed_l2_bytes))
 
     def is_enough(self, samples: int, device_s: float, *, placements: int = 1) -> bool:
-        """Whether so many placements have their share of samples and of device time."""
+        """Return True if samples and device time reach the minimum for so many placements."""
         share = placements / self.min_placements
         many = samples >= share * self.min_samples or device_s >= share * self.long_device_s
         return many and device_s >= share * self.min_device_s

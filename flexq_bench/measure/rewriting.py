@@ -28,9 +28,9 @@ _LOOKED_AT_COLUMNS = 128
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """How much changes between samples.
+    """Parameters of what changes between samples.
 
-    secret: what everything that changes is drawn from. l2_bytes: of the device.
+    secret: seed of everything that changes. l2_bytes: L2 size of the device.
     """
 
     secret: int
@@ -92,7 +92,7 @@ class WeightCopies(Sequence[PackedOperand]):
         return first_change(self._copies[copy], self._contents[self.held[copy]])
 
     def have(self, contents: Sequence[PackedOperand]) -> bool:
-        """Whether they have these contents: the same bytes in the same layout, in this order."""
+        """Return True if the copies have these contents: the same bytes, layout and order."""
         return len(contents) == len(self._contents) and all(
             mine.buffers.keys() == theirs.buffers.keys()
             and all(
@@ -171,9 +171,9 @@ def first_change(now: PackedOperand, filled: PackedOperand) -> str | None:
 
 
 def stage_input(kernel: LinearKernel, case: Case, inputs: LinearInputs) -> PackedOperand:
-    """What a launch of the case's stage is given: packed codes, or `real` FP16 activations.
+    """Return the input of a launch in the case's stage: packed codes, or `real` FP16 activations.
 
-    Raises ValueError if the stage wants real activations and the inputs have none.
+    Raises ValueError if the stage needs real activations and the inputs have none.
     """
     if case.stage == "gemm":
         return kernel.pack_activation(inputs.x)
@@ -241,7 +241,7 @@ def _columns(orders: Sequence[torch.Tensor], n: int, generator: torch.Generator)
 
 
 def _bits(buffer: torch.Tensor) -> torch.Tensor:
-    """As integers, of which each is equal to itself, NaN or not."""
+    """View a buffer as integers, each of which equals itself even where it is a NaN."""
     kind = _INTEGERS.get(buffer.element_size())
     return buffer if kind is None else buffer.view(kind)
 

@@ -1,4 +1,4 @@
-"""When to stop: warm-up, samples of one placement, and placements until the interval closes."""
+"""Sequential sampling: warm-up, samples of a placement, placements until the interval closes."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What all placements of a case gave.
+    """Samples of all placements of a case, with their interval.
 
-    regime: of the interval. no_boost: why it is not `boost` where that was asked for; else empty.
-    stopped: "closed", "hopeless": placements scatter too much for the budget, or "budget".
-    free: the clocks that samples under `boost` were held against.
+    regime: of the interval. no_boost: why it is not `boost` although that was requested; else
+    empty. stopped: "closed", "hopeless" (placements scatter too much for the budget) or "budget".
+    free: the clocks that samples under `boost` were compared with.
     """
 
     regime: Regime
@@ -283,7 +283,7 @@ class _Sampler:
                 return placement
 
     def _is_settled(self, placement: Placement) -> bool:
-        """Whether this placement has its share of samples and its own interval has closed."""
+        """Return True if this placement has enough samples and its own interval has closed."""
         protocol, samples = self._protocol, placement.valid_us
         if not samples or not protocol.is_enough(len(samples), placement.device_s):
             return False
@@ -297,7 +297,7 @@ class _Sampler:
         return hierarchical_interval(valid, seed=self._seed, confidence=self._protocol.confidence)
 
     def _stop(self, interval: Interval | None) -> str:
-        """Why to stop now (see Sampling.stopped); empty: go on."""
+        """Return the reason to stop now (see Sampling.stopped); empty: go on."""
         protocol = self._protocol
         counted = [p for p in self._placements if p.valid_us]
         elapsed_s = self._now() - self._began
@@ -317,7 +317,7 @@ class _Sampler:
 
 
 def are_enough(counted: Sequence[Placement], protocol: Protocol) -> bool:
-    """Whether there are enough placements, samples and device time for a case to stop."""
+    """Return True if placements, samples and device time are enough for a case to stop."""
     least = protocol.min_placements
     samples, device_s = sum(len(p.valid_us) for p in counted), sum(p.device_s for p in counted)
     return len(counted) >= least and protocol.is_enough(samples, device_s, placements=least)
@@ -393,7 +393,7 @@ def warm_up_under_boost(
 
 
 def is_low(mhz: float | None, least_mhz: float | None) -> bool:
-    """Whether a sample's SM clock is too low to count under `boost`; not where it isn't told."""
+    """Return True if a sample's SM clock is too low to count under `boost`; False if not known."""
     return mhz is not None and least_mhz is not None and mhz < least_mhz
 
 

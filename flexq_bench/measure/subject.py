@@ -1,4 +1,4 @@
-"""What is timed: a kernel bound to a shape, with buffers placed anew as often as asked."""
+"""Subject of a measurement: a kernel bound to a shape, whose buffers can be placed repeatedly."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Subject(ABC):
 
     @abstractmethod
     def default_config(self) -> Config | None:
-        """What runs where nothing is chosen."""
+        """Return the configuration that runs where none is chosen."""
 
     @property
     @abstractmethod
@@ -65,7 +65,7 @@ class Subject(ABC):
 
     @abstractmethod
     def check(self, config: Config | None, *, seed: int, tolerance: float) -> CheckResult:
-        """Whether it computes the right thing on inputs drawn from the seed."""
+        """Check the results on inputs drawn from the seed."""
 
     @abstractmethod
     def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:

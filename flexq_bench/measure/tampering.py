@@ -51,8 +51,7 @@ def forget() -> None:
 
 
 def found() -> str:
-    """What is wrong where a name means something else than before, or code of others read what
-    measures it; empty: nothing."""
+    """Describe tampering: a replaced name, or a read that frame_access noted; empty: none."""
     if not _known:
         return ""
     now = dict(_meanings())

@@ -35,7 +35,7 @@ class DeviceState:
 
 
 class Sensor(Protocol):
-    """Where readings come from."""
+    """Source of device readings."""
 
     default_sm_clock_mhz: float | None
 

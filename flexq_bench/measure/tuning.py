@@ -21,14 +21,14 @@ _GLANCE_US = 100.0  # least length of one; where weights rotate, a turn over the
 
 
 class Tuning(StrEnum):
-    """Where a configuration comes from."""
+    """Source of a configuration."""
 
     REMEMBERED = "remembered"  # timed once for a GPU, sources and shape, then read from disk
     FRESH = "fresh"  # timed anew in this process, and remembered
     NONE = "none"  # the kernel's own heuristic
 
     def memory(self) -> TuningMemory:
-        """What is known when a process begins to measure."""
+        """Return the tuning memory that a process begins to measure with."""
         return TuningMemory(tuning_folder(), fresh=self is Tuning.FRESH)
 
 

@@ -203,7 +203,7 @@ class WorkerProcess:
         return line
 
     def _exit_reason(self) -> str:
-        """How the process ended, at which request, and the last line that it wrote to stderr."""
+        """Describe how the process ended, at which request, and its last line on stderr."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)
         code = self._process.poll()

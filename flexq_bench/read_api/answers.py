@@ -1,4 +1,4 @@
-"""What each address of the API answers: plain frozen values, read from the database."""
+"""Responses of the API's endpoints: plain frozen values, read from the database."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ResultList:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is there. newest_result_at null: nothing was measured yet."""
+    """Overview of the database. newest_result_at null: nothing was measured yet."""
 
     suites: tuple[str, ...]
     gpus: tuple[str, ...]

@@ -139,7 +139,7 @@ class _KeptFirst:
 
 
 class _Answer:
-    """What a route calls: the kept answer of its address, or a new one."""
+    """Endpoint of a route: sends the cached answer of its address, or a new one."""
 
     def __init__(self, answers: _Answers, compute: Callable[[Request], _Content]) -> None:
         self._answers, self._compute = answers, compute
@@ -191,7 +191,7 @@ def api_app(database: Database, *, repository: Path | None = None) -> ASGIApp:
             Route("/badge.svg", _Answer(answers, badge), methods=["GET"]),
             Route("/openapi.json", _Answer(answers, openapi), methods=["GET"]),
         ],
-        exception_handlers={404: _no_such_address, 405: _only_reading},
+        exception_handlers={404: _not_found, 405: _only_reading},
     )
     return _KeptFirst(answers, routes)
 
@@ -228,7 +228,7 @@ def _matches(asked: str, etag: str) -> bool:
     return etag in given or "*" in given
 
 
-async def _no_such_address(request: Request, _: Exception) -> Response:
+async def _not_found(request: Request, _: Exception) -> Response:
     words = f"no {request.url.path:.200} here: /openapi.json lists the addresses"
     return Response(_error(words), 404, media_type=_JSON)
 

@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 
 
 class BuildTable(DataTable):
-    """How a commit is built: `[build]`."""
+    """Build settings of a commit: `[build]`."""
 
     command: AnyText = ""
     environment: Annotated[Environment, wanted("none, pip or uv")] = "none"
@@ -171,19 +171,19 @@ class ProjectRevision:
 
 
 def working_tree(project: Project) -> ProjectRevision:
-    """What is checked out, with the changes of tracked files on top of it; a line in the log names
-    sources that are not tracked, and therefore not in it."""
+    """Return the checked-out commit with the changes of tracked files on top of it. A line in the
+    log names sources that are not tracked, and therefore not included."""
     head = resolve_revision(project.root, "HEAD")
     others = ("ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
     names = git_output(project.root / project.inside, *others).split("\0")
-    _say_left_out(tuple(name for name in names if name))
+    _log_left_out(tuple(name for name in names if name))
     changed = git_output(project.root, "stash", "create", "flexq-bench", environment=_NOBODY)
     commit = project.commit(head)
     return ProjectRevision(replace(commit, dirty=bool(changed)), changed or head)
 
 
 @cache  # once a process
-def _say_left_out(names: Sequence[str]) -> None:
+def _log_left_out(names: Sequence[str]) -> None:
     if names:
         more = f" and {len(names) - 1} more" if names[1:] else ""
         log.warning("not measured: %s%s, which git does not track: git add it", names[0], more)
@@ -219,7 +219,7 @@ def commits_after(project: Project, good: str, bad: str) -> list[str]:
 
 
 def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
-    """What head changes of the files that decide how it is judged; base's are used.
+    """Return notes on head's changes to the files that decide how it is judged; base's are used.
 
     base, head: full ids of commits.
     """

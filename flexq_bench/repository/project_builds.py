@@ -168,7 +168,7 @@ def _build(build: _Build, site: Path, variables: Mapping[str, str] | None) -> No
 
 
 def _version_without_history(folder: Path) -> dict[str, str]:
-    """What packages that ask git for their version need, of which a built tree has no history."""
+    """Return variables for packages that take their version from git, which a built tree lacks."""
     try:
         project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
         if "version" not in project.get("dynamic", ()):

@@ -1,4 +1,4 @@
-"""Which code ran: the commit of the git tree that the packages come from, or an installed wheel."""
+"""Provenance of the code that ran: the git commit of its packages, or an installed wheel."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _topological_order(root: Path, count: str | None) -> int | None:
 
 
 def is_dirty(root: Path) -> bool:
-    """Whether a git tree differs from its HEAD: a tracked file, or a new one inside a package."""
+    """Return True if a git tree differs from HEAD: a tracked file, or a new one in a package."""
     tracked = _git(root, "status", "--porcelain", "--untracked-files=no")
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "--", *PACKAGES)
     # No answer (a timeout) counts as dirty: a doubtful tree must not become a baseline.

@@ -50,7 +50,7 @@ def resolve_revision(repository: Path, revision: str) -> str:
 
 
 def is_shallow(repository: Path) -> bool:
-    """Whether the clone lacks early commits."""
+    """Return True if the clone lacks early commits."""
     return run_git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
 
 
@@ -63,10 +63,10 @@ def find_revision(repository: Path, revision: str) -> str | None:
 
 
 def is_published(repository: Path, sha: str) -> bool:
-    """Whether a commit is in the history of what is checked out, of a branch or of a tag.
+    """Return True if a commit is in the history of HEAD, of a branch or of a tag.
 
-    One that was fetched for a pull request (refs/pull, refs/remotes/pull) is in none of them.
-    Raises GitError if git does not run.
+    A commit that was only fetched for a pull request (refs/pull, refs/remotes/pull) is in none of
+    them. Raises GitError if git does not run.
     """
     if run_git(repository, "merge-base", "--is-ancestor", sha, "HEAD").returncode == 0:
         return True

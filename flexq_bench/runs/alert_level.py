@@ -1,4 +1,4 @@
-"""Where the series of an alert stand now, against the last good commit."""
+"""Current level of the series of an alert, against the last good commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a person would type a command of ours: what we print must work when it is pasted."""
+"""Command lines of this program as a person would type them: printed ones can be pasted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def database_arguments(database: Database) -> tuple[str, ...]:
 
 
 def user_name() -> str:
-    """Who runs this. A container's user may have no name: then its number."""
+    """Return the name of the user, or the number if a container's user has no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

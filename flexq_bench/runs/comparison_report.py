@@ -73,7 +73,7 @@ def stored_table(results: Sequence[StoredComparison]) -> Table:
 
 
 def problem_lines(results: Iterable[CaseComparison | StoredComparison]) -> list[str]:
-    """Why cases have no data, are wrong or were not decided; one line for equal reasons."""
+    """Explain why cases have no data or are incorrect; one line for equal reasons."""
     alike: dict[tuple[Verdict, str], list[str]] = {}
     for result in results:
         if isinstance(result, CaseComparison):
@@ -92,7 +92,7 @@ def problem_lines(results: Iterable[CaseComparison | StoredComparison]) -> list[
 
 
 def counts_line(verdicts: Iterable[Verdict]) -> str:
-    """How many of each, for example `12 same, 1 slower`."""
+    """Format the number of each verdict, for example `12 same, 1 slower`."""
     counts = Counter(str(verdict) for verdict in verdicts)
     return ", ".join(f"{counts[word]} {word}" for word in map(str, Verdict) if counts[word])
 

@@ -1,4 +1,4 @@
-"""How long measuring is going to take, by what it took before."""
+"""Estimates of measuring time, from earlier measurements."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CostBook:
 
 
 def read_costs(session: Session, gpu: str | None = None) -> CostBook:
-    """What measuring took on a SKU; gpu None, or one that never measured: on all of them."""
+    """Read how long measuring took on a SKU; gpu None, or one without results: on all."""
     stored = case_seconds(session, gpu)
     if not stored and gpu is not None:
         stored = case_seconds(session)

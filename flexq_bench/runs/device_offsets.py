@@ -1,4 +1,4 @@
-"""What a run shows of single GPUs: those that measured the same cases are held side by side."""
+"""Offsets between the GPUs of a run, from the cases that several of them measured."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def offsets_of(session: Session, run_uuid: str) -> list[OffsetInfo]:
 
 
 def offsets_of_imported(session: Session) -> list[OffsetRow]:
-    """What the newest run on several GPUs of one SKU shows of them, computed from its results:
-    records carry no offsets. Empty: no run shows any."""
+    """Compute the device offsets of the newest run on several GPUs of one SKU that shows any:
+    imported records carry none. Empty: no run shows any."""
     for run, created_at in runs_on_several_devices(session):
         found = offsets_of(session, run)
         if found:

@@ -40,7 +40,7 @@ class LatestRow(Generic[R]):
 
     @property
     def in_one_run(self) -> bool:
-        """Whether the run that measured it measured its baseline too."""
+        """True if one run measured both the result and its baseline."""
         return self.base is not None and self.base.run == self.result.run
 
 

@@ -27,7 +27,7 @@ MODULE = "flexq_bench.runs.meter_worker"
 class MeterOperations:
     """The operations of the process; `flexq_bench.runs.process_meter` asks for them."""
 
-    OPERATIONS = ("describe", "unfit", "measure")
+    OPERATIONS = ("describe", "memory_obstacles", "measure")
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -36,8 +36,8 @@ class MeterOperations:
         """This process as a worker."""
         return {**asdict(worker_of(self._meter)), "backend": self._meter.backend}
 
-    def unfit(self, case: str) -> dict[str, Any]:
-        """Why a case doesn't fit the memory that is free; empty: it fits."""
+    def memory_obstacles(self, case: str) -> dict[str, Any]:
+        """Return the reason why a case doesn't fit the free memory; empty: it fits."""
         try:
             self._meter.check_memory(Case.from_key(case))
         except MeasureError as error:

@@ -30,12 +30,13 @@ def this_process() -> RunOwner:
 
 
 def is_alive(owner: RunOwner) -> bool:
-    """Whether a process of this host and namespace is there for certain."""
+    """Return True if the owner certainly runs, in this PID namespace of this host."""
     return owner.host == platform.node() and owner.start == f"{_here()} {_ticks(owner.pid)}"
 
 
 def is_dead(owner: RunOwner) -> bool:
-    """Whether a process is gone for certain. Of another host or container nothing is certain."""
+    """Return True if the owner has certainly ended. Always False for another host, and for another
+    container of the same boot."""
     boot, _, rest = owner.start.partition(" ")
     namespace, _, ticks = rest.partition(" ")
     if owner.host != platform.node() or not _here() or not ticks:
@@ -47,7 +48,7 @@ def is_dead(owner: RunOwner) -> bool:
 
 
 def _ticks(pid: int) -> str:
-    """When a process began, in clock ticks since the boot; empty: there is none."""
+    """Return the start of a process in clock ticks since the boot; empty: there is none."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

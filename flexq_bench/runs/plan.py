@@ -1,4 +1,4 @@
-"""What a run is going to measure: a suite's cases on one backend, and the probes beside them."""
+"""Plan of a run: a suite's cases on one backend, and the probes beside them."""
 
 from __future__ import annotations
 

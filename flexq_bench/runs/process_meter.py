@@ -1,6 +1,4 @@
-"""Who measures for a pool of one device: a meter in this process, or processes for kernels of
-others.
-"""
+"""Measurers for a pool of one device: a meter in this process, or processes for outside kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Measurer(Protocol):
-    """What measures cases on one device, one after the other."""
+    """Interface that measures cases on one device, one after the other."""
 
     @property
     def worker(self) -> Worker: ...
@@ -121,7 +119,7 @@ class ProcessMeter:
 
     def check(self, case: Case) -> None:
         if self._is_ours(case):
-            reason = self._of(None).ask("unfit", case=case.key)["reason"]
+            reason = self._of(None).ask("memory_obstacles", case=case.key)["reason"]
             if reason:
                 raise MeasureError(reason)
 
@@ -183,8 +181,8 @@ class ProcessMeter:
         return not self._group_of(case)
 
     def _group_of(self, case: Case) -> str:
-        """What shares a process: a source of kernels from outside, or an installed package; empty:
-        ours."""
+        """Return the key of the cases that share a process: a source of kernels from outside, or an
+        installed package; empty: ours."""
         try:
             spec = registry.resolve(case.label, self.backend).spec
         except KernelError:

@@ -32,7 +32,7 @@ class Reproduction:
 
 
 def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> Reproduction:
-    """How to compare the decision's commits again, find the commit, and see its evidence."""
+    """Return commands that compare the decision's commits, bisect, and show the evidence."""
     arguments = database_arguments(database)
     explain = command("explain", str(alert.id), *arguments)
     if decision.base is None or alert.good is None or not is_reproducible(decision):
@@ -53,7 +53,7 @@ def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> 
 
 
 def is_reproducible(decision: DecisionRow) -> bool:
-    """Whether it was measured here, and not by another tool."""
+    """Return True if the decision was measured here, and not by another tool."""
     return decision.detector != history_verdict.DETECTOR
 
 

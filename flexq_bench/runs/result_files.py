@@ -19,7 +19,7 @@ _OUT_SUFFIXES = (*_JSON_SUFFIXES, ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """Where the records go; None: nowhere. json "-": stdout.
+    """Files to write the records to; None: not written. json "-": stdout.
 
     Raises UsageError, before anything is measured, for a file that could not be written after.
     """

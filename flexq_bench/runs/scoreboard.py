@@ -33,7 +33,7 @@ class Change:
 
     @property
     def verdict(self) -> Verdict:
-        """As of two stored runs: beyond 1 % with all of its interval, or not."""
+        """The verdict as for two stored runs: a change if the whole interval lies beyond 1 %."""
         return verdict_of_ratio(self.ratio)
 
 

@@ -190,7 +190,8 @@ def _worst(label: str, target: str) -> Iterator[StaticValue]:
 
 
 def _of_those_that_fit(row: ResourceRow) -> Mapping[Metric, float]:
-    """Where no block fits, `candidates` leaves the build out: it has no occupancy to be worst."""
+    """Return the resource values, without occupancy where no block fits: `candidates` leaves such a
+    build out."""
     values = resource_values(row)
     return values if row.fits else {m: v for m, v in values.items() if m != WARPS_PER_SM}
 

@@ -122,7 +122,7 @@ Place = tuple[str, str, str, str, int, int, int, int]
 
 
 def place_of(result: StoredResult) -> Place:
-    """What must be equal for the times of two kernels to be set against each other."""
+    """Return the values that must be equal for the times of two kernels to be compared."""
     regime = result.regime or ""  # protocol 1 named none
     path = (result.gpu, result.stage, result.cache, regime)
     return (*path, result.protocol_version, result.m, result.n, result.k)

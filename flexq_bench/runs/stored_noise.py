@@ -52,7 +52,7 @@ class StoredNoise:
         return known or larger_noise(self._of_all, self._calibrated(series_id)) or ASSUMED
 
     def source(self, series_id: int) -> str:
-        """What `of_series` rests on, in words."""
+        """Describe the source of the estimate that `of_series` returns."""
         if self._known(series_id) is not None:
             return OWN
         calibrated = self._calibrated(series_id) is not None

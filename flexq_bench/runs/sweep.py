@@ -44,7 +44,7 @@ class Sweep:
         return Suite("sweep", "shapes that a person chose", "", (group,))
 
     def as_data(self) -> dict[str, Any]:
-        """What `sweep_of` reads back."""
+        """Return the plain data that `sweep_of` reads."""
         return {
             "kernels": list(self.kernels),
             "m": list(self.m),

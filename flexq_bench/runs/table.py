@@ -42,9 +42,9 @@ def results_table(rows: Sequence[Row[Result]], *, with_speedup: bool = True) -> 
 
 
 def published_table(results: Sequence[Result], published: Sequence[PublishedValue]) -> Table | None:
-    """What a paper states beside the geometric mean of ours; None: there is nothing to compare.
+    """Tabulate published speedups beside the geometric means of ours; None: nothing to compare.
 
-    Ours is over the layers, weights cold, of which a run has both times.
+    Ours is over the layers with cold weights for which a run has both times.
     """
     table = Table(title="published, not measured here", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("kernel", "over", "M", "published", "on", "measured", "shapes", "source"):
@@ -69,8 +69,8 @@ def published_table(results: Sequence[Result], published: Sequence[PublishedValu
 
 
 def problem_lines(results: Iterable[Result], *, limit: int = 10) -> list[str]:
-    """What is wrong, the worst kinds first: one line for all results with the same status and
-    detail, `limit` at most."""
+    """Describe the problems, the worst kinds first: one line for all results with the same status
+    and detail, `limit` at most."""
     severity = ("incorrect", "failed", "unsupported", "noisy")
     bad = sorted(
         (r for r in results if r.status in severity), key=lambda r: severity.index(r.status)

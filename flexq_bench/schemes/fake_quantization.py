@@ -55,7 +55,7 @@ class FakeQuantizedLinear(nn.Module):
 
     @property
     def activation(self) -> ActivationQuantizer | None:
-        """What rounds the input; None: it stays as it is (weight-only)."""
+        """Quantizer of the input; None: the input is not quantized (weight-only)."""
         return self._layer.activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -108,7 +108,7 @@ def _finite(values: torch.Tensor) -> bool:
 
 
 def past_fp16(x: torch.Tensor) -> str:
-    """Why kernels can't take finite inputs that are past FP16; empty: they are not."""
+    """Explain why kernels can't take finite inputs beyond FP16; empty: there are none."""
     largest = float(x.abs().amax())
     if not _LARGEST_FP16 < largest < math.inf:
         return ""

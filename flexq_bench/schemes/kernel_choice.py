@@ -16,7 +16,7 @@ _MOST_BITS = 8  # of symmetric codes
 
 
 def kernel_label(weight: NumberFormat, activation: NumberFormat | None) -> str | None:
-    """Label of the kernel for these formats; None: there is none, `why_no_kernel` says why.
+    """Label of the kernel for these formats; None: there is none, `no_kernel_reason` says why.
 
     activation None: no one format says how X is rounded. Which share of its range a weight's codes
     span is in the codes; that of an activation is the kernel's to compute, so that it must agree.
@@ -26,8 +26,8 @@ def kernel_label(weight: NumberFormat, activation: NumberFormat | None) -> str |
     return _chosen().get((_codes(weight), activation))
 
 
-def why_no_kernel(weight: NumberFormat, activation: NumberFormat | None) -> str:
-    """Why no kernel runs these formats, in half a line; "" if one does."""
+def no_kernel_reason(weight: NumberFormat, activation: NumberFormat | None) -> str:
+    """Explain, as part of a line, why no kernel runs these formats; "" if one does."""
     if kernel_label(weight, activation) is not None:
         return ""
     if activation is None:
@@ -48,7 +48,7 @@ def why_no_kernel(weight: NumberFormat, activation: NumberFormat | None) -> str:
 
 
 def _codes(weight: NumberFormat) -> NumberFormat:
-    """What a kernel sees of a weight's format: balanced codes are symmetric ones, too."""
+    """Return a weight's format as kernels read it: balanced codes count as symmetric ones."""
     symmetric = weight.kind == "balanced" and weight.bits <= _MOST_BITS
     return replace(weight, clip=1.0, kind="symmetric" if symmetric else weight.kind)
 

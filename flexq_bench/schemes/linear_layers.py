@@ -18,10 +18,10 @@ _PACKED = ("gate_up_proj", "down_proj")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where transformers keeps the weight of a layer that was made here.
+    """Location, in transformers' model, of the weight of a layer that was made here.
 
-    name: of its parameter. index: of the expert in it; None: it is one layer's, transposed.
-    start, rows: those of the expert's rows.
+    name: of its parameter. index: of the expert in it; None: the parameter is one layer's weight,
+    transposed. start, rows: first row and number of rows within the expert.
     """
 
     name: str

@@ -87,7 +87,7 @@ class LinearSite:
 
     @property
     def role(self) -> str:
-        """What the layer does, whichever expert it is of: `down_proj`. Formats depend on it."""
+        """Kind of the layer without the expert's number: `down_proj`. Formats depend on it."""
         return _EXPERT.sub("", self.kind)
 
     @property

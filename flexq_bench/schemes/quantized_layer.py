@@ -51,7 +51,7 @@ class QuantizedLayer:
 
     @property
     def formats(self) -> LayerFormats:
-        """What a kernel must take."""
+        """Formats that a kernel of this layer must support."""
         return LayerFormats(
             self.weight_format, self.activation_format, rotated=self.rotation is not None
         )

@@ -25,7 +25,7 @@ from flexq_bench.schemes.duquant import DuQuant, DuQuantOptions
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.flexq import Flexq, FlexqOptions
 from flexq_bench.schemes.gptq import Gptq, GptqSchemeOptions
-from flexq_bench.schemes.kernel_choice import kernel_label, why_no_kernel
+from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.learned_scheme import LearnedOptions
 from flexq_bench.schemes.omniquant import OmniQuant
@@ -230,7 +230,7 @@ def named_schemes() -> tuple[NamedScheme, ...]:
 
 
 def layer_kernels(scheme: Scheme, *, gated: bool) -> tuple[LayerKernel, ...]:
-    """How a scheme rounds and runs the layers of a block; those treated alike are together."""
+    """Return formats and kernels of a block's layers; layers with equal formats share an entry."""
     alike: dict[LayerFormats, list[str]] = {}
     for kind in _KINDS[gated]:
         alike.setdefault(scheme.layer_formats(kind, gated), []).append(kind)
@@ -238,7 +238,7 @@ def layer_kernels(scheme: Scheme, *, gated: bool) -> tuple[LayerKernel, ...]:
     for formats, kinds in alike.items():
         given = formats.weight, formats.activation
         rows.append(
-            LayerKernel(tuple(kinds), formats, kernel_label(*given) or "", why_no_kernel(*given))
+            LayerKernel(tuple(kinds), formats, kernel_label(*given) or "", no_kernel_reason(*given))
         )
     return tuple(rows)
 

@@ -27,10 +27,11 @@ _SMALLEST = 1e-5  # of a magnitude, so that a channel that is never used gets a 
 
 @dataclass(frozen=True, slots=True)
 class Folds:
-    """What was folded into a model, by the full name of a linear layer; scales are float64.
+    """Scales and rotations folded into a model, by full name of a linear layer; scales are float64.
 
-    inputs: what its inputs are divided by [K]. outputs: what its outputs are divided by [N].
-    rotated_inputs, rotated_outputs: what they are rotated by, inputs after they were divided.
+    inputs: divisors of a layer's inputs [K]. outputs: divisors of its outputs [N].
+    rotated_inputs: rotations of its inputs, applied after the division. rotated_outputs: rotations
+    of its outputs, applied before the division.
     """
 
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class Folds:
     rotated_outputs: dict[str, Rotation] = field(default_factory=dict)
 
     def fold_input(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """What a layer gets instead of the original's input [..., K], in its dtype."""
+        """Return a layer's input in the folded model for the original's [..., K], in its dtype."""
         given = x / self.inputs[name] if name in self.inputs else x
         if name in self.rotated_inputs:
             given = self.rotated_inputs[name].apply(given)
@@ -51,7 +52,7 @@ class Folds:
         return (given * self.inputs.get(name, 1.0)).to(x.dtype)
 
     def fold_output(self, name: str, y: torch.Tensor) -> torch.Tensor:
-        """What a layer gives instead of the original's output [..., N], in its dtype."""
+        """Return a layer's output in the folded model for the original's [..., N], in its dtype."""
         given = self.rotated_outputs[name].apply(y) if name in self.rotated_outputs else y
         return (given / self.outputs.get(name, 1.0)).to(y.dtype)
 

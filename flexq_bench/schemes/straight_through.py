@@ -74,7 +74,7 @@ def _with_zero_points(
 
 
 def _passed(exact: torch.Tensor, rounding: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """What is rounded, with the gradient of what is not."""
+    """Return the rounded values, with the gradient of the exact ones."""
     passed: torch.Tensor = _StraightThrough.apply(exact, rounding(exact.detach()))  # type: ignore[no-untyped-call]
     return passed
 

@@ -18,7 +18,7 @@ _Group = tuple[int, int, str, str, str, str, int]
 
 
 class Result(Protocol):
-    """What a row needs: fields of a db.records.Record, by the same names and units."""
+    """Fields that a row needs: those of a db.records.Record, with the same names and units."""
 
     @property
     def kernel(self) -> str: ...
@@ -175,5 +175,5 @@ def _group(result: Result) -> _Group:
 
 
 def _place(result: Result) -> tuple[int, int, str, str, str]:
-    """Where one floor holds. Results of protocol 1 have no regime."""
+    """Return the key of the results that share a floor. Results of protocol 1 have no regime."""
     return (result.n, result.k, result.cache, result.regime or "", result.gpu)

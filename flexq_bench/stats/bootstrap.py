@@ -28,7 +28,7 @@ class Interval:
         return max(self.high - self.estimate, self.estimate - self.low)
 
     def is_within(self, tolerance: float) -> bool:
-        """Whether both ends are within ±tolerance (a fraction) of the estimate."""
+        """Return True if both ends are within ±tolerance (a fraction) of the estimate."""
         return self.half_width <= tolerance * abs(self.estimate)
 
 

@@ -18,13 +18,13 @@ SMALLEST_LOG_RATIO = float(np.log1p(SMALLEST_CHANGE))
 
 @dataclass(frozen=True, slots=True)
 class ChangePoint:
-    """Where the level of a series changed.
+    """Change of the level of a series.
 
     index: of the first value on the new level, in the series as given.
-    mean_before, mean_after: levels beside the change, in the unit of the series; of the lower mode
-    where there are two.
+    mean_before, mean_after: levels next to the change, in the unit of the series; with two modes,
+    of the lower one.
     relative_change: mean_after / mean_before - 1.
-    p_value: of a step as large as this anywhere in noise alone.
+    p_value: probability of a step this large anywhere in noise alone.
     """
 
     index: int

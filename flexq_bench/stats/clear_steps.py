@@ -1,4 +1,4 @@
-"""Which steps of one look are clear, and which have to be seen in earlier looks, too."""
+"""Confirmation by earlier looks of the steps that are not clear in one look."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class EarlierLooks:
     most: int
     _seen: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def bear_out(
+    def confirms(
         self, index: int, age: int, p_value: float, memory: float, *, beside_a_line: bool
     ) -> bool:
-        """Whether the step at an index that `age` values follow is clear, or was there before.
+        """Return True if the step at an index is clear, or earlier looks found it too.
 
-        p_value: of the step in noise alone. memory: AR(1), of that noise. beside_a_line: a side of
-        the step is a drift.
+        age: number of values from the index on. p_value: of the step in noise alone. memory: AR(1)
+        coefficient of that noise. beside_a_line: True if one side of the step is a drift.
         """
         if age <= _OLDEST_NEW:
             strict = memory >= _MEMORY_OF_STRICT_TESTS

@@ -1,4 +1,4 @@
-"""How much slower one device is than the others of its kind, by cases that several measured."""
+"""Time offsets of devices from others of their kind, by cases that several devices measured."""
 
 from __future__ import annotations
 

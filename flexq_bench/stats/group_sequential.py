@@ -27,7 +27,7 @@ _SMALLEST_STEP = 0.02  # of the information: looks nearer than this are one look
 
 
 class Decision(StrEnum):
-    """What a look says of the mean."""
+    """Decision about the mean after a look."""
 
     ABOVE = "above"  # more than the null allows
     BELOW = "below"  # less than the effect
@@ -157,7 +157,7 @@ class _Walk:
         return self._solve(time, allowed, lambda z: self._above(time, z))
 
     def lower(self, time: float, spent: float) -> float:
-        """As upper, of the lower boundary."""
+        """Return the lower boundary, a standard normal deviate, by the same rule as `upper`."""
         allowed = max(spent - self._spent, 0.0)
         return self._solve(
             time, allowed, lambda z: float(self._weights.sum()) - self._above(time, z)

@@ -1,4 +1,4 @@
-"""What a series is made of: levels and steps between them, drifts, two modes, spells, noise."""
+"""Model of a series: levels and steps between them, drifts, two modes, spells, noise."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def level_model(values: ArrayLike, rules: StepRules = ANY_SERIES) -> LevelModel:
     steps = tuple(
         one
         for one, beside in zip(model.steps, beside_lines, strict=True)
-        if looks.bear_out(
+        if looks.confirms(
             one.index,
             int(np.count_nonzero(index >= one.index)),
             one.p_value,

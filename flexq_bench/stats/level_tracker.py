@@ -70,7 +70,7 @@ class LevelTracker:
 
 
 def _until(model: LevelModel, end: int) -> LevelModel:
-    """What a model has up to, and with, the index `end`."""
+    """Return the part of a model up to and including the index `end`."""
     return replace(
         model,
         size=end,

@@ -44,7 +44,7 @@ class Modes:
 
     @property
     def share(self) -> float:
-        """How much of the values is in the upper mode."""
+        """Share of the values that are in the upper mode."""
         return float(self.slow.mean())
 
     @property
@@ -157,10 +157,10 @@ def _cheapest(cost: Floats, penalty: float) -> Ints:
 def _nearest_alias(
     values: Floats, base: Floats, slow: Bools, gap: float, sigma: float
 ) -> tuple[Floats, Bools]:
-    """Where a base shows hardly more than one mode: the one that makes the smaller step.
+    """Assign each base that shows hardly more than one mode to the mode with the smaller step.
 
-    What is in the other one there is an outlier. The first base that shows both modes says which is
-    which for those before it, too.
+    Such a base may be the level of either mode. Its few values in the other mode are outliers. The
+    first base that shows both modes decides also for the bases before it.
     """
     base = base.copy()
     bounds = np.concatenate(([0], np.flatnonzero(np.diff(base)) + 1, [base.size]))

@@ -36,7 +36,7 @@ class ItemDifference:
 
 
 def is_clear(interval: Interval) -> bool:
-    """Whether a difference is larger than its uncertainty: the interval leaves out zero."""
+    """Return True if a difference exceeds its uncertainty: the interval excludes zero."""
     return interval.low > 0 or interval.high < 0
 
 

@@ -77,10 +77,11 @@ def without_recoveries(values: Floats, recoveries: list[Excursion]) -> Floats:
 
 
 def falls_back(values: Floats, before: float, jump: float, sigma: float) -> bool:
-    """Whether values [n >= 3] after a jump go back towards where they came from.
+    """Return True if values [n >= 3] after a jump return towards the level before it.
 
-    Also without the first of them: an outlier at a step is gone at once. sigma: of one value.
-    before: the level that the jump began at.
+    They must do so without the first value too, which may be an outlier at the step. sigma: of one
+    value. before: the level that the jump began at. True also if fewer than 3 values are left after
+    the jump.
     """
     sign = float(np.sign(jump))
     if sign * (values[0] - before) < abs(jump) / 2:  # the jump is a value later

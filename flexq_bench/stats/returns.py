@@ -45,11 +45,12 @@ class _Stretch:
 
 
 def find_returns(values: Floats, fit: Fit, steps: list[int]) -> Returns:
-    """What returns to an earlier level among the steps of a fit of values [n], by their positions.
+    """Find the steps of a fit of values [n] that return to an earlier level, by their positions.
 
-    Five steps or more from levels that come back, or to levels that were there before, most for no
-    longer than 25 values, are switches, however many levels there are. The newest step waits while
-    it only falls back, 15 values at most, and for 25 values if it repeats a hop that was undone.
+    Five or more steps from levels that recur later, or to levels that occurred before, are
+    switches, for any number of levels, if the median visit is no longer than 25 values. The newest
+    step waits while its values only fall back, for 15 values at most, and for 25 values if it
+    repeats a hop that was reversed.
     """
     if not steps:
         return Returns()

@@ -68,15 +68,15 @@ SMALLEST_STEP = 0.005
 
 @dataclass(frozen=True, slots=True)
 class StepRules:
-    """What counts as a step.
+    """Rules by which a step counts.
 
-    significance: chance of one in noise alone, in one look at the whole series. smallest: effect, a
-    fraction of the level; a fifth of it is taken for noise in any case. most_counted: independent
-    values by which a level is known at best. A level that nobody controls wanders, so that more of
-    them would tell it from another one that people call the same. earlier_looks: a step that is not
-    clear by itself must have been there without the newest value, the newest two and so on, as many
-    times; more often where the noise has memory. 0: one look decides. periods: of
-    seasonal components that are looked for, in values.
+    significance: probability of a step in noise alone, in one look at the whole series. smallest:
+    effect, a fraction of the level; at least a fifth of it is taken for noise. most_counted: number
+    of independent values, at most, that determine a level. The level of an uncontrolled series
+    wanders, so that more values would separate levels that people regard as the same.
+    earlier_looks: a step that is not clear by itself must also be found without the newest value,
+    the newest two and so on, this many times; more often if the noise is autocorrelated. 0: one
+    look decides. periods: of the seasonal components to look for, in values.
     """
 
     significance: float = SIGNIFICANCE
@@ -269,7 +269,7 @@ def _tested(
 
 
 def _is_kink(sums: Sums, segments: list[Segment], position: int, unit: float) -> bool:
-    """Whether two segments, one of them a line, together would be a bad line."""
+    """Return True if one line fits two segments, one of them a line, clearly worse than both do."""
     left, right = segments[position], segments[position + 1]
     if not (left.slope or right.slope):
         return False
@@ -280,7 +280,7 @@ def _is_kink(sums: Sums, segments: list[Segment], position: int, unit: float) ->
 def _bends(
     values: Floats, segments: list[Segment], position: int, residuals: Floats, memory: float
 ) -> bool:
-    """Whether a line that bends, and does not jump, explains the two segments as well."""
+    """Return True if a continuous line with a bend explains the two segments as well as a jump."""
     left, right = segments[position], segments[position + 1]
     if not (left.slope or right.slope):
         return False

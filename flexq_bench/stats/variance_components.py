@@ -1,4 +1,4 @@
-"""How much each level of a hierarchy adds to the noise."""
+"""Variance components: the noise that each level of a hierarchy adds."""
 
 from __future__ import annotations
 

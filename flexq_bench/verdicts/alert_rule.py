@@ -2,7 +2,7 @@
 
 All thresholds and decisions are in this file; statistics, storing and measuring are elsewhere.
 
-1. Trigger. A result that differs from the history of its series (`stands_out`), a series that is
+1. Trigger. A result that differs from the history of its series (`is_outlier`), a series that is
    slower than at the last release (`has_crept`), and a series of an open alert that is back near
    its good level (`is_near_good_level`) are candidates. No trigger alerts anybody.
 2. Comparison. Each candidate's commit is measured against a base, interleaved (ABBA) on one device:
@@ -55,13 +55,14 @@ FEWEST_AT_RELEASE = 3
 CREEP_SIGMAS = 3.0  # standard errors of the difference of two medians
 
 
-def stands_out(
+def is_outlier(
     change: Floats, from_recent: Floats, scale: Floats, results: int
 ) -> NDArray[np.bool_]:
-    """Whether a result differs from its history enough for a comparison, either way.
+    """Return True where a result differs from its history enough for a comparison, either way.
 
-    change, from_recent: [...] ln to the median of the history and of its newest results. scale:
-    [...] robust sigma of the history. results: how many it has. One quiet night in 7 stands out.
+    change, from_recent: [...] ln of the result over the median of the history, and over that of its
+    newest results. scale: [...] robust sigma of the history. results: number of results in the
+    history. The rate is 1 night in 7 for a series without changes.
     """
     # A new series, or a new driver, must leave nobody blind until there are enough results.
     sigmas = np.inf if results < FEWEST_FOR_SCALE else TRIGGER_SIGMAS * scale
@@ -70,7 +71,7 @@ def stands_out(
 
 
 def has_crept(change: float, error: float) -> bool:
-    """Whether the level of a series is away from the last release's, however small each step was.
+    """Return True if the level of a series differs from the last release's, by steps of any size.
 
     change: ln between the two medians. error: its standard error, ln.
     """
@@ -78,18 +79,18 @@ def has_crept(change: float, error: float) -> bool:
 
 
 def has_crept_further(change: float, then: float) -> bool:
-    """Whether a series that was compared with the release is worth another comparison.
+    """Return True if a series already compared with the release needs another comparison.
 
-    change, then: ln of how much slower than the release it is, and was at that comparison.
+    change, then: ln of its time over the release's, now and at that comparison.
     """
     return change - max(then, 0.0) >= SMALLEST_LOG_RATIO
 
 
 def is_near_good_level(latest: float, good: Sequence[float], bad: Sequence[float]) -> bool:
-    """Whether the latest time of an open alert's series is nearer to its good level than to since.
+    """Return True if the latest time of a series with an open alert is nearer to its good level.
 
-    good, bad: times up to the last good commit, and from the first bad one on. Without both there
-    is nothing to compare with: the series was wrong, and any time that it has now is news.
+    good, bad: times up to the last good commit, and from the first bad one on; their medians
+    are compared. True if either is empty: the series was incorrect then, and any time is new.
     """
     if not good or not bad:
         return True
@@ -114,7 +115,7 @@ CLOCK_TOLERANCE = 0.01
 
 
 def is_decided(verdict: Verdict, placements: int) -> bool:
-    """Whether another look could tell nothing else."""
+    """Return True if another look cannot change the verdict."""
     if verdict in (Verdict.SLOWER, Verdict.FASTER):
         return placements >= SURE_PLACEMENTS
     return verdict is not Verdict.AMBIGUOUS
@@ -172,13 +173,14 @@ def attribute(
     baseline: float | None,
     smallest: float = SMALLEST_LOG_RATIO,
 ) -> Cause:
-    """Whether a kernel or its machine got slower or faster, from what was measured beside it.
+    """Attribute a kernel's change to the code or the machine, by the anchors measured beside it.
 
-    All are log changes between the same two commits: of the kernel, of the read-<bits> floor
-    (memory) and of the baseline kernel (compute); None: not measured. smallest: what counts.
-    none: the kernel did not change. code: the anchors stayed. environment: what remains of the
-    kernel's change beside the anchors' is too small to count. both: a change remains. unclear:
-    no anchor, or they contradict each other (only one of them moved, or in opposite ways).
+    All arguments are log changes between the same two commits: of the kernel, of the read-<bits>
+    floor (memory) and of the baseline kernel (compute), which are the anchors; None: not measured.
+    smallest: the smallest change that counts. none: the kernel did not change. code: the anchors
+    did not change. environment: the kernel's change less the mean of the anchors' is too small to
+    count. both: it counts. unclear: there is no anchor, or the anchors contradict each other (only
+    one of them changed, or they changed in opposite directions).
     """
     anchors = [change for change in (floor, baseline) if change is not None]
     if abs(kernel) < smallest:
@@ -204,9 +206,10 @@ _BITS = re.compile(r"-(w[0-9*]+a[0-9*]+|[a-z]*[0-9]+)$")
 
 
 def is_worse(verdict: Verdict, cause: Cause, kernel: str) -> bool:
-    """Whether the code made a kernel slower or wrong.
+    """Return True if the code made a kernel slower or incorrect.
 
-    A slow machine is not the code's doing, and a slower read floor says something of the others.
+    A slowdown that the environment explains does not count. Neither does a slower probe (read
+    floor, empty kernel), which calibrates the other kernels.
     """
     if verdict is Verdict.INCORRECT:
         return True
@@ -271,7 +274,7 @@ def alert_of(group: Group, alerts: Sequence[AlertRow]) -> AlertRow | None:
 
 
 def _overlaps(group: Group, alert: AlertRow) -> bool:
-    """Whether the ranges (good, bad] share a commit, as far as their order is known."""
+    """Return True if the ranges (good, bad] share a commit, as far as their order is known."""
     if alert.bad.sha == group.bad.sha or (alert.good and alert.good.sha == group.good.sha):
         return True
     good = 0 if alert.good is None else alert.good.topo_order
@@ -294,10 +297,10 @@ _NOT_WORSE = (Verdict.SAME, Verdict.FASTER)
 
 
 def is_fixed(alert: AlertRow, latest: Mapping[int, DecisionRow]) -> bool:
-    """Whether every series of an alert is back at the level of its last good commit.
+    """Return True if every series of an alert is back at the level of its last good commit.
 
-    latest: by series, the newest decision that has that commit as its base. Each must be about a
-    commit after the first bad one, and say same or faster.
+    latest: by series, the newest decision that has that commit as its base. Each decision must be
+    about a commit after the first bad one, with the verdict same or faster.
     """
     if not alert.series:
         return False

@@ -20,7 +20,7 @@ _A_NIGHT = 2.0  # evidence that a night of waiting is worth
 
 @dataclass(frozen=True, slots=True)
 class Surprise:
-    """How far a result is from the levels of its history, in sigmas; positive is slower.
+    """Distance of a result from the levels of its history, in sigmas; positive is slower.
 
     family: series that one commit tends to change together, on one kind of GPU. waited: nights in
     which it was a candidate and was not compared.

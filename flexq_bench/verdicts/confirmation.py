@@ -289,7 +289,10 @@ def _blocks(comparison: Comparison) -> Blocks:
 
 
 def _within(modes: ProcessModes) -> tuple[float, float, float, float]:
-    """As `_student`, of processes in the same mode: strata weighted by what each one tells."""
+    """Return the same values as `_student`, from processes in the same mode.
+
+    The modes are strata, weighted by the number of processes on both sides.
+    """
     estimate, error, freedom = modes.difference()
     reach = float(special.stdtrit(freedom, CONFIDENCE)) * error
     if error == 0:

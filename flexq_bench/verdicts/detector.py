@@ -30,12 +30,12 @@ class Judged:
 
     @property
     def is_canary(self) -> bool:
-        """Whether a commit was compared with itself."""
+        """True if a commit was compared with itself."""
         return self.compared.base == self.compared.head
 
     @property
     def is_worse(self) -> bool:
-        """Whether the code made it slower or wrong."""
+        """True if the code made the kernel slower or incorrect."""
         confirmed = self.confirmation
         return alert_rule.is_worse(confirmed.verdict, confirmed.cause, self.case.kernel)
 

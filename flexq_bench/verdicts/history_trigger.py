@@ -16,17 +16,17 @@ from flexq_bench.verdicts.alert_rule import (
     HISTORY_RESULTS,
     RECENT_RESULTS,
     has_crept,
-    stands_out,
+    is_outlier,
 )
 from flexq_bench.verdicts.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What the history says about the latest result.
+    """Comparison of the latest result with its history.
 
     verdict: candidate, same or no-data. z: robust, in units of `scale`. log_change: ln(latest /
-    median), positive is more. scale: sigma of the history's logs. history: results it rests on.
+    median), positive is more. scale: sigma of the history's logs. history: number of results in it.
     """
 
     verdict: Verdict
@@ -37,14 +37,14 @@ class Trigger:
 
 
 def trigger(history: ArrayLike, latest: float) -> Trigger:
-    """Whether the latest accepted result of a series differs from its history, either way.
+    """Compare the latest accepted result of a series with its history, in both directions.
 
     history: [n], oldest first, accepted results of the latest one's epoch; the last 30 count.
     latest: in the same unit. A difference is 2 robust sigmas (MAD, at least 0.2 %) or 1.8 %, from
-    the median of the 30 or of the newest 5; with fewer than 5 results, which tell no sigma, 1.8 %.
-    no-data: no usable result before it, or latest is no positive number. Half of the work is to be
-    wrong cheaply: 1 night in 7 of a quiet series is a candidate, `confirm` decides. Raises
-    ValueError if history is not one-dimensional.
+    the median of the 30 or of the newest 5; with fewer than 5 results, which give no sigma, 1.8 %.
+    no-data: no usable result before it, or latest is not a positive number. False candidates are
+    accepted, 1 night in 7 of a series without changes: `confirm` decides. Raises ValueError if
+    history is not one-dimensional.
     """
     logs, _ = positive_logs(history)
     newest, usable = positive_logs([latest])
@@ -72,17 +72,17 @@ def trigger_many(
     scale = robust_scale(windows)
     change = latest - np.median(windows, axis=-1)
     recent = latest - np.median(windows[..., -RECENT_RESULTS:], axis=-1)
-    candidate = stands_out(np.asarray(change), recent, scale, windows.shape[-1])
+    candidate = is_outlier(np.asarray(change), recent, scale, windows.shape[-1])
     return np.asarray(change), scale, candidate
 
 
 def creep(at_release: ArrayLike, since: ArrayLike) -> Trigger:
-    """Whether the level has moved away from the last release's, however small each step was.
+    """Compare the level with that of the last release, to detect changes in small steps.
 
     at_release: [n >= 3] accepted results of the release, or around it before anything changed.
     since: [m >= 3] later ones, oldest first; the newest 5 count. Any unit, one epoch.
     candidate: their medians are at least 1 % and 3 standard errors apart; confirm it against the
-    release's commit. The window of `trigger` creeps along and never sees this.
+    release's commit. The window of `trigger` moves with the series and does not detect this.
     """
     release, _ = positive_logs(at_release)
     later, _ = positive_logs(since)

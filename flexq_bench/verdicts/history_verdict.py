@@ -73,7 +73,7 @@ def steps(values: Sequence[float], direction: str) -> list[Step]:
 
 
 def is_back(good: float, level: float, direction: str) -> bool:
-    """Whether a level is no worse than the good one, or by less than what counts (1 %)."""
+    """Return True if a level is no worse than the good one, or by less than 1 %."""
     return _worse(good, level, direction) < SMALLEST_LOG_RATIO
 
 

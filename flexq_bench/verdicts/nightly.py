@@ -114,7 +114,7 @@ def _decision(
 
 
 def finite(value: float) -> float | None:
-    """What a database holds of a number: null for NaN."""
+    """Return a number as the database stores it: None (null) if it is not finite."""
     return value if math.isfinite(value) else None
 
 

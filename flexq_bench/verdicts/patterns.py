@@ -1,4 +1,4 @@
-"""What happened to a series: which of the known patterns its last nights show."""
+"""Classification of a series by the patterns that its newest nights show."""
 
 from __future__ import annotations
 
@@ -141,10 +141,10 @@ def drift(values: ArrayLike) -> float | None:
 
 
 def clock_explains(values: ArrayLike, clocks_mhz: ArrayLike, index: int) -> bool:
-    """Whether the clock changed at `index` and cycles did not.
+    """Return True if the clock changed at `index` and the number of cycles did not.
 
-    values: [n] times. clocks_mhz: [n] of the SM. Medians before and from `index` on: the clock
-    moved by more than 1 %, the time moved, and time x clock stayed within half of that.
+    values: [n] times. clocks_mhz: [n] of the SM. Medians are taken before `index` and from it on.
+    The clock must change by more than 1 %, and time x clock by less than half of the time's change.
     """
     times, clocks = (np.asarray(a, dtype=np.float64) for a in (values, clocks_mhz))
     usable = np.isfinite(times) & np.isfinite(clocks) & (times > 0) & (clocks > 0)

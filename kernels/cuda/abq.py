@@ -66,10 +66,11 @@ _SEARCH = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """What an ablation of ABQ-LLM's Table 4 turns on; `configs` of one entry: no search.
+    """Optimizations enabled in one ablation of ABQ-LLM's Table 4.
 
     fill_columns: bit planes of the tokens fill an MMA's 8 columns (the paper's GEMV elimination);
     False: the columns are 8 tokens of one plane, so M is padded to 8.
+    configs: the configurations to choose from; a single one: no search.
     """
 
     fill_columns: bool

@@ -68,7 +68,7 @@ class BtcConfig(Config):
     stages: int
 
     def build(self, a_bits: int, tokens: int, on: Optimizations) -> Build:
-        """How csrc/btc/gemm.cu is compiled for this configuration and 1 to 8 tokens a block."""
+        """Return the build of csrc/btc/gemm.cu for this configuration and 1 to 8 tokens a block."""
         defines = {name.upper(): value for name, value in asdict(self).items()}
         block = Block("flexq_btc", self.warps * 32, self.shared_bytes(a_bits, tokens, on))
         defines |= {"A_BITS": a_bits, "TOKENS": tokens, **on.defines}

@@ -73,7 +73,7 @@ class FewTokensConfig(Config):
 
     @property
     def build(self) -> Build:
-        """How csrc/fp16/few_tokens.cu is compiled for this configuration."""
+        """Return the build of csrc/fp16/few_tokens.cu for this configuration."""
         block = Block("fp16_few", self.warps * 32, self.shared_bytes)
         defines = {name.upper(): value for name, value in asdict(self).items()}
         defines["PERSISTENT"] = int(defines.pop("BLOCKS_AN_SM") > 0)

@@ -66,10 +66,10 @@ class TimedShapes:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What configurations with the same column tiles lost at shapes that were timed.
+    """Measured losses of configurations with the same column tiles at timed shapes.
 
-    configs: as settings_of has them. shapes: (N, K). sms: of the GPU. lost: [shapes, configs], time
-    over the fastest one's, less 1; NaN: not timed.
+    configs: as returned by settings_of. shapes: (N, K). sms: SMs of the GPU. lost: [shapes,
+    configs], time divided by the fastest configuration's, minus 1; NaN: not timed.
     """
 
     configs: tuple[Settings, ...]
@@ -104,9 +104,9 @@ class Interpolation:
             self._left_out[np.ix_(mask, columns)] = left_out
 
     def expected(self, n: int, k: int, sms: int, *, unseen: bool = False) -> dict[Settings, float]:
-        """What each configuration should lose at a shape on a GPU of so many SMs.
+        """Return the expected loss of each configuration at a shape on a GPU with `sms` SMs.
 
-        unseen: as if the shape had not been timed. Infinity: too little was timed to tell.
+        unseen: predict as if the shape had not been timed. Infinity: too few shapes were timed.
         """
         row = self._rows.get((n, k)) if unseen and sms == self._table.sms else None
         if row is None:
@@ -164,7 +164,7 @@ def load_losses(timed: TimedShapes) -> Mapping[int, Losses]:
 
 
 def read_losses(text: str) -> dict[int, Losses]:
-    """What write_losses wrote."""
+    """Parse the tables that write_losses formatted."""
     tables = {}
     for part in json.loads(text):
         rows = part["rows"]
@@ -179,7 +179,10 @@ def read_losses(text: str) -> dict[int, Losses]:
 
 
 def write_losses(tables: Mapping[int, Losses]) -> str:
-    """As JSON: of each row N, K and the losses in thousandths, null where nothing was timed."""
+    """Format tables as JSON.
+
+    A row has N, K and the losses in thousandths, null where nothing was timed.
+    """
     parts = []
     for col_tiles, table in tables.items():
         rows = [
@@ -194,7 +197,7 @@ def write_losses(tables: Mapping[int, Losses]) -> str:
 
 @lru_cache(maxsize=4096)
 def _place(n: int, k: int, sms: int) -> Floats:
-    """Where a shape lies, in units of the scales."""
+    """Return the coordinates of a shape, in units of the length scales."""
     tiles, steps = -(-n // _ROWS), k / _STEP_K
     uneven = []
     for row_tiles in _ROW_TILES:

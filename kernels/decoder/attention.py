@@ -1,4 +1,4 @@
-"""How attention of a decode step is compiled and split (csrc/decode/attention.cu)."""
+"""Builds and split counts of decode attention (csrc/decode/attention.cu)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def split_count(units: int, longest: int, sms: int) -> int:
 
 
 def can_pack(packing: Packing, shape: AttentionShape) -> bool:
-    """Whether attention itself writes the next layer's activations: a head has whole groups."""
+    """Return True if attention can write the next layer's activations itself.
+
+    Codes with a scale per group require heads that consist of whole groups.
+    """
     if shape.heads // shape.kv_heads * shape.head_dim > _MOST_ARRIVING:
         return False
     return packing.kind == "halves" or (
@@ -43,9 +46,10 @@ def can_pack(packing: Packing, shape: AttentionShape) -> bool:
 
 
 def attention_build(shape: AttentionShape, bits: int, packing: Packing | None) -> Build:
-    """How the kernel is compiled. packing None: it leaves its splits to be added up.
+    """Return the build of the attention kernel.
 
-    Raises UnsupportedError for other head sizes.
+    packing None: the kernel stores the partial sums of its splits, which are reduced separately.
+    Raises UnsupportedError for head sizes and heads a KV head that the kernel can't run.
     """
     group = shape.heads // shape.kv_heads
     lanes = shape.head_dim // _LANE_VALUES

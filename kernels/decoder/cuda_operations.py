@@ -281,7 +281,7 @@ def _strides(packing: Packing) -> tuple[int, int]:
 
 
 def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Build:
-    """How csrc/decode/operators.cu is compiled."""
+    """Return the build of csrc/decode/operators.cu for a producer and its packing."""
     is_norm = producer in (_RMS_NORM, _LAYER_NORM)
     whole_row = is_norm or kind == "row-codes"
     is_shared = is_norm and vectors > _MOST_VECTORS
@@ -298,7 +298,7 @@ def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Bui
 
 
 def head_norm_build(head_dim: int) -> Build:
-    """How csrc/decode/head_norm.cu is compiled."""
+    """Return the build of csrc/decode/head_norm.cu for a head size."""
     block = Block(HEAD_NORM, _HEAD_NORM_WARPS * _WARP)
     return Build.of("decode/head_norm.cu", block=block, HEAD_DIM=head_dim)
 

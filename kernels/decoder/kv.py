@@ -106,7 +106,7 @@ def encode(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor | Non
 
 
 def decode(codes: torch.Tensor, scales: torch.Tensor | None, bits: int) -> torch.Tensor:
-    """What `encode` made of FP16 values, as FP32 [..., head_dim]."""
+    """Decode the output of `encode` to FP32 values [..., head_dim]."""
     if scales is None:
         return codes.view(torch.float16).float()
     if bits == 4:

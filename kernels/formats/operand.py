@@ -96,7 +96,7 @@ class Operand:
         return self._mapped(taken)
 
     def split_rows(self, counts: Sequence[int]) -> list[Operand]:
-        """So many rows each, one part after the other; none shares memory with another."""
+        """Split the rows into consecutive parts of these sizes; no two parts share memory."""
         ends = list(accumulate(counts))
         parts = (self.slice_rows(end - count, end) for count, end in zip(counts, ends, strict=True))
         return [

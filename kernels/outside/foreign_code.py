@@ -50,7 +50,11 @@ def add_place(place: Path) -> None:
 
 @cache
 def is_foreign(file: str) -> bool:
-    """Whether a file is known as code of others; a virtual environment beside it is not."""
+    """Return True if a file belongs to registered third-party code.
+
+    Files of the standard library, of this program, or in a site-packages folder below a registered
+    place do not.
+    """
     path = Path(file)
     return any(_lies_in(path, place) for place in _places) and not any(
         _lies_in(path, own) for own in _OWN

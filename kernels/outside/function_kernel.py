@@ -227,7 +227,10 @@ def _buffers(operand: Operand, fmt: NumberFormat) -> dict[str, torch.Tensor]:
 
 
 def _identity(out: torch.Tensor) -> tuple[object, ...]:
-    """What must stay as it is: a tensor of another class may compute when it is looked at."""
+    """Return the properties of `out` that the function must not change.
+
+    The type is one of them, as a tensor subclass may compute its values on access.
+    """
     return (type(out), out.data_ptr(), tuple(out.shape), tuple(out.stride()), out.dtype)
 
 

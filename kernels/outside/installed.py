@@ -1,6 +1,6 @@
-"""How kernels of installed packages are found: this process imports them, unless told otherwise.
+"""Discovery of kernels in installed packages: by import, unless find_by sets another finder.
 
-Nothing heavy is imported here: a process says so before it needs any kernel.
+This module imports nothing heavy: a process calls find_by before it needs any kernel.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class KernelSource:
 
     @property
     def prefix(self) -> str:
-        """What the names of its kernels begin with, before the dot."""
+        """Prefix of the names of its kernels, before the dot."""
         if self.package:
             return normalized(self.package)
         if self.is_file:
@@ -59,7 +59,7 @@ class KernelSource:
 
     @property
     def argument(self) -> str:
-        """As a worker process is told of it on its command line; `of_argument` reads it."""
+        """Command-line argument that passes this source to a worker; `of_argument` parses it."""
         return f"{self.package}={self.place}"
 
     @classmethod
@@ -132,7 +132,10 @@ class KernelSource:
         return module, content_hash({path, *beside}, folder)
 
     def _unpacked(self) -> Path:
-        """Where the file is: its place, or a copy where this machine has another or none."""
+        """Return the path of the file with this content.
+
+        It is a temporary copy if this machine has another file in its place, or none.
+        """
         path = self._path()
         if self.content is None or (path.is_file() and path.read_bytes() == self.content):
             return path
@@ -169,8 +172,11 @@ def hash_of_module(module: ModuleType) -> str:
 
 
 def place_of(module: ModuleType, source: KernelSource | None = None) -> Path:
-    """Where the code of a module lies: its top package's folder, or its file; of a source that is
-    a file, the folder with what it imports from beside it."""
+    """Return the path that holds the code of a module.
+
+    For a source that is a file: its folder, with the modules beside it that it imports. Otherwise:
+    the folder of the top-level package, or the module's file if there is none.
+    """
     if source is not None and source.is_file:
         return Path(str(module.__file__)).parent
     top = sys.modules.get(module.__name__.partition(".")[0], module)

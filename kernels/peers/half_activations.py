@@ -1,4 +1,4 @@
-"""What peers that take dense 16-bit activations share."""
+"""Common code of peer kernels that take dense 16-bit activations."""
 
 from __future__ import annotations
 

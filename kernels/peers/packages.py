@@ -1,4 +1,4 @@
-"""Which outside packages there are, and whether this machine has them as we call them."""
+"""Third-party packages with peer kernels, and checks of their installed versions."""
 
 from __future__ import annotations
 

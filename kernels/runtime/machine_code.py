@@ -49,7 +49,7 @@ def resources(cubin: Cubin) -> dict[str, Resources]:
 
 
 def instructions(cubin: Cubin) -> dict[str, Counter[str]]:
-    """How often each kind of instruction (BMMA, LDGSTS …) stands in each function's SASS.
+    """Count the instructions of each kind (BMMA, LDGSTS …) in each function's SASS.
 
     Raises UnsupportedError if nvdisasm is not installed.
     """

@@ -61,7 +61,7 @@ class Build:
         return cls(source, tuple(sorted(defines.items())), min_sm, block, only_sm)
 
     def runs_on(self, arch: str) -> bool:
-        """Whether it compiles for an architecture, for example "sm_86"."""
+        """Return True if the build compiles for an architecture, for example "sm_86"."""
         sm = int(arch.removeprefix("sm_"))
         return sm >= self.min_sm if self.only_sm is None else sm == self.only_sm
 
@@ -139,7 +139,7 @@ def _cached(path: Path, key: str) -> bytes | None:
 
 
 def _seal(key: str, code: bytes) -> bytes:
-    """What ends a file of the cache: a hash of the build and its machine code."""
+    """Return the trailer of a cache file: a hash of the build and its machine code."""
     return hashlib.sha256(key.encode() + code).digest()
 
 

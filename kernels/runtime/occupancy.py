@@ -1,10 +1,10 @@
-"""How many blocks of a function an SM holds at once, from what the function needs.
+"""Occupancy: blocks of a function that are resident on an SM, from its resource usage.
 
 Limits are those of NVIDIA's CUDA Programming Guide, "Compute Capabilities", tables of technical
-specifications and of shared memory capacities (10.0 and 12.0: of CUDA 13.0). How registers and
-shared memory are handed out (in 256 registers a warp, over four partitions of an SM, in 128 bytes,
-1 KB of each block kept by the system) is what NVIDIA's `cuda_occupancy.h` computes with; a test on
-a GPU asks the driver as well.
+specifications and of shared memory capacities (10.0 and 12.0: of CUDA 13.0). Registers are
+allocated to a warp in units of 256, within one of four partitions of an SM. Shared memory is
+allocated to a block in units of 128 bytes, and the system reserves 1 KB of each block. These rules
+are those of NVIDIA's `cuda_occupancy.h`; a test on a GPU compares the results with the driver's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHARED_UNIT = 128  # bytes of a block are a multiple of it
 
 @dataclass(frozen=True, slots=True)
 class SmLimits:
-    """What an SM has room for; block_shared_bytes: the most that one block may ask for."""
+    """Resource limits of an SM; block_shared_bytes: the most that one block may request."""
 
     blocks: int
     warps: int

@@ -1,4 +1,4 @@
-"""What one function of a build needs on a target, and how many of its blocks an SM then holds."""
+"""Resources of one function of a build on a target, and the resulting blocks per SM."""
 
 from __future__ import annotations
 
@@ -32,12 +32,15 @@ class ResourceRow:
 
     @property
     def fits(self) -> bool:
-        """Whether a block can be launched there, as far as is known."""
+        """True if a block can be launched on the target, as far as is known."""
         return self.blocks_per_sm != 0
 
 
 def resource_row(build: Build, target: str, function: str, usage: Resources) -> ResourceRow:
-    """What is known of one function of a build. Raises UnsupportedError for an unknown target."""
+    """Return the resources and occupancy of one function of a build.
+
+    Raises UnsupportedError for an unknown target.
+    """
     needs = (usage.registers, usage.stack_bytes, usage.local_bytes, usage.shared_bytes)
     block = build.block
     if block is None or block.function != function:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from flexq_bench.cli.output import console, print_json, say, show_by_words, show_whole
+from flexq_bench.cli.output import console, print_json, print_unbroken, print_wrapped, say
 
 
 def test_what_is_printed_as_json_is_json(capsys):
@@ -28,7 +28,7 @@ def test_no_number_is_cut_on_a_narrow_terminal():
     numbers = ("123.456", "122.999", "124.001", "1024", "28672", "11008")
     table.add_row("flexq-w6a6[-evict-first]", *numbers)
 
-    show_whole(out, table)
+    print_unbroken(out, table)
 
     shown = out.file.getvalue()
     assert all(number in shown for number in numbers)
@@ -47,7 +47,7 @@ def test_no_word_is_broken_on_a_narrow_terminal(width):
     for row in rows:
         table.add_row(*row)
 
-    show_by_words(out, table)
+    print_wrapped(out, table)
 
     shown = out.file.getvalue()
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= width

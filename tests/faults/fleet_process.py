@@ -102,7 +102,7 @@ class SimulatedWorkers:
         self._due.pop(worker, None)
         self._lose(worker, reason)
 
-    def unfit(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
+    def memory_obstacles(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
         return {}
 
     def _answer(self, uuid: str) -> None:

@@ -113,7 +113,7 @@ class ScriptedWorkers:
         if self.replaces:
             self._join(member.device, member.gpu)
 
-    def unfit(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
+    def memory_obstacles(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
         if self.speechless:
             self.speechless -= 1
             self._lose(member, "killed", False)

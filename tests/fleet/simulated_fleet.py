@@ -55,7 +55,7 @@ def simulated_gpu(seconds: float) -> type:
         def describe(self) -> Greeting:
             return Greeting(self._worker, source_hash(ROOT), "simulated")
 
-        def unfit(self, cases: tuple[Case, ...]) -> dict[str, str]:
+        def memory_obstacles(self, cases: tuple[Case, ...]) -> dict[str, str]:
             return {}
 
         def measure(self, case: Case, choices: tuple[object, ...]) -> Report:

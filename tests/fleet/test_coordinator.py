@@ -63,9 +63,9 @@ def test_another_worker_says_what_fits_where_one_is_lost_over_the_question(
     coordinator = table.coordinator(gpus({"H200": 2}, replaces=replaces, speechless=1))
     coordinator.gather()
 
-    assert coordinator.unfit("H200", [case]) == {case.key: "too large"}
+    assert coordinator.memory_obstacles("H200", [case]) == {case.key: "too large"}
     assert len(coordinator.workers) == 1 + replaces
-    assert coordinator.unfit("A100", [case]) == {}
+    assert coordinator.memory_obstacles("A100", [case]) == {}
 
 
 def test_a_question_that_ends_three_workers_is_an_error(table, gpus, a_case):
@@ -73,7 +73,7 @@ def test_a_question_that_ends_three_workers_is_an_error(table, gpus, a_case):
     coordinator.gather()
 
     with pytest.raises(InfrastructureError, match="did not answer: killed"):
-        coordinator.unfit("H200", [a_case()])
+        coordinator.memory_obstacles("H200", [a_case()])
 
 
 def test_a_lost_node_is_not_held_against_the_case(table, gpus, a_case):

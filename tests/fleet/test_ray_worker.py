@@ -41,7 +41,7 @@ def test_a_worker_measures_and_says_what_it_is():
     assert report.measured.extra["wall_s"] > 0
     assert worker.describe().worker.device.backend == "cpu"
     huge = Case("cublas-fp16", GemmWorkload(1 << 24, 1 << 24, 8))
-    assert list(worker.unfit((case, huge))) == [huge.key]
+    assert list(worker.memory_obstacles((case, huge))) == [huge.key]
 
 
 def test_a_worker_refuses_a_gpu_that_others_compute_on(monkeypatch):

@@ -26,6 +26,8 @@ NOT_INSTALLED_WITHOUT_A_GPU = {
     "triton": ["triton"],
 }
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+QUESTIONS = {"What", "Whether", "Where", "Which", "When", "Who", "Why", "How", "As", "So", "If"}
 SOMEBODY_S_PATH = re.compile(r"(?<![\w.~$}])/(home|work|Users|root)/\w")
 
 
@@ -61,6 +63,17 @@ def test_no_file_is_too_long_to_read():
     lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in FILES}
 
     assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    begun = {}
+    for path in FILES:
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] != "tests":
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
+                    begun[f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"] = text.split()[0]
+
+    assert [place for place, word in begun.items() if word in QUESTIONS] == []
 
 
 def test_nothing_is_left_for_later():

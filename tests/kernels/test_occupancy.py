@@ -93,7 +93,7 @@ def test_no_candidate_needs_more_than_the_target_has(
     on_device: Callable[[str], None], target: str
 ) -> None:
     on_device(target)
-    unfit = {row.build for row in read_table(TABLE) if row.target == target and not row.fits}
+    too_large = {row.build for row in read_table(TABLE) if row.target == target and not row.fits}
     limit = LIMITS[target].block_shared_bytes
 
     for kernel in tuned_kernels():
@@ -102,7 +102,7 @@ def test_no_candidate_needs_more_than_the_target_has(
             builds = [build for c in chosen for build in kernel.builds_for(shape, c)]
             assert all(build.runs_on(target) for build in builds)
             assert [b.name for b in builds if b.block and b.block.shared_bytes > limit] == []
-            assert unfit.isdisjoint(build.name for build in builds)
+            assert too_large.isdisjoint(build.name for build in builds)
 
 
 def test_candidates_that_fit_only_a_larger_gpu_are_left_out_of_a_smaller_one(

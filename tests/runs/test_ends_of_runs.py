@@ -76,7 +76,7 @@ class OneWorker:
     def start(self, worker, case, choices):
         self._end()
 
-    def unfit(self, worker, cases):
+    def memory_obstacles(self, worker, cases):
         return {}
 
 

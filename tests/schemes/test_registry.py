@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.kernel_choice import kernel_label, why_no_kernel
+from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.registry import layer_kernels, named_schemes, resolve, without_cache
 from kernels.formats import FP16, NumberFormat
 from kernels.registry import resolve as kernel
@@ -42,7 +42,7 @@ def by_kind(name: str, *, gated: bool) -> dict[str, str]:
 )
 def test_formats_choose_the_kernel(weight, activation, label):
     assert kernel_label(weight, activation) == label
-    assert why_no_kernel(weight, activation) == ""
+    assert no_kernel_reason(weight, activation) == ""
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_formats_choose_the_kernel(weight, activation, label):
 def test_formats_without_a_kernel_say_why(weight, activation, words):
     assert kernel_label(weight, activation) is None
     with pytest.raises(AssertionError, match=words):
-        raise AssertionError(why_no_kernel(weight, activation))
+        raise AssertionError(no_kernel_reason(weight, activation))
 
 
 def test_a_kernel_of_a_scheme_takes_its_formats_on_both_backends():

@@ -43,7 +43,10 @@ def newest(scores: Iterable[Score]) -> list[Score]:
 
 
 def named(score: Score) -> str:
-    """What charts call the scheme: with what computed it, where that was not the reference."""
+    """Return the name of a scheme in charts.
+
+    It includes what computed the scheme, if that was not the reference.
+    """
     return score.scheme if score.through == REFERENCE else f"{score.scheme} ({score.through})"
 
 

@@ -1,4 +1,4 @@
-"""What accuracy gates decided as rows of tables."""
+"""Decisions of accuracy gates as rows of tables."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def token_rows(gate: GateRow) -> list[dict[str, Any]]:
 
 
 def gate_name(gate: GateRow, names: Mapping[str, str], zone: tzinfo) -> str:
-    """What a list calls it."""
+    """Return the title of a gate in a list."""
     place = names.get(gate.commit) or short_commit(gate.commit, gate.dirty)
     return f"{gate.scheme} at {place} · {gate.verdict} · {local_time(gate.created_at, zone)}"
 

@@ -50,7 +50,7 @@ _INTERVALS = (
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="Accuracy", icon=":material/target:", url_path="accuracy")
 
 
@@ -62,7 +62,7 @@ def page() -> None:
         with database.session() as session:
             models = queries.scored_models(session)
         if not models:
-            _say_that_it_is_empty(database)
+            _show_empty(database)
             return
         controls = Controls("accuracy")
         on_top = st.empty()
@@ -202,7 +202,7 @@ def _show_gates(
 
 
 def _show_diagnosis(gate: GateRow) -> None:
-    """Where a gate that failed saw the loss: layers, other differences, tokens."""
+    """Show the losses that a failed gate diagnosed: layers, tokens, other differences."""
     for title, rows in (("Layers", layer_rows(gate)), ("Tokens", token_rows(gate))):
         if rows:
             st.caption(f"{title} that lost most")
@@ -234,7 +234,7 @@ def _show_history(
     )
 
 
-def _say_that_it_is_empty(database: Database) -> None:
+def _show_empty(database: Database) -> None:
     arguments = command_lines.database_arguments(database)
     evaluate = command_lines.command(
         "accuracy", "--model", "DIR", "--schemes", "flexq-w6ax", "--data", "FILE", *arguments

@@ -16,8 +16,10 @@ _AROUND_PX = 190
 
 
 def block_changes(comparison: Comparison, confirmation: Confirmation, style: Style) -> go.Figure:
-    """How much longer head took than base, %: the blocks and the mean of each placement, the
-    estimate with its 99 % bounds, and the smallest change that counts.
+    """Plot the increase of head's time over base's, in %.
+
+    Shown are the blocks and the mean of each placement, the estimate with its 99 % bounds, and the
+    smallest change that counts.
 
     style: the kernel's. Raises ValueError if the comparison's lengths differ.
     """

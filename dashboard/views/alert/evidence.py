@@ -22,7 +22,7 @@ from workloads.case import kernel_label
 
 
 def show_evidence(session: Session, member: DecisionRow, kernels: Sequence[str]) -> None:
-    """What was measured, computed again: a verdict that disagrees with its evidence is called out.
+    """Show the evidence of a verdict, computed again, and warn where the verdict differs from it.
 
     kernels: every kernel of the database, for the colours.
     """

@@ -69,7 +69,7 @@ def show_form(alert: AlertRow, events: int) -> None:
 
 
 def _problem(alert: AlertRow, state: str, note: str, person: str) -> str:
-    """What is missing; empty: nothing."""
+    """Explain why the form can't be saved; empty: it can."""
     if state == alert.state and not note:
         return "Nothing to save: choose another state, or write a note."
     if state in STATES_WITH_A_REASON and not note:

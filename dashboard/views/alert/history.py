@@ -46,7 +46,7 @@ def show_series(
 
     kernels: every kernel of the database, for the colours.
     """
-    alike = _series_alike(session, member.series_id)
+    alike = _series_of_other_gpus(session, member.series_id)
     histories = {one: queries.series_history(session, one.id) for one in alike}
     own = {one: points for one, points in histories.items() if one.id == member.series_id}
     styles = kernel_styles(kernels, [(member.kernel, member.variant)])
@@ -67,7 +67,7 @@ def show_series(
     _show_by_gpu(alert, histories, styles)
 
 
-def _series_alike(session: Session, series_id: int) -> list[SeriesName]:
+def _series_of_other_gpus(session: Session, series_id: int) -> list[SeriesName]:
     """The series itself and those that differ from it in their GPU only."""
     known = queries.series_names(session)
     own = next(one for one in known if one.id == series_id)
@@ -75,7 +75,7 @@ def _series_alike(session: Session, series_id: int) -> list[SeriesName]:
 
 
 def _change_points(frame: pd.DataFrame) -> list[_Step]:
-    """Where the level changed within an epoch; `frame`: of one series."""
+    """Return the changes of level within each epoch; `frame`: of one series."""
     steps = []
     for _, part in frame.groupby("epoch", sort=False):
         rows = part.reset_index(drop=True)

@@ -38,7 +38,7 @@ _URL = "alert"
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app; `?alert=3` shows alert 3."""
+    """Return the `st.Page` of this view; `?alert=3` shows alert 3."""
     return st.Page(page, title="Alert", icon=":material/notifications:", url_path=_URL)
 
 
@@ -50,7 +50,7 @@ def page() -> None:
             alerts = queries.alerts(session)
         if not alerts:
             st.title("Alert")
-            _say_that_there_is_none(database)
+            _show_no_alerts(database)
             return
         asked = st.query_params.get(_URL)
         if asked is not None and asked not in {str(row.id) for row in alerts}:
@@ -98,7 +98,7 @@ def _show(database: Database, alerts: Sequence[AlertRow]) -> None:
     _show_events(events, zone)
 
 
-def _say_that_there_is_none(database: Database) -> None:
+def _show_no_alerts(database: Database) -> None:
     gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default", "--alert")
     command = command_lines.command(*gate, *command_lines.database_arguments(database))
     st.info(

@@ -52,7 +52,7 @@ def times(frame: pd.DataFrame, styles: Mapping[str, Style], base: str, head: str
 
 
 def changes(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
-    """How much longer head takes, %, with its interval: a line a case, in the frame's order."""
+    """Draw head's change of time, %, with its interval: a line a case, in the frame's order."""
     shown = frame[frame["ratio"].notna()]
     figure = go.Figure()
     names = [_case(row) for row in shown.to_dict("records")]

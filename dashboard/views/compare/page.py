@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.database import current_database, errors_shown, show_empty_database
 from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
@@ -52,7 +52,7 @@ _APART = (
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="Compare", icon=":material/compare_arrows:", url_path="compare")
 
 
@@ -94,7 +94,7 @@ class _Compared:
 def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
     listed = list_runs(database, names=("base-runs", "head-runs"))
     if not listed:
-        say_that_it_is_empty(database)
+        show_empty_database(database)
         return None
     suite = choose_suite(st.sidebar, controls, sorted({run.suite for run in listed}))
     by_uuid = {run.uuid: run for run in listed if suite in (_ANY, run.suite)}
@@ -160,7 +160,7 @@ def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) 
     with database.session() as session:
         commits = queries.recent_commits(session, limit=_LISTED, prefixes=prefixes)
     if not commits:
-        say_that_it_is_empty(database)
+        show_empty_database(database)
         return None
     if len(commits) < 2:
         gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default")
@@ -204,7 +204,7 @@ def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) 
         ]
     labels = sorted({kernel_label(s.kernel, s.variant) for s in known if not is_probe(s.kernel)})
     if not labels:
-        say_that_it_is_empty(database)
+        show_empty_database(database)
         return None
     if len(labels) < 2:
         st.info(f"{as_text(labels[0])} is the only kernel here: measure another one beside it.")
@@ -274,7 +274,7 @@ def _show(controls: Controls, database: Database, compared: _Compared) -> None:
     if frame.empty:
         st.info("No case passes all filters: take one away, or clear them all.")
         return
-    _say_how(frame, compared)
+    _show_summary(frame, compared)
     with database.session() as session:
         kernels = queries.kernel_names(session)
     styles = kernel_styles(kernels, {_kernel_and_variant(label) for label in frame["label"]})
@@ -292,7 +292,7 @@ def _show(controls: Controls, database: Database, compared: _Compared) -> None:
     show_rows(frame)
 
 
-def _say_how(frame: pd.DataFrame, compared: _Compared) -> None:
+def _show_summary(frame: pd.DataFrame, compared: _Compared) -> None:
     counts = frame["verdict"].value_counts()
     words = ", ".join(f"**{count}** {as_text(str(verdict))}" for verdict, count in counts.items())
     st.markdown(f"{as_text(compared.head)} against {as_text(compared.base)}: {words}")

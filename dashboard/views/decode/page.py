@@ -27,7 +27,7 @@ _Lengths = tuple[int, int]  # prompt, new tokens
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="Decode", icon=":material/speed:", url_path="decode")
 
 
@@ -39,7 +39,7 @@ def page() -> None:
         with database.session() as session:
             models = queries.decoded_models(session)
         if not models:
-            _say_that_it_is_empty(database)
+            _show_empty(database)
             return
         controls = Controls("decode")
         model = controls.one(st.sidebar, "model", "Model", models, models[0], always=True)
@@ -157,7 +157,7 @@ def _half_width(row: DecodeRow) -> float | None:
     return 100 * (row.token_ci_high_ms - row.token_ci_low_ms) / 2 / row.token_ms
 
 
-def _say_that_it_is_empty(database: Database) -> None:
+def _show_empty(database: Database) -> None:
     arguments = command_lines.database_arguments(database)
     decode = command_lines.command("decode", "llama-7b", *arguments)
     st.info(

@@ -1,4 +1,4 @@
-"""How much slower single GPUs are than the others of their kind."""
+"""Charts of the time of single GPUs against the mean of their kind."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _RECENT = timedelta(days=7)
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="Fleet", icon=":material/dns:", url_path="fleet")
 
 

@@ -1,4 +1,4 @@
-"""What is known of the fleet as rows of tables."""
+"""Table rows of the fleet: workers, runs, jobs, requests and devices."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _GIB = 2**30
 
 
 def is_silent(worker: WorkerRow, now: datetime) -> bool:
-    """Whether it should be alive, and nobody has heard of it for too long."""
+    """Return True if the worker should be alive and its last heartbeat is too old."""
     return worker.state in LIVE_WORKER_STATES and now - worker.heartbeat_at > SILENT_AFTER
 
 
 def is_gone(worker: WorkerRow, now: datetime, recent: timedelta) -> bool:
-    """Whether it ended, or nobody has heard of it for so long that nobody looks for it."""
+    """Return True if the worker ended, or its last heartbeat is older than `recent`."""
     return worker.state not in LIVE_WORKER_STATES or now - worker.heartbeat_at > recent
 
 
 def is_abandoned(run: Progress, now: datetime, recent: timedelta) -> bool:
-    """Whether an unfinished run is older than that, with no job in anybody's hands."""
+    """Return True if an unfinished run is older than `recent` and none of its jobs is leased."""
     return now - run.created_at > recent and not run.states.get("leased")
 
 

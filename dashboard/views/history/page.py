@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.database import current_database, errors_shown, show_empty_database
 from dashboard.shared import history_chart
 from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
@@ -47,7 +47,7 @@ _ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a relea
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="History", icon=":material/show_chart:", url_path="history")
 
 
@@ -59,7 +59,7 @@ def page() -> None:
         with database.session() as session:
             known = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
         if not known:
-            say_that_it_is_empty(database)
+            show_empty_database(database)
             return
         controls = Controls("history")
         on_top = st.empty()
@@ -73,7 +73,7 @@ def page() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """What the chart shows. value: what its values are, with their unit."""
+    """Contents of the chart. value: the quantity of its values, with their unit."""
 
     frame: pd.DataFrame
     value: str
@@ -113,7 +113,7 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
         relative_to=None if release is None else release.topo_order,
     )
     if frame.empty:
-        _say_that_nothing_is_drawn(shown, release)
+        _show_nothing_drawn(shown, release)
         return None
     styles = kernel_styles(kernels, [(one.kernel, one.variant) for one in drawn])
     value, unit = _axis(drawn[0], shown, release)
@@ -170,7 +170,7 @@ def _choose_release(controls: Controls, database: Database) -> ReleaseRow | None
 
 
 def _axis(series: SeriesName, shown: str, release: ReleaseRow | None) -> tuple[str, str]:
-    """What the values are, and their unit."""
+    """Return the quantity of the values, and their unit."""
     if shown == _OF_FLOOR:
         return "floor / median", "%"
     if release is not None:
@@ -212,7 +212,7 @@ def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName
     return [one for one in kept if not shape or (one.n, one.k) in shape]
 
 
-def _say_that_nothing_is_drawn(shown: str, release: ReleaseRow | None) -> None:
+def _show_nothing_drawn(shown: str, release: ReleaseRow | None) -> None:
     if shown == _OF_FLOOR:
         st.info("No floor was measured beside these results: choose absolute.")
         return

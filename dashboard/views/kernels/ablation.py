@@ -1,4 +1,4 @@
-"""What each optimization of a kernel gives: its variants as steps, and the chart of them."""
+"""Gain of each optimization of a kernel: its variants as steps, and their chart."""
 
 from __future__ import annotations
 

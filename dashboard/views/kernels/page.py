@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.database import current_database, errors_shown, show_empty_database
 from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
@@ -17,7 +17,7 @@ from dashboard.shared.latest_controls import (
     choose_regime,
     choose_sweeps,
     describe_regime,
-    say_that_none_is_accepted,
+    show_none_accepted,
 )
 from dashboard.shared.latest_frame import latest_frame, read_latest
 from dashboard.shared.layer_chart import places_of
@@ -43,7 +43,7 @@ _EVIDENCE = (
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="Kernels", icon=":material/speed:", url_path="kernels")
 
 
@@ -55,7 +55,7 @@ def page() -> None:
         with database.session() as session:
             gpus = queries.gpu_names(session)
         if not gpus:
-            say_that_it_is_empty(database)
+            show_empty_database(database)
             return
         controls = Controls("kernels")
         on_top = st.empty()
@@ -68,7 +68,7 @@ def page() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What every view draws from: the results of a GPU, narrowed, and the styles of kernels."""
+    """Inputs of every view: the filtered results of a GPU, and the styles of kernels."""
 
     database: Database
     gpu: str
@@ -91,7 +91,7 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.Dat
     with database.session() as session:
         kernels = queries.kernel_names(session)
     if not latest.results:
-        say_that_none_is_accepted(gpu, regime)
+        show_none_accepted(gpu, regime)
         return None
     baseline = controls.one(
         st.sidebar, "baseline", "Baseline", latest.labels, latest.default_baseline
@@ -156,7 +156,7 @@ def _show_roofline(controls: Controls, shown: _Shown) -> pd.DataFrame | None:
 
 
 def _show_reach(points: pd.DataFrame) -> None:
-    """How near to the floor each kernel comes."""
+    """Show the percentage of the floor that each kernel reaches."""
     best = (
         points.sort_values("pct_of_floor", ascending=False)
         .groupby("label")

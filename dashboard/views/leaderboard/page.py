@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.database import current_database, errors_shown, show_empty_database
 from dashboard.shared.charts import draw_chart, error_bars
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
@@ -19,7 +19,7 @@ from dashboard.shared.latest_controls import (
     choose_regime,
     choose_sweeps,
     describe_regime,
-    say_that_none_is_accepted,
+    show_none_accepted,
 )
 from dashboard.shared.latest_frame import frame_of, read_latest, read_rows
 from dashboard.shared.model_places import models_and_layers, places_of_frame
@@ -37,7 +37,7 @@ _OTHER = "(shape by N × K)"
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="Leaderboard", icon=":material/leaderboard:", url_path="leaderboard")
 
 
@@ -49,7 +49,7 @@ def page() -> None:
         with database.session() as session:
             gpus = queries.gpu_names(session)
         if not gpus:
-            say_that_it_is_empty(database)
+            show_empty_database(database)
             return
         controls = Controls("leaderboard")
         on_top = st.empty()
@@ -60,7 +60,7 @@ def page() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What is asked for."""
+    """Selected shape, with its M, stage and cache mode."""
 
     name: str
     n: int
@@ -79,7 +79,7 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
     regime = choose_regime(st.sidebar, controls, database, gpu)
     latest = read_latest(database, gpu, regime=regime, sweeps=choose_sweeps(st.sidebar, controls))
     if not latest.results:
-        say_that_none_is_accepted(gpu, regime)
+        show_none_accepted(gpu, regime)
         return
     everything = read_rows(database, latest, latest.default_baseline)
     frame = frame_of(everything, latest.default_baseline)
@@ -96,7 +96,7 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
         measure = command_lines.command(*sweep, "--k", str(shape.k))
         st.info(f"No kernel was right and timed there. Measure them: {as_code(measure)}")
         return
-    _say_who_is_first(table)
+    _show_fastest(table)
     _show_table(table)
     with database.session() as session:
         kernels = queries.kernel_names(session)
@@ -148,7 +148,7 @@ def _used(rows: Sequence[LatestRow[ResultRow]]) -> list[tuple[str, str]]:
     return [(row.result.kernel, row.result.variant) for row in rows]
 
 
-def _say_who_is_first(table: pd.DataFrame) -> None:
+def _show_fastest(table: pd.DataFrame) -> None:
     first = table.iloc[0]
     close = table[table["apart"] == "no"]["label"].tolist()
     words = f"**{as_text(str(first['label']))}** is fastest: {first['median_us']:.4g} µs"

@@ -19,7 +19,7 @@ _INVALID = "#B44B4B"
 
 
 def ecdf(samples: Placements, result: ResultRow, style: Style) -> go.Figure:
-    """Which share of the samples took at most so long, over all and for each placement.
+    """Draw the ECDF of the samples' times, over all and for each placement.
 
     samples: [placements][samples], µs. The band is the 95 % interval of the median.
     """

@@ -42,12 +42,12 @@ _STATE = {
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app; `?uuid=…` says of which measurement."""
+    """Return the `st.Page` of this view; `?uuid=…` selects the measurement."""
     return st.Page(page, title="Measurement", icon=":material/scatter_plot:", url_path=URL)
 
 
 def link_of(measurement_uuid: str) -> dict[str, str]:
-    """What a link to this page asks for."""
+    """Return the query parameters of a link to this page."""
     return {_UUID: measurement_uuid}
 
 

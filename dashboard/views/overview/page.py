@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.database import current_database, errors_shown, show_empty_database
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import (
     alert_title,
@@ -34,7 +34,7 @@ _LISTED = 30  # open alerts; who has more of them needs the table of `alerts lis
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="Overview", icon=":material/dashboard:", url_path="overview")
 
 
@@ -49,7 +49,7 @@ def page() -> None:
             nights = queries.latest_nights(session)
             rates = queries.false_alarm_rates(session, limit=1)
         if not suites and not nights:
-            say_that_it_is_empty(database)
+            show_empty_database(database)
             return
         zone = zone_named(st.context.timezone)
         _show_alerts(open_alerts, nights, zone)
@@ -164,7 +164,7 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
             run.uuid: queries.missing_cases(session, run.uuid) for run in distinct if run.missing
         }
     if not distinct:
-        say_that_it_is_empty(database)
+        show_empty_database(database)
         return
     draw_table(
         pd.DataFrame(run_rows(by_gpu, distinct, outcomes, zone)),

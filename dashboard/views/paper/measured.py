@@ -1,4 +1,4 @@
-"""What we measured of the same thing that a paper states, so that both can stand side by side."""
+"""Our measurements of the quantities that papers state, for comparison with them."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def ours_of(
     beside: Sequence[ResultRow] = (),
     noise: StoredNoise | None = None,
 ) -> list[Ours]:
-    """What was measured of the same thing, by GPU; empty: nothing was.
+    """Return our measurements of a stated quantity, by GPU; empty: there are none.
 
-    results: the newest of each series; beside: what their runs measured of the baselines, which
-    are set against first; noise: from run to run, of ratios of separate runs; scores, decodes:
-    the newest of their kind. A stated best case stands beside our best one, a mean beside a
-    geometric mean.
+    results: the newest of each series. beside: the results of the baselines from the same runs,
+    which ratios are taken with first. noise: from run to run, of ratios of separate runs. scores,
+    decodes: the newest of their kind. A stated best case is compared with our best case, a mean
+    with our geometric mean.
     """
     compute: dict[str, Callable[[], list[Ours]]] = {
         "speedup": lambda: _speedups(stated, results, beside, noise or StoredNoise({})),

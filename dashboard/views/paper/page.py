@@ -31,7 +31,7 @@ _MOST_PX = 900
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="Paper", icon=":material/menu_book:", url_path="paper")
 
 

@@ -23,7 +23,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What decodes must have in common to stand in one chart."""
+    """Conditions that all decodes of one chart have in common."""
 
     gpu: str
     batch: int

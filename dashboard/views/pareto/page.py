@@ -22,7 +22,7 @@ from flexq_bench.runs import command_lines
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="Pareto", icon=":material/scatter_plot:", url_path="pareto")
 
 
@@ -34,7 +34,7 @@ def page() -> None:
         with database.session() as session:
             models = sorted({*queries.scored_models(session), *queries.decoded_models(session)})
         if not models:
-            _say_that_it_is_empty(database)
+            _show_empty(database)
             return
         controls = Controls("pareto")
         model = controls.one(st.sidebar, "model", "Model", models, models[0], always=True)
@@ -139,7 +139,7 @@ def _written(setting: Setting) -> str:
     return f"{setting.gpu.replace(' ', '-')}-{lengths}"
 
 
-def _say_that_it_is_empty(database: Database) -> None:
+def _show_empty(database: Database) -> None:
     arguments = command_lines.database_arguments(database)
     evaluate = command_lines.command(
         "accuracy", "--model", "DIR", "--checkpoint", "FOLDER", "--data", "FILE", *arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.database import current_database, errors_shown, show_empty_database
 from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
@@ -47,7 +47,7 @@ _INTERVALS = (
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="Results", icon=":material/table_chart:", url_path="results")
 
 
@@ -61,7 +61,7 @@ def page() -> None:
 def _show(database: Database) -> None:
     listed = list_runs(database)
     if not listed:
-        say_that_it_is_empty(database)
+        show_empty_database(database)
         return
     controls = Controls("results")
     on_top = st.empty()
@@ -79,7 +79,7 @@ def _show_runs(controls: Controls, database: Database, listed: list[RunName]) ->
         st.warning(line, icon=":material/hourglass_disabled:")
     results = shown.results(database)
     if not results:
-        _say_that_nothing_came(shown)
+        _show_no_results(shown)
         return
     baseline = _choose_baseline(controls, results)
     frame = results_frame(results, baseline)
@@ -87,7 +87,7 @@ def _show_runs(controls: Controls, database: Database, listed: list[RunName]) ->
     if filtered.empty:
         st.info("No result passes all filters: take one away, or clear them all.")
         return
-    _say_what_is_wrong(filtered)
+    _show_problems(filtered)
     with database.session() as session:
         kernels = queries.kernel_names(session)
     used = zip(frame["kernel"], frame["variant"], strict=True)
@@ -191,14 +191,14 @@ def _show_charts(
         st.info("The floor was not measured in this run, so there is nothing to compare with.")
 
 
-def _say_that_nothing_came(shown: ShownRuns) -> None:
+def _show_no_results(shown: ShownRuns) -> None:
     if shown.runs:
         st.info("No result has arrived of these runs yet: reload, or choose other runs.")
     else:
         st.info("No run is complete yet: choose one under Runs to see what it has so far.")
 
 
-def _say_what_is_wrong(frame: pd.DataFrame) -> None:
+def _show_problems(frame: pd.DataFrame) -> None:
     incorrect = int((frame["status"] == "incorrect").sum())
     if incorrect:
         st.error(

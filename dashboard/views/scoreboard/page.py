@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.database import current_database, errors_shown, show_empty_database
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, stage_in_words, zone_named
 from dashboard.shared.freshness import show_freshness
@@ -31,7 +31,7 @@ _ANY = "all"
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app: it is the first one."""
+    """Return the `st.Page` of this view, the app's default page."""
     return st.Page(page, title="Scoreboard", icon=":material/scoreboard:", default=True)
 
 
@@ -51,7 +51,7 @@ def page() -> None:
                 and not is_probe(one.kernel)
             ]
         if not known:
-            say_that_it_is_empty(database)
+            show_empty_database(database)
             return
         show_freshness(database)
         _show(database, known, project)
@@ -120,7 +120,7 @@ def _narrow(
 
 
 def _show_news(rows: Sequence[BoardRow], alerts: Sequence[AlertRow]) -> None:
-    """How many kernels changed, and how many alerts are open."""
+    """Show the number of kernels that changed, and the number of open alerts."""
     compared = [row.week for row in rows if row.week is not None]
     verdicts = [change.verdict for change in compared]
     places = st.columns(4)

@@ -106,8 +106,8 @@ def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What was typed. n, k or model: None where the other way of naming shapes was chosen."""
+class _Form:
+    """Form values as typed. n, k and model: None if shapes are chosen the other way."""
 
     kernels: tuple[str, ...]
     m: str
@@ -134,8 +134,8 @@ def _check_offered(kind: str, chosen: Sequence[str], offered: Sequence[str]) -> 
             raise UsageError(unknown(kind, one[:_LONGEST_WORDS], offered))
 
 
-def _fields(backend: Backend, by_model: bool) -> _Asked | None:
-    """What the form holds when one of its buttons is pressed; None: neither was."""
+def _fields(backend: Backend, by_model: bool) -> _Form | None:
+    """Show the form and return its values when a button is pressed; None: none was pressed."""
     labels = _kernels_of(backend)
     usual = [label for label in _USUAL[backend] if label in labels]
     with st.form("sweep-form", border=True):
@@ -165,7 +165,7 @@ def _fields(backend: Backend, by_model: bool) -> _Asked | None:
             started = st.form_submit_button("Start", icon=":material/play_arrow:", type="primary")
     if not (estimated or started):
         return None
-    return _Asked(
+    return _Form(
         tuple(kernels), m, n, k, model, layers, tuple(stages), tuple(caches), person, started
     )
 

@@ -29,7 +29,7 @@ _SWEEP = "sweep"
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="Sweep", icon=":material/tune:", url_path="sweep")
 
 
@@ -93,14 +93,14 @@ def _list(database: Database) -> list[RequestRow]:
 
 
 def _varies(request: RequestRow, axis: str) -> bool:
-    """Whether the sweep has several values of this size."""
+    """Return True if the sweep has several values of this size."""
     if axis == "m":
         return len(request.content.get("m", ())) > 1
     return len({shape.get(axis) for shape in request.content.get("shapes", ())}) > 1
 
 
 def _watch(database: Database, uuid: str, axis: str, value: str, *, is_open: bool) -> None:
-    """How far it is and what came; looks again by itself until it has come to its end."""
+    """Show the progress and results of a sweep; reload the page once it has ended."""
     with errors_shown():
         with database.session() as session:
             request = queries.request_by_uuid_prefix(session, uuid)
@@ -108,7 +108,7 @@ def _watch(database: Database, uuid: str, axis: str, value: str, *, is_open: boo
             kernels = queries.kernel_names(session)
         if is_open and request.state not in OPEN_REQUEST_STATES:
             st.rerun()  # the whole page: it need not look again
-        _say_how_far(request, len(results))
+        _show_progress(request, len(results))
         frame = results_frame(results, BASELINE)
         shown = frame[~frame["is_probe"]]
         points = with_ends(shown, value)
@@ -123,7 +123,7 @@ def _watch(database: Database, uuid: str, axis: str, value: str, *, is_open: boo
             show_table(shown, BASELINE, zone_named(st.context.timezone))
 
 
-def _say_how_far(request: RequestRow, received: int) -> None:
+def _show_progress(request: RequestRow, received: int) -> None:
     came = min(received, request.cases)
     facts = [
         f"**{as_text(request.state)}**",

@@ -34,7 +34,7 @@ _LONGEST_NOTE, _LONGEST_NAME = 10_000, 80
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app."""
+    """Return the `st.Page` of this view."""
     return st.Page(page, title="Triage", icon=":material/assignment:", url_path="triage")
 
 
@@ -154,7 +154,7 @@ def _bulk_form(shown: Sequence[AlertRow], seen: dict[int, int]) -> None:
 
 
 def _problem(chosen: Sequence[int], state: str, words: str, person: str) -> str:
-    """What is missing; empty: nothing."""
+    """Explain which input is missing; empty: none."""
     if not chosen:
         return "Choose the alerts that this is about."
     if state == _KEEP and not words:

@@ -1,6 +1,6 @@
 """Results of whole models, published numbers, decisions, alerts and change points.
 
-What each column means, and what null means in it, is written at the models in db/tables.
+The models in db/tables document the columns, and the meaning of null in each.
 """
 
 from __future__ import annotations

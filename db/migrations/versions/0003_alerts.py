@@ -1,6 +1,6 @@
 """Evidence of decisions, the life of alerts, explained epochs, and the noise book.
 
-What each column means, and what null means in it, is written at the models in db/tables.
+The models in db/tables document the columns, and the meaning of null in each.
 """
 
 from __future__ import annotations

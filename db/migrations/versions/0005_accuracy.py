@@ -1,6 +1,6 @@
-"""What an accuracy result was evaluated on, and its values by segment or question.
+"""Tables of accuracy results, and of their values by segment or question.
 
-What each column means, and what null means in it, is written at the models in db/tables.
+The models in db/tables document the columns, and the meaning of null in each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Published ratios name what they are over; the newest measurement of a series has an index.
 
-What each column means, and what null means in it, is written at the models in db/tables.
+The models in db/tables document the columns, and the meaning of null in each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What accuracy gates decided.
+"""Table of the decisions of accuracy gates.
 
-What each column means, and what null means in it, is written at the models in db/tables.
+The models in db/tables document the columns, and the meaning of null in each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What each fresh process measured of a decode; the time to the first token of requests served.
+"""Table of decode measurements by process; columns for the time to first token of requests.
 
-What each column means, and what null means in it, is written at the models in db/tables.
+The models in db/tables document the columns, and the meaning of null in each.
 """
 
 from __future__ import annotations

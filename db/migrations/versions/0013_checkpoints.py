@@ -1,6 +1,6 @@
-"""Which checkpoint a result is of: its content hash, the scheme's version, what computed it.
+"""Columns for a result's checkpoint: its content hash, scheme version and what computed it.
 
-What each column means, and what null means in it, is written at the models in db/tables.
+The models in db/tables document the columns, and the meaning of null in each.
 """
 
 from __future__ import annotations

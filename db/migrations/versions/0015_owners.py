@@ -1,6 +1,6 @@
-"""Who owns a run that is under way; one result for each repetition of a case in a run.
+"""Columns for the owner of a run in progress; one result per repetition of a case in a run.
 
-What each column means, and what null means in it, is written at the models in db/tables.
+The models in db/tables document the columns, and the meaning of null in each.
 """
 
 from __future__ import annotations

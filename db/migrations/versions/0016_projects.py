@@ -1,6 +1,6 @@
 """Projects: other repositories whose kernels are measured, and results of theirs.
 
-What each column means, and what null means in it, is written at the models in db/tables.
+The models in db/tables document the columns, and the meaning of null in each.
 """
 
 from __future__ import annotations

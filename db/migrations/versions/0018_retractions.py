@@ -1,6 +1,6 @@
 """Change points that a later look took back, and why.
 
-What each column means, and what null means in it, is written at the models in db/tables.
+The models in db/tables document the columns, and the meaning of null in each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What an accuracy gate compared with and where a model lost, and where the BOS token went.
+"""Columns for a gate's reference and diagnosed losses, and for the placement of BOS tokens.
 
-What each column means, and what null means in it, is written at the models in db/tables.
+The models in db/tables document the columns, and the meaning of null in each.
 """
 
 from __future__ import annotations

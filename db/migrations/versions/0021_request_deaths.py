@@ -1,6 +1,6 @@
-"""How many servers in a row ended while they held a request.
+"""Column that counts the servers in a row that ended while they held a request.
 
-What each column means, and what null means in it, is written at the models in db/tables.
+The models in db/tables document the columns, and the meaning of null in each.
 """
 
 from __future__ import annotations

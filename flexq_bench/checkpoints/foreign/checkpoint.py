@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 
 
 class ForeignCheckpoint(QuantizedCheckpoint):
-    """What `open_checkpoint` gives for a folder of llm-compressor, AutoAWQ, AutoGPTQ or GPTQModel.
+    """Checkpoint of llm-compressor, AutoAWQ, AutoGPTQ or GPTQModel, from `open_checkpoint`.
 
-    config: config.json without section, which is what it says of quantization.
+    section: the quantization settings of config.json. config: the rest of it.
     Keys and values are cached in FP16. Quantized weights outside the blocks (output head,
-    embeddings) are given as what they stand for, FP32: no scheme of ours quantizes them.
+    embeddings) are returned dequantized, in FP32: no scheme of this project quantizes them.
 
-    Raises CheckpointError in one line if its layout is none that is read here.
+    Raises CheckpointError, with a message of one line, if the layout is not supported.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], section: Any) -> None:

@@ -74,7 +74,7 @@ class _Arguments(_Section):
 
     @property
     def scope(self) -> str:
-        """What shares a scale."""
+        """Granularity of the scales, for example `tensor`, `channel` or `group`."""
         if self.strategy is not None:
             return self.strategy
         if self.group_size is None:
@@ -135,7 +135,7 @@ class CompressedTensorsLayers(LayerReader):
                 f"{self._model}: quantization_config.{place}: {first['msg']}: its version of "
                 "compressed-tensors is none that is read here (0.3 to 0.20)"
             ) from error
-        self._refuse_what_is_not_read()
+        self._refuse_unsupported()
         super().__init__(tensors)
         self._groups = {name: self._group_of(name) for name in self.names}
 
@@ -308,7 +308,7 @@ class CompressedTensorsLayers(LayerReader):
             zero = int(stored.item()) + (1 << (inputs.num_bits - 1))
         return StaticActivation(inputs.number(None), float(scale.item()), zero)
 
-    def _refuse_what_is_not_read(self) -> None:
+    def _refuse_unsupported(self) -> None:
         config = self._config
         if config.kv_cache_scheme is not None:
             raise CheckpointError(
@@ -384,7 +384,10 @@ class CompressedTensorsLayers(LayerReader):
 
 
 def _matches(name: str, target: str) -> bool:
-    """As the library: a pattern matches from the start of a name, a name is the whole name."""
+    """Return True if a target matches a name, by the library's rules.
+
+    A pattern matches from the start of a name; any other target must equal the whole name.
+    """
     if target.startswith(_REGEX):
         return matches(name, target.removeprefix(_REGEX))
     return target == name

@@ -1,4 +1,4 @@
-"""What readers of others' layers have in common."""
+"""Base class of the readers of layers that other tools quantized."""
 
 from __future__ import annotations
 

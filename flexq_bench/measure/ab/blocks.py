@@ -13,7 +13,7 @@ from workloads.case import Case
 
 
 class Worker(Protocol):
-    """What answers requests: a WorkerProcess, whose operations are those of WorkerOperations."""
+    """Interface of a WorkerProcess; its operations are those of WorkerOperations."""
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]: ...
 
@@ -72,7 +72,7 @@ class CasePair:
 
     @property
     def problem(self) -> str:
-        """Why there is nothing more to measure; empty: nothing is wrong."""
+        """The reason to measure no more of the case; empty if nothing is wrong."""
         return self.failure or self.base.wrong or self.head.wrong
 
 

@@ -29,15 +29,16 @@ from workloads.case import Case
 
 @dataclass(frozen=True, slots=True)
 class InterleaveRules:
-    """How much one look measures of a case, and how often is looked.
+    """Number of measurements in one look (interim analysis) at a case, and number of looks.
 
     processes: fresh pairs of worker processes. Some kernels run at one of two speeds that each
     process settles on when it starts, so placements within one pair can't tell that from a change.
-    placements: in each pair. blocks: ABBA blocks on each placement. looks: the first, and where it
-    is ambiguous more, each of which doubles what there is. What looks slower or faster on fewer
-    than 12 placements is looked at again, too. timeout_s: for one answer of a worker; compiling and
-    tuning are the longest. suffices: whether who asked needs to know no more of a case than an
-    ambiguous verdict says; None: never. Raises UsageError if a look would be too small to judge.
+    placements: in each pair. blocks: ABBA blocks on each placement. looks: the largest number of
+    looks; an ambiguous case is looked at again, and each look doubles the blocks. A case that looks
+    slower or faster on fewer than 12 placements is looked at again, too. timeout_s: for one answer
+    of a worker; compiling and tuning are the longest. suffices: returns True if the caller needs to
+    know no more of a case than that it is ambiguous; None: never. Raises UsageError if a look would
+    be too small to judge.
     """
 
     processes: int = PAIRS_OF_PROCESSES
@@ -79,13 +80,13 @@ class InterleaveRules:
         return range(self.processes * 2**look // 2 if look else 0, self.processes * 2**look)
 
     def is_decided(self, confirmation: Confirmation) -> bool:
-        """Whether more looks could tell nothing else."""
+        """Return True if more looks could not change the verdict."""
         return confirmation.limited_by_clocks or is_decided(
             confirmation.verdict, confirmation.placements
         )
 
     def is_enough(self, case: Case, confirmation: Confirmation) -> bool:
-        """Whether more looks could tell nothing that who asked has to know."""
+        """Return True if more looks could tell the caller nothing that it needs to know."""
         if self.is_decided(confirmation):
             return True
         is_open = confirmation.verdict is Verdict.AMBIGUOUS

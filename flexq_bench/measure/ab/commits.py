@@ -76,7 +76,7 @@ def compare_trees(
     on_block: OnBlock | None = None,
     command: Sequence[str] | None = None,
 ) -> Iterator[CaseComparison]:
-    """As compare_commits, of two folders that are there already."""
+    """Compare two source folders that already exist; see compare_commits."""
     experiment = ABExperiment(
         base,
         head,

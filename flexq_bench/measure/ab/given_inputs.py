@@ -20,7 +20,7 @@ def write_inputs(path: Path, inputs: LinearInputs) -> None:
 
 
 def read_inputs(path: Path, device: torch.device) -> LinearInputs:
-    """What write_inputs wrote, on a device."""
+    """Read the inputs that write_inputs stored, onto a device."""
     stored = torch.load(path, map_location=device, weights_only=True)
     return LinearInputs(stored["x_real"], Operand(**stored["x"]), Operand(**stored["w"]))
 

@@ -37,12 +37,12 @@ def compare_judged(
     on_block: OnBlock | None = None,
     command: Sequence[str] | None = None,
 ) -> Iterator[CaseComparison]:
-    """As compare_commits, for a head that nobody has reviewed.
+    """Compare base with a head that nobody has reviewed; see compare_commits.
 
-    Both sides are measured with base's program; only the code under test is head's (judged_tree).
-    Probes, which others are held against, are base's on both sides. Results are checked and times
-    are watched by this process (judged_sides). Workers get a clean environment each, and a cache
-    that goes with it. Raises MissingResultsError if base can't judge head.
+    Both sides are measured with base's program; only the code under test is head's (see
+    judged_tree). Probes, which the other kernels are compared with, are base's on both sides. This
+    process checks results and times (see judged_sides). The workers of each side get a clean
+    environment with a cache of its own. Raises MissingResultsError if base can't judge head.
     """
     repository = repository_of(repository)
     first, second = resolve_pair(repository, base, head)

@@ -48,7 +48,7 @@ _CLOCKS_DIFFER = 1.01  # of this process and of a GPU
 
 @dataclass(frozen=True, slots=True)
 class JudgingDevice:
-    """What this process judges with. folder: for files to and from workers; nobody else's."""
+    """Device, protocol and sensor to judge with. folder: for files to and from workers, private."""
 
     device: torch.device
     protocol: Protocol
@@ -147,7 +147,7 @@ class JudgedSide(CaseSide):
             reply = worker.ask("turn", slot=self.slot, gap_us=0.0)
             ended = time.perf_counter()
             telemetry.note(began, ended)
-        samples, told_s = self._told(reply)
+        samples, told_s = self._read_reply(reply)
         if told_s > _CLOCKS_DIFFER * (ended - began):
             self.wrong = self.wrong or (
                 f"its samples add up to {1e3 * told_s:.3g} ms in a turn of "
@@ -157,7 +157,7 @@ class JudgedSide(CaseSide):
         state = telemetry.summary()
         return SampleBatch(samples, state.sm_clock_mhz, valid=True)
 
-    def _told(self, reply: dict[str, Any]) -> tuple[tuple[float, ...], float]:
+    def _read_reply(self, reply: dict[str, Any]) -> tuple[tuple[float, ...], float]:
         """Samples in microseconds a launch, and the seconds that the whole turn's launches took."""
         try:
             samples = tuple(float(sample) for sample in reply["samples_us"])
@@ -181,7 +181,7 @@ class JudgedSide(CaseSide):
         return output.to(self.judge.device)
 
     def _wrong_cells(self, inputs: LinearInputs, output: torch.Tensor) -> str:
-        """What is wrong with cells that are chosen now; empty: nothing."""
+        """Check output cells that are chosen now. Return what is wrong; empty: nothing."""
         gemm = self.case.gemm
         rows, columns = self._some(gemm.m, _ROWS), self._some(gemm.n, _COLUMNS)
         reference = reference_gemm(inputs.x.take_rows(rows), inputs.w.take_rows(columns))
@@ -190,7 +190,7 @@ class JudgedSide(CaseSide):
         return f"wrong in a timed turn: {wrong.detail}" if wrong.detail else ""
 
     def _wrong_result(self, worker: Worker) -> str:
-        """As the meter checks a kernel, bit for bit where that is due, on the timed buffers."""
+        """Check the result on the timed buffers, bit for bit where required; empty: correct."""
 
         def run(inputs: LinearInputs, out: torch.Tensor) -> None:
             self._fill(worker, inputs, weights=True)
@@ -226,10 +226,10 @@ def judged_pair(base: Case, head: Case, judge: JudgingDevice, *, believes_binary
 
 
 def _unaccounted(head: Sequence[tuple[float, float]], base: Sequence[tuple[float, float]]) -> str:
-    """What is wrong with head's times; empty: nothing.
+    """Explain what is wrong with head's times; empty: nothing.
 
-    A turn is its samples, one after the other, and what a turn costs besides, which is base's code
-    on both sides. Head's samples are too short if they leave more of its turns unaccounted for.
+    A turn consists of its samples, one after the other, and of an overhead, which is base's code on
+    both sides. Head's samples are too short if they leave more of its turns unaccounted for.
     """
     if len(head) < _FEWEST_TURNS or len(base) < _FEWEST_TURNS:
         return ""

@@ -34,10 +34,10 @@ class JudgedTree:
 
 
 def is_under_test(path: str) -> bool:
-    """Whether a gate takes this file from head.
+    """Return True if a gate takes this file from head.
 
-    Nothing from head may stand before base's: a package or an extension module of a judge's name,
-    a cached bytecode file, attributes that change how git writes its neighbours.
+    No file of head may take precedence over base's: no package or extension module with the name of
+    a judging module, no cached bytecode file, no attributes that change how git writes files.
     """
     parts = PurePosixPath(path).parts
     return (

@@ -51,7 +51,7 @@ class WorkerOperations:
         self._is_warm = False
 
     def describe(self) -> dict[str, Any]:
-        """Who measures: version of the messages and of the protocol, the code and the device."""
+        """Return versions of messages, judging and protocol, the source folder and the device."""
         device = self._meter.device_info
         return {
             "version": VERSION,

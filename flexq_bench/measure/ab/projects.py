@@ -38,11 +38,11 @@ def compare_project(
     on_block: OnBlock | None = None,
     own_files: bool = True,
 ) -> Iterator[CaseComparison]:
-    """As compare_commits, of two commits of a project.
+    """Compare two commits of a project; see compare_commits.
 
     Both sides run this program; kernels, and what was installed for them, are each commit's own.
     own_files: each commit is built as its own project file says; False: as `project`'s. Raises
-    BuildError if one does not build.
+    BuildError if a commit does not build.
     """
     find_device(device)
     first, second = (
@@ -63,11 +63,10 @@ def compare_judged_project(
     rules: InterleaveRules = _DEFAULT_RULES,
     on_block: OnBlock | None = None,
 ) -> Iterator[CaseComparison]:
-    """As compare_judged, for a head of a project that nobody has reviewed.
+    """Compare base with a head that nobody has reviewed, in a project; see compare_judged.
 
-    project: with base's file, which says how both are built. Results are checked and times are
-    watched by this process, which runs no code of either. Builds and workers get a clean
-    environment each.
+    project: with base's file, which says how both are built. This process checks results and times,
+    and runs no code of either commit. Each side is built and run in a clean environment.
     """
     with ExitStack() as stack:
         judge = JudgingDevice.on(device, Path(stack.enter_context(tempfile.TemporaryDirectory())))

@@ -184,7 +184,7 @@ def comparison_of_builds(
 
 
 def _opened(stack: ExitStack, repository: Path, side: str, written: str) -> tuple[str, Revision]:
-    """What a revision is called, and its process, which starts to list its builds at once."""
+    """Open a revision. Return its name and its process, which starts to list its builds at once."""
     if written == WORKING_TREE:
         head = resolve_revision(repository, "HEAD")
         name, folder = (f"{head}-dirty" if is_dirty(repository) else head), repository
@@ -236,8 +236,8 @@ def _by_moved_key(builds: Iterable[ListedBuild]) -> dict[object, list[ListedBuil
 
 
 def _moved_key(listed: ListedBuild) -> object:
-    """What a build keeps when its source moves: main function and defines; without a main
-    function, the kernels that have it and defines."""
+    """Return the key that a build keeps when its source moves: main function and defines; without a
+    main function, the kernels that use the build and defines."""
     build = listed.build
     return build.block.function if build.block else listed.kernels, build.defines
 

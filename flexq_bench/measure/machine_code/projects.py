@@ -36,11 +36,11 @@ def compare_project_code(
     targets: Sequence[str] = TARGETS,
     on_progress: OnProgress = lambda _done, _all: None,
 ) -> RevisionComparison:
-    """As compare_revisions, of the cubins that kernels of a project tell of.
+    """Compare the cubins that the kernels of a project report; see compare_revisions.
 
-    project: with base's file, which says how both are built. A kernel is one build; how large its
-    blocks are is not known, so its occupancy is not either. Raises BuildError if a commit does not
-    build, InfrastructureError if a file of kernels does not import there.
+    project: with base's file, which says how both are built. A kernel is one build; its block size
+    is not known, so its occupancy is not either. Raises BuildError if a commit does not build,
+    InfrastructureError if a file of kernels can't be imported there.
     """
     with ExitStack() as stack:
         codes = []

@@ -1,4 +1,4 @@
-"""Which records go out, and what they are called there."""
+"""Selection of the records to export, and their exported names."""
 
 from __future__ import annotations
 

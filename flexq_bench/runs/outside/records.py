@@ -21,7 +21,7 @@ _VERSION = 1  # of the way from files to series: raise it when the same file mak
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where results come from. file_hash: of the file's content; created_at: ISO 8601, UTC."""
+    """Origin of results. file_hash: of the file's content; created_at: ISO 8601, UTC."""
 
     project: str
     format: str

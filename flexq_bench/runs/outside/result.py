@@ -25,7 +25,7 @@ US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}  # mic
 
 
 class BadResult(ValueError):  # noqa: N818 (never leaves the reader: it becomes a Refused)
-    """Why a result of a file can't be taken; a phrase that goes behind its name."""
+    """Reason why a result of a file can't be taken: a phrase that follows its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a file has. created_at: when it was made, as the file says; None: it does not."""
+    """Content of a file. created_at: its creation time as the file states it; None: it does not."""
 
     results: tuple[OutsideResult, ...]
     refused: tuple[Refused, ...] = ()

@@ -34,7 +34,7 @@ _ALIGNED = 16  # bytes: where the library wants rows to start
 
 
 class _LtGemm(LinearKernel):
-    """What both have in common: padding, candidates and the library call."""
+    """Common base of the cuBLASLt kernels: padding, candidates and the library call."""
 
     types: LtTypes
     k_multiple: int  # of K in memory, so that every row starts where the library wants it
@@ -61,7 +61,7 @@ class _LtGemm(LinearKernel):
 
 
 def first_algorithm(m: int) -> LtConfig:
-    """What the library itself thinks is best, for m tokens padded as far as ever pays."""
+    """Return cuBLASLt's first algorithm by its heuristic, with m padded to at least PADDED_ROWS."""
     return LtConfig(algorithm=0, m_padded=max(m, PADDED_ROWS))
 
 

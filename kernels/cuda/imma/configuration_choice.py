@@ -96,7 +96,7 @@ class Candidates:
     long_k: float = math.inf
 
     def in_mma_order(self, m: int, k: int) -> bool:
-        """Whether m tokens of k have the order of warpgroup MMA, where there is one."""
+        """Return True if m tokens of K = k are in warpgroup MMA order, on GPUs that support it."""
         return m > MOST_NATURAL or (m > LEAST_MANY and k >= self.long_k)
 
     def for_tokens(self, m: int, *, in_mma_order: bool) -> list[AnyImmaConfig]:

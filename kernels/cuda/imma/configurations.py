@@ -86,7 +86,7 @@ class ImmaConfig(Config):
         return "flexq_imma"
 
     def build(self, tiles: TileFormat) -> Build:
-        """How csrc/imma/group_gemm.cu is compiled for this configuration."""
+        """Return the build of csrc/imma/group_gemm.cu for this configuration."""
         return _build(self, tiles)
 
     @property
@@ -121,7 +121,7 @@ class TiledConfig(Config):
         return "flexq_imma_tiled"
 
     def build(self, tiles: TileFormat) -> Build:
-        """How csrc/imma/group_gemm_tiled.cu is compiled for this configuration."""
+        """Return the build of csrc/imma/group_gemm_tiled.cu for this configuration."""
         return _build(self, tiles)
 
     @property
@@ -160,7 +160,7 @@ class WgmmaConfig(Config):
         return "flexq_imma_wgmma"
 
     def build(self, tiles: TileFormat) -> Build:
-        """How csrc/imma/group_gemm_wgmma.cu is compiled for this configuration."""
+        """Return the build of csrc/imma/group_gemm_wgmma.cu for this configuration."""
         return _build(self, tiles)
 
     @property
@@ -203,7 +203,7 @@ class ClusterConfig(Config):
         return "flexq_imma_cluster"
 
     def build(self, tiles: TileFormat) -> Build:
-        """How csrc/imma/group_gemm_cluster.cu is compiled for this configuration."""
+        """Return the build of csrc/imma/group_gemm_cluster.cu for this configuration."""
         return _build(self, tiles)
 
     @property
@@ -271,7 +271,7 @@ class PersistentConfig(Config):
         return "flexq_imma_bulk"
 
     def build(self, tiles: TileFormat) -> Build:
-        """How csrc/imma/group_gemm_persistent.cu is compiled for this configuration."""
+        """Return the build of csrc/imma/group_gemm_persistent.cu for this configuration."""
         return _build(self, tiles)
 
     @property
@@ -393,8 +393,10 @@ def _ring_bytes(
 
 
 def _even(clusters: int, outputs: int) -> int:
-    """As many clusters, or a few less where they are a multiple of the outputs then: few shares
-    are of two outputs, none where an output's steps divide evenly."""
+    """Return `clusters`, or a slightly smaller multiple of `outputs` if there is one.
+
+    With a multiple, few shares span two outputs, and none does if an output's steps divide evenly.
+    """
     whole = clusters // outputs * outputs
     return whole if whole >= _NEARLY_ALL * clusters else clusters
 

@@ -198,7 +198,7 @@ class ImmaGemm(LinearKernel):
         return [*self.packing_builds(), chosen.build(self.tiles)]
 
     def in_mma_order(self, m: int, k: int) -> bool:
-        """Whether m tokens of k are for the kernels by warpgroup MMA, which read that order."""
+        """Return True if m tokens of K = k run in warpgroup MMA kernels, which read MMA order."""
         return current_gpu().arch == WGMMA_ARCH and self.choice.in_mma_order(m, k)
 
     def configs(self, m: int, k: int) -> Sequence[AnyImmaConfig]:

@@ -269,11 +269,11 @@ class WeightOnlyGemm(LinearKernel):
         return [self.build(chosen)]
 
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
-        """What may run so many column tiles, whatever the GPU."""
+        """Return the configurations with this number of column tiles, for any GPU."""
         return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
 
     def build(self, c: WeightOnlyConfig) -> Build:
-        """How csrc/weight_only/gemm.cu is compiled for a configuration."""
+        """Return the build of csrc/weight_only/gemm.cu for a configuration."""
         defines = {name.upper(): value for name, value in asdict(c).items()}
         return Build.of(
             "weight_only/gemm.cu",

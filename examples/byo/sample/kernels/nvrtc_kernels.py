@@ -56,7 +56,7 @@ module = None
 
 
 def cubin(target):
-    """What `gate static` compares; needs no GPU."""
+    """Compile the machine code that `gate static` compares; needs no GPU."""
     return compile_cuda(SOURCE, target)
 
 
