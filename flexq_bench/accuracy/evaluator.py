@@ -260,10 +260,9 @@ class Evaluator:
     def reproduced(self, scheme: str, text_name: str, count: int) -> list[MetricResult]:
         """Quantize the original here, and evaluate it on at least `count` segments of a text.
 
-        The reference computes the quantized layers, whatever the plan says. The results of the last
-        scheme and text are cached: only segments that they lack are computed. For the model as it
-        is, the results are those of the original itself. Raises UsageError if there is no original,
-        or if the quantization of the checkpoint cannot be repeated.
+        The reference computes the quantized layers, whatever the plan says. Segments of the last
+        scheme and text are cached. For the model as it is, the results are the original's own.
+        Raises UsageError if there is no original, or if its quantization cannot be repeated.
         """
         text, tokens = self._texts[text_name], self._tokens[text_name]
         if self.reference is None:
