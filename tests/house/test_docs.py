@@ -166,12 +166,14 @@ IDEAS = {
     "FlexQ's quantization formula": "symmetric_quantization.py",
     "the cold-cache rotation": "cold_cache_rotation.py",
     "the choice of a `flexq-imma` configuration": "configuration_choice.py",
-    "the end of a run, interrupted or not": "lifecycle.py",
+    "ending a run, normal or interrupted": "lifecycle.py",
 }
 
 
 def test_each_idea_of_the_table_lives_in_a_file_that_is_there():
-    rows = re.findall(r"^\| (.+) \| (`.+`) \|$", section(ARCHITECTURE, "Where an idea lives"), re.M)
+    rows = re.findall(
+        r"^\| (.+) \| (`.+`) \|$", section(ARCHITECTURE, "Where each concept is implemented"), re.M
+    )
     homes = {idea: re.findall(r"`([^`]+)`", files) for idea, files in rows}
 
     assert [file for files in homes.values() for file in files if not (ROOT / file).is_file()] == []
@@ -179,7 +181,7 @@ def test_each_idea_of_the_table_lives_in_a_file_that_is_there():
 
 
 def test_every_package_of_the_service_is_in_the_table_of_rooms():
-    named = set(re.findall(r"`flexq_bench/([a-z_]+)(?:/|\.py)", section(ARCHITECTURE, "Rooms")))
+    named = set(re.findall(r"`flexq_bench/([a-z_]+)(?:/|\.py)", section(ARCHITECTURE, "Packages")))
     there = {
         path.stem
         for path in (ROOT / "flexq_bench").iterdir()
