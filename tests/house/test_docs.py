@@ -144,7 +144,7 @@ def is_used_beside(path, others):
 
 
 def test_every_status_and_exit_code_is_explained():
-    explained = set(re.findall(r"`([a-z]+)`", section(PROTOCOL, "How a time is taken")))
+    explained = set(re.findall(r"`([a-z]+)`", section(PROTOCOL, "Measurement procedure")))
     codes = {int(n) for n in re.findall(r"(\d) [a-z]", README.read_text().split("Exit codes")[1])}
 
     assert set(STATUSES) <= explained
