@@ -115,7 +115,7 @@ def test_protocol_table_holds_the_protocol_s_numbers():
 
 
 def test_every_table_of_the_database_is_explained():
-    explained = set(re.findall(r"`([a-z_]+)`", section(DATABASE, "What is stored")))
+    explained = set(re.findall(r"`([a-z_]+)`", section(DATABASE, "Tables")))
 
     assert set(Base.metadata.tables) - explained == set()
 
