@@ -20,7 +20,7 @@ from flexq_bench.accuracy.loading import (
 from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.results import KERNELS, Through
 from flexq_bench.checkpoints import QuantizedCheckpoint
-from flexq_bench.checkpoints.model_source import expected_tensors, quiet_transformers
+from flexq_bench.checkpoints.model_source import expected_tensors, first_line, quiet_transformers
 from flexq_bench.checkpoints.streaming import EmptyOnMeta
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
@@ -83,8 +83,7 @@ def _without_weights(checkpoint: QuantizedCheckpoint, dtype: torch.dtype) -> Any
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         return with_linear_layers(model)
     except Exception as error:  # from an unknown kind of model to a field of another type
-        message = str(error).strip().splitlines() or [type(error).__name__]
-        raise AccuracyError(f"can't load {checkpoint.folder}: {message[0]}") from error
+        raise AccuracyError(f"can't load {checkpoint.folder}: {first_line(error)}") from error
 
 
 def _check_whole(checkpoint: QuantizedCheckpoint, model: nn.Module) -> None:

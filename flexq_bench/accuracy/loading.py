@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,15 @@ import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
-from flexq_bench.checkpoints.model_source import quiet_transformers
+from flexq_bench.checkpoints.model_source import (
+    check_block_count,
+    check_no_more,
+    first_line,
+    quiet_transformers,
+)
 from flexq_bench.schemes.linear_layers import with_linear_layers
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles, find_model
 
-_IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -68,8 +71,8 @@ def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> 
     """Load a model: see find_model for what `spec` may be.
 
     dtype: of DTYPES; None: float16 on a GPU, float32 on a CPU, which is slow at anything else.
-    Raises AccuracyError if there is no such model, it is cut off, its tokenizer doesn't fit, its
-    weights are not those of its architecture, or one is not a number.
+    Raises UsageError in one line if there is no such model, it is cut off, its tokenizer doesn't
+    fit, its weights are not those of its architecture, or one is not a number.
     """
     chosen = chosen_dtype(dtype, device)
     files = find_model(spec)
@@ -97,10 +100,10 @@ def tokenizer_at(folder: Path, gguf: str | None = None) -> Any:
     except Exception as error:  # each kind of tokenizer file has its own way to be wrong
         if gguf is not None:
             raise AccuracyError(
-                f"can't read {folder / gguf} ({_first_line(error)}): download it again"
+                f"can't read {folder / gguf} ({first_line(error)}): download it again"
             ) from error
         raise AccuracyError(
-            f"{folder} has no tokenizer that transformers reads ({_first_line(error)}): put "
+            f"{folder} has no tokenizer that transformers reads ({first_line(error)}): put "
             "the model's tokenizer.json and tokenizer_config.json there"
         ) from error
 
@@ -114,13 +117,8 @@ def _check_config(files: ModelFiles) -> None:
     try:
         config = AutoConfig.from_pretrained(files.folder, trust_remote_code=False)
     except Exception as error:  # from an unknown kind of model to a field of another type
-        raise AccuracyError(f"can't load {files.name}: {_first_line(error)}") from error
-    blocks = getattr(config, "num_hidden_layers", 0)
-    if blocks > len(files.tensors):  # a module each would be made before they are found missing
-        raise AccuracyError(
-            f"{files.name} has {len(files.tensors)} weights, and its {CONFIG} asks for {blocks} "
-            "blocks: download it again"
-        )
+        raise AccuracyError(f"can't load {files.name}: {first_line(error)}") from error
+    check_block_count(files, config)
 
 
 def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
@@ -137,7 +135,7 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
             **_gguf(files.gguf),
         )
     except Exception as error:  # from a wrong config.json to an unknown architecture
-        raise AccuracyError(f"can't load {files.name}: {_first_line(error)}") from error
+        raise AccuracyError(f"can't load {files.name}: {first_line(error)}") from error
     if info["mismatched_keys"]:
         name, theirs, ours = min(info["mismatched_keys"])
         raise AccuracyError(
@@ -151,11 +149,7 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
         )
     blocks = f"{model.base_model_prefix}."
     unused = [name for name in info["unexpected_keys"] if name.startswith(blocks)]
-    if any(_IN_A_BLOCK.search(name) for name in unused):
-        raise AccuracyError(
-            f"{files.name} has {len(unused)} weights that its {CONFIG} has no place for "
-            f"({min(unused)} …): it would be evaluated in part; download it again"
-        )
+    check_no_more(files.name, unused)
     # What transformers dequantizes stays marked as quantized, and could not be saved or patched.
     model.config.quantization_config = None
     del model.config.quantization_config
@@ -185,11 +179,3 @@ def _check_numbers(files: ModelFiles, model: Any, dtype: str) -> None:
 
 def _gguf(file: str | None) -> dict[str, str]:
     return {} if file is None else {"gguf_file": file}
-
-
-def _first_line(error: Exception) -> str:
-    """Message of an exception; two lines where the first one only announces the second."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from flexq_bench.schemes.model_map import stored_names
 Named = tuple[str, torch.Tensor]
 _GENERATION = "generation_config.json"
 _AGAIN = "download it again"
+_IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 _BYTES_AT_ONCE = 1 << 20  # of a GGUF tensor, before it is dequantized
 # Of Hugging Face's configuration: how the weights were stored, which they aren't any more.
 _STORAGE_KEYS = ("dtype", "torch_dtype", "quantization_config", "_name_or_path")
@@ -94,9 +96,11 @@ class FolderSource(ModelSource):
         from transformers import AutoConfig
 
         try:
-            return AutoConfig.from_pretrained(self._files.folder, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(self._files.folder, trust_remote_code=False)
         except Exception as error:  # from an unknown kind of model to a field of another type
             raise CheckpointError(f"can't load {self.name}: {first_line(error)}") from error
+        check_block_count(self._files, config)
+        return config
 
     def _described(self) -> dict[str, Any]:
         return self._files.config()
@@ -111,9 +115,12 @@ class FolderSource(ModelSource):
         prefix = "" if any(name.startswith(base) for name in self._infos) else base
         renamed = stored_names(type(model).__name__)
 
+        unused = set(self._infos)
+
         def find(name: str) -> TensorInfo | None:
             for stored in dict.fromkeys((name, renamed(name))):
                 if found := self._infos.get(stored.removeprefix(prefix)):
+                    unused.discard(stored.removeprefix(prefix))
                     return found
             return None
 
@@ -128,6 +135,16 @@ class FolderSource(ModelSource):
             elif origin is not None and packed is not None:
                 self._places[name] = _packed_place(self.name, name, packed, origin)
         check_tensors(self.name, model, {name: p.shape for name, p in self._places.items()})
+        passed_over = model._keys_to_ignore_on_load_unexpected or ()
+        check_no_more(
+            self.name,
+            [
+                name
+                for name in unused
+                if name.startswith(base.removeprefix(prefix))
+                and not any(re.search(pattern, name) for pattern in passed_over)
+            ],
+        )
 
     def read(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
         for name in names:
@@ -315,10 +332,40 @@ def check_tensors(name: str, model: Any, given: Mapping[str, tuple[int, ...]]) -
             )
 
 
+def check_no_more(name: str, unused: Collection[str]) -> None:
+    """Raise CheckpointError if weights of blocks are left that the architecture has no place for.
+
+    unused: tensors that are stored and not asked for.
+    """
+    left = sorted(tensor for tensor in unused if _IN_A_BLOCK.search(tensor))
+    if left:
+        raise CheckpointError(
+            f"{name} has {len(left)} weights that its {CONFIG} has no place for ({left[0]} …): it "
+            f"would be used in part; {_AGAIN}"
+        )
+
+
+def check_block_count(files: ModelFiles, config: Any) -> None:
+    """Raise CheckpointError unless a folder has tensors for the blocks that config.json asks for.
+
+    Before the model is built: a module a block is made before any is found missing.
+    """
+    blocks = getattr(config, "num_hidden_layers", None)
+    if isinstance(blocks, int) and not 0 < blocks <= len(files.tensors):
+        raise CheckpointError(
+            f"{files.name} has {len(files.tensors)} weights, and its {CONFIG} asks for {blocks} "
+            f"blocks: {_AGAIN}"
+        )
+
+
 def first_line(error: Exception) -> str:
-    """Message of an exception in one line."""
+    """Message of an exception in one line; with the second where the first only announces it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    if isinstance(error, KeyError):  # whose message is the key alone
+        return f"there is no {lines[0]}"
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 @contextmanager

@@ -223,6 +223,8 @@ class CheckpointWriter:
 
 def check_target(folder: Path, *, overwrite: bool) -> None:
     """Raise CheckpointError unless a checkpoint may be put there."""
+    if folder.is_symlink() and not folder.exists():
+        raise CheckpointError(f"{folder} is a link to nothing: give a folder")
     try:
         if not folder.exists() or not any(folder.iterdir()):
             return

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from flexq_bench.checkpoints import QuantizedCheckpoint, open_checkpoint
+from flexq_bench.checkpoints.model_source import check_no_more
 from flexq_bench.decode.architecture import of_config
-from flexq_bench.decode.model_weights import NamedWeights, check_no_more
+from flexq_bench.decode.model_weights import NamedWeights
 from flexq_bench.decode.weights import dense_layer
 from flexq_bench.errors import UsageError
 from flexq_bench.schemes.layer_formats import LayerFormats

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flexq_bench.checkpoints.model_source import check_no_more
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture, of_config
 from flexq_bench.decode.fused_layers import fused
 from flexq_bench.decode.weights import (
@@ -34,7 +34,6 @@ _MODULES = {
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
 OPT_NORMS = ("self_attn_layer_norm", "final_layer_norm")
-_IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 
 
 def open_weights(path: Path) -> DenseWeights:
@@ -238,16 +237,6 @@ def _check(
                 "it again"
             )
     check_no_more(model, shapes)
-
-
-def check_no_more(model: str, names: Collection[str]) -> None:
-    """Raise UsageError if weights of blocks are left that the architecture has no place for."""
-    unused = sorted(name for name in names if _IN_A_BLOCK.search(name))
-    if unused:
-        raise UsageError(
-            f"{model} has {len(unused)} weights that its {CONFIG} has no place for "
-            f"({unused[0]} …): it would be decoded in part; download it again"
-        )
 
 
 def _pair(name: str, shape: tuple[int, ...], biased: bool) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -118,7 +118,11 @@ def _of_folder(folder: Path, *, name: str | None = None) -> ModelFiles:
         raise UsageError(f"{folder} holds no model: there is neither {CONFIG} nor a .gguf file")
     _check_config(folder / CONFIG)
     weights = safetensors_files(folder)
-    tensors = {tensor: stored for path in weights for tensor, stored in _tensors(path)}
+    tensors: dict[str, StoredTensor] = {}
+    for path in weights:
+        stored = dict(_tensors(path))
+        check_once(tensors, stored, path)
+        tensors |= stored
     return ModelFiles(name, folder, None, weights, tensors)
 
 
@@ -164,6 +168,15 @@ def safetensors_files(folder: Path) -> tuple[Path, ...]:
     if any("-of-" in path.name for path in files):
         raise UsageError(f"{folder} has parts of a model and no {_INDEX}: download it again")
     raise UsageError(f"{folder} has {files[0].name} and no {_WHOLE}: give it that name")
+
+
+def check_once(others: Mapping[str, object], of_file: Mapping[str, object], path: Path) -> None:
+    """Raise UsageError if a file has a tensor that files before it have: which one is meant?"""
+    twice = min(others.keys() & of_file.keys(), default=None)
+    if twice is not None:
+        raise UsageError(
+            f"{path.parent} has {twice} in two files, one of them {path.name}: download it again"
+        )
 
 
 def _tensors(path: Path) -> list[tuple[str, StoredTensor]]:

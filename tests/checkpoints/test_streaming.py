@@ -182,6 +182,16 @@ UP = "model.layers.1.mlp.up_proj.weight"
         (lambda tensors, config: tensors[UP].fill_(torch.nan), "NaN"),
         (lambda tensors, config: tensors[UP].fill_(1e6), "infinity"),
         (lambda tensors, config: config.update(model_type="perceptron"), "can't load"),
+        (lambda tensors, config: config.update(num_hidden_layers=0), "asks for 0 blocks"),
+        (lambda tensors, config: config.update(num_hidden_layers=10**6), "for 1000000 blocks"),
+        (
+            lambda tensors, config: config.update(num_hidden_layers=2),
+            r"no place for \(model.layers.2",
+        ),
+        (
+            lambda tensors, config: tensors.update({f"{UP[:-6]}bias": tensors[UP][:, 0].clone()}),
+            r"no place for \(.*up_proj.bias",
+        ),
     ],
 )
 def test_a_model_that_can_not_be_quantized_leaves_nothing(changed, tmp_path, change, said):

@@ -51,8 +51,13 @@ def test_a_checkpoint_stays_unless_it_is_to_be_overwritten(write, tmp_path):
 
 
 def test_a_file_is_no_folder(write, tmp_path):
-    (tmp_path / "checkpoint").write_text("")
+    place = tmp_path / "checkpoint"
+    place.write_text("")
     with pytest.raises(CheckpointError, match="is a file"):
+        write({NAME: a_layer()})
+    place.unlink()
+    place.symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match="is a link to nothing"):
         write({NAME: a_layer()})
 
 

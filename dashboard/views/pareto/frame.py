@@ -8,8 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from dashboard.views.accuracy.frame import Compared
-from db.queries import SYNTHETIC, DecodeRow
+from dashboard.views.accuracy.frame import (
+    Compared,
+    bases_of,
+    compared,
+    needed_values,
+    newest,
+)
+from db import queries
+from db.engine import Database
+from db.queries import SYNTHETIC, DecodeRow, Score
 from flexq_bench.accuracy.results import KERNELS
 
 RANDOM_WEIGHTS = "random weights"
@@ -35,11 +43,32 @@ class Setting:
         return cls(row.gpu, row.batch, row.prompt_tokens, row.new_tokens)
 
 
-def judged(rows: Sequence[Compared]) -> dict[str, Compared]:
-    """By content hash the perplexity of a checkpoint; through kernels where it is known so."""
-    of_checkpoints = [row for row in rows if row.score.content_hash is not None]
-    kernels_last = sorted(of_checkpoints, key=lambda row: row.score.through == KERNELS)
-    return {str(row.score.content_hash): row for row in kernels_last}
+def stored_checkpoints(
+    database: Database, model: str, scores: Sequence[Score]
+) -> tuple[dict[str, Compared], list[DecodeRow]]:
+    """What is stored of a model's checkpoints: by content hash the perplexity, and the decodes.
+
+    scores: the model's perplexities on one text. That through kernels is taken where it is known.
+    """
+    of_checkpoints = _newest_of_each(scores)
+    bases = bases_of(of_checkpoints, scores)
+    wanted = {id for of in (of_checkpoints, bases.values()) for id in needed_values(of)}
+    with database.session() as session:
+        values = queries.score_values(session, sorted(wanted))
+        hashes = [score.content_hash for score in of_checkpoints if score.content_hash]
+        decodes = queries.checkpoint_decodes(session, model, hashes)
+    rows = compared(of_checkpoints, values, bases)
+    kernels_last = sorted(rows, key=lambda row: row.score.through == KERNELS)
+    return {str(row.score.content_hash): row for row in kernels_last}, decodes
+
+
+def _newest_of_each(scores: Sequence[Score]) -> list[Score]:
+    """The last score of each checkpoint, through kernels and through the reference."""
+    by_checkpoint: dict[str, list[Score]] = {}
+    for score in scores:
+        if score.content_hash is not None and score.value is not None:
+            by_checkpoint.setdefault(score.content_hash, []).append(score)
+    return [last for of_one in by_checkpoint.values() for last in newest(of_one)]
 
 
 def pareto_frame(
@@ -55,11 +84,11 @@ def pareto_frame(
     own = {row.content_hash: row for row in here if row.content_hash is not None}
     random = {row.scheme: row for row in here if row.weights == SYNTHETIC}
     rows = []
-    for content_hash, compared in checkpoints.items():
-        scheme = compared.score.scheme
+    for content_hash, row in checkpoints.items():
+        scheme = row.score.scheme
         decode = own.get(content_hash) or random.get(scheme)
-        rows.append(_row(scheme, content_hash, compared, decode))
-    judged_schemes = {compared.score.scheme for compared in checkpoints.values()}
+        rows.append(_row(scheme, content_hash, row, decode))
+    judged_schemes = {row.score.scheme for row in checkpoints.values()}
     rows += [
         _row(scheme, "", None, decode)
         for scheme, decode in random.items()

@@ -11,12 +11,15 @@ from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text
 from dashboard.shared.tables import draw_table
-from dashboard.views.accuracy.frame import bases_of, compared, needed_values, newest
 from dashboard.views.pareto import charts
-from dashboard.views.pareto.frame import RANDOM_WEIGHTS, Setting, judged, pareto_frame
+from dashboard.views.pareto.frame import (
+    RANDOM_WEIGHTS,
+    Setting,
+    pareto_frame,
+    stored_checkpoints,
+)
 from db import queries
 from db.engine import Database
-from db.queries import Score
 from flexq_bench.accuracy import PERPLEXITY
 from flexq_bench.runs import command_lines
 
@@ -43,13 +46,7 @@ def page() -> None:
             texts = sorted({score.task for score in scores})
         text = controls.one(st.sidebar, "text", "Text", texts, texts[0]) if texts else ""
         of_text = [score for score in scores if score.task == text]
-        of_checkpoints = _newest_of_each(of_text)
-        bases = bases_of(of_checkpoints, of_text)
-        hashes = [score.content_hash for score in of_checkpoints if score.content_hash]
-        with database.session() as session:
-            wanted = {id for of in (of_checkpoints, bases.values()) for id in needed_values(of)}
-            values = queries.score_values(session, sorted(wanted))
-            decodes = queries.checkpoint_decodes(session, model, hashes)
+        checkpoints, decodes = stored_checkpoints(database, model, of_text)
     settings = sorted({Setting.of(row) for row in decodes}, key=_written)
     setting = (
         controls.one(
@@ -61,17 +58,8 @@ def page() -> None:
     )  # fmt: skip
     for missing in controls.ignored:
         st.warning(f"Not stored, so not asked for: {as_text(missing)}.")
-    frame = pareto_frame(judged(compared(of_checkpoints, values, bases)), decodes, setting)
+    frame = pareto_frame(checkpoints, decodes, setting)
     _show(model, frame, database)
-
-
-def _newest_of_each(scores: list[Score]) -> list[Score]:
-    """The last score of each checkpoint, through kernels and through the reference."""
-    by_checkpoint: dict[str, list[Score]] = {}
-    for score in scores:
-        if score.content_hash is not None and score.value is not None:
-            by_checkpoint.setdefault(score.content_hash, []).append(score)
-    return [last for of_one in by_checkpoint.values() for last in newest(of_one)]
 
 
 def _show(model: str, frame: pd.DataFrame, database: Database) -> None:

@@ -28,8 +28,9 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 _IN_A_BLOCK = re.compile(r"\.layers\.\d+\.")
 
-# What early versions of transformers stored, and now compute from the configuration.
-_COMPUTED = ".rotary_emb.inv_freq"
+# What early versions of transformers stored, and now compute from the configuration; and the scales
+# of a quantized KV cache, which is left where config.json says nothing of that cache any more.
+_PASSED_OVER = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +63,14 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         dense = [
             name
             for name in self._tensors.infos
-            if name not in owned and not name.endswith(_COMPUTED)
+            if name not in owned and not name.endswith(_PASSED_OVER)
         ]
+        twice = next((n for n in dense if n.removesuffix(".weight") in self._layers.names), None)
+        if twice is not None:
+            raise CheckpointError(
+                f"{folder} has {twice} beside the codes of that layer: which of them is meant? "
+                "Copy the folder again"
+            )
         self.tensor_names = tuple(sorted([*dense, *self._outside]))
         self.kv_bits = DENSE_KV_BITS
         self.scheme = StoredScheme(name=self._scheme_name(), version=0)

@@ -9,7 +9,7 @@ import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.safetensors_io import DTYPES, TensorInfo, read_header, read_tensor
-from flexq_bench.schemes.model_files import safetensors_files
+from flexq_bench.schemes.model_files import check_once, safetensors_files
 
 HALVES = (torch.float16, torch.bfloat16)
 REALS = (*HALVES, torch.float32)
@@ -19,14 +19,17 @@ INTEGERS = (torch.int32, torch.int64)
 class FolderTensors:
     """The tensors of a folder's safetensors files, by name.
 
-    Raises UsageError in one line if a file is missing, cut off or damaged.
+    Raises UsageError in one line if a file is missing, cut off or damaged, or
+    two have the same tensor.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         infos: dict[str, TensorInfo] = {}
         for path in safetensors_files(folder):
-            infos |= read_header(path)
+            of_file = read_header(path)
+            check_once(infos, of_file, path)
+            infos |= of_file
         self.infos: Mapping[str, TensorInfo] = infos
 
     def __contains__(self, name: str) -> bool:

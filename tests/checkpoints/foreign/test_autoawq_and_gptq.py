@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
+from safetensors.torch import save_file
 
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.loading import load_model
@@ -210,7 +211,8 @@ def test_a_bias_comes_with_its_layer(a_folder):
 
 def test_what_is_not_quantized_is_as_it_was(a_folder, dense_tensors):
     def as_stored_in_2023(tensors):
-        return tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)}
+        more = ("rotary_emb.inv_freq", "k_scale")  # k_scale: of a KV cache that nobody asks for
+        return tensors | {f"model.layers.0.self_attn.{name}": torch.ones(16) for name in more}
 
     folder = a_folder(GPTQ, lambda _, weight: gptq(weight), change=as_stored_in_2023)
     checkpoint = open_checkpoint(folder)
@@ -252,6 +254,52 @@ def test_a_file_that_changes_after_it_was_hashed_is_noticed(a_folder):
     (folder / "model.safetensors").write_bytes(data)
     with pytest.raises(CheckpointError, match=r"damaged: the bytes of .*down_proj.qweight are not"):
         checkpoint.layer(LAYER)
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "pack"),
+    [
+        # AutoGPTQ 0.7, auto_gptq/modeling/_const.py and _base.py; AutoAWQ 0.1, awq/models/base.py
+        ("quantize_config.json", {"bits": 4, "group_size": 64, "sym": False}, gptq),
+        (
+            "quant_config.json",
+            {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"},
+            awq,
+        ),
+    ],
+)
+def test_early_versions_describe_the_layers_in_a_file_of_its_own(
+    a_folder, dense_tensors, name, section, pack
+):
+    folder = a_folder(None, lambda _, weight: pack(weight))
+    (folder / name).write_text(json.dumps(section))
+
+    layer = open_checkpoint(folder).layer(LAYER)
+
+    expected = values_of(*rounded(dense_tensors[f"{LAYER}.weight"], 4, 64))
+    assert is_checkpoint(folder)
+    assert torch.equal(layer.weight.dequantize(), expected)
+
+
+def test_a_dense_weight_beside_its_codes_is_refused(a_folder, dense_tensors):
+    full = f"{LAYER}.weight"
+
+    def with_both(tensors):
+        return tensors | {full: dense_tensors[full]}
+
+    folder = a_folder(GPTQ, lambda _, weight: gptq(weight), change=with_both)
+    with pytest.raises(CheckpointError, match=r"down_proj.weight beside the codes of that layer"):
+        open_checkpoint(folder)
+
+
+def test_a_tensor_in_two_shards_is_refused(a_folder, dense_tensors):
+    folder = a_folder(GPTQ, lambda _, weight: gptq(weight))
+    name = "model.norm.weight"
+    save_file({name: dense_tensors[name]}, folder / "more.safetensors")
+    files = {name: "more.safetensors", "model.embed_tokens.weight": "model.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(UsageError, match=r"has model.norm.weight in two files"):
+        open_checkpoint(folder)
 
 
 REFUSED = [

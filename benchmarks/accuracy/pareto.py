@@ -1,0 +1,167 @@
+"""The picture of a model's checkpoints: perplexity through kernels against tokens a second.
+
+    python benchmarks/accuracy/pareto.py RECORDS... [--rows ROWS] --out FILE.png [--batch 1]
+        [--across tokens-per-s|bits] [--text NAME] [--schemes NAME ...]
+
+Records are what `flexq-bench accuracy --model MODEL --checkpoint FOLDER --through kernels` and
+`flexq-bench decode FOLDER` store and `flexq-bench db export FILE` writes; ROWS are those of
+benchmarks/accuracy/checkpoints.py, which have bits a weight. A point is one content hash, as on the
+dashboard's Pareto page: its increase over fp16 on the same segments with the 95 % interval, and how
+fast, or how large, these bytes are. A line joins those that no other one beats in both; a vertical
+one is fp16, if it was decoded the same way. Prints what is drawn, and what is left out, and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from dashboard.views.pareto.frame import Setting, front, pareto_frame, stored_checkpoints
+from db import queries
+from db.engine import open_database
+from db.exchange import import_file
+from db.queries import DecodeRow
+from flexq_bench.accuracy import FULL_PRECISION, PERPLEXITY
+
+SPEED, BITS = "tokens-per-s", "bits"
+TITLES = {SPEED: "tokens/s", BITS: "bits a weight, scales included"}
+INCREASE = "perplexity, increase over FP16"
+SIZE_IN, DPI = (7.0, 4.2), 150
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw; exit code 1 if there is nothing to draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("records", nargs="+", help="files of db export")
+    parser.add_argument("--rows", type=Path, help="rows of checkpoints.py, for bits")
+    parser.add_argument("--out", type=Path, required=True, help="a .png or .svg file")
+    parser.add_argument("--across", choices=list(TITLES), default=SPEED)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--model", help="where the records are of several")
+    parser.add_argument("--text", help="where the records are of several")
+    parser.add_argument("--schemes", nargs="+", help="these alone")
+    asked = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        frame, dense, title = read(asked, f"{folder}/flexq.sqlite")
+    if asked.across == BITS:
+        if asked.rows is None:
+            parser.error("--across bits needs --rows")
+        frame["x"] = frame["checkpoint"].map(bits_by_hash(asked.rows))
+        dense = None
+    else:
+        frame["x"] = 1000 * asked.batch / frame["token_ms"]
+    if asked.schemes:
+        frame = frame[frame["scheme"].isin(asked.schemes)]
+    drawn = frame.dropna(subset=["x", "increase"]).sort_values("x")
+    for row in frame.drop(drawn.index).to_dict("records"):
+        why = row["missing"] or "no bits in ROWS"
+        sys.stdout.write(f"left out: {row['scheme']} {row['checkpoint']}: {why}\n")
+    if drawn.empty:
+        sys.stdout.write("nothing to draw: decode the folders that were evaluated\n")
+        return 1
+    sys.stdout.write(drawn[["scheme", "checkpoint", "x", "increase", "low", "high"]].to_string())
+    sys.stdout.write("\n")
+    draw(asked.out, drawn, dense, title, TITLES[asked.across])
+    return 0
+
+
+def read(asked: argparse.Namespace, database: str) -> tuple[pd.DataFrame, float | None, str]:
+    """The Pareto page's rows of these records, tokens/s of fp16 if known, and a title."""
+    with open_database(database) as opened:
+        with opened.session() as session:
+            for path in asked.records:
+                import_file(session, path)
+        with opened.session() as session:
+            model = chosen("model", asked.model, sorted(queries.scored_models(session)))
+            scores = [s for s in queries.model_scores(session, model) if s.metric == PERPLEXITY]
+            text = chosen("text", asked.text, sorted({score.task for score in scores}))
+            others = queries.latest_decodes(session)
+        of_text = [score for score in scores if score.task == text]
+        checkpoints, decodes = stored_checkpoints(opened, model, of_text)
+    own = [row for row in decodes if row.batch == asked.batch and row.content_hash is not None]
+    setting = Setting.of(own[-1]) if own else None
+    frame = pareto_frame(checkpoints, own, setting)
+    title = f"{model} on {text}"
+    if setting is not None and asked.across == SPEED:
+        title += (
+            f", {setting.gpu}, batch {setting.batch}, {setting.prompt_tokens} tokens in, "
+            f"{setting.new_tokens} out"
+        )
+    return frame, speed_of_dense(others, setting), title
+
+
+def chosen(what: str, asked: str | None, there: Sequence[str]) -> str:
+    """The one that was asked for, or the only one."""
+    if asked is None and len(there) == 1:
+        return there[0]
+    if asked in there:
+        return str(asked)
+    raise SystemExit(f"--{what} {asked or ''}: the records are of {', '.join(there) or 'none'}")
+
+
+def speed_of_dense(decodes: Sequence[DecodeRow], setting: Setting | None) -> float | None:
+    """Tokens a second of fp16, decoded alike; None: it was not."""
+    alike = [
+        row
+        for row in decodes
+        if row.scheme == FULL_PRECISION and setting is not None and Setting.of(row) == setting
+    ]
+    last = alike[-1] if alike else None
+    return None if last is None or not last.token_ms else 1000 * last.batch / last.token_ms
+
+
+def bits_by_hash(path: Path) -> dict[str, float]:
+    """Bits a weight by the first twelve digits of the content hash."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    return {
+        row["content_hash"][:12]: row["bits_per_weight"] for row in rows if "content_hash" in row
+    }
+
+
+def draw(path: Path, drawn: pd.DataFrame, dense: float | None, title: str, across: str) -> None:
+    """A point with its interval and name a row of columns x, increase, low, high, scheme."""
+    figure = Figure(SIZE_IN, dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    lengths = [drawn["increase"] - drawn["low"], drawn["high"] - drawn["increase"]]
+    axes.errorbar(drawn["x"], drawn["increase"], yerr=lengths, fmt="o", markersize=5, capsize=2)
+    cost = drawn.assign(cost=-drawn["x"] if across == TITLES[SPEED] else drawn["x"])
+    best = front(cost, "cost")
+    axes.plot(best["x"], best["increase"], linestyle=":", linewidth=1, color="gray")
+    right_of = drawn["x"].median()
+    for row in drawn.to_dict("records"):
+        is_left = row["x"] <= right_of
+        axes.annotate(
+            row["scheme"],
+            (row["x"], row["increase"]),
+            xytext=(6 if is_left else -6, 0),
+            textcoords="offset points",
+            ha="left" if is_left else "right",
+            va="center",
+            fontsize=7,
+        )
+    if dense is not None:
+        axes.axvline(dense, color="black", linewidth=0.8, linestyle="--", label=FULL_PRECISION)
+        axes.legend(fontsize="small")
+    axes.set_yscale("symlog", linthresh=1)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_ylabel(INCREASE)
+    axes.set_xlabel(across)
+    axes.set_title(title, fontsize="medium")
+    axes.grid(alpha=0.3)
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
