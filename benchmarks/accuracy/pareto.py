@@ -35,7 +35,8 @@ from flexq_bench.accuracy import FULL_PRECISION, PERPLEXITY
 SPEED, BITS = "tokens-per-s", "bits"
 TITLES = {SPEED: "tokens/s", BITS: "bits a weight, scales included"}
 INCREASE = "perplexity, increase over FP16"
-SIZE_IN, DPI = (7.0, 4.2), 150
+SIZE_IN, DPI = (7.5, 4.2), 150
+COLORS, MARKERS = 10, "osD^v<>"  # a marker for each ten schemes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,36 +130,35 @@ def bits_by_hash(path: Path) -> dict[str, float]:
 
 
 def draw(path: Path, drawn: pd.DataFrame, dense: float | None, title: str, across: str) -> None:
-    """A point with its interval and name a row of columns x, increase, low, high, scheme."""
+    """A point with its interval a row of columns x, increase, low, high, scheme; named beside."""
     figure = Figure(SIZE_IN, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    lengths = [drawn["increase"] - drawn["low"], drawn["high"] - drawn["increase"]]
-    axes.errorbar(drawn["x"], drawn["increase"], yerr=lengths, fmt="o", markersize=5, capsize=2)
     cost = drawn.assign(cost=-drawn["x"] if across == TITLES[SPEED] else drawn["x"])
     best = front(cost, "cost")
     axes.plot(best["x"], best["increase"], linestyle=":", linewidth=1, color="gray")
-    right_of = drawn["x"].median()
-    for row in drawn.to_dict("records"):
-        is_left = row["x"] <= right_of
-        axes.annotate(
-            row["scheme"],
-            (row["x"], row["increase"]),
-            xytext=(6 if is_left else -6, 0),
-            textcoords="offset points",
-            ha="left" if is_left else "right",
-            va="center",
-            fontsize=7,
+    worst_first = drawn.sort_values("increase", ascending=False).to_dict("records")
+    for index, row in enumerate(worst_first):
+        axes.errorbar(
+            [row["x"]],
+            [row["increase"]],
+            yerr=[[row["increase"] - row["low"]], [row["high"] - row["increase"]]],
+            fmt=MARKERS[index // COLORS],
+            color=f"C{index % COLORS}",
+            markersize=5,
+            capsize=2,
+            label=row["scheme"],
         )
     if dense is not None:
         axes.axvline(dense, color="black", linewidth=0.8, linestyle="--", label=FULL_PRECISION)
-        axes.legend(fontsize="small")
+    figure.legend(loc="outside right upper", fontsize=7)
     axes.set_yscale("symlog", linthresh=1)
+    axes.set_ylim(min(0.0, drawn["low"].min()) - 0.2, max(1.0, 1.5 * drawn["high"].max()))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_ylabel(INCREASE)
     axes.set_xlabel(across)
-    axes.set_title(title, fontsize="medium")
+    axes.set_title(title, fontsize="small")
     axes.grid(alpha=0.3)
     figure.savefig(path)
 
