@@ -46,7 +46,7 @@ class Setting:
 def stored_checkpoints(
     database: Database, model: str, scores: Sequence[Score]
 ) -> tuple[dict[str, Compared], list[DecodeRow]]:
-    """What is stored of a model's checkpoints: by content hash the perplexity, and the decodes.
+    """Stored results of a model's checkpoints: by content hash the perplexity, and the decodes.
 
     scores: the model's perplexities on one text. That through kernels is taken where it is known.
     """
