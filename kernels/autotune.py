@@ -1,6 +1,6 @@
-"""Choosing a configuration by timing the candidates, and remembering the choice.
+"""Choice of a configuration by timing the candidates, and a cache of the choices.
 
-The timer is given: what a time is, and on what buffers, is for whoever measures to say.
+The caller passes the function that times a configuration.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from kernels.contract import Config
 from kernels.runtime.files import cache_folder, write_atomically
 
 TimeUs = Callable[[Config], float]
-_CLEARLY = 0.01
-NEAR = 0.04  # to the fastest: a glance is right to a percent or two
+_MIN_ADVANTAGE = 0.01  # over the favourite
+NEAR = 0.04  # of the fastest coarse time; coarse times are right to a percent or two
 
 
 @dataclass(frozen=True, slots=True)
 class TuningKey:
-    """All that a choice depends on.
+    """Key of a tuning result: everything that the choice depends on.
 
-    kernel: its label; version: of what the label means. m: the tokens' bucket. gpu: its SKU.
-    software: of the sources and libraries that run. favourite: what was preferred, as text.
+    kernel, version: label and version of its spec. m: the bucket of tokens. gpu: its SKU.
+    software: hash of the sources and libraries that run. favourite: the preferred configuration,
+    as text.
     """
 
     kernel: str
@@ -49,28 +50,28 @@ class TuningKey:
 def choose_config(
     candidates: Sequence[Config],
     time_us: TimeUs,
-    glance_us: TimeUs | None = None,
+    coarse_us: TimeUs | None = None,
     near: float = NEAR,
 ) -> Config:
-    """The fastest candidate. One that raises is passed over.
+    """Return the fastest candidate. Candidates that raise are skipped.
 
-    time_us: microseconds a launch under a configuration. glance_us: the same, rougher and cheaper:
-    with it only those are timed that take at most 1 + near times the fastest one's at a glance.
-    Raises ValueError if there is no candidate, and what the last one raised if all do.
+    time_us: microseconds per launch of a configuration. coarse_us: a cheaper, less accurate time;
+    if given, only candidates within 1 + near times the fastest coarse time are timed by time_us.
+    Raises ValueError if there is no candidate, and the last candidate's error if all raise.
     """
     if not candidates:
         raise ValueError("there is no candidate to choose from")
-    if glance_us is not None:
-        glances = _times(candidates, glance_us)
-        most = glances[0][0] * (1 + near)
-        candidates = [config for microseconds, config in glances if microseconds <= most]
+    if coarse_us is not None:
+        coarse = _times(candidates, coarse_us)
+        limit = coarse[0][0] * (1 + near)
+        candidates = [config for microseconds, config in coarse if microseconds <= limit]
         if len(candidates) == 1:
             return candidates[0]
     return _times(candidates, time_us)[0][1]
 
 
 def _times(candidates: Sequence[Config], time_us: TimeUs) -> list[tuple[float, Config]]:
-    """Those that don't raise with their times, the fastest first."""
+    """Time the candidates, fastest first; those that raise are left out."""
     timed: list[tuple[float, Config]] = []
     last_error: Exception | None = None
     for config in candidates:
@@ -85,25 +86,27 @@ def _times(candidates: Sequence[Config], time_us: TimeUs) -> list[tuple[float, C
 
 
 def preferring(time_us: TimeUs, favourite: Mapping[str, Any] | None) -> TimeUs:
-    """Times with which the favourite wins unless another configuration is clearly faster.
+    """Wrap time_us so that the favourite wins unless another configuration is 1 % faster.
 
-    favourite: as a dict. Brief times tell percents apart: where two commits are compared, a choice
-    between equals must not differ by chance.
+    favourite: a configuration as a dict. Where two commits are compared, noise must not make them
+    choose different configurations of equal speed.
     """
 
     def timed(config: Config) -> float:
         microseconds = time_us(config)
-        return microseconds * (1 - _CLEARLY) if config.as_dict() == favourite else microseconds
+        return (
+            microseconds * (1 - _MIN_ADVANTAGE) if config.as_dict() == favourite else microseconds
+        )
 
     return timed
 
 
 class TuningMemory:
-    """Choices already made: in this process, and on disk where it has a folder.
+    """Cache of tuning results: in this process, and on disk if it has a folder.
 
-    folder None: forgotten with the process. A choice on disk is a small JSON file, a folder a SKU;
-    deleting it forgets the choice. One that is damaged, or no longer a candidate, is made anew.
-    fresh: what is on disk or was offered is not read, only written.
+    folder None: in this process only. On disk a choice is a small JSON file in a folder per SKU,
+    which may be deleted. A damaged file, or a choice that is no longer a candidate, is replaced.
+    fresh: choices on disk and offered ones are not read, only written.
     """
 
     def __init__(self, folder: Path | None = None, *, fresh: bool = False) -> None:
@@ -113,11 +116,11 @@ class TuningMemory:
 
     @property
     def chosen(self) -> Mapping[TuningKey, Config]:
-        """The choices of this process, whether made or remembered, in their order."""
+        """All choices that this process made or read, in order."""
         return dict(self._chosen)
 
     def offer(self, key: TuningKey, config: Mapping[str, Any]) -> None:
-        """Know a choice that another process made; it holds where this one knows none itself."""
+        """Add a choice of another process, used if this process and the disk have none."""
         self._offered[key] = config
 
     def choose(
@@ -125,13 +128,13 @@ class TuningMemory:
         key: TuningKey,
         candidates: Sequence[Config],
         time_us: TimeUs,
-        glance_us: TimeUs | None = None,
+        coarse_us: TimeUs | None = None,
         near: float = NEAR,
     ) -> Config:
-        """The remembered choice of `key` if it is a candidate, else choose_config's."""
+        """Return the cached choice of `key` if it is a candidate, else choose_config's."""
         known = self._chosen.get(key) or self._read(key, candidates)
         if known is None or known not in candidates:
-            known = choose_config(candidates, time_us, glance_us, near)
+            known = choose_config(candidates, time_us, coarse_us, near)
             self._write(key, known)
         self._chosen[key] = known
         return known
@@ -159,5 +162,5 @@ class TuningMemory:
 
 
 def tuning_folder() -> Path:
-    """Return the folder of stored tuning choices, next to that of the compiled kernels."""
+    """Return the folder of tuning results, next to that of compiled kernels."""
     return cache_folder() / "tuning"

@@ -1,8 +1,8 @@
-"""The contract between a kernel and whoever measures or uses it.
+"""Interfaces of kernels and probes for the code that measures or uses them.
 
-A LinearKernel computes Y[M,N] = X[M,K] · W[N,K]^T (+ bias). It owns its packed layouts and
-nothing else: it does not time itself, store anything or decide how often it runs. All launches go
-to torch's current stream and may be captured in a CUDA graph.
+A LinearKernel computes Y[M,N] = X[M,K] · W[N,K]^T (+ bias). It defines its
+packed layouts; timing, storage and repetition are the caller's. All launches go to torch's current
+stream and may be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ ALL_STAGES: tuple[Stage, ...] = ("gemm", "linear")
 class KernelSpec:
     """Static description of a kernel, for the registry, the plan and the records.
 
-    version: part of the series' identity; raised when the same name starts to mean other work.
-    min_capability, max_capability: CUDA compute capabilities it runs on, both inclusive.
-    reads_weights: False for kernels that have no weights to read (the empty kernel).
+    version: part of the series' identity; incremented when the kernel's work changes.
+    min_capability, max_capability: supported CUDA compute capabilities, both inclusive.
+    reads_weights: False for kernels without weights (the empty kernel).
     overlaps_launches: True if it starts while the previous launch still runs (programmatic
         dependent launch); its floor is then that of a stream of launches.
-    package: the third-party package that it calls. None: all code is ours or torch's.
-    rounds_to: significant bits to which a package rounds scaled weights or outputs, where that is
-        no more than FP16 has; results are then checked to this precision and never bit for bit.
+    package: the third-party package that it calls. None: it calls only this repository and torch.
+    rounds_to: significant bits to which a package rounds scaled weights or outputs, if at most
+        those of FP16; results are then checked to this precision and never bit for bit.
         None: sums are FP32 or exact, and only the output is rounded to FP16.
-    source_hash: hash of the sources of a kernel from outside this repository; not part of the
-        series' identity. None: a kernel of this repository, identified by its commit.
+    source_hash: hash of the sources of an external kernel; not part of the series' identity.
+        None: a kernel of this repository, identified by its commit.
     """
 
     name: str
@@ -65,9 +65,10 @@ class KernelSpec:
         return kernel_label(self.name, self.variant)
 
     def check_capability(self, capability: Capability | None) -> None:
-        """Raise UnsupportedError if a CUDA kernel can't run on this compute capability.
+        """Check that the kernel runs on a GPU of this compute capability (None: no GPU).
 
-        Or if the package that it calls is missing.
+        Raises UnsupportedError if it does not, or if the package that it calls is missing. CPU
+        kernels always pass.
         """
         if self.backend == "cpu":
             return
@@ -85,7 +86,7 @@ class KernelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Base of a kernel's tunable choices (tile sizes, splits, an algorithm index)."""
+    """Base class of a kernel's tunable parameters (tile sizes, splits, an algorithm index)."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,9 +97,9 @@ PackingKind = Literal["halves", "group-codes", "row-codes"]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Buffers and format for a producer that writes packed activations itself.
+    """Buffers and format for an operator that fuses quantization and packing into its output.
 
-    The producers are in csrc/decode/operators.cu.
+    Such operators are in csrc/decode/operators.cu and csrc/decode/attention.cu.
 
     kind: FP16 values; codes with a scale per 128 of k; codes with a scale per row. bits: of a code.
     values: [>= M, padded K], FP16 or int8. scales: FP32 [groups, padded M] or [M]; None: halves.
@@ -125,7 +126,7 @@ class PackedOperand:
         return sum(b.numel() * b.element_size() for b in self.buffers.values())
 
     def clone(self) -> PackedOperand:
-        """The same bytes at another address."""
+        """Copy the buffers to new memory."""
         copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
         return PackedOperand(copies, self.rows, self.k)
 
@@ -141,28 +142,28 @@ class LinearKernel(ABC):
     spec: KernelSpec
 
     def quantize_weight(self, weight: torch.Tensor) -> Operand:
-        """Codes of a real-valued weight [N,K] in this kernel's format; the reference sees these."""
+        """Quantize a real-valued weight [N,K] to this kernel's format, also for the reference."""
         return quantize(weight, self.spec.weight)
 
     def quantize_activation(self, x: torch.Tensor) -> Operand:
-        """Codes of real-valued activations [M,K]; `activate` must give the same ones."""
+        """Quantize real-valued activations [M,K]; `activate` must produce the same codes."""
         return quantize(x, self.spec.activation)
 
     @abstractmethod
     def pack_weight(self, weight: Operand) -> PackedOperand:
-        """Weights [N,K] in this kernel's layout, on the device of `weight`."""
+        """Pack weights [N,K] into this kernel's layout, on the device of `weight`."""
 
     @abstractmethod
     def pack_activation(self, x: Operand) -> PackedOperand:
-        """Activations [M,K] of given codes in this kernel's layout (the `gemm` stage's input)."""
+        """Pack quantized activations [M,K] into this kernel's layout (input of stage `gemm`)."""
 
     @abstractmethod
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        """Buffers that `activate` fills."""
+        """Allocate the buffers that `activate` fills."""
 
     @abstractmethod
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        """Quantize and pack real activations x [M,K] FP16 into `packed`: the online part."""
+        """Quantize and pack activations x [M,K] FP16 into `packed`, at inference time."""
 
     @abstractmethod
     def gemm(
@@ -174,7 +175,7 @@ class LinearKernel(ABC):
         bias: torch.Tensor | None = None,
         config: Config | None = None,
     ) -> None:
-        """out[M,N] FP16 = x · w^T + bias[N]. config None: the kernel's own heuristic."""
+        """Compute out[M,N] FP16 = x · w^T + bias[N]. config None: `default_config`."""
 
     def linear(
         self,
@@ -186,39 +187,39 @@ class LinearKernel(ABC):
         bias: torch.Tensor | None = None,
         config: Config | None = None,
     ) -> None:
-        """FP16 in, FP16 out: `activate` into `packed`, then `gemm`. A kernel may fuse the two."""
+        """Run `activate` into `packed`, then `gemm`. A kernel may fuse the two."""
         ready = self.for_weights(packed, w)
         self.activate(x, ready)
         self.gemm(ready, w, out, bias=bias, config=config)
 
     def read_only(self) -> frozenset[str]:
-        """Operands of `gemm` that launches must leave as they are: of "x" and "w".
+        """Return the operands of `gemm`, of "x" and "w", that a launch must not modify.
 
-        Those in a layout of the kernel's own may be written as long as results stay right.
+        Operands in a private layout may be written as long as results stay correct.
         """
         return frozenset()
 
     def for_weights(self, packed: PackedOperand, w: PackedOperand) -> PackedOperand:
-        """The buffers of `packed` with what `activate` must know of the weights to fill them."""
+        """Return `packed` with the buffers of the weights that `activate` reads."""
         return packed
 
     def narrow(self, w: PackedOperand, config: Config | None) -> PackedOperand:
-        """Return the part of the weights that this configuration reads; the rest may be freed."""
+        """Return the buffers of the weights that this configuration reads; others may be freed."""
         return w
 
     def packing(self, x: PackedOperand, config: Config | None) -> Packing | None:
-        """Return the packing in which a fused producer may fill `x` for `gemm` with `config`.
+        """Return the packing with which a fused operator may fill `x` for `gemm` with `config`.
 
         None: only `activate` can fill it.
         """
         return None
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        """Configurations worth timing for this shape; empty: there is nothing to choose."""
+        """Return the configurations to time for this shape; empty: there is only one."""
         return ()
 
     def tuning_bucket(self, m: int) -> int:
-        """Equal for numbers of tokens that share a choice among the candidates."""
+        """Return a number that is equal for all m that share one tuning result."""
         return m
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
@@ -226,17 +227,17 @@ class LinearKernel(ABC):
         return None
 
     def builds(self) -> Sequence[Build]:
-        """Every way this kernel may be compiled; a few values stand for a large range of tokens."""
+        """Return every build of this kernel; a large range of tokens is sampled at a few values."""
         return ()
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
-        """Return the builds that run for this shape and configuration; empty: a library's code."""
+        """Return the builds that run for this shape and configuration; empty: only library code."""
         return ()
 
     def machine_code(self, target: str) -> bytes | None:
-        """The cubin of a kernel from outside for an architecture, for example "sm_90".
+        """Return the cubin of an external kernel for an architecture, for example "sm_90".
 
-        Needs no GPU. None: it tells of none; what is compiled of ours, `builds` says.
+        Needs no GPU. None: it provides none. Kernels of this repository list `builds` instead.
         """
         return None
 
@@ -250,28 +251,28 @@ class ProbeResult:
 
 
 class Probe(ABC):
-    """Something measured beside the kernels: the read floor, the empty kernel."""
+    """A measurement other than a linear layer: the read floor, the empty kernel."""
 
     spec: KernelSpec
 
     @abstractmethod
     def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
-        """One copy of the buffers a launch touches, filled with seeded random bytes."""
+        """Allocate the buffers of one launch, filled with seeded random bytes."""
 
     @abstractmethod
     def launch(self, operand: PackedOperand, config: Config | None = None) -> None:
-        """One launch on the current stream. config None: the probe's own heuristic."""
+        """Launch once on the current stream. config None: the probe's default."""
 
     @abstractmethod
     def check(self, operand: PackedOperand, config: Config | None = None) -> ProbeResult:
-        """Launch once and compare what it did with a computation that shares nothing with it."""
+        """Launch once and compare the result with an independent computation."""
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        """Configurations worth timing: a floor must be the fastest way to read."""
+        """Return the configurations to time: a floor must be the fastest way to read."""
         return ()
 
     def builds(self) -> Sequence[Build]:
-        """Every way this probe may be compiled."""
+        """Return every build of this probe."""
         return ()
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
@@ -283,7 +284,7 @@ Kernel = LinearKernel | Probe
 
 
 def check_gemm(x: PackedOperand, w: PackedOperand, out: torch.Tensor) -> GemmWorkload:
-    """The one shape rule of all launchers. Raises ShapeError."""
+    """Check the shapes and the dtype of a GEMM. Raises ShapeError."""
     if x.k != w.k:
         raise ShapeError(f"x has K={x.k} and w has K={w.k}: both must be the same layer's")
     if tuple(out.shape) != (x.rows, w.rows):
@@ -294,16 +295,16 @@ def check_gemm(x: PackedOperand, w: PackedOperand, out: torch.Tensor) -> GemmWor
 
 
 def checked_scales(operand: Operand, fmt: NumberFormat) -> torch.Tensor:
-    """The operand's scales [rows, groups]. Raises ShapeError if its codes are of another format.
+    """Return the operand's scales [rows, groups]. Raises ShapeError if its format differs.
 
-    Which share of a range the codes span is in the scales already.
+    The clip of the formats is not compared: it is already part of the scales.
     """
-    given, fmt = format_of(operand), replace(fmt, clip=1.0)
-    if fmt.kind == "balanced" and given.kind == "symmetric":
+    actual, fmt = format_of(operand), replace(fmt, clip=1.0)
+    if fmt.kind == "balanced" and actual.kind == "symmetric":
         largest, top = int(operand.values.abs().max()), fmt.limits[1]
         if largest > top:
             raise ShapeError(f"balanced codes lie within ±{top}, got one of {largest}")
-        given = replace(given, kind="balanced")
-    if operand.scales is None or given != fmt:
-        raise ShapeError(f"need codes of format {fmt.name}, got {given.name}")
+        actual = replace(actual, kind="balanced")
+    if operand.scales is None or actual != fmt:
+        raise ShapeError(f"need codes of format {fmt.name}, got {actual.name}")
     return operand.scales

@@ -6,14 +6,14 @@ KernelError
 ├── UnsupportedError    the kernel exists but not for this device, stage or missing package
 ├── CompileError        NVRTC failed to compile a source
 ├── CacheError          the cache folder can't be written
-└── SourceError         kernels of a file or package from outside can't be loaded
+└── SourceError         kernels of an external file or package can't be loaded
 """
 
 from __future__ import annotations
 
 
 class KernelError(Exception):
-    """Base of everything that kernels/ raises on purpose."""
+    """Base class of all exceptions that kernels/ raises."""
 
 
 class ShapeError(KernelError, ValueError):
@@ -21,7 +21,7 @@ class ShapeError(KernelError, ValueError):
 
 
 class UnknownKernelError(KernelError, LookupError):
-    """No such kernel or variant; the message names the nearest ones."""
+    """No such kernel or variant; the message lists the closest names."""
 
 
 class UnsupportedError(KernelError):
@@ -29,12 +29,12 @@ class UnsupportedError(KernelError):
 
 
 class CompileError(KernelError):
-    """NVRTC refused a source; the message has its log."""
+    """NVRTC could not compile a source; the message contains its log."""
 
 
 class CacheError(KernelError):
-    """The cache folder can't be made or written: a file has its name, or permissions forbid it."""
+    """The cache folder can't be created or written, for example for lack of permissions."""
 
 
 class SourceError(KernelError):
-    """A file, module or package from outside whose kernels can't be had; one line says why."""
+    """Kernels of an external file, module or package can't be loaded; the message says why."""

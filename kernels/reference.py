@@ -1,4 +1,4 @@
-"""The exact result that every kernel is checked against, from unpacked codes in float64."""
+"""Reference GEMM in float64 from unpacked codes; every kernel is checked against it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from kernels.formats import Operand
 
 _FP32_BITS = 24  # significant bits of an FP32 sum
 FP16_BITS = 11  # significant bits of an FP16 number
-# What the FP8 tensor cores of Hopper keep of a sum: around 14 bits (DeepSeek-V3 technical report,
+# FP8 tensor cores of Hopper accumulate with around 14 bits (DeepSeek-V3 technical report,
 # arXiv 2412.19437, section 3.3.2).
 _FP8_SUM_BITS = 16
 # Tensor cores truncate a sum after each step of K (Fasi et al., PeerJ Computer Science 7:e330,
-# 2021), so what a sum of floats has lost grows with their number. An FP16 GEMM of cuBLAS on an H100
-# was up to 1.1 times past 24 bits at K = 28,672, on an H200 never at up to 11,008.
+# 2021), so the rounding error of a sum of floats grows with the number of terms. An FP16 GEMM of
+# cuBLAS on an H100 exceeded the error of 24 bits by up to 1.1 times at K = 28,672; on an H200 it
+# never did for K up to 11,008.
 _FP32_TERMS = 8192
 
-# Rows of W are taken in chunks so that the float64 copy of a chunk stays under this many values.
+# W is processed in chunks of rows: the float64 copy of a chunk has at most this many values.
 _CHUNK_VALUES = 1 << 26
 
 
@@ -28,10 +29,10 @@ _CHUNK_VALUES = 1 << 26
 class Reference:
     """y: float64 [M,N]. magnitude: float64 [M,N], the sum of the absolute values of its terms.
 
-    Terms are what a kernel has to round: the contribution of a group where both operands are codes
-    (sums of integers are exact), each product where one is not. magnitude says how much
-    cancellation an element has, so that its error can be judged against it.
-    sum_bits: significant bits that hardware keeps of a sum while it adds the terms.
+    Terms are the values that a kernel rounds: the contribution of a group if both operands are
+    codes (sums of integers are exact), else each product. The error of an element is judged
+    relative to its magnitude, which accounts for cancellation.
+    sum_bits: significant bits of the accumulator.
     output_bits: significant bits of the result, 11 for FP16.
     """
 
@@ -41,10 +42,11 @@ class Reference:
     output_bits: int = FP16_BITS
 
     def rounded_to(self, bits: int | None) -> Reference:
-        """For an implementation that rounds terms and outputs to so many bits; None: this one.
+        """Return the reference for an implementation that rounds terms and outputs to `bits` bits.
 
-        A term rounded to b bits is off by 2^-b of itself at most, and so is their sum by 2^-b of
-        the magnitude. With a tolerance of about 2^-10, sums of b + 4 bits may be.
+        None: returns this reference. Rounding each term to b bits changes it by at most 2^-b of
+        itself, and their sum by at most 2^-b of the magnitude. With a relative tolerance of about
+        2^-10, sum_bits = b + 4 allows this error.
         """
         if bits is None:
             return self

@@ -1,10 +1,10 @@
-"""Every kernel by name. To add one: a source in csrc/, a launcher in cuda/, a line in _ENTRIES.
+"""Registry of kernels. To add one: a source in csrc/, a launcher in cuda/, a line in _ENTRIES.
 
 A label is `name` or `name[variant]`. The same name may have a CUDA and a CPU implementation: they
 are two backends of one kernel and are never compared with each other.
 
-Kernels from outside of this repository have a package before their name, `package.name`: those of
-installed packages are here from the first look on, others are added (see `kernels.outside`).
+External kernels are named `package.name`. Those of installed packages are registered on the first
+lookup, others by `add` (see `kernels.outside`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kernels.peers import bitsandbytes, humming, torchao
 from workloads.case import kernel_label, parse_kernel_label
 from workloads.probes import floor_kernel
 
-_NAMED = 8  # kernels that an error names, nearest first
+_SUGGESTIONS = 8  # kernels that an error lists, closest first
 
 _READ_FORMATS = {
     number.bits: number
@@ -45,7 +45,7 @@ _READ_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A kernel and who builds it on each backend; None: that backend has no such kernel."""
+    """A kernel and its factory for each backend; None: that backend has no such kernel."""
 
     label: str
     cpu: Callable[[], Kernel] | None = None
@@ -216,31 +216,33 @@ _ENTRIES: tuple[_Entry, ...] = (
 )
 
 
-_outside: dict[str, _Entry] = {}  # of kernels that were added, by label
+_outside: dict[str, _Entry] = {}  # external kernels by label
 
 
 def add(kernels: Iterable[LinearKernel]) -> None:
-    """Take in kernels from outside, named by their package; one that is known is replaced.
+    """Register external kernels; one of the same label and backend is replaced.
 
-    What an earlier one compiled is forgotten.
+    Resolved kernels are dropped from the cache, with what they compiled.
     """
     for kernel in kernels:
         label, known = kernel.spec.label, _outside.get(kernel.spec.label)
         entry = known or _Entry(label)
-        made: dict[str, Callable[[], Kernel]] = {kernel.spec.backend: partial(_given, kernel)}
-        _outside[label] = replace(entry, **made)  # type: ignore[arg-type]  # names are backends
+        factories: dict[str, Callable[[], Kernel]] = {
+            kernel.spec.backend: partial(_identity, kernel)
+        }
+        _outside[label] = replace(entry, **factories)  # type: ignore[arg-type]  # names are backends
     resolve.cache_clear()
 
 
-def remove(labels_of_outside: Iterable[str]) -> None:
-    """Forget kernels that were added."""
-    for label in labels_of_outside:
+def remove(external_labels: Iterable[str]) -> None:
+    """Unregister external kernels; unknown labels are ignored."""
+    for label in external_labels:
         _outside.pop(label, None)
     resolve.cache_clear()
 
 
 def outside_labels() -> tuple[str, ...]:
-    """Labels of the kernels from outside, on any backend."""
+    """Labels of the external kernels, on any backend."""
     _find_installed()
     return tuple(_outside)
 
@@ -257,10 +259,10 @@ def list_kernels(backend: Backend) -> tuple[KernelSpec, ...]:
 
 @cache
 def resolve(label: str, backend: Backend) -> Kernel:
-    """The kernel of this label; one object a process, so that what it compiled is kept.
+    """Return the kernel of this label; one object per process, which keeps what it compiled.
 
-    Raises UnknownKernelError if no backend has it (the nearest names first) and UnsupportedError
-    if only another backend has it.
+    Raises UnknownKernelError if no backend has it and UnsupportedError if only another backend has
+    it.
     """
     entry = next((entry for entry in _entries() if entry.label == label), None)
     if entry is None:
@@ -278,23 +280,24 @@ def _entries() -> tuple[_Entry, ...]:
 
 @cache
 def _find_installed() -> None:
-    """Add the kernels of installed packages, once a process."""
+    """Register the kernels of installed packages, once per process."""
     known = dict(_outside)
     add(installed.found())
     _outside.update(known)
 
 
-def _given(kernel: Kernel) -> Kernel:
+def _identity(kernel: Kernel) -> Kernel:
     return kernel
 
 
 def _unknown(label: str) -> str:
+    """Return the message for a label that is not registered."""
     known = [entry.label for entry in _entries()]
     name, variant = parse_kernel_label(label)
     variants = [entry for entry in known if parse_kernel_label(entry)[0] == name]
     if variant and variants:
         return f"{name} has no variant {variant!r}: there are {', '.join(variants)}"
-    near = difflib.get_close_matches(label, known, n=_NAMED, cutoff=0.0)
+    near = difflib.get_close_matches(label, known, n=_SUGGESTIONS, cutoff=0.0)
     left = len(known) - len(near)
     return (
         f"no kernel {label!r}: there are {', '.join(near)} and {left} more: "

@@ -1,7 +1,7 @@
-"""The resources of builds for targets, as a table that is kept in the repository.
+"""Table of registers, shared memory and occupancy of every build, kept in the repository.
 
-Every build is in it for the targets that kernels run on. For those that are only compiled it has
-the largest build of each source: compiling all of them takes as long as for two of the others.
+Targets that kernels run on have every build. Targets that are only compiled for have the largest
+build of each source, because compiling all builds for them takes as long as for two other targets.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _TEXT_COLUMNS = ("build", "target", "function")
 
 
 def all_builds() -> tuple[Build, ...]:
-    """Every way that any CUDA kernel is compiled, each once.
+    """Return the distinct builds of all CUDA kernels, sorted by name.
 
-    Those between a decoder's layers and the one that reads clocks are among them.
+    Includes the non-GEMM operators of a decoder block and the kernels that read clocks and set the
+    block order.
     """
     kernels = [resolve(label, "cuda") for label in labels("cuda")]
     builds = {build for kernel in kernels for build in kernel.builds()}
@@ -38,16 +39,16 @@ def all_builds() -> tuple[Build, ...]:
 
 
 def largest_builds(target: str) -> tuple[Build, ...]:
-    """Of each source the build whose block asks for most shared memory, of those for `target`."""
-    of_source: dict[str, Build] = {}
+    """Return, for each source, the build for `target` whose blocks use most shared memory."""
+    by_source: dict[str, Build] = {}
     for build in sorted(all_builds(), key=_requested_bytes):
         if build.runs_on(target):
-            of_source[build.source] = build
-    return tuple(of_source.values())
+            by_source[build.source] = build
+    return tuple(by_source.values())
 
 
 def measure_table() -> list[ResourceRow]:
-    """Compile what the table has and read the resources, in order. Needs no GPU."""
+    """Compile every build of the table and read its resources, in order. Needs no GPU."""
     rows = measure_resources(all_builds(), RUN_TARGETS)
     for target in COMPILED_ONLY:
         rows += measure_resources(largest_builds(target), (target,))
@@ -63,13 +64,13 @@ def measure_resources(builds: Iterable[Build], targets: Sequence[str]) -> list[R
 
 
 def resource_rows(build: Build, target: str) -> list[ResourceRow]:
-    """One row a function of a build. Raises CompileError, UnsupportedError."""
+    """Return one row per function of a build. Raises CompileError, UnsupportedError."""
     by_function = resources(compile_build(build, target))
     return [resource_row(build, target, function, usage) for function, usage in by_function.items()]
 
 
 def write_table(path: Path, rows: Iterable[ResourceRow]) -> None:
-    """Write rows as CSV; what is not known is an empty cell."""
+    """Write rows as CSV; unknown values are empty cells."""
     with path.open("w", newline="") as handle:
         writer = csv.DictWriter(handle, [f.name for f in fields(ResourceRow)], lineterminator="\n")
         writer.writeheader()
@@ -77,7 +78,7 @@ def write_table(path: Path, rows: Iterable[ResourceRow]) -> None:
 
 
 def read_table(path: Path) -> list[ResourceRow]:
-    """Read what write_table wrote."""
+    """Read a table that write_table wrote."""
     with path.open(newline="") as handle:
         return [
             ResourceRow(**{name: _value(name, cell) for name, cell in row.items()})

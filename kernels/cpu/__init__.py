@@ -1,1 +1,1 @@
-"""Reference kernels in torch for machines without a GPU: they prove the pipeline, not speed."""
+"""Kernels in torch for machines without a GPU: they test the pipeline, not performance."""

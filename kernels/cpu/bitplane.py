@@ -1,8 +1,8 @@
-"""The GEMM of bit planes on a CPU, Σ ±2^(s+t) popc(W_s & X_t), in torch: FlexQ and ABQ-LLM.
+"""Bit-plane GEMM on a CPU, Σ ±2^(s+t) popc(W_s & X_t), in torch: FlexQ and ABQ-LLM.
 
-popc(a & b) of two bit vectors is the dot product of their zeros and ones, which is how torch, that
-has no population count, computes it here: all plane pairs of 128 k in one FP32 GEMM,
-exact because a dot product of 128 bits is at most 128.
+torch has no population count, but popc(a & b) of two bit vectors is the dot product of their zeros
+and ones. All pairs of planes of 128 k are one FP32 GEMM, which is exact because a dot product of
+128 bits is at most 128.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHUNK_K = 128
 
 
 class BitPlaneGemm(LinearKernel):
-    """W<w_bits>A<a_bits>; grouped: a scale per 128 of k (FlexQ), else one a row (ABQ-LLM).
+    """W<w_bits>A<a_bits>; grouped: a scale per 128 of k (FlexQ), else one per row (ABQ-LLM).
 
     kind: of the weights' codes.
     """
@@ -100,7 +100,7 @@ def _pack(operand: Operand, fmt: NumberFormat) -> PackedOperand:
 
 
 def _planes_in_chunks(operand: PackedOperand) -> torch.Tensor:
-    """Zeros and ones, FP32 [chunks, bits·rows, 128]; row bit·rows + r is plane `bit` of row r."""
+    """Unpack to FP32 [chunks, bits·rows, 128]; row bit·rows + r is plane `bit` of row r."""
     bits = unpack_planes(operand.buffers["planes"], operand.k)
     padded = torch.nn.functional.pad(bits, (0, -operand.k % CHUNK_K)).float()
     return padded.view(bits.shape[0] * operand.rows, -1, CHUNK_K).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""CPU stand-ins of the baselines: W8A8 with per-row scales, dense FP16, and what dequantizes."""
+"""CPU versions of the baselines: W8A8 with per-row scales, dense FP16, dequantized weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.formats import FP16, NumberFormat, Operand
 
 
 class Int8Gemm(LinearKernel):
-    """W8A8, one scale a token and one an output feature: integer GEMM, scales after it."""
+    """W8A8, one scale per token and per output feature: integer GEMM, then scaling."""
 
     spec = KernelSpec(
         name="cublaslt-w8a8",
@@ -96,7 +96,7 @@ class Fp16Gemm(LinearKernel):
 
 
 class DequantizedGemm(LinearKernel):
-    """FP8 or weight-only: float64 GEMM of what codes and scales stand for."""
+    """FP8 or weight-only: float64 GEMM of dequantized values."""
 
     def __init__(
         self, name: str, weight: NumberFormat, activation: NumberFormat, variant: str = ""
@@ -111,10 +111,10 @@ class DequantizedGemm(LinearKernel):
         )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
-        return _pack_as_given(weight, self.spec.weight)
+        return _pack_values(weight, self.spec.weight)
 
     def pack_activation(self, x: Operand) -> PackedOperand:
-        return _pack_as_given(x, self.spec.activation)
+        return _pack_values(x, self.spec.activation)
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         zeros = torch.zeros(m, k, dtype=torch.float16, device=device)
@@ -137,7 +137,7 @@ class DequantizedGemm(LinearKernel):
         out.copy_(y if bias is None else y + bias.double())
 
 
-def _pack_as_given(operand: Operand, fmt: NumberFormat) -> PackedOperand:
+def _pack_values(operand: Operand, fmt: NumberFormat) -> PackedOperand:
     buffers = {"values": operand.values}
     if not fmt.is_dense:
         buffers["scales"] = checked_scales(operand, fmt)
@@ -159,5 +159,5 @@ def _pack_codes(operand: Operand) -> PackedOperand:
 
 
 def _padded_k(k: int) -> int:
-    """K in memory. torch's CPU int8 GEMM returns garbage for K = 1 (seen in torch 2.13)."""
+    """Return K, at least 2: torch's CPU int8 GEMM is wrong for K = 1 (seen in torch 2.13)."""
     return max(k, 2)

@@ -1,6 +1,6 @@
 """DGQ on a CPU (arXiv 2310.04836): int8 weights from codes and group scales, one integer GEMM.
 
-And `dual-w6a8`, the same with codes of 6 bits.
+`dual-w6a8` is the same with codes of 6 bits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DualGrainedGemm(LinearKernel):
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
         checked_scales(weight, self.spec.weight)
-        assert weight.row_scales is not None  # checked_scales has looked
+        assert weight.row_scales is not None  # checked by checked_scales
         buffers = {"codes": int8_values(weight), "scales": weight.row_scales}
         return PackedOperand(buffers, weight.rows, weight.k)
 
@@ -68,7 +68,7 @@ class DualGrainedGemm(LinearKernel):
         config: Config | None = None,
     ) -> None:
         check_gemm(x, w, out)
-        # Sums of int8 products stay under 2^53: float64 is exact, and has a GEMM everywhere.
+        # Sums of int8 products stay under 2^53, so float64 is exact; it has a GEMM on every CPU.
         sums = x.buffers["codes"].double() @ w.buffers["codes"].double().T
         y = sums * x.buffers["scales"].double() * w.buffers["scales"].double().T
         out.copy_(y if bias is None else y + bias.double())

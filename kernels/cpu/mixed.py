@@ -21,7 +21,7 @@ _FORMAT = NumberFormat(4, GROUP, kind="mixed")
 
 
 class MixedGemm(LinearKernel):
-    """`atom-w4a4`: sums of each group as integers, then the scales of both."""
+    """`atom-w4a4`: integer sums per group, then the scales of both operands."""
 
     spec = KernelSpec(
         name="atom-w4a4",
@@ -80,6 +80,6 @@ def _pack(operand: Operand) -> PackedOperand:
 
 
 def _in_groups(operand: PackedOperand) -> torch.Tensor:
-    """Codes, FP32 [groups, rows, 128]."""
+    """Return codes as FP32 [groups, rows, 128]."""
     padded = torch.nn.functional.pad(operand.buffers["codes"].float(), (0, -operand.k % GROUP))
     return padded.view(operand.rows, -1, GROUP).transpose(0, 1)

@@ -10,7 +10,7 @@ from workloads.gemm import GemmWorkload
 
 
 class ReadWeights(Probe):
-    """Sum the words of packed weights: the least a kernel of this width must read."""
+    """Sum the words of packed weights: the minimum that a kernel of this width reads."""
 
     def __init__(self, fmt: NumberFormat) -> None:
         self.spec = KernelSpec(
@@ -41,7 +41,7 @@ class ReadWeights(Probe):
 
 
 class EmptyKernel(Probe):
-    """A launch that does nothing: what a call costs by itself."""
+    """A launch that does nothing, to measure the overhead of a call."""
 
     spec = KernelSpec(
         name="empty",

@@ -1,1 +1,1 @@
-"""Launchers of the CUDA kernels: each checks, chooses a configuration and launches."""
+"""Launchers of the CUDA kernels: each checks operands, chooses a configuration and launches."""

@@ -1,8 +1,8 @@
-"""Any 2 to 8 bits on either side on binary tensor cores, in ABQ-LLM's way (arXiv 2408.08554).
+"""ABQ-LLM (arXiv 2408.08554): weights and activations of 2 to 8 bits on binary tensor cores.
 
 W is decomposed into W_BITS bit planes `[bit][row][K/32]`, X into A_BITS `[token][bit][K/32]`. One
-scale an output channel and one a token are applied once, to integer sums over all of K.
-csrc/abq/gemm.cu says how they are multiplied.
+scale per output channel and one per token are applied once, to integer sums over all of K.
+csrc/abq/gemm.cu describes the multiplication.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ from workloads.gemm import GemmWorkload
 
 CHUNK_K = 128  # values of k in 16 bytes of a plane
 MMA_ROWS, MMA_COLS = 16, 8
-MAX_TOKENS = 8  # of one block; more tokens are further blocks, which find the weights in L2
-_ROOMY_COLUMNS = 32  # activation bit planes of a block whose sums fit 128 registers with ease
+MAX_TOKENS = 8  # of one block; the blocks of further tokens read the weights from L2
+_COLUMNS_16_WARPS = 32  # activation bit planes of a block whose sums fit 128 registers
 _PACKING_WARPS = 8  # of a block of csrc/abq/pack.cu
-_MAX_SLICES = 16  # of a token in quantize_pack: each reads the whole row to find its maximum
+_MAX_SLICES = 16  # blocks per token in quantize_pack: each reads the row to find its maximum
 
 
 @dataclass(frozen=True, slots=True)
 class AbqConfig(Config):
-    """row_tiles: 16-row tiles a block; warps: ways to split K in a block; stages: of cp.async, 1 is
-    no pipeline; step_k: values of k in a stage, 256 or 512."""
+    """Configuration of csrc/abq/gemm.cu.
+
+    row_tiles: of 16 rows per block; warps: of a block, which split K; stages: of cp.async, 1: no
+    pipeline; step_k: values of k per stage, 256 or 512.
+    """
 
     row_tiles: int
     warps: int
@@ -46,7 +49,7 @@ class AbqConfig(Config):
     step_k: int
 
 
-# The search: few and many warps, short and long rings and steps, one and two row tiles.
+# Search space: few and many warps, small and large ring buffers and steps, one or two row tiles.
 _SEARCH = tuple(
     AbqConfig(*choice)
     for choice in (
@@ -70,14 +73,14 @@ class Switches:
 
     fill_columns: bit planes of the tokens fill an MMA's 8 columns (the paper's GEMV elimination);
     False: the columns are 8 tokens of one plane, so M is padded to 8.
-    configs: the configurations to choose from; a single one: no search.
+    configs: the search space; a single one: no search.
     """
 
     fill_columns: bool
     configs: tuple[AbqConfig, ...]
 
 
-# Each adds one thing to the one before. `+auto-search` is the whole kernel under its step's name.
+# Each variant adds one optimization. `+auto-search` equals the kernel without a variant.
 SWITCHES = {
     "native": Switches(fill_columns=False, configs=(AbqConfig(1, 4, 1, 256),)),
     "+pipeline": Switches(fill_columns=False, configs=(AbqConfig(1, 4, 4, 256),)),
@@ -86,12 +89,12 @@ SWITCHES = {
     "": Switches(fill_columns=True, configs=_SEARCH),
 }
 
-# Widths whose builds stand for those of all 49: both ends, the middle, an odd pair.
+# Widths whose builds represent those of all 49: both ends, the middle, an odd pair.
 _CHECKED_WIDTHS = ((2, 2), (2, 8), (3, 5), (4, 4), (6, 6), (6, 8), (8, 8))
 
 
 class ArbitraryBitGemm(LinearKernel):
-    """`abq-w<w_bits>a<a_bits>`, 2 to 8 bits each. Raises ShapeError for K past what int32 sums.
+    """`abq-w<w_bits>a<a_bits>`, 2 to 8 bits each. Raises ShapeError if sums could overflow int32.
 
     balanced: `abq-w2*a<a_bits>`, the paper's bit-balanced 2-bit weights -2 … 2, in three planes.
     """
@@ -189,7 +192,7 @@ class ArbitraryBitGemm(LinearKernel):
         return self._switches.configs[0]
 
     def builds(self) -> Sequence[Build]:
-        """Of a representative set of widths; the others share its sources."""
+        """Return the builds of a representative set of widths; for other widths none."""
         w_bits, a_bits = self.spec.weight.bits, self.spec.activation.bits
         if (w_bits, a_bits) not in _CHECKED_WIDTHS:
             return ()
@@ -204,13 +207,13 @@ class ArbitraryBitGemm(LinearKernel):
         return [_packing(self.spec.activation.bits), main]
 
     def _tokens(self, m: int) -> int:
-        """Tokens that a block computes."""
+        """Return the tokens that a block computes."""
         return min(m, MAX_TOKENS) if self._switches.fill_columns else MMA_COLS
 
     def _most_tokens(self, config: AbqConfig) -> int:
-        """Of a block without spills: with 16 warps a thread has 128 registers for its sums."""
-        roomy = _ROOMY_COLUMNS // self.spec.activation.bits
-        return min(roomy, MAX_TOKENS) if config.warps > 8 else MAX_TOKENS
+        """Return the tokens of a block without spills: with 16 warps a thread has 128 registers."""
+        few = _COLUMNS_16_WARPS // self.spec.activation.bits
+        return min(few, MAX_TOKENS) if config.warps > 8 else MAX_TOKENS
 
     def _build(self, config: AbqConfig, tokens: int) -> Build:
         return Build.of(
@@ -224,7 +227,7 @@ class ArbitraryBitGemm(LinearKernel):
         )
 
     def _shared_bytes(self, config: AbqConfig, tokens: int) -> int:
-        """Dynamic shared memory of a block, as csrc/abq/gemm.cu lays it out."""
+        """Return the dynamic shared memory of a block in bytes, as csrc/abq/gemm.cu uses it."""
         rows = config.row_tiles * MMA_ROWS
         ring = config.warps * config.stages * rows * self.spec.weight.bits * config.step_k // 8
         column_tiles = -(-tokens * self.spec.activation.bits // MMA_COLS)
@@ -232,7 +235,7 @@ class ArbitraryBitGemm(LinearKernel):
         return max(ring, reduction)
 
     def _check_k(self, k: int) -> None:
-        """A sum of K products of the lowest codes, 2^(w_bits + a_bits - 2) each, must fit int32."""
+        """Check that K products of the lowest codes, 2^(w_bits + a_bits - 2) each, fit int32."""
         bits = self.spec.weight.bits + self.spec.activation.bits - 2
         longest = (2**31 - 1) >> bits
         if k > longest:
@@ -251,7 +254,7 @@ def _packing(bits: int) -> Build:
 
 
 def _pack_codes(operand: Operand, planes: torch.Tensor, *, row_step: int, plane_step: int) -> None:
-    """Plane `bit` of row r becomes row r·row_step + bit·plane_step of the planes."""
+    """Pack codes; plane `bit` of row r becomes row r·row_step + bit·plane_step of `planes`."""
     blocks = -(-operand.k // (CHUNK_K * _PACKING_WARPS))
     load_function(_packing(operand.bits), "pack_codes").launch(
         (operand.rows, blocks, 1),

@@ -1,10 +1,10 @@
-"""The order in which SMs get blocks, set to known ones.
+"""Control of the order in which the hardware assigns blocks to SMs.
 
-Which SM gets which block of a kernel depends on where the hardware's distribution of blocks stands.
-Kernels of one wave of blocks leave it where it is. The order in which the blocks of a longer kernel
-end moves it. So a kernel of one wave, whose blocks don't divide evenly over the SMs, has one of
-several speeds, up to 12 % apart on an H200, for as long as no longer kernel runs. Setting the order
-makes the speed repeatable, and several orders tell what it depends on
+The block scheduler keeps state between kernels. A kernel of one wave does not change this state; a
+kernel of several waves does, by the order in which its blocks end. If the blocks of a one-wave
+kernel don't divide evenly over the SMs, its speed depends on the state: it differs by up to 12 % on
+an H200, and stays the same until a kernel of several waves runs. Setting the state makes the speed
+repeatable; measuring under several states shows how much it depends on them
 (benchmarks/verdicts/block_order.py).
 """
 
@@ -22,10 +22,10 @@ BUILD = Build.of("probes/block_order.cu")
 
 
 class BlockOrders:
-    """Orders of the SMs of the current GPU, which is `device`, each set by a kernel of some 60 us.
+    """Block orders of the current GPU, which is `device`; setting one takes about 60 us.
 
-    count: of different ones; the same for every process. Raises UnsupportedError without CuPy,
-    KernelError if the launch is refused.
+    count: number of different orders, equal in every process. Raises UnsupportedError without CuPy,
+    KernelError if the launch fails.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class BlockOrders:
         self._function = load_function(BUILD, "order_blocks")
 
     def set(self, index: int) -> None:
-        """Queue order `index`, below count, in the current stream."""
+        """Set order `index`, below count, in the current stream."""
         self._state.zero_()
         self._function.launch(
             (2 * self._sms, 1, 1),

@@ -1,7 +1,7 @@
 """FlexQ W6A6 and W6A8 on binary tensor cores (arXiv 2508.04405, sections 4.1 to 4.3).
 
-Bit planes of weights and activations are packed on the GPU; csrc/btc/gemm.cu says how they lie in
-memory and how they are multiplied.
+Bit planes of weights and activations are packed on the GPU; csrc/btc/gemm.cu describes their layout
+and the multiplication.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ GROUP = 128
 W_BITS = 6
 MMA_ROWS, MMA_COLS = 16, 8
 _DEQUANT_THREADS = 256  # of flexq_dequantize in csrc/btc/gemm.cu
-MAX_TOKENS = 8  # of one block; more tokens are further blocks, which find the weights in L2
+MAX_TOKENS = 8  # of one block; the blocks of further tokens read the weights from L2
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizations:
-    """Optimizations that are switched on (FlexQ, Table 6). csrc/btc/gemm.cu has the details."""
+    """Enabled optimizations (FlexQ, Table 6), described in csrc/btc/gemm.cu."""
 
     warp_reduction: bool = True
     pipeline: bool = True
@@ -43,10 +43,10 @@ class Optimizations:
 
     @property
     def defines(self) -> dict[str, int]:
-        """The switches that the source takes; a pipeline is what more than one stage makes."""
-        named = asdict(self)
-        del named["pipeline"]
-        return {name.upper(): 0 for name, on in named.items() if not on}
+        """Defines of the disabled ones; `pipeline` has none, as it is the number of stages."""
+        switches = asdict(self)
+        del switches["pipeline"]
+        return {name.upper(): 0 for name, enabled in switches.items() if not enabled}
 
 
 VARIANTS = {
@@ -61,30 +61,32 @@ VARIANTS = {
 
 @dataclass(frozen=True, slots=True)
 class BtcConfig(Config):
-    """row_tiles: 16-row tiles a block; warps: ways to split K in a block; stages: of cp.async."""
+    """row_tiles: of 16 rows per block; warps: of a block, which split K; stages: of cp.async."""
 
     row_tiles: int
     warps: int
     stages: int
 
-    def build(self, a_bits: int, tokens: int, on: Optimizations) -> Build:
-        """Return the build of csrc/btc/gemm.cu for this configuration and 1 to 8 tokens a block."""
+    def build(self, a_bits: int, tokens: int, optimizations: Optimizations) -> Build:
+        """Return the build of csrc/btc/gemm.cu for this configuration. tokens: 1 to 8 per block."""
         defines = {name.upper(): value for name, value in asdict(self).items()}
-        block = Block("flexq_btc", self.warps * 32, self.shared_bytes(a_bits, tokens, on))
-        defines |= {"A_BITS": a_bits, "TOKENS": tokens, **on.defines}
+        block = Block(
+            "flexq_btc", self.warps * 32, self.shared_bytes(a_bits, tokens, optimizations)
+        )
+        defines |= {"A_BITS": a_bits, "TOKENS": tokens, **optimizations.defines}
         return Build.of("btc/gemm.cu", block=block, **defines)
 
-    def shared_bytes(self, a_bits: int, tokens: int, on: Optimizations) -> int:
-        """Dynamic shared memory of a block, as csrc/btc/gemm.cu lays it out."""
+    def shared_bytes(self, a_bits: int, tokens: int, optimizations: Optimizations) -> int:
+        """Return the dynamic shared memory of a block in bytes, as csrc/btc/gemm.cu uses it."""
         stage = self.row_tiles * (W_BITS * MMA_ROWS * 16 + MMA_ROWS * 2)
         row_ints = -(-tokens * a_bits // MMA_COLS) * 4 + 1
         reduction = self.warps * self.row_tiles * MMA_ROWS * row_ints * 4
-        scratch = 0 if on.warp_reduction else W_BITS * MMA_ROWS * MMA_COLS * 4
-        scratch += 0 if on.fused_dequant else MMA_ROWS * row_ints * 4
+        scratch = 0 if optimizations.warp_reduction else W_BITS * MMA_ROWS * MMA_COLS * 4
+        scratch += 0 if optimizations.fused_dequant else MMA_ROWS * row_ints * 4
         return max(self.warps * self.stages * stage, reduction) + self.warps * scratch
 
 
-# Those of all (1, 2) x (4, 8, 16) x (3, 4, 6) that were among the three fastest of some shape.
+# Configurations of (1, 2) x (4, 8, 16) x (3, 4, 6) that were among the three fastest of a shape.
 _CONFIGS = tuple(
     BtcConfig(*choice)
     for choice in (
@@ -111,7 +113,7 @@ class BinaryTensorCoreGemm(LinearKernel):
     """`flexq-w6a<a_bits>` and its variants."""
 
     def __init__(self, a_bits: int, variant: str = "") -> None:
-        self._on = VARIANTS[variant]
+        self._optimizations = VARIANTS[variant]
         self.spec = KernelSpec(
             name=f"flexq-w6a{a_bits}",
             variant=variant,
@@ -167,9 +169,9 @@ class BinaryTensorCoreGemm(LinearKernel):
         shape = check_gemm(x, w, out)
         chosen = config if isinstance(config, BtcConfig) else self.default_config(shape)
         tokens, a_bits = min(shape.m, MAX_TOKENS), self.spec.activation.bits
-        build = chosen.build(a_bits, tokens, self._on)
+        build = chosen.build(a_bits, tokens, self._optimizations)
         group_sums = None
-        if not self._on.fused_dequant:
+        if not self._optimizations.fused_dequant:
             size = (-(-shape.k // GROUP), shape.m, shape.n)
             group_sums = torch.empty(size, dtype=torch.int32, device=out.device)
         blocks = -(-shape.n // (MMA_ROWS * chosen.row_tiles))
@@ -180,7 +182,7 @@ class BinaryTensorCoreGemm(LinearKernel):
             (blocks, -(-shape.m // tokens), 1),
             chosen.warps * 32,
             (*operands, bias, out, group_sums, *sizes),
-            shared_bytes=chosen.shared_bytes(a_bits, tokens, self._on),
+            shared_bytes=chosen.shared_bytes(a_bits, tokens, self._optimizations),
             overlap_previous=True,
         )
         if group_sums is not None:
@@ -195,31 +197,35 @@ class BinaryTensorCoreGemm(LinearKernel):
         allowed = current_gpu().block_shared_bytes
         tokens, a_bits = min(gemm.m, MAX_TOKENS), self.spec.activation.bits
         configs = self._configs(tokens)
-        return [c for c in configs if c.shared_bytes(a_bits, tokens, self._on) <= allowed]
+        return [
+            c for c in configs if c.shared_bytes(a_bits, tokens, self._optimizations) <= allowed
+        ]
 
     def default_config(self, gemm: GemmWorkload) -> BtcConfig:
-        return BtcConfig(row_tiles=1, warps=8, stages=4 if self._on.pipeline else 1)
+        return BtcConfig(row_tiles=1, warps=8, stages=4 if self._optimizations.pipeline else 1)
 
     def builds(self) -> Sequence[Build]:
         a_bits = self.spec.activation.bits
         packing = [Build.of("btc/pack.cu", BITS=bits) for bits in sorted({W_BITS, a_bits})]
-        # A variant's registers grow with its tokens; of the kernel itself all sizes are looked at.
+        # Variants: only the most tokens, which need the most registers.
         sizes = (MAX_TOKENS,) if self.spec.variant else (1, 4, MAX_TOKENS)
         main = [
-            c.build(a_bits, tokens, self._on) for tokens in sizes for c in self._configs(tokens)
+            c.build(a_bits, tokens, self._optimizations)
+            for tokens in sizes
+            for c in self._configs(tokens)
         ]
         return [*packing, *main]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config if isinstance(config, BtcConfig) else self.default_config(gemm)
         a_bits = self.spec.activation.bits
-        main = chosen.build(a_bits, min(gemm.m, MAX_TOKENS), self._on)
+        main = chosen.build(a_bits, min(gemm.m, MAX_TOKENS), self._optimizations)
         return [Build.of("btc/pack.cu", BITS=a_bits), main]
 
     def _configs(self, tokens: int) -> list[BtcConfig]:
-        """Those that don't spill: sums of many tokens need more than a 16th of the registers."""
-        configs = _CONFIGS if self._on.pipeline else _UNPIPELINED
-        most_warps = 16 if self._on.fused_dequant else 8 if tokens <= 4 else 4
+        """Return the configurations without spills: with 16 warps the sums of many tokens spill."""
+        configs = _CONFIGS if self._optimizations.pipeline else _UNPIPELINED
+        most_warps = 16 if self._optimizations.fused_dequant else 8 if tokens <= 4 else 4
         few_warps = [c for c in configs if c.warps <= most_warps]
         return [c for c in few_warps if tokens <= 4 or c.row_tiles * c.warps <= 16]
 

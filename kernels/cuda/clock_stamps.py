@@ -1,4 +1,4 @@
-"""Pauses in a stream, and the SM clock between two points of it, by the GPU's own counters."""
+"""Idle gaps in a stream, and the SM clock between two points of it from the GPU's counters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ BUILD = Build.of("probes/clock.cu")
 
 
 class ClockStamps:
-    """Readings of every SM's cycle counter and of the GPU's timer, taken in the current stream.
+    """Time stamps of every SM's cycle counter and the GPU's timer, taken in the current stream.
 
-    count: of the spans between two stamps. A stamp is a warp a SM that writes 16 bytes: some 2 us.
-    Raises UnsupportedError without CuPy, KernelError if the launch is refused.
+    count: number of spans between two stamps. Taking a stamp (one warp per SM, which writes 16
+    bytes) takes about 2 us.
+    Raises UnsupportedError without CuPy, KernelError if the launch fails.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -26,15 +27,15 @@ class ClockStamps:
         self._function = load_function(BUILD, "pause_and_stamp")
 
     def begin(self, span: int, pause_us: float = 0.0) -> None:
-        """Queue a pause, in which the GPU is all but idle, and then the first stamp of a span."""
+        """Enqueue an idle gap and then the first stamp of a span."""
         self._take(self._stamps[span, 0], pause_us)
 
     def end(self, span: int, pause_us: float = 0.0) -> None:
-        """Queue a pause and then the second stamp of a span."""
+        """Enqueue an idle gap and then the second stamp of a span."""
         self._take(self._stamps[span, 1], pause_us)
 
     def clocks_mhz(self) -> list[float | None]:
-        """Median SM clock of each span; the stream must have been waited for."""
+        """Return the median SM clock of each span in MHz; call after synchronizing the stream."""
         stamps = self._stamps.cpu().numpy()
         return clocks_mhz(stamps[:, 0], stamps[:, 1])
 
@@ -43,7 +44,7 @@ class ClockStamps:
 
 
 def clocks_mhz(first: NDArray[np.int64], second: NDArray[np.int64]) -> list[float | None]:
-    """Median over SMs of the clock between two stamps.
+    """Return the median over SMs of the clock between two stamps.
 
     first, second: [spans, SMs, 2], cycles and ns; zeros where no block ran on an SM. Result:
     [spans], MHz; None: no SM has both stamps.
@@ -52,6 +53,6 @@ def clocks_mhz(first: NDArray[np.int64], second: NDArray[np.int64]) -> list[floa
     both = (first[..., 1] > 0) & (second[..., 1] > 0) & (ns > 0)
     mhz = 1000.0 * cycles / np.where(both, ns, 1)
     return [
-        float(np.median(clocks[seen])) if seen.any() else None
-        for clocks, seen in zip(mhz, both, strict=True)
+        float(np.median(clocks[valid])) if valid.any() else None
+        for clocks, valid in zip(mhz, both, strict=True)
     ]

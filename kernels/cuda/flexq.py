@@ -1,4 +1,4 @@
-"""`flexq`: FlexQ's numbers by whichever tensor core is faster for the GPU, the shape and M."""
+"""`flexq`: FlexQ's formats on binary or int8 tensor cores, whichever is faster for the case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BINARY, _INT8 = "btc", "imma"
 
 @dataclass(frozen=True, slots=True)
 class FlexqConfig(Config):
-    """engine: "btc" or "imma"; choice: that engine's own configuration."""
+    """engine: "btc" or "imma"; choice: that engine's configuration."""
 
     engine: str
     choice: Config
@@ -35,8 +35,8 @@ class FlexqConfig(Config):
 class FlexqGemm(LinearKernel):
     """`flexq` (W6A6) and `flexq[w6a8]`.
 
-    Packed weights and activations are in both layouts until `narrow` has been told which
-    configuration runs.
+    Packed weights and activations are in both layouts; `narrow` selects the weights' layout of one
+    configuration.
     """
 
     def __init__(self, a_bits: int, variant: str = "") -> None:
@@ -54,18 +54,18 @@ class FlexqGemm(LinearKernel):
         )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
-        return _joined({name: e.pack_weight(weight) for name, e in self._engines.items()})
+        return _merge({name: e.pack_weight(weight) for name, e in self._engines.items()})
 
     def narrow(self, w: PackedOperand, config: Config | None) -> PackedOperand:
         chosen = self._chosen(config, GemmWorkload(1, w.rows, w.k))
-        return _joined({chosen.engine: _part(w, chosen.engine)})
+        return _merge({chosen.engine: _part(w, chosen.engine)})
 
     def pack_activation(self, x: Operand) -> PackedOperand:
-        return _joined({name: e.pack_activation(x) for name, e in self._engines.items()})
+        return _merge({name: e.pack_activation(x) for name, e in self._engines.items()})
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         engines = self._engines.items()
-        return _joined({name: e.empty_activation(m, k, device) for name, e in engines})
+        return _merge({name: e.empty_activation(m, k, device) for name, e in engines})
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         for name, engine in self._engines.items():
@@ -81,8 +81,8 @@ class FlexqGemm(LinearKernel):
         config: Config | None = None,
     ) -> None:
         chosen = self._chosen(config, check_gemm(x, w, out))
-        mine = _part(x, chosen.engine), _part(w, chosen.engine)
-        self._engines[chosen.engine].gemm(*mine, out, bias=bias, config=chosen.choice)
+        operands = _part(x, chosen.engine), _part(w, chosen.engine)
+        self._engines[chosen.engine].gemm(*operands, out, bias=bias, config=chosen.choice)
 
     def linear(
         self,
@@ -95,9 +95,9 @@ class FlexqGemm(LinearKernel):
         config: Config | None = None,
     ) -> None:
         chosen = self._chosen(config, check_gemm(packed, w, out))
-        mine = _part(packed, chosen.engine), _part(w, chosen.engine)
+        operands = _part(packed, chosen.engine), _part(w, chosen.engine)
         engine = self._engines[chosen.engine]
-        engine.linear(x, *mine, out, bias=bias, config=chosen.choice)
+        engine.linear(x, *operands, out, bias=bias, config=chosen.choice)
 
     def packing(self, x: PackedOperand, config: Config | None) -> Packing | None:
         chosen = self._chosen(config, GemmWorkload(x.rows, 1, x.k))
@@ -135,7 +135,7 @@ class FlexqGemm(LinearKernel):
         return current_gpu().capability <= self._engines[_BINARY].spec.max_capability
 
 
-def _joined(parts: dict[str, PackedOperand]) -> PackedOperand:
+def _merge(parts: dict[str, PackedOperand]) -> PackedOperand:
     first = next(iter(parts.values()))
     buffers = {
         f"{engine}.{name}": buffer
@@ -153,5 +153,5 @@ def _part(packed: PackedOperand, engine: str) -> PackedOperand:
         if name.startswith(prefix)
     }
     if not buffers:
-        raise ShapeError(f"these weights were narrowed and have no {engine} layout: pack them anew")
+        raise ShapeError(f"narrowed weights have no {engine} layout: pack them again")
     return PackedOperand(buffers, packed.rows, packed.k)

@@ -1,7 +1,7 @@
 """`fp16`: the faster of cuBLASLt and, for few tokens, csrc/fp16/few_tokens.cu.
 
-Both read the same row-major weights. For a few tokens cuBLAS reads 50 to 280 MB of weights at 60 to
-90 % of what an H200 delivers: a baseline that stopped there would flatter what is compared with it.
+Both read the same row-major weights. For few tokens cuBLAS reads 50 to 280 MB of weights at 60 to
+90 % of the memory bandwidth of an H200: as a baseline it alone would overstate speed-ups.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
 
-_OCTET, _TILE_TOKENS = 8, 8  # rows that are taken together, and tokens of a column tile
-_SHARE_BYTES = 8 * 32  # a warp's sums of an octet and 8 tokens
-# (octets, warps, stages, step_k, late, blocks_an_sm): those that were fastest for a layer inside
-# steps of LLaMA-13B on an H200, of some 100.
+_OCTET, _TILE_TOKENS = 8, 8  # rows of an octet, tokens of a column tile
+_SHARE_BYTES = 8 * 32  # partial sums of a warp for an octet and 8 tokens
+# (octets, warps, stages, step_k, late, blocks_an_sm): of about 100 configurations those that were
+# fastest for a layer in decode steps of LLaMA-13B on an H200.
 _CHOICES = (
     (2, 4, 4, 128, 0, 0),
     (2, 8, 2, 128, 0, 0),
@@ -38,16 +38,19 @@ _CHOICES = (
     (9, 8, 2, 64, 0, 1),
 )
 _DEFAULT = (2, 8, 2, 128, 0, 0)
-_FEW_ROWS = (5, 16, 2, 64, 0, 0)  # where no SM has more than one such block
-_MOST_TOKENS = 32  # of our own kernel: beyond, cuBLAS has work enough to be as fast
+_FEW_ROWS = (5, 16, 2, 64, 0, 0)  # if no SM gets more than one such block
+_MOST_TOKENS = 32  # of few_tokens.cu: for more, cuBLAS is as fast
 
 
 @dataclass(frozen=True, slots=True)
 class FewTokensConfig(Config):
-    """octets: of rows that a block takes at once; warps: of a block, which split K; stages of
-    each lane's ring, of step_k k; late: 1 where the next kernel may start only when the last
-    weights are requested; blocks_an_sm: persistent blocks, 0: none, a block has one lot of
-    octets; col_tiles: of 8 tokens a block."""
+    """Configuration of csrc/fp16/few_tokens.cu.
+
+    octets: of rows per block; warps: of a block, which split K; stages: of each lane's ring buffer;
+    step_k: k per stage; late: 1 if the next kernel may start only after the last loads of weights;
+    blocks_an_sm: persistent blocks per SM, 0: blocks are not persistent; col_tiles: of 8 tokens per
+    block.
+    """
 
     octets: int
     warps: int
@@ -59,16 +62,16 @@ class FewTokensConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: the rings and the sums, which may be in their place."""
+        """Dynamic shared memory of a block in bytes: ring buffers, and sums that may alias them."""
         ring = self.stages * self.octets * _OCTET * self.step_k * 2
         sums = self.octets * self.col_tiles * _SHARE_BYTES
-        of_warp = ring + 2 * sums if self.blocks_an_sm else max(ring, sums)
-        return self.warps * of_warp
+        per_warp = ring + 2 * sums if self.blocks_an_sm else max(ring, sums)
+        return self.warps * per_warp
 
     def grid(self, m: int, n: int, sms: int) -> tuple[int, int, int]:
-        """Blocks along rows, and along tokens."""
-        lots, octets = -(-n // (_OCTET * self.octets)), -(-n // _OCTET)
-        blocks = min(self.blocks_an_sm * sms, octets) if self.blocks_an_sm else lots
+        """Return the grid: blocks along rows, and along tokens."""
+        row_tiles, octets = -(-n // (_OCTET * self.octets)), -(-n // _OCTET)
+        blocks = min(self.blocks_an_sm * sms, octets) if self.blocks_an_sm else row_tiles
         return blocks, -(-m // (_TILE_TOKENS * self.col_tiles)), 1
 
     @property
@@ -94,7 +97,7 @@ class FastestFp16Gemm(Fp16Gemm):
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         most = current_gpu().block_shared_bytes
-        own = [config for config in _own_configs(gemm.m) if config.shared_bytes <= most]
+        own = [config for config in _few_tokens_configs(gemm.m) if config.shared_bytes <= most]
         return [*super().candidates(gemm), *own]
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
@@ -130,18 +133,18 @@ class FastestFp16Gemm(Fp16Gemm):
         )
 
     def builds(self) -> Sequence[Build]:
-        return [config.build for m in (1, _MOST_TOKENS) for config in _own_configs(m)]
+        return [config.build for m in (1, _MOST_TOKENS) for config in _few_tokens_configs(m)]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config or self.default_config(gemm)
         return [chosen.build] if isinstance(chosen, FewTokensConfig) else []
 
 
-def _own_configs(m: int) -> list[FewTokensConfig]:
+def _few_tokens_configs(m: int) -> list[FewTokensConfig]:
     if m > _MOST_TOKENS:
         return []
     configs = [FewTokensConfig(*choice, _col_tiles(m)) for choice in _CHOICES]
-    # Sums of more tokens, beside the rings, would not fit.
+    # The sums of two column tiles do not fit beside the ring buffers of persistent blocks.
     return [c for c in configs if c.col_tiles == 1 or not c.blocks_an_sm]
 
 

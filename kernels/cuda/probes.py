@@ -18,14 +18,14 @@ from workloads.gemm import GemmWorkload
 _CHUNK_BYTES = 16  # of one load
 _DEFAULT_UNROLL = 8
 _UNROLLS = (4, 8)
-SPIN_CYCLES = 400_000  # 0.2 ms at 1,980 MHz: what a launch costs beside it is under 1 %
+SPIN_CYCLES = 400_000  # 0.2 ms at 1,980 MHz: the launch overhead is under 1 % of it
 _SPIN = Build.of("probes/spin.cu", CYCLES=SPIN_CYCLES)
 _EMPTY = Build.of("probes/read.cu", UNROLL=_DEFAULT_UNROLL, OVERLAP=0)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadConfig(Config):
-    """blocks_per_sm, threads a block, unroll: 16-byte loads in flight a thread."""
+    """blocks_per_sm; threads: per block; unroll: 16-byte loads in flight per thread."""
 
     blocks_per_sm: int
     threads: int
@@ -35,9 +35,9 @@ class ReadConfig(Config):
 class ReadWeights(Probe):
     """`read-<bits>`: read as many bytes as packed weights and scales have, and nothing else.
 
-    `read-<bits>[overlap]` starts while the launch before it still runs (programmatic dependent
-    launch), as kernels may that know their weights to be constant: the floor of a whole stream of
-    launches rather than of one.
+    `read-<bits>[overlap]` starts while the previous launch still runs (programmatic dependent
+    launch), as kernels with constant weights can: it is the floor of a stream of launches rather
+    than of a single one.
     """
 
     def __init__(self, fmt: NumberFormat, *, overlap: bool = False) -> None:
@@ -98,7 +98,7 @@ class ReadWeights(Probe):
 
 
 class EmptyKernel(Probe):
-    """`empty`: what a launch costs by itself."""
+    """`empty`: the overhead of a launch."""
 
     spec = KernelSpec(
         name="empty",
@@ -129,7 +129,7 @@ class EmptyKernel(Probe):
 
 
 class Spin(Probe):
-    """`spin`: waits SPIN_CYCLES cycles, so that a change of known size can be made."""
+    """`spin`: wait SPIN_CYCLES cycles, to create changes of known size."""
 
     spec = KernelSpec(
         name="spin",
@@ -152,7 +152,7 @@ class Spin(Probe):
         operand.buffers["cell"].fill_(-1)
         self.launch(operand)
         waited = int(operand.buffers["cell"])
-        # A turn of the loop is some tens of cycles.
+        # An iteration of the loop takes some tens of cycles.
         exact = SPIN_CYCLES <= waited < SPIN_CYCLES + 1000
         return ProbeResult(exact, f"waited {waited:,} cycles, expected {SPIN_CYCLES:,}")
 

@@ -33,9 +33,9 @@ _STEP_K, _ROWS, _TOKENS = 128, 16, 8  # of a tile
 _TILES_SCALE, _STEPS_SCALE, _UNEVEN_SCALE = 0.2, 3.0, 0.4
 _ROW_TILES = (1, 2)
 _NOISE = 0.1  # variance of a time over that of losses
-_WORST = 0.3  # a loss of more than this says no more than this does
-_FEWEST = 20  # timed shapes that a configuration needs
-_LINES = ",\n"
+_MAX_LOSS = 0.3  # larger losses are clipped to it
+_MIN_SHAPES = 20  # timed shapes that a configuration needs
+_NEWLINE = ",\n"
 
 Floats = NDArray[np.float64]
 Settings = tuple[tuple[str, Any], ...]
@@ -48,7 +48,7 @@ class FewConfig(Protocol):
     def col_tiles(self) -> int: ...
 
 
-Choosable = TypeVar("Choosable", bound=FewConfig)
+ConfigT = TypeVar("ConfigT", bound=FewConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +79,21 @@ class Losses:
 
 
 class Interpolation:
-    """Losses at any shape, from those of a table."""
+    """Gaussian process regression of losses from a table."""
 
     def __init__(self, table: Losses) -> None:
         self._table = table
-        self._places = np.array([_place(*shape, table.sms) for shape in table.shapes])
+        self._points = np.array([_coordinates(*shape, table.sms) for shape in table.shapes])
         self._rows = {shape: row for row, shape in enumerate(table.shapes)}
-        covariance = _covariance(self._places, self._places) + _NOISE * np.eye(len(self._places))
+        covariance = _covariance(self._points, self._points) + _NOISE * np.eye(len(self._points))
         known = ~np.isnan(table.lost)
-        lost = np.minimum(table.lost, _WORST)
+        lost = np.minimum(table.lost, _MAX_LOSS)
         self._means = np.full(len(table.configs), np.inf)
         self._weights = np.zeros_like(lost)
-        self._left_out = np.full_like(lost, np.inf)  # each loss from all others
+        self._left_out = np.full_like(lost, np.inf)  # leave-one-out predictions
         for mask in {column.tobytes(): column for column in known.T}.values():
             columns = np.flatnonzero((mask == known.T).all(axis=1))
-            if mask.sum() < _FEWEST:
+            if mask.sum() < _MIN_SHAPES:
                 continue
             inverse = np.linalg.inv(covariance[np.ix_(mask, mask)])
             losses = lost[np.ix_(mask, columns)]
@@ -110,28 +110,28 @@ class Interpolation:
         """
         row = self._rows.get((n, k)) if unseen and sms == self._table.sms else None
         if row is None:
-            near = _covariance(_place(n, k, sms)[None], self._places)[0]
-            losses = self._means + near @ self._weights
+            covariances = _covariance(_coordinates(n, k, sms)[None], self._points)[0]
+            losses = self._means + covariances @ self._weights
         else:
             losses = self._left_out[row]
         return dict(zip(self._table.configs, losses.tolist(), strict=True))
 
 
 def settings_of(config: object) -> Settings:
-    """Its fields but those that have their default: what tells a configuration from others."""
+    """Return the fields of a configuration that differ from their defaults."""
     values = ((field, getattr(config, field.name)) for field in fields(config))  # type: ignore[arg-type]
     return tuple((field.name, value) for field, value in values if value != field.default)
 
 
 def choose_by_timed_shapes(
-    configs: Sequence[Choosable],
+    configs: Sequence[ConfigT],
     gemm: GemmWorkload,
     sms: int,
     timed: TimedShapes,
     *,
     unseen: bool = False,
-) -> Choosable:
-    """The configuration that should lose least; one that was never timed comes last.
+) -> ConfigT:
+    """Return the configuration with the least expected loss; untimed ones come last.
 
     configs: with the same column tiles. unseen: as of Interpolation.expected.
     """
@@ -145,10 +145,10 @@ def choose_by_timed_shapes(
 def _expected(
     timed: TimedShapes, col_tiles: int, token_blocks: int, n: int, k: int, sms: int, unseen: bool
 ) -> Mapping[Settings, float]:
-    # Each block of tokens has the blocks of all rows once more: to an SM they are more rows. More
-    # than were timed lose what the most did.
-    most = max((rows for rows, _ in load_losses(timed)[col_tiles].shapes), default=0)
-    rows = max(n, min(token_blocks * n, most))
+    # Each block of tokens repeats the blocks of all rows, which equals more rows: at most as many as
+    # were timed.
+    max_rows = max((rows for rows, _ in load_losses(timed)[col_tiles].shapes), default=0)
+    rows = max(n, min(token_blocks * n, max_rows))
     return _interpolation(timed, col_tiles).expected(rows, k, sms, unseen=unseen)
 
 
@@ -159,7 +159,7 @@ def _interpolation(timed: TimedShapes, col_tiles: int) -> Interpolation:
 
 @cache
 def load_losses(timed: TimedShapes) -> Mapping[int, Losses]:
-    """The tables of a kernel by column tiles."""
+    """Load the tables of a kernel, by column tiles."""
     return read_losses(timed.file.read_text())
 
 
@@ -181,7 +181,7 @@ def read_losses(text: str) -> dict[int, Losses]:
 def write_losses(tables: Mapping[int, Losses]) -> str:
     """Format tables as JSON.
 
-    A row has N, K and the losses in thousandths, null where nothing was timed.
+    A row has N, K and the losses in thousandths; null: not timed.
     """
     parts = []
     for col_tiles, table in tables.items():
@@ -190,13 +190,13 @@ def write_losses(tables: Mapping[int, Losses]) -> str:
             for shape, lost in zip(table.shapes, table.lost.tolist(), strict=True)
         ]
         configs = [json.dumps(dict(config)) for config in table.configs]
-        lists = f'"configs": [\n{_LINES.join(configs)}\n], "rows": [\n{_LINES.join(rows)}\n]'
+        lists = f'"configs": [\n{_NEWLINE.join(configs)}\n], "rows": [\n{_NEWLINE.join(rows)}\n]'
         parts.append(f'{{"col_tiles": {col_tiles}, "sms": {table.sms}, {lists}}}')
     return f"[{', '.join(parts)}]\n"
 
 
 @lru_cache(maxsize=4096)
-def _place(n: int, k: int, sms: int) -> Floats:
+def _coordinates(n: int, k: int, sms: int) -> Floats:
     """Return the coordinates of a shape, in units of the length scales."""
     tiles, steps = -(-n // _ROWS), k / _STEP_K
     uneven = []
@@ -207,6 +207,6 @@ def _place(n: int, k: int, sms: int) -> Floats:
 
 
 def _covariance(a: Floats, b: Floats) -> Floats:
-    apart = np.sqrt(3 * ((a[:, None] - b[None]) ** 2).sum(axis=2))
-    covariance: Floats = (1 + apart) * np.exp(-apart)
+    distance = np.sqrt(3 * ((a[:, None] - b[None]) ** 2).sum(axis=2))
+    covariance: Floats = (1 + distance) * np.exp(-distance)
     return covariance

@@ -9,23 +9,23 @@ from kernels.runtime.nvrtc import Block, Build
 
 ATTENTION = "decode_attention"
 WARPS = 4
-MOST_SPLITS = 8  # that a cluster has: more are added up by a kernel of their own,
-_LONG = 4096  # which pays for tokens of a sequence from here on
-_BLOCKS_PER_SM = 3  # at most: where each begins at once, none waits for another to end
+MOST_SPLITS = 8  # blocks of a cluster: the sums of more splits are reduced by a second kernel,
+_LONG = 4096  # which is faster only for sequences of at least this many tokens
+_BLOCKS_PER_SM = 3  # at most, so that all blocks are resident at once
 _TILE = 16  # positions of a tile
 _MMA_K = 16  # values of a head that an MMA multiplies
-_TILE_WORDS, _MOST_TILES = 64, 4  # registers of a thread for tiles on their way; of such tiles
-_MOST_ARRIVING = 1024  # values of heads that share a KV head, of which blocks send each other sums
-_LANE_VALUES, _WARP, _GROUP = 8, 32, 128  # of a lane that writes; lanes; values of a group of codes
-_MOST_HEADS = 8  # that share a KV head: columns of an MMA
+_TILE_WORDS, _MOST_TILES = 64, 4  # per thread: registers of tiles in flight, and such tiles
+_MOST_ARRIVING = 1024  # values of the heads of a KV head, reduced between blocks of a cluster
+_LANE_VALUES, _WARP, _GROUP = 8, 32, 128  # values per storing lane; lanes; values per code group
+_MOST_HEADS = 8  # per KV head: columns of an MMA
 _PACKINGS = {"halves": 0, "group-codes": 1}
-_SPLITS = 3  # of no packing: sums of the splits
+_SPLITS = 3  # value of PACKING without a packing: store the partial sums of the splits
 
 
 def split_count(units: int, longest: int, sms: int) -> int:
-    """Blocks among which a sequence is split, a power of two. units: KV heads of all sequences.
+    """Return the number of splits of a sequence, a power of two. units: KV heads of all sequences.
 
-    With more blocks than run at once, what a block costs by itself outweighs what it brings.
+    Beyond the number of resident blocks the overhead of a block outweighs its benefit.
     """
     most = min(_BLOCKS_PER_SM * sms // units, -(-longest // (WARPS * _TILE)))
     if longest < _LONG:
@@ -34,7 +34,7 @@ def split_count(units: int, longest: int, sms: int) -> int:
 
 
 def can_pack(packing: Packing, shape: AttentionShape) -> bool:
-    """Return True if attention can write the next layer's activations itself.
+    """Return True if attention can write the next layer's packed activations.
 
     Codes with a scale per group require heads that consist of whole groups.
     """
@@ -49,14 +49,14 @@ def attention_build(shape: AttentionShape, bits: int, packing: Packing | None) -
     """Return the build of the attention kernel.
 
     packing None: the kernel stores the partial sums of its splits, which are reduced separately.
-    Raises UnsupportedError for head sizes and heads a KV head that the kernel can't run.
+    Raises UnsupportedError for a head_dim or a number of heads per KV head that is not supported.
     """
     group = shape.heads // shape.kv_heads
     lanes = shape.head_dim // _LANE_VALUES
     if shape.head_dim % _LANE_VALUES or lanes > _WARP or group > _MOST_HEADS:
         raise UnsupportedError(
-            f"decode attention has heads of a multiple of 8 up to 256 values, up to 8 a KV head: "
-            f"got {shape.head_dim} and {group}"
+            "decode attention supports a head_dim that is a multiple of 8 up to 256, and up to 8 "
+            f"heads per KV head: got {shape.head_dim} and {group}"
         )
     return Build.of(
         "decode/attention.cu",
@@ -73,7 +73,7 @@ def attention_build(shape: AttentionShape, bits: int, packing: Packing | None) -
 
 
 def tiles(head_dim: int, bits: int) -> int:
-    """Tiles that a warp takes at once: as many as its registers hold (csrc/decode/kv_cache.cuh)."""
+    """Return the tiles that a warp loads at once, by its registers (csrc/decode/kv_cache.cuh)."""
     padded = -(-head_dim // _MMA_K) * _MMA_K
 
     def words(lanes: int, positions: int) -> int:

@@ -1,4 +1,4 @@
-"""The operators as one kernel each: csrc/decode/{operators,head_norm,attention,pick}.cu."""
+"""CUDA implementation of the operators: csrc/decode/{operators,head_norm,attention,pick}.cu."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kernels.runtime.module import Argument, load_function
 from kernels.runtime.nvrtc import Block, Build
 
 _RMS_NORM, _LAYER_NORM, _SILU_MUL, _RELU, _ATTENTION = range(1, 6)
-# The names of their kernels: those that a profile shows.
+# Names of the kernels, as profiles show them.
 NORM, HEAD_NORM, SILU_MUL, RELU, ATTENTION_SUM, PICK = (
     "decode_norm",
     "decode_head_norm",
@@ -45,13 +45,13 @@ _FUNCTIONS = {
     _RELU: RELU,
     _ATTENTION: ATTENTION_SUM,
 }
-_NOTHING = (None,) * 6  # inputs that an operation on one tensor lacks
+_UNUSED = (None,) * 6  # inputs of operators with a single input tensor
 _PACKINGS: dict[PackingKind, int] = {"halves": 0, "group-codes": 1, "row-codes": 2}
-_WIDTH, _WARP, _GROUP = 4, 32, 128  # csrc/decode/operators.cu: values of a thread, lanes, of a warp
-_MOST_THREADS, _FEW_THREADS = 1024, 128  # of a block with a whole row, and of one with a part
-_SUM_THREADS = 512  # of a block with a whole row of attention, whose threads hold several splits
-_SHARED_THREADS, _FEW_TOKENS = 256, 32  # of a block of a norm that is shared out; the most tokens
-_MOST_VECTORS = 3  # of a thread of a norm with more threads than these
+_WIDTH, _WARP, _GROUP = 4, 32, 128  # csrc/decode/operators.cu: values per thread, lanes, per warp
+_MOST_THREADS, _FEW_THREADS = 1024, 128  # of a block that computes a row, or a part of one
+_SUM_THREADS = 512  # of a block that reduces a row of attention: its threads hold several splits
+_SHARED_THREADS, _FEW_TOKENS = 256, 32  # norm of a row by several blocks: threads; largest M
+_MOST_VECTORS = 3  # per thread of a norm by one block
 _PICK_THREADS = 1024  # csrc/decode/pick.cu
 _HEAD_NORM_WARPS = 4  # csrc/decode/head_norm.cu: of a block, a head each
 
@@ -60,7 +60,7 @@ _PICK_BUILD = Build.of("decode/pick.cu", block=Block(PICK, _PICK_THREADS))
 
 
 class CudaOperations(DecoderOperations):
-    """Keeps what a launch needs beside its operands, so that a captured graph can use it again."""
+    """CUDA operators. Owns the intermediate buffers of launches, which captured graphs reuse."""
 
     def __init__(self) -> None:
         self._scratch: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
@@ -71,22 +71,22 @@ class CudaOperations(DecoderOperations):
         producer = _RMS_NORM if norm.bias is None else _LAYER_NORM
         total = residual
         if delta is not None:
-            # Blocks read all of the old one while others write their share of the new one.
-            one, other = (
-                self._kept(name, tuple(residual.shape), torch.float16, residual)
-                for name in ("one", "other")
+            # Double buffering: a block may read the old row while others write the new one.
+            first, second = (
+                self._buffer(name, tuple(residual.shape), torch.float16, residual)
+                for name in ("first", "second")
             )
-            total = other if residual.data_ptr() == one.data_ptr() else one
+            total = second if residual.data_ptr() == first.data_ptr() else first
         inputs = (residual, delta, total, norm.weight, norm.bias, None, None)
         self._produce(producer, inputs, residual.shape, to, eps=norm.eps)
         return total
 
     def silu_mul(self, gate_up: torch.Tensor, to: Destination) -> None:
         shape = (gate_up.shape[0], gate_up.shape[1] // 2)
-        self._produce(_SILU_MUL, (gate_up, *_NOTHING), shape, to)
+        self._produce(_SILU_MUL, (gate_up, *_UNUSED), shape, to)
 
     def relu(self, x: torch.Tensor, to: Destination) -> None:
-        self._produce(_RELU, (x, *_NOTHING), x.shape, to)
+        self._produce(_RELU, (x, *_UNUSED), x.shape, to)
 
     def norm_heads(self, qkv: torch.Tensor, shape: AttentionShape, norms: HeadNorms) -> None:
         blocks = -(-(shape.heads + shape.kv_heads) // _HEAD_NORM_WARPS)
@@ -118,14 +118,14 @@ class CudaOperations(DecoderOperations):
         row = (qkv.shape[0], shape.heads * shape.head_dim)
         halves = packing is None
         if packing is None:
-            packing = Packing("halves", 16, self._kept("values", row, torch.float16, qkv))
+            packing = Packing("halves", 16, self._buffer("values", row, torch.float16, qkv))
         splits = split_count(row[0] * shape.kv_heads, longest, current_gpu().sms)
         most = MOST_SPLITS if current_gpu().capability >= (9, 0) else 1
         if can_pack(packing, shape) and splits <= most:
             self._attend(qkv, shape, cache, positions, splits, packing)
         else:
             self._attend(qkv, shape, cache, positions, splits, None)
-            inputs = (*_NOTHING[:5], *self._splits(row[0], shape, splits, qkv))
+            inputs = (*_UNUSED[:5], *self._splits(row[0], shape, splits, qkv))
             self._launch(_ATTENTION, inputs, *row, packing, 0.0, shape.head_dim, splits)
         if halves:
             to.kernel.activate(packing.values, to.packed)
@@ -176,8 +176,8 @@ class CudaOperations(DecoderOperations):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         sums = (batch, shape.heads, splits, shape.head_dim)
         return (
-            self._kept("sums", sums, torch.float32, like),
-            self._kept("weights", (*sums[:3], 2), torch.float32, like),
+            self._buffer("sums", sums, torch.float32, like),
+            self._buffer("weights", (*sums[:3], 2), torch.float32, like),
         )
 
     def pick(
@@ -210,7 +210,7 @@ class CudaOperations(DecoderOperations):
         packing = to.kernel.packing(to.packed, to.config)
         if packing is None:
             device = next(iter(to.packed.buffers.values())).device
-            values = self._kept("values", (m, k), torch.float16, device)
+            values = self._buffer("values", (m, k), torch.float16, device)
             packing = Packing("halves", 16, values)
             self._launch(producer, inputs, m, k, packing, eps, head_dim, splits)
             to.kernel.activate(values, to.packed)
@@ -229,12 +229,12 @@ class CudaOperations(DecoderOperations):
         splits: int,
     ) -> None:
         if k % _WIDTH:
-            raise ShapeError(f"a decoder's layers need K divisible by {_WIDTH}, got {k}")
+            raise ShapeError(f"decoder operators need K divisible by {_WIDTH}, got {k}")
         stride = packing.values.shape[1]
         vectors = -(-max(k, stride) // _GROUP) * _WARP
         is_norm = producer in (_RMS_NORM, _LAYER_NORM)
         if is_norm or packing.kind == "row-codes":
-            # A few tokens' norms are shared out; of many, each has a block.
+            # For few tokens several blocks compute the norm of a row, for many one block does.
             shared = is_norm and (m <= _FEW_TOKENS or vectors > _MOST_VECTORS * _MOST_THREADS)
             most = _SHARED_THREADS if shared else _row_threads(producer)
             per_thread = -(-vectors // most)
@@ -258,14 +258,14 @@ class CudaOperations(DecoderOperations):
         function = load_function(build, _FUNCTIONS[producer])
         function.launch((blocks, m, 1), threads, arguments, overlap_previous=True)
 
-    def _kept(
+    def _buffer(
         self,
         name: str,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         like: torch.Tensor | torch.device,
     ) -> torch.Tensor:
-        """A buffer of zeros that stays: layers use it one after the other."""
+        """Return a persistent buffer, initially zero, that all layers share."""
         key = (name, shape)
         if key not in self._scratch:
             device = like.device if isinstance(like, torch.Tensor) else like
@@ -274,7 +274,7 @@ class CudaOperations(DecoderOperations):
 
 
 def _strides(packing: Packing) -> tuple[int, int]:
-    """Of rows of values, and of groups of scales."""
+    """Return the strides of rows of values and of groups of scales."""
     if packing.kind != "group-codes" or packing.scales is None:
         return packing.values.shape[1], 0
     return packing.values.shape[1], packing.scales.shape[1]
@@ -283,10 +283,10 @@ def _strides(packing: Packing) -> tuple[int, int]:
 def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Build:
     """Return the build of csrc/decode/operators.cu for a producer and its packing."""
     is_norm = producer in (_RMS_NORM, _LAYER_NORM)
-    whole_row = is_norm or kind == "row-codes"
+    one_row = is_norm or kind == "row-codes"
     is_shared = is_norm and vectors > _MOST_VECTORS
-    of_row = _SHARED_THREADS if is_shared else _row_threads(producer)
-    threads = of_row if whole_row else _FEW_THREADS
+    row_threads = _SHARED_THREADS if is_shared else _row_threads(producer)
+    threads = row_threads if one_row else _FEW_THREADS
     return Build.of(
         "decode/operators.cu",
         block=Block(_FUNCTIONS[producer], threads),
@@ -308,7 +308,7 @@ def _row_threads(producer: int) -> int:
 
 
 def builds() -> list[Build]:
-    """A representative set: every operation and packing, the heads of the catalog."""
+    """Return a representative set: every operator and packing, head counts of the model catalog."""
     nothing = torch.empty(0)
     codes, halves = Packing("group-codes", 6, nothing), Packing("halves", 16, nothing)
     heads = [
@@ -337,7 +337,7 @@ def builds() -> list[Build]:
 
 
 def _vectors(producer: int, kind: PackingKind) -> tuple[int, ...]:
-    """Of a thread: few and many tokens of models of 4096 and 8192 features."""
+    """Return vectors per thread, for few and many tokens of models of 4096 and 8192 features."""
     if producer in (_RMS_NORM, _LAYER_NORM):
         return (1, 2, 4, 8)
     return (1, 2, 4, 7) if kind == "row-codes" else (1,)

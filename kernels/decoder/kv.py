@@ -1,4 +1,4 @@
-"""Keys and values of one layer: FP16, or asymmetric codes of 8 or 4 bits a token and head.
+"""KV cache of one layer: FP16, or asymmetric codes of 8 or 4 bits per token and head.
 
 x = code * step + least with both in FP16, as Atom quantizes its KV cache (arXiv 2310.19102, section
 4.4). csrc/decode/attention.cu writes and reads the same bytes.
@@ -17,8 +17,9 @@ KV_BITS = (16, 8, 4)
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """codes: uint8 [2, slots, KV heads, capacity, bytes of a token and head], keys before values.
+    """Keys and values of one layer.
 
+    codes: uint8 [2, slots, KV heads, capacity, bytes per token and head], keys before values.
     scales: FP16 [2, slots, KV heads, capacity, 2], step and least; None: FP16.
     """
 
@@ -53,14 +54,14 @@ class KvLayer:
     def write(
         self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
     ) -> None:
-        """Keys and values FP16 [B, T, KV heads, head_dim] to slots [B] at positions [B, T]."""
+        """Write FP16 [B, T, KV heads, head_dim] to slots [B] at positions [B, T]."""
         codes, scales = encode(torch.stack((keys, values), dim=2), self.bits)
         self.codes[:, slots[:, None], :, positions] = codes
         if self.scales is not None and scales is not None:
             self.scales[:, slots[:, None], :, positions] = scales
 
     def read(self, slots: torch.Tensor, longest: int) -> torch.Tensor:
-        """The first `longest` positions of slots [B]: FP16 [2, B, KV heads, longest, head_dim]."""
+        """Read `longest` positions of slots [B]: FP16 [2, B, KV heads, longest, head_dim]."""
         codes = self.codes[:, :, :, :longest].index_select(1, slots)
         if self.scales is None:
             return codes.view(torch.float16)
@@ -70,14 +71,14 @@ class KvLayer:
 
 
 def token_bytes(head_dim: int, bits: int) -> int:
-    """Bytes of the keys, or of the values, of one token and head."""
+    """Return the bytes of the key (or value) of one token and head."""
     return head_dim * bits // 8 + (0 if bits == 16 else 4)
 
 
 def empty_layer(
     slots: int, kv_heads: int, capacity: int, head_dim: int, bits: int, device: torch.device
 ) -> KvLayer:
-    """A cache of zeros. Raises ShapeError for a width that is not in KV_BITS."""
+    """Allocate a cache of zeros. Raises ShapeError for bits that are not in KV_BITS."""
     if bits not in KV_BITS:
         raise ShapeError(f"a KV cache has 16, 8 or 4 bits, got {bits}")
     shape = (2, slots, kv_heads, capacity)
@@ -87,9 +88,9 @@ def empty_layer(
 
 
 def encode(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """FP16 [..., head_dim] as bytes [..., bytes] and their scales [..., 2] (None: FP16).
+    """Encode FP16 [..., head_dim] as bytes [..., bytes] and scales [..., 2] (None: FP16).
 
-    Few operations on many values: while a short prompt is read each costs a launch.
+    Uses few operations, because launches dominate the time of a short prompt.
     """
     if bits == 16:
         return x.contiguous().view(torch.uint8), None

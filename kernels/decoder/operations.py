@@ -1,7 +1,7 @@
 """Interface of the non-GEMM operators of a decoder block.
 
-Each operation leaves its result as the next linear layer's activations: quantized and packed where
-its kernel wants that. Launches go to torch's current stream and may be captured in a CUDA graph.
+Each operation writes its result as the next linear layer's activations, quantized and packed for
+its kernel. Launches go to torch's current stream and may be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernels.decoder.kv import KvLayer
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """weight: FP16 [K]. bias: FP16 [K] of a layer norm; None: RMS norm."""
+    """Parameters of a norm. weight: FP16 [K]. bias: FP16 [K] of a layer norm; None: RMS norm."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -26,7 +26,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms of single heads. queries, keys: FP16 [head_dim], weights of all heads alike."""
+    """RMS norms per head. queries, keys: FP16 [head_dim], weights shared by all heads."""
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -35,9 +35,9 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """kv_heads: each is shared by heads / kv_heads neighbouring query heads.
+    """Heads of attention. kv_heads: each is shared by heads / kv_heads adjacent query heads.
 
-    rotary: FP32 [context, head_dim / 2, 2], cosines and sines; None: positions are not rotated.
+    rotary: FP32 [context, head_dim / 2, 2], cosines and sines; None: no rotary embedding.
     """
 
     heads: int
@@ -47,13 +47,13 @@ class AttentionShape:
 
     @property
     def width(self) -> int:
-        """Features of one token's queries, keys and values side by side."""
+        """Features of one token's concatenated queries, keys and values."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The activations of the linear layer that comes next: `packed`, for `kernel` and `config`."""
+    """Activations of the next linear layer: `packed`, for `kernel` and `config`."""
 
     kernel: LinearKernel
     packed: PackedOperand
@@ -67,24 +67,24 @@ class DecoderOperations(ABC):
     def norm(
         self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
     ) -> torch.Tensor:
-        """The norm of residual + delta, FP16 [M,K], goes to `to`; their sum is returned.
+        """Write the norm of residual + delta, FP16 [M,K], to `to`; return the sum.
 
-        delta None: residual is returned. The sum is valid until the next but one norm.
+        delta None: returns residual. The sum is overwritten by the second norm after this one.
         """
 
     @abstractmethod
     def silu_mul(self, gate_up: torch.Tensor, to: Destination) -> None:
-        """silu(gate) · up of FP16 [M, 2K], gates before ups, goes to `to`."""
+        """Write silu(gate) · up of FP16 [M, 2K], gates before ups, to `to`."""
 
     @abstractmethod
     def relu(self, x: torch.Tensor, to: Destination) -> None:
-        """max(x, 0) of FP16 [M,K] goes to `to`."""
+        """Write max(x, 0) of FP16 [M,K] to `to`."""
 
     @abstractmethod
     def norm_heads(self, qkv: torch.Tensor, shape: AttentionShape, norms: HeadNorms) -> None:
-        """Norms every head of queries and of keys of FP16 [M, shape.width], in place.
+        """Normalize every head of queries and keys of FP16 [M, shape.width] in place.
 
-        As Qwen3 does before positions rotate them (arXiv:2505.09388, section 2).
+        As Qwen3 does before the rotary embedding (arXiv:2505.09388, section 2).
         """
 
     @abstractmethod
@@ -97,10 +97,10 @@ class DecoderOperations(ABC):
         longest: int,
         to: Destination,
     ) -> None:
-        """Attention of one new token a sequence, whose keys and values are added to the cache.
+        """Compute attention of one new token per sequence; add its key and value to the cache.
 
-        qkv: FP16 [B, shape.width], before rotation. positions: int32 [B], of the new tokens;
-        sequence b has slot b of the cache. longest: tokens that a sequence may have by now.
+        qkv: FP16 [B, shape.width], before the rotary embedding. positions: int32 [B], of the new
+        tokens; sequence b has slot b of the cache. longest: upper bound of the sequence lengths.
         """
 
     @abstractmethod
@@ -111,9 +111,9 @@ class DecoderOperations(ABC):
         positions: torch.Tensor,
         history: torch.Tensor,
     ) -> None:
-        """Each sequence goes on by its most likely token, the first of equals.
+        """Append each sequence's most likely token (greedy sampling; the first of equals).
 
-        logits: FP16 [B, vocabulary]. tokens: int32 [B], written. positions: int32 [B], one further
-        afterwards; at the end of its row of history a sequence stays. history: int64
-        [>= B, capacity], where the token is written at its position.
+        logits: FP16 [B, vocabulary]. tokens: int32 [B], written. positions: int32 [B], incremented
+        up to the end of the row of history. history: int64 [>= B, capacity]; the token is written
+        at its position.
         """

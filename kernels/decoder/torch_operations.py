@@ -19,12 +19,12 @@ from kernels.decoder.operations import (
     Norm,
 )
 
-# Those that take a mask. cuDNN's makes a plan for each shape, which takes longer than it saves.
+# Backends that support a mask, without cuDNN's: its plan per shape takes longer than it saves.
 _WITH_MASK = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class TorchOperations(DecoderOperations):
-    """Every operation in FP32 between roundings."""
+    """Operators computed in FP32, with results rounded to FP16."""
 
     def norm(
         self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
@@ -61,8 +61,8 @@ class TorchOperations(DecoderOperations):
         queries, keys, values = split_heads(qkv[:, None], shape, positions[:, None])
         cache.write(keys, values, rows, positions[:, None])
         scales = None if cache.scales is None else cache.scales[:, :batch, :, :longest]
-        kept = kv.decode(cache.codes[:, :batch, :, :longest], scales, cache.bits)
-        k, v = kept.repeat_interleave(shape.heads // shape.kv_heads, dim=2)
+        cached = kv.decode(cache.codes[:, :batch, :, :longest], scales, cache.bits)
+        k, v = cached.repeat_interleave(shape.heads // shape.kv_heads, dim=2)
         scores = queries.float().transpose(1, 2) @ k.transpose(2, 3) * shape.head_dim**-0.5
         later = torch.arange(longest, device=qkv.device) > positions[:, None]
         scores = scores.masked_fill(later[:, None, None], -torch.inf)
@@ -83,7 +83,7 @@ class TorchOperations(DecoderOperations):
 
 
 def normalized(x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    """RMS or layer norm of FP16 [..., K], FP16."""
+    """Return the RMS or layer norm of FP16 [..., K], in FP16."""
     values = x.float()
     if norm.bias is not None:
         weight, bias = norm.weight.float(), norm.bias.float()
@@ -95,7 +95,7 @@ def normalized(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 def split_heads(
     qkv: torch.Tensor, shape: AttentionShape, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values [B, T, heads, head_dim] of qkv [B, T, width], rotated, FP16.
+    """Split qkv [B, T, width] into rotated FP16 queries, keys and values [B, T, heads, head_dim].
 
     positions: int [B, T].
     """
@@ -109,11 +109,11 @@ def split_heads(
 
 
 def _rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Element i and element i + head_dim / 2 are one complex number."""
+    """Rotate x: elements i and i + head_dim / 2 form one complex number."""
     cosine, sine = angles.unbind(dim=-1)
     first, second = x.float().chunk(2, dim=-1)
-    turned = (first * cosine - second * sine, second * cosine + first * sine)
-    return torch.cat(turned, dim=-1).half()
+    rotated = (first * cosine - second * sine, second * cosine + first * sine)
+    return torch.cat(rotated, dim=-1).half()
 
 
 def attend_prompts(
@@ -124,25 +124,25 @@ def attend_prompts(
     positions: torch.Tensor,
     longest: int,
 ) -> torch.Tensor:
-    """Causal attention of a piece of each prompt, behind what the cache has of it already.
+    """Compute causal attention of a chunk of each prompt, after its cached tokens.
 
-    qkv: FP16 [B, T, width], pieces padded at their ends to T tokens; what lies past a piece's end
-    is written too, and overwritten before it is ever read. slots: int64 [B], where keys and values
-    go. positions: int64 [B, T]. longest: no piece ends later.
+    qkv: FP16 [B, T, width], chunks padded at their ends to T tokens; padding is written to the
+    cache too, and overwritten before it is read. slots: int64 [B], of the cache. positions: int64
+    [B, T]. longest: upper bound of the ends of the chunks.
     Returns FP16 [B · T, heads · head_dim].
     """
     batch, tokens = qkv.shape[:2]
     queries, keys, values = split_heads(qkv, shape, positions)
     cache.write(keys, values, slots, positions)
-    kept = cache.read(slots, longest)
-    share = shape.heads // shape.kv_heads
-    k, v = kept if share == 1 else kept.repeat_interleave(share, dim=2)
+    cached = cache.read(slots, longest)
+    group = shape.heads // shape.kv_heads
+    k, v = cached if group == 1 else cached.repeat_interleave(group, dim=2)
     q = queries.transpose(1, 2)
-    seen = torch.arange(longest, device=qkv.device) <= positions[:, None, :, None]
+    mask = torch.arange(longest, device=qkv.device) <= positions[:, None, :, None]
     if not q.is_cuda:
         q, k, v = q.float(), k.float(), v.float()
     with sdpa_kernel(_WITH_MASK):
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return out.half().transpose(1, 2).reshape(batch * tokens, -1)
 
 

@@ -1,7 +1,7 @@
-"""Number formats and operands: what a format is called, and how values become codes and scales.
+"""Number formats, operands, and quantization of matrices to codes and scales.
 
-Groups of integers (`symmetric_quantization` is FlexQ's formula, `asymmetric` has zero points),
-dual-grained and mixed ones, scaled FP8, minifloats, and bit planes.
+Integers in groups (`symmetric_quantization` is FlexQ's formula, `asymmetric` has zero points),
+dual-grained and mixed formats, scaled FP8, minifloats, and bit planes.
 """
 
 from kernels.formats.asymmetric import quantize_asymmetric

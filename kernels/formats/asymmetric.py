@@ -1,16 +1,16 @@
-"""Asymmetric integers: unsigned codes, one FP16 scale and one zero point a group, round to nearest.
+"""Asymmetric integers: unsigned codes, an FP16 scale and a zero point per group.
 
 The weights of GPTQ (arXiv 2210.17323) and AWQ (arXiv 2306.00978). For values x of a group and codes
 of b bits, top = 2^b - 1:
 
-    low, high  = share · min(x, 0), share · max(x, 0)     (a share of each, where they have two)
+    low, high  = share · min(x, 0), share · max(x, 0)     (or one share for each of the two)
     scale      = fp16((high - low) / top)
     zero point = clamp(round(low / scale), -top, 0)
     code       = clamp(round(x / scale) - zero point, 0, top)
 
-A value is (code + zero point) · scale. Zero is always in the range, so that it is exact: padding
-and masked tokens stay zero. `round`, the scale, what is refused and share are those of
-`symmetric_quantization`.
+The dequantized value is (code + zero point) · scale. The range always contains zero, which is
+therefore exact: padding and masked tokens stay zero. Rounding, scales, share and rejected values
+are as in `symmetric_quantization`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from kernels.formats.grouping import check_matrix, in_groups, safe_divisor, work
 from kernels.formats.operand import Operand
 from kernels.formats.symmetric_quantization import code_limits
 
-_SIGNED_BITS = 7  # unsigned codes of so many fit int8
+_SIGNED_BITS = 7  # unsigned codes of up to 7 bits fit int8
 
 
 def asymmetric_scaling(
     grouped: torch.Tensor, top: int, share: float | torch.Tensor = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales, FP16, and zero points, in the values' dtype, of values [..., length]: [..., 1] each.
+    """Return FP16 scales and zero points [..., 1] of groups [..., length].
 
-    share: of the range; a tensor [..., 2]: of its part below 0 and of that above.
-    Raises ValueError if a scale passes what FP16 can carry.
+    Zero points have the values' dtype.
+    share: of the range; a tensor [..., 2]: of its parts below and above 0.
+    Raises ValueError if a scale exceeds the range of FP16.
     """
     below = share[..., :1] if isinstance(share, torch.Tensor) else share
     above = share[..., 1:] if isinstance(share, torch.Tensor) else share
@@ -46,7 +47,7 @@ def asymmetric_scaling(
 
 
 def asymmetric_types(bits: int) -> tuple[torch.dtype, torch.dtype]:
-    """Types that codes and zero points of so many bits are stored in."""
+    """Return the dtypes in which codes of `bits` bits and their zero points are stored."""
     if bits <= _SIGNED_BITS:
         return torch.int8, torch.int8
     return torch.uint8, torch.int16
@@ -58,11 +59,11 @@ def quantize_asymmetric(
     group: int | None = 128,
     share: float | torch.Tensor = 1.0,
 ) -> Operand:
-    """Quantize [rows, K] to unsigned codes with one FP16 scale and one zero point a group.
+    """Quantize [rows, K] to unsigned codes with one FP16 scale and one zero point per group.
 
     group: values of k that share them; None: a row. The last group may be shorter.
-    share: of a group's range that the codes span; a tensor [rows, groups, 2]: of each group's part
-    below 0 and of that above.
+    share: of a group's range that the codes span; a tensor [rows, groups, 2]: of each group's parts
+    below and above 0.
     Raises ShapeError and ValueError as `quantize_symmetric`.
     """
     low, high = code_limits(bits)
@@ -73,11 +74,11 @@ def quantize_asymmetric(
     scales, zero_points = asymmetric_scaling(grouped, top, share)
     nearest = (grouped / safe_divisor(scales, grouped.dtype)).round_()
     codes = nearest.sub_(zero_points).clamp_(0, top).view(rows, -1)[:, :k]
-    of_codes, of_zeros = asymmetric_types(bits)
+    code_dtype, zero_dtype = asymmetric_types(bits)
     return Operand(
-        codes.to(of_codes).contiguous(),
+        codes.to(code_dtype).contiguous(),
         scales.squeeze(2),
         bits,
         group,
-        zero_points.squeeze(2).to(of_zeros),
+        zero_points.squeeze(2).to(zero_dtype),
     )

@@ -10,12 +10,12 @@ _BITS_IN_BYTE = 8
 
 
 def plane_weights(bits: int) -> list[int]:
-    """Weights of the planes: 2^b of plane b, and -2^(bits-1) of the top plane, the sign."""
+    """Return the weights of the planes: 2^b for plane b, -2^(bits-1) for the top (sign) plane."""
     return [1 << b for b in range(bits - 1)] + [-(1 << (bits - 1))]
 
 
 def pack_planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes int8 [rows, K] as planes uint8 [bits, rows, ceil(K/8)], lowest k in the lowest bit.
+    """Pack codes int8 [rows, K] to planes uint8 [bits, rows, ceil(K/8)], lowest k in bit 0.
 
     K is padded with zeros. Raises ShapeError if a code does not fit `bits` bits.
     """
@@ -34,7 +34,7 @@ def pack_planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack_planes(planes: torch.Tensor, k: int) -> torch.Tensor:
-    """Bits of packed planes [bits, rows, ceil(K/8)] as uint8 zeros and ones [bits, rows, K]."""
+    """Unpack planes [bits, rows, ceil(K/8)] to uint8 zeros and ones [bits, rows, K]."""
     shifts = torch.arange(_BITS_IN_BYTE, dtype=torch.uint8, device=planes.device)
     bits = (planes.unsqueeze(3) >> shifts) & 1
     return bits.view(planes.shape[0], planes.shape[1], -1)[:, :, :k]

@@ -1,12 +1,12 @@
 """Dual-grained quantization: integer scales of groups, FP16 scales of rows (DGQ).
 
 DGQ (arXiv 2310.04836, section 3.2): W = S1 · S2 · (code + zero point), with S2 and the zero point
-of a group and S1 of a whole row. S2 · (code + zero point) fits int8, so that an int8 GEMM can sum
-over all of K: whoever makes codes sees to that. Rounding to nearest leaves room in S1; DGQ's search
-(`flexq_bench.schemes`) limits codes.
+of a group and S1 of a row. S2 · (code + zero point) must fit int8, so that an int8 GEMM can sum
+over all of K. Rounding to nearest ensures it by a larger S1, DGQ's search (`flexq_bench.schemes`)
+by limiting codes.
 
-Its codes have 4 bits. With 6 there are no zero points: codes lie in -31 … 31 and S2 in 1 … 4, so
-that S2 · code is 124 at most.
+Codes have 4 bits. With 6 bits there are no zero points: codes lie in -31 … 31 and S2 in 1 … 4, so
+that |S2 · code| is at most 124.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ TOP_CODE = (1 << CODE_BITS) - 1
 LARGEST_INT8 = 127
 SIX_BITS, TOP_SIX_BIT_CODE, TOP_SIX_BIT_SCALE = 6, 31, 4
 LARGEST_SIX_BIT_PRODUCT = TOP_SIX_BIT_CODE * TOP_SIX_BIT_SCALE
-# A row's largest magnitude becomes this many of S1. A scale S2 is then at most 16, and rounding to
-# a multiple of it moves a value by at most 8: never past 127.
+# A row's largest magnitude is 119 · S1. A scale S2 is then at most 16, and rounding to a multiple
+# of it changes a value by at most 8: never past 127.
 _SPAN = 119
 
 
 def quantize_dual_grained(matrix: torch.Tensor, group: int = 128) -> Operand:
-    """Quantize [rows, K] to codes 0 … 15 by rounding to the nearest.
+    """Quantize [rows, K] to codes 0 … 15 by rounding to nearest.
 
     S1 = fp16(max|row| / 119). Per group, with its range widened to contain zero:
     S2 = ceil((max - min) / (15 · S1)), zero point = round(min / (S1 · S2)) in -15 … 0, code =
-    round(x / (S1 · S2)) - zero point in 0 … 15; halves are rounded to even. A row whose S1 is zero
-    has values of zero.
+    round(x / (S1 · S2)) - zero point in 0 … 15; ties are rounded to even. A row whose S1 is zero
+    dequantizes to zeros.
 
     Raises ShapeError if the matrix is not two-dimensional, ValueError if it holds NaN or infinity,
-    or values past what an FP16 scale can carry.
+    or values too large for an FP16 scale.
     """
     check_matrix(matrix, group)
     rows, k = matrix.shape
@@ -45,7 +45,7 @@ def quantize_dual_grained(matrix: torch.Tensor, group: int = 128) -> Operand:
     row_scales = (work.abs().amax(dim=(1, 2)) / _SPAN).to(torch.float16).unsqueeze(1)
     if not bool(torch.isfinite(row_scales).all()):
         raise ValueError(f"values past {65504 * _SPAN:,} do not fit with an FP16 scale")
-    # An FP16 scale may be smaller than what it was rounded from: nothing is larger than 119 of it.
+    # The FP16 scale may have been rounded down, so values are clamped to 119 of it.
     units = (work / row_scales.double().unsqueeze(2)).nan_to_num(0.0, 0.0, 0.0)
     units = units.clamp(-_SPAN, _SPAN)
     low, high = units.amin(dim=2).clamp(max=0), units.amax(dim=2).clamp(min=0)
@@ -59,10 +59,10 @@ def quantize_dual_grained(matrix: torch.Tensor, group: int = 128) -> Operand:
 
 
 def quantize_six_bits(matrix: torch.Tensor, group: int = 128) -> Operand:
-    """Quantize [rows, K] to codes -31 … 31 by rounding to the nearest, halves to even.
+    """Quantize [rows, K] to codes -31 … 31 by rounding to nearest, ties to even.
 
     S1 = fp16(max|row| / 124). Per group S2 = ceil(max / (31 · S1)) in 1 … 4, code =
-    round(x / (S1 · S2)). A row whose S1 is zero has values of zero.
+    round(x / (S1 · S2)). A row whose S1 is zero dequantizes to zeros.
 
     Raises as quantize_dual_grained.
     """
@@ -79,14 +79,15 @@ def quantize_six_bits(matrix: torch.Tensor, group: int = 128) -> Operand:
 
 
 def six_bit_codes(units: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The nearest codes of values in units of S1, for scales S2 that broadcast."""
+    """Return the nearest codes of values in units of S1; scales S2 are broadcast."""
     return (units / scales).round().clamp(-TOP_SIX_BIT_CODE, TOP_SIX_BIT_CODE)
 
 
 def int8_values(operand: Operand) -> torch.Tensor:
-    """S2 · (code + zero point), int8 [rows, K]: what an int8 tensor core is given.
+    """Return S2 · (code + zero point), int8 [rows, K]: the input of an int8 tensor core.
 
-    Raises ShapeError if one lies outside -128 … 127, or a code, scale or zero point is none.
+    Raises ShapeError if a product lies outside -128 … 127, or a code, scale or zero point is not an
+    integer in its range.
     """
     scales, zeros = operand.scales, operand.zero_points
     six_bits = operand.bits == SIX_BITS
@@ -103,12 +104,12 @@ def int8_values(operand: Operand) -> torch.Tensor:
             ("scales of groups", scales, 0, LARGEST_INT8),
         ]
     for name, tensor, lowest, highest in checks:
-        whole = tensor.double()
-        if bool(((whole < lowest) | (whole > highest) | (whole != whole.round())).any()):
+        numbers = tensor.double()
+        if bool(((numbers < lowest) | (numbers > highest) | (numbers != numbers.round())).any()):
             raise ShapeError(f"{name} must be integers in {lowest} … {highest}")
 
-    def per_value(of_group: torch.Tensor) -> torch.Tensor:
-        wide = of_group.to(torch.int32).repeat_interleave(operand.group_length, dim=1)
+    def per_value(group_values: torch.Tensor) -> torch.Tensor:
+        wide = group_values.to(torch.int32).repeat_interleave(operand.group_length, dim=1)
         return wide[:, : operand.k]
 
     shifted = operand.values.to(torch.int32)

@@ -1,7 +1,8 @@
-"""FlexQ's quantization formula for activations in one pass over GPU memory, by Triton.
+"""FlexQ's quantization formula for activations, fused into one Triton kernel.
 
-What NumberFormat.round computes takes ten passes as a chain of torch's operations, half of the
-time that a quantized model takes to evaluate. Bit for bit the numbers of `symmetric_quantization`.
+Unfused, NumberFormat.round is a chain of torch operations with ten passes over GPU memory, which
+took half of the evaluation time of a quantized model. Results equal `symmetric_quantization` bit
+for bit.
 """
 
 from __future__ import annotations
@@ -11,39 +12,40 @@ from typing import Any
 
 import torch
 
-LONGEST_GROUP = 8192  # values that a program holds in registers
-_VALUES_A_PROGRAM = 2048
+LONGEST_GROUP = 8192  # values: a program holds a group in registers
+_VALUES_PER_PROGRAM = 2048
 
 
-def takes(matrix: torch.Tensor) -> bool:
-    """True if `round_symmetric` can round this matrix: FP16 on a GPU, with Triton."""
+def supports(matrix: torch.Tensor) -> bool:
+    """Return True if `round_symmetric` supports this matrix: FP16 on a GPU, with Triton."""
     return matrix.is_cuda and matrix.dtype == torch.float16 and _kernel() is not None
 
 
 def launch_shape(rows: int, k: int, length: int) -> tuple[tuple[int, int], int, int]:
-    """Grid, block and rows of one program for a kernel over groups of `length` along K.
+    """Return the grid, block size and rows per program for groups of `length` along K.
 
-    The grid is blocks of rows times groups; a block is the next power of two of the length.
+    The grid is [programs along rows, groups]; the block size is the length rounded up to a power of
+    two.
     """
     block = 1 << (length - 1).bit_length()
-    together = max(1, _VALUES_A_PROGRAM // block)
-    return (-(-rows // together), -(-k // length)), block, together
+    tile_rows = max(1, _VALUES_PER_PROGRAM // block)
+    return (-(-rows // tile_rows), -(-k // length)), block, tile_rows
 
 
 def round_symmetric(
     matrix: torch.Tensor, group: int | None, limits: tuple[int, int], clip: float
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """FP16 [rows, K] rounded group by group, and the scales: FP32 [rows, K], FP16 [rows, groups].
+    """Round FP16 [rows, K] group by group; return FP32 [rows, K] and FP16 scales [rows, groups].
 
-    limits: lowest and highest code; clip: share of a group's range that the codes span. A group
-    with NaN or infinity has such a scale. None: a group is longer than a program takes.
+    limits: lowest and highest code; clip: share of a group's range that the codes span. The scale
+    of a group with NaN or infinity is not finite. Returns None if groups exceed LONGEST_GROUP.
     """
     rows, k = matrix.shape
     length = min(group or k, k)
     if length > LONGEST_GROUP:
         return None
     matrix = matrix if matrix.stride(1) == 1 else matrix.contiguous()
-    grid, block, together = launch_shape(rows, k, length)
+    grid, block, tile_rows = launch_shape(rows, k, length)
     groups = grid[1]
     rounded = torch.empty((rows, k), dtype=torch.float32, device=matrix.device)
     scales = torch.empty((rows, groups), dtype=torch.float16, device=matrix.device)
@@ -61,14 +63,14 @@ def round_symmetric(
         float(limits[0]),
         length=length,
         block=block,
-        together=together,
+        tile_rows=tile_rows,
     )
     return rounded, scales
 
 
 @functools.cache
 def _kernel() -> Any:
-    """The kernel, or None where there is no Triton."""
+    """Return the kernel, or None without Triton."""
     try:
         from kernels.formats.triton_rounding import round_groups
     except ImportError:

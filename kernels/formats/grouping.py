@@ -1,4 +1,4 @@
-"""Groups along K and the checks of a matrix, which all number formats share."""
+"""Grouping along K and checks of a matrix, common to all number formats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _EXACT_IN_FP32 = (torch.float16, torch.bfloat16)
 
 
 def work_dtype(matrix: torch.Tensor) -> torch.dtype:
-    """Dtype in which values over an FP16 scale are never rounded across a tie."""
+    """Return the dtype in which division by an FP16 scale never rounds across a tie."""
     return torch.float32 if matrix.dtype in _EXACT_IN_FP32 else torch.float64
 
 
@@ -21,7 +21,7 @@ def check_matrix(matrix: torch.Tensor, group: int | None) -> None:
 
 
 def check_shape(matrix: torch.Tensor, group: int | None) -> None:
-    """Check matrix and group. Raises ShapeError if this is no matrix or no group."""
+    """Check a matrix and a group size. Raises ShapeError for an empty matrix or group."""
     if group is not None and group < 1:
         raise ShapeError(f"a group needs at least one value, got {group}")
     if matrix.ndim != 2 or 0 in matrix.shape:
@@ -35,7 +35,7 @@ def check_finite(matrix: torch.Tensor) -> None:
 
 
 def in_groups(matrix: torch.Tensor, group: int | None) -> torch.Tensor:
-    """[rows, K] as [rows, groups, length], the last group padded with zeros; None: one group."""
+    """Reshape [rows, K] to [rows, groups, length], the last group zero-padded; None: one group."""
     rows, k = matrix.shape
     length = k if group is None else group
     if k % length:
@@ -44,5 +44,5 @@ def in_groups(matrix: torch.Tensor, group: int | None) -> torch.Tensor:
 
 
 def safe_divisor(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Scales to divide by: infinity for zero, so that a group without a scale has codes of zero."""
-    return scales.to(dtype).masked_fill(scales == 0, torch.inf)  # torch.where waits for a GPU
+    """Return scales to divide by, zeros replaced by infinity: such groups get codes of zero."""
+    return scales.to(dtype).masked_fill(scales == 0, torch.inf)  # torch.where would synchronize

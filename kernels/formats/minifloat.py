@@ -1,7 +1,8 @@
-"""Scaled minifloats of 6 and 5 bits: E3M2 and E3M1 with one scale a row or a group.
+"""Scaled minifloats of 6 and 5 bits: E3M2 and E3M1 with one scale per row or group.
 
-ZeroQuant(4+2) (arXiv 2312.08583) quantizes weights to these. Sign, three exponent bits with a bias
-of 3, two or one mantissa bits; subnormals, no infinity and no NaN.
+ZeroQuant(4+2) (arXiv 2312.08583) quantizes weights to these formats. A number has a sign, three
+exponent bits with a bias of 3, and two or one mantissa bits. There are subnormals, but no infinity
+and no NaN.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from kernels.formats.symmetric_quantization import scaled, scales_to
 MANTISSA_BITS = {6: 2, 5: 1}  # by the bits of a code
 EXPONENT_BITS, EXPONENT_BIAS = 3, 3
 LARGEST = {8: fp8.LARGEST, 6: 28.0, 5: 24.0}
-# Mantissa bits, and the least exponent of normal numbers, which is that of subnormals too.
+# By bits: mantissa bits, and the smallest exponent of normal (and subnormal) numbers.
 _STEPS = {8: (3, -6), **{bits: (MANTISSA_BITS[bits], 1 - EXPONENT_BIAS) for bits in MANTISSA_BITS}}
 
 
 def quantize_minifloat(matrix: torch.Tensor, bits: int, group: int | None = None) -> Operand:
-    """Quantize [rows, K] to E3M2 (6 bits) or E3M1 (5) numbers with one FP16 scale a group.
+    """Quantize [rows, K] to E3M2 (6 bits) or E3M1 (5) numbers with one FP16 scale per group.
 
-    scale = fp16(max|x| / LARGEST), number = the nearest to x / scale with the *stored* scale, ties
-    to the even code, saturated at ±LARGEST. A group whose scale rounds to zero in FP16 has numbers
-    of zero. The operand's values are the numbers themselves, as FP16.
+    scale = fp16(max|x| / LARGEST), value = the nearest number to x / scale with the *stored* scale,
+    ties to the even code, saturated at ±LARGEST. A group whose scale rounds to zero in FP16 has
+    values of zero. The operand stores numbers as FP16, not codes.
 
-    group: values of k that share a scale; None: one scale a row.
+    group: values of k that share a scale; None: one scale per row.
     Raises ShapeError if bits is not 5 or 6 or the matrix is not two-dimensional, and ValueError if
-    it holds NaN or infinity, or values past what an FP16 scale can carry.
+    it holds NaN or infinity, or values too large for an FP16 scale.
     """
     largest = LARGEST[checked_bits(bits)]
     check_matrix(matrix, group)
@@ -43,18 +44,18 @@ def quantize_minifloat(matrix: torch.Tensor, bits: int, group: int | None = None
 
 
 def nearest_minifloat(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """The nearest numbers of a format, ties to the even code, saturated; float64 in and out.
+    """Round float64 values to the nearest numbers of a format, ties to the even code, saturated.
 
     bits: 5 or 6, or 8 for E4M3.
     """
     mantissa_bits, least = _STEPS[bits]
-    _, exponent = torch.frexp(values)  # of a fraction in [0.5, 1)
+    _, exponent = torch.frexp(values)  # the mantissa is in [0.5, 1)
     step = torch.exp2((exponent - 1).clamp(min=least).double() - mantissa_bits)
     return ((values / step).round() * step).clamp(-LARGEST[bits], LARGEST[bits])
 
 
 def minifloat_numbers(bits: int) -> torch.Tensor:
-    """The number of every code, float64 [2^bits], by the format's definition.
+    """Return the number of every code, float64 [2^bits].
 
     A code is sign, exponent and mantissa, from the top bit down. Raises ShapeError for other bits.
     """
@@ -69,7 +70,7 @@ def minifloat_numbers(bits: int) -> torch.Tensor:
 
 
 def minifloat_codes(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """The code of each number of a format, int64: sign, exponent and mantissa from the top down.
+    """Return the code of each number, int64: sign, exponent and mantissa from the top bit down.
 
     Raises ShapeError for other bits.
     """
@@ -79,7 +80,7 @@ def minifloat_codes(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def checked_bits(bits: int) -> int:
-    """The bits of a minifloat code. Raises ShapeError if there is no such format."""
+    """Return `bits` if a minifloat has as many. Raises ShapeError otherwise."""
     if bits not in MANTISSA_BITS:
         raise ShapeError(f"minifloats have 5 or 6 bits, got {bits}")
     return bits

@@ -1,4 +1,4 @@
-"""Atom's mixed precision: INT4 groups, and one last group of INT8 outlier channels after a reorder.
+"""Atom's mixed precision: reordered channels, INT4 groups and a last INT8 group of outliers.
 
 Atom (arXiv 2310.19102) moves the channels with the largest activations to the end of K, keeps those
 in 8 bits, and quantizes everything else to 4 bits in groups.
@@ -22,15 +22,15 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def tail_start(k: int, group: int = GROUP) -> int:
-    """Start of the last group of K, which may be shorter than the others."""
+    """Return the start of the last group of K, which may be shorter than the others."""
     return (-(-k // group) - 1) * group
 
 
 def default_order(k: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """An order of K channels, int32, for weights that bring none of their own.
+    """Return an order of K channels, int32 [K], for weights without a calibrated one.
 
-    Neighbours come from channels far apart, as with orders that a calibration gives: what reading
-    in an order costs is then in every time.
+    Adjacent columns come from distant channels, as in calibrated orders, so that measured times
+    include the cost of the gather.
     """
     stride = max(1, round(k * _GOLDEN))
     while math.gcd(stride, k) != 1:
@@ -40,7 +40,7 @@ def default_order(k: int, device: torch.device | str = "cpu") -> torch.Tensor:
 
 
 def order_of(operand: Operand) -> torch.Tensor:
-    """Channels of the columns, int32 [K], where the values are; their own order if it says none."""
+    """Return the channel of each column, int32 [K], on the values' device; default: identity."""
     device = operand.values.device
     if operand.order is None:
         return torch.arange(operand.k, dtype=torch.int32, device=device)
@@ -55,14 +55,14 @@ def quantize_mixed(
     group: int = GROUP,
     clip: float = 1.0,
 ) -> Operand:
-    """Quantize [rows, K] symmetrically: groups in 4 bits, the last one in 8, in an order.
+    """Reorder the columns of [rows, K] and quantize groups to 4 bits, the last one to 8.
 
     order: int [K], a permutation; column j of the operand is column order[j] of the matrix. None:
     default_order.
     bits: of all groups but the last. group: values of k that share a scale.
     clip: share of the range that the codes of all groups but the last span.
-    Codes and scales of a group are quantize_symmetric's, and so is what is raised; and ShapeError
-    if order is no permutation of the columns.
+    Codes and scales of a group, and errors, are those of quantize_symmetric. Also raises ShapeError
+    if order is not a permutation of the columns.
     """
     check_shape(matrix, group)
     k = matrix.shape[1]
@@ -80,8 +80,8 @@ def quantize_mixed(
 def joined(
     head: Operand | None, tail: Operand, order: torch.Tensor, *, bits: int = HEAD_BITS
 ) -> Operand:
-    """INT4 groups and the INT8 group after them as one operand. head None: K is one group."""
-    assert tail.scales is not None  # both are codes
+    """Concatenate INT4 groups and the INT8 group after them. head None: K is one group."""
+    assert tail.scales is not None  # both are quantized
     values, scales = tail.values, tail.scales
     if head is not None:
         assert head.scales is not None

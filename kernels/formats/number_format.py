@@ -1,11 +1,16 @@
-"""The number format of an operand: bits, group and kind; its name; and rounding values to it.
+"""Number format of an operand: bits, group and kind, its name, and rounding to it.
 
-Kernel specifications say with it what a kernel takes, schemes say with it what they round to.
-Symmetric integers are those of `symmetric_quantization`, asymmetric ones, which add a zero point,
-those of `asymmetric`; balanced ones are symmetric about zero (ABQ-LLM's bit balance,
-arXiv:2408.08554, section 3.3), floats of 6 and 5 bits are E3M2 and E3M1 (ZeroQuant(4+2),
-arXiv:2312.08583, section 4), of 8 bits E4M3, normal is NF4 (QLoRA, arXiv:2305.14314), dual is
-`dual_grained` (DGQ), mixed is `mixed` (Atom), and dense values have no scale.
+It describes the operands of a kernel and the result of a scheme. The kinds:
+
+- symmetric: integers, see `symmetric_quantization`
+- asymmetric: integers with a zero point, see `asymmetric`
+- balanced: integers in a range symmetric about zero (ABQ-LLM's bit balance, arXiv:2408.08554,
+  section 3.3)
+- float: E3M2 of 6 bits and E3M1 of 5 (ZeroQuant(4+2), arXiv:2312.08583, section 4), E4M3 of 8
+- normal: NF4 (QLoRA, arXiv:2305.14314)
+- dual: DGQ, see `dual_grained`
+- mixed: Atom, see `mixed`
+- dense: values without scales
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from kernels.formats.mixed import TAIL_BITS, tail_start
 from kernels.formats.symmetric_quantization import code_limits, nearest_codes_, scales_to
 
 Kind = Literal["symmetric", "asymmetric", "balanced", "float", "normal", "dual", "mixed", "dense"]
-# What a name has before the bits; dense and float numbers differ by whether a group follows.
+# The prefix of a name; dense and float formats differ by whether a group follows the bits.
 _PREFIXES: dict[Kind, str] = {
     "symmetric": "int",
     "asymmetric": "uint",
@@ -57,10 +62,10 @@ _NAME = re.compile(r"(?P<prefix>[a-z]+)(?P<bits>\d+)(?:/(?P<group>row|\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Scale and zero point of a group. scales: FP16 [..., 1].
+    """Scale and zero point of each group. scales: FP16 [..., 1].
 
-    zero_points: added to codes before they are scaled, [..., 1], in the dtype of the values that
-    were fitted; None: zeros.
+    zero_points: added to codes before scaling, [..., 1], in the dtype of the fitted values; None:
+    zeros.
     """
 
     scales: torch.Tensor
@@ -69,16 +74,16 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """Codes of `bits` bits, one FP16 scale per `group` of k (None: a row, a channel or a token).
+    """Codes of `bits` bits, one FP16 scale per `group` of k (None: per row: a channel or a token).
 
-    kind: balanced integers lie within ±2^(bits-2), one more than 2^(bits-1) of them: the five of
-          ABQ-LLM's W2* take three bits. Mixed ones have 8 bits in the last group of K. Dense
-          numbers have neither codes nor scales.
-    clip: share of a group's range that the codes span (mixed: of all groups but the last); what is
-          beyond saturates.
+    kind: balanced integers lie within ±2^(bits-2): the five values of ABQ-LLM's W2* take three
+          bits. Mixed ones have 8 bits in the last group of K. Dense numbers have neither codes nor
+          scales.
+    clip: share of a group's range that the codes span (mixed: of all groups but the last); values
+          beyond it saturate.
 
-    Raises ShapeError if the bits and the kind contradict each other, a group has no value, mixed
-    numbers have no groups or clip is not in (0, 1].
+    Raises ShapeError if the kind does not support the bits, a group is empty, mixed numbers have no
+    groups or clip is not in (0, 1].
     """
 
     bits: int
@@ -101,9 +106,9 @@ class NumberFormat:
 
     @property
     def name(self) -> str:
-        """`int6/128`; `uint4/row` (asymmetric), one scale a row; `fp6/row` (E3M2); `fp16` (dense).
+        """Name, for example `int6/128`, `uint4/row` (asymmetric), `fp6/row` (E3M2), `fp16` (dense).
 
-        The share that is clipped is no part of it.
+        It does not include the clip.
         """
         number = f"{_PREFIXES[self.kind]}{self.bits}"
         if self.kind == "dense":
@@ -112,7 +117,7 @@ class NumberFormat:
 
     @classmethod
     def parse(cls, name: str) -> NumberFormat:
-        """The format of this name. Raises ShapeError if there is none."""
+        """Return the format of this name. Raises ShapeError if there is none."""
         parts = _NAME.fullmatch(name)
         for kind, prefix in _PREFIXES.items() if parts else ():
             if parts and parts["prefix"] == prefix and (kind == "dense") == (not parts["group"]):
@@ -124,7 +129,7 @@ class NumberFormat:
 
     @property
     def is_dense(self) -> bool:
-        """True if values stay as they are, without codes and scales."""
+        """True if values are not quantized."""
         return self.kind == "dense"
 
     @property
@@ -134,12 +139,12 @@ class NumberFormat:
 
     @property
     def has_zero_points(self) -> bool:
-        """True if codes have no sign, and groups a zero point that is added to them."""
+        """True if codes are unsigned, with a zero point per group."""
         return self.kind == "asymmetric" or (self.kind == "dual" and self.bits == CODE_BITS)
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Lowest and highest integer code; of mixed ones those of 4 bits.
+        """Lowest and highest integer code; for mixed formats those of 4 bits.
 
         Raises ShapeError if codes are not integers.
         """
@@ -154,7 +159,7 @@ class NumberFormat:
         return (-high, high) if self.kind == "dual" else (low, high)
 
     def columns(self, k: int) -> tuple[ColumnGroup, ...]:
-        """The groups of K columns, the last one possibly shorter."""
+        """Return the groups of K columns; the last one may be shorter."""
         length, last = self.group or k, tail_start(k, self.group or k)
         head, tail = self._parts() if self.kind == "mixed" else (self, self)
         return tuple(
@@ -163,9 +168,10 @@ class NumberFormat:
         )
 
     def fit(self, grouped: torch.Tensor) -> Scaling:
-        """Scaling of values [..., length] that share a scale.
+        """Return the scaling of groups [..., length].
 
-        Raises ValueError if FP16 can't carry a scale, ShapeError if the kind has no such scaling.
+        Raises ValueError if a scale exceeds the range of FP16, ShapeError for kinds that are not
+        fitted group by group.
         """
         if self.kind == "asymmetric":
             return Scaling(*asymmetric_scaling(grouped, self.limits[1], self.clip))
@@ -176,16 +182,16 @@ class NumberFormat:
         raise ShapeError(f"{self.name} is not fitted group by group: see kernels.formats.quantize")
 
     def rounder(self, scaling: Scaling, dtype: torch.dtype) -> Rounder:
-        """Rounding of values [..., length] of this dtype with a scaling."""
+        """Return a rounder of values [..., length] of this dtype with a scaling."""
         zero_points = None if scaling.zero_points is None else scaling.zero_points.to(dtype)
         divisor, factor = safe_divisor(scaling.scales, dtype), scaling.scales.to(dtype)
         return Rounder(self, divisor, factor, zero_points)
 
     def round(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Round [rows, K] to nearest, group by group: FP32 [rows, K], code times scale, exact.
+        """Round [rows, K] to nearest, group by group; return code times scale, exact in FP32.
 
         For symmetric integers it equals quantize_symmetric(...).dequantize().
-        Raises ShapeError for no matrix, and ValueError if it holds NaN or infinity or as `fit`.
+        Raises ShapeError for an empty matrix, ValueError for NaN and infinity, and as `fit`.
         """
         check_shape(matrix, self.group)
         rows, k = matrix.shape
@@ -194,7 +200,7 @@ class NumberFormat:
             start = tail_start(k, self.group or k)
             rounded = tail.round(matrix[:, start:])
             return torch.cat([head.round(matrix[:, :start]), rounded], 1) if start else rounded
-        if self.kind in ("symmetric", "balanced") and fused_rounding.takes(matrix):
+        if self.kind in ("symmetric", "balanced") and fused_rounding.supports(matrix):
             fused = fused_rounding.round_symmetric(matrix, self.group, self.limits, self.clip)
             if fused is not None and math.isfinite(float(fused[1].amax())):
                 return fused[0]
@@ -202,20 +208,20 @@ class NumberFormat:
         try:
             scaling = self.fit(grouped)
         except ValueError:
-            check_finite(matrix)  # NaN and infinity give no scale either, for a reason of their own
+            check_finite(matrix)  # NaN and infinity get a message of their own
             raise
         rounder = self.rounder(scaling, grouped.dtype)
         rounded = rounder.values(rounder.codes(grouped))
         return rounded.view(rows, -1)[:, :k].to(torch.float32).contiguous()
 
     def _parts(self) -> tuple[NumberFormat, NumberFormat]:
-        """Of mixed numbers: formats of all groups but the last, and of the last."""
+        """Return the formats of a mixed format's groups: of all but the last, and of the last."""
         return replace(self, kind="symmetric"), NumberFormat(TAIL_BITS, self.group)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnGroup:
-    """Columns start … end - 1 of a matrix, with one scale a row. format: of their codes."""
+    """Columns start … end - 1 of a matrix, with one scale per row. format: of their codes."""
 
     start: int
     end: int
@@ -224,7 +230,7 @@ class ColumnGroup:
 
 @dataclass(frozen=True, slots=True)
 class Rounder:
-    """Codes of values [..., length] that share a scale, and what codes stand for.
+    """Quantization and dequantization of groups [..., length] with a given scaling.
 
     divisor, factor: the scale to divide and to multiply by, [..., 1]. All in the values' dtype.
     """
@@ -235,7 +241,7 @@ class Rounder:
     zero_points: torch.Tensor | None
 
     def codes(self, values: torch.Tensor) -> torch.Tensor:
-        """The nearest codes; of small floats the numbers themselves. In the values' dtype."""
+        """Return the nearest codes (floats: the nearest numbers), in the values' dtype."""
         quotients = values / self.divisor
         if self.number.kind == "float":
             return nearest_minifloat(quotients, self.number.bits).to(values.dtype)
@@ -244,7 +250,7 @@ class Rounder:
         return quotients.round_().sub_(self.zero_points).clamp_(*self.number.limits)
 
     def values(self, codes: torch.Tensor) -> torch.Tensor:
-        """Code (plus zero point) times scale: exact in FP32, of 9 and 11 significant bits."""
+        """Return (code + zero point) · scale, exact in FP32: 9 plus 11 significant bits."""
         shifted = codes if self.zero_points is None else codes + self.zero_points
         return shifted * self.factor
 

@@ -1,4 +1,4 @@
-"""A matrix as a kernel's reference sees it: codes and scales, in no kernel's layout."""
+"""A quantized or dense matrix in a layout independent of kernels: codes and scales."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kernels.errors import ShapeError
 class Operand:
     """Activations X [M,K] or weights W [N,K], quantized or dense.
 
-    values: [rows, K], int8 (uint8 where unsigned ones have 8 bits) or E4M3 codes, or FP16 values
-            that E3M2 or E3M1 has, where scales is given; else FP16/FP32 values.
+    values: [rows, K]. With scales: int8 codes (uint8 for unsigned codes of 8 bits), E4M3 codes, or
+            E3M2 or E3M1 numbers stored as FP16. Without: FP16 or FP32 values.
     scales: [rows, groups], FP16; groups = ceil(K / group). None: dense.
     bits:   of one code; 16 for dense FP16.
-    group:  values of k that share a scale; None: one scale a row (or dense). The last group of a
-            row is shorter where K is not a multiple.
-    zero_points: [rows, groups], int8 (int16 for codes of 8 bits), added to codes before they are
-            scaled: minus the code that stands for 0. None: zeros.
-    row_scales:  [rows, 1], FP16, a second scale that a whole row shares. None: ones.
-    tail_bits:   of codes in the last group. None: bits, as everywhere.
+    group:  values of k that share a scale; None: one scale per row (or dense). The last group of a
+            row is shorter if K is not a multiple.
+    zero_points: [rows, groups], int8 (int16 for codes of 8 bits), added to codes before scaling:
+            minus the code of 0. None: zeros.
+    row_scales:  [rows, 1], FP16, a second scale per row. None: ones.
+    tail_bits:   of codes in the last group. None: bits.
     order:       int32 [K], a permutation: column j is channel order[j] of the layer's input. None:
-            the channels' own order.
+            the identity.
 
     Raises ShapeError if scales, zero points or order don't fit values.
     """
@@ -48,14 +48,12 @@ class Operand:
                 f"scales of a {self.rows}x{self.k} operand in groups of {self.group} must be "
                 f"{self.rows}x{self.groups}, got {tuple(self.scales.shape)}"
             )
-        for name, of_groups, columns in (
+        for name, tensor, columns in (
             ("zero points", self.zero_points, self.groups),
             ("row scales", self.row_scales, 1),
         ):
-            if of_groups is not None and tuple(of_groups.shape) != (self.rows, columns):
-                raise ShapeError(
-                    f"{name} must be {self.rows}x{columns}, got {tuple(of_groups.shape)}"
-                )
+            if tensor is not None and tuple(tensor.shape) != (self.rows, columns):
+                raise ShapeError(f"{name} must be {self.rows}x{columns}, got {tuple(tensor.shape)}")
 
         if self.order is not None and tuple(self.order.shape) != (self.k,):
             raise ShapeError(f"an order of {self.k} columns has {tuple(self.order.shape)}")
@@ -70,7 +68,7 @@ class Operand:
 
     @property
     def groups(self) -> int:
-        """Groups along K, the last one possibly shorter."""
+        """Number of groups along K; the last one may be shorter."""
         return 1 if self.group is None else -(-self.k // self.group)
 
     @property
@@ -79,21 +77,21 @@ class Operand:
         return self.k if self.group is None else self.group
 
     def to(self, device: torch.device | str) -> Operand:
-        """The same operand on another device."""
+        """Copy the operand to a device."""
         order = None if self.order is None else self.order.to(device)
-        return replace(self._mapped(lambda tensor: tensor.to(device)), order=order)
+        return replace(self._map_tensors(lambda tensor: tensor.to(device)), order=order)
 
     def slice_rows(self, start: int, stop: int) -> Operand:
-        """Rows start … stop - 1, or to the end."""
-        return self._mapped(lambda tensor: tensor[start:stop])
+        """Return rows start … stop - 1; a stop past the end means the end."""
+        return self._map_tensors(lambda tensor: tensor[start:stop])
 
     def take_rows(self, rows: torch.Tensor) -> Operand:
-        """The rows of these indices, int64 [count], in their order."""
+        """Return the rows of these indices, int64 [count], in their order."""
 
-        def taken(tensor: torch.Tensor) -> torch.Tensor:
+        def index(tensor: torch.Tensor) -> torch.Tensor:
             return _indexable(tensor)[rows].view(tensor.dtype)
 
-        return self._mapped(taken)
+        return self._map_tensors(index)
 
     def split_rows(self, counts: Sequence[int]) -> list[Operand]:
         """Split the rows into consecutive parts of these sizes; no two parts share memory."""
@@ -101,13 +99,14 @@ class Operand:
         parts = (self.slice_rows(end - count, end) for count, end in zip(counts, ends, strict=True))
         return [
             replace(
-                part._mapped(torch.clone), order=None if self.order is None else self.order.clone()
+                part._map_tensors(torch.clone),
+                order=None if self.order is None else self.order.clone(),
             )
             for part in parts
         ]
 
     def dequantize(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        """The real values [rows, K]: (code + zero point) times its scales, exact in FP32 too."""
+        """Return the values [rows, K]: (code + zero point) times its scales, also exact in FP32."""
         values = self.values.to(dtype, copy=True)
         if self.zero_points is not None:
             values += self._per_value(self.zero_points, dtype)
@@ -118,7 +117,7 @@ class Operand:
         return values
 
     def in_own_order(self) -> torch.Tensor:
-        """`dequantize`, each column where its channel is."""
+        """Dequantize, with the columns in the original channel order."""
         values = self.dequantize()
         if self.order is None:
             return values
@@ -128,44 +127,46 @@ class Operand:
 
     @staticmethod
     def stacked(operands: Sequence[Operand]) -> Operand:
-        """All rows of operands of one format, k and order, below each other."""
+        """Concatenate the rows of operands of the same format, K and order."""
 
-        def joined(name: str) -> torch.Tensor | None:
+        def concatenated(name: str) -> torch.Tensor | None:
             parts = [getattr(operand, name) for operand in operands]
             if parts[0] is None:
                 return None
             return torch.cat([_indexable(part) for part in parts]).view(parts[0].dtype)
 
         first = operands[0]
-        values = joined("values")
+        values = concatenated("values")
         assert values is not None  # every operand has them
         return replace(
             first,
             values=values,
-            scales=joined("scales"),
-            zero_points=joined("zero_points"),
-            row_scales=joined("row_scales"),
+            scales=concatenated("scales"),
+            zero_points=concatenated("zero_points"),
+            row_scales=concatenated("row_scales"),
         )
 
-    def _per_value(self, of_groups: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if of_groups.shape[1] == 1:
-            return of_groups.to(dtype)
-        wide = of_groups.to(dtype).repeat_interleave(self.group_length, dim=1)
+    def _per_value(self, group_values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if group_values.shape[1] == 1:
+            return group_values.to(dtype)
+        wide = group_values.to(dtype).repeat_interleave(self.group_length, dim=1)
         return wide[:, : self.k]
 
-    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Operand:
-        def changed(tensor: torch.Tensor | None) -> torch.Tensor | None:
-            return None if tensor is None else change(tensor)
+    def _map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Operand:
+        """Apply a function to all tensors but the order."""
+
+        def optional(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else function(tensor)
 
         return replace(
             self,
-            values=change(self.values),
-            scales=changed(self.scales),
-            zero_points=changed(self.zero_points),
-            row_scales=changed(self.row_scales),
+            values=function(self.values),
+            scales=optional(self.scales),
+            zero_points=optional(self.zero_points),
+            row_scales=optional(self.row_scales),
         )
 
 
 def _indexable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bytes as integers where torch has no indexing of the type: E4M3."""
+    """View E4M3 as bytes, which torch can index; return others unchanged."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor

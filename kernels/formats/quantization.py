@@ -1,4 +1,4 @@
-"""Quantizing a matrix to any number format, and the format of a quantized matrix."""
+"""Quantization of a matrix to any number format, and the format of a quantized matrix."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from kernels.formats.number_format import Kind, NumberFormat, Scaling
 from kernels.formats.operand import Operand
 from kernels.formats.symmetric_quantization import quantize_symmetric
 
-_E4M3_BITS = 8  # of the floats: the others are minifloats
-# Rows are rounded so many values at a time: in float64 a large layer would take the memory of
-# several blocks.
+_E4M3_BITS = 8  # floats of fewer bits are minifloats
+# Values that are rounded at once: a large layer in float64 would need too much memory.
 _CHUNK_VALUES = 1 << 22
 
 
@@ -29,15 +28,14 @@ def quantize(
     shares: torch.Tensor | None = None,
     order: torch.Tensor | None = None,
 ) -> Operand:
-    """Round [rows, K] to nearest: codes and scales; dense formats: the values as FP16.
+    """Quantize [rows, K] by rounding to nearest; dense formats: convert to FP16.
 
-    shares: [rows, groups], what the codes of each group span of its range beside the format's clip,
-    for integers; with zero points [rows, groups, 2], of the part below 0 and of that above. None:
-    all of it. order: of the channels, for mixed ones; None: their
-    default_order.
+    shares: [rows, groups], the share of each group's range that its codes span, multiplied by the
+    format's clip; only for integers. With zero points [rows, groups, 2], of the parts below and
+    above 0. None: ones. order: of the channels, for mixed formats; None: default_order.
 
-    Raises ShapeError for formats that no operand has or that don't fit the matrix, and ValueError
-    for NaN, infinity or values past what a format carries.
+    Raises ShapeError for formats without an operand or that don't fit the matrix, and ValueError
+    for NaN, infinity or values out of a format's range.
     """
     if shares is not None and number.kind not in ("symmetric", "balanced", "asymmetric"):
         raise ShapeError(f"only integers have a share for each group, not {number.name}")
@@ -47,11 +45,11 @@ def quantize(
     if matrix.ndim != 2 or matrix.shape[0] <= rows:
         return _quantize_rows(matrix, number, shares, order)
     parts = torch.split(matrix, rows)
-    of_parts = [None] * len(parts) if shares is None else torch.split(shares, rows)
+    part_shares = [None] * len(parts) if shares is None else torch.split(shares, rows)
     return Operand.stacked(
         [
             _quantize_rows(part, number, share, order)
-            for part, share in zip(parts, of_parts, strict=True)
+            for part, share in zip(parts, part_shares, strict=True)
         ]
     )
 
@@ -70,7 +68,7 @@ def _quantize_rows(
     shares: torch.Tensor | None,
     order: torch.Tensor | None,
 ) -> Operand:
-    """`quantize` of rows that are rounded together; a row doesn't depend on the others."""
+    """Quantize rows at once; the result of a row does not depend on the others."""
     if number.is_dense:
         return Operand(matrix.to(torch.float16), None, number.bits, None)
     if number.kind == "float" and number.clip == 1:
@@ -93,18 +91,18 @@ def _quantize_rows(
 
 
 def assembled(codes: torch.Tensor, scalings: Sequence[Scaling], number: NumberFormat) -> Operand:
-    """The operand of codes [rows, K] that were rounded group by group.
+    """Build the operand of codes [rows, K] that were rounded group by group.
 
-    scalings: of each of number.columns(K).
+    scalings: one for each group of number.columns(K).
     """
-    of_codes, of_zeros = torch.int8, torch.int8
+    code_dtype, zero_dtype = torch.int8, torch.int8
     if number.kind == "float":
-        of_codes = torch.float16
+        code_dtype = torch.float16
     elif number.kind == "asymmetric":
-        of_codes, of_zeros = asymmetric_types(number.bits)
-    zeros = [s.zero_points.to(of_zeros) for s in scalings if s.zero_points is not None]
+        code_dtype, zero_dtype = asymmetric_types(number.bits)
+    zeros = [s.zero_points.to(zero_dtype) for s in scalings if s.zero_points is not None]
     return Operand(
-        codes.to(of_codes).contiguous(),
+        codes.to(code_dtype).contiguous(),
         torch.cat([scaling.scales for scaling in scalings], dim=1),
         number.bits,
         number.group,
@@ -114,9 +112,9 @@ def assembled(codes: torch.Tensor, scalings: Sequence[Scaling], number: NumberFo
 
 
 def format_of(operand: Operand) -> NumberFormat:
-    """The format of an operand's codes; balanced integers are symmetric ones of as many bits.
+    """Return the format of an operand; balanced integers appear as symmetric ones.
 
-    Raises ShapeError if there is none.
+    Raises ShapeError if no format has its bits and group.
     """
     if operand.scales is None:
         return NumberFormat(operand.bits, kind="dense")

@@ -1,4 +1,4 @@
-"""FlexQ's quantization formula in Triton: a file of its own, because Triton reads its source.
+"""FlexQ's quantization formula in Triton, in its own file because Triton parses the source.
 
 Every Triton kernel that quantizes calls `scale_of` and `codes_of`, which compute what
 `symmetric_quantization` defines, bit for bit.
@@ -13,18 +13,18 @@ import triton.language as tl
 
 @triton.jit
 def scale_of(largest, share, highest):
-    """Scales of groups [together] with these largest magnitudes: rounded to FP16, as FP32."""
+    """Return the scales of groups [tile_rows] with these largest magnitudes, rounded to FP16."""
     return tl.div_rn(largest * share, highest).to(tl.float16).to(tl.float32)
 
 
 @triton.jit
-def codes_of(x, scale, lowest, highest, together: tl.constexpr, block: tl.constexpr):
-    """x [together, block] over the scales [together] of its rows: as it is, rounded, and as codes.
+def codes_of(x, scale, lowest, highest, tile_rows: tl.constexpr, block: tl.constexpr):
+    """Divide x [tile_rows, block] by scales [tile_rows]; return quotients, rounded ones, and codes.
 
-    Scale 0: zeros. Adding and taking away 1.5 · 2^23 rounds half to even: codes are far smaller.
+    Scale 0: zeros. Adding and subtracting 1.5 · 2^23 rounds ties to even, as codes are far smaller.
     """
     divisor = tl.where(scale == 0.0, float("inf"), scale)
-    quotient = tl.div_rn(x, tl.broadcast_to(divisor[:, None], (together, block)))
+    quotient = tl.div_rn(x, tl.broadcast_to(divisor[:, None], (tile_rows, block)))
     nearest = (quotient + 12582912.0) - 12582912.0
     return quotient, nearest, tl.minimum(tl.maximum(nearest, lowest), highest)
 
@@ -43,21 +43,21 @@ def round_groups(
     lowest,
     length: tl.constexpr,
     block: tl.constexpr,
-    together: tl.constexpr,
+    tile_rows: tl.constexpr,
 ):
-    """A group of several rows: code times scale, and the scale."""
-    row = tl.program_id(0) * together + tl.arange(0, together)
-    place = tl.arange(0, block)
-    column = tl.program_id(1) * length + place
-    inside = (row < rows)[:, None] & ((place < length) & (column < k))[None, :]
+    """Round one group of `tile_rows` rows: store code times scale, and the scale."""
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    offset = tl.arange(0, block)
+    column = tl.program_id(1) * length + offset
+    inside = (row < rows)[:, None] & ((offset < length) & (column < k))[None, :]
     start = row.to(tl.int64)
     x = tl.load(x_pointer + start[:, None] * stride + column[None, :], mask=inside, other=0.0)
     x = x.to(tl.float32)
     largest = tl.max(tl.abs(x), axis=1)
-    missing = tl.sum((x != x).to(tl.int32), axis=1)  # tl.max passes over NaN
+    missing = tl.sum((x != x).to(tl.int32), axis=1)  # tl.max ignores NaN
     largest = tl.where(missing > 0, float("nan"), largest)
     scale = scale_of(largest, clip, highest)
-    _, _, code = codes_of(x, scale, lowest, highest, together, block)
+    _, _, code = codes_of(x, scale, lowest, highest, tile_rows, block)
     tl.store(
         rounded_pointer + start[:, None] * k + column[None, :], code * scale[:, None], mask=inside
     )

@@ -1,1 +1,1 @@
-"""Kernels of outside packages, called as their users call them: docs/kernels/peers.md."""
+"""Kernels of third-party packages, called through their public API: docs/kernels/peers.md."""

@@ -1,10 +1,10 @@
 """bitsandbytes: W8A8 as LLM.int8() does it, and NF4 weights with FP16 activations.
 
-`bitsandbytes-int8` is LLM.int8() (arXiv 2208.07339) without outliers held back (threshold 0): one
-scale a token and one an output feature, cuBLASLt's int8 GEMM as the library calls it, and its
-scaling kernel. `bitsandbytes-nf4` is 4-bit NormalFloat in blocks of 64 (QLoRA, arXiv 2305.14314)
-with FP32 scales, its fused kernel or, where the library thinks that faster, a dequantization and a
-dense GEMM.
+`bitsandbytes-int8` is LLM.int8() (arXiv 2208.07339) without outlier decomposition (threshold 0):
+one scale per token and one per output feature, cuBLASLt's int8 GEMM as the library calls it, and
+the library's scaling kernel. `bitsandbytes-nf4` is 4-bit NormalFloat in blocks of 64 (QLoRA, arXiv
+2305.14314) with FP32 scales. The library chooses between its fused kernel and a dequantization
+followed by a dense GEMM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kernels.formats import FP16, NumberFormat, Operand
 from kernels.peers.half_activations import HalfActivationPeer, store
 from kernels.peers.packages import BITSANDBYTES, load
 
-_LARGEST = 127.0  # bitsandbytes keeps largest magnitudes where we keep scales
+_LARGEST = 127.0  # bitsandbytes stores largest magnitudes, 127 times our scales
 _BLOCK = 64  # of NF4 codes that share a scale
 _TYPE = "nf4"
 _FP16_BITS = 11
@@ -80,7 +80,7 @@ class Int8Gemm(LinearKernel):
         bias: torch.Tensor | None = None,
         config: Config | None = None,
     ) -> None:
-        """The quantizer's own tensors are what is multiplied: nothing is copied."""
+        """Multiply the tensors that the quantizer returns, without copying them."""
         codes, largest, _ = _functional().int8_vectorwise_quant(x)
         quantized = PackedOperand({"codes": codes, "largest": largest}, packed.rows, packed.k)
         self.gemm(quantized, w, out, bias=bias, config=config)
@@ -108,7 +108,7 @@ def _with_largest(operand: Operand, fmt: NumberFormat) -> PackedOperand:
 
 
 class NormalFloatGemm(HalfActivationPeer):
-    """`bitsandbytes-nf4`. An operand's values are what codes and scales stand for, as FP16."""
+    """`bitsandbytes-nf4`. Operands have dequantized FP16 values."""
 
     spec = KernelSpec(
         name="bitsandbytes-nf4",
@@ -126,7 +126,7 @@ class NormalFloatGemm(HalfActivationPeer):
         return Operand(functional.dequantize_4bit(codes, state), None, 16, None)
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
-        """Quantizing quantized values gives the same: a block's largest is a code of 1 or -1."""
+        """Quantize again, which is exact: the largest value of a block has code 1 or -1."""
         values = weight.values.half().contiguous()
         codes, state = _functional().quantize_4bit(values, blocksize=_BLOCK, quant_type=_TYPE)
         buffers = {"codes": codes, "largest": state.absmax, "table": state.code}

@@ -10,17 +10,17 @@ from kernels.formats import Operand
 
 
 class HalfActivationPeer(LinearKernel):
-    """A weight-only kernel of a package: activations are `values` [M, padded K] of its dtype.
+    """Base class of a package's weight-only kernels: activations are `values` [M, padded K].
 
-    k_multiple: of K in memory. dtype: of activations; where it is FP16 and no padding is needed,
-    `linear` reads the activations where they lie.
+    k_multiple: K is padded to a multiple of it. dtype: of activations; for FP16 without padding,
+    `linear` reads the activations without a copy.
     """
 
     dtype = torch.float16
     k_multiple = 1
 
     def padded_k(self, k: int) -> int:
-        """K in memory."""
+        """Return K rounded up to k_multiple."""
         return -(-k // self.k_multiple) * self.k_multiple
 
     def quantize_activation(self, x: torch.Tensor) -> Operand:
@@ -51,7 +51,7 @@ class HalfActivationPeer(LinearKernel):
 
 
 def store(y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """A package's own output [M, >= N] in ours, where the package takes none to write to."""
+    """Copy a package's output [M, >= N] to `out`, for packages without an output argument."""
     out.copy_(y[:, : out.shape[1]])
     if bias is not None:
         out += bias

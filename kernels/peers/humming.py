@@ -1,8 +1,8 @@
-"""Humming: the successor of vLLM's Marlin kernels, compiled at run time, a package of its own.
+"""Humming: the successor of vLLM's Marlin kernels, a package that compiles at run time.
 
-Weights of any few bits, integer or float, with FP16 activations: `humming-w4a16` is what Marlin is
-known for (symmetric 4-bit codes, an FP16 scale per 128 of k), `humming-fp6` has E3M2 weights with a
-scale a row, as FP6-LLM has. The package chooses its own configuration for a shape.
+It supports low-bit integer and float weights with FP16 activations. `humming-w4a16` has Marlin's
+format (symmetric 4-bit codes, an FP16 scale per 128 of k), `humming-fp6` has E3M2 weights with a
+scale per row, as FP6-LLM. The package chooses its own configuration for a shape.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _DTYPES = {4: "float4e0m3", 6: "float6e3m2"}  # by bits; e0m3 is a sign and a ma
 class HummingGemm(HalfActivationPeer):
     """`humming-w4a16` and `humming-fp6`."""
 
-    def __init__(self, name: str, weight: NumberFormat, what: str) -> None:
+    def __init__(self, name: str, weight: NumberFormat, description: str) -> None:
         self.spec = KernelSpec(
             name=name,
             backend="cuda",
             weight=weight,
             activation=FP16,
-            summary=f"{what} of humming-kernels, which follow Marlin",
+            summary=f"{description} of humming-kernels, which follow Marlin",
             package=HUMMING,
             rounds_to=_FP16_BITS,
         )
@@ -47,7 +47,7 @@ class HummingGemm(HalfActivationPeer):
         return quantize_symmetric(weight, fmt.bits, fmt.group, top=_TOP)
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
-        """Raises UnsupportedError for shapes that the package would pad."""
+        """Pack the weights. Raises UnsupportedError for shapes that the package would pad."""
         scales = checked_scales(weight, self.spec.weight)
         n, k, bits = weight.rows, weight.k, self.spec.weight.bits
         if n % _N_MULTIPLE or k % _K_MULTIPLE:
@@ -94,7 +94,7 @@ class HummingGemm(HalfActivationPeer):
             out += bias
 
     def _codes(self, values: torch.Tensor) -> torch.Tensor:
-        """Codes int32 [N,K] as the package numbers them."""
+        """Return codes int32 [N,K] in the package's encoding."""
         if self.spec.weight.kind == "float":
             return minifloat_codes(values, self.spec.weight.bits).to(torch.int32).contiguous()
         if int(values.min()) < -_TOP:

@@ -15,7 +15,7 @@ from kernels.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """An outside package. versions: those whose interface we know; module: what is imported."""
+    """A third-party package. versions: those supported; module: its import name."""
 
     name: str
     module: str
@@ -29,7 +29,7 @@ PACKAGES = (BITSANDBYTES, TORCHAO, HUMMING)
 
 
 def check(package: Package) -> None:
-    """Raise UnsupportedError, with the reason, if a package of a version we know is missing."""
+    """Raise UnsupportedError, with the reason, unless a supported version is installed."""
     try:
         version = metadata.version(package.name)
     except metadata.PackageNotFoundError:
@@ -38,18 +38,18 @@ def check(package: Package) -> None:
         ) from None
     if not SpecifierSet(package.versions).contains(version, prereleases=True):
         raise UnsupportedError(
-            f"{package.name} {version} has another interface: install one {package.versions}"
+            f"{package.name} {version} is not supported: install {package.versions}"
         )
 
 
 @cache
 def load(package: Package, submodule: str = "") -> ModuleType:
-    """A module of a package. Raises UnsupportedError, with the reason, if it can't be had."""
+    """Import a module of a package. Raises UnsupportedError, with the reason, on failure."""
     check(package)
     name = f"{package.module}.{submodule}" if submodule else package.module
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a package built for another torch or CUDA raises what it likes
+    except Exception as error:  # a package built for another torch or CUDA may raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UnsupportedError(
             f"{package.name} can't be imported ({reason}): install one for this torch"

@@ -1,9 +1,9 @@
-"""torchao: 4-bit weights as its tile-packed int4 tensor has them, on PyTorch's tinygemm kernel.
+"""torchao: 4-bit weights in its tile-packed int4 layout, on PyTorch's tinygemm kernel.
 
-torchao had FP6-LLM's kernel, with weights of E3M2, up to 0.15; it was taken out in 0.16
-(github.com/pytorch/ao/pull/3520), and the releases that have it load only with torch 2.9. What is
-left for weights of few bits on CUDA without another package is `Int4TilePackedTo4dTensor`: codes of
-4 bits with a BF16 scale and zero point a group, multiplied by BF16 activations.
+torchao had FP6-LLM's kernel, with E3M2 weights, up to 0.15; it was removed in 0.16
+(github.com/pytorch/ao/pull/3520), and the releases that have it load only with torch 2.9. The
+remaining low-bit weight format on CUDA without another package is `Int4TilePackedTo4dTensor`: 4-bit
+codes with a BF16 scale and zero point per group, multiplied by BF16 activations.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
 from kernels.peers.half_activations import HalfActivationPeer, store
 from kernels.peers.packages import TORCHAO, load
 
-_GROUP, _OFFSET = 128, 8  # the kernel takes codes 0 … 15 and means code - 8
-_INNER_TILES = 8  # of k in a packed tile, as torchao has it
+_GROUP, _OFFSET = 128, 8  # the kernel reads code c in 0 … 15 as c - 8
+_INNER_TILES = 8  # of k in a packed tile, as in torchao
 _N_MULTIPLE = 8
 _BF16_BITS = 8
 
@@ -50,11 +50,11 @@ class TinyGemm(HalfActivationPeer):
         k = self.padded_k(weight.k)
         codes = padded(weight.values, rows, k).to(torch.int32) + _OFFSET
         pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8).contiguous()
-        of_groups = padded(scales.bfloat16(), rows, k // _GROUP)
+        padded_scales = padded(scales.bfloat16(), rows, k // _GROUP)
         join = load(TORCHAO, "quantization.utils").pack_tinygemm_scales_and_zeros
         buffers = {
             "tiles": torch.ops.aten._convert_weight_to_int4pack(pairs, _INNER_TILES),
-            "scales": join(of_groups, torch.zeros_like(of_groups)),
+            "scales": join(padded_scales, torch.zeros_like(padded_scales)),
         }
         return PackedOperand(buffers, weight.rows, weight.k)
 

@@ -1,4 +1,4 @@
-"""NVIDIA's driver library, for calls that its Python bindings lack or leave no choice in."""
+"""NVIDIA's driver library through ctypes, for calls that its Python bindings do not cover."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels.errors import UnsupportedError
 
 @cache
 def cuda_driver() -> ctypes.CDLL:
-    """libcuda. Raises UnsupportedError on a machine without NVIDIA's driver."""
+    """Load libcuda. Raises UnsupportedError on a machine without NVIDIA's driver."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -18,8 +18,8 @@ def cuda_driver() -> ctypes.CDLL:
 
 
 def reset_persisting_l2() -> None:
-    """Let the L2 cache evict lines that an access policy had it keep, in the current context.
+    """Reset all persisting lines of the L2 cache to normal, in the current context.
 
-    Of no effect on a GPU that keeps none (before compute capability 8.0).
+    No effect before compute capability 8.0.
     """
     cuda_driver().cuCtxResetPersistingL2Cache()

@@ -1,4 +1,4 @@
-"""The cache on disk: compiled kernels and tuned choices."""
+"""The cache on disk: compiled kernels and tuning results."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _UNUSABLE = (
 
 
 def cache_folder() -> Path:
-    """$FLEXQ_BENCH_CACHE, else the user's cache folder of flexq-bench."""
+    """Return $FLEXQ_BENCH_CACHE, else flexq-bench's folder in the user's cache folder."""
     override = os.environ.get("FLEXQ_BENCH_CACHE")
     return Path(override) if override else platformdirs.user_cache_path("flexq-bench")
 
 
 @contextmanager
 def in_cache(folder: Path) -> Iterator[None]:
-    """Make a folder of the cache, and raise CacheError where the block, or making it, can't write.
+    """Create a folder of the cache; convert an OSError of it or of the block to CacheError.
 
-    A full disk stays the OSError that it is.
+    Only errors of paths and permissions are converted; others, such as a full disk, pass through.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,9 +51,9 @@ def in_cache(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Several processes may write the same file at once: each reader sees a whole one or none.
+    """Write a file by renaming a temporary one: a reader sees the complete file or none.
 
-    Raises CacheError.
+    Several processes may write the same file at once. Raises CacheError.
     """
     with in_cache(path.parent):
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as handle:
@@ -63,12 +63,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def only_process(path: Path) -> Iterator[None]:
-    """One process on this machine is inside at a time; `path` is a lock file that stays empty.
+    """Hold an exclusive lock among the processes of this machine; `path` is the empty lock file.
 
-    Whoever ends inside, however it ends, lets the next one in. Raises CacheError.
+    The lock is released when the block or its process ends. Raises CacheError.
     """
     with in_cache(path.parent):
         handle = path.open("wb")
-    with handle:  # closing it lets go of the lock
+    with handle:  # closing it releases the lock
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,7 @@
-"""The GPU that configurations are chosen for: torch's current one, or one that is only described.
+"""The GPU that configurations are chosen for: torch's current one, or an assumed one.
 
-Which configuration runs depends on a GPU's architecture, its SMs and what a block of it may hold.
-Describing these lets a machine without a GPU tell what would run on one (`chosen_for`).
+The choice depends on the architecture, the number of SMs and the shared memory that a block may
+request. Assuming these (`chosen_for`) gives the choice for a GPU that this machine does not have.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from kernels.runtime.occupancy import LIMITS
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """arch: NVRTC's name of it, for example "sm_90". sms: streaming multiprocessors.
+    """Properties of a GPU on which the choice of a configuration depends.
 
-    block_shared_bytes: shared memory that one block may ask for (99 KB on an RTX 3090 Ti).
+    arch: as NVRTC names it, for example "sm_90". sms: number of streaming multiprocessors.
+    block_shared_bytes: shared memory that one block may request (99 KB on an RTX 3090 Ti).
     """
 
     arch: str
@@ -35,45 +36,45 @@ class Gpu:
         return divmod(int(self.arch.removeprefix("sm_")), 10)
 
 
-def _described(arch: str, sms: int) -> Gpu:
+def _gpu(arch: str, sms: int) -> Gpu:
     return Gpu(arch, sms, LIMITS[arch].block_shared_bytes)
 
 
-# A GPU of each target: A100, RTX 3090 Ti (and A6000), RTX 4090, H200, B200, RTX PRO 6000. SMs are
-# those of NVIDIA's architecture white papers; of the last two, what their drivers report.
+# A GPU of each target: A100, RTX 3090 Ti (and A6000), RTX 4090, H200, B200, RTX PRO 6000. The
+# numbers of SMs are from NVIDIA's architecture white papers; for the last two, from the driver.
 OF_TARGET = {
     gpu.arch: gpu
     for gpu in (
-        _described("sm_80", 108),
-        _described("sm_86", 84),
-        _described("sm_89", 128),
-        _described("sm_90", 132),
-        _described("sm_100", 148),
-        _described("sm_120", 188),
+        _gpu("sm_80", 108),
+        _gpu("sm_86", 84),
+        _gpu("sm_89", 128),
+        _gpu("sm_90", 132),
+        _gpu("sm_100", 148),
+        _gpu("sm_120", 188),
     )
 }
 
-_DESCRIBED: ContextVar[Gpu | None] = ContextVar("described_gpu", default=None)
+_ASSUMED: ContextVar[Gpu | None] = ContextVar("assumed_gpu", default=None)
 
 
 @contextmanager
 def chosen_for(gpu: Gpu) -> Iterator[None]:
-    """Configurations are chosen for `gpu` within it, whether or not this machine has one."""
-    token = _DESCRIBED.set(gpu)
+    """Choose configurations for `gpu` within the block, whether or not this machine has one."""
+    token = _ASSUMED.set(gpu)
     try:
         yield
     finally:
-        _DESCRIBED.reset(token)
+        _ASSUMED.reset(token)
 
 
 def current_gpu() -> Gpu:
-    """The GPU to choose for. Raises what torch raises if none is described and none is there."""
-    return _DESCRIBED.get() or present_gpu(torch.cuda.current_device())
+    """Return the assumed GPU, else torch's current one. Raises torch's error without a GPU."""
+    return _ASSUMED.get() or present_gpu(torch.cuda.current_device())
 
 
 @cache
 def present_gpu(device: int) -> Gpu:
-    """This machine's GPU `device`. Raises KernelError if the driver won't tell."""
+    """Return this machine's GPU `device`. Raises KernelError if the driver call fails."""
     from cuda.bindings import driver
 
     major, minor = torch.cuda.get_device_capability(device)

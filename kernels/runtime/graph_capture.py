@@ -1,10 +1,10 @@
-"""Capture of launches in a CUDA graph, such that a failed capture leaves the process as it was.
+"""CUDA graph capture that restores torch's state after a failed capture.
 
-torch ends a capture in two steps: the driver's, then its own. Where the driver's step fails (the
-work synchronized, or was left on a stream that isn't joined), torch 2.11 and 2.12 skip their own:
-the device's default random number generator stays in its capturing state, so that every later draw
-raises "Offset increment outside graph capture encountered unexpectedly", and the allocator goes on
-counting the capture as one under way. Both are undone here.
+torch ends a capture in two steps: the driver's, then its own. If the driver's step fails (the work
+synchronized, or forked a stream that was not joined), torch 2.11 and 2.12 skip their own: the
+device's default random number generator stays in its capturing state, so that every later draw
+raises "Offset increment outside graph capture encountered unexpectedly", and the caching allocator
+still treats the capture as active. This module completes torch's step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 Pool = Any  # what torch.cuda.graph_pool_handle returns
-# Graphs whose capture failed: the allocators of torch keep a pointer to each, and call it.
+# Keeps graphs whose capture failed alive: torch's allocator keeps a pointer to each and calls it.
 _failed: list[torch.cuda.CUDAGraph] = []
 
 
@@ -24,20 +24,20 @@ _failed: list[torch.cuda.CUDAGraph] = []
 def captured(
     stream: torch.cuda.Stream, *, pool: Pool | None = None
 ) -> Iterator[torch.cuda.CUDAGraph]:
-    """Capture what the block launches on the stream, which is the current one in it.
+    """Capture the launches of the block on `stream`, which is the current stream within it.
 
-    pool: memory pool of captures that never run at the same time; None: one of its own. Only what
-    this thread does can spoil the capture. The graph is complete when the block is left.
+    pool: memory pool shared by graphs that never run at the same time; None: a new one. Only calls
+    of this thread can invalidate the capture. The graph is complete when the block is left.
 
-    Raises what the block raises, and torch.AcceleratorError (a RuntimeError) for work that can't be
-    captured: the device can be used as before in either case.
+    Raises the block's error, or torch.AcceleratorError (a RuntimeError) for work that can't be
+    captured; the device remains usable in either case.
     """
     graph = torch.cuda.CUDAGraph()
     shared = pool is not None
     pool = pool if pool is not None else torch.cuda.graph_pool_handle()
-    of_block: BaseException | None = None
+    block_error: BaseException | None = None
     try:
-        # The outer stream context restores the current stream also where ending raises.
+        # The outer stream context restores the current stream even if ending the capture raises.
         with (
             torch.cuda.stream(stream),
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
@@ -45,42 +45,42 @@ def captured(
             try:
                 yield graph
             except BaseException as error:
-                of_block = error
+                block_error = error
                 raise
     except BaseException as error:
-        if error is not of_block:  # else the capture ended well, without what was to follow
-            _undo(graph, stream, pool, shared=shared)
+        if error is not block_error:  # else the capture itself ended without an error
+            _complete_capture_end(graph, stream, pool, shared=shared)
         graph.reset()
-        if of_block is not None:
-            raise of_block  # noqa: B904  # that the capture is spoilt says less than what spoilt it
+        if block_error is not None:
+            raise block_error  # noqa: B904  # the cause, not the invalidated capture that follows from it
         raise
 
 
-def _undo(
+def _complete_capture_end(
     graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Pool, *, shared: bool
 ) -> None:
-    """Complete what ending the capture left out.
+    """Complete the steps that torch skipped when ending the capture failed.
 
-    A step that fails is left out: the device is broken then, which its next use tells.
+    Errors are ignored: the device is unusable then, and its next use raises.
     """
     _failed.append(graph)
     with torch.cuda.device(stream.device), torch.cuda.stream(stream):
         with suppress(RuntimeError):
-            # The block left another stream as the current one, on which torch refuses to end it.
+            # torch can't end a capture if the block changed the current stream.
             if torch.cuda.is_current_stream_capturing():
                 graph.capture_end()
         with suppress(RuntimeError):
-            _forget_pool(stream.device.index, pool, shared=shared)
+            _end_pool_allocation(stream.device.index, pool, shared=shared)
         with suppress(RuntimeError):
-            _capture_nothing(stream)
+            _reset_generator(stream)
 
 
-def _forget_pool(device: int, pool: Pool, *, shared: bool) -> None:
-    """End the allocator's part of a capture. Raises RuntimeError where none is under way.
+def _end_pool_allocation(device: int, pool: Pool, *, shared: bool) -> None:
+    """End the allocator's part of a capture. Raises RuntimeError if none is active.
 
-    shared: other captures may still come to the pool, which one that nobody uses doesn't permit.
+    shared: keep the pool, because other captures may still use it.
     """
-    bindings: Any = torch._C  # private, and so perhaps not there: memory stays reserved without it
+    bindings: Any = torch._C  # private, may be missing: then the memory stays reserved
     end = getattr(bindings, "_cuda_endAllocateToPool", None)
     release = getattr(bindings, "_cuda_releasePool", None)
     if end is not None and release is not None:
@@ -89,17 +89,17 @@ def _forget_pool(device: int, pool: Pool, *, shared: bool) -> None:
             release(device, pool)
 
 
-def _capture_nothing(stream: torch.cuda.Stream) -> None:
-    """Take the default generator out of its capturing state: a capture that ends well does.
+def _reset_generator(stream: torch.cuda.Stream) -> None:
+    """Reset the capturing state of the default generator by a capture that succeeds.
 
-    It draws nothing, so the generator goes on where it was.
+    The capture draws no random number, so the generator's sequence is unaffected.
     """
-    word = torch.zeros(1, dtype=torch.int32, device=stream.device)
+    cell = torch.zeros(1, dtype=torch.int32, device=stream.device)
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
     try:
-        word.zero_()  # torch warns of graphs without any work
+        cell.zero_()  # torch warns about empty graphs
     finally:
         graph.capture_end()
         graph.reset()

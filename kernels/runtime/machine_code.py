@@ -1,4 +1,4 @@
-"""Compiled code of a source: registers, spills, shared memory, instructions."""
+"""Resource usage and instruction counts of compiled functions, by cuobjdump and nvdisasm."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<name>[A-Z]
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Of one function: registers a thread, bytes of stack and spills a thread, static shared bytes.
+    """Resource usage of one function.
 
-    The stack holds spilled registers too. shared_bytes is what the function declares.
+    Per thread: registers, bytes of stack (spilled registers included) and of local memory.
+    shared_bytes: static shared memory of a block.
     """
 
     registers: int
@@ -35,7 +36,7 @@ class Resources:
 
 
 def resources(cubin: Cubin) -> dict[str, Resources]:
-    """Resources of each function. Raises UnsupportedError if cuobjdump is not installed."""
+    """Return the resources by function. Raises UnsupportedError if cuobjdump is not installed."""
     text = _run("cuobjdump", "--dump-resource-usage", cubin)
     return {
         usage["function"]: Resources(
@@ -64,7 +65,7 @@ def instructions(cubin: Cubin) -> dict[str, Counter[str]]:
 
 
 def _declared_bytes(reported: int, arch: str) -> int:
-    """From compute capability 9.0 on the tool counts what the system keeps, where any is used."""
+    """Subtract the reserved bytes, which cuobjdump includes from compute capability 9.0 on."""
     reserved = RESERVED_SHARED_BYTES if int(arch.removeprefix("sm_")) >= 90 else 0
     return max(0, reported - reserved)
 

@@ -18,7 +18,7 @@ from kernels.runtime.gpu import current_gpu, present_gpu
 from kernels.runtime.nvrtc import Build, Cubin, compile_build
 from kernels.runtime.tensor_map import TensorMap
 
-# A kernel gets more dynamic shared memory than this only after asking for it.
+# More dynamic shared memory than this requires a function attribute.
 _DEFAULT_SHARED_BYTES = 48 * 1024
 Argument = torch.Tensor | TensorMap | int | float | None
 
@@ -45,11 +45,11 @@ class CudaFunction:
     ) -> None:
         """Enqueue on torch's current stream.
 
-        arguments: tensors become pointers, None a null pointer, ints int32, floats float32, tensor
-        maps themselves.
+        arguments: tensors are passed as pointers, None as a null pointer, ints as int32, floats as
+        float32, tensor maps by value.
         overlap_previous: programmatic dependent launch (compute capability 9.0 and later): the
-        kernel may start before the previous one in the stream has ended, and must itself wait
-        (griddepcontrol.wait) before it touches what that one wrote.
+        kernel may start before the previous one in the stream has ended, and must execute
+        griddepcontrol.wait before it accesses the previous kernel's results.
         cluster: neighbouring blocks along x that form a thread block cluster (9.0 and later).
         Raises KernelError if the driver refuses the launch.
         """
@@ -88,7 +88,7 @@ class CudaFunction:
 
 
 def load_function(build: Build, name: str) -> CudaFunction:
-    """Function `name` of a build, compiled for and loaded on the current device, kept."""
+    """Return function `name` of a build, compiled for and loaded on the current device; cached."""
     return _loaded(build, name, torch.cuda.current_device())
 
 
@@ -101,14 +101,16 @@ def binary_hash(builds: Sequence[Build]) -> str | None:
 
 
 def compile_ahead(builds: Iterable[Build]) -> None:
-    """Compile for the current device what its cache lacks, on many threads: NVRTC's later phases
-    run side by side. What doesn't compile says so when it is loaded."""
-    wanted = list(dict.fromkeys(builds))
-    if not wanted:
+    """Compile builds that are not cached for the current device, on several threads.
+
+    NVRTC's later phases run in parallel. Compile errors are raised when a build is loaded.
+    """
+    distinct = list(dict.fromkeys(builds))
+    if not distinct:
         return
     arch = current_gpu().arch
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for compiled in [pool.submit(compile_build, build, arch) for build in wanted]:
+        for compiled in [pool.submit(compile_build, build, arch) for build in distinct]:
             with suppress(KernelError):
                 compiled.result()
 
@@ -131,9 +133,9 @@ def _load(cubin: Cubin) -> Any:
     return module
 
 
-def _check(answer: tuple[Any, ...], name: str) -> None:
-    if int(answer[0]) != 0:
-        raise KernelError(f"{name} failed with {answer[0]}")
+def _check(result: tuple[Any, ...], name: str) -> None:
+    if int(result[0]) != 0:
+        raise KernelError(f"{name} failed with {result[0]}")
 
 
 def _as_ctype(argument: Argument) -> Any:

@@ -1,4 +1,4 @@
-"""CUDA sources to machine code with NVRTC, with a cache on disk. Needs no GPU and no driver."""
+"""Compilation of CUDA sources by NVRTC, with a cache on disk. Needs no GPU and no driver."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kernels.runtime.files import cache_folder, only_process, write_atomically
 from kernels.runtime.sources import source_hash
 
 COMMON_OPTIONS = ("--std=c++17",)
-_SEAL_BYTES = 32
+_TRAILER_BYTES = 32
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of one function, as its launcher asks for it: what occupancy follows from.
+    """Launch parameters of one function that determine its occupancy.
 
-    shared_bytes: dynamic shared memory; what the function declares itself is not in it.
+    shared_bytes: dynamic shared memory, without the function's static shared memory.
     """
 
     function: str
@@ -35,11 +35,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One way a source is compiled: its file in kernels/csrc and its `-D` defines.
+    """A source in kernels/csrc with its `-D` defines.
 
-    min_sm: the first architecture that it compiles for, 80 for sm_80. only_sm: the only one, by its
-    own instructions (90: sm_90a); None: it is portable.
-    block: of its main function; None: the defines don't tell.
+    min_sm: first supported architecture, 80 for sm_80. only_sm: the only supported one, for sources
+    with architecture-specific instructions (90: sm_90a); None: all from min_sm on.
+    block: launch parameters of its main function; None: not determined by the defines.
     """
 
     source: str
@@ -67,7 +67,7 @@ class Build:
 
     @property
     def name(self) -> str:
-        """For people, for example `btc/gemm.cu A_BITS=6 STAGES=4`."""
+        """Readable name, for example `btc/gemm.cu A_BITS=6 STAGES=4`."""
         return " ".join([self.source, *(f"{name}={value}" for name, value in self.defines)])
 
 
@@ -87,14 +87,14 @@ class Cubin:
 
 @cache
 def builds_hash(builds: Sequence[Build]) -> str:
-    """SHA-256 over the sources of builds and all that they include: changes whenever they do."""
+    """SHA-256 over the sources of builds and all files that they include."""
     hashes = [source_hash(_csrc(), name) for name in sorted({build.source for build in builds})]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 @cache
 def compile_build(build: Build, arch: str) -> Cubin:
-    """Machine code of a build for arch (for example "sm_90").
+    """Compile a build for arch (for example "sm_90"), or read it from the cache.
 
     Raises CompileError with NVRTC's log, UnsupportedError if NVRTC isn't installed.
     """
@@ -109,36 +109,36 @@ def compile_build(build: Build, arch: str) -> Cubin:
     cached = cache_folder() / "cubin" / f"{key}.cubin"
     code = _cached(cached, key)
     if code is None:
-        # Workers on one machine begin with the same kernels: the first compiles for all of them.
+        # Workers on one machine start with the same kernels: the first compiles for all of them.
         with only_process(cache_folder() / "compiling" / f"{key}.lock"):
             code = _cached(cached, key)
             if code is None:
                 code = _run_nvrtc((_csrc() / source).read_bytes(), source, options)
-                write_atomically(cached, code + _seal(key, code))
+                write_atomically(cached, code + _trailer(key, code))
     return Cubin(source, arch, code)
 
 
 @cache
 def compiler_version() -> str:
-    """NVRTC's, for example "13.0". Raises UnsupportedError if it isn't installed."""
+    """Return NVRTC's version, for example "13.0". Raises UnsupportedError if not installed."""
     _, major, minor = _nvrtc().nvrtcVersion()
     return f"{major}.{minor}"
 
 
 def _cached(path: Path, key: str) -> bytes | None:
-    """Machine code of a file in the cache; None: it is missing, or is not what was written."""
+    """Read machine code from the cache; None: the file is missing or its hash does not match."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    code, seal = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
-    if code and seal == _seal(key, code):
+    code, trailer = content[:-_TRAILER_BYTES], content[-_TRAILER_BYTES:]
+    if code and trailer == _trailer(key, code):
         return code
     log.warning("%s is damaged or another build's: compiling it again", path)
     return None
 
 
-def _seal(key: str, code: bytes) -> bytes:
+def _trailer(key: str, code: bytes) -> bytes:
     """Return the trailer of a cache file: a hash of the build and its machine code."""
     return hashlib.sha256(key.encode() + code).digest()
 
@@ -146,9 +146,9 @@ def _seal(key: str, code: bytes) -> bytes:
 def compile_cuda(
     text: str, target: str, options: Sequence[str] = COMMON_OPTIONS, *, name: str = "kernel.cu"
 ) -> bytes:
-    """The cubin of CUDA C++ for an architecture (for example "sm_90"). Nothing is kept.
+    """Compile CUDA C++ to a cubin for an architecture (for example "sm_90"), without a cache.
 
-    name: of the text, for messages. Raises CompileError and UnsupportedError as `compile_build`.
+    name: file name in messages. Raises CompileError and UnsupportedError as `compile_build`.
     """
     return _run_nvrtc(text.encode(), name, (f"--gpu-architecture={target}", *options))
 
@@ -171,8 +171,8 @@ def _run_nvrtc(text: bytes, source: str, options: tuple[str, ...]) -> bytes:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _checked(answer: tuple[Any, ...]) -> Any:
-    status, *values = answer
+def _checked(result: tuple[Any, ...]) -> Any:
+    status, *values = result
     if int(status) != 0:
         raise CompileError(f"NVRTC failed with {status}: see `flexq-bench doctor`")
     return values[0] if values else None
@@ -191,7 +191,7 @@ def _nvrtc() -> Any:
 
 
 def _key(source: str, options: tuple[str, ...]) -> str:
-    # The include path is where the package lies, which must not decide what the code is.
+    # The include path depends on where the package is installed, the machine code does not.
     portable = [option for option in options if not option.startswith("--include-path")]
     text = "\0".join([source_hash(_csrc(), source), source, compiler_version(), *portable])
     return hashlib.sha256(text.encode()).hexdigest()

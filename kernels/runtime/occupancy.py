@@ -1,4 +1,4 @@
-"""Occupancy: blocks of a function that are resident on an SM, from its resource usage.
+"""Occupancy: resident blocks of a function on an SM, from its resource usage.
 
 Limits are those of NVIDIA's CUDA Programming Guide, "Compute Capabilities", tables of technical
 specifications and of shared memory capacities (10.0 and 12.0: of CUDA 13.0). Registers are
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kernels.errors import UnsupportedError
 
-RESERVED_SHARED_BYTES = 1024  # that the system keeps of each block, from compute capability 8.0 on
+RESERVED_SHARED_BYTES = 1024  # per block, from compute capability 8.0 on
 WARP = 32
 _KB = 1024
 _REGISTERS = 65536  # of an SM
@@ -43,23 +43,23 @@ LIMITS = {
 }
 # A100; RTX 3090 Ti and A6000; Ada; H100 and H200; B200; RTX PRO 6000 and RTX 50.
 TARGETS = tuple(LIMITS)
-COMPILED_ONLY = ("sm_100", "sm_120")  # no kernel ever ran on one: only their code is looked at
+COMPILED_ONLY = ("sm_100", "sm_120")  # kernels never ran there: only their code is analyzed
 RUN_TARGETS = tuple(target for target in TARGETS if target not in COMPILED_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Of one SM: blocks that run at once, and their warps. Zero: not even one block fits."""
+    """Resident blocks and warps of an SM. Zero: not even one block fits."""
 
     blocks: int
     warps: int
 
 
 def occupancy(target: str, *, registers: int, threads: int, shared_bytes: int) -> Occupancy:
-    """Blocks and warps of an SM of `target`, for example "sm_86".
+    """Return the resident blocks and warps of an SM of `target`, for example "sm_86".
 
-    registers: of a thread. threads: of a block. shared_bytes: of a block, static and dynamic,
-    without the part that the system keeps. Raises UnsupportedError for a target without limits.
+    registers: per thread. threads: per block. shared_bytes: per block, static and dynamic, without
+    the reserved bytes. Raises UnsupportedError for a target without limits.
     """
     limits = LIMITS.get(target)
     if limits is None:

@@ -1,4 +1,4 @@
-"""Resources of one function of a build on a target, and the resulting blocks per SM."""
+"""Resources of one function of a build on a target, and its occupancy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kernels.runtime.occupancy import occupancy
 class ResourceRow:
     """Resources of one function of one build for one target (see Resources for the units).
 
-    threads, dynamic_bytes: of a block (see Block), and with them the blocks and warps that an SM
-    holds at once; 0: not even one block fits, so `candidates` leaves it out there. None: the build
-    doesn't tell of this function.
+    threads, dynamic_bytes: per block (see Block). blocks_per_sm, warps_per_sm: resident ones; 0:
+    not even one block fits, so `candidates` leaves the configuration out on this target. None: the
+    build gives no launch parameters for this function.
     """
 
     build: str
@@ -32,7 +32,7 @@ class ResourceRow:
 
     @property
     def fits(self) -> bool:
-        """True if a block can be launched on the target, as far as is known."""
+        """True if a block fits on an SM of the target, or if its launch parameters are unknown."""
         return self.blocks_per_sm != 0
 
 
@@ -41,15 +41,17 @@ def resource_row(build: Build, target: str, function: str, usage: Resources) -> 
 
     Raises UnsupportedError for an unknown target.
     """
-    needs = (usage.registers, usage.stack_bytes, usage.local_bytes, usage.shared_bytes)
+    usages = (usage.registers, usage.stack_bytes, usage.local_bytes, usage.shared_bytes)
     block = build.block
     if block is None or block.function != function:
-        return ResourceRow(build.name, target, function, *needs, None, None, None, None)
-    held = occupancy(
+        return ResourceRow(build.name, target, function, *usages, None, None, None, None)
+    resident = occupancy(
         target,
         registers=usage.registers,
         threads=block.threads,
         shared_bytes=usage.shared_bytes + block.shared_bytes,
     )
-    of_block = (block.threads, block.shared_bytes)
-    return ResourceRow(build.name, target, function, *needs, *of_block, held.blocks, held.warps)
+    launch = (block.threads, block.shared_bytes)
+    return ResourceRow(
+        build.name, target, function, *usages, *launch, resident.blocks, resident.warps
+    )

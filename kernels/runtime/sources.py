@@ -1,4 +1,4 @@
-"""The files that the compiler reads for one of our sources."""
+"""Hash of a source in kernels/csrc and of the files that it includes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 
 def source_hash(folder: Path, source: str) -> str:
-    """SHA-256 over a source in `folder` and all that it includes from there, also conditionally.
+    """SHA-256 over a source in `folder` and the files there that it includes, even conditionally.
 
     Equal hashes, defines, options and compilers give equal machine code. Raises OSError if the
-    source is not there.
+    source is missing.
     """
     texts: dict[str, bytes] = {}
     _read(folder, source, texts)
@@ -27,6 +27,6 @@ def source_hash(folder: Path, source: str) -> str:
 def _read(folder: Path, name: str, texts: dict[str, bytes]) -> None:
     texts[name] = (folder / name).read_bytes()
     for included in _INCLUDE.findall(texts[name].decode(errors="replace")):
-        # A header that is missing is the compiler's to complain about, with its line.
+        # The compiler reports a missing header with its line.
         if included not in texts and (folder / included).is_file():
             _read(folder, included, texts)

@@ -1,4 +1,4 @@
-"""Tensor maps: descriptors of matrices for TMA (compute capability 9.0 and later)."""
+"""Tensor maps: descriptors of matrices for TMA, from compute capability 9.0 on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from kernels.errors import KernelError
 from kernels.runtime.driver import cuda_driver
 
-_ALIGNMENT = 64  # of an encoded map, by the driver's reference
+_ALIGNMENT = 64  # bytes, of an encoded map (CUDA driver API, cuTensorMapEncodeTiled)
 _WORDS = 16
-_UINT8, _UINT64 = 0, 4  # of the driver's enumerations
+_UINT8, _UINT64 = 0, 4  # CUtensorMapDataType
 _NO_SWIZZLE, _SWIZZLE_128B = 0, 3
 _PROMOTION_L2_256B = 3
 _ELEMENT_BYTES = {_UINT8: 1, _UINT64: 8}
@@ -21,28 +21,28 @@ _ELEMENT_BYTES = {_UINT8: 1, _UINT64: 8}
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """An encoded map, a kernel's __grid_constant__ argument; the memory stays its tensor's."""
+    """An encoded map, a kernel's __grid_constant__ argument. Does not keep its tensor alive."""
 
     words: tuple[int, ...]
 
 
-NO_MAP = TensorMap((0,) * _WORDS)  # for a kernel that reads none there
+NO_MAP = TensorMap((0,) * _WORDS)  # for a parameter that the kernel does not read
 
 
 def swizzled_rows(codes: torch.Tensor, box_rows: int, box_bytes: int) -> TensorMap:
-    """The map of a contiguous matrix [rows, bytes] in boxes, 128-byte swizzled.
+    """Encode the map of a contiguous matrix [rows, bytes] with 128-byte swizzled boxes.
 
-    Rows past the last are zeros. Raises KernelError if the driver refuses, UnsupportedError without
-    a driver.
+    Rows past the end read as zeros. Raises KernelError if the driver call fails, UnsupportedError
+    without a driver.
     """
     rows, row_bytes = codes.shape
     return _encoded(codes.data_ptr(), rows, row_bytes, box_rows, box_bytes, _UINT8, _SWIZZLE_128B)
 
 
 def plain_rows(words: torch.Tensor, box_rows: int, box_bytes: int) -> TensorMap:
-    """The same of a matrix whose first dimension are rows, without a swizzle.
+    """Encode the map of a contiguous tensor [rows, ...] without a swizzle; errors as swizzled_rows.
 
-    Boxes are up to 2 KB by 256 rows, a multiple of 16 bytes.
+    box_rows: at most 256. box_bytes: a multiple of 16, at most 2 KB.
     """
     rows = words.shape[0]
     row_bytes = words.numel() * words.element_size() // rows
@@ -53,9 +53,9 @@ def plain_rows(words: torch.Tensor, box_rows: int, box_bytes: int) -> TensorMap:
 def _encoded(
     address: int, rows: int, row_bytes: int, box_rows: int, box_bytes: int, kind: int, swizzle: int
 ) -> TensorMap:
-    room = (ctypes.c_uint64 * (_WORDS + _ALIGNMENT // 8))()
-    offset = -ctypes.addressof(room) % _ALIGNMENT
-    words = (ctypes.c_uint64 * _WORDS).from_buffer(room, offset)
+    storage = (ctypes.c_uint64 * (_WORDS + _ALIGNMENT // 8))()
+    offset = -ctypes.addressof(storage) % _ALIGNMENT
+    words = (ctypes.c_uint64 * _WORDS).from_buffer(storage, offset)
     size = _ELEMENT_BYTES[kind]
     status = cuda_driver().cuTensorMapEncodeTiled(
         words,

@@ -70,7 +70,7 @@ def identity(kernel: LinearKernel, k: int, scale: float) -> Operand:
 @every_format
 def test_triton_rounds_activations_as_the_reference(case, number):
     matrix = EDGE_CASES[case]
-    assert fused_rounding.takes(matrix.cuda())
+    assert fused_rounding.supports(matrix.cuda())
 
     rounded = number.round(matrix.cuda())
 
@@ -139,7 +139,7 @@ def test_the_numbers_are_those_of_the_definition(number, rows, k):
     x[rows // 2, ::7] *= 300
     x = x.half()
     assert torch.cuda.is_available()
-    assert fused_rounding.takes(x.cuda())
+    assert fused_rounding.supports(x.cuda())
     assert torch.equal(number.round(x.cuda()).cpu(), number.round(x))
 
 

@@ -38,7 +38,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     fake = Machine()
     monkeypatch.setattr(module, "cuda_driver", lambda: fake)
     monkeypatch.setattr(module, "_current_stream", lambda: (torch.device("cpu"), fake.stream))
-    monkeypatch.setattr(module, "_KEPT", {})
+    monkeypatch.setattr(module, "_BY_STREAM", {})
     return fake
 
 

@@ -1,1 +1,1 @@
-"""GEMMs of cuBLAS and cuBLASLt, with the kernels around them (csrc/cublas)."""
+"""GEMMs of cuBLAS and cuBLASLt, with their quantization and scaling kernels (csrc/cublas)."""

@@ -1,4 +1,4 @@
-"""cuBLASLt GEMMs through nvmath's bindings, with the library's own candidates to be timed.
+"""cuBLASLt GEMMs through nvmath's bindings, with the algorithms of its heuristic as candidates.
 
 Y[M,N] row-major is Y^T column-major, so cuBLASLt computes Y^T = W · X^T: the "TN" layout, the only
 one its int8 kernels take.
@@ -32,13 +32,13 @@ _ONE_SCALE_A_ROW = 3  # CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
 # Split-K in place or in the compute type. Summing partial results in the output type (4) would be
 # FP16 sums: 4 units in the last place off at K = 4096.
 _EXACT_REDUCTIONS = 1 | 2
-_REQUESTED = 16  # the heuristic's first algorithms; later ones were never the fastest
+_REQUESTED = 16  # algorithms of the heuristic; later ones were never the fastest
 WORKSPACE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LtConfig(Config):
-    """algorithm: index into the heuristic's list; m_padded: rows of X that the library is told."""
+    """algorithm: index in the heuristic's list; m_padded: rows of X, padded, of the call."""
 
     algorithm: int
     m_padded: int
@@ -46,11 +46,11 @@ class LtConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class LtTypes:
-    """Types of the inputs and of what the library writes.
+    """Data types of a GEMM: of its inputs and its output.
 
-    row_scales: the library multiplies by an FP32 scale a row of W and one a row of X. It does for
-    FP8 on compute capability 9.0 from version 12.9 on. Sums of int8 it writes as int32, or scaled
-    as int8: never as FP16 or FP32 (cuBLAS 13 documentation, table of cublasLtMatmul).
+    row_scales: the library multiplies by FP32 scales per row of W and of X, which it supports for
+    FP8 on compute capability 9.0 from version 12.9 on. Sums of int8 are int32, or int8 with a
+    scale, never FP16 or FP32 (cuBLAS 13 documentation, table of cublasLtMatmul).
     """
 
     inputs: torch.dtype
@@ -59,14 +59,14 @@ class LtTypes:
 
 
 class LtProblem:
-    """One shape and type for cuBLASLt on the current device: descriptors and algorithms."""
+    """Descriptors and algorithms of one shape and one LtTypes on the current device."""
 
     def __init__(self, m: int, n: int, k: int, types: LtTypes) -> None:
         lt = _bindings()
         compute = _COMPUTE_32I if types.inputs == torch.int8 else _COMPUTE_32F
-        # Sums that stay int32 have an integer for alpha; all others are multiplied by an FP32 one.
-        stays_integer = types.output == torch.int32
-        scale = _CUDA_TYPES[torch.int32 if stays_integer else torch.float32]
+        # The type of alpha and beta is int32 for int32 output, else FP32.
+        integer_output = types.output == torch.int32
+        scale = _CUDA_TYPES[torch.int32 if integer_output else torch.float32]
         self._lt = lt
         self._desc = lt.matmul_desc_create(compute, scale)
         attributes = lt.MatmulDescAttribute
@@ -74,16 +74,16 @@ class LtProblem:
         if types.row_scales:
             self._set(attributes.A_SCALE_MODE, ctypes.c_int32(_ONE_SCALE_A_ROW))
             self._set(attributes.B_SCALE_MODE, ctypes.c_int32(_ONE_SCALE_A_ROW))
-            # Algorithms are found for scales that are there; which ones doesn't matter.
-            anywhere = _workspace(torch.cuda.current_device())
-            self._set_scales(anywhere, anywhere)
+            # The heuristic requires scale pointers, but does not read the scales.
+            placeholder = _workspace(torch.cuda.current_device())
+            self._set_scales(placeholder, placeholder)
         inputs, output = _CUDA_TYPES[types.inputs], _CUDA_TYPES[types.output]
         self._w = lt.matrix_layout_create(inputs, k, n, k)
         self._x = lt.matrix_layout_create(inputs, k, m, k)
         self._y = lt.matrix_layout_create(output, n, m, n)
-        number = ctypes.c_int32 if stays_integer else ctypes.c_float
+        number = ctypes.c_int32 if integer_output else ctypes.c_float
         self._one, self._zero = number(1), number(0)
-        self._algorithms, self.count = self._ask()
+        self._algorithms, self.count = self._query_heuristic()
 
     def _set(self, attribute: Any, value: Any) -> None:
         self._lt.matmul_desc_set_attribute(
@@ -95,8 +95,8 @@ class LtProblem:
         self._set(attributes.A_SCALE_POINTER, ctypes.c_void_p(w_scales.data_ptr()))
         self._set(attributes.B_SCALE_POINTER, ctypes.c_void_p(x_scales.data_ptr()))
 
-    # An algorithm is the first field of its row, so a row's address is the algorithm's.
-    def _ask(self) -> tuple[np.ndarray[Any, Any], int]:
+    # The algorithm is the first field of a result, so both have the same address.
+    def _query_heuristic(self) -> tuple[np.ndarray[Any, Any], int]:
         lt = self._lt
         preference = lt.matmul_preference_create()
         size, reductions = ctypes.c_size_t(WORKSPACE_BYTES), ctypes.c_uint32(_EXACT_REDUCTIONS)
@@ -139,7 +139,7 @@ class LtProblem:
         w_scales: torch.Tensor | None = None,
         x_scales: torch.Tensor | None = None,
     ) -> None:
-        """y = x · w^T by the heuristic's algorithm of this index, on the current stream.
+        """Compute y = x · w^T on the current stream. algorithm: index in the heuristic's list.
 
         w_scales, x_scales: FP32 [N] and [M], for types with row_scales.
         """
@@ -170,17 +170,17 @@ class LtProblem:
 
 @cache
 def lt_problem(m: int, n: int, k: int, types: LtTypes, device: int) -> LtProblem:
-    """The descriptors of a shape on a device, made once."""
+    """Return the descriptors of a shape on a device; cached."""
     if device != torch.cuda.current_device():
         raise KernelError(f"device {device} is not the current one")
     return LtProblem(m, n, k, types)
 
 
 def lt_candidates(gemm: GemmWorkload, k_padded: int, types: LtTypes) -> list[LtConfig]:
-    """Every algorithm for M as it is and, where M is small, padded to 8 and 16.
+    """Return every algorithm for M as given and, for small M, padded to 8 and 16.
 
-    gemm.n: rows of W that the library is told. Padding pays: the int8 kernels for M < 8 were
-    slower than those for 8 or 16.
+    gemm.n: rows of W of the call. Padding can be faster: the int8 kernels for M < 8 were slower
+    than those for 8 or 16.
     """
     device = torch.cuda.current_device()
     paddings = sorted({max(gemm.m, p) for p in (1, 8, 16)})
@@ -189,13 +189,13 @@ def lt_candidates(gemm: GemmWorkload, k_padded: int, types: LtTypes) -> list[LtC
         try:
             count = lt_problem(m_padded, gemm.n, k_padded, types, device).count
         except (UnsupportedError, _bindings().cuBLASLtError):
-            continue  # no kernel for this padding: the next one may have
+            continue  # no kernel for this padding; there may be one for the next
         configs += [LtConfig(algorithm, m_padded) for algorithm in range(count)]
     return configs
 
 
 def lt_version() -> tuple[int, int]:
-    """Major and minor version of the library that is loaded, for example (12, 9)."""
+    """Return the major and minor version of the loaded library, for example (12, 9)."""
     number = int(_bindings().get_version())
     major = number // 10000
     return major, number % 10000 // 100

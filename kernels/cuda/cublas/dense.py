@@ -1,9 +1,9 @@
 """The cuBLASLt baselines: W8A8 with per-row scales, and dense FP16.
 
-cuBLASLt can't apply the scales of W8A8 itself: sums of int8 leave it as int32 without an epilogue,
-or scaled as int8 (cuBLAS 13 documentation, section cublasLtMatmul, tables of supported data types).
-So one kernel of ours does, which reads 16 bytes at a time and may start before the GEMM has ended.
-`cublaslt-w8a8[sums]` is the GEMM without that kernel: what no way to apply them can be faster than.
+cuBLASLt can't apply the scales of W8A8: its int8 GEMMs output int32 without an epilogue, or int8
+with a scale (cuBLAS 13 documentation, section cublasLtMatmul, tables of supported data types).
+csrc/cublas/rows.cu therefore applies them in a separate kernel, with 16-byte loads and programmatic
+dependent launch. `cublaslt-w8a8[sums]` is the GEMM alone: a lower bound for any such scaling.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from workloads.gemm import GemmWorkload
 
 INT8 = LtTypes(torch.int8, torch.int32)
 _FP16 = LtTypes(torch.float16, torch.float16)
-PADDED_ROWS = 16  # activations are allocated for the largest padding that is ever tried
-_ALIGNED = 16  # bytes: where the library wants rows to start
+PADDED_ROWS = 16  # the largest padding of M that is tried; activations are allocated for it
+_ALIGNED = 16  # bytes: alignment of rows that the library requires
 
 
 class _LtGemm(LinearKernel):
     """Common base of the cuBLASLt kernels: padding, candidates and the library call."""
 
     types: LtTypes
-    k_multiple: int  # of K in memory, so that every row starts where the library wants it
+    k_multiple: int  # K is padded to it, so that every row is aligned
 
     def _padded_k(self, k: int) -> int:
         return -(-k // self.k_multiple) * self.k_multiple
@@ -66,20 +66,20 @@ def first_algorithm(m: int) -> LtConfig:
 
 
 def padded(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A matrix in a zeroed one of [rows, columns]."""
+    """Pad a matrix with zeros to [rows, columns]."""
     larger = torch.zeros(rows, columns, dtype=matrix.dtype, device=matrix.device)
     larger[: matrix.shape[0], : matrix.shape[1]] = matrix
     return larger
 
 
 def activated(kernel: LinearKernel, x: torch.Tensor, packed: PackedOperand) -> PackedOperand:
-    """FP16 activations for a `gemm` whose packed ones are the same numbers in `values`.
+    """Return FP16 activations for a `gemm` whose packed activations are plain `values`.
 
-    x itself where its rows lie as the packed ones do, aligned; else packed, after `activate`.
+    Returns x without a copy if it has the packed layout and alignment; else runs `activate`.
     """
     values = packed.buffers["values"]
-    is_like = x.dtype == values.dtype == torch.float16 and x.shape[1] == values.shape[1]
-    if is_like and x.is_contiguous() and x.data_ptr() % _ALIGNED == 0:
+    same_layout = x.dtype == values.dtype == torch.float16 and x.shape[1] == values.shape[1]
+    if same_layout and x.is_contiguous() and x.data_ptr() % _ALIGNED == 0:
         return PackedOperand({"values": x}, packed.rows, packed.k)
     kernel.activate(x, packed)
     return packed

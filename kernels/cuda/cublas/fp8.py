@@ -1,11 +1,11 @@
-"""The cuBLASLt FP8 baseline: E4M3 weights and activations, one scale a row of each.
+"""The cuBLASLt FP8 baseline: E4M3 weights and activations, one scale per row of each.
 
-Where cuBLASLt multiplies by both vectors of scales (compute capability 9.0, version 12.9 and later:
-"outer vector scaling" in the cuBLAS 13 documentation, section on narrow precision), that and a GEMM
-with FP32 sums followed by our scaling kernel are both timed; elsewhere only the latter exists.
+There are two ways to scale: cuBLASLt multiplies by both vectors of scales (compute capability 9.0,
+version 12.9 and later: "outer vector scaling" in the cuBLAS 13 documentation, section on narrow
+precision), or csrc/cublas/rows.cu scales the FP32 sums of the GEMM. Both are timed where available.
 
 Fast accumulation is off, the library's default: with it, partial sums are not promoted to FP32 on
-Hopper, and even without it a sum keeps fewer bits than FP32 has (kernels/reference.py).
+Hopper. Even without it sums have fewer bits than FP32 (kernels/reference.py).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _TYPES: dict[Scaling, LtTypes] = {
     "fused": LtTypes(torch.float8_e4m3fn, torch.float16, row_scales=True),
     "after": LtTypes(torch.float8_e4m3fn, torch.float32),
 }
-_MULTIPLE = 16  # of N and K: the library's FP8 kernels take no others
-_FUSES, _FUSES_FROM = (9, 0), (12, 9)  # compute capability, version of cuBLASLt
+_MULTIPLE = 16  # of N and K, required by the library's FP8 kernels
+_FUSED_CAPABILITY, _FUSED_VERSION = (9, 0), (12, 9)  # compute capability, version of cuBLASLt
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Config(Config):
-    """algorithm, m_padded: as LtConfig has them; scaling: by the library, or by a kernel after."""
+    """algorithm, m_padded: as in LtConfig; scaling: in the GEMM, or by a kernel after it."""
 
     algorithm: int
     m_padded: int
@@ -68,7 +68,7 @@ class Fp8Gemm(LinearKernel):
         buffers = {
             "codes": padded(weight.values.view(torch.uint8), rows, _multiple(weight.k)),
             "scales": scales,
-            "wide_scales": padded(scales.float()[None], 1, rows)[0],  # what the library reads
+            "wide_scales": padded(scales.float()[None], 1, rows)[0],  # for the library
         }
         return PackedOperand(buffers, weight.rows, weight.k)
 
@@ -137,6 +137,6 @@ def _multiple(size: int) -> int:
 
 def _scalings() -> tuple[Scaling, ...]:
     capability = current_gpu().capability
-    if capability == _FUSES and lt_version() >= _FUSES_FROM:
+    if capability == _FUSED_CAPABILITY and lt_version() >= _FUSED_VERSION:
         return ("fused", "after")
     return ("after",)

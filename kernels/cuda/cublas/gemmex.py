@@ -1,10 +1,10 @@
 """int8 by cublasGemmEx, called as the FlexQ authors' benchmark calls it.
 
 Their engine/test_cublas_kernel.cu (github.com/FlyFoxPlayer/FlexQ) multiplies row-major X [M,K] by
-row-major W^T [K,N]: column-major "NN", M as it is, CUBLAS_COMPUTE_32I, int32 output and
-CUBLAS_GEMM_DEFAULT_TENSOR_OP. It times 1,000 such calls in a row on the same operands and applies
-no scales. cuBLAS's int8 tensor-core kernels take "TN" only (cuBLAS 13 documentation,
-cublasLtMatmul), so this call gets others than `cublaslt-w8a8` does.
+row-major W^T [K,N]: column-major "NN", M unpadded, CUBLAS_COMPUTE_32I, int32 output and
+CUBLAS_GEMM_DEFAULT_TENSOR_OP. It times 1,000 consecutive calls on the same operands and applies no
+scales. cuBLAS's int8 tensor-core kernels support only "TN" (cuBLAS 13 documentation,
+cublasLtMatmul), so this call runs other kernels than `cublaslt-w8a8`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kernels.errors import UnsupportedError
 from kernels.formats import NumberFormat, Operand
 from kernels.runtime.nvrtc import Build
 
-_MULTIPLE = 4  # of both leading dimensions: cublasGemmEx takes int8 with no others
+_MULTIPLE = 4  # of both leading dimensions, required by cublasGemmEx for int8
 _INT8, _INT32 = 3, 10  # CUDA_R_8I, CUDA_R_32I
 _COMPUTE_32I, _DEFAULT_TENSOR_OP = 72, 99
 _NOT_TRANSPOSED = 0
@@ -38,24 +38,24 @@ _WORKSPACE_BYTES = 32 << 20
 
 
 def padded_size(size: int) -> int:
-    """The next multiple of four."""
+    """Round up to a multiple of four."""
     return -(-size // _MULTIPLE) * _MULTIPLE
 
 
 def transposed_codes(codes: torch.Tensor) -> torch.Tensor:
-    """W int8 [N,K] as the row-major W^T [K,N], both padded with zeros to a multiple of four."""
+    """Transpose W int8 [N,K] to row-major [K,N], both zero-padded to a multiple of four."""
     n, k = codes.shape
     return padded(codes.T, padded_size(k), padded_size(n))
 
 
 def padded_tokens(codes: torch.Tensor) -> torch.Tensor:
-    """X int8 [M,K] with K padded with zeros to a multiple of four."""
+    """Pad K of X int8 [M,K] with zeros to a multiple of four."""
     m, k = codes.shape
     return padded(codes, m, padded_size(k))
 
 
 def multiply_int8(x: torch.Tensor, w: torch.Tensor, sums: torch.Tensor) -> None:
-    """sums int32 [M,N] = x int8 [M,K] · w int8 [K,N], all row-major, on the current stream.
+    """Compute sums int32 [M,N] = x int8 [M,K] · w int8 [K,N], row-major, on the current stream.
 
     Raises UnsupportedError if the library has no kernel for the shape.
     """
@@ -63,7 +63,7 @@ def multiply_int8(x: torch.Tensor, w: torch.Tensor, sums: torch.Tensor) -> None:
     cublas, handle = _bindings(), _handle(torch.cuda.current_device())
     workspace = _workspace(torch.cuda.current_device())
     cublas.set_stream(handle, torch.cuda.current_stream().cuda_stream)
-    cublas.set_workspace(handle, workspace.data_ptr(), _WORKSPACE_BYTES)  # set_stream forgets it
+    cublas.set_workspace(handle, workspace.data_ptr(), _WORKSPACE_BYTES)  # set_stream resets it
     one, zero = ctypes.c_int32(1), ctypes.c_int32(0)
     try:
         cublas.gemm_ex(

@@ -1,7 +1,7 @@
-"""W8A8 GEMMs without their scales: int32 sums, which is what published comparisons time.
+"""W8A8 GEMMs without scales: int32 sums, which published comparisons time.
 
-Not linear layers, so they are probes: `cublas-w8a8[gemmex-sums]` is the call that the FlexQ authors
-time, `cublaslt-w8a8[sums]` what a W8A8 layer by cuBLASLt would take if scales cost nothing.
+They are probes, not linear layers. `cublas-w8a8[gemmex-sums]` is the call that the FlexQ authors
+time, `cublaslt-w8a8[sums]` is the time of a W8A8 layer by cuBLASLt without the scaling kernel.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from kernels.cuda.cublas.gemmex import multiply_int8, padded_size, padded_tokens
 from kernels.formats import NumberFormat
 from workloads.gemm import GemmWorkload
 
-_UNTOUCHED = -(2**31)  # no sum of int8 products
+_NOT_WRITTEN = -(2**31)  # differs from every sum of int8 products
 
 
 class _SharedTokens(PackedOperand):
-    """Copies have weights of their own and share the rest: only weights are read cold."""
+    """Operand whose clones share everything but the weights: only weights are read cold."""
 
     __slots__ = ()
 
     def clone(self) -> PackedOperand:
-        own = self.buffers | {"weights": self.buffers["weights"].clone()}
-        return _SharedTokens(own, self.rows, self.k)
+        buffers = self.buffers | {"weights": self.buffers["weights"].clone()}
+        return _SharedTokens(buffers, self.rows, self.k)
 
 
 class _Int8Sums(Probe):
@@ -47,7 +47,7 @@ class _Int8Sums(Probe):
         return _SharedTokens(buffers, gemm.n, gemm.k)
 
     def check(self, operand: PackedOperand, config: Config | None = None) -> ProbeResult:
-        sums = operand.buffers["sums"].fill_(_UNTOUCHED)
+        sums = operand.buffers["sums"].fill_(_NOT_WRITTEN)
         self.launch(operand, config)
         expected = self._expected(operand, config)  # float64 holds every one of these sums
         m, n = expected.shape
@@ -56,19 +56,19 @@ class _Int8Sums(Probe):
 
     @abstractmethod
     def _pack(self, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes [M,K] and [N,K] in the layout of the call."""
+        """Convert codes [M,K] and [N,K] to the layout of the call."""
 
     @abstractmethod
     def _sums(self, gemm: GemmWorkload, device: torch.device) -> torch.Tensor:
-        """Room for the sums of any configuration."""
+        """Allocate sums that are large enough for any configuration."""
 
     @abstractmethod
     def _expected(self, operand: PackedOperand, config: Config | None) -> torch.Tensor:
-        """Every sum that the call writes, as float64, without the call."""
+        """Compute every sum that the call writes in float64, independently of the library."""
 
 
 class GemmExSums(_Int8Sums):
-    """`cublas-w8a8[gemmex-sums]`: the published baseline, nothing else."""
+    """`cublas-w8a8[gemmex-sums]`: the published baseline alone."""
 
     spec = KernelSpec(
         name="cublas-w8a8",
@@ -95,7 +95,7 @@ class GemmExSums(_Int8Sums):
 
 
 class LtSums(_Int8Sums):
-    """`cublaslt-w8a8[sums]`: the GEMM of `cublaslt-w8a8`, nothing else."""
+    """`cublaslt-w8a8[sums]`: the GEMM of `cublaslt-w8a8` alone."""
 
     spec = KernelSpec(
         name="cublaslt-w8a8",

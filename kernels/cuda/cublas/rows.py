@@ -9,7 +9,7 @@ import torch
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Build
 
-_THREADS, _FEATURES = 128, 4  # of a block and of a thread of scale_sums
+_THREADS, _FEATURES = 128, 4  # of scale_sums: per block, per thread
 _ROW_THREADS = 1024  # of quantize_rows, one block a token
 
 
@@ -28,10 +28,10 @@ class RowKernels:
         *,
         in_mma_order: bool = False,
     ) -> None:
-        """x FP16 [M,K] to codes [>= M, padded K], one byte a value, and scales FP32 [M].
+        """Quantize x FP16 [M,K] to codes [>= M, padded K] of one byte and scales FP32 [M].
 
-        given: FP32 [1], a scale for every row. None: each row's own. in_mma_order: codes of 128 k
-        in the order of csrc/imma/mma_order.cuh; K is padded to a multiple of 128 then.
+        given: FP32 [1], a static scale of all rows. None: one scale per row. in_mma_order: codes of
+        128 k in the order of csrc/imma/mma_order.cuh; K is padded to a multiple of 128 then.
         """
         m, k = x.shape
         arguments = (x.contiguous(), codes, scales, k, codes.shape[1], given, int(in_mma_order))
@@ -46,7 +46,10 @@ class RowKernels:
         bias: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
-        """out FP16 [M,N] = sums [>= M, >= N] · x_scales FP32 [M] · w_scales FP16 [N] + bias [N]."""
+        """Compute out FP16 [M,N] = sums [>= M, >= N] · x_scales [M] · w_scales [N] + bias [N].
+
+        x_scales: FP32. w_scales: FP16.
+        """
         m, n = out.shape
         arguments = (sums, x_scales, w_scales, bias, out, n, sums.shape[1])
         function = load_function(self.build, "scale_sums")

@@ -1,8 +1,8 @@
 """Weight-only baselines: weights of 8 or 4 bits, FP16 activations (csrc/weight_only/gemm.cu).
 
-`w8a16` has one scale an output feature, `w4a16` one per 128 k, and `w4a16[zeros]` a zero point
-beside it, as AWQ (arXiv 2306.00978) has. All widen exactly to FP16 in registers and sum in FP32 on
-the FP16 tensor core.
+`w8a16` has one scale per output feature, `w4a16` one per 128 k, and `w4a16[zeros]` also a zero
+point, as AWQ (arXiv 2306.00978). All convert weights exactly to FP16 in registers and accumulate in
+FP32 on FP16 tensor cores.
 """
 
 from __future__ import annotations
@@ -33,17 +33,20 @@ INT8_WEIGHTS = TimedShapes("weight_only", "int8-weights")
 INT4_WEIGHTS = TimedShapes("weight_only", "int4-weights")
 STEP_K = 128  # of a tile, and of a group of 4-bit weights
 MMA_ROWS, MMA_TOKENS = 16, 8
-_SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
-_TOKEN_MULTIPLE = 8  # of a token's values in memory: 16 bytes
-COL_TILES = (1, 2, 4)  # of 8 tokens, in one block; more tokens are further blocks
+_SHARE_BYTES = 16 * 32  # partial sums of a warp for 16 rows and 8 tokens
+_TOKEN_MULTIPLE = 8  # K is padded to it, so that rows of X are aligned to 16 bytes
+COL_TILES = (1, 2, 4)  # of 8 tokens per block; further tokens are computed by further blocks
 ZEROS = "zeros"  # the variant with zero points
 
 
 @dataclass(frozen=True, slots=True)
 class WeightOnlyConfig(Config):
-    """row_tiles: of 16 rows a block; warps: ways to split K in a block; stages of each warp's
-    ring; k_split: blocks of a cluster that share a row tile; late: 1 where the next kernel may
-    start only behind the loop over K; col_tiles: of 8 tokens a block."""
+    """Configuration of csrc/weight_only/gemm.cu.
+
+    row_tiles: of 16 rows per block; warps: of a block, which split K; stages: of each warp's ring
+    buffer; k_split: blocks of a cluster that split K of a row tile; late: 1 if the next kernel may
+    start only after the loop over K; col_tiles: of 8 tokens per block.
+    """
 
     row_tiles: int
     warps: int
@@ -54,9 +57,9 @@ class WeightOnlyConfig(Config):
 
 
 Choice = tuple[int, int, int, int, int]
-# (row_tiles, warps, stages, k_split, late) by column tiles. For one: a greedy choice among 40
-# (`benchmarks/kernels/heuristic.py select`) that is within 0.2 % of the best on average, over the
-# random shapes of examples/h200/w8a16-times.json.gz and w4a16-times.json.gz. None spills.
+# (row_tiles, warps, stages, k_split, late) by column tiles. For one column tile: a greedy selection
+# from 40 (`benchmarks/kernels/heuristic.py select`), on average within 0.2 % of the best of all 40
+# on the random shapes of examples/h200/w8a16-times.json.gz and w4a16-times.json.gz. None spills.
 _CHOICES: dict[int, tuple[Choice, ...]] = {
     1: (
         (1, 8, 2, 1, 0),
@@ -101,49 +104,49 @@ _CHOICES: dict[int, tuple[Choice, ...]] = {
 
 
 def tile_weights(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes int8 [N,K] as the tiles of csrc/weight_only/layout.cuh.
+    """Reorder codes int8 [N,K] into the tiles of csrc/weight_only/layout.cuh.
 
-    They are uint8 [N/16, K/128, bytes of a tile], both rounded up; codes past the edges are zero.
+    Tiles are uint8 [N/16, K/128, bytes of a tile], both rounded up; codes past the edges are zero.
     bits: 8 or 4.
     """
     row_tiles, steps = -(-codes.shape[0] // MMA_ROWS), -(-codes.shape[1] // STEP_K)
-    whole = padded(codes, row_tiles * MMA_ROWS, steps * STEP_K)
-    biased = (whole.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
-    # A row is half·8 + of_lane; a k of a step is 32·vector + 8·quarter + 4·odd + 2·pair + value.
+    padded_matrix = padded(codes, row_tiles * MMA_ROWS, steps * STEP_K)
+    biased = (padded_matrix.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
+    # A row is half·8 + lane_row; a k of a step is 32·vector + 8·quarter + 4·odd + 2·pair + value.
     split = biased.view(row_tiles, 2, 8, steps, 4, 4, 2, 2, 2)
     if bits == 8:
-        tile, half, of_lane, step, vector, quarter, odd, pair, value = range(9)
-        ordered = split.permute(tile, step, vector, of_lane, quarter, odd, pair, half, value)
+        tile, half, lane_row, step, vector, quarter, odd, pair, value = range(9)
+        ordered = split.permute(tile, step, vector, lane_row, quarter, odd, pair, half, value)
         return ordered.reshape(row_tiles, steps, -1)
-    # The halves of the rows are the nibbles of a byte; two vectors of k are one of a lane's.
-    bytes_of = (split[:, 0] | split[:, 1] << 4).view(row_tiles, 8, steps, 2, 2, 4, 2, 2, 2)
-    tile, of_lane, step, load, vector, quarter, odd, pair, value = range(9)
-    ordered = bytes_of.permute(tile, step, load, of_lane, quarter, vector, odd, value, pair)
+    # The two halves of the rows are the nibbles of a byte; a lane loads two vectors of k at once.
+    packed = (split[:, 0] | split[:, 1] << 4).view(row_tiles, 8, steps, 2, 2, 4, 2, 2, 2)
+    tile, lane_row, step, load, vector, quarter, odd, pair, value = range(9)
+    ordered = packed.permute(tile, step, load, lane_row, quarter, vector, odd, value, pair)
     return ordered.reshape(row_tiles, steps, -1)
 
 
 def tile_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Scales FP16 [N, K/128] as [N/16, K/128, 8, 2]: those of rows r and r + 8 together."""
+    """Reorder FP16 scales [N, K/128] to [N/16, K/128, 8, 2]: rows r and r + 8 adjacent."""
     row_tiles, steps = -(-scales.shape[0] // MMA_ROWS), scales.shape[1]
-    whole = padded(scales, row_tiles * MMA_ROWS, steps)
-    return whole.view(row_tiles, 2, 8, steps).permute(0, 3, 2, 1).contiguous()
+    padded_matrix = padded(scales, row_tiles * MMA_ROWS, steps)
+    return padded_matrix.view(row_tiles, 2, 8, steps).permute(0, 3, 2, 1).contiguous()
 
 
 def tile_scales_and_offsets(scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
-    """FP16 scales and integer zero points [N, K/128] as [N/16, K/128, 8, 4].
+    """Combine FP16 scales and integer zero points [N, K/128] to [N/16, K/128, 8, 4].
 
-    Of rows r and r + 8: their scales, 1024 + z of the first, -(64 + z) of the second.
+    The last axis has the scales of rows r and r + 8, 1024 + z of row r and -(64 + z) of row r + 8.
     """
     z = padded(zeros, -(-zeros.shape[0] // MMA_ROWS) * MMA_ROWS, zeros.shape[1]).half()
-    of_rows = tile_scales(z)
-    offsets = torch.stack((1024 + of_rows[..., 0], -(64 + of_rows[..., 1])), dim=-1)
+    z_pairs = tile_scales(z)
+    offsets = torch.stack((1024 + z_pairs[..., 0], -(64 + z_pairs[..., 1])), dim=-1)
     return torch.cat((tile_scales(scales), offsets), dim=-1).contiguous()
 
 
 class WeightOnlyGemm(LinearKernel):
-    """`w8a16`, `w4a16` and `w4a16[zeros]`; minifloat.py has the floats.
+    """`w8a16`, `w4a16` and `w4a16[zeros]`; float weights are in minifloat.py.
 
-    timed: losses of configurations, which choose one without tuning.
+    timed: table of timed shapes, from which default_config chooses.
     """
 
     timed: TimedShapes
@@ -151,7 +154,7 @@ class WeightOnlyGemm(LinearKernel):
     def __init__(self, bits: int, variant: str = "") -> None:
         self.timed = INT8_WEIGHTS if bits == 8 else INT4_WEIGHTS
         group = STEP_K if bits == 4 else None
-        scales = f"a scale per {STEP_K} k" if group else "a scale an output feature"
+        scales = f"a scale per {STEP_K} k" if group else "a scale per output feature"
         zeros = " and a zero point" if variant == ZEROS else ""
         self.spec = KernelSpec(
             name=f"w{bits}a16",
@@ -167,21 +170,21 @@ class WeightOnlyGemm(LinearKernel):
         scales = checked_scales(weight, self.spec.weight)
         codes = weight.values
         if weight.zero_points is not None:
-            codes = codes - (1 << (self.spec.weight.bits - 1))  # as signed ones lie in memory
-            small = tile_scales_and_offsets(scales, -weight.zero_points)
+            codes = codes - (1 << (self.spec.weight.bits - 1))  # stored like signed codes
+            packed_scales = tile_scales_and_offsets(scales, -weight.zero_points)
         elif self.spec.weight.group is not None:
-            small = tile_scales(scales)
+            packed_scales = tile_scales(scales)
         else:
-            small = scales[:, 0].contiguous()
-        buffers = {"tiles": self.tile(codes), "scales": small}
+            packed_scales = scales[:, 0].contiguous()
+        buffers = {"tiles": self.tile(codes), "scales": packed_scales}
         return PackedOperand(buffers, weight.rows, weight.k)
 
     def tile(self, values: torch.Tensor) -> torch.Tensor:
-        """Codes [N,K] as the tiles of csrc/weight_only/layout.cuh."""
+        """Reorder codes [N,K] into the tiles of csrc/weight_only/layout.cuh."""
         return tile_weights(values, self.spec.weight.bits)
 
     def defines(self) -> dict[str, int]:
-        """Defines of every build of this kernel, whatever the configuration."""
+        """Return the defines common to all builds of this kernel."""
         weight = self.spec.weight
         defines = {"W_BITS": weight.bits, "GROUPED": int(weight.group is not None)}
         return defines | ({"ZEROS": 1} if weight.kind == "asymmetric" else {})
@@ -208,7 +211,7 @@ class WeightOnlyGemm(LinearKernel):
         bias: torch.Tensor | None = None,
         config: Config | None = None,
     ) -> None:
-        """Activations that already lie as the kernel wants them are not copied."""
+        """Run `activate` and `gemm`; activations already in the kernel's layout are not copied."""
         self.gemm(activated(self, x, packed), w, out, bias=bias, config=config)
 
     def gemm(
@@ -260,9 +263,9 @@ class WeightOnlyGemm(LinearKernel):
         return choose_by_timed_shapes(can_run, gemm, current_gpu().sms, self.timed)
 
     def builds(self) -> Sequence[Build]:
-        """Every one; of a variant, which shares its source, those of the most tokens."""
-        tiles_at_once = COL_TILES[-1:] if self.spec.variant else COL_TILES
-        return [self.build(c) for tiles in tiles_at_once for c in self.configs(tiles)]
+        """Return all builds; for a variant only those of the most tokens."""
+        col_tiles = COL_TILES[-1:] if self.spec.variant else COL_TILES
+        return [self.build(c) for tiles in col_tiles for c in self.configs(tiles)]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config if isinstance(config, WeightOnlyConfig) else self.default_config(gemm)
@@ -284,7 +287,7 @@ class WeightOnlyGemm(LinearKernel):
         )
 
     def _shared_bytes(self, c: WeightOnlyConfig) -> int:
-        """Dynamic shared memory of a block, as csrc/weight_only/gemm.cu lays it out."""
+        """Return the dynamic shared memory of a block of csrc/weight_only/gemm.cu in bytes."""
         tile = MMA_ROWS * STEP_K * self.spec.weight.bits // 8
         reduction = c.warps * c.row_tiles * c.col_tiles * _SHARE_BYTES
         return max(reduction, c.warps * c.stages * c.row_tiles * tile)
@@ -295,5 +298,5 @@ def _padded_k(k: int) -> int:
 
 
 def tiles_for(m: int) -> int:
-    """Tiles of 8 tokens that one block takes of m tokens."""
+    """Return the tiles of 8 tokens per block, for m tokens."""
     return next((tiles for tiles in COL_TILES if m <= tiles * MMA_TOKENS), COL_TILES[-1])

@@ -1,9 +1,9 @@
 """FP6 and FP5 weights, FP16 activations: ZeroQuant(4+2)'s kernels (arXiv 2312.08583).
 
-`fp6-w6a16` has E3M2 weights, `fp5-w5a16` E3M1, with one scale an output feature; `[fine]` has one
-per 128 k. In registers a weight is 2^-12 of itself, by bit operations alone, and its scale makes up
-for that (the paper's bias shift); `[-bias-shift]` widens every weight to its own value.
-The kernel is csrc/weight_only/gemm.cu, the layout of weights is in csrc/weight_only/layout.cuh.
+`fp6-w6a16` has E3M2 weights, `fp5-w5a16` E3M1, with one scale per output feature; `[fine]` has one
+per 128 k. Bit operations convert a weight to FP16 times 2^-12, which its scale compensates (the
+paper's bias shift); `[-bias-shift]` converts every weight to its own value. The kernel is
+csrc/weight_only/gemm.cu, the layout of weights is in csrc/weight_only/layout.cuh.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ MINIFLOATS = TimedShapes("weight_only", "minifloats")
 FINE_MINIFLOATS = TimedShapes("weight_only", "fine-minifloats")  # a scale per 128 k
 VARIANTS = {6: ("", "fine", "-bias-shift"), 5: ("", "fine")}  # by the bits of weights
 _FORMATS = {6: "E3M2", 5: "E3M1"}
-_LANES, _QUADS = 32, 16  # of a tile; a quad is four weights of a lane
-_UPPER, _SIGN = 0x1E1E1E1E, 0x80808080  # exponent and upper mantissa bit, sign of four weights
+_LANES, _QUADS = 32, 16  # of a tile; a quad is quad_bytes weights of a lane
+_UPPER, _SIGN = (
+    0x1E1E1E1E,
+    0x80808080,
+)  # exponent and upper mantissa bit, sign of quad_bytes weights
 _ENDS = 0x81818181  # sign and lower mantissa bit
 
 
-# (row_tiles, warps, stages, k_split, late) by column tiles: a greedy choice among 62 (20, 10)
-# (`benchmarks/kernels/heuristic.py select`) that is within 0.2 % of the best on average, over the
+# (row_tiles, warps, stages, k_split, late) by column tiles: a greedy selection from 62 (20, 10)
+# (`benchmarks/kernels/heuristic.py select`), on average within 0.2 % of the best of them on the
 # random shapes of examples/h200/fp6-times.json.gz.
 _CHOICES: dict[int, tuple[Choice, ...]] = {
     1: (
@@ -68,9 +71,9 @@ class MinifloatGemm(WeightOnlyGemm):
 
     def __init__(self, bits: int, variant: str = "") -> None:
         group = group_of(variant)
-        scales = f"a scale per {STEP_K} k" if group else "a scale an output feature"
+        scales = f"a scale per {STEP_K} k" if group else "a scale per output feature"
         self.timed = FINE_MINIFLOATS if group else MINIFLOATS
-        how = ", widened the long way" if variant == "-bias-shift" else ""
+        how = ", converted without bias shift" if variant == "-bias-shift" else ""
         self.spec = KernelSpec(
             name=f"fp{bits}-w{bits}a16",
             variant=variant,
@@ -88,7 +91,7 @@ class MinifloatGemm(WeightOnlyGemm):
         return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
 
     def builds(self) -> Sequence[Build]:
-        """Every one of `fp6-w6a16`; of the others, which share its source, the largest."""
+        """Return all builds of `fp6-w6a16`; for the others only the largest."""
         if self.spec.label == "fp6-w6a16":
             return super().builds()
         return [self.build(self.configs(max(_CHOICES))[-1])]
@@ -99,24 +102,31 @@ class MinifloatGemm(WeightOnlyGemm):
 
 
 def group_of(variant: str) -> int | None:
-    """Values of k that share a scale; None: a whole row."""
+    """Return the values of k that share a scale; None: a row."""
     return STEP_K if variant == "fine" else None
 
 
 def tile_minifloats(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Numbers FP16 [N,K] that E3M2 (6 bits) or E3M1 (5) has, as the tiles of
-    csrc/weight_only/layout.cuh: uint8 [N/16, K/128, bytes of a tile], rounded up with zeros.
+    """Reorder E3M2 (6 bits) or E3M1 (5) numbers FP16 [N,K] into tiles.
+
+    The tiles of csrc/weight_only/layout.cuh are uint8 [N/16, K/128, bytes of a tile]; N and K are
+    padded with zeros.
     """
     row_tiles, steps = -(-values.shape[0] // MMA_ROWS), -(-values.shape[1] // STEP_K)
-    whole = padded(values, row_tiles * MMA_ROWS, steps * STEP_K)
-    # A power of two is exact, FP16's subnormal numbers included: s00eeemm is then the upper byte.
-    bytes_of = (whole.float() * 2.0**-12).half().view(torch.int16) >> 8 & 0xFF
-    # A row is half·8 + of_lane; a k of a step is 32·vector + 8·quarter + 4·odd + 2·pair + value.
-    split = bytes_of.view(row_tiles, 2, 8, steps, 4, 4, 2, 2, 2)
-    tile, half, of_lane, step, vector, quarter, odd, pair, value = range(9)
-    ordered = split.permute(tile, step, of_lane, quarter, vector, odd, half, value, pair)
-    four = ordered.reshape(row_tiles, steps, _LANES, _QUADS, 4).long()
-    quads = four[..., 0] | four[..., 1] << 8 | four[..., 2] << 16 | four[..., 3] << 24
+    padded_values = padded(values, row_tiles * MMA_ROWS, steps * STEP_K)
+    # Scaling by a power of two is exact, also to FP16 subnormals: the upper byte becomes s00eeemm.
+    upper_bytes = (padded_values.float() * 2.0**-12).half().view(torch.int16) >> 8 & 0xFF
+    # A row is half·8 + lane_row; a k of a step is 32·vector + 8·quarter + 4·odd + 2·pair + value.
+    split = upper_bytes.view(row_tiles, 2, 8, steps, 4, 4, 2, 2, 2)
+    tile, half, lane_row, step, vector, quarter, odd, pair, value = range(9)
+    ordered = split.permute(tile, step, lane_row, quarter, vector, odd, half, value, pair)
+    quad_bytes = ordered.reshape(row_tiles, steps, _LANES, _QUADS, 4).long()
+    quads = (
+        quad_bytes[..., 0]
+        | quad_bytes[..., 1] << 8
+        | quad_bytes[..., 2] << 16
+        | quad_bytes[..., 3] << 24
+    )
     upper = quads & _UPPER
     high = upper[..., 0::2] | _rotated_left(upper[..., 1::2], 4)
     if bits == 6:
@@ -125,12 +135,12 @@ def tile_minifloats(values: torch.Tensor, bits: int) -> torch.Tensor:
     else:
         fields = (quads & _SIGN).view(row_tiles, steps, _LANES, 2, 8)
         rotated = [fields[..., f] >> f for f in range(8)]
-    low = torch.stack(rotated).sum(dim=0)  # they have no bit in common
+    low = torch.stack(rotated).sum(dim=0)  # their set bits are disjoint
     vectors = high.view(row_tiles, steps, _LANES, 2, 4).transpose(2, 3)
     planes = [plane.reshape(row_tiles, steps, -1).to(torch.int32) for plane in (vectors, low)]
     return torch.cat(planes, dim=2).view(torch.uint8)
 
 
 def _rotated_left(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """32-bit words in int64."""
+    """Rotate 32-bit words, stored as int64."""
     return (words << bits | words >> (32 - bits)) & 0xFFFFFFFF
