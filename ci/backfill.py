@@ -1,4 +1,4 @@
-"""Filling the gaps of earlier nights: newest first, bounded, each at its own commit."""
+"""Backfill of missing results of earlier nights: newest first, each at its own commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from db.nightly import NightInfo, set_night
 from flexq_bench.errors import FlexqError
 from flexq_bench.repository.worktrees import worktree
 
-_LIMIT_S = 4 * 3600.0  # of one gap: a night must end before the next one
+_LIMIT_S = 4 * 3600.0  # per gap, so that a night ends before the next one
 
 log = logging.getLogger(__name__)
 
@@ -34,24 +34,24 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
-    """Result of filling a gap. left: cases that have no result yet. detail: why; empty: none is."""
+class FillResult:
+    """Result of filling a gap. left: cases still without a result. detail: why, else empty."""
 
     gap: Gap
     left: int
     detail: str = ""
 
 
-# Starts a command line of ours in a checkout; its exit status, and its last line of errors.
+# Runs a flexq-bench command in a checkout; returns its exit status and last line of errors.
 Resume = Callable[[Path, Sequence[str]], tuple[int, str]]
 
 
 def find_gaps(
     database: Database, suite: str, gpus: Sequence[str], *, night: str, cases: int
 ) -> list[Gap]:
-    """The newest gaps before this night that together have at most so many cases.
+    """Return the newest gaps before `night` with at most `cases` missing cases in total.
 
-    A commit with local changes, or outside of a git tree, can't be measured again: left out.
+    Commits with local changes, or outside a git tree, can't be measured again and are left out.
     """
     gaps: list[Gap] = []
     with database.session() as session:
@@ -69,17 +69,17 @@ def find_gaps(
 
 def fill_gap(
     database: Database, gap: Gap, repository: Path, options: Sequence[str], *, resume: Resume
-) -> Filled:
-    """Go on with the run at its commit, in a checkout of its own.
+) -> FillResult:
+    """Resume the run at its commit, in a temporary checkout.
 
-    options: of `run --resume`, such as --cluster. What can't be filled is told, not raised.
+    options: of `run --resume`, such as --cluster. Failures are returned in `detail`, not raised.
     """
     log.info("filling %d cases of %s on %s", gap.missing, gap.night, gap.gpu)
     try:
         with worktree(repository, gap.commit) as folder:
-            status, said = resume(folder, ("run", "--resume", gap.run, *options))
+            status, message = resume(folder, ("run", "--resume", gap.run, *options))
     except FlexqError as error:
-        status, said = 1, str(error)
+        status, message = 1, str(error)
     with database.session() as session:
         left = len(queries.missing_cases(session, gap.run))
         if not left:
@@ -87,21 +87,21 @@ def fill_gap(
                 n for n in queries.night_states(session, name=gap.night) if n.run == gap.run
             ]
             info = NightInfo(stored.key, stored.name, stored.suite, stored.gpu, stored.run)
-            # Its verdicts are later nights': they compare with what is trusted by now.
+            # Not compared: later nights compare with the bases that are trusted by then.
             set_night(session, info, "done", at=datetime.now(UTC))
-    return Filled(gap, left, said or f"exit status {status}" if left else "")
+    return FillResult(gap, left, message or f"exit status {status}" if left else "")
 
 
 def resume_in(
     environment: Mapping[str, str], folder: Path, arguments: Sequence[str]
 ) -> tuple[int, str]:
-    """Run this program's code of a checkout, in a process of its own.
+    """Run flexq-bench from the code of a checkout, in a subprocess.
 
     environment: variables added to those of this process.
     """
     command = [sys.executable, "-m", "flexq_bench.cli", *arguments]
     try:
-        ended = subprocess.run(
+        completed = subprocess.run(
             command,
             cwd=folder,
             env={**os.environ, **environment, "PYTHONPATH": str(folder)},
@@ -113,5 +113,5 @@ def resume_in(
         )
     except subprocess.TimeoutExpired:
         return 1, f"stopped after {_LIMIT_S / 3600:.0f} hours"
-    said = [line for line in ended.stderr.splitlines() if line.strip()]
-    return ended.returncode, said[-1] if said else ""
+    errors = [line for line in completed.stderr.splitlines() if line.strip()]
+    return completed.returncode, errors[-1] if errors else ""

@@ -1,4 +1,4 @@
-"""A policy and its suite as a commit has them, whatever is checked out."""
+"""Load a policy and its suite from a commit instead of the working tree."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _FILE_MODES = ("100644", "100755")
 
 
 def load_policy_of(repository: Path, commit: str, name_or_path: str) -> Policy:
-    """Return the policy as a commit has it, so that edits of a pull request do not count.
+    """Load the policy from a commit, so that edits of a pull request have no effect.
 
-    A name is looked up in the commit, then among this program's policies. A path inside of the
-    repository is read from the commit. A path elsewhere is the operator's own and read as it is.
-    The same holds for the policy's suite. Raises WorkloadError as load_policy does, and if the
+    A name is looked up in the commit, then among the bundled policies. A path inside the repository
+    is read from the commit, a path outside from the file system. The same holds for the policy's
+    suite. Raises WorkloadError as load_policy does, and if the
     commit has no such file.
     """
     with tempfile.TemporaryDirectory() as name:
@@ -29,22 +29,22 @@ def load_policy_of(repository: Path, commit: str, name_or_path: str) -> Policy:
                 files.locate(Path(name_or_path)), locate=files.locate, suites=files.suites
             )
         else:
-            own = files.folder / _POLICIES / f"{name_or_path}.toml"
-            file = own if own.is_file() else find_policy(name_or_path)
+            committed = files.folder / _POLICIES / f"{name_or_path}.toml"
+            file = committed if committed.is_file() else find_policy(name_or_path)
             policy = read_policy(file, locate=files.locate, suites=files.suites)
     return policy
 
 
 class _Files:
-    """All `.toml` files of a commit, in a folder."""
+    """The `.toml` files of a commit, written to a folder."""
 
     def __init__(self, repository: Path, commit: str, folder: Path) -> None:
         self.folder = folder
         self._repository, self._commit = repository.resolve(), commit
         listed = git_output(repository, "ls-tree", "-r", "-z", "--full-tree", commit)
         for line in filter(None, listed.split("\0")):
-            described, _, path = line.partition("\t")
-            mode, _, name = described.split(" ")
+            metadata, _, path = line.partition("\t")
+            mode, _, name = metadata.split(" ")
             if mode in _FILE_MODES and path.endswith(".toml"):
                 file = folder / path
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class _Files:
 
     @property
     def suites(self) -> Path | None:
-        """Folder of the commit's suites; None: it has none, and this program's are used."""
+        """Folder of the commit's suites; None: it has none, so the bundled ones are used."""
         folder = self.folder / _SUITES
         return folder if folder.is_dir() else None
 
@@ -61,12 +61,12 @@ class _Files:
         if path.is_relative_to(self.folder):
             inside = Path(os.path.normpath(path)).relative_to(self.folder)
         else:
-            # As it is written and as it is: a link of the tree that is checked out leads nowhere.
-            ways = Path(os.path.abspath(path)), path.resolve()
-            known = [way for way in ways if way.is_relative_to(self._repository)]
-            if not known:
+            # As written and with symbolic links resolved: a link must not lead out of the commit.
+            spellings = Path(os.path.abspath(path)), path.resolve()
+            inside_paths = [p for p in spellings if p.is_relative_to(self._repository)]
+            if not inside_paths:
                 return path
-            inside = known[0].relative_to(self._repository)
+            inside = inside_paths[0].relative_to(self._repository)
         if not (self.folder / inside).is_file():
             raise WorkloadError(
                 f"{self._commit[:10]} has no {inside}: a gate reads base's, or a file outside of "

@@ -20,7 +20,7 @@ from kernels.runtime.files import cache_folder, write_atomically
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
-_NOTHING_TO_SEARCH = {
+_EXIT_CODES_WITHOUT_SEARCH = {
     Verdict.SAME: ExitCode.PASS,
     Verdict.AMBIGUOUS: ExitCode.AMBIGUOUS,
     Verdict.INCORRECT: ExitCode.REGRESSION,
@@ -28,9 +28,9 @@ _NOTHING_TO_SEARCH = {
 
 
 class Outcome(StrEnum):
-    CHANGED = "changed"  # nearer to bad than to good
+    CHANGED = "changed"  # more than half of the change
     UNCHANGED = "unchanged"
-    SKIPPED = "skipped"  # no answer: it doesn't build, its worker dies, or noise hides it
+    SKIPPED = "skipped"  # it doesn't build, its worker dies, or the result is ambiguous
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Step:
 class ChangeLocation:
     """The commits between which the change lies.
 
-    suspects: the commit that made it; several where those between had no answer, oldest first.
+    suspects: the commit that made it; several, oldest first, if commits were skipped.
     last_unchanged: the commit before them. steps: of the search, by commit.
     """
 
@@ -60,7 +60,7 @@ class ChangeLocation:
 class BisectReport:
     """Result of a bisection of `case` between two commits.
 
-    ends: the comparison of bad with good; None: known from an interrupted search. location: None:
+    ends: the comparison of bad with good; None: read from the journal. location: None:
     bad and good do not differ, so nothing was searched. change: ln(bad / good) in time; None:
     nothing was searched.
     """
@@ -85,7 +85,7 @@ class BisectReport:
             return ExitCode.REGRESSION if self.change > 0 else ExitCode.PASS
         if self.ends is None:
             return ExitCode.MISSING
-        return _NOTHING_TO_SEARCH.get(self.ends.confirmation.verdict, ExitCode.MISSING)
+        return _EXIT_CODES_WITHOUT_SEARCH.get(self.ends.confirmation.verdict, ExitCode.MISSING)
 
 
 def bisect(
@@ -98,14 +98,14 @@ def bisect(
     on_step: Callable[[Step], None],
     on_resume: Callable[[int], None],
 ) -> BisectReport:
-    """Find the commit that changed a case, by comparisons with `good`.
+    """Find the commit that changed a case, by binary search with comparisons to `good`.
 
     commits: after good, oldest first; the last one is bad. compare: measures a commit against
-    good. journal: answers of an interrupted search of the same; forgotten when this one ends.
-    on_step: called with each answer; on_resume: with the number of answers of an interrupted
-    search. A commit that can't be measured (BrokenRevisionError, UsageError) is skipped, and so is
-    one that twice gives no data; of the bad commit the error is raised. Raises InfrastructureError
-    where the machine fails: what it skips changes which commits are suspected.
+    good. journal: results of the same search if it was interrupted; deleted at the end.
+    on_step: called with each result; on_resume: with the number of results in the journal. A commit
+    that can't be measured (BrokenRevisionError, UsageError), or gives no data twice, is skipped;
+    for the bad commit the error is raised. Raises InfrastructureError if the machine fails, because
+    skipping commits for this reason would change the suspects.
     """
     bad, steps = commits[-1], journal.read()
     ends = None
@@ -118,39 +118,41 @@ def bisect(
             return BisectReport(case, good, bad, ends)
         steps[bad] = Step(bad, Outcome.CHANGED, confirmed.reason, confirmed.log_ratio)
         journal.write(steps)
-    whole = steps[bad].log_ratio
-    assert whole is not None  # it was judged
+    total_change = steps[bad].log_ratio
+    assert total_change is not None  # bad was not skipped
     on_step(steps[bad])
 
-    def ask(commit: str) -> Step:
+    def measure(commit: str) -> Step:
         try:
             compared = compare(commit)
-            if compared.confirmation.verdict is Verdict.NO_DATA:  # its worker died: of the commit?
+            if (
+                compared.confirmation.verdict is Verdict.NO_DATA
+            ):  # the worker died, perhaps because of the commit: retry
                 compared = compare(commit)
         except (BrokenRevisionError, UsageError) as error:
             step = Step(commit, Outcome.SKIPPED, str(error))
         except InfrastructureError as error:
             raise InfrastructureError(
-                f"{error}; the search stops at {commit[:10]}, and the same one goes on there "
-                f"({len(steps)} answers are kept)"
+                f"{error}; the search stops at {commit[:10]}: repeat the command to resume it "
+                f"({len(steps)} results are stored)"
             ) from error
         else:
-            step = step_of(commit, compared.confirmation, whole, compared.detail)
+            step = step_of(commit, compared.confirmation, total_change, compared.detail)
         steps[commit] = step
         journal.write(steps)
         on_step(step)
         return step
 
-    location = search(good, commits, ask, steps)
-    journal.forget()
-    return BisectReport(case, good, bad, ends, location, whole)
+    location = search(good, commits, measure, steps)
+    journal.delete()
+    return BisectReport(case, good, bad, ends, location, total_change)
 
 
 def case_of_series(series: str, db: str | None) -> tuple[Case, str | None]:
-    """The case of a stored series and its GPU, or of a case's key (None: any GPU).
+    """Return the case and the GPU of a stored series, or of a case's key (GPU None: any).
 
-    Raises UsageError if there is no such series, WorkloadError if the key has another form, and
-    what opening the database `db` raises.
+    Raises UsageError if there is no such series, WorkloadError if the key is malformed, and
+    errors of opening the database `db`.
     """
     if not series.isdecimal():
         return Case.from_key(series), None
@@ -159,22 +161,22 @@ def case_of_series(series: str, db: str | None) -> tuple[Case, str | None]:
     if not rows:
         raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
     (row,) = rows
-    keyed = Case(
+    case = Case(
         row.kernel,
         GemmWorkload(row.m, row.n, row.k),
         variant=row.variant,
         stage="linear" if row.stage == "linear" else "gemm",
         cache="hot" if row.cache == "hot" else "cold",
     )
-    return keyed, row.gpu
+    return case, row.gpu
 
 
 def device_uuid(device: str, gpu: str | None) -> str:
-    """The UUID of a device by name. Raises UsageError if it is not a `gpu`; None: any will do."""
+    """Return the UUID of a device. Raises UsageError if its SKU is not `gpu`; None: any."""
     info = describe_device(find_device(device), None)
     if gpu is not None and info.sku != gpu:
         raise UsageError(
-            f"the series is of {gpu} and {device} is {info.sku}: bisect where such a one is"
+            f"the series is of {gpu}, but {device} is {info.sku}: bisect on a machine with {gpu}"
         )
     return info.uuid
 
@@ -182,31 +184,32 @@ def device_uuid(device: str, gpu: str | None) -> str:
 def search(
     good: str,
     commits: Sequence[str],
-    ask: Callable[[str], Step],
+    measure: Callable[[str], Step],
     known: Mapping[str, Step] | None = None,
 ) -> ChangeLocation:
     """Find the commit that made the change.
 
-    good: unchanged. commits: after it, oldest first, the last one changed. ask: compares a commit
-    with good. known: answers of an earlier search, not asked again. Of several changes one is
-    found, where the level crosses half of the whole. Raises ValueError if there is no commit.
+    good: unchanged. commits: after it, oldest first, the last one changed. measure: compares a
+    commit with good. known: results of an interrupted search, not measured again. Of several
+    changes, finds one at which the level crosses half of the total. Raises ValueError without
+    commits.
     """
     if not commits:
         raise ValueError("there is no commit to search")
     steps = dict(known or {})
     low, high = -1, len(commits) - 1
     while True:
-        open_ones = [
+        unskipped = [
             i
             for i in range(low + 1, high)
             if commits[i] not in steps or steps[commits[i]].outcome is not Outcome.SKIPPED
         ]
-        if not open_ones:
+        if not unskipped:
             break
-        middle = min(open_ones, key=lambda i: (abs(2 * i - low - high), i))
+        middle = min(unskipped, key=lambda i: (abs(2 * i - low - high), i))
         commit = commits[middle]
         if commit not in steps:
-            steps[commit] = ask(commit)
+            steps[commit] = measure(commit)
         outcome = steps[commit].outcome
         if outcome is Outcome.CHANGED:
             high = middle
@@ -219,16 +222,16 @@ def search(
     )
 
 
-def step_of(commit: str, confirmed: Confirmation, whole: float, detail: str = "") -> Step:
-    """The answer of a comparison with good about a commit, when bad is `whole` (ln) away from good.
+def step_of(commit: str, confirmed: Confirmation, total_change: float, detail: str = "") -> Step:
+    """Classify a commit by its comparison with good. total_change: ln(bad / good).
 
-    The line is half of the whole: a commit that the 99 % bounds put on neither side has no answer.
+    The threshold is half of the total; if it lies within the 99 % bounds, the commit is skipped.
     """
     if confirmed.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
         return Step(commit, Outcome.SKIPPED, detail or confirmed.reason)
-    towards = 1 if whole > 0 else -1
-    low, high = sorted((towards * confirmed.low, towards * confirmed.high))
-    half = abs(whole) / 2
+    sign = 1 if total_change > 0 else -1
+    low, high = sorted((sign * confirmed.low, sign * confirmed.high))
+    half = abs(total_change) / 2
     if low > half:
         return Step(commit, Outcome.CHANGED, confirmed.reason, confirmed.log_ratio)
     if high < half:
@@ -237,10 +240,10 @@ def step_of(commit: str, confirmed: Confirmation, whole: float, detail: str = ""
 
 
 class Journal:
-    """The answers of a search in a file, so that an interrupted one goes on.
+    """File with the results of a search, from which an interrupted search is resumed.
 
-    A file and not the database: answers belong to one device and one pair of revisions, are of no
-    use once the search is over, and a case can be bisected where no database is.
+    Not in the database: results belong to one device and one pair of revisions, are useless after
+    the search, and bisection must work without a database.
     """
 
     def __init__(self, *identity: object) -> None:
@@ -248,7 +251,7 @@ class Journal:
         self.path = cache_folder() / "bisect" / f"{key[:32]}.json"
 
     def read(self) -> dict[str, Step]:
-        """By commit; empty: nothing was begun, or the file can't be read."""
+        """Return the steps by commit; empty: there is no file, or it can't be read."""
         try:
             rows = json.loads(self.path.read_text())
             steps = [Step(**{**row, "outcome": Outcome(row["outcome"])}) for row in rows]
@@ -257,10 +260,10 @@ class Journal:
         return {step.commit: step for step in steps}
 
     def write(self, steps: Mapping[str, Step]) -> None:
-        """Keep these; a process that is killed meanwhile leaves the old ones. Raises CacheError."""
+        """Replace the file atomically. Raises CacheError."""
         write_atomically(self.path, json.dumps([asdict(step) for step in steps.values()]).encode())
 
-    def forget(self) -> None:
-        """The search is over."""
+    def delete(self) -> None:
+        """Delete the file, if it exists."""
         with suppress(OSError):
             self.path.unlink()

@@ -1,6 +1,6 @@
-"""Series of a run that are compared: what stands out, has crept, or may be fixed.
+"""Series of a run to compare: outliers, creeping slow-downs, and open alerts that may be fixed.
 
-The rule is `flexq_bench.verdicts.alert_rule`; this file asks the database what the rule needs.
+The rule is in `flexq_bench.verdicts.alert_rule`; this module queries its inputs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from workloads.probes import EMPTY_KERNEL
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A series that a run measured, by its id, and the case that it is of.
+    """A series that a run measured. series: its id. case: its case.
 
-    latest: the run's own result. earlier: those of the same epoch before it, oldest first.
-    sigmas: that latest is away from its history. joint: that its family is, all series together.
+    latest: the run's result. earlier: results of the same epoch before it, oldest first.
+    sigmas: distance of latest from its history. joint: of all series of its family together.
     """
 
     series: int
@@ -45,8 +45,8 @@ class Suspect:
 class Suspects:
     """Series of a run to compare, the most suspicious first.
 
-    comparable: every case that the run measured and that can be compared. outliers: series that
-    deviate from their history. crept, perhaps_fixed: each with the commit that it is compared with.
+    comparable: every case of the run that can be compared. outliers: series that deviate from their
+    history. crept, perhaps_fixed: each with the commit to compare with.
     """
 
     comparable: Sequence[Case]
@@ -56,21 +56,21 @@ class Suspects:
 
     @property
     def candidates(self) -> int:
-        """Number of series that their history made suspicious."""
-        of_release = (suspect for _, suspect in self.crept)
-        return len({suspect.series for suspect in (*self.outliers, *of_release)})
+        """Number of series that are outliers or have crept."""
+        crept = (suspect for _, suspect in self.crept)
+        return len({suspect.series for suspect in (*self.outliers, *crept)})
 
 
 def suspects_of(
     session: Session, run: str, commit: CommitInfo, waiting: Mapping[str, int] | None = None
 ) -> Suspects:
-    """Of a run that measured this commit. The empty kernel is no GEMM to slow down.
+    """Return the suspects of a run that measured this commit, without the empty kernel.
 
     waiting: by case key, the nights that a candidate has waited for a comparison.
     """
     cases, measured = [], []
     for row in queries.run_results(session, run):
-        # An interleaved comparison is under `boost`, and says nothing of steady load.
+        # An interleaved comparison measures under `boost` and can't confirm steady load.
         if row.median_us is None or row.status not in ("ok", "noisy") or row.regime == "sustained":
             continue
         if row.kernel == EMPTY_KERNEL:
@@ -113,27 +113,27 @@ def _outliers(measured: Sequence[Suspect], waiting: Mapping[str, int]) -> list[S
 def _crept(
     session: Session, measured: Sequence[Suspect], alerts: Sequence[AlertRow], commit: CommitInfo
 ) -> list[tuple[str, Suspect]]:
-    """Series that are slower than at the release before the commit, with that release's commit.
+    """Return series that are slower than at the previous release, with the release's commit.
 
-    Each of many small steps is within the noise of its night. Left out are series of open alerts,
-    and those that a comparison with the release has answered, unless they have changed further.
+    Each of many small steps may be within the noise of a night. Leaves out series of open alerts,
+    and series already compared with the release, unless they have changed further.
     """
     head = commit.topo_order or 0
     releases = queries.releases(session, project=commit.project)
-    places = ((r.sha, r.topo_order) for r in releases if r.topo_order is not None)
-    release, place = next(((sha, at) for sha, at in places if at < head), ("", head))
+    orders = ((r.sha, r.topo_order) for r in releases if r.topo_order is not None)
+    release, order = next(((sha, at) for sha, at in orders if at < head), ("", head))
     if not release:
         return []
     alerted = {series for alert in alerts for series in alert.series}
     changes = {}
     for suspect in measured:
-        change = _since(suspect, place, up_to=head)
+        change = _slow_down_since(suspect, order, up_to=head)
         if change > 0 and suspect.series not in alerted:
             changes[suspect.series] = change, suspect
     for series, known in queries.latest_decisions_from(session, release, changes).items():
         change, suspect = changes[series]
-        # Then the history said so, too: it takes more for another comparison.
-        then = _since(suspect, place, up_to=known.head_order or head)
+        # The earlier comparison had the same trigger: only a larger change justifies another.
+        then = _slow_down_since(suspect, order, up_to=known.head_order or head)
         if not has_crept_further(change, then):
             del changes[series]
     slowest_first = sorted(changes.values(), key=lambda one: -one[0])
@@ -143,10 +143,10 @@ def _crept(
 def _perhaps_fixed(
     measured: Sequence[Suspect], alerts: Sequence[AlertRow]
 ) -> list[tuple[str, Suspect]]:
-    """Series of open alerts that are back near their good level, with the last good commit.
+    """Return series of open alerts that are near their good level, with the last good commit.
 
-    What was slow for a night or two does not stand out when it is back, as its history is what it
-    was: nobody would compare it, and its alert would stay open.
+    A series that was slow for a night or two is no outlier when it recovers, because its history is
+    mostly at the good level. Without this comparison its alert would stay open.
     """
     by_series = {suspect.series: suspect for suspect in measured}
     return [
@@ -159,21 +159,21 @@ def _perhaps_fixed(
     ]
 
 
-def _since(suspect: Suspect, release: int, *, up_to: int) -> float:
-    """ln of how much slower a series is than at a place in the ancestry; 0: it may be as fast.
+def _slow_down_since(suspect: Suspect, release: int, *, up_to: int) -> float:
+    """Return ln(slow-down) of a series since a commit; 0: no slow-down is detected.
 
-    up_to: a later place, whose results are the newest to look at.
+    release, up_to: topological orders of that commit and of the newest one to include.
     """
     points = (*suspect.earlier, suspect.latest)
-    placed = [(p.topo_order, p.median_us) for p in points if p.topo_order is not None]
-    until = [us for place, us in placed if place <= release]
-    since = [us for place, us in placed if release < place <= up_to]
-    looked = creep(until[-RELEASE_RESULTS:], since)
-    return looked.log_change if looked.verdict is Verdict.CANDIDATE else 0.0
+    medians = [(p.topo_order, p.median_us) for p in points if p.topo_order is not None]
+    until = [us for order, us in medians if order <= release]
+    since = [us for order, us in medians if release < order <= up_to]
+    result = creep(until[-RELEASE_RESULTS:], since)
+    return result.log_change if result.verdict is Verdict.CANDIDATE else 0.0
 
 
 def _is_back(earlier: Sequence[HistoryPoint], latest: HistoryPoint, alert: AlertRow) -> bool:
-    """Return True if the result is nearer to those up to the good commit than to later ones."""
+    """Return True if the result is nearer to those before the alert than to those after it."""
     last_good = None if alert.good is None else alert.good.topo_order
     first_bad = alert.bad.topo_order
     if last_good is None or first_bad is None or (latest.topo_order or 0) <= first_bad:

@@ -1,4 +1,4 @@
-"""The accuracy gate: evaluate a model under schemes and judge the results by a policy."""
+"""The accuracy gate: evaluate a model quantized by schemes and judge the results by a policy."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class AccuracyReport:
     judged: tuple[LimitOutcome, ...]
     through: Through = REFERENCE
     content_hashes: Mapping[str, str] = field(default_factory=dict)  # by scheme, where known
-    reference: str = ""  # name of the model that all is compared with; empty: of the model itself
-    reference_hash: str | None = None  # of its files; null: there is none
-    warnings: tuple[str, ...] = ()  # of how the model was evaluated
-    diagnoses: tuple[Diagnosis, ...] = ()  # of schemes that fail
+    reference: str = ""  # name of the model to compare with; empty: the evaluated model
+    reference_hash: str | None = None  # of its files; None: there is none
+    warnings: tuple[str, ...] = ()  # about the evaluation
+    diagnoses: tuple[Diagnosis, ...] = ()  # of failing schemes
 
     @property
     def exit_code(self) -> ExitCode:
@@ -94,10 +94,10 @@ def planned_evaluation(
     original: bool = True,
     reference: str | None = None,
 ) -> tuple[EvaluationPlan, dict[str, str]]:
-    """The evaluation that a policy needs, and what of it is missing here, with the reason.
+    """Return the plan of the evaluation, and the reason for each text or task that is missing.
 
-    texts: those at hand. task_data: folder with the tasks' data; None: lm-eval downloads it. batch:
-    questions at a time. through, checkpoint, original, reference: as EvaluationPlan has them.
+    texts: available texts. task_data: folder with the tasks' data; None: lm-eval downloads it.
+    batch: questions per batch. through, checkpoint, original, reference: as in EvaluationPlan.
     Raises UsageError if `base` is judged against itself or a text has no limit,
     MissingResultsError if nothing can be evaluated.
     """
@@ -134,15 +134,15 @@ def planned_evaluation(
 
 
 def _missing_texts(policy: AccuracyPolicy, texts: Sequence[Text]) -> dict[str, str]:
-    wanted = policy.texts
+    required = policy.texts
     given = dict.fromkeys(text.name for text in texts)
     for name in given:
-        if name not in wanted:
+        if name not in required:
             raise UsageError(
                 f"policy {policy.name} has no limit on a text called {name}: its texts are "
-                f"{', '.join(wanted) or 'none'}; name yours with --data NAME=FILE"
+                f"{', '.join(required) or 'none'}; name yours with --data NAME=FILE"
             )
-    return {n: f"no text: give --data {n}=FILE" for n in wanted if n not in given}
+    return {n: f"no text: give --data {n}=FILE" for n in required if n not in given}
 
 
 def _missing_tasks(policy: AccuracyPolicy, data: Path | None) -> dict[str, str]:
@@ -150,7 +150,7 @@ def _missing_tasks(policy: AccuracyPolicy, data: Path | None) -> dict[str, str]:
     for name in dict.fromkeys(limit.name for limit in policy.tasks):
         try:
             check_tasks([name], data)
-        except AccuracyError as error:  # of this machine, or of lm-eval at all
+        except AccuracyError as error:  # not available on this machine, or not in lm-eval
             missing[name] = str(error)
     return missing
 
@@ -166,12 +166,11 @@ def gate_accuracy(
     on_unit: OnUnit,
     diagnose: bool = True,
 ) -> AccuracyReport:
-    """Evaluate, store, and hold every limit against what was found.
+    """Evaluate the schemes, store the results, and judge every limit.
 
     schemes, base: by name. missing: texts and tasks of the policy that can't be evaluated here,
-    with the reason. diagnose: also find where a scheme that fails loses. A scheme that can't be
-    evaluated fails, and the others are judged. Raises what the base's evaluation and the database
-    raise.
+    with the reason. diagnose: also diagnose failing schemes. A scheme that can't be evaluated
+    fails, and the others are still judged. Raises errors of the base's evaluation and the database.
     """
     gate = _Gate(policy, setup, database, schemes, base, dict(missing), on_unit)
     judged = gate.judge()
@@ -190,7 +189,7 @@ def gate_accuracy(
         reference=reference.name if reference else "",
         reference_hash=reference.content_hash if reference else None,
         warnings=() if setup.warning is None else (setup.warning,),
-        diagnoses=tuple(diagnosed(setup, s) for s in failing) if diagnose else (),
+        diagnoses=tuple(diagnose_scheme(setup, s) for s in failing) if diagnose else (),
     )
 
 
@@ -199,7 +198,7 @@ def _fails(judged: Sequence[LimitOutcome], scheme: str) -> bool:
 
 
 class _Gate:
-    """The evaluation of one gate, and what it found so far."""
+    """Evaluation state of one gate run."""
 
     def __init__(
         self,
@@ -208,14 +207,14 @@ class _Gate:
         database: Database,
         schemes: Sequence[str],
         base: str,
-        absent: dict[str, str],
+        missing: dict[str, str],
         on_unit: OnUnit,
     ) -> None:
         self._policy, self._setup, self._database = policy, setup, database
-        self._schemes, self._base, self._absent = schemes, base, absent
+        self._schemes, self._base, self._missing = schemes, base, missing
         self._on_unit = on_unit
         self.results: list[MetricResult] = []
-        self.failures: dict[str, str] = {}  # by scheme why it could not be evaluated
+        self.failures: dict[str, str] = {}  # by scheme, the reason why it could not be evaluated
         self._parities: dict[str, LimitOutcome] = {}
         evaluator = setup.evaluator
         compared = ORIGINAL if setup.plan.reference is not None else FULL_PRECISION
@@ -226,38 +225,38 @@ class _Gate:
             if policy.planned.detect is not None and policy.perplexities
             else None
         )
-        # Only what is compared with the reference as it comes can end before the text does.
+        # Early stopping compares segment by segment with the reference, so that must be the base.
         self._stops_early = self._schedule is not None and base == compared
 
     def judge(self) -> list[LimitOutcome]:
-        """Evaluate all; every limit of every scheme, in order."""
+        """Evaluate all schemes; return the outcome of every limit of every scheme, in order."""
         if self._stops_early:
             self._setup.evaluator.schedule = self._schedule
             for scheme in self._schemes:
-                self._try(scheme)
+                self._evaluate_or_fail(scheme)
             self._evaluate_base()
         else:
             self._evaluate_base()
             for scheme in self._schemes:
-                self._try(scheme)
+                self._evaluate_or_fail(scheme)
         return [one for scheme in self._schemes for one in self._judged(scheme)]
 
-    def _try(self, scheme: str) -> None:
+    def _evaluate_or_fail(self, scheme: str) -> None:
         try:
             self._evaluate(scheme)
             if self._policy.parity is not None and self._is_quantized(scheme):
-                # while the scheme's model is at hand
+                # here, while the scheme's model is in memory
                 self._parities[scheme] = judge_parity(self._policy.parity, scheme, self._setup)
         except CheckpointError:
-            raise  # bytes that are not what was written are no scheme's fault
-        except (UsageError, ValueError) as error:  # of this scheme: the others may do
+            raise  # a damaged file is not a failure of the scheme
+        except (UsageError, ValueError) as error:  # other schemes may still succeed
             self.failures[scheme] = " ".join(str(error).split())
 
     def _evaluate_base(self) -> None:
         try:
             self._evaluate(self._base)
         except AccuracyError:
-            # A model that reads the text as other tokens than its reference fails by itself.
+            # With a separate reference each scheme fails with its own reason, such as other tokens.
             if self._setup.plan.reference is None:
                 raise
 
@@ -265,53 +264,53 @@ class _Gate:
         return scheme not in (FULL_PRECISION, ORIGINAL)
 
     def _evaluate(self, scheme: str) -> None:
-        """Evaluate a scheme; a task that lm-eval can't evaluate is absent, with its reason."""
+        """Evaluate a scheme; a task that lm-eval can't evaluate is recorded as missing."""
         setup = self._setup
         for unit in (unit for unit in setup.plan.units if unit[0] == scheme):
-            if unit[1] in self._absent:  # looking for it again only takes time
+            if unit[1] in self._missing:
                 continue
             try:
                 self.results += execute(
                     self._database, setup.evaluator, [unit], setup.origin, on_unit=self._on_unit
                 )
             except MissingTaskError as error:
-                self._absent[unit[1]] = str(error)
+                self._missing[unit[1]] = str(error)
 
     def _judged(self, scheme: str) -> Iterator[LimitOutcome]:
         policy = self._policy
-        judged = self._of(scheme, self.results)
+        judged = self._bundle(scheme, self.results)
         for limit in policy.perplexities:
             yield judge_text(limit, judged, policy.planned, self._test(judged, limit))
-        yield from self._beside_tests(judged)
+        yield from self._other_limits(judged)
         for task in policy.tasks:
             yield judge_task(task, judged, policy)
         if scheme in self._parities:
             yield self._parities[scheme]
 
-    def _of(self, scheme: str, results: Sequence[MetricResult]) -> Judged:
-        """These results of a scheme, and what the scheme makes of the original."""
-        own, unknown = self._own(scheme, results)
+    def _bundle(self, scheme: str, results: Sequence[MetricResult]) -> Judged:
+        """Bundle results of a scheme with those of the original quantized here by the scheme."""
+        own, unknown = self._reproduced_results(scheme, results)
         failure = self.failures.get(scheme, "")
-        return Judged(scheme, self._base, results, self._absent, failure, own, unknown)
+        return Judged(scheme, self._base, results, self._missing, failure, own, unknown)
 
-    def _beside_tests(
+    def _other_limits(
         self, judged: Judged, text: str | None = None, share: float | None = None
     ) -> list[LimitOutcome]:
-        """The limits of divergence, agreement and fidelity. text: of this one alone.
+        """Judge the limits of divergence, agreement and fidelity. text: only limits on this text.
 
-        share: of the errors of the first two that may be spent; None: what is left.
+        share: of the error probability of the first two to spend; None: what is left.
         """
         policy, alpha = self._policy, limit_alpha(self._policy)
-        found: list[LimitOutcome] = []
+        outcomes: list[LimitOutcome] = []
         kl, agreement, fidelity = policy.kl, policy.agreement, policy.fidelity
         if kl is not None and text in (None, kl.text):
-            found += judge_kl(kl, judged, alpha, share or self._share(judged, kl.text))
+            outcomes += judge_kl(kl, judged, alpha, share or self._share(judged, kl.text))
         if agreement is not None and text in (None, agreement.text):
             left = share or self._share(judged, agreement.text)
-            found += judge_agreement(agreement, judged, alpha, left)
+            outcomes += judge_agreement(agreement, judged, alpha, left)
         if fidelity is not None and text in (None, fidelity.text):
-            found += judge_fidelity(fidelity, judged)
-        return found
+            outcomes += judge_fidelity(fidelity, judged)
+        return outcomes
 
     def _share(self, judged: Judged, text: str) -> float:
         result = judged.find(judged.scheme, text, PERPLEXITY)
@@ -322,12 +321,12 @@ class _Gate:
     def _is_undecided(
         self, scheme: str, text: str, results: Sequence[MetricResult], share: float
     ) -> bool:
-        """See Undecided."""
-        outcomes = self._beside_tests(self._of(scheme, results), text, share)
+        """Return True if a limit besides the planned tests is still ambiguous (see Undecided)."""
+        outcomes = self._other_limits(self._bundle(scheme, results), text, share)
         return any(one.outcome is Outcome.AMBIGUOUS for one in outcomes)
 
     def _test(self, judged: Judged, limit: PerplexityLimit) -> TextTest | None:
-        """The planned test, of all segments where it did not go along with the evaluation."""
+        """Return the planned test, with all segments if it did not run during the evaluation."""
         if self._schedule is None:
             return None
         test = self._schedule.test(judged.scheme, limit.text)
@@ -338,7 +337,7 @@ class _Gate:
             test.add(first.values, second.values)
         return test
 
-    def _own(
+    def _reproduced_results(
         self, scheme: str, results: Sequence[MetricResult]
     ) -> tuple[dict[str, list[MetricResult]], str]:
         """Return results of the original quantized here by the scheme, or why there are none.
@@ -357,21 +356,21 @@ class _Gate:
         if not stored and plan.reference is None and evaluator.through == REFERENCE:
             return {}, "quantized here, from the original, through the reference"
         try:
-            found = evaluator.reproduced(scheme, limit.text, len(result.values))
+            reproduced = evaluator.reproduced(scheme, limit.text, len(result.values))
         except (UsageError, ValueError) as error:
             return {}, " ".join(str(error).split())
-        return {limit.text: [replace(one, scheme=scheme) for one in found]}, ""
+        return {limit.text: [replace(one, scheme=scheme) for one in reproduced]}, ""
 
 
 def judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> LimitOutcome:
-    """Each quantized layer against the kernel for its formats."""
+    """Compare each quantized layer with the kernel for its formats."""
     check = "parity of kernels"
-    words = f"{limit.tolerance:g}"
+    limit_text = f"{limit.tolerance:g}"
     evaluator = setup.evaluator
     segment = evaluator.first_segment()
     if segment is None:
         reason = "no text makes inputs for the layers: give --data NAME=FILE"
-        return LimitOutcome(scheme, check, Outcome.MISSING, reason, words)
+        return LimitOutcome(scheme, check, Outcome.MISSING, reason, limit_text)
     try:
         sites = kernel_parity(
             _original(setup).model,
@@ -381,14 +380,14 @@ def judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> Limit
             backend="cpu" if setup.origin.device.backend == "cpu" else "cuda",
         )
     except KernelError as error:
-        return LimitOutcome(scheme, check, Outcome.MISSING, str(error), words)
-    return _parity_of(sites, scheme, check, limit.tolerance)
+        return LimitOutcome(scheme, check, Outcome.MISSING, str(error), limit_text)
+    return _parity_outcome(sites, scheme, check, limit.tolerance)
 
 
-def _parity_of(
+def _parity_outcome(
     sites: Sequence[SiteParity], scheme: str, check: str, tolerance: float
 ) -> LimitOutcome:
-    words = f"{tolerance:g}"
+    limit_text = f"{tolerance:g}"
     broken = [site for site in sites if site.kernel and site.max_rel_error is None]
     wrong = [s for s in sites if s.max_rel_error is not None and s.max_rel_error > tolerance]
     without = [site for site in sites if not site.kernel]
@@ -400,10 +399,12 @@ def _parity_of(
     elif broken:
         outcome = Outcome.MISSING
         reason = f"{broken[0].kernel} at {broken[0].site}: {broken[0].detail}"
-    elif without:  # what was evaluated is nothing that would run
+    elif without:  # the evaluated model could not run with these kernels
         outcome = Outcome.REGRESSION
         reason = f"{without[0].site} ({len(without)} of {len(sites)}): {without[0].detail}"
-    return LimitOutcome(scheme, check, outcome, reason, words, value=worst, unit="relative error")
+    return LimitOutcome(
+        scheme, check, outcome, reason, limit_text, value=worst, unit="relative error"
+    )
 
 
 def _original(setup: PreparedModel) -> LoadedModel:
@@ -413,7 +414,7 @@ def _original(setup: PreparedModel) -> LoadedModel:
     return setup.evaluator.model_under(FULL_PRECISION)
 
 
-def diagnosed(setup: PreparedModel, scheme: str) -> Diagnosis:
+def diagnose_scheme(setup: PreparedModel, scheme: str) -> Diagnosis:
     """Diagnose a scheme's loss on the first text, by layer, other differences and token."""
     evaluator = setup.evaluator
     if not setup.plan.texts:

@@ -19,7 +19,7 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy gate")
 def gate_records(
     report: AccuracyReport, policy: AccuracyPolicy, origin: Origin, *, at: datetime
 ) -> list[GateRecord]:
-    """A record for each scheme that was judged, in order. at: when, with its zone."""
+    """Return a record for each judged scheme, in order. at: time-zone aware."""
     schemes = dict.fromkeys(one.scheme for one in report.judged)
     return [
         _record(scheme, [one for one in report.judged if one.scheme == scheme],

@@ -1,4 +1,4 @@
-"""The performance gate: what was planned against what was compared, then the verdicts."""
+"""The performance gate: compare every planned case and judge the results by a policy."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from workloads.probes import calibrates
 class Outcome(StrEnum):
     """Outcome of a case or a limit under the policy, the worst first."""
 
-    MISSING = "missing"  # planned, and nothing to judge came back
+    MISSING = "missing"  # planned, but without a result to judge
     REGRESSION = "regression"
     AMBIGUOUS = "ambiguous"
     WAIVED = "waived"
     PASS = "pass"
-    PROBE = "probe"  # others are held against it; itself it is not judged
+    PROBE = "probe"  # a baseline of other cases, not judged itself
 
 
 _EXIT_CODES = {
@@ -39,7 +39,7 @@ _EXIT_CODES = {
 
 
 def exit_code_of(outcomes: Iterable[Outcome]) -> ExitCode:
-    """Missing before all else: with results missing, the others say too little."""
+    """Return the exit code of the worst outcome; missing results are worst."""
     present = set(outcomes)
     return next(
         (code for outcome, code in _EXIT_CODES.items() if outcome in present), ExitCode.PASS
@@ -47,16 +47,16 @@ def exit_code_of(outcomes: Iterable[Outcome]) -> ExitCode:
 
 
 _NAN = math.nan
-_NOTHING = Confirmation(
+_NO_RESULT = Confirmation(
     Verdict.NO_DATA, Cause.NONE, "no result arrived", _NAN, _NAN, _NAN, _NAN, _NAN, 0, 0
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A planned case. Changes in percent of the base's time, positive is slower.
+    """Result of a planned case. Changes in percent of the base's time, positive is slower.
 
-    change, low, high None: nothing was judged. waiver: what turned it into `waived`.
+    change, low, high None: nothing was judged. waiver: the one that applies if it is `waived`.
     """
 
     case: Case
@@ -74,7 +74,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """Result of a performance gate. notes: on what was judged, and about the policy itself.
+    """Result of a performance gate. notes: remarks on the comparison and on the policy.
 
     opened: ids of new alerts. trusts_head: True if head was measured with its own program.
     """
@@ -102,7 +102,7 @@ class GateReport:
         return sum(finding.verdict != Verdict.NO_DATA for finding in self.findings)
 
     def with_outcome(self, outcome: Outcome) -> tuple[Finding, ...]:
-        """The findings of one outcome, the slowest first."""
+        """Return the findings of one outcome, slowest first."""
         findings = [finding for finding in self.findings if finding.outcome is outcome]
         return tuple(sorted(findings, key=_slowness, reverse=True))
 
@@ -121,12 +121,12 @@ def gate_perf(
     notes: Sequence[str] = (),
     trusts_head: bool = False,
 ) -> GateReport:
-    """Compare the planned cases, store every verdict, and hold them against the policy.
+    """Compare the planned cases, store every verdict, and judge them by the policy.
 
-    plan: what must come back. comparer: goes through it, a result a case. alerting: as in
-    record_night. today: what waivers expire by. notes: for the report, on what is judged.
-    trusts_head: whether the comparer measures head with its own program. Raises what the comparer
-    and the database raise; nothing is stored then.
+    plan: cases that must have a result. comparer: compares them. alerting: as in record_night.
+    today: date at which waivers are evaluated. notes: added to the report. trusts_head: True if the
+    comparer measures head with its own program. Raises errors of the comparer and the database;
+    nothing is stored then.
     """
     received = {compared.case.key: compared for compared in comparer(plan)}
     with database.session() as session:
@@ -137,7 +137,7 @@ def gate_perf(
             {base.sha: base, head.sha: head},
             alerting=alerting,
         )
-        events.tell_alerts(session, night.opened)
+        events.add_alert_events(session, night.opened)
     judged = {one.case.key: one for one in night.judged}
     findings = tuple(_finding(case, judged.get(case.key), policy, today) for case in plan)
     report = GateReport(
@@ -154,16 +154,16 @@ def gate_perf(
         trusts_head=trusts_head,
     )
     with database.session() as session:
-        events.tell_gate(session, report)
+        events.add_gate_event(session, report)
     return report
 
 
 def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> Finding:
     limit = policy.limit_of(case).slower_percent
-    confirmation = _NOTHING if judged is None else judged.confirmation
+    confirmation = _NO_RESULT if judged is None else judged.confirmation
     outcome = Outcome.MISSING if judged is None else _outcome(judged, limit)
     waiver = None
-    # Being wrong is never waived: a wrong kernel has no speed to be lenient about.
+    # Incorrect results are never waived.
     accepted = outcome in (Outcome.PASS, Outcome.PROBE)
     if not accepted and confirmation.verdict is not Verdict.INCORRECT:
         waiver = policy.waiver_of(case, today)
@@ -205,8 +205,8 @@ def outcome_of(found: Confirmation, limit: float, *, is_worse: bool) -> Outcome:
 def suffices(policy: Policy, case: Case, found: Confirmation) -> bool:
     """Return True if the 99 % upper bound is within the limit, so no more placements are needed.
 
-    The gate would pass whatever the result of more placements. Where a limit is well above the
-    difference between a device's processes, they would take most of a comparison's time.
+    The gate passes without them. If a limit is well above the variation between processes, further
+    placements would take most of a comparison's time.
     """
     return _is_within(found, policy.limit_of(case).slower_percent)
 
@@ -219,15 +219,13 @@ def _notes(policy: Policy, findings: Sequence[Finding], today: date) -> list[str
     cases = [finding.case for finding in findings]
     notes = []
     for waiver in policy.waivers:
-        who = f"waiver of {waiver.name} ({waiver.owner}: {waiver.reason})"
+        title = f"waiver of {waiver.name} ({waiver.owner}: {waiver.reason})"
         if waiver.has_expired(today):
-            notes.append(
-                f"{who} expired on {waiver.expires}: it counts no more, delete or renew it"
-            )
+            notes.append(f"{title} expired on {waiver.expires} and is ignored: delete or renew it")
         elif not any(waiver.fits(case) for case in cases):
-            notes.append(f"{who} fits no planned case: delete or correct it")
+            notes.append(f"{title} fits no planned case: delete or correct it")
         elif not any(finding.waiver is waiver for finding in findings):
-            notes.append(f"{who} was not needed")
+            notes.append(f"{title} was not needed")
     notes += [
         f"limit of {','.join(limit.kernels)} fits no planned case{_but_probes(limit, cases)}: "
         "delete or correct it"
@@ -246,7 +244,7 @@ def _percent(log_ratio: float) -> float | None:
 
 
 def _slowness(finding: Finding) -> float:
-    # A wrong result comes before every slow one.
+    # Incorrect results sort before slow ones.
     if finding.verdict == Verdict.INCORRECT:
         return math.inf
     return -math.inf if finding.change is None else finding.change

@@ -1,4 +1,4 @@
-"""The static gate: differences of two revisions' machine code against limits. Needs no GPU."""
+"""The static gate: judge differences of two revisions' machine code by limits. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Verdict = Literal["worse", "better", "changed"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Largest accepted degradation by a change, in percent of the base.
+    """Largest accepted degradation, in percent of the base.
 
-    occupancy_loss: of the warps that an SM holds; 0: none may be lost. instruction_growth: of each
-    kind of instruction; None: it is reported, and never a regression.
+    occupancy_loss: of the resident warps of an SM; 0: none may be lost. instruction_growth: of each
+    kind of instruction; None: growth is reported, but never a regression.
     """
 
     occupancy_loss: float = 0.0
@@ -62,7 +62,7 @@ class StaticReport(RevisionComparison):
 
     @property
     def exit_code(self) -> ExitCode:
-        """Missing before regression, as in every gate: a build of head that does not compile."""
+        """Exit code: MISSING if a build of head does not compile, even with regressions."""
         if self.broken:
             return ExitCode.MISSING
         return ExitCode.REGRESSION if self.is_regression else ExitCode.PASS
@@ -78,17 +78,17 @@ def gate_static(
     limits: Limits | None = None,
     on_progress: OnProgress = lambda _done, _all: None,
 ) -> StaticReport:
-    """Compile what differs between two revisions and judge every difference.
+    """Compile the builds that differ between two revisions and judge every difference.
 
-    targets: architectures; None: all of the fleet. Other arguments and errors: as
-    `compare_revisions`. Raises UsageError for a target that is not known.
+    targets: architectures; None: all supported ones. Other arguments and errors: as
+    `compare_revisions`. Raises UsageError for an unknown target.
     """
     compared = compare_revisions(
         repository,
         base,
         head,
         patterns=patterns,
-        targets=_known(targets),
+        targets=_checked_targets(targets),
         on_progress=on_progress,
     )
     return _judged(compared, limits or Limits())
@@ -109,11 +109,16 @@ def gate_static_project(
     Raises MissingResultsError if no kernel of head provides its machine code.
     """
     compared = compare_project_code(
-        project, base, head, patterns=patterns, targets=_known(targets), on_progress=on_progress
+        project,
+        base,
+        head,
+        patterns=patterns,
+        targets=_checked_targets(targets),
+        on_progress=on_progress,
     )
     if not compared.kernels:
         raise MissingResultsError(
-            f"no kernel of {head.commit.sha[:10]} tells of its machine code: give linear_kernel a "
+            f"no kernel of {head.commit.sha[:10]} provides its machine code: give linear_kernel a "
             "machine_code"
         )
     return _judged(compared, limits or Limits())
@@ -127,10 +132,10 @@ def _judged(compared: RevisionComparison, bounds: Limits) -> StaticReport:
 
 
 def judge(difference: Difference, limits: Limits) -> Change:
-    """The verdict of one difference.
+    """Return the difference with its verdict.
 
-    More bytes spilled are worse, and so are fewer warps an SM, as far as `limits` go. Registers and
-    shared memory are worse by the warps that they cost, and otherwise merely changed.
+    More spilled bytes are worse, and so are fewer warps per SM beyond `limits`. More registers and
+    shared memory are only `changed`: what they cost shows in the warps per SM.
     """
     metric, base, head = difference.metric, difference.base, difference.head
     verdict = "worse" if base is None else _verdict(metric, base, head, limits)
@@ -143,7 +148,7 @@ def _verdict(metric: Metric, base: float, head: float, limits: Limits) -> Verdic
     if metric == WARPS_PER_SM:
         if head > base:
             return "better"
-        # Where not even one block fits any more, no limit allows it.
+        # A function of which no block fits is worse whatever the limit.
         lost = head == 0 or head < base * (1 - limits.occupancy_loss / 100)
         return "worse" if lost else "changed"
     growth = limits.instruction_growth
@@ -152,7 +157,7 @@ def _verdict(metric: Metric, base: float, head: float, limits: Limits) -> Verdic
     return "changed"
 
 
-def _known(targets: Sequence[str] | None) -> tuple[str, ...]:
+def _checked_targets(targets: Sequence[str] | None) -> tuple[str, ...]:
     if targets is None:
         return TARGETS
     for target in targets:

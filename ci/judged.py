@@ -20,10 +20,10 @@ from workloads.suite import Suite
 
 
 def planned_cases(suite: Suite, device: str | None) -> tuple[Machine, str, tuple[Case, ...]]:
-    """The device, its name, and the suite's cases on it with their probes.
+    """Return the machine, the device's name, and the suite's cases on it with their probes.
 
-    device: None: the first GPU, else the CPU. The empty kernel is left out: it is no GEMM that a
-    commit could slow down. Raises UsageError for a device that is not there.
+    device None: the first GPU, else the CPU. The empty kernel is left out, as no commit can slow it
+    down. Raises UsageError for a missing device.
     """
     name = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     opened = find_device(name)
@@ -34,7 +34,7 @@ def planned_cases(suite: Suite, device: str | None) -> tuple[Machine, str, tuple
 
 
 def judged_commit(repository: Path, revision: str) -> CommitInfo:
-    """The commit of a revision. Raises UsageError for one that can't be judged."""
+    """Return the commit of a revision. Raises UsageError for local changes or no such revision."""
     sha = resolve_revision(repository, revision)
     refuse_local_changes(repository, sha)
     return commit_at(repository, sha)

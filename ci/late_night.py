@@ -1,30 +1,30 @@
-"""A nightly run that is not done by its hour."""
+"""Detection of a nightly run that is late."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from ci.notifications.events import tell_late_night
+from ci.notifications.events import add_late_night_event
 from db import queries
 from db.engine import Database
 
 
-def look_for_late_night(database: Database, suite: str, hour: str, *, now: datetime) -> str | None:
-    """Say how far today's night of a suite is if its hour has passed and it is not done.
+def check_late_night(database: Database, suite: str, hour: str, *, now: datetime) -> str | None:
+    """Return the state of today's night of a suite if it is not done by `hour`, else None.
 
-    hour: `06:30`, UTC. now: aware. None: it is done on every kind of GPU, or the hour is to come. A
-    night is called by its date, as `nightly` does without --night. The first call that finds it
-    late writes the event that tells people.
+    hour: `06:30`, UTC. now: time-zone aware. A night is done if it is done on every kind of GPU;
+    its name is the date, as of `nightly` without --night. The first call that finds it late adds
+    the notification event.
     """
     if f"{now:%H:%M}" < hour:
         return None
     night = f"{now:%F}"
     with database.session() as session:
         states = queries.night_states(session, name=night, suite=suite)
-        waiting = [one for one in states if one.state != "done"]
-        if states and not waiting:
+        unfinished = [one for one in states if one.state != "done"]
+        if states and not unfinished:
             return None
-        far = ", ".join(f"{one.state} on {one.gpu}" for one in waiting) or "never begun"
-        state = f"night {night} of suite {suite} is not done at {hour} UTC: {far}"
-        tell_late_night(session, night, suite, hour, state, at=now)
+        progress = ", ".join(f"{one.state} on {one.gpu}" for one in unfinished) or "never begun"
+        state = f"night {night} of suite {suite} is not done at {hour} UTC: {progress}"
+        add_late_night_event(session, night, suite, hour, state, at=now)
     return state

@@ -1,7 +1,7 @@
-"""A night: measure the newest commit on every kind of GPU, confirm what looks changed, conclude.
+"""Nightly run: measure the newest commit on every kind of GPU, confirm candidates, store verdicts.
 
-Each step leaves its mark in the database, so a night that was stopped goes on where it was, and
-one that is done is left alone.
+Each step stores its state in the database, so an interrupted night is resumed, and one that is done
+is not repeated.
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ from flexq_bench.verdicts.nightly import record_night
 from workloads.case import Case
 from workloads.suite import Suite
 
-MOST_CANDIDATES = 50  # compared in one night on one kind, of each sort; the most suspicious first
-_AWAY_NIGHTS = 14  # a kind of GPU that was there in so many nights is missed
+MOST_CANDIDATES = 50  # comparisons per night and kind of GPU of outliers, and as many of others
+_RECENT_NIGHTS = 14  # a kind of GPU that took part within these nights is expected
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """repository None: no git tree, so nothing can be confirmed. canaries: commits compared with
-    themselves, a night and kind. candidates: the budget, of comparisons a night and kind, for
-    outliers, and as many again for what has crept or may be fixed. alerting: of the line that
-    people watch."""
+    """Options of a nightly run.
+
+    repository None: no git tree, so nothing can be confirmed. canaries: cases per night and kind of
+    GPU that compare the commit with itself. candidates: most comparisons per night and kind of
+    outliers, of creeping series, and of series that may be fixed. alerting: True on the branch
+    whose changes open alerts.
+    """
 
     night: str
     repository: Path | None
@@ -59,13 +62,12 @@ class Rules:
 class KindReport:
     """Result of a night on one kind of GPU.
 
-    reasons: numbers of cases that have no result, or a failure as their result, by reason.
-    candidates: series that the history made suspicious. verdicts: of the comparisons, by verdict.
-    notes: what could not be done, and why. worse: cases that the code made slower or wrong, a line
-    each, the worst first. change_points, retracted: change points of all series that the
-    retrospective pass stored, and those that it retracted. budget: comparisons of outliers, at
-    most. not_compared: outliers beyond the budget, the most suspicious first: the case, the nights
-    it has waited, its distance from its history in sigmas.
+    reasons: number of cases that are missing or failed, by reason. candidates: outliers and
+    creeping series. verdicts: number of comparisons by verdict. notes: steps that were skipped, and
+    why. worse: a line for each case that the code made slower or wrong, worst first. change_points,
+    retracted: change points that the retrospective pass stored and retracted, over all series.
+    budget: most comparisons of outliers. not_compared: outliers beyond the budget, most suspicious
+    first: case, nights waited, distance from its history in sigmas.
     """
 
     night: str
@@ -91,7 +93,7 @@ class KindReport:
 
 
 def night_key(night: str, suite: str, gpu: str, commit: CommitInfo) -> str:
-    """Key of a night's work on a kind of GPU: another commit of the same day has its own."""
+    """Return the key of a night on a kind of GPU; each commit of a day has its own."""
     changed = " with changes" if commit.dirty else ""
     return f"nightly {night} {suite} {gpu} {commit.sha}{changed}"
 
@@ -105,16 +107,16 @@ def measure_night(
     *,
     progress: Callable[[int], AbstractContextManager[OnRecord]],
 ) -> list[NightInfo]:
-    """Measure what the night still lacks on the kinds that are there; the nights begun or gone on.
+    """Measure the missing cases of the night on every available kind of GPU; return its nights.
 
-    progress: given the number of cases that are to come, what is called with each result.
+    progress: takes the number of cases, yields a callback for each result.
 
-    A kind that is done at this commit is left as it is. Kinds that earlier nights had and that are
-    gone become runs without a device.
+    A kind that is done at this commit is skipped. For kinds that took part in earlier nights and
+    are now unavailable, a run without a device is stored.
     """
     planned: list[Work] = []
     nights: list[NightInfo] = []
-    kinds = pool.kinds  # one that is lost meanwhile was there
+    kinds = pool.kinds  # read once: a kind that is lost during the run still counts as present
     with ExitStack() as runs:
         for kind in kinds:
             key = night_key(rules.night, suite.name, kind.gpu, commit)
@@ -126,7 +128,7 @@ def measure_night(
             named = replace(new_run(suite.name, "nightly", plan.keys), idempotency_key=key)
             run = runs.enter_context(open_run(database, named, commit))
             info = NightInfo(key, rules.night, suite.name, kind.gpu, run.info.uuid)
-            _mark(database, info, "measuring")
+            _set_state(database, info, "measuring")
             nights.append(info)
             missing = _missing(run)
             planned.append(
@@ -138,26 +140,26 @@ def measure_night(
     measured = {one.run.info.uuid for one in planned}
     for info in nights:
         if info.run in measured:
-            _mark(database, info, "comparing")
+            _set_state(database, info, "comparing")
     present = {kind.gpu for kind in kinds}
-    _declare_absent(database, suite, commit, rules, present)
+    _store_absent_kinds(database, suite, commit, rules, present)
     return nights
 
 
 def conclude(
     database: Database, pool: Pool, info: NightInfo, commit: CommitInfo, rules: Rules
 ) -> KindReport:
-    """Confirm what changed, store verdicts, canaries and change points, and the report of it all.
+    """Compare candidates and canaries; store verdicts, change points and the report.
 
-    A night that is done is only read. What can't be compared is a note, and no reason to fail.
+    The stored report of a night that is done is returned. Failed comparisons become notes.
     """
     stored = _stored(database, info.key)
     assert stored is not None  # measure_night stored it
     if stored.state == "done" and stored.report:
-        return _report_of(stored.report)
+        return _parse_report(stored.report)
     notes: list[str] = []
     with database.session() as session:
-        waiting = _waiting(session, info, commit)
+        waiting = _nights_waited(session, info, commit)
         suspects = suspects_of(session, info.run, commit, waiting)
     comparisons: list[Compared] = []
     if rules.repository is None:
@@ -165,7 +167,7 @@ def conclude(
     elif commit.dirty:
         notes.append("the commit has local changes: nothing was confirmed")
     else:
-        for base, head, cases in _contests(database, info, commit, suspects, rules):
+        for base, head, cases in _comparisons(database, info, commit, suspects, rules):
             try:
                 comparisons.extend(pool.compare(info.gpu, rules.repository, base, head, cases))
             except FlexqError as error:
@@ -173,10 +175,10 @@ def conclude(
     shas = {sha for one in comparisons for sha in (one.base, one.head)}
     commits = {sha: commit if sha == commit.sha else _commit_of(rules, commit, sha) for sha in shas}
     machine = pool.machine(info.gpu)
-    # One transaction: a night that is killed in here stored nothing, and goes on with all of it.
+    # One transaction: if the process is killed here, nothing is stored and all of it is repeated.
     with database.session() as session:
         night = record_night(session, comparisons, machine, commits, alerting=rules.alerting)
-        looked_back = store_change_points(session, info.run, machine.device)
+        stored_points = store_change_points(session, info.run, machine.device)
         verdicts: dict[str, int] = defaultdict(int)
         for judged in night.judged:
             if not judged.is_canary:
@@ -190,30 +192,30 @@ def conclude(
             opened=night.opened,
             fixed=night.fixed,
             canaries=sum(judged.is_canary for judged in night.judged),
-            change_points=looked_back.stored,
-            retracted=looked_back.retracted,
+            change_points=stored_points.stored,
+            retracted=stored_points.retracted,
             notes=tuple(notes),
             worse=_worse(night.judged),
             budget=rules.candidates,
             not_compared=_not_compared(suspects, waiting, rules),
         )
         if rules.alerting:
-            events.tell_alerts(session, night.opened)
-            events.tell_improvements(session, night.judged, info.gpu)
-            events.tell_kind(session, report)
+            events.add_alert_events(session, night.opened)
+            events.add_improvement_events(session, night.judged, info.gpu)
+            events.add_nightly_event(session, report)
         set_night(session, info, "done", report=asdict(report), at=datetime.now(UTC))
     return report
 
 
 def _commit_of(rules: Rules, commit: CommitInfo, sha: str) -> CommitInfo:
-    """Another commit of the repository of `commit`."""
+    """Return another commit of the same project."""
     return replace(commit_at(rules.repository or Path(), sha), project=commit.project)
 
 
-def _waiting(session: Session, info: NightInfo, commit: CommitInfo) -> dict[str, int]:
-    """By case key, the nights that what the night before did not compare has waited."""
+def _nights_waited(session: Session, info: NightInfo, commit: CommitInfo) -> dict[str, int]:
+    """Return, by case key, how many nights each candidate not compared so far has waited."""
     nights = queries.night_states(
-        session, suite=info.suite, project=commit.project, limit=_AWAY_NIGHTS * 10
+        session, suite=info.suite, project=commit.project, limit=_RECENT_NIGHTS * 10
     )
     earlier = [
         night
@@ -235,7 +237,7 @@ def _not_compared(
 
 def _worse(judged: Sequence[Judged]) -> tuple[str, ...]:
     worse = [one for one in judged if one.is_worse and not one.is_canary]
-    wrong = [one for one in worse if math.isnan(one.confirmation.log_ratio)]  # has no ratio
+    wrong = [one for one in worse if math.isnan(one.confirmation.log_ratio)]
     slower = [one for one in worse if one not in wrong]
     slower.sort(key=lambda one: one.confirmation.log_ratio, reverse=True)
     return tuple(
@@ -245,15 +247,18 @@ def _worse(judged: Sequence[Judged]) -> tuple[str, ...]:
     )
 
 
-def _contests(
+def _comparisons(
     database: Database,
     info: NightInfo,
     commit: CommitInfo,
     suspects: Suspects,
     rules: Rules,
 ) -> Iterator[tuple[str, str, list[Case]]]:
-    """Base, head and cases: candidates with the commit that each trusts, what has crept with the
-    release's, what may be fixed with the last good one, and the canaries."""
+    """Yield base, head and cases of the comparisons.
+
+    The base of an outlier is the series' trusted commit, of a creeping series the last release, of
+    a series that may be fixed the last good commit, of a canary the head.
+    """
     by_base: dict[str, dict[Case, None]] = defaultdict(dict)
     with database.session() as session:
         for suspect in suspects.outliers[: rules.candidates]:
@@ -264,25 +269,24 @@ def _contests(
         for base, suspect in others[: rules.candidates]:
             if base != commit.sha:
                 by_base[base][suspect.case] = None
-    for base, held in by_base.items():
-        yield base, commit.sha, list(held)
-    # Other series every night, the same ones if the night is gone on with.
+    for base, cases_of_base in by_base.items():
+        yield base, commit.sha, list(cases_of_base)
+    # Different canaries every night, but the same ones if the night is resumed.
     cases = suspects.comparable
     chosen = random.Random(info.key).sample(cases, min(rules.canaries, len(cases)))
     if chosen:
         yield commit.sha, commit.sha, chosen
 
 
-def _declare_absent(
+def _store_absent_kinds(
     database: Database, suite: Suite, commit: CommitInfo, rules: Rules, present: set[str]
 ) -> None:
-    """Runs without a device for kinds that were there lately, so that their gap is seen."""
-
+    """Store a run without a device for each kind of GPU that is expected but unavailable."""
     with database.session() as session:
         earlier = queries.night_states(
-            session, suite=suite.name, project=commit.project, limit=_AWAY_NIGHTS * 10
+            session, suite=suite.name, project=commit.project, limit=_RECENT_NIGHTS * 10
         )
-        names = sorted({night.name for night in earlier}, reverse=True)[:_AWAY_NIGHTS]
+        names = sorted({night.name for night in earlier}, reverse=True)[:_RECENT_NIGHTS]
         plans = {
             night.gpu: queries.run_info(session, night.run).plan
             for night in reversed(earlier)
@@ -293,13 +297,15 @@ def _declare_absent(
         if _stored(database, key) is not None:
             continue
         named = replace(new_run(suite.name, "nightly", plan), idempotency_key=key)
-        reason = f"no {gpu} was there"
+        reason = f"no {gpu} was available"
         with open_run(database, named, commit) as run:
             run.status = "interrupted"
             with database.session() as session:
                 jobs = [JobInfo(case, reason=reason) for case in plan]
                 add_jobs(session, run.info.uuid, jobs)
-        _mark(database, NightInfo(key, rules.night, suite.name, gpu, run.info.uuid), "measuring")
+        _set_state(
+            database, NightInfo(key, rules.night, suite.name, gpu, run.info.uuid), "measuring"
+        )
         log.warning("%s: %d cases wait for one", reason, len(plan))
 
 
@@ -340,12 +346,12 @@ def _info(night: queries.NightState) -> NightInfo:
     return NightInfo(night.key, night.name, night.suite, night.gpu, night.run)
 
 
-def _mark(database: Database, info: NightInfo, state: str) -> None:
+def _set_state(database: Database, info: NightInfo, state: str) -> None:
     with database.session() as session:
         set_night(session, info, state, at=datetime.now(UTC))
 
 
-def _report_of(data: Mapping[str, Any]) -> KindReport:
+def _parse_report(data: Mapping[str, Any]) -> KindReport:
     values = {**data}
     for name in ("opened", "fixed", "notes", "worse"):
         values[name] = tuple(values.get(name, ()))

@@ -1,4 +1,4 @@
-"""Accepted slow-down by a change: a versioned TOML file of limits, owners and waivers.
+"""Policy of accepted slow-downs: a versioned TOML file of limits, owners and waivers.
 
 version = 1
 suite = "nightly"                    # a suite's name, or a .toml beside the policy
@@ -73,7 +73,7 @@ Patterns = Annotated[tuple[str, ...], parsed_texts(check_patterns)]
 
 
 class Limit(DataTable):
-    """The largest accepted slow-down of these kernels, in percent, and who answers for them."""
+    """The largest accepted slow-down of these kernels in percent, and their owner."""
 
     kernels: Patterns
     slower_percent: Amount
@@ -84,7 +84,7 @@ class Limit(DataTable):
 
 
 class Waiver(DataTable):
-    """Cases whose slow-down is known and accepted until the end of `expires`.
+    """Known slow-down of cases, accepted until the end of `expires`.
 
     shapes: (N, K); m: tokens; empty: all.
     """
@@ -108,7 +108,7 @@ class Waiver(DataTable):
 
     @property
     def name(self) -> str:
-        """`abq-w2a8 4096x4096 m=1,8`."""
+        """Readable name, for example `abq-w2a8 4096x4096 m=1,8`."""
         shapes = [f"{n}x{k}" for n, k in self.shapes]
         sizes = [f"m={','.join(map(str, self.m))}"] if self.m else []
         return " ".join((",".join(self.kernels), *shapes, *sizes))
@@ -125,7 +125,7 @@ class Policy:
     waivers: tuple[Waiver, ...] = ()
 
     def limit_of(self, case: Case) -> Limit:
-        """The first limit that fits the case; one without an owner has that of the policy."""
+        """Return the first limit that matches the case, else the default."""
         return next((limit for limit in self.limits if limit.fits(case)), self.default)
 
     def owner_of(self, case: Case) -> str:
@@ -137,13 +137,13 @@ class Policy:
         return next(fitting, self.default).owner or self.default.owner
 
     def waiver_of(self, case: Case, today: date) -> Waiver | None:
-        """The first waiver that fits the case and counts today."""
+        """Return the first unexpired waiver that matches the case."""
         fitting = (w for w in self.waivers if w.fits(case) and not w.has_expired(today))
         return next(fitting, None)
 
 
 class _PolicyTable(DataTable):
-    """A policy's file, as the module's head describes it."""
+    """A policy file, as described in the module's docstring."""
 
     version: Count
     suite: Text
@@ -154,48 +154,48 @@ class _PolicyTable(DataTable):
 
 
 def load_policy(name_or_path: str) -> Policy:
-    """A policy of the package by name, or one of the user's own by the path of its `.toml`.
+    """Load a bundled policy by name, or any policy by the path of its `.toml`.
 
-    Raises WorkloadError if there is none, or if the file has another form: the message names the
-    file, the entry and the key.
+    Raises WorkloadError if there is none, or if the file is malformed: the message names the file,
+    the entry and the key.
     """
     return read_policy(find_policy(name_or_path))
 
 
 def is_path(name_or_path: str) -> bool:
-    """Return True if a policy or a suite is given by its file."""
+    """Return True if a policy or a suite is given by a path instead of a name."""
     return name_or_path.endswith(".toml") or os.sep in name_or_path
 
 
 def find_policy(name_or_path: str, folder: str = "policies") -> Traversable:
-    """The file of a policy; folder: where the package has those of this kind.
+    """Return the file of a policy. folder: of the bundled policies of this kind.
 
-    Raises WorkloadError if none of them has the name.
+    Raises WorkloadError if there is none of this name.
     """
     if is_path(name_or_path):
         return Path(name_or_path)
     files = (resources.files("ci") / folder).iterdir()
     bundled = {f.name.removesuffix(".toml"): f for f in files if f.name.endswith("toml")}
     if name_or_path not in bundled:
-        there_are = unknown("policy", name_or_path, sorted(bundled))
-        raise WorkloadError(f"{there_are}; or give a .toml file")
+        message = unknown("policy", name_or_path, sorted(bundled))
+        raise WorkloadError(f"{message}; or give a .toml file")
     return bundled[name_or_path]
 
 
-def _as_named(path: Path) -> Path:
+def _same_path(path: Path) -> Path:
     return path
 
 
 def read_policy(
     file: Traversable,
     *,
-    locate: Callable[[Path], Path] = _as_named,
+    locate: Callable[[Path], Path] = _same_path,
     suites: Traversable | None = None,
 ) -> Policy:
-    """Return the policy of a file; errors as load_policy.
+    """Read the policy of a file; errors as load_policy.
 
-    locate: returns the path to read a suite from that is given by its file. suites: the folder of
-    those that have names; None: the package's.
+    locate: maps the path of a suite's file to the path to read. suites: folder of suites given by
+    name; None: the bundled ones.
     """
     values = read_toml(file)
     check_version(file.name, values.get("version"))
@@ -214,8 +214,8 @@ def read_policy(
 
 
 def check_version(name: str, version: object) -> None:
-    """Raise WorkloadError unless this flexq-bench reads policies of this version."""
-    # Before all else: the keys of another version are not ours to judge.
+    """Raise WorkloadError unless this flexq-bench supports the version."""
+    # Checked before the other keys, which may differ in another version.
     if version is None:
         raise WorkloadError(f"{name}: version is missing: begin with version = {VERSION}")
     if version != VERSION or isinstance(version, bool):
@@ -235,12 +235,12 @@ def _suite(
 
 
 def _check_measured(patterns: tuple[str, ...], suite: Suite) -> None:
-    """Raise WorkloadError for a label that the suite does not measure: it would guard nothing.
+    """Raise WorkloadError for a label that the suite does not measure, as it would never apply.
 
-    A glob that fits nothing is reported when the gate knows its plan.
+    Globs without a match are reported by the gate, which knows its plan.
     """
     for pattern in patterns:
-        # Floors come with every plan, whatever the suite.
+        # Probes are part of every plan, whatever the suite.
         if not is_glob(pattern) and not is_probe(pattern):
             suite.restrict(kernels=(pattern,))
 

@@ -1,4 +1,4 @@
-"""A bisection that somebody requested from a page, answered in a line."""
+"""A bisection that was requested on the dashboard, with its result in one line."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from flexq_bench.fleet.request_worker import Question
 
 
 def answered(question: Question) -> str:
-    """The line that answers a bisection; raises as `bisect`.
+    """Run a requested bisection and return its result in one line; raises as `bisect`.
 
-    It goes on where a server that died left the same search on this host.
+    A search that was interrupted on this host is resumed.
     """
     key, bad = question.case.key, question.commits[-1]
     report = bisect(
@@ -20,6 +20,6 @@ def answered(question: Question) -> str:
         question.compare,
         Journal("request", key, question.good, bad, question.device),
         on_step=lambda step: question.on_step(step_line(step)),
-        on_resume=lambda count: question.on_step(f"{count} answers of an interrupted search"),
+        on_resume=lambda count: question.on_step(f"{count} results of an interrupted search"),
     )
     return line(report)

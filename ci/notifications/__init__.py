@@ -1,5 +1,5 @@
-"""Telling people: events of nights, gates and alerts, who subscribes to them, and how they go out.
+"""Notifications: events of nightly runs, gates and alerts, their subscriptions and delivery.
 
-Events are written in the transaction of what they tell of (`events.py`, `db/outbox.py`). Later
-`delivery.py` finds who subscribes (`subscriptions.py`) and sends (`channels.py`).
+An event is written in the transaction that stores its cause (`events.py`, `db/outbox.py`).
+`delivery.py` later looks up the subscriptions (`subscriptions.py`) and sends it (`channels.py`).
 """

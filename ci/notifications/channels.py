@@ -1,9 +1,9 @@
-"""Sending one message to one receiver, through Apprise (github.com/caronc/apprise).
+"""Send a message to a receiver, by a webhook or Apprise (github.com/caronc/apprise).
 
-Where a receiver is, with its credentials, is an Apprise URL in an environment variable: `mailtos://`
-(e-mail), `slack://`, `github://TOKEN@OWNER/REPOSITORY` (an issue; with `/issues/N` or `/pull/N` a
-comment), and all others that Apprise knows. `https://` and `http://` are webhooks of our own: JSON,
-signed with HMAC. Neither a URL nor what a library says of one is ever logged or stored.
+An environment variable has the URL of a receiver with its credentials: an Apprise URL such as
+`mailtos://` (e-mail), `slack://` or `github://TOKEN@OWNER/REPOSITORY` (an issue; with `/issues/N`
+or `/pull/N` a comment). `https://` and `http://` are webhooks, which get JSON signed with HMAC.
+URLs, and library messages that may contain them, are never logged or stored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SIGNATURE = "X-FlexQ-Bench-Signature-256"
 DELIVERY = "X-FlexQ-Bench-Delivery"
-TIMEOUT_S = 20.0  # to connect, and to be answered
+TIMEOUT_S = 20.0  # to connect, and to receive a response
 VERSION = 1  # of the webhook's JSON
 _NOT_INSTALLED = "Apprise is not installed: pip install 'flexq-bench[notify]'"
 _SENDERS = ("apprise", "requests", "requests_oauthlib", "urllib3", "http.client")
@@ -35,31 +35,33 @@ _TYPES = {"info": "info", "warning": "warning", "critical": "failure"}
 
 
 class ChannelError(InfrastructureError):
-    """A message was not taken. The message names no URL and no credential."""
+    """A message could not be sent. The text contains no URL and no credential."""
 
 
-def is_configured(one: Subscription, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True if this process has the URL of the subscription's receiver."""
-    return bool(environment.get(one.url_env))
+def is_configured(subscription: Subscription, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True if the environment has the URL of the subscription's receiver."""
+    return bool(environment.get(subscription.url_env))
 
 
 def send(
-    one: Subscription, delivery: DeliveryRow, environment: Mapping[str, str] = os.environ
+    subscription: Subscription, delivery: DeliveryRow, environment: Mapping[str, str] = os.environ
 ) -> None:
     """Send a delivery to the receiver of its subscription. Raises ChannelError if it fails."""
-    url = environment.get(one.url_env, "")
+    url = environment.get(subscription.url_env, "")
     if not url:
-        raise ChannelError(f"{one.url_env} is not set: it has the URL of {one.name}")
+        raise ChannelError(
+            f"{subscription.url_env} is not set: it must have the URL of {subscription.name}"
+        )
     if url.startswith(("https://", "http://")):
-        _post(url, _secret(one, environment), delivery)
+        _post(url, _secret(subscription, environment), delivery)
     else:
-        _through_apprise(url, one, delivery.event)
+        _through_apprise(url, subscription, delivery.event)
 
 
 def payload(delivery: DeliveryRow) -> bytes:
-    """The body of a webhook: one JSON object, UTF-8."""
+    """Return the body of a webhook request: one JSON object, UTF-8."""
     event = delivery.event
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "version": VERSION,
         "delivery": delivery.uuid,
         "kind": event.kind,
@@ -71,20 +73,23 @@ def payload(delivery: DeliveryRow) -> bytes:
         "created_at": event.created_at.isoformat(),
         "content": dict(event.content),
     }
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def signature(secret: str, body: bytes) -> str:
-    """`sha256=` and the HMAC-SHA-256 (RFC 2104) of a body, 64 hexadecimal digits."""
+    """Return `sha256=` and the HMAC-SHA-256 (RFC 2104) of a body, 64 hexadecimal digits."""
     return f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}"
 
 
-def _secret(one: Subscription, environment: Mapping[str, str]) -> str | None:
-    if one.secret_env is None:
+def _secret(subscription: Subscription, environment: Mapping[str, str]) -> str | None:
+    if subscription.secret_env is None:
         return None
-    secret = environment.get(one.secret_env)
+    secret = environment.get(subscription.secret_env)
     if not secret:
-        raise ChannelError(f"{one.secret_env} is not set: it has the key that signs {one.name}")
+        raise ChannelError(
+            f"{subscription.secret_env} is not set: it must have the key that signs "
+            f"{subscription.name}"
+        )
     return secret
 
 
@@ -98,31 +103,31 @@ def _post(url: str, secret: str | None, delivery: DeliveryRow) -> None:
     if secret is not None:
         headers[SIGNATURE] = signature(secret, body)
     try:
-        # A redirect would carry the signed body to whoever the receiver names.
-        with _silent():
-            answer = requests.post(
+        # A redirect would send the signed body to another host.
+        with _suppressed_logs():
+            response = requests.post(
                 url, data=body, headers=headers, timeout=TIMEOUT_S, allow_redirects=False
             )
     except (requests.RequestException, ValueError) as error:
-        # Its text has the URL.
+        # The error's text contains the URL.
         raise ChannelError(f"the receiver can't be reached ({type(error).__name__})") from None
-    if not 200 <= answer.status_code < 300:
-        raise ChannelError(f"the receiver answered with status {answer.status_code}")
+    if not 200 <= response.status_code < 300:
+        raise ChannelError(f"the receiver answered with status {response.status_code}")
 
 
-def _through_apprise(url: str, one: Subscription, event: EventInfo) -> None:
+def _through_apprise(url: str, subscription: Subscription, event: EventInfo) -> None:
     try:
         import apprise
     except ModuleNotFoundError:
         raise ChannelError(_NOT_INSTALLED) from None
     with (
-        _silent(),
+        _suppressed_logs(),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # of its plugins, about Python's own modules
+        warnings.simplefilter("ignore")  # Apprise plugins use deprecated modules
         sender = apprise.Apprise()
         if not sender.add(url):
-            raise ChannelError(f"{one.url_env} holds no URL that Apprise knows")
+            raise ChannelError(f"{subscription.url_env} has no URL that Apprise supports")
         sent = sender.notify(
             title=event.subject,
             body=event.body or event.subject,
@@ -130,21 +135,21 @@ def _through_apprise(url: str, one: Subscription, event: EventInfo) -> None:
             body_format=apprise.NotifyFormat.TEXT,
         )
     if not sent:
-        raise ChannelError(f"{one.name}'s service did not take it")
+        raise ChannelError(f"the service of {subscription.name} rejected the message")
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Without log lines of the libraries that send: they hold URLs, and those hold credentials.
+def _suppressed_logs() -> Iterator[None]:
+    """Suppress log lines of the sending libraries, which contain URLs with credentials.
 
-    By level: a logger that is disabled says no more, those below it do.
+    Sets the level: disabling a logger would not affect its children.
     """
     loggers = [logging.getLogger(name) for name in _SENDERS]
-    before = [logger.level for logger in loggers]
+    levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
+        for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -1,4 +1,4 @@
-"""Emptying the outbox: who is to be told, and telling them, again and again until they take it."""
+"""Delivery of the outbox: assign events to subscriptions, send them, and retry failures."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from db.outbox import (
 
 FIRST_RETRY = timedelta(minutes=1)  # after the first failure; each further one doubles it
 LONGEST_RETRY = timedelta(hours=6)
-OLDEST = timedelta(days=7)  # events from before somebody subscribed are no news
-# A sender that has not said how it went by then is taken for dead: longer than a receiver may take.
+OLDEST = timedelta(days=7)  # older events, from before a subscription, are not sent
+# A claim without a result expires after this time, which is longer than any request may take.
 HOLD = timedelta(seconds=5 * channels.TIMEOUT_S)
 
 Send = Callable[[Subscription, DeliveryRow], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class DeliveryResult:
     """Result of delivering the outbox.
 
-    failures: by subscription, why its last delivery failed. waiting: deliveries that are still to
-    be sent. unconfigured: subscriptions whose URL this process does not have. old: events that were
-    too old to be sent.
+    failures: by subscription, the reason of its last failure. waiting: deliveries still to be sent.
+    unconfigured: subscriptions whose URL this process does not have. old: events that were too old
+    to be sent.
     """
 
     sent: int
@@ -51,25 +51,25 @@ def deliver(
     *,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     send: Send = channels.send,
-) -> Sent:
-    """Address new events and send what is due, the longest due first; what fails is due later.
+) -> DeliveryResult:
+    """Address new events and send due deliveries, oldest first; failed ones are retried later.
 
-    Each event goes to a subscription once, whoever calls this and however often. A receiver that
-    fails is left until its next delivery is due, and stops no other.
+    Each event is sent to a subscription once, even by concurrent calls. A failing receiver is
+    skipped until its next delivery is due; others are not affected.
     """
     old = _address(database, subscriptions, now())
-    known = {one.name: one for one in subscriptions.entries}
-    able = [name for name, one in known.items() if channels.is_configured(one)]
+    by_name = {subscription.name: subscription for subscription in subscriptions.entries}
+    configured = [name for name, entry in by_name.items() if channels.is_configured(entry)]
     failures: dict[str, str] = {}
     sent = 0
     while True:
-        names = [name for name in able if name not in failures]
+        names = [name for name in configured if name not in failures]
         with database.session() as session:
             delivery = claim(session, at=now(), hold=HOLD, subscriptions=names) if names else None
         if delivery is None:
             break
         try:
-            send(known[delivery.subscription], delivery)
+            send(by_name[delivery.subscription], delivery)
         except ChannelError as error:
             failures[delivery.subscription] = str(error)
             with database.session() as session:
@@ -81,12 +81,12 @@ def deliver(
                 mark_sent(session, delivery.uuid, at=now())
     with database.session() as session:
         counts = delivery_counts(session)
-    unable = tuple(name for name in known if name not in able)
-    return Sent(sent, failures, counts["waiting"] + counts["sending"], unable, old)
+    unconfigured = tuple(name for name in by_name if name not in configured)
+    return DeliveryResult(sent, failures, counts["waiting"] + counts["sending"], unconfigured, old)
 
 
 def retry_after(attempts: int) -> timedelta:
-    """Return the delay before the next attempt, after a failure that `attempts` others preceded."""
+    """Return the delay before the next attempt. attempts: failures before the latest one."""
     doublings = min(attempts, 20)
     return min(FIRST_RETRY * (1 << doublings), LONGEST_RETRY)
 
@@ -97,6 +97,6 @@ def _address(database: Database, subscriptions: Subscriptions, at: datetime) -> 
         for event_id, event in events_to_address(session):
             too_old = event.created_at < at - OLDEST
             old += too_old
-            names = [] if too_old else [one.name for one in subscriptions.of(event)]
+            names = [] if too_old else [entry.name for entry in subscriptions.of(event)]
             address(session, event_id, names, at=at)
     return old

@@ -29,32 +29,36 @@ if TYPE_CHECKING:
     from ci.nightly import KindReport
     from db.gate_records import GateRecord
 
-CRITICAL_CHANGE = math.log(1.10)  # a slow-down that is `critical`; a smaller one is a `warning`
+CRITICAL_CHANGE = math.log(1.10)  # slow-down from which an event is `critical`, else `warning`
 _SHA = 10
-_LINES = 12  # of a message; then how many more
+_LINES = 12  # per list in a message; the rest is counted
 
 
-def tell_alerts(session: Session, alerts: Iterable[int], *, at: datetime | None = None) -> None:
-    """One event for each alert that was opened: slower is a warning, 10 % or wrong is critical."""
+def add_alert_events(
+    session: Session, alerts: Iterable[int], *, at: datetime | None = None
+) -> None:
+    """Add an event per opened alert: a warning, or critical if 10 % slower or wrong."""
     for alert_id in alerts:
         alert = queries.alert_by_id(session, alert_id)
         members = queries.alert_decisions(session, alert_id)
         labels = _labels(session, members)
-        wrong = any(one.verdict == Verdict.INCORRECT for one in members)
+        wrong = any(decision.verdict == Verdict.INCORRECT for decision in members)
         slow = alert.worst is not None and alert.worst >= CRITICAL_CHANGE
         change = "wrong results" if wrong else f"{math.expm1(alert.worst or 0.0):+.1%}"
         lines = [
             f"{alert.good.sha[:_SHA] if alert.good else 'its first result'}"
             f"..{alert.bad.sha[:_SHA]} {alert.bad.subject}".rstrip(),
-            *_cut([f"{labels[one.series_id]}: {one.reason}" for one in members]),
+            *_truncated(
+                [f"{labels[decision.series_id]}: {decision.reason}" for decision in members]
+            ),
             f"flexq-bench explain {alert_id}",
         ]
-        _tell(
+        _add(
             session,
             key=f"alert {alert_id}",
             kind="alert",
             severity="critical" if wrong or slow else "warning",
-            subject=f"Alert {alert_id}: {alert.family} {change} on {_named(alert.gpus)}",
+            subject=f"Alert {alert_id}: {alert.family} {change} on {_gpu_names(alert.gpus)}",
             lines=lines,
             kernels=labels.values(),
             gpus=alert.gpus,
@@ -69,21 +73,21 @@ def tell_alerts(session: Session, alerts: Iterable[int], *, at: datetime | None 
         )
 
 
-def tell_improvements(
+def add_improvement_events(
     session: Session, judged: Iterable[Judged], gpu: str, *, at: datetime | None = None
 ) -> None:
-    """One event for each family and range of commits that got faster by its code's doing."""
+    """Add an event per family and commit range that the code made faster."""
     groups: dict[tuple[str, str, str], list[Judged]] = {}
-    for one in judged:
-        confirmation = one.confirmation
-        by_the_machine = confirmation.cause is Cause.ENVIRONMENT or calibrates(one.case.kernel)
-        if one.is_canary or by_the_machine or confirmation.verdict is not Verdict.FASTER:
+    for decision in judged:
+        confirmation = decision.confirmation
+        not_by_code = confirmation.cause is Cause.ENVIRONMENT or calibrates(decision.case.kernel)
+        if decision.is_canary or not_by_code or confirmation.verdict is not Verdict.FASTER:
             continue
-        key = (kernel_family(one.case.kernel), one.compared.base, one.compared.head)
-        groups.setdefault(key, []).append(one)
+        key = (kernel_family(decision.case.kernel), decision.compared.base, decision.compared.head)
+        groups.setdefault(key, []).append(decision)
     for (family, base, head), members in groups.items():
-        best = min(one.confirmation.log_ratio for one in members)
-        _tell(
+        best = min(decision.confirmation.log_ratio for decision in members)
+        _add(
             session,
             key=f"improvement {family} {base} {head} {gpu}",
             kind="improvement",
@@ -91,53 +95,62 @@ def tell_improvements(
             subject=f"Faster: {family} {math.expm1(best):+.1%} on {gpu}",
             lines=[
                 f"{base[:_SHA]}..{head[:_SHA]}",
-                *_cut([f"{one.case.key}: {one.confirmation.reason}" for one in members]),
+                *_truncated(
+                    [f"{decision.case.key}: {decision.confirmation.reason}" for decision in members]
+                ),
             ],
-            kernels=[one.case.label for one in members],
+            kernels=[decision.case.label for decision in members],
             gpus=[gpu],
             content={"family": family, "base": base, "head": head, "best_log_ratio": best},
             at=at,
         )
 
 
-def tell_history(
+def add_history_events(
     session: Session, verdicts: HistoryVerdicts, *, at: datetime | None = None
 ) -> None:
-    """Events of what the histories of other projects came to: alerts, and improvements."""
-    tell_alerts(session, verdicts.opened, at=at)
-    for one in queries.decisions_by_uuid(session, verdicts.improved):
-        label = _labels(session, [one])[one.series_id]
-        _tell(
+    """Add events of the alerts and improvements found in the histories of other projects."""
+    add_alert_events(session, verdicts.opened, at=at)
+    for decision in queries.decisions_by_uuid(session, verdicts.improved):
+        label = _labels(session, [decision])[decision.series_id]
+        _add(
             session,
-            key=f"improvement {one.uuid}",
+            key=f"improvement {decision.uuid}",
             kind="improvement",
             severity="info",
-            subject=f"Better: {label} {math.expm1(one.log_ratio or 0.0):+.1%} on {one.gpu}",
-            lines=[f"{(one.base or '')[:_SHA]}..{one.head[:_SHA]}", one.reason],
+            subject=f"Better: {label} {math.expm1(decision.log_ratio or 0.0):+.1%} "
+            f"on {decision.gpu}",
+            lines=[f"{(decision.base or '')[:_SHA]}..{decision.head[:_SHA]}", decision.reason],
             kernels=[label],
-            gpus=[one.gpu],
-            content={"series": one.series_id, "base": one.base, "head": one.head},
+            gpus=[decision.gpu],
+            content={"series": decision.series_id, "base": decision.base, "head": decision.head},
             at=at,
         )
 
 
-def tell_gate(session: Session, report: GateReport, *, at: datetime | None = None) -> None:
-    """An event of a gate that did not pass: with what stopped it. A canary tells nobody."""
+def add_gate_event(session: Session, report: GateReport, *, at: datetime | None = None) -> None:
+    """Add an event if a performance gate did not pass, with its failing cases; not for a canary."""
     failed = [
-        one for one in report.findings if one.outcome in ("missing", "regression", "ambiguous")
+        finding
+        for finding in report.findings
+        if finding.outcome in ("missing", "regression", "ambiguous")
     ]
     if not failed or report.base.sha == report.head.sha:
         return
     worst = int(report.exit_code)
-    _tell(
+    _add(
         session,
         key=f"gate perf {report.policy} {report.gpu} {report.base.sha} {report.head.sha} {worst}",
         kind="gate",
-        severity="warning" if all(one.outcome == "ambiguous" for one in failed) else "critical",
+        severity="warning"
+        if all(finding.outcome == "ambiguous" for finding in failed)
+        else "critical",
         subject=f"gate perf: {len(failed)} of {len(report.findings)} cases do not pass "
         f"({report.base.sha[:_SHA]}..{report.head.sha[:_SHA]} on {report.gpu})",
-        lines=_cut([f"{one.outcome}: {one.case.key}, {one.reason}" for one in failed]),
-        kernels=[one.case.label for one in failed],
+        lines=_truncated(
+            [f"{finding.outcome}: {finding.case.key}, {finding.reason}" for finding in failed]
+        ),
+        kernels=[finding.case.label for finding in failed],
         gpus=[report.gpu],
         content={
             "policy": report.policy,
@@ -150,75 +163,77 @@ def tell_gate(session: Session, report: GateReport, *, at: datetime | None = Non
     )
 
 
-def tell_accuracy_gates(session: Session, records: Iterable[GateRecord]) -> None:
-    """An event of each scheme that did not pass `gate accuracy`, with what stopped it."""
-    for one in records:
-        if one.exit_code == 0:
+def add_accuracy_gate_events(session: Session, records: Iterable[GateRecord]) -> None:
+    """Add an event per scheme that did not pass `gate accuracy`, with its failing limits."""
+    for record in records:
+        if record.exit_code == 0:
             continue
-        failed = [limit for limit in one.limits if limit.outcome not in ("pass", "waived")]
-        _tell(
+        failed = [limit for limit in record.limits if limit.outcome not in ("pass", "waived")]
+        _add(
             session,
-            key=f"gate accuracy {one.uuid}",
+            key=f"gate accuracy {record.uuid}",
             kind="gate",
-            severity="warning" if one.exit_code == ExitCode.AMBIGUOUS else "critical",
-            subject=f"gate accuracy: {one.scheme} of {one.model} is {one.verdict}",
-            lines=_cut([f"{limit.check}: {limit.outcome}, {limit.reason}" for limit in failed]),
+            severity="warning" if record.exit_code == ExitCode.AMBIGUOUS else "critical",
+            subject=f"gate accuracy: {record.scheme} of {record.model} is {record.verdict}",
+            lines=_truncated(
+                [f"{limit.check}: {limit.outcome}, {limit.reason}" for limit in failed]
+            ),
             content={
-                "model": one.model,
-                "scheme": one.scheme,
-                "policy": one.policy,
-                "content_hash": one.content_hash,
-                "exit_code": one.exit_code,
+                "model": record.model,
+                "scheme": record.scheme,
+                "policy": record.policy,
+                "content_hash": record.content_hash,
+                "exit_code": record.exit_code,
             },
-            at=datetime.fromisoformat(one.created_at),
+            at=datetime.fromisoformat(record.created_at),
         )
 
 
-def tell_kind(session: Session, report: KindReport, *, at: datetime | None = None) -> None:
-    """An event of a night that lacks results, or has failed or wrong ones, on one kind of GPU."""
+def add_nightly_event(session: Session, report: KindReport, *, at: datetime | None = None) -> None:
+    """Add an event if a nightly run has missing, failed or wrong results on one kind of GPU."""
     missing = report.planned - report.received
     failed, wrong = (report.statuses.get(status, 0) for status in ("failed", "incorrect"))
     if not missing and not failed and not wrong:
         return
-    told = [
+    problems = [
         *([f"{missing} of {report.planned} planned results are missing"] if missing else []),
         *([f"{failed} cases failed"] if failed else []),
         *([f"{wrong} cases are wrong"] if wrong else []),
     ]
-    _tell(
+    _add(
         session,
         key=f"nightly {report.night} {report.suite} {report.gpu} {report.commit}",
         kind="nightly",
         severity="critical" if wrong or not report.received else "warning",
-        subject=f"Night {report.night} ({report.suite}) on {report.gpu}: {', '.join(told)}",
-        lines=_cut([f"{count} × {reason}" for reason, count in report.reasons.items()]),
+        subject=f"Night {report.night} ({report.suite}) on {report.gpu}: {', '.join(problems)}",
+        lines=_truncated([f"{count} × {reason}" for reason, count in report.reasons.items()]),
         gpus=[report.gpu],
         content={"night": report.night, "suite": report.suite, "run": report.run},
         at=at,
     )
 
 
-def tell_broken_night(
+def add_broken_night_event(
     session: Session, night: str, suite: str, commit: str, reason: str, *, at: datetime
 ) -> None:
-    """An event of a night that ended by an error."""
-    _tell(
+    """Add an event of a nightly run that ended with an error."""
+    _add(
         session,
         key=f"nightly {night} {suite} {commit} broken",
         kind="nightly",
         severity="critical",
         subject=f"Night {night} ({suite}) is broken",
-        lines=[reason, "go on with: flexq-bench nightly --resume"],
+        lines=[reason, "resume with: flexq-bench nightly --resume"],
         content={"night": night, "suite": suite, "commit": commit},
         at=at,
     )
 
 
-def tell_late_night(
+def add_late_night_event(
     session: Session, night: str, suite: str, hour: str, state: str, *, at: datetime
 ) -> bool:
-    """An event of a night that was not done by its hour; False: it was told before."""
-    return _tell(
+    """Add an event of a nightly run that is late; return False if there is one already."""
+    return _add(
         session,
         key=f"nightly {night} {suite} late",
         kind="nightly",
@@ -230,7 +245,7 @@ def tell_late_night(
     )
 
 
-def tell_digest(
+def add_digest_event(
     session: Session,
     night: str,
     suite: str,
@@ -238,14 +253,14 @@ def tell_digest(
     *,
     at: datetime | None = None,
 ) -> None:
-    """One event a night and suite: what it came to on every kind of GPU, and what is open."""
+    """Add one event per night and suite: results on every kind of GPU, and open alerts."""
     from ci.reports.nightly import lines
     from db.decisions import OPEN_STATES
 
     still_open = queries.alerts(session, states=OPEN_STATES)
     opened = sum(len(report.opened) for report in reports)
     fixed = sum(len(report.fixed) for report in reports)
-    _tell(
+    _add(
         session,
         key=f"digest {night} {suite}",
         kind="digest",
@@ -254,11 +269,11 @@ def tell_digest(
         f"{len(still_open)} open",
         lines=[
             *lines(reports),
-            *_cut(
+            *_truncated(
                 [
-                    f"open: alert {one.id}, {one.family}, {one.state}, "
-                    f"since {one.opened_at:%Y-%m-%d}"
-                    for one in still_open
+                    f"open: alert {alert.id}, {alert.family}, {alert.state}, "
+                    f"since {alert.opened_at:%Y-%m-%d}"
+                    for alert in still_open
                 ]
             ),
         ],
@@ -274,7 +289,7 @@ def tell_digest(
     )
 
 
-def _tell(
+def _add(
     session: Session,
     *,
     key: str,
@@ -291,8 +306,8 @@ def _tell(
         key=key,
         kind=kind,
         severity=severity,
-        subject=_clean(subject),
-        body="\n".join(map(_clean, lines)),
+        subject=_printable(subject),
+        body="\n".join(map(_printable, lines)),
         created_at=at or datetime.now(UTC),
         kernels=tuple(dict.fromkeys(kernels)),
         gpus=tuple(dict.fromkeys(gpus)),
@@ -302,31 +317,34 @@ def _tell(
 
 
 def _labels(session: Session, members: Sequence[queries.DecisionRow]) -> dict[int, str]:
-    """By series the label that people know the kernel by; another project's with its name."""
+    """Return the kernel's label by series, prefixed by the name of another project."""
     projects = {row.id: row.project for row in queries.project_series(session)}
     return {
-        one.series_id: "/".join(
-            filter(None, (projects.get(one.series_id), kernel_label(one.kernel, one.variant)))
+        decision.series_id: "/".join(
+            filter(
+                None,
+                (projects.get(decision.series_id), kernel_label(decision.kernel, decision.variant)),
+            )
         )
-        for one in members
+        for decision in members
     }
 
 
-def _cut(lines: Sequence[str]) -> list[str]:
-    kept = list(lines[:_LINES])
-    return kept + ([f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else [])
+def _truncated(lines: Sequence[str]) -> list[str]:
+    first = list(lines[:_LINES])
+    return first + ([f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else [])
 
 
-def _named(gpus: Sequence[str]) -> str:
+def _gpu_names(gpus: Sequence[str]) -> str:
     return ", ".join(gpus) or "no GPU"
 
 
-def _clean(text: str) -> str:
+def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def test_delivery(subscription: str) -> DeliveryRow:
-    """A message that says that messages arrive. It is in no database."""
+    """Return a test message, which is not stored."""
     at = datetime.now(UTC)
     event = EventInfo(
         key=f"test {at.isoformat()}",

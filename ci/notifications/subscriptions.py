@@ -40,8 +40,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def _parse_variable(text: str) -> str:
     if not _VARIABLE.fullmatch(text):
-        # Not shown: who puts the URL itself here must not find it in a log.
-        raise WorkloadError("is no name of an environment variable: put the value there, not here")
+        # The text may be the URL itself, which must not appear in a log.
+        raise WorkloadError(
+            "is not the name of an environment variable: put the value there, not here"
+        )
     return text
 
 
@@ -55,7 +57,7 @@ Variable = Annotated[str, parsed_text(_parse_variable)]
 
 
 class Subscription(DataTable):
-    """One receiver and what it is told of; empty: of all."""
+    """A receiver with filters of events; an empty filter matches all."""
 
     NAME_KEY = "name"
 
@@ -70,7 +72,7 @@ class Subscription(DataTable):
 
 
 class _File(DataTable):
-    """A file of subscriptions, as the module's head describes it."""
+    """A file of subscriptions, as described in the module's docstring."""
 
     version: int
     policy: Text | None = None
@@ -79,31 +81,35 @@ class _File(DataTable):
 
 @dataclass(frozen=True, slots=True)
 class Subscriptions:
-    """The subscriptions of a file, and the policy whose owners they name; None: it names none."""
+    """Subscriptions of a file, and the policy that defines owners; None: the file has none."""
 
     entries: tuple[Subscription, ...]
     policy: Policy | None
 
     def of(self, event: EventInfo) -> list[Subscription]:
-        """Those that an event goes to."""
-        return [one for one in self.entries if self._wants(one, event)]
+        """Return the subscriptions that match an event."""
+        return [one for one in self.entries if self._matches(one, event)]
 
-    def _wants(self, one: Subscription, event: EventInfo) -> bool:
+    def _matches(self, one: Subscription, event: EventInfo) -> bool:
         if event.kind not in one.kinds or _rank(event.severity) < _rank(one.severity):
             return False
-        if one.gpus and event.gpus and not _any_fits(one.gpus, event.gpus):
+        if one.gpus and event.gpus and not _matches_any_gpu(one.gpus, event.gpus):
             return False
-        about = [label for label in event.kernels if not one.kernels or _fits(one.kernels, label)]
+        labels = [
+            label
+            for label in event.kernels
+            if not one.kernels or _matches_any_label(one.kernels, label)
+        ]
         if one.owner is not None:
-            about = [label for label in about if self._owner(label) == one.owner]
-        return bool(about) or not event.kernels
+            labels = [label for label in labels if self._owner(label) == one.owner]
+        return bool(labels) or not event.kernels
 
     def _owner(self, label: str) -> str:
         return "" if self.policy is None else self.policy.owner_of_label(label)
 
 
 def load_subscriptions(path: str | Path) -> Subscriptions:
-    """The subscriptions of a file. Raises WorkloadError: it names the file, the entry, the key."""
+    """Load a file. Raises WorkloadError, which names the file, the entry and the key."""
     file = Path(path)
     values = read_toml(file)
     check_version(file.name, values.get("version"))
@@ -120,13 +126,13 @@ def load_subscriptions(path: str | Path) -> Subscriptions:
                 )
         if one.owner is not None and table.policy is None:
             raise WorkloadError(
-                f"{file.name}, {one.name}: owner is of a policy: name it at the top, policy = …"
+                f"{file.name}, {one.name}: owner needs a policy: name it at the top, policy = …"
             )
-    policy = None if table.policy is None else load_policy(_beside(file, table.policy))
+    policy = None if table.policy is None else load_policy(_policy_path(file, table.policy))
     return Subscriptions(table.subscription, policy)
 
 
-def _beside(file: Path, policy: str) -> str:
+def _policy_path(file: Path, policy: str) -> str:
     return str(file.parent / policy) if policy.endswith(".toml") else policy
 
 
@@ -134,9 +140,9 @@ def _rank(severity: str) -> int:
     return SEVERITIES.index(severity)
 
 
-def _fits(patterns: tuple[str, ...], label: str) -> bool:
+def _matches_any_label(patterns: tuple[str, ...], label: str) -> bool:
     return any(matches(pattern, label) for pattern in patterns)
 
 
-def _any_fits(patterns: tuple[str, ...], names: tuple[str, ...]) -> bool:
+def _matches_any_gpu(patterns: tuple[str, ...], names: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)

@@ -1,4 +1,4 @@
-"""An accuracy gate's report for people and machines: a line, a table, Markdown, JUnit XML, JSON."""
+"""Reports of the accuracy gate: one line, terminal table, Markdown, JUnit XML, JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from ci.accuracy_limits import LimitOutcome
 from ci.gate_accuracy import AccuracyReport
 from ci.gate_perf import Outcome
-from ci.reports.headline import SAID
+from ci.reports.headline import EXIT_WORDS
 from ci.reports.junit import clean
 from ci.reports.markdown import plain
 from flexq_bench.accuracy.diagnosis import named_layers
@@ -21,23 +21,23 @@ from flexq_bench.accuracy.diagnosis import named_layers
 SCHEMA_VERSION = 1
 MARKER = "<!-- flexq-bench gate accuracy -->"
 SUITE = "flexq-bench gate accuracy"
-_LAYERS = 8  # in a table
-_SHOWN = 3  # layers, tokens and settings of a failing scheme, where there is room for few
-_LOUD = (Outcome.MISSING, Outcome.REGRESSION, Outcome.AMBIGUOUS)
+_LAYERS = 8  # rows of a table of layers
+_SHOWN = 3  # tokens and settings of a failing scheme that a line lists
+_FAILING = (Outcome.MISSING, Outcome.REGRESSION, Outcome.AMBIGUOUS)
 
 
 def headline(report: AccuracyReport) -> str:
-    """`failed: 1 regression, 3 pass; tiny-llama against fp16, through kernels`."""
+    """Return the result as `failed: 1 regression, 3 pass; tiny against fp16, through kernels`."""
     counts = [(outcome, len(report.with_outcome(outcome))) for outcome in Outcome]
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts if count)
     return (
-        f"{SAID[report.exit_code]}: {summary}; {report.model} against {_base(report)}, "
+        f"{EXIT_WORDS[report.exit_code]}: {summary}; {report.model} against {_base(report)}, "
         f"through {report.through}"
     )
 
 
 def terminal(report: AccuracyReport) -> Table:
-    """Every limit of every scheme."""
+    """Return a table of every limit of every scheme."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("outcome", "scheme", "check", "change", "limit", "could see", "why"):
         right = name in ("change", "limit", "could see")
@@ -56,12 +56,12 @@ def terminal(report: AccuracyReport) -> Table:
 
 
 def notes(report: AccuracyReport) -> Iterator[str]:
-    """Warnings, and where each scheme that fails lost; a line each, plain text."""
+    """Yield warnings and the diagnoses of failing schemes, as lines of plain text."""
     for warning in report.warnings:
         yield f"warning: {warning}"
     for one in report.diagnoses:
         if one.differing:
-            yield f"{one.scheme}: not the original's: {'; '.join(one.differing[:_SHOWN])}"
+            yield f"{one.scheme}: differs from the original: {'; '.join(one.differing[:_SHOWN])}"
         if one.layers:
             yield f"{one.scheme}: look first at {named_layers(one.layers, one.kl)}"
         if one.note:
@@ -72,12 +72,12 @@ def notes(report: AccuracyReport) -> Iterator[str]:
 
 
 def markdown(report: AccuracyReport) -> str:
-    """One comment of a pull request, which the next one replaces."""
+    """Format a report as a pull request comment, which the next run replaces."""
     return "\n".join(_lines(report)) + "\n"
 
 
 def junit(report: AccuracyReport) -> str:
-    """Regressions and ambiguous checks fail, missing ones are errors."""
+    """Format JUnit XML: regressions and ambiguous checks are failures, missing ones errors."""
     counts = {outcome: len(report.with_outcome(outcome)) for outcome in Outcome}
     totals = {
         "tests": str(len(report.judged)),
@@ -89,24 +89,24 @@ def junit(report: AccuracyReport) -> str:
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in _named_hashes(report):
         ElementTree.SubElement(properties, "property", {"name": clean(name), "value": clean(value)})
-    said = "\n".join(notes(report))
+    system_out = "\n".join(notes(report))
     for one in report.judged:
         names = {"classname": clean(one.scheme), "name": clean(one.check)}
         test = ElementTree.SubElement(suite, "testcase", names)
-        if one.outcome in _LOUD:
+        if one.outcome in _FAILING:
             tag = "error" if one.outcome is Outcome.MISSING else "failure"
             message = clean(f"{change(one)}, limit {one.limit}".removeprefix(", "))
             attributes = {"message": message, "type": str(one.outcome)}
             ElementTree.SubElement(test, tag, attributes).text = clean(one.reason)
-    if said:
-        ElementTree.SubElement(suite, "system-out").text = clean(said)
+    if system_out:
+        ElementTree.SubElement(suite, "system-out").text = clean(system_out)
     ElementTree.indent(root)
     body = ElementTree.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
 
 
 def as_json(report: AccuracyReport) -> str:
-    """One object: the answer, and every check in the policy's order."""
+    """Format a report as one JSON object, with every check in the policy's order."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "gate": "accuracy",
@@ -130,7 +130,7 @@ def as_json(report: AccuracyReport) -> str:
 
 
 def change(one: LimitOutcome) -> str:
-    """`+0.8 % (+0.7 … +1.0)`; empty: nothing was judged."""
+    """Format the change, as `+0.8 % (+0.7 … +1.0)`; empty: nothing was judged."""
     if one.change is not None:
         text = f"{one.change:+.2f} {one.unit}"
         if one.low is not None and one.high is not None:
@@ -145,7 +145,7 @@ def change(one: LimitOutcome) -> str:
 
 
 def detectable(one: LimitOutcome) -> str:
-    """The least loss that the data could have shown: `1.2 %`; empty: not known."""
+    """Format the smallest loss that the data could detect, as `1.2 %`; empty: unknown."""
     return "" if one.detectable is None else f"{one.detectable:.3g} {one.unit}"
 
 
@@ -167,10 +167,10 @@ def _lines(report: AccuracyReport) -> Iterator[str]:
     )
     yield ""
     yield from _table(report.judged)
-    said = list(notes(report))
-    if said:
+    items = list(notes(report))
+    if items:
         yield ""
-        yield from (f"- {plain(line)}" for line in said)
+        yield from (f"- {plain(line)}" for line in items)
     yield from _layer_tables(report)
     hashes = [f"`{scheme}`: `{digest}`" for scheme, digest in report.content_hashes.items()]
     if hashes:
@@ -194,7 +194,7 @@ def _layer_tables(report: AccuracyReport) -> Iterator[str]:
 
 
 def _named_hashes(report: AccuracyReport) -> Iterator[tuple[str, str]]:
-    """Names and values of the report's properties."""
+    """Yield the names and values of the report's properties."""
     yield "model_hash", report.model_hash
     yield "through", report.through
     if report.reference_hash:
@@ -208,7 +208,7 @@ def _table(judged: Sequence[LimitOutcome]) -> Iterator[str]:
     yield "| scheme | check | change | limit | could see | outcome | |"
     yield "| --- | --- | ---: | ---: | ---: | --- | --- |"
     for one in judged:
-        outcome = f"**{one.outcome}**" if one.outcome in _LOUD else str(one.outcome)
+        outcome = f"**{one.outcome}**" if one.outcome in _FAILING else str(one.outcome)
         cells = (
             f"`{one.scheme}`",
             plain(one.check),

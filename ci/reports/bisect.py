@@ -1,4 +1,4 @@
-"""A bisection's report: lines for a terminal, plain values for JSON."""
+"""Reports of a bisection: lines for a terminal, values for JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SHA = 10
 
 
 def step_line(step: Step) -> str:
-    """`abcdef1234 changed: 4 % slower`."""
+    """Format a step, as `abcdef1234 changed: 4 % slower`."""
     return f"{step.commit[:_SHA]} {step.outcome}: {step.reason}"
 
 
 def lines(report: BisectReport, repository: Path) -> Iterator[str]:
-    """The suspects with the subjects of their commits, or why there was nothing to search."""
+    """Yield the suspects with their commits' subjects, or the reason why nothing was searched."""
     if report.location is None or report.change is None:
         if report.ends is not None:
             confirmed = report.ends.confirmation
@@ -38,7 +38,7 @@ def lines(report: BisectReport, repository: Path) -> Iterator[str]:
 
 
 def line(report: BisectReport) -> str:
-    """The result in one line, for a page: `abcdef1234 made it 4.1 % slower`."""
+    """Format the result in one line, as `abcdef1234 made it 4.1 % slower`."""
     if report.location is None or report.change is None:
         return "; ".join(lines(report, Path()))
     size = f"{100 * abs(math.expm1(report.change)):.1f} %"
@@ -53,7 +53,7 @@ def line(report: BisectReport) -> str:
 
 
 def as_plain(report: BisectReport) -> dict[str, Any]:
-    """The report as JSON's values; of a search that was not begun, the comparison of the ends."""
+    """Return values for JSON; if nothing was searched, those of the comparison of the ends."""
     code = int(report.exit_code)
     if report.location is None or report.change is None:
         ends = {} if report.ends is None else comparison_as_plain(report.ends)

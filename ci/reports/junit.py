@@ -1,4 +1,4 @@
-"""A gate's report as JUnit XML: a test a planned case."""
+"""Report of the performance gate as JUnit XML: one test per planned case."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ci.gate_perf import Finding, GateReport, Outcome
 from ci.reports.headline import between, change
 
 SUITE = "flexq-bench gate perf"
-# What XML 1.0 has no place for, however it is escaped.
+# Characters that XML 1.0 does not allow, even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(report: GateReport) -> str:
-    """Regressions and ambiguous cases fail, missing ones are errors, waived ones are skipped."""
+    """Format a report: regressions and ambiguous cases fail, missing are errors, waived skipped."""
     counts = {outcome: len(report.with_outcome(outcome)) for outcome in Outcome}
     totals = {
         "tests": str(len(report.findings)),
@@ -59,5 +59,5 @@ def _add(suite: ElementTree.Element, finding: Finding) -> None:
 
 
 def clean(text: str) -> str:
-    """Text without what XML can't hold."""
+    """Remove characters that XML does not allow."""
     return _FORBIDDEN.sub("", text)

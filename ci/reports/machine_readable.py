@@ -1,4 +1,4 @@
-"""A gate's report as JSON."""
+"""Report of the performance gate as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SCHEMA_VERSION = 1
 
 
 def as_json(report: GateReport) -> str:
-    """One object: the answer, and every planned case in the plan's order; changes in percent."""
+    """Format a report as one object, with every case in the plan's order; changes in percent."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "gate": "perf",

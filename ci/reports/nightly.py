@@ -1,4 +1,4 @@
-"""A night's report: lines for a terminal, Markdown for people who were asleep."""
+"""Reports of a nightly run: lines for a terminal, Markdown."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ci.nightly import KindReport
 
-_MOST_LINES = 20  # of one kind
+_MOST_LINES = 20  # per list and kind of GPU
 
 
 def lines(reports: Sequence[KindReport]) -> Iterator[str]:
-    """One line a kind of GPU, and what stands out below it."""
+    """Yield one line per kind of GPU, followed by its changes, alerts and notes."""
     if not reports:
-        yield "nothing was measured: every kind's night was begun at another commit"
+        yield "nothing was measured: the night was started at another commit on every kind of GPU"
     for report in reports:
         yield (
             f"{report.night} {report.gpu} at {report.commit[:10]}: {report.received} of "
             f"{report.planned} results, {_counts(report.verdicts) or 'nothing compared'}, "
             f"{report.candidates} candidates, {report.canaries} canaries, "
-            f"{report.change_points} new change points, {report.retracted} taken back "
+            f"{report.change_points} new change points, {report.retracted} retracted "
             f"(run {report.run[:8]})"
         )
         for line in report.worse[:_MOST_LINES]:
@@ -37,7 +37,7 @@ def lines(reports: Sequence[KindReport]) -> Iterator[str]:
 
 
 def markdown(reports: Sequence[KindReport]) -> str:
-    """A section for each night, a row for each kind of GPU."""
+    """Format reports as Markdown, with a row for each kind of GPU."""
     text = ["# Night " + ", ".join(sorted({report.night for report in reports})), ""]
     text += [
         "| GPU | commit | results | compared | candidates | canaries | change points | alerts |",
@@ -87,5 +87,5 @@ def _counts(numbers: dict[str, int]) -> str:
 
 
 def _cell(text: str) -> str:
-    # What people or drivers wrote must neither end a cell nor become markup.
+    # Texts of people and drivers must not end a cell or be parsed as markup.
     return text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'").replace("\n", " ")

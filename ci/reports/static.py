@@ -1,4 +1,4 @@
-"""A static gate's report: regressions one by one, all other changes summed up."""
+"""Reports of the static gate: every regression, and a summary of all other changes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.table import Table
 from ci.gate_static import Change, StaticReport
 from flexq_bench.measure.machine_code.comparison import Broken, short_name
 
-_SHOWN = 30  # regressions, and builds that don't compile, that are listed by name
-_ERROR_LENGTH = 200  # of what the compiler says
+_SHOWN = 30  # regressions, and builds that don't compile, that are listed
+_ERROR_LENGTH = 200  # characters of a compiler error
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """A metric that got worse in one function of one build, on one target or several."""
+    """A metric that got worse in one function of one build, on one or more targets."""
 
     build: str
     function: str
@@ -44,17 +44,17 @@ class Regression:
 
 
 def regressions(changes: Sequence[Change]) -> list[Regression]:
-    """All that is worse, by build, function and metric."""
+    """Group the changes that are worse by build, function and metric."""
     groups: dict[tuple[str, str, str], list[Change]] = defaultdict(list)
     for change in changes:
         if change.verdict == "worse":
-            where = change.function
-            groups[where.build, where.name, change.metric.name].append(change)
+            function = change.function
+            groups[function.build, function.name, change.metric.name].append(change)
     return [Regression(*key, tuple(group)) for key, group in sorted(groups.items())]
 
 
 def summarize(changes: Sequence[Change]) -> list[Summary]:
-    """Changes by source, metric and verdict, in that order."""
+    """Summarize changes by source, metric and verdict."""
     groups: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for change in changes:
         key = (change.function.build.split()[0], change.metric.name, change.verdict)
@@ -66,18 +66,18 @@ def summarize(changes: Sequence[Change]) -> list[Summary]:
 
 
 def headline(report: StaticReport) -> str:
-    """The verdict in one line."""
-    what = f"{short_name(report.head)} against {short_name(report.base)}"
+    """Return the verdict in one line."""
+    revisions = f"{short_name(report.head)} against {short_name(report.base)}"
     if report.broken:
-        return f"{what}: does not compile for {_counted(len(report.broken), 'build')}"
+        return f"{revisions}: does not compile for {_count(len(report.broken), 'build')}"
     worse = regressions(report.changes)
     if worse:
-        return f"{what}: {_counted(len(worse), 'regression')} of the machine code"
-    return f"{what}: no regression of the machine code"
+        return f"{revisions}: {_count(len(worse), 'regression')} of the machine code"
+    return f"{revisions}: no regression of the machine code"
 
 
 def coverage(report: StaticReport) -> str:
-    """The builds that were compared, in one line."""
+    """Return the numbers of compared builds in one line."""
     parts = (
         f"{report.same_source} of unchanged sources",
         f"{report.same_code} with the same machine code",
@@ -89,7 +89,7 @@ def coverage(report: StaticReport) -> str:
 
 
 def terminal(report: StaticReport) -> Table | None:
-    """A row for each function and metric that is worse; None: nothing is."""
+    """Return a table of regressions; None: there are none."""
     worse = regressions(report.changes)
     if not worse:
         return None
@@ -102,11 +102,11 @@ def terminal(report: StaticReport) -> Table | None:
 
 
 def further_lines(report: StaticReport) -> list[str]:
-    """Lines below the table: what it leaves out, broken builds, other changes."""
+    """Return the lines below the table: omitted regressions, broken builds, other changes."""
     lines = []
     if report.uncompared:
-        builds = _counted(report.uncompared, "build")
-        lines.append(f"the base does not compile for {builds}: of them only spills count")
+        builds = _count(report.uncompared, "build")
+        lines.append(f"the base does not compile for {builds}: only spills are judged there")
     left_out = len(regressions(report.changes)) - _SHOWN
     if left_out > 0:
         lines.append(f"and {left_out} more regressions: --json has them")
@@ -117,7 +117,7 @@ def further_lines(report: StaticReport) -> list[str]:
 
 
 def markdown(report: StaticReport) -> str:
-    """The same as a comment on a pull request: its first line stays equal when it is updated."""
+    """Format a pull request comment; its first line is constant, so that it can be updated."""
     lines = ["## Static gate", "", f"**{headline(report)}**", "", coverage(report)]
     worse = regressions(report.changes)
     if worse:
@@ -131,11 +131,11 @@ def markdown(report: StaticReport) -> str:
 
 
 def as_json(report: StaticReport) -> str:
-    """One object: the verdict, the counts, and every change."""
+    """Format one object with the verdict, the counts and every change."""
     values = asdict(report)
-    del values["differences"]  # the changes have them with their verdicts
-    said = {"verdict": headline(report), "exit_code": int(report.exit_code)}
-    return json.dumps(values | said, indent=2, ensure_ascii=False) + "\n"
+    del values["differences"]  # included in the changes, with their verdicts
+    result = {"verdict": headline(report), "exit_code": int(report.exit_code)}
+    return json.dumps(values | result, indent=2, ensure_ascii=False) + "\n"
 
 
 _COLUMNS = (
@@ -175,9 +175,9 @@ def _summary_line(summary: Summary) -> str:
     low, high = f"{summary.lowest:+g}", f"{summary.highest:+g}"
     by = low if low == high else f"{low} to {high}"
     word = "better" if summary.verdict == "better" else "changed"
-    functions = _counted(summary.count, "function")
+    functions = _count(summary.count, "function")
     return f"{summary.source}: {summary.metric} {word} in {functions}, by {by}"
 
 
-def _counted(count: int, noun: str) -> str:
+def _count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,4 +1,4 @@
-"""A gate's report as a table in the terminal."""
+"""Report of the performance gate as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ci.reports.headline import change
 
 
 def findings_table(report: GateReport) -> Table | None:
-    """Every case that is not the same, the worst first; None: all are the same."""
-    loud = [
+    """Return a table of the cases that changed or failed, worst first; None: there are none."""
+    shown = [
         finding
         for outcome in Outcome
         for finding in report.with_outcome(outcome)
         if outcome is not Outcome.PASS or finding.verdict != "same"
     ]
-    if not loud:
+    if not shown:
         return None
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("outcome", "case", "change", "limit", "owner", "why"):
         right = name in ("change", "limit")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
-    for finding in loud:
+    for finding in shown:
         reason = finding.verdict if finding.change is not None else finding.reason
         why = reason if finding.waiver is None else f"{reason}: {finding.waiver.reason}"
         table.add_row(

@@ -91,7 +91,7 @@ def bisect(
     rules = InterleaveRules.with_processes(processes)
     journal = Journal(case.key, first, last, device_uuid(name, gpu), seed, rules)
     if fresh:
-        journal.forget()
+        journal.delete()
     out = console(stderr=as_json)
     # The ends and a binary search between them; more, where commits are skipped.
     left = 1 + (len(commits) - 1).bit_length()
@@ -108,7 +108,7 @@ def bisect(
     def resumed(count: int) -> None:
         nonlocal left
         left = max(left - count, 1)
-        say(out, f"going on with {count} answers of an interrupted search")
+        say(out, f"resuming with {count} results of an interrupted search")
 
     try:
         report = find_change(

@@ -166,7 +166,7 @@ def accuracy(
         decided = gate_records(report, rules, setup.origin, at=datetime.now(UTC))
         with database.session() as session:
             add_gates(session, decided)
-            events.tell_accuracy_gates(session, decided)
+            events.add_accuracy_gate_events(session, decided)
     writers = {
         "--markdown": reports.markdown,
         "--junit": reports.junit,

@@ -199,8 +199,8 @@ def _conclude_all(
     with database.session() as session:
         verdicts = judge_histories(session, alerting=alerting)
         if alerting:
-            events.tell_history(session, verdicts)
-            events.tell_digest(session, night, suite, reports)
+            events.add_history_events(session, verdicts)
+            events.add_digest_event(session, night, suite, reports)
     send_if_subscribed(database)
 
 
@@ -216,7 +216,7 @@ def _tell_broken(
     with suppress(DatabaseError):
         with database.session() as session:
             at = datetime.now(UTC)
-            events.tell_broken_night(session, night, suite, commit.sha, one_line(error), at=at)
+            events.add_broken_night_event(session, night, suite, commit.sha, one_line(error), at=at)
         send_if_subscribed(database)
 
 

@@ -16,7 +16,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from ci.notifications.delivery import Sent
+    from ci.notifications.delivery import DeliveryResult
     from ci.notifications.subscriptions import Subscriptions
     from db.engine import Database
 
@@ -145,12 +145,12 @@ def _test(told: Subscriptions, as_json: bool) -> None:
 
 def _late(database: Database, suite: str, hour: str) -> str | None:
     """Describe and announce once that today's nightly run is late; None: done, or not due yet."""
-    from ci.late_night import look_for_late_night
+    from ci.late_night import check_late_night
 
-    return look_for_late_night(database, suite, hour, now=datetime.now(UTC))
+    return check_late_night(database, suite, hour, now=datetime.now(UTC))
 
 
-def _as_json(sent: Sent) -> dict[str, object]:
+def _as_json(sent: DeliveryResult) -> dict[str, object]:
     return {
         "sent": sent.sent,
         "failures": sent.failures,
@@ -160,7 +160,7 @@ def _as_json(sent: Sent) -> dict[str, object]:
     }
 
 
-def _say(sent: Sent, database: Database) -> None:
+def _say(sent: DeliveryResult, database: Database) -> None:
     out, errors = console(), console(stderr=True)
     messages = f"{sent.sent} message{'' if sent.sent == 1 else 's'}"
     say(out, f"sent {messages}, {sent.waiting} still wait in {database.url}")

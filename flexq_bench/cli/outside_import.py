@@ -214,7 +214,7 @@ def _store(
     series = {row.series_id for row in rows}
     verdicts = judge_histories(session, series, alerting=alerting)
     if alerting:
-        events.tell_history(session, verdicts)
+        events.add_history_events(session, verdicts)
     return added, verdicts
 
 

@@ -145,8 +145,8 @@ def choose_by_timed_shapes(
 def _expected(
     timed: TimedShapes, col_tiles: int, token_blocks: int, n: int, k: int, sms: int, unseen: bool
 ) -> Mapping[Settings, float]:
-    # Each block of tokens repeats the blocks of all rows, which equals more rows: at most as many as
-    # were timed.
+    # Each block of tokens repeats the blocks of all rows, which equals more rows.
+    # They are clipped to the most rows that were timed.
     max_rows = max((rows for rows, _ in load_losses(timed)[col_tiles].shapes), default=0)
     rows = max(n, min(token_blocks * n, max_rows))
     return _interpolation(timed, col_tiles).expected(rows, k, sms, unseen=unseen)

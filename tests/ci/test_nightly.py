@@ -396,7 +396,7 @@ def test_a_change_point_is_taken_back_once_the_level_is_back(a_night, database):
     reports = [a_night(order, us=us)[1][0] for order, us in enumerate(times, 1)]
 
     assert sum(report.change_points for report in reports) == 3
-    assert "3 taken back" in "\n".join(night_report.lines(reports))
+    assert "3 retracted" in "\n".join(night_report.lines(reports))
     with database.session() as session:
         series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
         [found] = queries.change_points_of(session, series, with_retracted=True)
@@ -420,7 +420,9 @@ def test_a_kind_that_is_gone_leaves_a_gap_that_is_filled_later(a_night, database
     with database.session() as session:
         [gone] = [n for n in queries.night_states(session, name="2025-11-02") if "Another" in n.gpu]
         jobs = queries.jobs_of(session, gone.run)
-    assert {(job.state, job.reason) for job in jobs} == {("no-device", "no Another CPU was there")}
+    assert {(job.state, job.reason) for job in jobs} == {
+        ("no-device", "no Another CPU was available")
+    }
 
     gpus = ["A CPU", "Another CPU"]
     [gap] = find_gaps(database, "made", gpus, night="2025-11-03", cases=100)

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ci.late_night import look_for_late_night
+from ci.late_night import check_late_night
 from ci.nightly import KindReport
 from ci.notifications import events
 from ci.notifications.channels import DELIVERY, SIGNATURE
@@ -96,8 +96,8 @@ def conclude(database, commits):
     def run(*comparisons):
         with database.session() as session:
             night = record_night(session, comparisons, MACHINE, commits, alerting=True, at=NOW)
-            events.tell_alerts(session, night.opened, at=NOW)
-            events.tell_improvements(session, night.judged, "A CPU", at=NOW)
+            events.add_alert_events(session, night.opened, at=NOW)
+            events.add_improvement_events(session, night.judged, "A CPU", at=NOW)
         return night
 
     return run
@@ -178,7 +178,7 @@ def test_a_night_has_one_digest_for_all_its_gpus(database, receiver, subscribe):
     reports = [a_report(), a_report("NVIDIA H200", opened=(4,))]
     for _ in range(2):  # resumed
         with database.session() as session:
-            events.tell_digest(session, "2026-01-15", "nightly", reports, at=NOW)
+            events.add_digest_event(session, "2026-01-15", "nightly", reports, at=NOW)
         sending(database, subscribe())
 
     (message,) = receiver.messages
@@ -189,9 +189,11 @@ def test_a_night_has_one_digest_for_all_its_gpus(database, receiver, subscribe):
 
 def test_missing_results_of_a_night_are_told(database, receiver, subscribe):
     with database.session() as session:
-        events.tell_kind(session, a_report(), at=NOW)
-        events.tell_kind(session, a_report("B", received=1, reasons={"no B was there": 2}), at=NOW)
-        events.tell_kind(session, a_report("C", statuses={"ok": 2, "incorrect": 1}), at=NOW)
+        events.add_nightly_event(session, a_report(), at=NOW)
+        events.add_nightly_event(
+            session, a_report("B", received=1, reasons={"no B was there": 2}), at=NOW
+        )
+        events.add_nightly_event(session, a_report("C", statuses={"ok": 2, "incorrect": 1}), at=NOW)
     sending(database, subscribe())
 
     message, wrong = receiver.messages
@@ -231,7 +233,7 @@ def test_an_accuracy_gate_that_could_not_tell_is_a_warning(database):
         for verdict, code in verdicts.items()
     ]  # fmt: skip
     with database.session() as session:
-        events.tell_accuracy_gates(session, records)
+        events.add_accuracy_gate_events(session, records)
         told = {e.subject.split()[-1]: e.severity for _, e in events_to_address(session)}
     assert told == {"regression": "critical", "ambiguous": "warning", "missing": "critical"}
 
@@ -394,7 +396,10 @@ def test_a_filter_of_kernels_lets_a_digest_through(subscribe):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('name = "a"\nurl_env = "slack://secret@host"', "is no name of an environment variable"),
+        (
+            'name = "a"\nurl_env = "slack://secret@host"',
+            "is not the name of an environment variable",
+        ),
         ('name = "hook"\nurl_env = "X"', "two subscriptions are called 'hook'"),
         ('name = "a"\nurl_env = "X"\nseverity = "loud"', "no severity 'loud'"),
         ('name = "a"\nurl_env = "X"\nkinds = ["alarm"]', "no kind 'alarm'"),
@@ -410,9 +415,9 @@ def test_a_wrong_subscription_is_one_line_without_its_secret(subscribe, text, sa
 
 
 def test_a_night_that_is_not_done_by_its_hour_is_told_once(database, receiver, subscribe):
-    early = look_for_late_night(database, "nightly", "06:30", now=NOW)
+    early = check_late_night(database, "nightly", "06:30", now=NOW)
     late = NOW.replace(hour=7)
-    states = [look_for_late_night(database, "nightly", "06:30", now=late) for _ in range(2)]
+    states = [check_late_night(database, "nightly", "06:30", now=late) for _ in range(2)]
     sending(database, subscribe(), late)
 
     assert early is None

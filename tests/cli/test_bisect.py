@@ -158,7 +158,7 @@ def test_an_interrupted_search_goes_on_where_it_was(cli, commits, speeds):
     assert ran.code == 1
     assert asked[0] == commits[5]
     assert commits[-1] not in asked
-    assert "going on with" in ran.out
+    assert "resuming with" in ran.out
     again = speeds(by_commit)
     bisected(cli, commits)
     assert again[0] == commits[-1]  # a finished search leaves nothing behind

@@ -32,7 +32,7 @@ def test_a_test_message_says_who_did_not_take_it(cli):
 
     assert ran.code == 5
     assert "dead: the receiver can't be reached" in ran.out
-    assert "unset: UNSET_URL is not set: it has the URL of unset" in ran.out
+    assert "unset: UNSET_URL is not set: it must have the URL of unset" in ran.out
 
 
 @pytest.mark.usefixtures("subscribed")

@@ -1,22 +1,22 @@
-// abq/gemm.cu: Y[M,N] = X[M,K] . W[N,K]^T on binary tensor cores, any 2 to 8 bits on either side (ABQ-LLM).
+// abq/gemm.cu: Y[M,N] = X[M,K] . W[N,K]^T on binary tensor cores, operands of 2 to 8 bits (ABQ-LLM).
 //   w   uint32 [W_BITS, N, CHUNKS, 4]  bit planes, lowest first; 32 values of k in a word
 //   sw  half   [N]                     scale of an output channel
 //   x   uint32 [M, A_BITS, CHUNKS, 4]  sx  float [M], scale of a token (an FP16 value)
 //   bias half  [N] or null             y   half [M, N], row-major
-// CHUNKS = K/128 rounded up; what is past K is zero. Integer sums run over all of K, so K must be less
-// than 2^31 / 2^(W_BITS + A_BITS - 2): then no partial sum leaves int32.
+// CHUNKS = K/128 rounded up; padding is zero. Integer sums run over all of K, so K must be less than
+// 2^31 / 2^(W_BITS + A_BITS - 2): then no partial sum overflows int32.
 //
-// Weights are the 16 rows of m16n8k256, activation bit planes its 8 columns. A lane takes
-// neighbouring words of k, which permutes k within a step, the same way on both sides: the sum is the
-// same, every shared memory access is a whole vector, and there are no bank conflicts, without a
-// swizzle. The planes of W are summed by Horner's rule from the top in each step.
+// Weights are the 16 rows of m16n8k256, activation bit planes its 8 columns. A lane loads adjacent
+// words of k. This permutes k within a step equally for both operands, so sums are unchanged, and it
+// makes every shared memory access a full vector without bank conflicts or a swizzle. The planes of
+// W are summed by Horner's rule from the top in each step.
 //
-// A block owns 16*ROW_TILES rows; its warps split K, each with a cp.async ring of its own. Partial
+// A block owns 16*ROW_TILES rows; its warps split K, each with its own cp.async ring buffer. Partial
 // sums are reduced once, in shared memory, with the activation's bit planes.
 //
-// STAGES = 1: no pipeline, a step is computed once it has been copied.
-// FILL = 0: a tile's columns are 8 tokens of one bit plane, so M is padded to 8; 1: the planes of
-// tokens follow each other, so that one token alone fills tiles (ABQ-LLM's GEMV elimination).
+// STAGES = 1: no pipeline, copies and computation of a step do not overlap.
+// FILL = 0: a tile's columns are 8 tokens of one bit plane, so M is padded to 8; 1: the bit planes of
+// a token are adjacent columns, so that one token fills tiles (ABQ-LLM's GEMV elimination).
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"

@@ -5,7 +5,7 @@
 //
 // Plane `bit` of row r is row r·row_step + bit·plane_step of the planes: (1, ROWS) gives the
 // [bit][row][K/32] of weights, (BITS, 1) the [token][bit][K/32] of activations. CHUNKS = K/128 rounded
-// up; what is past K is zero. A word holds 32 values of k, lowest k in the lowest bit. The scale of a
+// up; padding is zero. A word holds 32 values of k, lowest k in the lowest bit. The scale of a
 // token is exactly an FP16 value.
 #include "common/quantize.cuh"
 #include "ptx/launch.cuh"

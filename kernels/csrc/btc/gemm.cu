@@ -6,19 +6,19 @@
 //   bias half  [N] or null                   y  half [M, N], row-major
 // K/128 and N/16 are rounded up, COLS = M*A_BITS rounded up to 8; padding is zero.
 //
-// Weights are the 16 rows of m16n8k128, activation bit planes its 8 columns: at M = 1 and 8-bit
-// activations nothing is wasted. The planes of W are summed by Horner's rule from the top, so that a
+// Weights are the 16 rows of m16n8k128, activation bit planes its 8 columns: M = 1 with 8-bit
+// activations uses all columns. The planes of W are summed by Horner's rule from the top, so that a
 // group of a row is one integer (exact) before it is converted and scaled once. The 2^t of the
 // activation planes is applied after the K loop.
 //
-// A block owns 16*ROW_TILES rows; its warps split K, each with a cp.async pipeline of its own.
+// A block owns 16*ROW_TILES rows; its warps split K, each with its own cp.async pipeline.
 // Partial sums are reduced once, in shared memory, in a fixed order: results are deterministic.
 //
-// Three optimizations can be left out, so that what each gives can be measured (FlexQ, Table 6):
-//   STAGES = 1         no pipeline: a warp waits for the copies it has just asked for
+// Compile-time switches disable optimizations for the ablation (FlexQ, Table 6):
+//   STAGES = 1         no pipeline: a warp waits for the copies that it has just issued
 //   WARP_REDUCTION = 0 the planes of W are reduced in shared memory, not in the registers of the warp
-//   EVICT_FIRST = 0    weights are cached like everything else
-//   FUSED_DEQUANT = 0  the integer sums of all groups go to memory, a second kernel scales them
+//   EVICT_FIRST = 0    weights are loaded without a cache hint
+//   FUSED_DEQUANT = 0  the integer sums of all groups are stored, and a second kernel scales them
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"

@@ -2,9 +2,9 @@
 //
 //   pack_weights      codes int8 [N, K]             -> planes uint32 [K/128, N/16, BITS, 16, 4]
 //   pack_activations  codes int8 [M, K], half [M, K/128] -> planes uint32 [K/128, COLS, 4], scales
-//   quantize_pack     x half [M, K]                 -> the same, quantizing on the way
+//   quantize_pack     x half [M, K]                 -> the same, with quantization
 //
-// K/128 and N/16 are rounded up; what is past the matrix is zero. A word holds 32 values of k, lowest
+// K/128 and N/16 are rounded up; padding is zero. A word holds 32 values of k, lowest
 // k in the lowest bit. COLS = M·BITS rounded up to 8: column m·BITS + t is bit plane t of token m.
 // Activation scales are float [K/128, M], each exactly the FP16 scale of its group.
 #include "common/quantize.cuh"

@@ -1,5 +1,5 @@
-// common/k_split.cuh: split-K over K_SPLIT neighbouring blocks, a thread block cluster, that own the same output
-// tile. With K_SPLIT 1 a block is alone. The including source defines K_SPLIT first.
+// common/k_split.cuh: split-K over the K_SPLIT blocks of a thread block cluster, which compute the same output
+// tile. With K_SPLIT 1 there is no cluster. The including source defines K_SPLIT first.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/memory.cuh"

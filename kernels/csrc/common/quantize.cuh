@@ -1,5 +1,5 @@
 // common/quantize.cuh: FlexQ's quantization formula (kernels/formats/symmetric_quantization.py), bit for bit, and
-// bit planes of codes. The one home of both for every packing kernel.
+// bit planes of codes. Used by every packing kernel.
 #pragma once
 #include "ptx/types.cuh"
 

@@ -1,4 +1,4 @@
-// decode/attention.cu: attention of one new token a sequence over its KV cache, split over blocks.
+// decode/attention.cu: attention of one new token per sequence over its KV cache, split over blocks.
 //   qkv        half [B, (HEADS + 2 KV_HEADS) * HEAD_DIM], before rotation
 //   table      float [CONTEXT, HEAD_DIM / 2, 2], cosine and sine; with ROTARY 0 unused
 //   positions  int [B], of the new token; its sequence has positions + 1 tokens
@@ -11,15 +11,15 @@
 //              weights float2 [B, HEADS, SPLITS]: largest score, in base 2, and the sum of
 //              exp2(score - largest), (LOWEST, 0) of a split without a token. decode/operators.cu reduces
 //
-// Positions, and keys and values of earlier tokens, are those of an earlier step: nobody writes them while
-// the kernels of this step run, so they are loaded before the previous one has ended.
+// Positions, and keys and values of earlier tokens, were written in an earlier step. No kernel of this step
+// writes them, so they are loaded before the previous kernel has ended.
 //
-// A block has one KV head and all GROUP_HEADS query heads that share it. Its warps take STEP positions in
-// turn (decode/attention_tile.cuh), and each keeps an online softmax of its own. Warps, the new token and blocks are
-// reduced at the end, in fixed order.
+// A block computes one KV head with all GROUP_HEADS query heads that share it. Its warps process STEP positions
+// in turn (decode/attention_tile.cuh), each with its own online softmax. The results of warps, of the new token
+// and of blocks are reduced at the end, in fixed order.
 //
-// Keys and values wait in registers: with a ring of cp.async in shared memory an FP16 cache was slower
-// from batch 4 on.
+// Keys and values are prefetched to registers: with a cp.async ring buffer in shared memory an FP16 cache was
+// slower from batch 4 on.
 #if !defined(HEAD_DIM) || !defined(GROUP_HEADS) || !defined(KV_BITS) || !defined(ROTARY) || \
     !defined(PACKING) || !defined(A_BITS) || !defined(TILES) || !defined(WARPS)
 #error "HEAD_DIM, GROUP_HEADS, KV_BITS, ROTARY, PACKING, A_BITS, TILES and WARPS choose the kernel"

@@ -1,11 +1,10 @@
 // decode/attention_tile.cuh: one warp, a tile of 16 positions of the KV cache, and up to eight query heads.
 //
 // Keys are multiplied by the heads' queries, which are the columns of an MMA, and values by the weights of
-// their positions. Up to 4 heads leave columns free: n and n + 4 then have one head, and its weights, 22 bits
-// of them, are two halves. Of keys and values of 8 and 4 bits tensor cores multiply codes as kv_cache.cuh
-// widens them: (1024 + code) * step sums up to what it should and 1024 times what the codes are multiplied
-// by, which is taken off again. The least values are multiplied by the same sums. FP32 has 13 bits more than
-// 1024: they are far finer than half a step of a code.
+// their positions. With up to 4 heads, columns n and n + 4 belong to the same head, whose weights are split
+// into two halves with 22 bits in total. For 8 and 4 bits, tensor cores multiply the biased codes of
+// kv_cache.cuh, 1024 + code; 1024 times the sum of the other operand is then subtracted. The least values are
+// multiplied by the same sums. FP32 has 13 bits more than 1024, far finer than half a step of a code.
 // The including source defines GROUP_HEADS, HEAD_DIM, KV_BITS and TILES first.
 #pragma once
 #include "decode/kv_cache.cuh"

@@ -1,7 +1,7 @@
-// decode/head_norm.cu: RMS norm of every query and key head, in place, before positions rotate them.
+// decode/head_norm.cu: RMS norm of every query and key head, in place, before the rotary embedding.
 //   qkv         half [M, stride]: `heads` query heads, `kv_heads` key heads, then values
-//   query_norm  half [HEAD_DIM], key_norm alike
-// grid: (M, ceil((heads + kv_heads) / WARPS)); a head is a warp's.
+//   query_norm  half [HEAD_DIM], key_norm likewise
+// grid: (M, ceil((heads + kv_heads) / WARPS)); one warp per head.
 #include "decode/math.cuh"
 #include "ptx/launch.cuh"
 

@@ -2,13 +2,13 @@
 //   KV_BITS 16    halves
 //   KV_BITS 8, 4  codes without sign and a half2 (step, least) a token and head, asymmetric,
 //                 x = code * step + least, as Atom has it (arXiv 2310.19102, section 4.4)
-// Codes become the halves 1024 + code or, of every other nibble, 1024 + 16 * code: one or two instructions for
-// two. What multiplies them takes the 1024, the 16, step and least into account, once for many codes.
+// Codes are converted to the halves 1024 + code or, for every other nibble, 1024 + 16 * code: one or two
+// instructions for two codes. The callers correct for the 1024, the 16, step and least, once for many codes.
 // The including source defines HEAD_DIM and KV_BITS first.
 //
-// A tile is 16 positions; lane l is g = l / 4, t = l % 4. Sums over values of a head may be taken in any
-// order, and positions may be numbered in any, so that lanes load neighbouring bytes and what they have
-// loaded is an operand of mma.m16n8k16:
+// A tile is 16 positions; lane l is g = l / 4, t = l % 4. The values of a head, and the positions,
+// are permuted, which does not change sums: lanes load adjacent bytes, and the loaded registers are operands of
+// mma.m16n8k16:
 //   keys    rows are positions. Lane l has those of rows g and g + 8, and of them every fourth chunk of
 //           KEY_WIDTH neighbouring values; MMA s takes pairs 2s and 2s + 1 of a lane's values.
 //   values  rows are values of the head. Lane l has positions 4t to 4t + 3, and of them every eighth chunk of

@@ -12,9 +12,9 @@
 // STEPS is K/128 rounded up. K is a multiple of 4. v is rounded to FP16 before it is quantized, so that
 // codes are those of the unfused kernels. d null: r is x, and is not written.
 //
-// A thread has VECTORS times four neighbouring k, a warp 128: a group. Where a result depends on the whole
-// row, every block of a token computes all of it and writes its share; reading a row again takes less time
-// than one block would take to quantize it.
+// A thread has VECTORS times four adjacent k, a warp 128: a group. If a result depends on the whole row, every
+// block of a token reads all of it and writes a part: reading a row repeatedly is faster than quantizing it in
+// one block.
 #include "common/half_pairs.cuh"
 #include "decode/pack.cuh"
 #include "ptx/launch.cuh"

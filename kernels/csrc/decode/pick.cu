@@ -1,7 +1,7 @@
 // decode/pick.cu: greedy sampling (argmax), and the advance of each sequence by one token.
 //   logits     half [B, VOCABULARY]
 //   tokens     int [B]: the first of a row's largest logits; NaN is larger than any number, as in torch
-//   positions  int [B]: one further, at most CAPACITY - 1
+//   positions  int [B]: incremented, at most CAPACITY - 1
 //   history    long long [>= B, CAPACITY]: the token, at the new position
 // grid: B. Reads 16 bytes at a time where rows are multiples of 16 bytes.
 #include "decode/math.cuh"

@@ -1,19 +1,19 @@
-// fp16/few_tokens.cu: Y[M,N] = X[M,K] . W[N,K]^T in FP16, FP32 sums, for M of a few tokens.
+// fp16/few_tokens.cu: Y[M,N] = X[M,K] . W[N,K]^T in FP16, FP32 sums, for few tokens.
 //   w     half [N, STRIDE], row-major       x     half [>= M, STRIDE], row-major
 //   bias  half [N] or null                  y     half [M, N], row-major
 // STRIDE is K rounded up to a multiple of 8; x is zero past K, and w is finite there.
 //
-// Rows come in octets, half of the A operand of mma.m16n8k16, so that blocks can have equal shares of them, to
-// one octet: tiles of 16 rows are too coarse for few rows and many SMs. A block takes OCTETS of its rows at
-// once; COL_TILES tiles of 8 tokens are the columns. Its warps take steps of STEP_K k in turn; partial sums
-// are reduced once for each OCTETS, in a fixed order. A sum over k may be taken in any order: lane l has, of each 32
-// neighbouring k, the eight from 8·(l%4), of row l/4 of each octet and of token l/4, so every load is 16 bytes.
+// Rows are grouped in octets, half of the A operand of mma.m16n8k16, so that rows divide evenly over blocks:
+// tiles of 16 rows are too coarse for few rows and many SMs. A block processes OCTETS octets at once; the
+// columns are COL_TILES tiles of 8 tokens. Its warps process steps of STEP_K k in turn; partial sums are reduced
+// once per OCTETS octets, in a fixed order. k is permuted, which does not change sums: of each 32 adjacent k,
+// lane l has the eight from 8·(l%4), of row l/4 of each octet and of token l/4, so every load is 16 bytes.
 //
-// Each lane has a cp.async ring of its own in shared memory, which only it writes and reads: no barrier, and
-// no bank conflict. All of it is requested before the previous kernel has ended, and a stage again as soon as
-// it has been multiplied. LATE: the next kernel may start when this one's blocks have requested their last
-// weights, and takes no share of the bandwidth before. PERSISTENT: a block may have more than OCTETS, and
-// its rings go on from one lot to the next; sums are then reduced beside the rings, not in their place.
+// Each lane has its own cp.async ring buffer in shared memory, so there are no barriers and no bank conflicts.
+// It is filled before the previous kernel has ended, and a stage is refilled as soon as it has been multiplied.
+// LATE: the next kernel may start only when all blocks have issued their last loads of weights, so that it does
+// not compete for bandwidth before. PERSISTENT: a block may process several times OCTETS octets without draining
+// its ring buffers; sums then have their own shared memory instead of aliasing the ring buffers.
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"

@@ -1,8 +1,7 @@
-// probes/block_order.cu: leaves the SMs in an order in which the next kernels get their blocks.
-//   order_blocks   two blocks an SM, one after the other; both times SMs end in the order of rank[SM]
-// Which SM a block gets depends on where the hardware's distribution of blocks stands, and that on the
-// order in which the blocks of the last kernel with more blocks than fit at once ended. It stays until
-// such a kernel comes, so a kernel whose blocks don't divide evenly over the SMs has several speeds.
+// probes/block_order.cu: sets the order in which the hardware assigns blocks of the next kernels to SMs.
+//   order_blocks   two consecutive blocks per SM; in both waves the SMs finish in the order of rank[SM]
+// The order is the one in which the blocks of the last kernel of several waves ended. It persists until the
+// next such kernel, so a kernel whose blocks don't divide evenly over the SMs has several speeds.
 #include "ptx/special_registers.cuh"
 
 constexpr long long START_NS = 5'000;  // until every SM has its first block

@@ -1,9 +1,9 @@
-// probes/clock.cu: pauses between samples, and the SM clock between two points of a stream.
+// probes/clock.cu: idle gaps between samples, and the SM clock between two points of a stream.
 //   pause_and_stamp   waits pause_us, then stamps[SM] = {cycles of that SM's clock, ns of %globaltimer}
 #include "ptx/special_registers.cuh"
 
-// longlong2 stamps[sms]: counters of different SMs have nothing in common, so each has its own. A warp
-// that sleeps issues nothing: the GPU draws little more than when it is idle, and stays clocked up.
+// longlong2 stamps[sms]: cycle counters of different SMs are unrelated. A sleeping warp issues no
+// instructions: the GPU draws little more power than idle, and keeps its clock.
 extern "C" __global__ void __launch_bounds__(32)
 pause_and_stamp(longlong2* stamps, int sms, int pause_us) {
   if (threadIdx.x != 0) return;

@@ -1,4 +1,4 @@
-// probes/read.cu: probes, measured beside the kernels.
+// probes/read.cu: probes.
 //   read_words   reads uint4 [chunks] once and nothing else: the floor of a weight-bound kernel
 //   empty        a launch that does nothing
 #include "ptx/launch.cuh"

@@ -1,4 +1,4 @@
-// probes/spin.cu: a launch of known length, to see whether a comparison finds a change of known size.
+// probes/spin.cu: a launch of known duration, to test that comparisons detect a change of known size.
 //   spin   waits until CYCLES cycles of its SM's clock are over; cell[0] = cycles that it waited
 #if !defined(CYCLES)
 #error "CYCLES: of the SM's clock, from the kernel's first instruction on"

@@ -1,6 +1,6 @@
 // cluster.cuh: barriers of a thread block cluster and accesses to distributed shared memory.
-// Results go between blocks by asynchronous stores, whose bytes the receiver's mbarrier counts (PTX ISA,
-// st.async): the release of barrier.cluster would order all memory accesses of a block (MEMBAR.ALL.GPU).
+// Blocks send results by asynchronous stores that complete on the receiver's mbarrier (PTX ISA, st.async),
+// because the release of barrier.cluster would order all memory accesses of a block (MEMBAR.ALL.GPU).
 #pragma once
 #include "ptx/mbarrier.cuh"
 

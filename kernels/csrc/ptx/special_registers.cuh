@@ -1,4 +1,4 @@
-// ptx/special_registers.cuh: which SM a thread runs on, and the GPU's timer.
+// ptx/special_registers.cuh: a thread's SM id, and the GPU's timer.
 #pragma once
 #include "ptx/types.cuh"
 

@@ -1,5 +1,5 @@
-// tma.cuh: copies of boxes of memory by Hopper's Tensor Memory Accelerator (TMA), whose bytes an mbarrier of
-// the receiver counts (PTX ISA, cp.async.bulk.tensor).
+// tma.cuh: copies of boxes of memory by Hopper's Tensor Memory Accelerator (TMA), which complete on an mbarrier
+// of the receiver (PTX ISA, cp.async.bulk.tensor).
 #pragma once
 #include "ptx/mbarrier.cuh"
 

@@ -2,18 +2,18 @@
 // of 8 or 4 bits, floats of 6 (E3M2) or 5 (E3M1).
 //   w     tiles [N/16, K/128] of weight_only/layout.cuh
 //   x     half [M, X_STRIDE], X_STRIDE a multiple of 8
-//   sw    GROUPED 0: half [N], one scale a row; GROUPED 1: half [N/16, K/128, 8, 2], one a row and 128 k,
-//         those of rows r and r + 8 side by side; ZEROS 1: half [N/16, K/128, 8, 4], these two and the
-//         offsets that make their codes z differ: 1024 + z of row r, -(64 + z) of row r + 8
+//   sw    GROUPED 0: half [N], one scale per row; GROUPED 1: half [N/16, K/128, 8, 2], one per row and
+//         128 k, rows r and r + 8 adjacent; ZEROS 1: half [N/16, K/128, 8, 4], these two and the
+//         offsets for their zero points z: 1024 + z of row r, -(64 + z) of row r + 8
 //   bias  half [N] or null                           y     half [M, N], row-major
 // N/16 and K/128 are rounded up; weights past the edges are zero, x past K is zero.
 //
-// K_SPLIT neighbouring blocks, a cluster, own ROW_TILES rows of tiles; their warps split K, each with a
-// cp.async ring of its own. Partial sums are reduced once, in a fixed order: results are deterministic. Weights
-// are constant, so they are requested before the previous kernel has ended. LATE 1: the next kernel may start
-// only behind the loop over K; for shapes whose blocks leave room on the SMs.
+// K_SPLIT blocks of a cluster compute ROW_TILES rows of tiles; their warps split K, each with its own cp.async
+// ring buffer. Partial sums are reduced once, in a fixed order: results are deterministic. Weights are constant,
+// so they are loaded before the previous kernel has ended. LATE 1: the next kernel may start only after the loop
+// over K; for shapes whose blocks do not fill the SMs.
 //
-// BIAS_SHIFT 0, for floats: the ablation that widens each weight by itself instead of its scale.
+// BIAS_SHIFT 0, for floats: the ablation that converts each weight to its value, without the factor 2^-12.
 #if !defined(W_BITS) || !defined(GROUPED) || !defined(COL_TILES) || !defined(ROW_TILES) || \
     !defined(WARPS) || !defined(STAGES) || !defined(K_SPLIT) || !defined(LATE)
 #error "W_BITS, GROUPED, COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT and LATE choose the kernel"

@@ -2,8 +2,8 @@
 // widening to halves in registers. The including source defines W_BITS and BIAS_SHIFT first.
 //
 // A tile is 16 rows and 128 k: the A operands that a warp needs for eight mma.m16n8k16. Lane l holds rows
-// l/4 and l/4 + 8 and, of each 32 neighbouring k, the eight from 8·(l%4): a sum over k may be taken in any
-// order, and in this one four lanes read 64 neighbouring bytes of a token. MMA i takes the k from
+// l/4 and l/4 + 8 and, of each 32 adjacent k, the eight from 8·(l%4): in this permutation of k, which does
+// not change sums, four lanes read 64 adjacent bytes of a token. MMA i takes the k from
 // 32·(i/2) + 8·(l%4) + 4·(i%2); its operand register o holds row l/4 + 8·(o%2), the first two of these k
 // where o < 2 and the last two otherwise.
 //   W_BITS 8   uint4 [4][32 lanes]: bytes code + 128; word 2i + o/2 of a lane has register o of MMA i in its
@@ -13,12 +13,12 @@
 //   W_BITS 6   E3M2 and
 //   W_BITS 5   E3M1 numbers in two planes, "4+2" and "4+1" (ZeroQuant(4+2), arXiv 2312.08583)
 //
-// Integers are widened exactly: 0x6400 | u is the half 1024 + u, and one subtraction (or, for the upper
+// Integers are converted exactly: 0x6400 | u is the half 1024 + u, and one subtraction (or, for the upper
 // nibbles, one fused multiply-add) leaves the code. A zero point is subtracted by the same instruction.
 //
 // A float s eee mm becomes the upper byte of a half as s00eeemm: exponent and mantissa where a half has
 // its lowest ones. Read as a half that is the number times 2^-12, the subnormal ones too: the formats'
-// biases are 3 and 15. So nothing is converted; the scale gets the 2^12. Quad q = 2i + h of a lane is four
+// biases are 3 and 15. The factor 2^12 is multiplied into the scale. Quad q = 2i + h of a lane is four
 // such bytes of row l/4 + 8h: bytes 0 and 2 are register h of MMA i, bytes 1 and 3 register h + 2.
 //   high plane  uint4 [2][32 lanes], eeem: exponent and upper mantissa bit. Word q/2 has them in bits 4 .. 1
 //               of each byte; where q is odd, after rotating it right by 4.
