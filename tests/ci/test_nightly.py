@@ -420,9 +420,7 @@ def test_a_kind_that_is_gone_leaves_a_gap_that_is_filled_later(a_night, database
     with database.session() as session:
         [gone] = [n for n in queries.night_states(session, name="2025-11-02") if "Another" in n.gpu]
         jobs = queries.jobs_of(session, gone.run)
-    assert {(job.state, job.reason) for job in jobs} == {
-        ("no-device", "no Another CPU was available")
-    }
+    assert {(j.state, j.reason) for j in jobs} == {("no-device", "no Another CPU was available")}
 
     gpus = ["A CPU", "Another CPU"]
     [gap] = find_gaps(database, "made", gpus, night="2025-11-03", cases=100)
