@@ -103,7 +103,7 @@ class Packing:
 
     kind: FP16 values; codes with a scale per 128 of k; codes with a scale per row. bits: of a code.
     values: [>= M, padded K], FP16 or int8. scales: FP32 [groups, padded M] or [M]; None: halves.
-    in_mma_order: True if the codes of a group are in the order of csrc/imma/layout.cuh.
+    in_mma_order: True if the codes of a group are in the order of csrc/imma/mma_order.cuh.
     """
 
     kind: PackingKind
