@@ -75,7 +75,7 @@ from workloads.data_files import (
     Share,
     Text,
     Texts,
-    blame,
+    error_prefix,
     read_toml,
     validated,
 )
@@ -227,7 +227,7 @@ class _PolicyTable(DataTable):
             )
         for number, limit in enumerate(self.perplexity, start=1):
             if self.detect is None:  # which limits each of them
-                with blame(f"perplexity {number}"):
+                with error_prefix(f"perplexity {number}"):
                     _check_any(limit)
         if self.bos is not None and self.bos not in get_args(Bos):
             raise WorkloadError(f"bos is {self.bos!r}: give {', '.join(get_args(Bos))}")

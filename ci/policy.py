@@ -41,7 +41,7 @@ from workloads.data_files import (
     Entries,
     FormError,
     Text,
-    blame,
+    error_prefix,
     parsed_text,
     parsed_texts,
     read_toml,
@@ -200,14 +200,14 @@ def read_policy(
     values = read_toml(file)
     check_version(file.name, values.get("version"))
     table = validated(_PolicyTable, values, file.name)
-    with blame(f"{file.name}: suite"):
+    with error_prefix(f"{file.name}: suite"):
         suite = _suite(table.suite, file, locate, suites)
     for kind, lists in (
         ("limit", [limit.kernels for limit in table.limit]),
         ("waiver", [waiver.kernels for waiver in table.waiver]),
     ):
         for position, kernels in enumerate(lists, start=1):
-            with blame(f"{file.name}, {kind} {position}: kernels"):
+            with error_prefix(f"{file.name}, {kind} {position}: kernels"):
                 _check_measured(kernels, suite)
     default = Limit(kernels=("*",), slower_percent=table.slower_percent, owner=table.owner)
     return Policy(file.name.removesuffix(".toml"), suite, default, table.limit, table.waiver)

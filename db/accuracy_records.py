@@ -1,6 +1,6 @@
-"""The accuracy record: one metric of one task of a model under a scheme, self-contained as Record.
+"""Accuracy record: one metric of one task of a model under a quantization scheme.
 
-In files of results it stands among the others, told apart by its `kind`.
+Self-contained like Record. In a results file its `kind` distinguishes it from other records.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from db.records import SCHEMA_VERSION, CommitInfo, DeviceInfo, RunInfo
 
 ACCURACY_STATUSES = (
     "ok",  # evaluated
-    "failed",  # it raised, or the metric is not a finite number; the detail says what
+    "failed",  # evaluation raised, or the metric is not finite; see detail
 )
 THROUGH = (
     "reference",  # dequantized weights, activations rounded in torch
-    "kernels",  # every quantized layer computed by its kernel
+    "kernels",  # every quantized layer runs its kernel
 )
 
 
@@ -24,21 +24,21 @@ THROUGH = (
 class AccuracyRecord:
     """One metric of one task of a model under a scheme."""
 
-    uuid: str  # uuid5 of run uuid, scheme, task and metric: the same record everywhere
+    uuid: str  # uuid5 of run uuid, scheme, task and metric: equal in every database
     model: str
-    model_hash: str  # of the files that were loaded
-    scheme: str  # "fp16": the model as it is
+    model_hash: str  # of the loaded files
+    scheme: str  # "fp16": the unquantized model
     task: str  # for example wikitext, piqa
     task_version: str
-    data_hash: str  # of what was evaluated on
+    data_hash: str  # of the evaluation data
     metric: str  # for example perplexity, acc
     direction: str  # "lower" | "higher": which way is better
     status: str  # one of ACCURACY_STATUSES
-    detail: str  # why, where the status is not ok; empty otherwise
-    value: float | None  # None: the status says why
-    standard_error: float | None  # None: the task gives none
+    detail: str  # reason if the status is not ok; empty otherwise
+    value: float | None  # None: not evaluated, see status and detail
+    standard_error: float | None  # None: not reported by the task
     n_items: int  # tokens or questions
-    values: tuple[float, ...]  # of each segment or question in order; empty: there are none
+    values: tuple[float, ...]  # per segment or question, in order; empty: not reported
     seed: int
     parameters: dict[str, Any]  # of quantization and evaluation
     created_at: str
@@ -46,8 +46,9 @@ class AccuracyRecord:
     commit: CommitInfo
     device: DeviceInfo
     environment: dict[str, str]
-    through: str = "reference"  # one of THROUGH; the model as it is has the reference
-    content_hash: str | None = None  # of the checkpoint evaluated; None: fp16, or not known
-    scheme_version: int | None = None  # None: fp16, or not kept
-    bos: str | None = None  # where BOS went: segment, text, none; None: of no text, or not kept
+    through: str = "reference"  # one of THROUGH; the unquantized model has "reference"
+    content_hash: str | None = None  # of the evaluated checkpoint; None: fp16, or unknown
+    scheme_version: int | None = None  # None: fp16, or not recorded
+    # Position of the BOS token: segment, text, none. None: not a text task, or not recorded.
+    bos: str | None = None
     schema_version: int = SCHEMA_VERSION

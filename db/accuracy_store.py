@@ -1,4 +1,4 @@
-"""Storing accuracy records, with the rows that they refer to."""
+"""Insert accuracy records and the rows that they reference."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _COPIED = tuple(
 
 
 def add_accuracy(session: Session, records: Iterable[AccuracyRecord]) -> int:
-    """Store records in one go, and say how many are new; known ones change nothing.
+    """Store records and return the number of new ones; stored uuids are left unchanged.
 
-    Raises RecordError if a field can't be stored, ConflictError if another run holds the
-    idempotency key of a record's run.
+    Raises RecordError if a field can't be stored, ConflictError if another run has the idempotency
+    key of a record's run.
     """
     writer = AccuracyWriter(session, Writer(session))
     for record in records:
@@ -34,7 +34,7 @@ def add_accuracy(session: Session, records: Iterable[AccuracyRecord]) -> int:
 
 
 class AccuracyWriter:
-    """Adds canonical accuracy records beside a Writer, within its transaction."""
+    """Inserts canonical accuracy records in the transaction of a Writer."""
 
     def __init__(self, session: Session, writer: Writer) -> None:
         self._session = session
@@ -42,7 +42,7 @@ class AccuracyWriter:
         self.added = 0
 
     def add(self, record: AccuracyRecord) -> None:
-        """Store a record, if its uuid is not stored. Raises ConflictError as Writer.run."""
+        """Store a record unless its uuid is stored. Raises ConflictError like Writer.run."""
         known = select(AccuracyResult.id).where(AccuracyResult.uuid == record.uuid)
         if self._session.scalar(known) is not None:
             return

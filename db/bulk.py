@@ -1,4 +1,4 @@
-"""Many rows into a table with one short statement, the way that each database takes fastest."""
+"""Bulk insert with one short statement, in the form that is fastest for each database."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sqlalchemy import Connection, Table, insert, text
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows that all have the same columns; none: nothing happens.
+    """Insert rows that all have the same columns; no rows: no statement is executed.
 
-    SQLite repeats a prepared statement. PostgreSQL gets all rows as one JSON text: repeated
-    statements cost its server more than their rows, and one statement with a parameter for each
-    value is parsed anew by the driver every time.
+    SQLite executes a prepared statement repeatedly. PostgreSQL gets all rows as one JSON parameter:
+    executing a statement per row costs its server more than the rows themselves, and a statement
+    with one parameter per value is parsed again by the driver every time.
     """
     if not rows:
         return
@@ -32,9 +32,9 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
 
 
 def _as_json(value: object) -> str:
-    """Return the text that PostgreSQL parses as a timestamp with time zone, or as bytes."""
+    """Return a value as text that PostgreSQL parses as timestamptz or bytea."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, bytes):
         return f"\\x{value.hex()}"
-    raise TypeError(f"a {type(value).__name__} has no column here")
+    raise TypeError(f"no column type for a {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""The clock that leases go by: the database's, which all hosts share."""
+"""Clock for leases: the database server's, common to all hosts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sqlalchemy.orm import Session
 
 
 def database_time(session: Session) -> datetime:
-    """The time now, in UTC: a server's, also where this host's clock is wrong.
+    """Return the current UTC time of the database server, independent of this host's clock.
 
-    A SQLite file has no clock but that of the host, which all that open it share.
+    For a SQLite file it is the clock of the host, which all its users share.
     """
     if session.connection().dialect.name != "postgresql":
         return datetime.now(UTC)
-    # Not now(), which is when the transaction began: it may have waited for the writer's lock.
+    # Not now(): that is the start of the transaction, which may have waited for the writer's lock.
     moment: datetime = session.scalars(text("SELECT clock_timestamp()")).one()
     return moment.astimezone(UTC)

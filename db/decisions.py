@@ -1,4 +1,4 @@
-"""Decisions, alerts and the A/A calibration as plain values: what is stored of a verdict."""
+"""Plain values of stored decisions, alert states and the A/A calibration."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 from db.records import CommitInfo, DeviceInfo
 
 OPEN_STATES = (
-    "new",  # nobody has looked at it
-    "acknowledged",  # somebody is on it
+    "new",  # not yet reviewed
+    "acknowledged",  # under investigation
 )
 CLOSED_STATES = (
-    "explained",  # wanted, or accepted: the series start a new epoch
-    "fixed",  # the level is back
-    "false-alarm",  # there was nothing
+    "explained",  # intended or accepted: the series start a new epoch
+    "fixed",  # the level has returned
+    "false-alarm",  # no real change
 )
 ALERT_STATES = OPEN_STATES + CLOSED_STATES
-STATES_WITH_A_REASON = ("explained", "false-alarm")  # nobody is asked again: a note says why
+STATES_WITH_A_REASON = ("explained", "false-alarm")  # a note must give the reason
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionInfo:
-    """A verdict on one series between two commits, with its exact inputs.
+    """Verdict on one series between two commits, with its exact inputs.
 
-    series: the identity of the series, every column (db.writer.series_identity has their names).
-    watched: of the line that people watch; only such decisions open and close alerts.
-    evidence: JSON values; NaN and infinities have no place in it. Its fingerprint is the input
-    hash. log_ratio: ln(head / base); low, high: one-sided 99 % bounds; None: nothing was judged.
+    series: the identity of the series, all columns that db.writer.series_identity returns. watched:
+    True on the watched branch; only such decisions open and close alerts. evidence: JSON values
+    without NaN and infinities; its fingerprint is the input hash. log_ratio: ln(head / base); low,
+    high: one-sided 99 % bounds; None: nothing was judged.
     """
 
     uuid: str
@@ -53,11 +53,11 @@ class DecisionInfo:
 
 @dataclass(frozen=True, slots=True)
 class NoiseInfo:
-    """The noise of a series. Sigmas of ln(head / base); None: too little to say."""
+    """Noise of a series. Sigmas are of ln(head / base); None: too little data."""
 
     series_id: int
     computed_at: datetime
-    decisions: tuple[str, ...]  # uuids of the comparisons that it rests on
+    decisions: tuple[str, ...]  # uuids of the comparisons it was estimated from
     placements: int
     blocks: int
     block_sigma: float | None
@@ -76,7 +76,7 @@ class FalseAlarmInfo:
     until: datetime
     decisions: tuple[str, ...]  # uuids of the canaries
     alarms: int
-    rate: float  # alarms a canary
-    low: float  # of the interval at `confidence`
+    rate: float  # alarms per canary
+    low: float  # bounds of the interval at `confidence`
     high: float
     confidence: float

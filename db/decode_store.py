@@ -1,4 +1,4 @@
-"""Storing decode and serving records, with the rows that they refer to."""
+"""Insert decode and serving records and the rows that they reference."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ TABLES: dict[type, type[DecodeResult] | type[ServingResult]] = {
     DecodeRecord: DecodeResult,
     ServingRecord: ServingResult,
 }
-SAMPLES = "processes"  # the field whose items have rows of their own
+SAMPLES = "processes"  # field whose items are stored in decode_sample
 _REFERENCES = {"run", "commit", "device", "environment", "created_at", "schema_version", SAMPLES}
 
 
 def add_decodes(session: Session, records: Iterable[DecodeRecord | ServingRecord]) -> int:
-    """Store records in one go, and say how many are new or newer than what was stored of them.
+    """Store records and return how many are new, or newer than their stored version.
 
-    Raises RecordError if a field can't be stored, ConflictError if another run holds the
-    idempotency key of a record's run.
+    Raises RecordError if a field can't be stored, ConflictError if another run has the idempotency
+    key of a record's run.
     """
     writer = DecodeWriter(session, Writer(session))
     for record in records:
@@ -37,7 +37,7 @@ def add_decodes(session: Session, records: Iterable[DecodeRecord | ServingRecord
 
 
 class DecodeWriter:
-    """Adds canonical decode and serving records beside a Writer, within its transaction."""
+    """Inserts canonical decode and serving records in the transaction of a Writer."""
 
     def __init__(self, session: Session, writer: Writer) -> None:
         self._session = session
@@ -45,9 +45,10 @@ class DecodeWriter:
         self.added = 0
 
     def add(self, record: DecodeRecord | ServingRecord) -> None:
-        """Store a record; one with its uuid that is as new stays. Raises ConflictError as Writer.
+        """Store a record unless its uuid is stored with an equal or later created_at.
 
-        A run that goes on writes its records again, with what it has measured since.
+        A resumed run writes its records again with the new measurements. Raises ConflictError like
+        Writer.run.
         """
         table = TABLES[type(record)]
         created_at = datetime.fromisoformat(record.created_at)
@@ -56,7 +57,7 @@ class DecodeWriter:
         ).one_or_none()
         if known is not None and known.created_at >= created_at:
             return
-        row = {name: getattr(record, name) for name in copied(type(record))}
+        row = {name: getattr(record, name) for name in copied_fields(type(record))}
         row |= self._writer.references(record)
         if known is None:
             result_id = self._session.scalars(insert(table).values(row).returning(table.id)).one()
@@ -68,8 +69,8 @@ class DecodeWriter:
         self.added += 1
 
     def _replace_samples(self, result_id: int, record: DecodeRecord) -> None:
-        of_result = DecodeSample.decode_result_id == result_id
-        self._session.execute(delete(DecodeSample).where(of_result))
+        same_result = DecodeSample.decode_result_id == result_id
+        self._session.execute(delete(DecodeSample).where(same_result))
         for process in record.processes:
             packed = pack((process.step_ms,))
             row: dict[str, Any] = {f.name: getattr(process, f.name) for f in fields(process)}
@@ -78,6 +79,6 @@ class DecodeWriter:
             self._session.execute(insert(DecodeSample).values(row))
 
 
-def copied(kind: type[DecodeRecord | ServingRecord]) -> tuple[str, ...]:
-    """The fields of a record that its row holds under the same name."""
+def copied_fields(kind: type[DecodeRecord | ServingRecord]) -> tuple[str, ...]:
+    """Return the fields of a record that are columns of the same name."""
     return tuple(f.name for f in fields(kind) if f.name not in _REFERENCES)

@@ -1,9 +1,9 @@
-"""A Record as a flat mapping of JSON values, and back: the one shape that files have.
+"""Encode a record as a flat mapping of JSON values, and decode it: the format of all files.
 
-`run` and `commit` are the run's uuid and the commit's sha; what else is known of them stands under
-`run_info` and `commit_info`. The same rules hold for what is stored and for what is read: a value
-of the wrong type, a NaN or an infinity is refused with the name of its field. A record that is not
-a measurement says so by its `kind`.
+`run` and `commit` are the run's uuid and the commit's sha; their other fields are under `run_info`
+and `commit_info`. Reading and storing apply the same checks: a value of the wrong type, a NaN or an
+infinity is rejected with the name of its field. `kind` is present only in records that are not
+measurements.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from db.records import (
 T = TypeVar("T")
 AnyRecord = Record | AccuracyRecord | DecodeRecord | ServingRecord | GateRecord
 
-# Record field -> the key that holds it whole, and the part of it that stands under its own name.
+# Record field -> key of the full object, and the attribute that is written under the field's name.
 NESTED = {"run": ("run_info", "uuid"), "commit": ("commit_info", "sha")}
 DEVICE_KEY = "device_info"
-KIND_KEY = "kind"  # missing: a measurement
+KIND_KEY = "kind"  # absent: a measurement
 _KINDS: dict[str, type[AccuracyRecord | DecodeRecord | ServingRecord | GateRecord]] = {
     "accuracy": AccuracyRecord,
     "decode": DecodeRecord,
@@ -64,13 +64,13 @@ _CHOICES = {
     (GateLimit, "outcome"): GATE_OUTCOMES,
 }
 _INT64 = range(-(2**63), 2**63)
-_LAST_INFO: dict[type, tuple[object, object]] = {}  # as given (they can't change), as checked
+_LAST_INFO: dict[type, tuple[object, object]] = {}  # type -> last input (immutable), checked copy
 
 
 def canonical(info: T) -> T:
-    """The same record, commit or run as a file would give it back: plain types, UTC times.
+    """Return a record, commit or run as reading it from a file would: plain types, UTC times.
 
-    An error relative to an output that is not finite becomes null, for such an output has none.
+    A max_rel_error that is not finite becomes None: the output was not finite either.
     Raises RecordError if a field can't be stored.
     """
     values = {f.name: getattr(info, f.name) for f in fields(info)}  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def canonical(info: T) -> T:
 
 
 def encode_record(record: AnyRecord) -> dict[str, Any]:
-    """The flat mapping of a record, in the order of its fields. Raises RecordError."""
+    """Return a record as a flat mapping, in the order of its fields. Raises RecordError."""
     record = canonical(record)
     flat: dict[str, Any] = {"schema_version": record.schema_version}
     kind = next((name for name, owner in _KINDS.items() if isinstance(record, owner)), None)
@@ -105,7 +105,10 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
 
 
 def decode_record(flat: Mapping[str, Any]) -> AnyRecord:
-    """The record of a flat mapping. Raises RecordError: another schema version, or not ours."""
+    """Return the record of a flat mapping.
+
+    Raises RecordError for another schema version, or a mapping that is not a record.
+    """
     version = flat.get("schema_version")
     if version is None:
         raise RecordError("no schema_version: this is not a FlexQ Bench result")
@@ -115,7 +118,7 @@ def decode_record(flat: Mapping[str, Any]) -> AnyRecord:
             "export it again with a matching flexq-bench"
         )
     values = dict(flat)
-    owner = _owner(values.pop(KIND_KEY, None))
+    owner = _record_type(values.pop(KIND_KEY, None))
     for name, (key, part) in NESTED.items():
         info = values.pop(key, None)
         if not isinstance(info, Mapping):
@@ -127,7 +130,7 @@ def decode_record(flat: Mapping[str, Any]) -> AnyRecord:
     return owner(**_checked(owner, values))
 
 
-def _owner(kind: object) -> type[AnyRecord]:
+def _record_type(kind: object) -> type[AnyRecord]:
     if kind is None:
         return Record
     if kind not in _KINDS:
@@ -140,7 +143,7 @@ def _plain(info: Any) -> dict[str, Any]:
 
 
 def _nested(value: Any) -> Any:
-    """A field's value; a tuple of dataclasses as a list of objects."""
+    """Return a field's value; a tuple of dataclasses as a list of mappings."""
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
         return [_plain(item) for item in value]
     return value
@@ -152,12 +155,12 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a dataclass's fields, each of its type; all of them and no others."""
+    """Return the checked values of a dataclass's fields. Raises RecordError."""
     hints = _hints(kind)
     unknown = values.keys() - hints.keys()
     if unknown:
         raise RecordError(f"unknown field {min(map(str, unknown))!r}")
-    missing = hints.keys() - values.keys() - _later_fields(kind)
+    missing = hints.keys() - values.keys() - _fields_with_default(kind)
     if missing:
         raise RecordError(f"{min(missing)} is missing")
     checked = {
@@ -172,7 +175,7 @@ def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_result(record: Mapping[str, Any]) -> None:
-    """Raises RecordError for a result that no measurement has: histories would rest on it."""
+    """Raise RecordError for a result that is impossible: histories are computed from results."""
     median, status = record["median_us"], record["status"]
     if record["accepted"] and (median is None or status not in COMPARABLE_STATUSES):
         reason = "median_us is null" if median is None else f"status is {status!r}"
@@ -191,14 +194,14 @@ def _check_result(record: Mapping[str, Any]) -> None:
 
 
 @cache
-def _later_fields(kind: type) -> frozenset[str]:
-    """Fields that files of the same schema version may lack: they were added with a default."""
+def _fields_with_default(kind: type) -> frozenset[str]:
+    """Return the fields that were added later, with a default: older files do not have them."""
     return frozenset(f.name for f in fields(kind) if f.default is not dataclasses.MISSING)
 
 
 @cache
-def _parts(hint: Any) -> tuple[bool, Any, Any, Any]:
-    """Of a field's type: may it be null, the type itself, what it is made of, and its last part."""
+def _split_hint(hint: Any) -> tuple[bool, Any, Any, Any]:
+    """Split a type hint: is it optional, the type, its origin, and its last type argument."""
     optional = NoneType in get_args(hint)
     if optional:
         hint = get_args(hint)[0]
@@ -208,7 +211,7 @@ def _parts(hint: Any) -> tuple[bool, Any, Any, Any]:
 
 
 def _conform(value: Any, hint: Any, name: str) -> Any:
-    optional, kind, origin, part = _parts(hint)
+    optional, kind, origin, part = _split_hint(hint)
     if optional and value is None:
         return None
     if origin is tuple:
@@ -222,7 +225,7 @@ def _conform(value: Any, hint: Any, name: str) -> Any:
 
 def _info(value: Any, kind: Any, name: str) -> Any:
     if isinstance(value, kind):
-        # Results of one run share its run, commit and device: each is looked at once in a row.
+        # Consecutive results of a run share their run, commit and device objects: check each once.
         last = _LAST_INFO.get(kind)
         if last is None or last[0] is not value:
             last = _LAST_INFO[kind] = value, _built(_plain(value), kind, name)
@@ -242,7 +245,7 @@ def _built(value: Any, kind: Any, name: str) -> Any:
 def _sequence(value: Any, item: Any, name: str) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple, np.ndarray)):
         raise RecordError(f"{name} must be a list, got {_shown(value)}")
-    # The raw samples: one look at the kinds is much faster than one call a number.
+    # Fast path for raw samples: much faster than one call per number.
     if item is float and set(map(type, value)) <= {float} and all(map(math.isfinite, value)):
         check_numbers(name, value)
         return tuple(value)
@@ -278,7 +281,7 @@ def _scalar(value: Any, kind: Any, name: str) -> Any:
     if kind is float and is_number:
         try:
             real = float(value)
-        except OverflowError:  # a whole number of hundreds of digits
+        except OverflowError:  # an integer of hundreds of digits
             real = math.inf
         if not math.isfinite(real):
             raise RecordError(f"{name} is {real}: only finite numbers are stored")
@@ -304,7 +307,7 @@ def _time(value: str, name: str) -> str:
         if moment.tzinfo is not None:
             return moment.astimezone(UTC).isoformat()
     except (ValueError, OverflowError):
-        pass  # said below, as for a time without a zone
+        pass  # raised below, as for a time without a zone
     raise RecordError(f"{name} must be an ISO 8601 time with its zone, got {_shown(value)}")
 
 

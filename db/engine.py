@@ -1,4 +1,4 @@
-"""Opening a database: SQLite by default, PostgreSQL by URL, and the session on it."""
+"""Open a database (SQLite by default, PostgreSQL by URL) and its sessions."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from db.urls import SQLITE, display, resolve_url
 __all__ = [
     "BUSY_TIMEOUT_S",
     "Database",
-    "Session",  # what callers name in a signature without importing SQLAlchemy
+    "Session",  # for signatures of callers that do not import SQLAlchemy
     "open_database",
     "revision_of",
     "upgrade",
 ]
 
 BUSY_TIMEOUT_S = 30.0  # how long a writer waits for another one
-SILENCE_S = 60.0  # longer than any wait for a lock: a server that is silent for so long hangs
+SILENCE_S = 60.0  # longer than any wait for a lock: a server silent for this long hangs
 _CONNECT_TIMEOUT_S = 10
-_OF_THE_NETWORK = {
+_NETWORK_FILE_SYSTEMS = {
     "nfs",
     "nfs4",
     "cifs",
@@ -61,14 +61,14 @@ log = logging.getLogger(__name__)
 class Database:
     """An open database. Close it, or use it as a context manager.
 
-    file: the SQLite file that is written to; None: a server, or a file that is only read.
+    file: the SQLite file if it is opened for writing; None: a server, or a read-only file.
     """
 
     def __init__(self, url: URL, engine: Engine, file: OpenFile | None = None) -> None:
         self._url, self._file = url, file
         self.engine = engine
         self._watch: Connection | None = None
-        self._watching = threading.Lock()
+        self._watch_lock = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -84,11 +84,11 @@ class Database:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """A session: committed at the end of the block, rolled back if it raises.
+        """Open a session: committed at the end of the block, rolled back if it raises.
 
-        Keep it short when it writes: others wait from its first write to its end. Raises
-        FileMovedError before it would write into a file that nobody can open any more, LockedError,
-        ReadOnlyError or another DatabaseError for what the driver reports.
+        Keep sessions that write short: other writers wait from the first write to the end. Raises
+        FileMovedError instead of writing into a file that was deleted or replaced; LockedError,
+        ReadOnlyError or another DatabaseError for errors of the driver.
         """
         if self._file is not None:
             self._file.check()
@@ -100,7 +100,7 @@ class Database:
 
     @contextmanager
     def last_look(self) -> Iterator[Session]:
-        """A session on the file that was opened, also if it was deleted since; never committed.
+        """Open a read-only session on the opened file, even if it was deleted since.
 
         SQLite's open connections still reach it. Raises FileMovedError if none is open.
         """
@@ -109,14 +109,14 @@ class Database:
             session.rollback()
 
     def version(self) -> int | None:
-        """A number that changes when another connection commits; None: a server, which has none.
+        """Return a number that changes when another connection commits; None for a server.
 
-        It says nothing of what this database's own sessions write.
+        Commits of this object's own sessions do not always change it.
         """
         if self._url.drivername != SQLITE:
             return None
-        with self._watching, translated(self.url):
-            # Numbers of two connections are not comparable: this one is kept.
+        with self._watch_lock, translated(self.url):
+            # Numbers of two connections are not comparable: keep one connection for them.
             if self._watch is None:
                 self._watch = self.engine.connect()
             number = self._watch.exec_driver_sql("PRAGMA data_version").scalar_one()
@@ -141,23 +141,23 @@ class Database:
 
 
 class OpenFile:
-    """A file by what it is (device and inode) when this is made, not by its name.
+    """Identity (device and inode) of the file at a path when this object is created.
 
-    One that is missing is made, empty. Raises ReadOnlyError if it can't be.
+    A missing file is created, empty. Raises ReadOnlyError if it can't be created.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
             path.touch()
-            self._identity = self._now()
+            self._identity = self._stat_identity()
         except OSError as error:
-            raise ReadOnlyError(f"{path} can't be made: {error.strerror or error}") from error
+            raise ReadOnlyError(f"{path} can't be created: {error.strerror or error}") from error
 
     def check(self) -> None:
-        """Raise FileMovedError unless the name still leads to this file."""
+        """Raise FileMovedError unless the path is still this file."""
         try:
-            same = self._now() == self._identity
+            same = self._stat_identity() == self._identity
         except OSError:
             same = False
         if not same:
@@ -166,7 +166,7 @@ class OpenFile:
                 "stored in it"
             )
 
-    def _now(self) -> tuple[int, int]:
+    def _stat_identity(self) -> tuple[int, int]:
         status = os.stat(self._path)
         return status.st_dev, status.st_ino
 
@@ -182,11 +182,11 @@ def open_database(
 ) -> Database:
     """Open a database by URL or by the path of a SQLite file.
 
-    url None: $FLEXQ_BENCH_DB, else flexq-bench.sqlite in the user's data folder. A SQLite file
-    that is missing or empty gets its folder and its tables, unless `create` is off or `read_only`
-    on. check_schema False: take tables of any revision, for `upgrade`. busy_timeout_s: how long
-    to wait for another writer before LockedError. silence_s: how long a server may leave a
-    statement without an answer before UnreachableError. Raises DatabaseError.
+    url None: $FLEXQ_BENCH_DB, else flexq-bench.sqlite in the user's data folder. A SQLite file that
+    is missing or empty is created with its tables, unless `create` is False or `read_only` True.
+    check_schema False: accept tables of any revision, for `upgrade`. busy_timeout_s: wait for
+    another writer before LockedError. silence_s: wait for the server's answer to a statement before
+    UnreachableError. Raises DatabaseError.
     """
     target = resolve_url(url)
     name = display(target)
@@ -217,7 +217,7 @@ def open_database(
 
 
 def upgrade(database: Database) -> schema.Upgrade:
-    """Bring the tables up to this version, all or nothing; up to date already: changes nothing.
+    """Migrate the tables to this version in one transaction; no effect if they are up to date.
 
     Raises NewerSchemaError, NotADatabaseError, LockedError, ReadOnlyError.
     """
@@ -228,31 +228,31 @@ def upgrade(database: Database) -> schema.Upgrade:
 
 
 def revision_of(database: Database) -> str | None:
-    """The revision of the tables; None: there are none. Raises NotADatabaseError."""
+    """Return the revision of the tables; None: there are none. Raises NotADatabaseError."""
     name = database.url
     with translated(name), _named(name), database.engine.connect() as connection:
         return schema.current_revision(connection)
 
 
 def network_file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:
-    """The type of the file system that a file is on, if it is one of the network; else None."""
+    """Return the type of a file's file system if it is a network file system, else None."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # no Linux
         return None
-    whole = path.absolute()
-    on = [
+    absolute = path.absolute()
+    mounted = [
         (len(point), kind)
         for point, kind in (line.split(" ")[1:3] for line in lines if line.count(" ") >= 3)
-        if whole.is_relative_to(point.replace("\\040", " "))
+        if absolute.is_relative_to(point.replace("\\040", " "))
     ]
-    kind = max(on, default=(0, ""))[1]
-    return kind if kind in _OF_THE_NETWORK or kind.startswith("fuse.ssh") else None
+    kind = max(mounted, default=(0, ""))[1]
+    return kind if kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse.ssh") else None
 
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """db.schema knows a connection, not what people call the database: say it here."""
+    """Prefix errors of db.schema with the name of the database: it knows only a connection."""
     try:
         yield
     except (SchemaError, NotADatabaseError) as error:
@@ -260,23 +260,23 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _check_file(path: Path, *, create: bool, read_only: bool) -> None:
-    """Find out before any work what SQLite would only say at the first write."""
+    """Raise for a file that can't be used: SQLite would raise only at the first write."""
     try:
         if path.is_dir():
             raise NotADatabaseError(f"{path} is a folder: name a file in it")
-        is_there = path.exists()
-        if (not is_there or path.stat().st_size == 0) and (read_only or not create):
-            what = f"{path} is an empty file" if is_there else f"no database at {path}"
+        exists = path.exists()
+        if (not exists or path.stat().st_size == 0) and (read_only or not create):
+            what = f"{path} is an empty file" if exists else f"no database at {path}"
             raise MissingDatabaseError(
                 f"{what}: measure something first (flexq-bench run smoke), or name another one "
                 "with --db"
             )
-        if not is_there:
+        if not exists:
             path.parent.mkdir(parents=True, exist_ok=True)
         elif not os.access(path, os.R_OK, effective_ids=_EFFECTIVE):
             raise ReadOnlyError(f"{path} can't be read: its permissions forbid it")
     except OSError as error:
-        raise ReadOnlyError(f"{path} can't be made: {error.strerror or error}") from error
+        raise ReadOnlyError(f"{path} can't be created: {error.strerror or error}") from error
     if read_only:
         return
     # SQLite writes its journal beside the file, so the folder counts as well.
@@ -292,16 +292,16 @@ _EFFECTIVE = os.access in os.supports_effective_ids
 
 
 def _sqlite_engine(url: URL, file: OpenFile | None, *, busy_timeout_s: float) -> Engine:
-    """file None: it is only read."""
+    """Create the engine of a SQLite file. file None: read-only."""
     path = Path(url.database or "")
 
     def connect() -> sqlite3.Connection:
         if file is not None:
-            file.check()  # SQLite would make a new one, or open another
+            file.check()  # SQLite would create a new file, or open a different one
             return sqlite3.connect(path, timeout=busy_timeout_s, check_same_thread=False)
         query = "mode=ro"
-        # In a folder that can't be written SQLite fails to make its shared index; with no journal
-        # there either, nobody writes, and the file may be taken as it lies.
+        # In a read-only folder SQLite can't create its shared-memory file. If there is no journal
+        # either, there is no writer, and the file can be opened as immutable.
         journal = path.with_name(path.name + "-wal")
         if not os.access(path.parent, os.W_OK, effective_ids=_EFFECTIVE) and not journal.exists():
             query = "immutable=1"
@@ -321,10 +321,10 @@ def _sqlite_engine(url: URL, file: OpenFile | None, *, busy_timeout_s: float) ->
 
 
 def _use_write_ahead_log(database: Database) -> None:
-    """Let readers and a writer work at once; the file remembers it. For a new file only.
+    """Set journal mode WAL, which allows readers beside a writer and is stored in the file.
 
-    Not on a file system of the network: there the log's shared memory is of one host only, and what
-    another host writes is lost (https://sqlite.org/wal.html, 1).
+    For new files only. Not on a network file system: the log's shared memory is local to a host,
+    so writes of another host are lost (https://sqlite.org/wal.html, 1).
     """
     path = database.path
     if path is not None and (kind := network_file_system(path)) is not None:
@@ -339,7 +339,7 @@ def _use_write_ahead_log(database: Database) -> None:
         try:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
         except OperationalError as error:
-            # The switch needs a moment alone: another process is making the same new file.
+            # The switch needs an exclusive lock: another process is creating the same file.
             if "locked" not in str(error.orig):
                 raise
 
@@ -356,7 +356,7 @@ def _postgresql_engine(
         ) from error
 
     def connect(_dialect: Any, _record: Any, given: Any, named: Any) -> Any:
-        from db.patience import patient_connection  # psycopg is there: the engine was made
+        from db.patience import patient_connection  # psycopg is installed: the engine exists
 
         return patient_connection(display(url), silence_s).connect(*given, **named)
 
@@ -365,7 +365,7 @@ def _postgresql_engine(
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
         connection.execute(f"SET lock_timeout = {round(busy_timeout_s * 1000)}")
-        # A plan kept from when a table was empty reads all of it, also when it has grown.
+        # A cached plan from when a table was empty scans the whole table after it has grown.
         connection.execute("SET plan_cache_mode = force_custom_plan")
         if read_only:
             connection.execute("SET default_transaction_read_only = on")

@@ -9,15 +9,15 @@ DatabaseError
 ├── ReadOnlyError           file or folder can't be written
 │   └── StandbyError        the server accepts no writes now (failover)
 ├── FileMovedError          the open file was deleted, or replaced by another one
-├── LockedError             another writer held the database for longer than the timeout
+├── LockedError             another writer locked the database for longer than the timeout
 ├── SchemaError
 │   ├── NewerSchemaError    written by a later version
 │   └── OlderSchemaError    requires `flexq-bench db upgrade`
 ├── NotFoundError           no such run or measurement
 │   └── AmbiguousError      several runs match the prefix
-├── StaleError              the data to change was changed by somebody else meanwhile
+├── StaleError              the data was changed by somebody else since it was read
 ├── ConflictError           two runs claim the same idempotency key
-├── LimitError              a request is too large, or too much is open
+├── LimitError              a request is too large, or too many are open
 ├── ResultsFileError        the results file can't be opened, or has an unknown suffix
 └── RecordError             a record that can't be stored
     └── RecordFormatError   a record that can't be read from a file: with its name and line
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 
 class DatabaseError(Exception):
-    """Base: the message is one line that says what is wrong and what to do."""
+    """Base class. The message is one line: what is wrong and what to do."""
 
 
 class UnknownSchemeError(DatabaseError):
@@ -63,7 +63,7 @@ class FileMovedError(DatabaseError):
 
 
 class LockedError(DatabaseError):
-    """Another process held the database for longer than the timeout."""
+    """Another process locked the database for longer than the timeout."""
 
 
 class SchemaError(DatabaseError):
@@ -87,7 +87,7 @@ class AmbiguousError(NotFoundError):
 
 
 class StaleError(DatabaseError):
-    """The data to change was changed after it was read."""
+    """The data was changed by somebody else since it was read."""
 
 
 class ConflictError(DatabaseError):
@@ -110,5 +110,5 @@ class RecordFormatError(RecordError):
     """A record that can't be read from a file: the message names the file and line."""
 
 
-# Transient errors: callers keep what is to be stored, and retry.
+# Callers keep the data that is to be stored, and retry.
 AWAY = (LockedError, StandbyError, UnreachableError)

@@ -1,4 +1,4 @@
-"""Results as files: the records that `run --json`, `db export` and `db import` speak."""
+"""Results files: read, write and import the records of `run --json` and `db export`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _GZIP_SUFFIX = ".gz"
 
 @dataclass(frozen=True, slots=True)
 class ImportSummary:
-    """Summary of an import. read = added + records that were stored already."""
+    """Summary of an import. read = added + records that were already stored."""
 
     path: str
     read: int
@@ -52,16 +52,16 @@ class ImportSummary:
 
 
 def read_records(path: str | Path) -> Iterator[AnyRecord]:
-    """The records of a .jsonl, .jsonl.gz or .parquet file, one after the other.
+    """Iterate over the records of a .jsonl, .jsonl.gz or .parquet file.
 
-    Raises RecordFormatError with file and line if it is cut off, of another schema version or not
-    ours; ResultsFileError if it can't be opened or its suffix is none of these.
+    Raises RecordFormatError with file and line if the file is truncated, of another schema version
+    or not a results file; ResultsFileError if it can't be opened or has another suffix.
     """
     source = Path(path)
     kind, compressed = _format(source)
     with _opening("read", source):
         if kind == _PARQUET_SUFFIX:
-            from db import parquet  # pyarrow takes a tenth of a second that JSON need not wait
+            from db import parquet  # importing pyarrow takes 0.1 s
 
             yield from parquet.read(source)
         else:
@@ -69,25 +69,25 @@ def read_records(path: str | Path) -> Iterator[AnyRecord]:
 
 
 def write_records(path: str | Path, records: Iterable[AnyRecord]) -> int:
-    """Write records to a .jsonl, .jsonl.gz or .parquet file and say how many they were.
+    """Write records to a .jsonl, .jsonl.gz or .parquet file and return their number.
 
-    The file appears when it is whole; one that was there before stays until then. Raises
-    RecordError for a record that can't be stored, ResultsFileError if the file can't be written.
+    The complete file replaces an existing one atomically. Raises RecordError for a record that
+    can't be stored, ResultsFileError if the file can't be written.
     """
     target = Path(path)
     kind, compressed = _format(target)
     with _opening("write", target), _replacing(target) as file:
         if kind == _PARQUET_SUFFIX:
-            from db import parquet  # as in read_records
+            from db import parquet  # slow import, see read_records
 
             return parquet.write(file, records)
         return jsonlines.write(file, records, compress=compressed)
 
 
 def import_file(session: Session, path: str | Path) -> ImportSummary:
-    """Store the records of a file, all or none; those stored already are left as they are.
+    """Store the records of a file, all or none; records already stored are left unchanged.
 
-    A run that had not ended when an earlier file was written ends as this one says.
+    The status of a run advances to the one in the file, if that is later (see advance_run).
     Raises what `read_records` and `add_record` raise.
     """
     lock_for_writing(session.connection())
@@ -112,23 +112,23 @@ def import_file(session: Session, path: str | Path) -> ImportSummary:
         writer.flush()
         for uuid, status in runs.items():
             advance_run(session, uuid, status)
-    added = sum(one.added for one in (writer, accuracy, decodes, gates))
+    added = sum(w.added for w in (writer, accuracy, decodes, gates))
     return ImportSummary(str(path), read, added, tuple(runs))
 
 
 def _format(path: Path) -> tuple[str, bool]:
-    """The suffix that names the format, and whether the file is compressed."""
+    """Return the format's suffix, and whether the file is gzip-compressed."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compressed = suffixes[-1:] == [_GZIP_SUFFIX]
     kind = suffixes[-2:-1] if compressed else suffixes[-1:]
     if kind and (kind[0] in _JSON_SUFFIXES or (kind[0] == _PARQUET_SUFFIX and not compressed)):
         return kind[0], compressed
-    raise ResultsFileError(f"{path} names no format of results: use .jsonl, .jsonl.gz or .parquet")
+    raise ResultsFileError(f"{path} has no known suffix: use .jsonl, .jsonl.gz or .parquet")
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of the one at `path` if the block ends well.
+    """Open a temporary file that replaces `path` if the block does not raise.
 
     Raises ResultsFileError if it can't be written.
     """
@@ -146,13 +146,13 @@ def _opening(verb: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[BinaryIO]:
-    """A file beside the target that takes its name if the block ends well."""
-    whole = target.resolve()  # a symbolic link stays one
-    partial = whole.with_name(f".{whole.name}.{os.getpid()}.part")
+    """Open a temporary file beside the target that replaces it if the block does not raise."""
+    resolved = target.resolve()  # a symbolic link stays one
+    partial = resolved.with_name(f".{resolved.name}.{os.getpid()}.part")
     try:
         with partial.open("wb") as file:
             yield file
-        partial.replace(whole)
+        partial.replace(resolved)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -1,7 +1,7 @@
-"""Writing the fleet's state: workers, and the jobs that they hold leases on.
+"""Write the fleet's state: workers, jobs, and the leases of workers on jobs.
 
-Each call takes the writer's lock, as db.store. A job is done when its record is stored, in the
-same transaction: whoever is killed at any moment, a job never has two results, and none is lost.
+Each call takes the writer's lock, like db.store. A job becomes done in the transaction that stores
+its record: whichever process is killed, no job has two results, and no result is lost.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from db.records import DeviceInfo, Record
 from db.tables import DeviceOffset, Job, Measurement, Run, Worker
 from db.writer import Writer
 
-# What a run waits for. Every other state is the end of a job: done; quarantined, it ended too many
-# workers; no-device, no GPU that could run it was there.
+# The other states are final: done; quarantined (too many workers died on it); no-device (no GPU of
+# the pool could run it).
 OPEN_JOB_STATES = ("queued", "leased")
 LIVE_WORKER_STATES = ("idle", "measuring")
 
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """A job to be. expected_s None: nothing like it was ever measured.
+    """A job to add. expected_s None: no similar case was measured before.
 
-    reason: why no device can run it; empty: one can.
+    reason: why no device can run it; empty: a device can.
     """
 
     case_key: str
@@ -42,7 +42,7 @@ class JobInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A process that measures. uuid: of the process, so a replacement is another worker."""
+    """A measuring process. uuid: of the process, so a restarted worker has a new one."""
 
     uuid: str
     host: str
@@ -53,10 +53,10 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life. case_key None: it measures nothing. temperature_c None: not known.
+    """Heartbeat of a worker. case_key None: it is idle. temperature_c None: unknown.
 
-    finished: jobs brought to an end since its start; measuring_s: seconds spent in cases.
-    job: the one it measures, whose lease is renewed; None: it has none.
+    finished: jobs finished since its start; measuring_s: seconds spent in cases.
+    job: the job it measures, whose lease is renewed; None: it is idle.
     """
 
     worker: str
@@ -79,7 +79,7 @@ class OffsetInfo:
 
 
 def add_jobs(session: Session, run_uuid: str, jobs: Iterable[JobInfo]) -> int:
-    """Add the jobs that the run does not have, and say how many. Raises NotFoundError."""
+    """Add the jobs that the run does not have, and return their number. Raises NotFoundError."""
     lock_for_writing(session.connection())
     run_id = _run_id(session, run_uuid)
     stored = session.execute(select(Job.case_key, Job.repetition).where(Job.run_id == run_id))
@@ -104,10 +104,10 @@ def add_jobs(session: Session, run_uuid: str, jobs: Iterable[JobInfo]) -> int:
 
 
 def reopen_jobs(session: Session, run_uuid: str, reasons: Mapping[str, str]) -> None:
-    """Set the jobs that nobody holds by what is there now.
+    """Update the jobs without a lease to the devices and results there are now.
 
-    reasons: by case, why no device can run it. A job that has none any more is queued again; one
-    whose case was measured without the fleet is done. Raises NotFoundError.
+    reasons: case key -> why no device can run it. A job whose case is not in it is queued again;
+    one whose case already has a measurement becomes done. Raises NotFoundError.
     """
     lock_for_writing(session.connection())
     run_id = _run_id(session, run_uuid)
@@ -135,7 +135,7 @@ def reopen_jobs(session: Session, run_uuid: str, reasons: Mapping[str, str]) -> 
 
 
 def abandon_jobs(session: Session, run_uuid: str, reason: str) -> None:
-    """No device is there for what waits of a run. Raises NotFoundError if it is not stored."""
+    """Set the queued jobs of a run to no-device. Raises NotFoundError if the run is not stored."""
     lock_for_writing(session.connection())
     session.execute(
         update(Job)
@@ -150,20 +150,20 @@ def claim_jobs(
     *,
     until: datetime,
     at: datetime,
-    ours: Collection[str] = (),
+    own_workers: Collection[str] = (),
 ) -> dict[int, int]:
-    """Lease jobs to workers, and say which attempt it is of each that was free.
+    """Lease jobs to workers; return the number of the attempt by job.
 
-    claims: the worker's uuid by job. ours: the caller's workers, of which it knows that none
-    measures these jobs: a lease of theirs was given in a transaction whose end it never heard of.
-    A job that is done, or that anybody else holds a lease on which has not run out, is left out of
-    the answer.
+    claims: job -> uuid of the worker. own_workers: workers of the caller that measure none of
+    these jobs: a lease they have is from a transaction whose commit was not confirmed, and is
+    ignored. Jobs that are done, or leased to another worker until a later time, are not in the
+    result.
     """
     lock_for_writing(session.connection())
-    forgotten = (Job.state == JOB_LEASES.held) & Job.worker.in_(list(ours))
+    unconfirmed = (Job.state == JOB_LEASES.held) & Job.worker.in_(list(own_workers))
     free = session.execute(
         select(Job.id, Job.attempts).where(
-            Job.id.in_(list(claims)), or_(JOB_LEASES.is_free(at), forgotten)
+            Job.id.in_(list(claims)), or_(JOB_LEASES.is_free(at), unconfirmed)
         )
     ).all()
     JOB_LEASES.claim(
@@ -179,11 +179,10 @@ def claim_jobs(
 def finish_jobs(
     session: Session, results: Mapping[int, Record], *, state: str = "done"
 ) -> set[int]:
-    """Store the records of jobs that have none yet and end these jobs; the ids of both.
+    """Store the records of open jobs and set their state; return the ids of these jobs.
 
-    A result that comes after another one of the same job changes nothing: the first is kept, also
-    if its lease had run out. state: `done`, or `quarantined` for records that say so.
-    Raises as add_record.
+    The first result of a job is kept, even if its lease had expired; later ones are ignored. state:
+    `done` or `quarantined`. Raises like add_record.
     """
     writer = Writer(session)
     open_jobs = set(
@@ -197,9 +196,10 @@ def finish_jobs(
 
 
 def return_jobs(session: Session, reasons: Mapping[int, str], *, death: bool) -> dict[int, int]:
-    """Put leased jobs back; how many workers each has ended, by job.
+    """Queue leased jobs again; return the number of workers that died on each, by job.
 
-    death: the worker ended while it held the job; else the job is not to blame (a node was lost).
+    reasons: job -> reason. death: the worker died while it held the job; False: the job is not the
+    cause (for example a node was lost).
     """
     lock_for_writing(session.connection())
     statement = (
@@ -220,7 +220,7 @@ def return_jobs(session: Session, reasons: Mapping[int, str], *, death: bool) ->
 
 
 def register_worker(session: Session, info: WorkerInfo, *, at: datetime) -> None:
-    """Add a worker with its device and its environment."""
+    """Add a worker with its device and environment; no effect if it is stored."""
     writer = Writer(session)
     if session.scalar(select(Worker.id).where(Worker.uuid == info.uuid)) is not None:
         return
@@ -242,11 +242,11 @@ def register_worker(session: Session, info: WorkerInfo, *, at: datetime) -> None
 
 
 def beat(session: Session, beats: Sequence[Beat], *, until: datetime, at: datetime) -> None:
-    """Keep signs of life, and renew the leases on the jobs that these workers measure."""
+    """Store heartbeats, and renew the leases on the jobs that these workers measure."""
     if not beats:
         return
     lock_for_writing(session.connection())
-    uuids = [one.worker for one in beats]
+    uuids = [heartbeat.worker for heartbeat in beats]
     statement = (
         update(Worker)
         .where(Worker.uuid == bindparam("which"))
@@ -262,23 +262,23 @@ def beat(session: Session, beats: Sequence[Beat], *, until: datetime, at: dateti
     )
     rows = [
         {
-            "which": one.worker,
-            "now": "idle" if one.case_key is None else "measuring",
-            "until": None if one.case_key is None else until,
-            "current": one.case_key,
-            "celsius": one.temperature_c,
-            "count": one.finished,
-            "seconds": one.measuring_s,
+            "which": heartbeat.worker,
+            "now": "idle" if heartbeat.case_key is None else "measuring",
+            "until": None if heartbeat.case_key is None else until,
+            "current": heartbeat.case_key,
+            "celsius": heartbeat.temperature_c,
+            "count": heartbeat.finished,
+            "seconds": heartbeat.measuring_s,
         }
-        for one in beats
+        for heartbeat in beats
     ]
     session.connection().execute(statement, rows)
-    held = [one.job for one in beats if one.job is not None]
-    JOB_LEASES.renew(session, uuids, Job.id.in_(held), until=until, heartbeat_at=at)
+    jobs = [heartbeat.job for heartbeat in beats if heartbeat.job is not None]
+    JOB_LEASES.renew(session, uuids, Job.id.in_(jobs), until=until, heartbeat_at=at)
 
 
 def end_worker(session: Session, uuid: str, *, detail: str = "", at: datetime) -> None:
-    """A worker is no more. detail: why it is lost; empty: it stopped as it should."""
+    """Mark a worker as ended. detail: why it was lost; empty: it stopped normally."""
     lock_for_writing(session.connection())
     session.execute(
         update(Worker)
@@ -294,7 +294,7 @@ def end_worker(session: Session, uuid: str, *, detail: str = "", at: datetime) -
 
 
 def forget_silent_workers(session: Session, *, silent_since: datetime) -> int:
-    """Mark as lost the workers that nobody has heard of since; how many."""
+    """Mark workers without a heartbeat since `silent_since` as lost; return their number."""
     lock_for_writing(session.connection())
     silent = session.scalars(
         select(Worker.id).where(
@@ -303,7 +303,7 @@ def forget_silent_workers(session: Session, *, silent_since: datetime) -> int:
     ).all()
     values = {
         "state": "lost",
-        "detail": "whoever started it ended without saying so",
+        "detail": "no heartbeat: its coordinator has ended",
         "case_key": None,
         "lease_until": None,
     }
@@ -314,26 +314,26 @@ def forget_silent_workers(session: Session, *, silent_since: datetime) -> int:
 def add_offsets(
     session: Session, run_uuid: str, offsets: Iterable[OffsetInfo], *, at: datetime
 ) -> None:
-    """Store the offsets that a run shows, in place of those it showed before it went on.
+    """Store the device offsets of a run; they replace those stored before it was resumed.
 
     Raises NotFoundError if the run is not stored.
     """
     writer = Writer(session)
     run_id = _run_id(session, run_uuid)
-    for one in offsets:
+    for offset in offsets:
         values = {
-            "cases": one.cases,
-            "log_offset": one.log_offset,
-            "low": one.low,
-            "high": one.high,
+            "cases": offset.cases,
+            "log_offset": offset.log_offset,
+            "low": offset.low,
+            "high": offset.high,
             "computed_at": at,
         }
-        same = {"run_id": run_id, "device_id": writer.device(one.device)}
+        key = {"run_id": run_id, "device_id": writer.device(offset.device)}
         changed = session.execute(
-            update(DeviceOffset).filter_by(**same).values(values).returning(DeviceOffset.id)
+            update(DeviceOffset).filter_by(**key).values(values).returning(DeviceOffset.id)
         )
         if changed.first() is None:
-            session.execute(insert(DeviceOffset).values(**same, **values))
+            session.execute(insert(DeviceOffset).values(**key, **values))
 
 
 def _run_id(session: Session, run_uuid: str) -> int:

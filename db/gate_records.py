@@ -1,6 +1,6 @@
-"""The gate record: how one scheme of a model stood against an accuracy policy, self-contained.
+"""Gate record: verdict on one quantization scheme of a model under an accuracy policy.
 
-In files of results it stands among the others, told apart by its `kind`.
+Self-contained like Record. In a results file its `kind` distinguishes it from other records.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from db.records import SCHEMA_VERSION, CommitInfo, DeviceInfo, RunInfo
 
-GATE_OUTCOMES = ("missing", "regression", "ambiguous", "pass")  # the worst first
+GATE_OUTCOMES = ("missing", "regression", "ambiguous", "pass")  # worst first
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,39 +20,39 @@ class GateLimit:
     check: str  # for example "perplexity of wikitext", "parity of kernels"
     limit: str  # in words
     outcome: str  # one of GATE_OUTCOMES
-    reason: str  # empty: there is nothing to add
-    base: float | None  # None: not evaluated, the reason says why
-    value: float | None  # None: as base
-    change: float | None  # None: as base, or the check has none
-    low: float | None  # of the 95 % interval; None: there is none
-    high: float | None  # as low
+    reason: str  # explanation; may be empty
+    base: float | None  # None: not evaluated, see reason
+    value: float | None  # None: not evaluated, see reason
+    change: float | None  # None: not evaluated, or not defined for this check
+    low: float | None  # bounds of the 95 % interval; None: no interval
+    high: float | None
     unit: str
-    detectable: float | None = None  # the least loss that the data show; None: not such a limit
+    detectable: float | None = None  # smallest detectable loss; None: not defined for this limit
 
 
 @dataclass(frozen=True, slots=True)
 class GateRecord:
-    """One scheme of a model, judged once."""
+    """One verdict on one scheme of a model."""
 
-    uuid: str  # uuid5 of run uuid, policy, base, scheme and when: the same record everywhere
+    uuid: str  # uuid5 of run uuid, policy, base, scheme and time: equal in every database
     model: str
-    model_hash: str  # of the files that were loaded
+    model_hash: str  # of the loaded files
     scheme: str
-    base: str  # the scheme that it was compared with
-    policy: str  # its name
-    policy_version: int  # of the form of its file
-    policy_hash: str  # of what its file says
+    base: str  # scheme it is compared with
+    policy: str  # name
+    policy_version: int  # of the policy's file format
+    policy_hash: str  # of the policy's content
     verdict: str  # one of GATE_OUTCOMES: the worst of its limits
-    exit_code: int  # that this verdict ends the gate with
+    exit_code: int  # of the gate command
     limits: tuple[GateLimit, ...]
     created_at: str
     run: RunInfo  # in which the model was evaluated
     commit: CommitInfo
     device: DeviceInfo
     environment: dict[str, str]
-    through: str = "reference"  # as db.accuracy_records.AccuracyRecord
-    content_hash: str | None = None  # of the checkpoint that was judged; None: not known
-    reference: str | None = None  # the model that all was compared with; None: the model itself
-    reference_hash: str | None = None  # of its files, or of the stored reference
-    diagnosis: dict[str, Any] | None = None  # where it lost; None: it did not, or is not known
+    through: str = "reference"  # see db.accuracy_records.AccuracyRecord
+    content_hash: str | None = None  # of the judged checkpoint; None: unknown
+    reference: str | None = None  # reference model; None: the unquantized model itself
+    reference_hash: str | None = None  # of its files, or of the stored predictions
+    diagnosis: dict[str, Any] | None = None  # layers that lose accuracy; None: no loss, or unknown
     schema_version: int = SCHEMA_VERSION

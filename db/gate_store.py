@@ -1,4 +1,4 @@
-"""Storing gate records, with the rows that they refer to."""
+"""Insert gate records and the rows that they reference."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _COPIED = (
 
 
 def add_gates(session: Session, records: Iterable[GateRecord]) -> int:
-    """Store records in one go, and say how many are new; known ones change nothing.
+    """Store records and return the number of new ones; stored uuids are left unchanged.
 
-    Raises RecordError if a field can't be stored, ConflictError if another run holds the
-    idempotency key of a record's run.
+    Raises RecordError if a field can't be stored, ConflictError if another run has the idempotency
+    key of a record's run.
     """
     writer = GateWriter(session, Writer(session))
     for record in records:
@@ -33,7 +33,7 @@ def add_gates(session: Session, records: Iterable[GateRecord]) -> int:
 
 
 class GateWriter:
-    """Adds canonical gate records beside a Writer, within its transaction."""
+    """Inserts canonical gate records in the transaction of a Writer."""
 
     def __init__(self, session: Session, writer: Writer) -> None:
         self._session = session
@@ -41,7 +41,7 @@ class GateWriter:
         self.added = 0
 
     def add(self, record: GateRecord) -> None:
-        """Store a record, if its uuid is not stored. Raises ConflictError as Writer.run."""
+        """Store a record unless its uuid is stored. Raises ConflictError like Writer.run."""
         known = select(AccuracyGate.id).where(AccuracyGate.uuid == record.uuid)
         if self._session.scalar(known) is not None:
             return

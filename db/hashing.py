@@ -1,4 +1,4 @@
-"""Canonical JSON and the fingerprints made of it: equal content, equal bytes, on any machine."""
+"""Canonical JSON and its SHA-256: equal content gives equal bytes on any machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """Sorted keys, no spaces, UTF-8 as it is. Raises ValueError on NaN and infinities."""
+    """Return JSON with sorted keys and no spaces. Raises ValueError on NaN and infinities."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
 
 
 def fingerprint(value: Mapping[str, Any]) -> str:
-    """SHA-256 of the canonical JSON, 64 hexadecimal digits."""
+    """Return the SHA-256 of the canonical JSON as 64 hexadecimal digits."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Records as JSON lines: one object a line, UTF-8, plain or gzip."""
+"""Records as JSON lines: one object per line, UTF-8, plain or gzip."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import BinaryIO, NoReturn, cast
 from db.encoding import AnyRecord, decode_record, encode_record
 from db.errors import RecordError, RecordFormatError
 
-LONGEST_LINE = 64 << 20  # bytes of a record; those that there are have some thousands
+LONGEST_LINE = 64 << 20  # maximum bytes of a record; usual ones have some thousands
 
 
 def record_line(record: AnyRecord) -> str:
-    """The record as one line, without its end. Floats as the shortest text that gives them back.
+    """Return a record as one line without newline. Floats have the shortest exact representation.
 
     Raises RecordError if a field can't be stored.
     """
@@ -27,9 +27,9 @@ def record_line(record: AnyRecord) -> str:
 
 
 def write(file: BinaryIO, records: Iterable[AnyRecord], *, compress: bool) -> int:
-    """Write the records and say how many they were."""
+    """Write the records and return their number."""
     if compress:
-        # No name and no time in the header: equal records, equal bytes.
+        # No name and no time in the header, so that equal records give equal bytes.
         with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as packed:
             return write(cast(BinaryIO, packed), records, compress=False)
     count = 0
@@ -40,18 +40,18 @@ def write(file: BinaryIO, records: Iterable[AnyRecord], *, compress: bool) -> in
 
 
 def read(path: Path, *, compressed: bool) -> Iterator[AnyRecord]:
-    """The records of a file. Raises RecordFormatError with file and line, OSError."""
+    """Iterate over the records of a file. Raises RecordFormatError with file and line, OSError."""
     number, has_record = 0, False
     try:
         with gzip.open(path) if compressed else path.open("rb") as file:
             lines = iter(partial(file.readline, LONGEST_LINE + 1), b"")
             for number, line in enumerate(lines, start=1):
-                if len(line) > LONGEST_LINE:  # of a small gzip file it may have no end
+                if len(line) > LONGEST_LINE:  # a small gzip file may expand to an endless line
                     raise RecordFormatError(
                         f"{path}:{number}: a line of more than {LONGEST_LINE:,} bytes: this is "
                         "not a file of FlexQ Bench results"
                     )
-                if line.strip():  # what editors and `cat` leave between and after is no record
+                if line.strip():  # skip blank lines
                     has_record = True
                     yield _record(line, path, number)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

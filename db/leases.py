@@ -1,7 +1,7 @@
-"""Leases: a row of work belongs to its holder until a time, and to anybody after it.
+"""Leases on rows: a holder has a row until the lease expires; then anybody may claim it.
 
-One rule for jobs, which workers hold, and for requests, which servers hold. A row is free if it is
-queued, or if its lease has run out. Every call expects that the writer's lock is held.
+The same rules apply to jobs (held by workers) and requests (held by servers). A row is free if it
+is queued or its lease has expired. Every call requires the writer's lock.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ QUEUED = "queued"
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """The leases on the rows of a table, which has the columns state and lease_until.
+    """Leases on the rows of a table with the columns state and lease_until.
 
-    held: state of a row under a lease. holder: name of the column that says whose it is.
+    held: state of a leased row. holder: name of the column with the holder.
     """
 
     table: FromClause
@@ -31,18 +31,18 @@ class Leases:
     holder: str
 
     def is_free(self, at: datetime) -> ColumnElement[bool]:
-        """The condition that nobody holds a row at this time."""
+        """Return the condition that a row is free at this time."""
         state, until = self._column("state"), self._column("lease_until")
         return or_(state == QUEUED, (state == self.held) & (until < at))
 
     def is_live(self, at: datetime) -> ColumnElement[bool]:
-        """The condition that somebody holds a row at this time."""
+        """Return the condition that a row is leased at this time."""
         return (self._column("state") == self.held) & (self._column("lease_until") >= at)
 
     def claim(
         self, session: Session, holders: Mapping[int, str], *, until: datetime, **changes: Any
     ) -> None:
-        """Lease free rows. holders: by id. changes: further columns to set."""
+        """Lease free rows. holders: row id -> holder. changes: further columns to set."""
         if not holders:
             return
         statement = (
@@ -68,7 +68,7 @@ class Leases:
         until: datetime,
         **changes: Any,
     ) -> bool:
-        """Extend the leases of these holders; False: they hold none.
+        """Extend the leases of these holders; return False if they have none.
 
         only: further conditions on the rows. changes: further columns to set.
         """

@@ -17,15 +17,15 @@ from db.translate import translated
 
 @dataclass(frozen=True, slots=True)
 class DatabaseStats:
-    """size_bytes: what the database takes on disk. rows: by table, in the order of their names."""
+    """Statistics of a database. size_bytes: on disk. rows: by table, sorted by name."""
 
-    revision: str | None  # None: it holds no tables
+    revision: str | None  # None: there are no tables
     size_bytes: int
     rows: dict[str, int]
 
 
 def stats(session: Session) -> DatabaseStats:
-    """Rows of every table, size on disk and schema revision."""
+    """Return rows per table, size on disk and schema revision."""
     connection = session.connection()
     rows = {
         table.name: session.scalars(select(func.count()).select_from(table)).one()
@@ -42,30 +42,30 @@ def stats(session: Session) -> DatabaseStats:
 def prune_samples(
     session: Session, *, older_than: datetime | None = None, keep_accepted: bool = False
 ) -> int:
-    """Delete raw samples and say of how many measurements.
+    """Delete raw samples and return the number of measurements that had them.
 
-    older_than: only of measurements made before it. keep_accepted: only of those that may not be
-    compared. Raises ValueError if neither is given: that would delete all samples there are.
+    older_than: only of measurements made before this time. keep_accepted: only of measurements that
+    are not accepted. Raises ValueError if neither is given: that would delete all samples.
     """
     if older_than is None and not keep_accepted:
         raise ValueError("prune needs an age, or to keep the samples of accepted results")
     lock_for_writing(session.connection())
-    doomed = select(Measurement.id)
+    selected = select(Measurement.id)
     if older_than is not None:
-        doomed = doomed.where(Measurement.created_at < older_than)
+        selected = selected.where(Measurement.created_at < older_than)
     if keep_accepted:
-        doomed = doomed.where(~Measurement.accepted)
-    count = select(func.count()).where(Sample.measurement_id.in_(doomed))
+        selected = selected.where(~Measurement.accepted)
+    count = select(func.count()).where(Sample.measurement_id.in_(selected))
     pruned = session.scalars(count).one()
     session.execute(
-        delete(Sample).where(Sample.measurement_id.in_(doomed)),
+        delete(Sample).where(Sample.measurement_id.in_(selected)),
         execution_options={"synchronize_session": False},
     )
     return pruned
 
 
 def compact(database: Database) -> None:
-    """Give the space of deleted rows back to the disk. Raises LockedError beside a writer."""
+    """Return the space of deleted rows to the file system. Raises LockedError beside a writer."""
     with translated(database.url), database.engine.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT")
         connection.execute(text("VACUUM"))

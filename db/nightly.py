@@ -1,4 +1,4 @@
-"""Writing how far a night is, what it reported, and the change points that looking back found."""
+"""Write the state and report of nightly runs, and change points found in retrospect."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from db.tables import ChangePoint, Commit, Decision, Night, Run
 
 NIGHT_STATES = (
     "measuring",  # its run is not complete
-    "comparing",  # measured; nothing is concluded yet
-    "done",  # concluded and reported
+    "comparing",  # measured; comparisons are not finished
+    "done",  # judged and reported
 )
 
 
 @dataclass(frozen=True, slots=True)
 class NightInfo:
-    """A night's work on one kind of GPU. key: also the idempotency key of its run."""
+    """A nightly run on one GPU model. key: also the idempotency key of its run."""
 
     key: str
     name: str
@@ -40,9 +40,9 @@ def set_night(
     report: Mapping[str, Any] | None = None,
     at: datetime,
 ) -> None:
-    """Store a night, or how far it is now. report None: it keeps the one it has.
+    """Insert or update a nightly run. report None: the stored report is kept.
 
-    Raises RecordError if there is no such state, NotFoundError if its run is not stored.
+    Raises RecordError if the state is unknown, NotFoundError if its run is not stored.
     """
     if state not in NIGHT_STATES:
         raise RecordError(f"state is {state!r}, not one of {', '.join(NIGHT_STATES)}")
@@ -64,9 +64,9 @@ def set_night(
 def add_change_point(
     session: Session, decision_uuid: str, sha: str, *, before: float, after: float
 ) -> bool:
-    """Store where the level of a decision's series changed; False: it has one at this commit.
+    """Store a change point of a decision's series; False: there is one at this commit.
 
-    sha: of the first commit on the new level. before, after: levels, in the unit of the series.
+    sha: first commit on the new level. before, after: levels, in the unit of the series.
     Raises NotFoundError if the decision or the commit is not stored.
     """
     lock_for_writing(session.connection())
@@ -95,14 +95,14 @@ def add_change_point(
 
 
 def retract_change_point(session: Session, change_point: int, reason: str, at: datetime) -> None:
-    """Take a stored change point back, by its id: what came later explains it otherwise."""
+    """Retract a stored change point, by its id: later results contradict it."""
     lock_for_writing(session.connection())
     values = {"retracted_at": at, "retraction_reason": reason}
     session.execute(update(ChangePoint).where(ChangePoint.id == change_point).values(values))
 
 
 def restore_change_point(session: Session, change_point: int) -> None:
-    """Let a change point that was taken back stand again, by its id."""
+    """Undo the retraction of a change point, by its id."""
     lock_for_writing(session.connection())
     values = {"retracted_at": None, "retraction_reason": None}
     session.execute(update(ChangePoint).where(ChangePoint.id == change_point).values(values))

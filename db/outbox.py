@@ -1,8 +1,8 @@
-"""The outbox: events, written with what they tell of, and their deliveries, sent later.
+"""Transactional outbox: events, stored with the data they report, and deliveries, sent later.
 
-A delivery is sent by whoever claims it: until then it is due, while it is sent others leave it, and
-if the sender dies, it is due again. A receiver that takes a message and does not say so gets it
-again, under the same uuid.
+The process that claims a delivery sends it; while it does, no other process claims it. If the
+sender dies, the delivery becomes due again. A receiver that accepts a message without confirming it
+gets it again, with the same uuid.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from db.locking import lock_for_writing
 from db.tables import Delivery, Event
 
 EVENT_KINDS = (
-    "alert",  # something got worse
+    "alert",  # a regression
     "improvement",
     "gate",  # a gate did not pass
-    "nightly",  # a nightly run is broken, or late
-    "digest",  # what a night came to
+    "nightly",  # a nightly run failed, or is late
+    "digest",  # summary of a nightly run
     "test",  # notify --test
 )
 SEVERITIES = ("info", "warning", "critical")
@@ -33,15 +33,15 @@ DELIVERY_STATES = ("waiting", "sending", "sent")
 
 @dataclass(frozen=True, slots=True)
 class EventInfo:
-    """Something to tell. key: what it is about; the same is told once.
+    """Event to notify of. key: unique; an event with a stored key is not stored again.
 
-    body: plain text. kernels: labels, gpus: SKUs that it is about; empty: about none in particular.
-    content: for machines.
+    body: plain text. kernels: affected labels; gpus: affected SKUs; empty: none in particular.
+    content: machine-readable JSON.
     """
 
     key: str
-    kind: str  # of EVENT_KINDS
-    severity: str  # of SEVERITIES
+    kind: str  # one of EVENT_KINDS
+    severity: str  # one of SEVERITIES
     subject: str
     body: str
     created_at: datetime
@@ -52,7 +52,7 @@ class EventInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRow:
-    """A delivery with its event. attempts: those before this one."""
+    """A delivery with its event. attempts: number of earlier attempts."""
 
     uuid: str
     subscription: str
@@ -60,12 +60,12 @@ class DeliveryRow:
     attempts: int
     due_at: datetime
     sent_at: datetime | None  # None: not yet
-    detail: str  # why the last attempt failed; empty: none did
+    detail: str  # error of the last attempt; empty: none failed
     event: EventInfo
 
 
 def add_event(session: Session, event: EventInfo) -> bool:
-    """Store an event; False: one of its key is stored, nothing changed."""
+    """Store an event; return False if its key is stored."""
     lock_for_writing(session.connection())
     if session.scalar(select(Event.id).where(Event.key == event.key)) is not None:
         return False
@@ -76,15 +76,15 @@ def add_event(session: Session, event: EventInfo) -> bool:
 
 
 def events_to_address(session: Session) -> list[tuple[int, EventInfo]]:
-    """Events of which nobody has looked yet who is to be told, with their ids, oldest first."""
+    """Return events that were not yet matched with subscriptions, with their ids, oldest first."""
     query = select(Event).where(Event.addressed_at.is_(None)).order_by(Event.id)
     return [(row.id, _event(row)) for row in session.scalars(query)]
 
 
 def address(session: Session, event_id: int, subscriptions: Iterable[str], *, at: datetime) -> int:
-    """Put an event on its way to subscriptions, by name; how many deliveries that is.
+    """Create the deliveries of an event to subscriptions, by name; return their number.
 
-    Once: an event that was addressed before gets no more of them.
+    No effect on an event that was addressed before.
     """
     lock_for_writing(session.connection())
     new = session.execute(
@@ -115,10 +115,10 @@ def address(session: Session, event_id: int, subscriptions: Iterable[str], *, at
 def claim(
     session: Session, *, at: datetime, hold: timedelta, subscriptions: Sequence[str]
 ) -> DeliveryRow | None:
-    """Take the delivery that has been due longest, for `hold`; None: nothing is due.
+    """Claim the delivery that has been due longest, for `hold`; None: nothing is due.
 
-    subscriptions: only of these; where another one leads, this process does not know. Whoever
-    claims it ends with `mark_sent` or `mark_failed`; who does neither in time loses it to the next.
+    subscriptions: those that this process can send to. The caller must call `mark_sent` or
+    `mark_failed` within `hold`; afterwards another process may claim the delivery.
     """
     lock_for_writing(session.connection())
     query = (
@@ -146,7 +146,7 @@ def claim(
 
 
 def mark_sent(session: Session, delivery_uuid: str, *, at: datetime) -> None:
-    """The receiver has taken it."""
+    """Mark a delivery as accepted by the receiver."""
     lock_for_writing(session.connection())
     session.execute(
         update(Delivery)
@@ -156,7 +156,7 @@ def mark_sent(session: Session, delivery_uuid: str, *, at: datetime) -> None:
 
 
 def mark_failed(session: Session, delivery_uuid: str, detail: str, *, due_at: datetime) -> None:
-    """The receiver has not taken it: it is due again then, and so is all that waits for it."""
+    """Schedule a failed delivery, and others that wait for its subscription, for `due_at`."""
     lock_for_writing(session.connection())
     session.execute(
         update(Delivery)
@@ -172,7 +172,7 @@ def mark_failed(session: Session, delivery_uuid: str, detail: str, *, due_at: da
 
 
 def undelivered(session: Session) -> list[DeliveryRow]:
-    """Deliveries that no receiver has taken, those that are due longest first."""
+    """Return the deliveries that were not sent, longest due first."""
     query = (
         select(Delivery, Event)
         .join(Event, Delivery.event_id == Event.id)

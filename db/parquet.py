@@ -1,6 +1,6 @@
-"""Records as a Parquet file: the flat names as columns, what is nested as JSON text.
+"""Records as a Parquet file: flat fields as columns, nested objects as JSON text.
 
-Samples stay lists of lists of doubles, one list a placement.
+Samples are lists of lists of doubles, one list per placement.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _JSON_COLUMNS = frozenset(
 
 
 def write(file: BinaryIO, records: Iterable[AnyRecord]) -> int:
-    """Write the records and say how many they were. Raises RecordError."""
+    """Write the records and return their number. Raises RecordError."""
     count = 0
     rows = (_row(record) for record in records)
     with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
@@ -68,7 +68,7 @@ def write(file: BinaryIO, records: Iterable[AnyRecord]) -> int:
 
 
 def read(path: Path) -> Iterator[AnyRecord]:
-    """The records of a file. Raises RecordFormatError with file and row, OSError."""
+    """Iterate over the records of a file. Raises RecordFormatError with file and row, OSError."""
     try:
         with pq.ParquetFile(path) as file:
             _check_schema(file.schema_arrow, path)
@@ -79,7 +79,7 @@ def read(path: Path) -> Iterator[AnyRecord]:
                     yield _record(row, path, number)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the file system's, not the content's
+            raise  # an error of the file system, not of the content
         reason = str(error).splitlines()[0]
         raise RecordFormatError(
             f"{path}: the Parquet file is cut off or damaged: copy it again ({reason})"

@@ -1,4 +1,4 @@
-"""A PostgreSQL connection that does not wait for ever for a server that has stopped answering."""
+"""PostgreSQL connection with a timeout for servers that stop responding."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 import psycopg
 
-_SAY_S = 20.0  # between two lines on a server that is silent
+_LOG_INTERVAL_S = 20.0  # between two warnings about a silent server
 
 log = logging.getLogger(__name__)
 
 
 def patient_connection(name: str, silence_s: float) -> type[psycopg.Connection[Any]]:
-    """A class of connections that give up on a statement that has no answer for so many seconds.
+    """Return a connection class that raises if the server is silent for `silence_s` seconds.
 
-    name: of the database, as messages have it. What gives up is an OperationalError, and the
-    connection is closed: nobody knows what became of the statement.
+    name: of the database, for messages. It raises SilentServerError and closes the connection:
+    the outcome of the statement is unknown.
     """
 
     class PatientConnection(psycopg.Connection[Any]):
         def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
             try:
-                return super().wait(_limited(gen, name, silence_s), *arguments, **options)
+                return super().wait(_with_timeout(gen, name, silence_s), *arguments, **options)
             except psycopg.OperationalError as error:
                 if isinstance(error, SilentServerError):
                     self.pgconn.finish()
@@ -37,21 +37,21 @@ class SilentServerError(psycopg.OperationalError):
     """The server has not answered a statement for too long."""
 
 
-def _limited(gen: Any, name: str, silence_s: float) -> Generator[Any, Any, Any]:
-    """The generator of a statement, asked every tenth of a second whether it goes on."""
-    begun = said = time.monotonic()
+def _with_timeout(gen: Any, name: str, silence_s: float) -> Generator[Any, Any, Any]:
+    """Wrap psycopg's wait generator, which is resumed every 0.1 s, with the timeout."""
+    last_ready = last_logged = time.monotonic()
     try:
-        wanted = next(gen)
+        wait_for = next(gen)
         while True:
-            ready = yield wanted
+            ready = yield wait_for
             now = time.monotonic()
             if ready:
-                begun = said = now
-            elif now - begun > silence_s:
-                raise SilentServerError(f"no answer to a statement for {now - begun:.0f} s")
-            elif now - said > _SAY_S:
-                said = now
-                log.warning("%s has not answered for %.0f s", name, now - begun)
-            wanted = gen.send(ready)
+                last_ready = last_logged = now
+            elif now - last_ready > silence_s:
+                raise SilentServerError(f"no answer to a statement for {now - last_ready:.0f} s")
+            elif now - last_logged > _LOG_INTERVAL_S:
+                last_logged = now
+                log.warning("%s has not answered for %.0f s", name, now - last_ready)
+            wait_for = gen.send(ready)
     except StopIteration as end:
         return end.value

@@ -1,7 +1,7 @@
 """Valid ranges of the numbers in a record.
 
-A number out of range is an error or a forgery, and histories are computed from these numbers. The
-bounds are those of what is possible, not of what is usual.
+Histories are computed from these numbers, so impossible ones are rejected. The bounds are those of
+the possible, not of the usual.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BYTES = 2**60
 _VERSION = 2**31 - 1
 
 _RANGES: dict[str, tuple[float, float]] = {
-    # what was measured
+    # the case and its versions
     "kernel_version": (0, _VERSION),
     "protocol_version": (0, _VERSION),
     "scheme_version": (0, _VERSION),
@@ -31,7 +31,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**63 - 1),
     "exit_code": (0, 255),
     # times
-    "median_us": (-_DAYS_US, _DAYS_US),  # of a metric that is no time; a time is above 0
+    "median_us": (-_DAYS_US, _DAYS_US),  # negative only for metrics other than time
     "ci_low_us": (-_DAYS_US, _DAYS_US),
     "ci_high_us": (-_DAYS_US, _DAYS_US),
     "floor_us": (0, _DAYS_US),
@@ -52,7 +52,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "latency_p50_s": (0, _DAYS_US),
     "latency_p95_s": (0, _DAYS_US),
     "latency_p99_s": (0, _DAYS_US),
-    # what follows from them
+    # derived from times
     "pct_of_floor": (0, 1e9),
     "tops": (0, 1e9),
     "tokens_per_s": (0, 1e12),
@@ -97,7 +97,7 @@ def check_number(name: str, value: float) -> None:
 
 
 def check_numbers(name: str, values: Iterable[float]) -> None:
-    """check_number of each."""
+    """Call check_number for each value."""
     bounds = _RANGES.get(name)
     if bounds is None:
         return

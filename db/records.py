@@ -1,7 +1,7 @@
-"""The result record: what `run --json`, `db export` and `db import` speak, one a measurement.
+"""Result record: one per measurement, in the files of `run --json`, `db export` and `db import`.
 
-A record is self-contained: from a file of them a database elsewhere is rebuilt with the same
-identities, so importing twice changes nothing.
+A record is self-contained: importing a file of records recreates the same rows and uuids in any
+database, and importing it twice changes nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ SCHEMA_VERSION = 1
 
 STATUSES = (
     "ok",  # measured, converged, correct
-    "noisy",  # measured and correct, but the interval did not close in time
+    "noisy",  # measured and correct, but the interval did not converge in time
     "incorrect",  # wrong output; its time is never compared
-    "unsupported",  # this device or stage can't run it; the detail says why
-    "failed",  # it raised; the detail says what
+    "unsupported",  # this device or stage can't run it; see detail
+    "failed",  # it raised; see detail
 )
 
 COMPARABLE_STATUSES = ("ok", "noisy")
@@ -24,10 +24,10 @@ COMPARABLE_STATUSES = ("ok", "noisy")
 TIME_METRICS = {"boost": "time", "sustained": "sustained_time"}  # by regime
 
 RUN_STATUSES = (
-    "running",  # started, and nobody has finished it
-    "complete",  # the whole plan was gone through
-    "interrupted",  # stopped by hand; it can be resumed
-    "failed",  # the machine or the store gave up
+    "running",  # started, not finished
+    "complete",  # every case of the plan has a result
+    "interrupted",  # stopped by a user; can be resumed
+    "failed",  # the device or the database failed
 )
 
 
@@ -37,21 +37,21 @@ class CommitInfo:
 
     sha: str
     parent: str | None  # None: the root commit, or unknown (installed wheel)
-    topo_order: int | None  # commits on the first-parent line up to here; None: not in a git tree
+    topo_order: int | None  # number of first-parent commits up to this one; None: not in a git tree
     dirty: bool
     subject: str = ""
     author: str = ""
     committed_at: str | None = None  # ISO 8601, UTC
-    project: str = ""  # of whose repository; empty: the one whose kernels are measured here
+    project: str = ""  # name of the external repository; empty: this repository
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """Device that a result is from. uuid of a CPU: a hash of host name and model."""
+    """Device of a result. uuid of a CPU: a hash of host name and model."""
 
     uuid: str
     sku: str  # NVML name, for example "NVIDIA H200"; a CPU's model name
-    backend: str  # "cuda" | "cpu"; "static": nothing ran, machine code was read; "outside"
+    backend: str  # "cuda" | "cpu"; "static": metric of the machine code, nothing ran; "outside"
     vbios: str | None = None
     power_limit_w: float | None = None
     ecc: bool | None = None
@@ -64,7 +64,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """The run a record belongs to. plan: the keys of every case it declared (see Case.key)."""
+    """The run of a record. plan: the keys of all its cases (see Case.key)."""
 
     uuid: str
     suite: str
@@ -77,7 +77,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunOwner:
-    """A process that has a run under way. start: tells it from a later one of the same number."""
+    """Process that executes a run. start: distinguishes it from later processes with its pid."""
 
     host: str
     pid: int
@@ -86,13 +86,13 @@ class RunOwner:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One measurement of one case. Times in microseconds; null where it was never timed.
+    """One measurement of one case. Times in microseconds; None: not timed.
 
-    Where the metric is not time, median_us and its interval hold the value in the metric's unit.
+    For metrics other than time, median_us and its interval are in the metric's unit.
     """
 
     # identity of the measurement and of its series
-    uuid: str  # uuid5 of run uuid, case key and attempt: the same record has the same uuid anywhere
+    uuid: str  # uuid5 of run uuid, case key and attempt: equal in every database
     case: str  # Case.key
     kernel: str
     variant: str
@@ -100,7 +100,7 @@ class Record:
     backend: str
     stage: str
     cache: str
-    metric: str  # "time", "sustained_time"; of machine code: "registers", "spill_bytes" …
+    metric: str  # "time", "sustained_time"; static: "registers", "spill_bytes" …
     unit: str  # "us"; "registers", "bytes", "warps" …
     direction: str  # "lower" | "higher": which way is better
     m: int
@@ -108,31 +108,31 @@ class Record:
     k: int
     weight_bits: int
     act_bits: int
-    group: int | None  # None: one scale a row, or none
+    group: int | None  # None: one scale per row, or no scales
     input_distribution: str
     protocol_version: int
-    gpu: str  # SKU; of machine code: the architecture, "sm_86"
+    gpu: str  # SKU; static: the architecture, for example "sm_86"
 
     # labels
     model: str
     layer: str
 
-    # what was found
+    # results
     status: str  # one of STATUSES
-    detail: str  # why, where the status is not ok; empty otherwise
+    detail: str  # reason if the status is not ok; empty otherwise
     median_us: float | None
     ci_low_us: float | None
     ci_high_us: float | None
     n_samples: int
     placement_medians_us: tuple[float, ...]
-    samples_us: tuple[tuple[float, ...], ...]  # by placement, in the order measured
+    samples_us: tuple[tuple[float, ...], ...]  # by placement, in measurement order
     floor_us: float | None  # read-<bits> of this N and K in the same run on the same device
     pct_of_floor: float | None  # 100 · floor_us / median_us
-    launch_us: float | None  # the empty kernel in the same run
-    tops: float | None  # 2·M·N·K / median, in 10^12 a second
+    launch_us: float | None  # median of the empty kernel in the same run
+    tops: float | None  # 2·M·N·K / median, in 10^12/s
     max_rel_error: float | None
-    exact: bool | None  # None: the kernel has no integer part
-    accepted: bool  # may be compared and be a baseline: status ok or noisy, not invalid or dirty
+    exact: bool | None  # integer part bit-exact; None: the kernel has no integer part
+    accepted: bool  # usable in comparisons and baselines: status ok or noisy, not invalid or dirty
     config: dict[str, Any]
     binary_hash: str | None
     seed: int
@@ -143,7 +143,7 @@ class Record:
     power_w: float | None
     temperature_c: float | None
     throttle_mask: int | None
-    n_invalid: int  # samples at too low an SM clock for their regime, kept but not counted
+    n_invalid: int  # samples with an SM clock too low for the regime, stored but excluded
 
     created_at: str
     run: RunInfo
@@ -152,10 +152,10 @@ class Record:
     environment: dict[str, str]  # driver, CUDA, torch, compiler flags, host, clock policy …
     schema_version: int = SCHEMA_VERSION
     extra: dict[str, Any] = field(default_factory=dict)
-    # How the time was taken. None: by protocol 1, which named no regime, or nothing ran.
+    # Measurement conditions. None: protocol 1, which had no regimes, or nothing ran.
     regime: str | None = None  # "boost": free of the power limit; "sustained": under steady load
     sample_gap_us: float | None = None  # idle time before each sample
-    launch_j: float | None = None  # joules of a launch; None also under "boost"
-    project: str = ""  # whose result it is: another tool's of that name; empty: measured here
-    # Of the sources of a kernel from outside of the repository; None: one of the commit's own.
+    launch_j: float | None = None  # joules per launch; None also under "boost"
+    project: str = ""  # tool or repository of an external result; empty: measured here
+    # Sources of a kernel from outside of the repository; None: a kernel of the commit.
     source_hash: str | None = None

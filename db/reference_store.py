@@ -1,4 +1,4 @@
-"""Writing what papers published. The values come from a file of the package, which is the truth."""
+"""Write published numbers of papers. The package's file is the source; the table is a copy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from db.hashing import fingerprint
 from db.locking import lock_for_writing
 from db.tables import ReferenceValue
 
-_MAY_CHANGE = ("value", "note")
+_NOT_IN_KEY = ("value", "note")
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceInfo:
-    """One published number; meanings and empty values as in db.tables.ReferenceValue."""
+    """One published number; fields and empty values as in db.tables.ReferenceValue."""
 
     source: str
     source_table: str
@@ -40,24 +40,24 @@ class ReferenceInfo:
 
 
 def store_reference_values(session: Session, values: Iterable[ReferenceInfo]) -> bool:
-    """Make the stored values these, and no others; False: they are already, nothing was written.
+    """Replace the stored values by these; return False if they are equal already.
 
-    Raises ValueError if two of them are about the same thing.
+    Raises ValueError if two values have the same key (all fields but value and note).
     """
-    wanted: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for info in values:
         row = asdict(info)
-        key = fingerprint({name: row[name] for name in row if name not in _MAY_CHANGE})
-        if key in wanted:
+        key = fingerprint({name: row[name] for name in row if name not in _NOT_IN_KEY})
+        if key in rows:
             raise ValueError(f"two published values for {info}")
-        wanted[key] = row
-    if _stored(session) == wanted:
+        rows[key] = row
+    if _stored(session) == rows:
         return False
     lock_for_writing(session.connection())
     session.execute(delete(ReferenceValue))
-    if wanted:
+    if rows:
         session.execute(
-            insert(ReferenceValue), [{"fingerprint": key} | row for key, row in wanted.items()]
+            insert(ReferenceValue), [{"fingerprint": key} | row for key, row in rows.items()]
         )
     return True
 

@@ -1,4 +1,4 @@
-"""Writing releases: which stored commits people named."""
+"""Write releases: tags of stored commits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from db.tables import Commit, Release
 
 
 def keep_releases(session: Session, tags: Mapping[str, str]) -> list[str]:
-    """Store tags of stored commits, and say which were new or moved, sorted.
+    """Store tags of stored commits; return the names of new and moved ones, sorted.
 
-    tags: the sha of its commit by name. What is no commit of ours is left out: nothing was ever
-    measured at it.
+    tags: name -> sha. Tags of commits that are not stored are ignored: nothing was measured there.
     """
     lock_for_writing(session.connection())
     shas = set(tags.values())

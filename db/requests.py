@@ -1,6 +1,6 @@
-"""Writing what people ask the fleet to measure. Each call takes the writer's lock, as db.store.
+"""Write requests for measurements by the fleet. Each call takes the writer's lock, like db.store.
 
-A request's content is data that the service checked; nothing here or later runs it as code.
+A request's content is data validated by the service; it is never executed as code.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from db.tables import Request, Run
 
 REQUEST_KINDS = ("sweep", "suite", "bisect")
 REQUEST_STATES = (
-    "queued",  # nobody serves it yet
-    "running",  # a server has it until lease_until
+    "queued",  # not yet claimed by a server
+    "running",  # leased to a server until lease_until
     "done",  # its run is complete
-    "failed",  # it could not be measured; the detail says why
-    "cancelled",  # taken back before it was served
+    "failed",  # it could not be measured; see detail
+    "cancelled",  # cancelled before it finished
 )
 OPEN_REQUEST_STATES = ("queued", "running")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestInfo:
-    """Request for measurements. content: checked data, plain JSON; gpu: a SKU, empty: any.
+    """Request for measurements. content: validated plain JSON; gpu: a SKU, empty: any.
 
-    cases: number of results it makes; of a bisection, the maximum number of comparisons.
-    expected_s None: nothing like it was ever measured, or it is a bisection.
+    cases: number of results; for a bisection, the maximum number of comparisons.
+    expected_s None: no similar case was measured before, or it is a bisection.
     """
 
     uuid: str
@@ -49,10 +49,10 @@ class RequestInfo:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on what may wait or run at a time.
+    """Limits on open (queued or running) requests.
 
-    requests, cases: of one requester. cases_of_one: of one request. requests_of_all, cases_of_all:
-    of all requesters together.
+    requests, cases: per requester. cases_of_one: per request. requests_of_all, cases_of_all: over
+    all requesters.
     """
 
     requests: int
@@ -64,9 +64,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRequest:
-    """A request that a server now has. run None: nothing of it was measured yet.
+    """A request leased to a server. run None: it has no run yet.
 
-    deaths: servers before it in a row that ended while they held it and stored no result.
+    deaths: consecutive earlier servers that died during the lease without storing a result.
     """
 
     uuid: str
@@ -78,10 +78,10 @@ class ClaimedRequest:
 
 
 def add_request(session: Session, info: RequestInfo, *, limits: Limits) -> None:
-    """Queue a request; one with a uuid that is stored changes nothing.
+    """Queue a request; no effect if its uuid is stored.
 
-    Raises RecordError if there is no such kind or it has no case, LimitError if it has more cases
-    than one may have, or its requester or all together would have more open than the limits allow.
+    Raises RecordError if its kind is unknown or it has no case, LimitError if it exceeds the limit
+    on one request, or would exceed those of its requester or of all requesters.
     """
     if info.kind not in REQUEST_KINDS:
         raise RecordError(f"kind is {info.kind!r}, not one of {', '.join(REQUEST_KINDS)}")
@@ -95,17 +95,17 @@ def add_request(session: Session, info: RequestInfo, *, limits: Limits) -> None:
     lock_for_writing(session.connection())
     if session.scalar(select(Request.id).where(Request.uuid == info.uuid)) is not None:
         return
-    of_all = select(func.count(), func.coalesce(func.sum(Request.cases), 0)).where(
+    open_totals = select(func.count(), func.coalesce(func.sum(Request.cases), 0)).where(
         Request.state.in_(OPEN_REQUEST_STATES)
     )
-    count, cases = session.execute(of_all.where(Request.requester == info.requester)).one()
+    count, cases = session.execute(open_totals.where(Request.requester == info.requester)).one()
     if count >= limits.requests or cases + info.cases > limits.cases:
         raise LimitError(
             f"{info.requester} has {count} open requests of {cases} cases, and may have "
             f"{limits.requests} of {limits.cases}: {info.cases} more must wait, or take one back "
             "(flexq-bench status --cancel REQUEST)"
         )
-    count, cases = session.execute(of_all).one()
+    count, cases = session.execute(open_totals).one()
     if count >= limits.requests_of_all or cases + info.cases > limits.cases_of_all:
         raise LimitError(
             f"{count} requests of {cases} cases are open, and all requesters together may have "
@@ -130,9 +130,9 @@ def add_request(session: Session, info: RequestInfo, *, limits: Limits) -> None:
 def claim_request(
     session: Session, server: str, gpus: Sequence[str], *, until: datetime, at: datetime
 ) -> ClaimedRequest | None:
-    """Lease the oldest request that fits one of these SKUs; None: there is none.
+    """Lease the oldest free request for one of these SKUs; None: there is none.
 
-    One whose server's lease has run out is served again: it goes on with the run it has.
+    A request whose lease has expired is claimed again, and its run is resumed.
     """
     lock_for_writing(session.connection())
     oldest = session.execute(
@@ -170,9 +170,9 @@ def claim_request(
 def renew_request(
     session: Session, uuid: str, server: str, *, until: datetime, has_result: bool = True
 ) -> bool:
-    """Lengthen a server's lease; False: the request was cancelled, or another has it.
+    """Extend a server's lease; False: the request was cancelled, or another server has it.
 
-    has_result: it got on since its lease began, so servers that died before don't count.
+    has_result: a result was stored during this lease; resets the count of deaths.
     """
     lock_for_writing(session.connection())
     changes = {"deaths": 0} if has_result else {}
@@ -180,7 +180,7 @@ def renew_request(
 
 
 def return_requests(session: Session, server: str) -> None:
-    """Let other servers have at once what this one holds, if anything; it is no death."""
+    """Queue the requests leased to a server again; not counted as a death."""
     lock_for_writing(session.connection())
     held = Request.state == REQUEST_LEASES.held
     session.execute(
@@ -189,7 +189,7 @@ def return_requests(session: Session, server: str) -> None:
 
 
 def give_request_run(session: Session, uuid: str, run_uuid: str) -> None:
-    """Say which run a request became. Raises NotFoundError if either is not stored."""
+    """Set the run of a request. Raises NotFoundError if either is not stored."""
     lock_for_writing(session.connection())
     run_id = session.scalar(select(Run.id).where(Run.uuid == run_uuid))
     if run_id is None:
@@ -198,7 +198,7 @@ def give_request_run(session: Session, uuid: str, run_uuid: str) -> None:
 
 
 def note_request(session: Session, uuid: str, server: str, detail: str) -> None:
-    """Say how far a request is; nothing if this server does not hold it."""
+    """Set the progress text of a request; no effect if this server does not hold it."""
     lock_for_writing(session.connection())
     held = Request.state == REQUEST_LEASES.held
     session.execute(
@@ -211,12 +211,12 @@ def note_request(session: Session, uuid: str, server: str, detail: str) -> None:
 def finish_request(
     session: Session, uuid: str, state: str, *, detail: str = "", at: datetime
 ) -> None:
-    """Set a request's last state. Raises NotFoundError, RecordError if there is no such state.
+    """Set the final state of a request; one that was cancelled meanwhile stays cancelled.
 
-    A request that was cancelled meanwhile stays so.
+    Raises NotFoundError, RecordError if the state is unknown or not final.
     """
     if state not in REQUEST_STATES or state in OPEN_REQUEST_STATES:
-        ends = [one for one in REQUEST_STATES if one not in OPEN_REQUEST_STATES]
+        ends = [s for s in REQUEST_STATES if s not in OPEN_REQUEST_STATES]
         raise RecordError(f"state is {state!r}, not one of {', '.join(ends)}")
     lock_for_writing(session.connection())
     now = session.scalar(select(Request.state).where(Request.uuid == uuid))
@@ -226,9 +226,9 @@ def finish_request(
 
 
 def cancel_request(session: Session, uuid: str, *, person: str, at: datetime) -> None:
-    """Take a request back. One that is being measured stops after its current case.
+    """Cancel a request. If it is running, it stops after its current case.
 
-    Raises NotFoundError, RecordError if it has come to its end.
+    Raises NotFoundError, RecordError if it has ended.
     """
     lock_for_writing(session.connection())
     state = session.scalar(select(Request.state).where(Request.uuid == uuid))

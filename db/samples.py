@@ -1,4 +1,4 @@
-"""Raw samples as the bytes that the `sample` table keeps."""
+"""Compressed encoding of raw samples in the `sample` table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DTYPE = np.dtype("<f8")
 
 @dataclass(frozen=True, slots=True)
 class PackedSamples:
-    """data: zlib of little-endian float64; placement_counts: how many belong to each placement."""
+    """data: zlib of little-endian float64 samples; placement_counts: samples per placement."""
 
     data: bytes
     placement_counts: list[int]
@@ -24,13 +24,13 @@ class PackedSamples:
 
 
 def pack(samples: Sequence[Sequence[float]]) -> PackedSamples:
-    """Samples by placement, in the order measured; every bit is kept."""
+    """Encode samples by placement, in measurement order, without loss."""
     flat = np.array([value for placement in samples for value in placement], dtype=_DTYPE)
     return PackedSamples(zlib.compress(flat.tobytes()), [len(p) for p in samples])
 
 
 def unpack(packed: PackedSamples) -> tuple[tuple[float, ...], ...]:
-    """The samples by placement that `pack` was given."""
+    """Decode samples by placement: the inverse of `pack`."""
     flat = np.frombuffer(zlib.decompress(packed.data), dtype=_DTYPE)
     ends = np.cumsum(packed.placement_counts)[:-1]
     return tuple(tuple(part.tolist()) for part in np.split(flat, ends))

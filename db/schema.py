@@ -1,6 +1,6 @@
-"""Schema revision of a database, and its upgrade to that of this version.
+"""Schema revision of a database, and its migration to that of this version.
 
-A new revision: `alembic.command.revision(alembic_config(), "message", rev_id="0003")` from a
+To add a revision: `alembic.command.revision(alembic_config(), "message", rev_id="0003")` from a
 Python prompt writes db/migrations/versions/0003_message.py; there is no alembic.ini.
 """
 
@@ -35,7 +35,7 @@ class Upgrade:
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
-    """Alembic's configuration, built here so that an installed package needs no file for it."""
+    """Return Alembic's configuration, built in code so that no alembic.ini is needed."""
     config = Config()
     # Alembic reads % as the start of a substitution.
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
@@ -45,15 +45,15 @@ def alembic_config(connection: Connection | None = None) -> Config:
 
 @cache
 def revisions() -> tuple[str, ...]:
-    """The revisions that this version knows, oldest first."""
+    """Return the revisions known to this version, oldest first."""
     scripts = ScriptDirectory(str(MIGRATIONS)).walk_revisions()
     return tuple(script.revision for script in scripts)[::-1]
 
 
 def current_revision(connection: Connection) -> str | None:
-    """The revision of a database's tables; None: it holds no tables at all.
+    """Return the revision of a database's tables; None: there are no tables.
 
-    Raises NotADatabaseError if there are tables, but not ours.
+    Raises NotADatabaseError if the tables belong to another program.
     """
     tables = inspect(connection).get_table_names()
     if tables and Measurement.__tablename__ not in tables:
@@ -62,7 +62,7 @@ def current_revision(connection: Connection) -> str | None:
 
 
 def check_revision(revision: str | None) -> None:
-    """Raise OlderSchemaError or NewerSchemaError unless the tables are those of this version."""
+    """Raise OlderSchemaError or NewerSchemaError unless the revision is that of this version."""
     if revision is None:
         raise OlderSchemaError(
             "holds no tables yet: run `flexq-bench db upgrade`, with the same --db if you gave one"
@@ -81,7 +81,7 @@ def check_revision(revision: str | None) -> None:
 
 
 def migrate(connection: Connection) -> Upgrade:
-    """Run the missing revisions inside the transaction that `connection` is in.
+    """Apply the missing revisions in the transaction of `connection`.
 
     Raises NewerSchemaError if a later version wrote the tables.
     """

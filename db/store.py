@@ -1,7 +1,7 @@
-"""Writing: a run, its plan, its records. Each call is safe beside other processes' calls.
+"""Write runs, their plans and their records. Safe with concurrent calls of other processes.
 
-A call holds the writer's lock from its start to the end of the session's transaction, so a
-session that writes should be short: one record, or one file.
+A call holds the writer's lock from its start to the end of the session's transaction, so keep a
+session that writes short: one record, or one file.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from db.records import RUN_STATUSES, CommitInfo, Record, RunInfo, RunOwner
 from db.tables import Run
 from db.writer import Writer
 
-_TOWARDS_THE_END = ("running", "interrupted", "failed", "complete")
+_STATUS_ORDER = ("running", "interrupted", "failed", "complete")
 
 
 def begin_run(
     session: Session, run: RunInfo, commit: CommitInfo, owner: RunOwner | None = None
 ) -> RunInfo:
-    """Declare a run and its plan, and say which run it became.
+    """Store a run and its plan, or resume it; return the stored run.
 
-    owner: the process that has it from now on; None: nobody says.
-
-    If a run with this idempotency key (or uuid) is stored, that one goes on: it is running again,
-    planned cases that it lacked are appended, and its uuid comes back. Raises RecordError.
+    owner: the process that executes it; None: unknown. A stored run with this idempotency key (or
+    uuid) is resumed: its status is set to the given one, and new planned cases are appended. Raises
+    RecordError.
     """
     run = canonical(run)
     writer = Writer(session)
     stored = session.scalar(select(Run.uuid).where(Run.idempotency_key == run.idempotency_key))
-    going_on = dataclasses.replace(run, uuid=stored or run.uuid)
-    run_id = writer.run(going_on, writer.commit(canonical(commit)))
+    resumed = dataclasses.replace(run, uuid=stored or run.uuid)
+    run_id = writer.run(resumed, writer.commit(canonical(commit)))
     owned = {} if owner is None else _owner_columns(owner)
     values = {"status": run.status, "finished_at": None, **owned}
     session.execute(update(Run).where(Run.id == run_id).values(values))
-    return run_info(session, going_on.uuid)
+    return run_info(session, resumed.uuid)
 
 
 def end_runs_of(session: Session, owner: RunOwner, *, at: datetime) -> int:
-    """Mark the runs that a process left running as interrupted; how many there were."""
+    """Mark the running runs of a process as interrupted; return their number."""
     lock_for_writing(session.connection())
     statement = (
         update(Run)
@@ -61,18 +60,18 @@ def _owner_columns(owner: RunOwner) -> dict[str, str | int]:
 
 
 def advance_run(session: Session, run_uuid: str, status: str) -> None:
-    """Give a run the status that somebody else knows of it, if it is further than its own."""
-    earlier = _TOWARDS_THE_END[: _TOWARDS_THE_END.index(status)]
+    """Set a run's status if it is later in the order running ... complete than the stored one."""
+    earlier = _STATUS_ORDER[: _STATUS_ORDER.index(status)]
     session.execute(
         update(Run).where(Run.uuid == run_uuid, Run.status.in_(earlier)).values(status=status)
     )
 
 
 def add_record(session: Session, record: Record) -> bool:
-    """Store a record with all that it refers to; False: it was stored before, nothing changed.
+    """Store a record and the rows it references; return False if its uuid is stored.
 
-    A record whose environment is new to its series opens an epoch. Raises RecordError if a field
-    can't be stored, ConflictError if another run holds the idempotency key of the record's run.
+    An environment that is new to the series opens an epoch. Raises RecordError if a field can't be
+    stored, ConflictError if another run has the idempotency key of the record's run.
     """
     writer = Writer(session)
     writer.add(canonical(record))
@@ -81,7 +80,7 @@ def add_record(session: Session, record: Record) -> bool:
 
 
 def add_records(session: Session, records: Iterable[Record]) -> int:
-    """Store records in one go, and say how many are new. Raises as add_record."""
+    """Store records and return the number of new ones. Raises like add_record."""
     writer = Writer(session)
     writer.add_all(map(canonical, records))
     return writer.added
@@ -92,7 +91,7 @@ def finish_run(
 ) -> None:
     """Set the final status of a run; finished_at None: now.
 
-    Raises NotFoundError if the run is not stored, RecordError if there is no such status.
+    Raises NotFoundError if the run is not stored, RecordError if the status is unknown.
     """
     if status not in RUN_STATUSES:
         raise RecordError(f"status is {status!r}, not one of {', '.join(RUN_STATUSES)}")

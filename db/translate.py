@@ -1,4 +1,4 @@
-"""Driver errors as one line of ours."""
+"""Translate driver errors into DatabaseError with a one-line message."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from db.errors import (
     UnreachableError,
 )
 
-_OF_ROWS = "sqlalchemy/engine/*result*.py"
+_ROW_DECODERS = "sqlalchemy/engine/*result*.py"
 _DAMAGED = "is damaged: restore a copy, or import an export of it into a new file"
 
-# What a message of the driver holds, and what we make of it. SQLite gives no codes through
-# Python's older drivers; PostgreSQL's messages are matched by SQLSTATE first.
+# Fragment of the driver's message -> error. Older sqlite3 modules expose no error codes;
+# PostgreSQL's errors are matched by SQLSTATE.
 _SQLITE: tuple[tuple[str, type[DatabaseError], str], ...] = (
     ("is locked", LockedError, "is locked: another process has been writing for longer than the "
      "timeout, so try again when it is done"),
@@ -46,13 +46,13 @@ _POSTGRESQL: dict[str, tuple[type[DatabaseError], str]] = {
 }  # fmt: skip
 
 
-# SQLSTATE classes: connection exceptions, and a server that is shut down or not up yet.
+# SQLSTATE classes: connection exceptions, and a server that is shutting down or starting.
 _GOING_AWAY = ("08", "57P")
 
 
 @contextmanager
 def translated(name: str) -> Iterator[None]:
-    """Raise a driver's error from inside the block as DatabaseError; `name` is the database's."""
+    """Re-raise driver errors of the block as DatabaseError. name: of the database, for messages."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -64,7 +64,7 @@ def translated(name: str) -> Iterator[None]:
 
 
 def translate(error: SQLAlchemyError, name: str) -> DatabaseError:
-    """The DatabaseError that stands for a driver's error on the database called `name`."""
+    """Return the DatabaseError for a driver's error. name: of the database, for messages."""
     error = _root_error(error)
     original = error.orig if isinstance(error, DBAPIError) else None
     reason = _first_line(original or error)
@@ -91,14 +91,14 @@ def _is_of_stored_value(error: Exception) -> bool:
 
     SQLite stores any bytes in any column, so such a file was written by something else.
     """
-    within = "sqlalchemy/*/*.py" if isinstance(error, UnicodeDecodeError) else _OF_ROWS
+    within = "sqlalchemy/*/*.py" if isinstance(error, UnicodeDecodeError) else _ROW_DECODERS
     return any(
         Path(frame.f_code.co_filename).match(within) for frame, _ in walk_tb(error.__traceback__)
     )
 
 
 def _root_error(error: SQLAlchemyError) -> SQLAlchemyError:
-    """SQLite undoes all where its disk is full; undoing a part of it then fails in turn."""
+    """Return the first error: on a full disk SQLite rolls back, then the savepoint is missing."""
     before = error.__context__
     while "no such savepoint" in str(error) and before is not None:
         if isinstance(before, SQLAlchemyError):

@@ -1,4 +1,4 @@
-"""Writing the configurations that were found fastest, for all workers of a kind of GPU."""
+"""Write and read tuned kernel configurations, shared by all workers on a GPU model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from db.tables import TuningChoice
 
 @dataclass(frozen=True, slots=True)
 class ChoiceInfo:
-    """A choice. key: all that it depends on, plain JSON, with the SKU under `gpu`."""
+    """A tuned configuration. key: all it depends on, plain JSON, with the SKU under `gpu`."""
 
     key: Mapping[str, Any]
     config: Mapping[str, Any]
 
 
 def add_choices(session: Session, choices: Iterable[ChoiceInfo], *, at: datetime) -> int:
-    """Store choices whose key has none yet, and say how many: the first one chosen holds."""
+    """Store choices with a new key and return their number; stored choices are kept."""
     new = {fingerprint(choice.key): choice for choice in choices}
     if not new:
         return 0
@@ -48,7 +48,7 @@ def add_choices(session: Session, choices: Iterable[ChoiceInfo], *, at: datetime
 
 
 def choices_of(session: Session, gpu: str, software: str) -> list[ChoiceInfo]:
-    """The choices of a SKU that hold for these sources and libraries, oldest first."""
+    """Return the choices of a SKU for this software (sources, libraries), oldest first."""
     stored = session.execute(
         select(TuningChoice.key, TuningChoice.config)
         .where(TuningChoice.gpu == gpu)

@@ -26,13 +26,13 @@ _FORMS = "a path, sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
 
 
 def default_path() -> Path:
-    """The SQLite file used when nothing else is said, in the user's data folder."""
+    """Return the default SQLite file, in the user's data folder."""
     folder = platformdirs.user_data_path("flexq-bench", appauthor=False)
     return folder / "flexq-bench.sqlite"
 
 
 def resolve_url(database: str | None) -> URL:
-    """The URL of `database`; None: $FLEXQ_BENCH_DB, and where that is unset the default path.
+    """Return the URL of `database`; None: $FLEXQ_BENCH_DB, or the default path if that is unset.
 
     A text without `://` is the path of a SQLite file. Raises UnknownSchemeError for a database
     that is neither SQLite nor PostgreSQL, or has no name, NotADatabaseError if a SQLite URL names
@@ -44,7 +44,7 @@ def resolve_url(database: str | None) -> URL:
     if not text.strip() or not text.isprintable():
         raise UnknownSchemeError(f"{text!r} names no database: write {_FORMS}")
     if "://" not in text:
-        return URL.create(SQLITE, database=_whole_path(text))
+        return URL.create(SQLITE, database=_absolute_path(text))
     scheme = text.partition("://")[0]
     driver = _DRIVERS.get(scheme.lower())
     if driver is None:
@@ -52,13 +52,13 @@ def resolve_url(database: str | None) -> URL:
     try:
         url = make_url(text).set(drivername=driver)
     except (ArgumentError, ValueError):
-        # The text stays out of the message: it may hold a password.
+        # The text is not in the message: it may contain a password.
         raise UnknownSchemeError(f"a {scheme} URL that can't be read: write {_FORMS}") from None
     if driver == POSTGRESQL:
         return url
     if not url.database or url.database == ":memory:":
         raise NotADatabaseError(f"{scheme} URL without a file: write sqlite:///PATH")
-    return url.set(database=_whole_path(url.database))
+    return url.set(database=_absolute_path(url.database))
 
 
 def is_default(database: str | None) -> bool:
@@ -74,8 +74,8 @@ def display(url: URL) -> str:
     return shown.render_as_string(hide_password=True)
 
 
-def _whole_path(text: str) -> str:
-    # Path.expanduser raises where there is nobody of that name.
+def _absolute_path(text: str) -> str:
+    # Path.expanduser would raise for an unknown user.
     return str(Path(os.path.expanduser(text)).absolute())
 
 

@@ -1,4 +1,4 @@
-"""Write decisions, alerts and A/A calibrations. Each call takes the writer's lock, as db.store."""
+"""Write decisions, alerts and A/A calibrations. Each call takes the writer's lock (db.store)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _COPIED = (
 
 
 def add_decision(session: Session, info: DecisionInfo) -> bool:
-    """Store a decision with its evidence; False: its uuid is stored, nothing changed.
+    """Store a decision with its evidence; return False if its uuid is stored.
 
     Raises ValueError if the evidence is not plain JSON.
     """
@@ -75,9 +75,9 @@ def add_decision(session: Session, info: DecisionInfo) -> bool:
 def open_alert(
     session: Session, family: str, good_sha: str, bad_sha: str, opened_at: datetime
 ) -> int:
-    """The id of the alert of this range and family, made in state `new` if there is none.
+    """Return the id of the alert of this range and family, created as `new` if there is none.
 
-    The commits are stored ones, without local changes. Raises NotFoundError.
+    Raises NotFoundError unless both commits are stored, without local changes.
     """
     lock_for_writing(session.connection())
     key = fingerprint({"family": family, "good": good_sha, "bad": bad_sha})
@@ -99,7 +99,7 @@ def open_alert(
 
 
 def join_alert(session: Session, alert_id: int, decision_uuids: Iterable[str]) -> None:
-    """Make decisions members of an alert. Those of another alert stay where they are."""
+    """Assign decisions to an alert; those of another alert are left unchanged."""
     lock_for_writing(session.connection())
     alert = _alert(session, alert_id)
     session.execute(
@@ -114,11 +114,11 @@ def join_alert(session: Session, alert_id: int, decision_uuids: Iterable[str]) -
 def set_alert_state(
     session: Session, alert_id: int, state: str, *, person: str, note: str, at: datetime
 ) -> None:
-    """Give an alert another state and keep who did it, when and why.
+    """Set the state of an alert, and record person, time and note as an event.
 
     `explained` opens an epoch at the first bad commit in every series of the alert; any later
-    state takes that back. Raises NotFoundError if there is no such alert, RecordError if there is
-    no such state or the alert has it.
+    state undoes that. Raises NotFoundError if there is no such alert, RecordError if the state is
+    unknown or already set.
     """
     if state not in ALERT_STATES[1:]:
         raise RecordError(
@@ -141,9 +141,10 @@ def set_alert_state(
 def add_alert_note(
     session: Session, alert_id: int, *, person: str, note: str, at: datetime
 ) -> None:
-    """Say something about an alert and leave its state. Raises NotFoundError; RecordError: no note.
+    """Add a note to an alert without a change of state.
 
-    The note becomes the alert's newest; earlier ones stay in its events.
+    It becomes the alert's current note; earlier ones stay in its events. Raises NotFoundError,
+    RecordError if the note is empty.
     """
     if not note.strip():
         raise RecordError(f"the note on alert {alert_id} is empty: write one, or set a state")
@@ -163,33 +164,34 @@ def decide_on_alert(
     note: str,
     at: datetime,
 ) -> None:
-    """Give an alert a state and a note as somebody who looked at it asks; its own state: the note.
+    """Set an alert's state and note, unless the alert changed since it was read.
 
-    seen_events: how many events the alert had when they looked. Raises StaleError if it has more
-    by now, whoever comes first; else as set_alert_state and add_alert_note.
+    state: the current one adds only the note. seen_events: number of the alert's events when it was
+    read. Raises StaleError if it has another number now; else like set_alert_state and
+    add_alert_note.
     """
     lock_for_writing(session.connection())
-    now_is = _alert(session, alert_id)["state"]
+    stored = _alert(session, alert_id)["state"]
     events = select(func.count()).where(AlertEvent.alert_id == alert_id)
     if session.scalars(events).one() != seen_events:
         raise StaleError(
-            f"somebody changed alert {alert_id} meanwhile, it is {now_is}: reload the page, read "
+            f"somebody changed alert {alert_id} meanwhile, it is {stored}: reload the page, read "
             "what they say, and decide then"
         )
-    if state == now_is:
+    if state == stored:
         add_alert_note(session, alert_id, person=person, note=note, at=at)
     else:
         set_alert_state(session, alert_id, state, person=person, note=note, at=at)
 
 
 def add_noise(session: Session, info: NoiseInfo) -> bool:
-    """Add a page to the A/A calibration; False: one that rests on the same decisions is there."""
+    """Store the noise of a series; return False if one from the same decisions is stored."""
     row = _without(info, "decisions") | {"comparisons": len(info.decisions)}
     return _add_derived(session, Noise, row, {"decisions": sorted(info.decisions)})
 
 
 def add_false_alarm_rate(session: Session, info: FalseAlarmInfo) -> bool:
-    """Store the rate; False: one of the same canaries is stored."""
+    """Store the rate; return False if one of the same canaries is stored."""
     row = _without(info, "decisions") | {"canaries": len(info.decisions)}
     return _add_derived(session, FalseAlarmRate, row, {"decisions": sorted(info.decisions)})
 
@@ -236,7 +238,7 @@ def _break_epochs(session: Session, alert_id: int, commit_id: int) -> None:
         )
         .distinct()
     ).all()
-    rows = [{"series_id": one, "commit_id": commit_id, "alert_id": alert_id} for one in series]
+    rows = [{"series_id": s, "commit_id": commit_id, "alert_id": alert_id} for s in series]
     if rows:
         session.execute(insert(EpochBreak), rows)
 

@@ -1,7 +1,7 @@
-"""Storing records: the rows they refer to, each made once, and their measurements.
+"""Insert records: their measurements, and the rows they reference, each inserted once.
 
-A Writer lives within one transaction that holds the writer's lock, so that what it looked up
-stays true until it is done.
+A Writer is used within one transaction that holds the writer's lock, so the ids it caches stay
+valid.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from db.tables import (
 )
 
 _PROJECT = "project"
-_BATCH = 500  # measurements that wait to be inserted together
+_BATCH = 500  # measurements per bulk insert
 _IDENTITY = tuple(
     column.name
     for column in Series.__table__.columns
@@ -47,8 +47,8 @@ _COPIED = tuple(
 )
 
 
-class Referring(Protocol):
-    """A record of any kind: what it refers to, and when it was made."""
+class RecordReferences(Protocol):
+    """Protocol of all kinds of records: the rows a record references, and its creation time."""
 
     @property
     def run(self) -> RunInfo: ...
@@ -65,15 +65,15 @@ class Referring(Protocol):
 def series_identity(record: Record) -> dict[str, Any]:
     """Return the fields that must be equal for two records to be comparable.
 
-    Their fingerprint is the series' key. A project is part of them only where there is one, as
-    series had keys before there were projects.
+    Their fingerprint is the key of the series. An empty project is left out, so that series from
+    before projects existed keep their keys.
     """
     identity = {name: getattr(record, name) for name in _IDENTITY}
     return identity | ({_PROJECT: record.project} if record.project else {})
 
 
 class Writer:
-    """Adds records to the transaction of a session; `flush` when all are added."""
+    """Inserts records in the transaction of a session. Call `flush` after the last `add`."""
 
     def __init__(self, session: Session) -> None:
         lock_for_writing(session.connection())
@@ -84,23 +84,22 @@ class Writer:
         self.added = 0
 
     def add(self, record: Record) -> None:
-        """Take a canonical record; with enough of them at hand, or at `flush`, they are stored."""
+        """Queue a canonical record; queued records are stored in batches, the rest by `flush`."""
         self._pending[record.uuid] = record
         if len(self._pending) >= _BATCH:
             self.flush()
 
     def add_all(self, records: Iterable[Record]) -> None:
-        """Take canonical records and store them."""
+        """Store canonical records."""
         for record in records:
             self.add(record)
         self.flush()
 
     def flush(self) -> None:
-        """Store what `add` took, but for records whose uuid is stored: those change nothing.
+        """Store the queued records, except those whose uuid is stored.
 
-        Nor does a second result of the same repetition of a case in a run: the first is kept.
-
-        Raises ConflictError as `run`.
+        Of two results of the same repetition of a case in a run, the first is kept.
+        Raises ConflictError like `run`.
         """
         uuids = list(self._pending)
         stored = set(
@@ -112,9 +111,9 @@ class Writer:
         self._pending.clear()
         if not records:
             return
-        self._find_series(records)
-        self._find_devices(records)
-        self._find_epochs(records)
+        self._cache_series(records)
+        self._cache_devices(records)
+        self._cache_epochs(records)
         self._add_rows(Measurement, [self._measurement_row(record) for record in records])
         new = [record.uuid for record in records]
         query = select(Measurement.uuid, Measurement.id).where(Measurement.uuid.in_(new))
@@ -124,7 +123,7 @@ class Writer:
         self.added += len(records)
 
     def commit(self, info: CommitInfo) -> int:
-        """The id of a commit. What was unknown of it so far is filled in."""
+        """Return the id of a commit, inserted if missing; its empty columns are filled in."""
         key = ("commit", info)
         if key not in self._ids:
             row = {
@@ -134,17 +133,17 @@ class Writer:
                 "dirty": info.dirty,
                 "subject": info.subject,
                 "author": info.author,
-                "committed_at": _moment(info.committed_at) if info.committed_at else None,
+                "committed_at": _parse_time(info.committed_at) if info.committed_at else None,
                 "project": info.project,
             }
-            self._ids[key] = self._one(Commit, row, by=("sha", "dirty"))
+            self._ids[key] = self._row_id(Commit, row, by=("sha", "dirty"))
             self._complete_commit(self._ids[key], row)
         return self._ids[key]
 
     def run(self, info: RunInfo, commit_id: int) -> int:
-        """The id of a run, with its plan. A run that is stored keeps its own status.
+        """Return the id of a run, inserted with its plan if missing. A stored run keeps its status.
 
-        Raises ConflictError if another run holds its idempotency key.
+        Raises ConflictError if another run has its idempotency key.
         """
         key = ("run", info)
         if key not in self._ids:
@@ -164,7 +163,7 @@ class Writer:
         return self._ids[key]
 
     def plan(self, run_id: int, case_keys: Iterable[str]) -> None:
-        """Append to a run's plan the cases that are not in it."""
+        """Append the cases that are missing in a run's plan."""
         cases = dict.fromkeys(case_keys)
         if not cases:
             return
@@ -177,25 +176,25 @@ class Writer:
         self._add_rows(PlannedCase, rows)
 
     def device(self, info: DeviceInfo) -> int:
-        """The id of a device in its state."""
+        """Return the id of a device with these settings, inserted if missing."""
         key = ("device", info)
         if key not in self._ids:
-            self._ids[key] = self._one(Device, _device_row(info), by=("fingerprint",))
+            self._ids[key] = self._row_id(Device, _device_row(info), by=("fingerprint",))
         return self._ids[key]
 
     def environment(self, content: Mapping[str, str]) -> int:
-        """The id of an environment by all that it says."""
+        """Return the id of the environment with this content, inserted if missing."""
         key = ("environment", *sorted(content.items()))
         if key not in self._ids:
             row = {"content": dict(content), "fingerprint": fingerprint(content)}
-            self._ids[key] = self._one(Environment, row, by=("fingerprint",))
+            self._ids[key] = self._row_id(Environment, row, by=("fingerprint",))
         return self._ids[key]
 
-    def references(self, record: Referring) -> dict[str, Any]:
+    def references(self, record: RecordReferences) -> dict[str, Any]:
         """Return the foreign keys and creation time of a row from a canonical record.
 
-        For rows of results that are no measurements. Rows referred to are inserted if missing.
-        Raises ConflictError as `run`.
+        For results other than measurements. Referenced rows are inserted if missing. Raises
+        ConflictError like `run`.
         """
         commit_id = self.commit(record.commit)
         return {
@@ -207,11 +206,11 @@ class Writer:
         }
 
     def series(self, identity: Mapping[str, Any]) -> int:
-        """The id of a series by its identity (see `series_identity`): every part of it."""
+        """Return the id of a series by its full identity (see `series_identity`)."""
         key = _series_key(identity)
         if key not in self._ids:
             row = {_PROJECT: "", **identity, "identity_hash": fingerprint(identity)}
-            self._ids[key] = self._one(Series, row, by=("identity_hash",))
+            self._ids[key] = self._row_id(Series, row, by=("identity_hash",))
         return self._ids[key]
 
     def _first_of_each_repetition(self, records: Sequence[Record]) -> list[Record]:
@@ -235,36 +234,36 @@ class Writer:
                 taken.add(key)
         return first
 
-    def _find_series(self, records: Sequence[Record]) -> None:
-        """Know the series of all records, in two statements rather than two a record."""
+    def _cache_series(self, records: Sequence[Record]) -> None:
+        """Cache the series ids of all records, with two statements instead of two per record."""
         identities = {_series_key(one): one for one in map(series_identity, records)}
         rows = {
             key: {_PROJECT: "", **identity, "identity_hash": fingerprint(identity)}
             for key, identity in identities.items()
             if key not in self._ids
         }
-        self._find_all(Series, rows, by="identity_hash")
+        self._cache_ids(Series, rows, by="identity_hash")
 
-    def _find_devices(self, records: Sequence[Record]) -> None:
-        """Know the devices of all records, as `_find_series`."""
+    def _cache_devices(self, records: Sequence[Record]) -> None:
+        """Cache the device ids of all records, like `_cache_series`."""
         rows: dict[tuple[object, ...], dict[str, Any]] = {
             ("device", info): _device_row(info)
             for info in {record.device for record in records}
             if ("device", info) not in self._ids
         }
-        self._find_all(Device, rows, by="fingerprint")
+        self._cache_ids(Device, rows, by="fingerprint")
 
-    def _find_all(
+    def _cache_ids(
         self, table: type[Base], rows: Mapping[tuple[object, ...], Mapping[str, Any]], *, by: str
     ) -> None:
-        """Know the id of each row by its key; those that are not stored are inserted."""
+        """Cache the id of each row under its key; missing rows are inserted."""
         if not rows:
             return
         columns = table.__table__.columns
-        wanted = (columns[by], columns["id"])
+        key_and_id = (columns[by], columns["id"])
 
         def stored(values: Iterable[Any]) -> dict[Any, int]:
-            query = select(*wanted).where(columns[by].in_(list(values)))
+            query = select(*key_and_id).where(columns[by].in_(list(values)))
             return {row[0]: row[1] for row in self._session.execute(query)}
 
         known = stored(row[by] for row in rows.values())
@@ -275,12 +274,12 @@ class Writer:
         for key, row in rows.items():
             self._ids[key] = known[row[by]]
 
-    def _find_epochs(self, records: Sequence[Record]) -> None:
-        """Know the epochs of all records, as `_find_series`. New ones begin with the earliest."""
+    def _cache_epochs(self, records: Sequence[Record]) -> None:
+        """Cache the epochs of all records, as `_cache_series`; new ones begin at the earliest."""
         rows: dict[tuple[int, int], dict[str, Any]] = {}
         for record in records:
             pair = self.series(series_identity(record)), self.environment(record.environment)
-            at = _moment(record.created_at)
+            at = _parse_time(record.created_at)
             if ("epoch", *pair) in self._ids or (pair in rows and rows[pair]["opened_at"] <= at):
                 continue
             rows[pair] = {
@@ -294,8 +293,8 @@ class Writer:
         columns = (Epoch.series_id, Epoch.environment_id, Epoch.id, Epoch.opened_at)
         stored = select(*columns).where(Epoch.series_id.in_({series for series, _ in rows}))
         epochs = self._session.execute(stored).all()
-        there = {(row.series_id, row.environment_id) for row in epochs}
-        new = [row for pair, row in rows.items() if pair not in there]
+        stored_pairs = {(row.series_id, row.environment_id) for row in epochs}
+        new = [row for pair, row in rows.items() if pair not in stored_pairs]
         if new:
             self._add_rows(Epoch, new)
             epochs = self._session.execute(stored).all()
@@ -307,7 +306,7 @@ class Writer:
         commit_id = self.commit(record.commit)
         run_id = self.run(record.run, commit_id)
         series_id = self.series(series_identity(record))
-        created_at = _moment(record.created_at)
+        created_at = _parse_time(record.created_at)
         return {name: getattr(record, name) for name in _COPIED} | {
             "run_id": run_id,
             "case_key": record.case,
@@ -329,13 +328,13 @@ class Writer:
             "trigger": info.trigger,
             "commit_id": commit_id,
             "status": info.status,
-            "created_at": _moment(info.created_at),
+            "created_at": _parse_time(info.created_at),
         }
         return self._insert(Run, row)
 
     def _epoch(self, series_id: int, environment_id: int, run_id: int, created_at: datetime) -> int:
-        epoch_id = self._ids["epoch", series_id, environment_id]  # by _find_epochs
-        # Results may be imported in any order; the epoch still begins with the earliest.
+        epoch_id = self._ids["epoch", series_id, environment_id]  # cached by _cache_epochs
+        # Results may be imported in any order; an epoch begins with the earliest.
         if created_at < self._opened[epoch_id]:
             self._opened[epoch_id] = created_at
             self._session.execute(
@@ -349,16 +348,16 @@ class Writer:
         query = select(*Commit.__table__.columns).where(Commit.id == commit_id)
         stored = self._session.execute(query).mappings().one()
         unknown = (None, "")
-        gained = {
+        new_values = {
             name: value
             for name, value in row.items()
             if stored[name] in unknown and value not in unknown and name != _PROJECT
         }
-        if gained:
-            self._session.execute(update(Commit).where(Commit.id == commit_id).values(gained))
+        if new_values:
+            self._session.execute(update(Commit).where(Commit.id == commit_id).values(new_values))
 
-    def _one(self, table: type[Base], row: Mapping[str, Any], *, by: tuple[str, ...]) -> int:
-        """The id of the row with these values in the columns `by`, inserted if there is none."""
+    def _row_id(self, table: type[Base], row: Mapping[str, Any], *, by: tuple[str, ...]) -> int:
+        """Return the id of the row with these values in the columns `by`, inserted if missing."""
         columns = table.__table__.columns
         query = select(columns["id"]).where(*(columns[name] == row[name] for name in by))
         row_id = self._session.scalar(query)
@@ -373,8 +372,8 @@ class Writer:
 
 
 def _repetition(record: Record) -> int | None:
-    told = record.extra.get("repetition")
-    return told if isinstance(told, int) and not isinstance(told, bool) else None
+    value = record.extra.get("repetition")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _device_row(info: DeviceInfo) -> dict[str, Any]:
@@ -396,5 +395,5 @@ def _sample_row(measurement_id: int, record: Record) -> dict[str, Any]:
     }
 
 
-def _moment(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text)

@@ -1,7 +1,7 @@
-"""The linear layers of each type of decoder block, as tables.
+"""Tables of the linear layers of each type of decoder block.
 
-A type is named as transformers names its model_type. The sizes of a layer are names of widths, to
-which a model gives numbers (`ModelSpec.widths`).
+Block types have the names of model_type in transformers. The sizes of a layer are names of widths,
+whose values `ModelSpec.widths` has for each model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Block = Literal["llama", "opt"]  # forward passes that `decode` has
+Block = Literal["llama", "opt"]  # forward passes implemented by `decode`
 BlockType = Literal[
     "llama",
     "opt",
@@ -25,8 +25,8 @@ BlockType = Literal[
     "deepseek_v2",
 ]
 BLOCK_TYPES: tuple[BlockType, ...] = get_args(BlockType)
-# What `decode` runs, by the forward pass that it has: Qwen2 adds biases to LLaMA's, Qwen3 norms of
-# heads, and Mistral is LLaMA's within its sliding window.
+# Block types that `decode` supports -> their forward pass. Qwen2 adds biases to LLaMA's, Qwen3
+# norms of heads; Mistral equals LLaMA within its sliding window.
 DECODED: Mapping[BlockType, Block] = {
     "llama": "llama",
     "mistral": "llama",
@@ -41,9 +41,9 @@ Place = Literal["every", "dense", "routed", "shared"]
 class Projection:
     """A weight matrix [N,K] of a block. n, k: names of widths.
 
-    fused: the matrix that it is part of where a serving engine stacks projections of one input
-    along N; empty: none. place: in every block; in those with a dense feed-forward; in each routed
-    expert, or in the shared experts, of the others.
+    fused: name of the matrix in which a serving engine stacks projections of one input along N;
+    empty: not stacked. place: "every" block, blocks with a "dense" feed-forward, each "routed"
+    expert, or the "shared" experts.
     """
 
     name: str
@@ -84,7 +84,7 @@ LAYERS: Mapping[BlockType, tuple[Projection, ...]] = {
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "gemma3": _LLAMA,
-    # Its checkpoints hold Q, K and V, and gate and up, stacked.
+    # Q, K and V, and gate and up, are stacked in its checkpoints.
     "phi3": (
         Projection("qkv_proj", "queries_keys_values", "hidden"),
         Projection("o_proj", "hidden", "queries"),
@@ -100,7 +100,8 @@ LAYERS: Mapping[BlockType, tuple[Projection, ...]] = {
     "mixtral": (*_attention("o_proj"), *_ROUTED),
     "qwen3_moe": (*_attention("o_proj"), *_ROUTED),
     # Multi-head latent attention without compressed queries (arXiv:2405.04434, section 2.1 and
-    # appendix B.1): keys and values are made of a latent vector, beside keys that carry positions.
+    # appendix B.1): keys and values are projections of a latent vector; a part of the keys has
+    # RoPE.
     "deepseek_v2": (
         Projection("q_proj", "latent_queries", "hidden"),
         Projection("kv_a_proj_with_mqa", "latent_and_positions", "hidden"),

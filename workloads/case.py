@@ -20,7 +20,7 @@ _KERNEL_LABEL = re.compile(r"(?P<kernel>[a-z0-9*][a-z0-9*.-]*)(\[(?P<variant>[a-
 
 
 def parse_kernel_label(label: str) -> tuple[str, str]:
-    """`flexq-w6a6[-evict-first]` as ("flexq-w6a6", "-evict-first"); no bracket: variant "".
+    """Split `flexq-w6a6[-evict-first]` into ("flexq-w6a6", "-evict-first"); no bracket: variant "".
 
     Raises WorkloadError if the label has another form.
     """
@@ -31,7 +31,7 @@ def parse_kernel_label(label: str) -> tuple[str, str]:
 
 
 def kernel_label(kernel: str, variant: str) -> str:
-    """The name people write: `flexq-w6a6` or `flexq-w6a6[vanilla]`."""
+    """Return the label of a kernel and variant: `flexq-w6a6` or `flexq-w6a6[vanilla]`."""
     return f"{kernel}[{variant}]" if variant else kernel
 
 
@@ -39,10 +39,9 @@ def kernel_label(kernel: str, variant: str) -> str:
 class Case:
     """One kernel on one workload: an item of a plan, with one result in each run.
 
-    regime: "boost", at the clock that the device has free of its power limit, or "sustained", under
-    steady load.
-    model and layer label the shape for people (for example "llama-7b", "qkv_proj"); they are not
-    part of the identity: two models with the same layer shape share one case.
+    regime: "boost", at the clock without power throttling, or "sustained", under steady load. model
+    and layer are labels for display (for example "llama-7b", "qkv_proj"), not part of the identity:
+    two models with the same layer shape share one case.
     """
 
     kernel: str
@@ -67,7 +66,7 @@ class Case:
 
     @classmethod
     def from_key(cls, key: str) -> Case:
-        """The case that has this key; model and layer are empty, a key doesn't tell them.
+        """Return the case with this key; model and layer are empty, since they are not in the key.
 
         Raises WorkloadError if the key has another form.
         """

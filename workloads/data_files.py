@@ -1,7 +1,7 @@
-"""Data files (TOML) as validated values; an error is one line with the file, the entry and the key.
+"""Validation of TOML data files; an error is one line with the file, the entry and the key.
 
-A table of a file is a subclass of `DataTable`, whose fields have the types below. A key that no
-field has is an error, not a silence.
+A table of a file is a subclass of `DataTable`, whose fields have the types below. Unknown keys are
+errors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from workloads.names import nearest_first
 class DataTable(BaseModel):
     """One table of a file, as a frozen value.
 
-    NAME_KEY: the key whose text names an entry of `[[…]]` in errors; empty: its number does.
+    NAME_KEY: key with the name of an entry of `[[…]]` for errors; empty: use its number.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,17 +41,17 @@ class DataTable(BaseModel):
 
 
 TableT = TypeVar("TableT", bound=DataTable)
-Entries = Annotated[tuple[TableT, ...], Field(min_length=1)]  # of `[[…]]`, at least one
+Entries = Annotated[tuple[TableT, ...], Field(min_length=1)]  # `[[…]]`, at least one
 
 
 class FormError(ValueError):
-    """A value that must have another form; a validator raises it."""
+    """Raised by validators for a value of the wrong form."""
 
     def __init__(self, form: str, value: object) -> None:
         super().__init__(f"must be {form}, got {value!r}")
 
 
-def wanted(form: str) -> WrapValidator:
+def must_be(form: str) -> WrapValidator:
     """Report any error of a field as `must be <form>`."""
 
     def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
@@ -86,25 +86,24 @@ def parsed_texts(parse: Callable[[tuple[str, ...]], object]) -> BeforeValidator:
     return BeforeValidator(convert)
 
 
-Text = Annotated[str, Field(strict=True, min_length=1), wanted("a string that is not empty")]
-AnyText = Annotated[str, Field(strict=True), wanted("a string")]
+Text = Annotated[str, Field(strict=True, min_length=1), must_be("a string that is not empty")]
+AnyText = Annotated[str, Field(strict=True), must_be("a string")]
 Texts = Annotated[tuple[str, ...], parsed_texts(lambda texts: texts)]
-Count = Annotated[int, Field(strict=True, ge=1), wanted("an integer of at least 1")]
-Natural = Annotated[int, Field(strict=True, ge=0), wanted("an integer of at least 0")]
+Count = Annotated[int, Field(strict=True, ge=1), must_be("an integer of at least 1")]
+Natural = Annotated[int, Field(strict=True, ge=0), must_be("an integer of at least 0")]
 Amount = Annotated[
-    float, Field(strict=True, ge=0, allow_inf_nan=False), wanted("a number of at least 0")
+    float, Field(strict=True, ge=0, allow_inf_nan=False), must_be("a number of at least 0")
 ]
 Share = Annotated[
-    float, Field(strict=True, ge=0, le=1, allow_inf_nan=False), wanted("a number from 0 to 1")
+    float, Field(strict=True, ge=0, le=1, allow_inf_nan=False), must_be("a number from 0 to 1")
 ]
-Flag = Annotated[bool, Field(strict=True), wanted("true or false")]
-Day = Annotated[date, Field(strict=True), wanted("a date like 2026-01-31, without quotes")]
+Flag = Annotated[bool, Field(strict=True), must_be("true or false")]
+Day = Annotated[date, Field(strict=True), must_be("a date like 2026-01-31, without quotes")]
 
 
-MAX_BYTES = 1 << 20  # of a file; ours have some thousand
-_MAX_NESTING = 32  # tables and lists in each other
-# Keys with dots, outside of which no file of ours has more than a few: reading n of them in one
-# takes n squared of memory.
+MAX_BYTES = 1 << 20  # of a file; usual ones have some thousand
+_MAX_NESTING = 32  # depth of tables and lists
+# Dotted keys of too many parts: tomllib needs O(n^2) memory for n parts.
 _DEEP_KEY = re.compile(
     r"""(?<![\w"'.-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*)"""
     f"{{{_MAX_NESTING}}}"
@@ -112,13 +111,14 @@ _DEEP_KEY = re.compile(
 
 
 def read_toml(file: Traversable) -> dict[str, Any]:
-    """A file's top table. Raises WorkloadError if it can't be read or is not TOML.
+    """Return the top table of a file.
 
-    So it does for one of more than MAX_BYTES, and where tables or lists are nested too deep.
+    Raises WorkloadError if the file can't be read, is not TOML, has more than MAX_BYTES, or is
+    nested too deep.
     """
     try:
         if isinstance(file, Path) and file.exists() and not file.is_file():
-            raise OSError(errno.EINVAL, "it is no regular file")  # a pipe may wait without end
+            raise OSError(errno.EINVAL, "it is no regular file")  # reading a pipe may block forever
         with file.open("rb") as opened:
             content = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -129,7 +129,7 @@ def read_toml(file: Traversable) -> dict[str, Any]:
         text = content.decode()
         is_deep = _DEEP_KEY.search(text) is not None
         values = {} if is_deep else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested too deep
         raise WorkloadError(f"{file.name} is not TOML: {error}") from error
     if is_deep or _is_deep(values):
         raise WorkloadError(f"{file.name} is nested more than {_MAX_NESTING} deep: write it flat")
@@ -149,21 +149,21 @@ def _is_deep(values: dict[str, Any]) -> bool:
 
 
 def validated(table: type[TableT], values: dict[str, Any], where: str) -> TableT:
-    """The values of a table. where: its name in errors, for example `smoke.toml`.
+    """Return the validated values of a table. where: its name in errors, for example `smoke.toml`.
 
-    Raises WorkloadError with the first thing that is wrong.
+    Raises WorkloadError with the first error.
     """
     try:
         return table.model_validate(values)
     except ValidationError as error:
-        # A misspelled key is also a missing one: the first explains the second.
-        details = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        # A misspelled key also causes "missing": report the unknown key first.
+        details = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
         raise WorkloadError(_one_line(dict(details), table, values, where)) from None
 
 
 @contextmanager
-def blame(where: str) -> Iterator[None]:
-    """Put `where` before the message of a WorkloadError that is raised inside."""
+def error_prefix(where: str) -> Iterator[None]:
+    """Prefix the message of a WorkloadError raised inside the block with `where`."""
     try:
         yield
     except WorkloadError as error:
@@ -172,10 +172,10 @@ def blame(where: str) -> Iterator[None]:
 
 def _one_line(details: Mapping[str, Any], table: type[DataTable], values: Any, where: str) -> str:
     kind, path, context = details["type"], list(details["loc"]), details.get("ctx", {})
-    of_table = kind == "value_error"  # of a validator of a field, or of a whole table
+    from_validator = kind == "value_error"  # of a field or of a table
     while path and (inner := _nested(table.model_fields, path[0])) is not None:
         steps = 2 if len(path) > 1 and isinstance(path[1], int) else 1
-        if len(path) == steps and not of_table:
+        if len(path) == steps and not from_validator:
             break  # the entry itself is wrong
         values = values[path[0]]
         if steps == 2:
@@ -207,7 +207,7 @@ def _one_line(details: Mapping[str, Any], table: type[DataTable], values: Any, w
 
 
 def _nested(fields: Any, key: int | str) -> type[DataTable] | None:
-    """The tables that a field holds, one or several; None: it holds plain values."""
+    """Return the table type of a field, also of a list of tables; None: a plain value."""
     return _table_in(fields[key].annotation) if key in fields else None
 
 

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class WorkloadError(ValueError):
-    """A workload, suite or model that can't be: the message says why and what to do."""
+    """Invalid workload, suite or model: the message gives the reason and what to do."""

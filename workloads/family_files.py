@@ -14,17 +14,17 @@ from workloads.data_files import (
     Entries,
     Flag,
     Text,
+    must_be,
     read_toml,
     validated,
-    wanted,
 )
 from workloads.model_spec import Experts, LatentAttention, ModelSpec
 
-_UpToAll = Annotated[int, Field(strict=True, ge=0), wanted("an integer of at least 0")]
+_UpToAll = Annotated[int, Field(strict=True, ge=0), must_be("an integer of at least 0")]
 
 
 class _ExpertsTable(DataTable):
-    """Fields as of Experts."""
+    """Fields as in Experts."""
 
     count: Count
     active: Count
@@ -34,7 +34,7 @@ class _ExpertsTable(DataTable):
 
 
 class _LatentTable(DataTable):
-    """Fields as of LatentAttention."""
+    """Fields as in LatentAttention."""
 
     kv_rank: Count
     nope_dim: Count
@@ -43,7 +43,7 @@ class _LatentTable(DataTable):
 
 
 class _ModelTable(DataTable):
-    """One model of a family's file: fields as of ModelSpec."""
+    """One model of a family's file; fields as in ModelSpec."""
 
     NAME_KEY: ClassVar[str] = "name"
     name: Text
@@ -72,10 +72,10 @@ class _ModelTable(DataTable):
 
 
 class _FamilyTable(DataTable):
-    """A family's file: what its models share, and the models, whose own tied_embeddings win."""
+    """A family's file: common values, and the models; a model may override tied_embeddings."""
 
     family: Text
-    block: Annotated[BlockType, wanted(f"one of {', '.join(BLOCK_TYPES)}")]
+    block: Annotated[BlockType, must_be(f"one of {', '.join(BLOCK_TYPES)}")]
     tied_embeddings: Flag
     learned_positions: Flag
     source: Text
@@ -83,6 +83,6 @@ class _FamilyTable(DataTable):
 
 
 def read_family(file: Traversable) -> tuple[ModelSpec, ...]:
-    """The models of one family's file. Raises WorkloadError if it has another form."""
+    """Return the models of a family's file. Raises WorkloadError if it is invalid."""
     family = validated(_FamilyTable, read_toml(file), file.name)
     return tuple(model.spec(family) for model in family.model)

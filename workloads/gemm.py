@@ -1,4 +1,4 @@
-"""The GEMM workload: one linear layer at one number of tokens."""
+"""GEMM workload: one linear layer at one number of tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workloads.errors import WorkloadError
 
-# A dimension past this is a typing error, not a layer: the widest published one is under 2^18.
+# Larger dimensions are typing errors: the widest published layer is under 2^18.
 MAX_DIMENSION = 1 << 24
 SCALE_BYTES = 2  # scales are FP16
 
@@ -36,10 +36,10 @@ class GemmWorkload:
         return 2 * self.m * self.n * self.k
 
     def weight_bytes(self, bits: int, group: int | None) -> int:
-        """Bytes of the packed weights and their FP16 scales: what the floor reads.
+        """Return the bytes of the packed weights and their FP16 scales, which the floor reads.
 
-        bits: of one weight. group: values of k that share a scale; None: one scale a row
-        for integer weights of up to 8 bits, none at all for 16-bit weights.
+        bits: per weight. group: values of k that share a scale; None: one scale per row for
+        integer weights of up to 8 bits, no scales for 16-bit weights.
         """
         codes = self.n * ((self.k * bits + 7) // 8)
         if group is not None:

@@ -1,4 +1,4 @@
-"""A model by its published dimensions, and the shapes of its linear layers."""
+"""Published dimensions of a model, and the shapes of its linear layers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["Block", "BlockType", "Experts", "LatentAttention", "LayerShape", "Mo
 class LayerShape:
     """One linear layer of a decoder block, weights [N,K]: n output and k input features.
 
-    count: matrices of this name in the model: one a block, or one for each routed expert of a
-    block. fused: several projections of the same input in one matrix, stacked along N.
+    count: matrices of this name in the model: one per block, or one per routed expert of a block.
+    fused: several projections of one input stacked along N.
     """
 
     name: str
@@ -30,10 +30,10 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts as feed-forward, in all blocks but the first `dense_blocks`.
+    """Mixture-of-experts feed-forward in all blocks except the first `dense_blocks`.
 
-    count: routed experts of a block, of which a token takes `active`. ffn: width of one. shared:
-    experts that every token takes; they are one matrix, `shared` times as wide.
+    count: routed experts per block, of which a token uses `active`. ffn: width of an expert.
+    shared: experts used by every token, stored as one matrix, `shared` times as wide.
     """
 
     count: int
@@ -45,10 +45,10 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention: keys and values are made of a latent vector of kv_rank.
+    """Multi-head latent attention: keys and values are projections of a latent vector of kv_rank.
 
-    Widths of a head: of queries and keys without positions (nope_dim) and of the part that carries
-    them (rope_dim), and of values.
+    Dimensions per head: queries and keys without RoPE (nope_dim) and with it (rope_dim), and
+    values (value_dim).
     """
 
     kv_rank: int
@@ -59,14 +59,14 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only model by its published dimensions.
+    """Published dimensions of a decoder-only model.
 
-    block: its type, which names its layers (`workloads/blocks.py`). ffn: width of the dense
-    feed-forward. kv_heads: fewer than heads in grouped-query attention; K and V are then narrower
-    than Q. head_dim: 0 stands for hidden / heads. context: tokens. learned_positions: a table of
-    `context` rows; False with rotary positions.
-    Raises WorkloadError if the heads don't divide the hidden size where they must, the KV heads the
-    heads, or if the block needs experts or latent attention.
+    block: block type (`workloads/blocks.py`). ffn: width of the dense feed-forward. kv_heads: fewer
+    than heads in grouped-query attention; K and V are then narrower than Q. head_dim: 0: hidden /
+    heads. context: tokens. learned_positions: an embedding of `context` rows; False: rotary.
+
+    Raises WorkloadError if heads does not divide hidden although head_dim is 0, if kv_heads does
+    not divide heads, or if the block type needs experts or latent.
     """
 
     name: str
@@ -98,12 +98,12 @@ class ModelSpec:
         for projection in LAYERS[self.block]:
             for width in (projection.n, projection.k):
                 if width not in known:
-                    lacking = "latent" if width.startswith("latent") else "experts"
-                    raise WorkloadError(f"{self.name}: a block {self.block} needs {lacking}")
+                    missing = "latent" if width.startswith("latent") else "experts"
+                    raise WorkloadError(f"{self.name}: a block {self.block} needs {missing}")
 
     @property
     def widths(self) -> Mapping[str, int]:
-        """Features by the names that `workloads/blocks.py` uses."""
+        """Number of features by the names of widths in `workloads/blocks.py`."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         widths = {
             "hidden": self.hidden,
@@ -129,34 +129,34 @@ class ModelSpec:
 
     @property
     def embedding_parameters(self) -> int:
-        """Token embedding, output head where it is not the same matrix, learned positions."""
+        """Parameters of the token embedding, an untied output head, and learned positions."""
         tokens = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
         return tokens + (self.context * self.hidden if self.learned_positions else 0)
 
     def linear_layers(self, fused: bool = True) -> tuple[LayerShape, ...]:
-        """The linear layers of a block in the order of the forward pass, experts once.
+        """Return the linear layers of a block in the order of the forward pass, experts once.
 
-        fused: projections of one input as one layer (Q, K and V; gate and up), as serving engines
-        run them. A model whose first blocks differ has the layers of both kinds. The output head
-        and the routers of experts are not among them: no scheme quantizes them.
+        fused: projections of one input as one layer (Q, K and V; gate and up), as in serving
+        engines. A model whose first blocks differ has the layers of both kinds of block. The
+        output head and expert routers are left out: no scheme quantizes them.
         """
         layers = (p for p in LAYERS[self.block] if self._count(p))
         if not fused:
             return tuple(self._shape(p) for p in layers)
-        return tuple(self._stacked(layers))
+        return tuple(self._stack_fused(layers))
 
     def all_layers(self) -> tuple[LayerShape, ...]:
-        """Every layer that has a name, each once: the fused ones, then what they are made of."""
+        """Return all distinct layers: with fused projections, then with separate ones."""
         return tuple(dict.fromkeys((*self.linear_layers(), *self.linear_layers(fused=False))))
 
     def layer(self, name: str) -> LayerShape:
-        """A layer by name, fused or separate. Raises WorkloadError with the nearest names."""
+        """Return a fused or separate layer by name. Raises WorkloadError with the nearest names."""
         shapes = {shape.name: shape for shape in self.all_layers()}
         if name not in shapes:
             raise WorkloadError(unknown(f"layer of {self.name} named", name, shapes))
         return shapes[name]
 
-    def _stacked(self, layers: Iterator[Projection]) -> Iterator[LayerShape]:
+    def _stack_fused(self, layers: Iterator[Projection]) -> Iterator[LayerShape]:
         for name, group in groupby(layers, key=lambda p: p.fused or p.name):
             parts = [self._shape(p) for p in group]
             n = sum(part.n for part in parts)

@@ -1,4 +1,4 @@
-"""The model catalog: published dimensions as data files, by the model's name."""
+"""Model catalog: published dimensions by model name, read from data files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from workloads.names import unknown
 
 
 def load_catalog() -> dict[str, ModelSpec]:
-    """Every model by name, families together, smaller models first."""
+    """Return all models by name, grouped by family, smaller models first."""
     return dict(_catalog())
 
 
 def get_model(name: str) -> ModelSpec:
-    """A model of the catalog. Raises WorkloadError that lists the nearest names first."""
+    """Return a model of the catalog. Raises WorkloadError with the nearest names first."""
     catalog = _catalog()
     if name not in catalog:
         raise WorkloadError(unknown("model", name, catalog))
@@ -26,7 +26,7 @@ def get_model(name: str) -> ModelSpec:
 
 @cache
 def _catalog() -> dict[str, ModelSpec]:
-    # Here: pydantic takes longer to import than `flexq-bench --help` should take.
+    # Imported here: pydantic would slow down `flexq-bench --help`.
     from workloads.family_files import read_family
 
     files = (resources.files("workloads") / "catalog").iterdir()

@@ -1,4 +1,4 @@
-"""Kernel labels and the globs that choose among them."""
+"""Glob patterns for kernel labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_glob(pattern: str) -> bool:
 
 
 def check_pattern(pattern: str) -> str:
-    """The pattern itself, if a label could match it. Raises WorkloadError if none could."""
+    """Return the pattern. Raises WorkloadError if no label can match it."""
     for low, high in _RANGE.findall(pattern):
         if int(low) > int(high):
             raise WorkloadError(f"a range goes from low to high, got {pattern!r}")
@@ -33,17 +33,16 @@ def check_pattern(pattern: str) -> str:
 
 
 def check_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
-    """The patterns, each checked by check_pattern. Raises WorkloadError for the first bad one."""
+    """Return the patterns. Raises WorkloadError for the first one that no label can match."""
     return tuple(map(check_pattern, patterns))
 
 
 def matches(pattern: str, label: str) -> bool:
     """Return True if a label equals the pattern or matches it.
 
-    `*` is any characters but brackets, `{2..8}` one of these numbers.
-
-    So `flexq-*` matches kernels without a variant, and `flexq-*[*]` those with one: selecting a
-    family does not select every ablation.
+    `*` matches any characters except brackets, `{2..8}` one of these numbers. So `flexq-*` matches
+    kernels without a variant, and `flexq-*[*]` those with one: selecting a family does not select
+    its ablations.
     """
     if pattern == label:
         return True
@@ -51,7 +50,7 @@ def matches(pattern: str, label: str) -> bool:
 
 
 def _expression(part: str) -> str:
-    """A part of a pattern, a wildcard or what lies between two, as a regular expression."""
+    """Convert a part of a pattern, a wildcard or literal text, to a regular expression."""
     if part == "*":
         return r"[^\[\]]*"
     numbers = _RANGE.fullmatch(part)
@@ -61,10 +60,10 @@ def _expression(part: str) -> str:
 
 
 def select(patterns: Sequence[str], labels: Sequence[str]) -> tuple[str, ...]:
-    """The labels that some pattern finds, in the order of `labels`.
+    """Return the labels that match any pattern, in the order of `labels`.
 
-    A pattern that is itself one of the labels finds only that one: a kernel whose name has a star
-    in it (`abq-w2*a8`) does not bring others with it.
+    A pattern that equals a label matches only this label: the star in a kernel's name (`abq-w2*a8`)
+    is then no wildcard.
     """
     selected = {
         label

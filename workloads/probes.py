@@ -1,4 +1,4 @@
-"""Names of what is measured beside the kernels: the read floors, the empty one, the spin."""
+"""Names of probes, measured besides the kernels: read floors, empty kernel, spin."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _FLOOR_PREFIX = "read-"
 
 
 def floor_kernel(weight_bits: int, *, overlaps: bool = False) -> str:
-    """Label of the probe that reads weights of this width: `read-6`, or `read-6[overlap]`.
+    """Return the label of the probe that reads weights of this width: `read-6[overlap]`.
 
-    overlaps: a launch starts while the one before still runs.
+    overlaps: launches of the kernel overlap with the previous one.
     """
     return kernel_label(f"{_FLOOR_PREFIX}{weight_bits}", "overlap" if overlaps else "")
 
 
 def calibrates(kernel: str) -> bool:
-    """Return True if kernels are compared with it, so that it is itself neither slower nor faster.
+    """Return True for probes that calibrate other times; they get no slower or faster verdict.
 
-    If a floor changes, every percentage of it changes; it distinguishes a slow machine from a slow
+    A changed floor changes all percentages of it: it distinguishes a slow device from a slow
     kernel.
     """
     return kernel == EMPTY_KERNEL or kernel.startswith(_FLOOR_PREFIX)

@@ -1,4 +1,4 @@
-"""Numbers that papers state (published.toml): never mixed with what was measured here."""
+"""Numbers published in papers (published.toml), kept apart from measurements."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from workloads.errors import WorkloadError
 Metric = Literal[
     "speedup",  # time of the baseline's GEMM / the kernel's, at m tokens
     "decode-speedup",  # time of a whole model's decode under the baseline / under the scheme
-    "memory-ratio",  # its memory under the baseline / under the scheme
-    "throughput-ratio",  # tokens a second while serving, the scheme / the baseline
+    "memory-ratio",  # memory of a whole model under the baseline / under the scheme
+    "throughput-ratio",  # tokens/s while serving, the scheme / the baseline
     "perplexity",
     "perplexity-increase",  # the scheme's - the baseline's
 ]
@@ -27,9 +27,9 @@ class PublishedValue(DataTable):
     """One number of a paper.
 
     table: table, figure or part of it. kernel: a label, or a scheme of a whole model. baseline:
-    what a ratio is over, named alike. suite: ours with the layers it is about. model, m: empty and
-    None: over all of them. bound: the best or the worst case; empty: a mean or a single value.
-    note: how it differs from what is measured here.
+    denominator of a ratio, named like kernel. suite: the suite with these layers. model, m: empty
+    or None: all. bound: best or worst case; empty: a mean or a single value. note: differences from
+    the measurements here.
     """
 
     source: Text
@@ -48,12 +48,12 @@ class PublishedValue(DataTable):
 
     @property
     def unit(self) -> str:
-        """× for ratios; perplexities have none."""
+        """Unit: × for ratios; empty for perplexities."""
         return "" if self.metric.startswith("perplexity") else "×"
 
 
 class AbsentTable(DataTable):
-    """A table that we would set beside ours, whose numbers we could not find. why: in words."""
+    """A published table whose numbers are not available. why: the reason in words."""
 
     source: Text
     table: Text
@@ -62,9 +62,9 @@ class AbsentTable(DataTable):
 
 
 class _SetTable(DataTable):
-    """Values of a paper: other keys are fields of PublishedValue that all of them share.
+    """Values of a paper: other keys are fields of PublishedValue common to all of them.
 
-    by: what differs from value to value. values: rows of that and the number.
+    by: names of the fields that differ. values: rows of these fields and the number.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -79,17 +79,17 @@ class _PublishedTable(DataTable):
 
 @cache
 def published_values() -> tuple[PublishedValue, ...]:
-    """The numbers that papers state, in the order of the file.
+    """Return the published numbers, in the order of the file.
 
-    Raises WorkloadError if it is damaged.
+    Raises WorkloadError if the file is damaged.
     """
     sets = enumerate(_read().set, start=1)
-    return tuple(value for position, one in sets for value in _values(one, position))
+    return tuple(value for position, table in sets for value in _values(table, position))
 
 
 @cache
 def absent_tables() -> tuple[AbsentTable, ...]:
-    """The tables whose numbers are not in the file. Raises WorkloadError if it is damaged."""
+    """Return the tables without numbers in the file. Raises WorkloadError if it is damaged."""
     return _read().absent
 
 
@@ -107,11 +107,11 @@ def _read() -> _PublishedTable:
     return validated(_PublishedTable, read_toml(file), file.name)
 
 
-def _values(one: _SetTable, position: int) -> Iterator[PublishedValue]:
+def _values(table: _SetTable, position: int) -> Iterator[PublishedValue]:
     where = f"published.toml, set {position}"
-    names = (*one.by, "value")
-    for row in one.values:
+    names = (*table.by, "value")
+    for row in table.values:
         if len(row) != len(names):
             raise WorkloadError(f"{where}: a row must have {', '.join(names)}, got {row!r}")
-        own = dict(zip(names, row, strict=True))
-        yield validated(PublishedValue, (one.model_extra or {}) | own, where)
+        fields = dict(zip(names, row, strict=True))
+        yield validated(PublishedValue, (table.model_extra or {}) | fields, where)

@@ -1,4 +1,4 @@
-"""Lists and ranges of sizes as people type them: `1,2,4:64:x2`."""
+"""Parser of lists and ranges of sizes: `1,2,4:64:x2`."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ _ITEM = re.compile(rf"(?P<low>{_NUMBER})(:(?P<high>{_NUMBER})(:(?P<by>x?)(?P<ste
 
 
 def parse_ranges(text: str) -> tuple[int, ...]:
-    """Sorted unique values of a comma-separated list of sizes.
+    """Return the sorted unique values of a comma-separated list of sizes.
 
-    An item is a value `8`, a range `1:8` (both ends belong to it), a range with a step `8:64:8`,
-    or a range that multiplies, `4:64:x2`: 4, 8, 16, 32, 64. Values are from 1 to 2^24.
-
-    Raises WorkloadError if an item has another form, runs backwards or past the largest size, or
-    if there are more than 10,000 values; none is made before their number is known.
+    An item is a value `8`, a range `1:8` (inclusive), a range with a step `8:64:8`, or a geometric
+    range `4:64:x2`: 4, 8, 16, 32, 64. Values are from 1 to 2^24. Raises WorkloadError if an item
+    has another form, is descending or exceeds the largest size, or if there are more than 10,000
+    values; they are counted before they are generated.
     """
     items = text.count(",") + 1
     if items > MAX_VALUES:
         raise _too_many_values(_quoted(text), items)
     parts = [_parse_item(item.strip(), text) for item in text.split(",")]
-    return _united(parts, _quoted(text))
+    return _merge(parts, _quoted(text))
 
 
 def parse_lines(lines: Iterable[str], file: str) -> tuple[int, ...]:
-    """Sorted unique values of a file's lines: items as of `parse_ranges`, with commas or spaces.
+    """Return the sorted unique values of a file's lines: items with commas or spaces between.
 
-    Raises WorkloadError as `parse_ranges`, with the number of the line and none of its content:
-    whoever reads the message may not be allowed to read the file.
+    Raises WorkloadError like `parse_ranges`, with the line number but not its content: readers of
+    the message may not be allowed to read the file.
     """
     parts: list[Sequence[int]] = []
     for number, line in enumerate(lines, start=1):
@@ -49,19 +48,19 @@ def parse_lines(lines: Iterable[str], file: str) -> tuple[int, ...]:
             raise _too_many_values(file, len(parts))
     if not parts:
         raise WorkloadError(f"{file} holds no size: write 8, 1:8, 8:64:8 or 4:64:x2")
-    return _united(parts, file)
+    return _merge(parts, file)
 
 
-def _united(parts: Sequence[Sequence[int]], named: str) -> tuple[int, ...]:
+def _merge(parts: Sequence[Sequence[int]], source: str) -> tuple[int, ...]:
     count = sum(len(part) for part in parts)
     if count > MAX_VALUES:
-        raise _too_many_values(named, count)
+        raise _too_many_values(source, count)
     return tuple(sorted({value for part in parts for value in part}))
 
 
-def _too_many_values(named: str, count: int) -> WorkloadError:
+def _too_many_values(source: str, count: int) -> WorkloadError:
     return WorkloadError(
-        f"{named} has {count:,} values, at most {MAX_VALUES:,} are taken: use a larger step or "
+        f"{source} has {count:,} values, at most {MAX_VALUES:,} are taken: use a larger step or "
         "split it"
     )
 

@@ -1,6 +1,6 @@
-"""A suite: which kernels run on which shapes, how it is narrowed, and the cases it makes.
+"""Suite: kernels and shapes to measure, its restriction, and its cases.
 
-A suite names kernels it hopes for; `Suite.cases` makes cases of those that a backend has.
+A suite may name kernels that a backend does not have; `Suite.cases` skips them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A weight matrix [N,K] and what people call it. model: empty for a shape of no model."""
+    """A weight matrix [N,K] with labels for display. model: empty: not a model's shape."""
 
     n: int
     k: int
@@ -35,7 +35,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Part of a suite: everything in it is combined with everything. m: sizes, in tokens.
+    """Part of a suite: the Cartesian product of its fields. m: numbers of tokens.
 
     kernels: labels, or globs (see workloads.patterns).
     """
@@ -54,7 +54,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A named plan of work. kernel_filters: each restriction of kernels; a label must pass all."""
+    """A named set of cases. kernel_filters: restrictions of kernels; a label must match all."""
 
     name: str
     description: str
@@ -64,7 +64,7 @@ class Suite:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The labels and globs of all groups, before any restriction of kernels."""
+        """Labels and globs of all groups, before the kernel filters."""
         return _union(g.kernels for g in self.groups)
 
     @property
@@ -101,10 +101,10 @@ class Suite:
         stages: Sequence[str] | None = None,
         caches: Sequence[str] | None = None,
     ) -> Suite:
-        """The part of the suite that has these; None keeps all. kernels may be globs.
+        """Return the part of the suite with these values; None: all. kernels may be globs.
 
-        Raises WorkloadError if something asked for is not in the suite (the nearest names first),
-        or if nothing has all of it.
+        Raises WorkloadError if a value is not in the suite (the nearest names first), or if the
+        result is empty.
         """
         self._check_known("model", models, self.models)
         self._check_known("layer", layers, self.layers)
@@ -120,17 +120,17 @@ class Suite:
         for pattern in kernels or ():
             self._check_kernel(pattern)
 
-        def narrowed(group: Group) -> Group:
-            shapes = _kept(group.shapes, lambda s: models is None or s.model in models)
+        def restricted(group: Group) -> Group:
+            shapes = _filtered(group.shapes, lambda s: models is None or s.model in models)
             return replace(
                 group,
-                shapes=_kept(shapes, lambda s: layers is None or s.layer in layers),
-                m=_kept(group.m, lambda value: m is None or value in m),
-                stages=_kept(group.stages, lambda stage: stages is None or stage in stages),
-                caches=_kept(group.caches, lambda mode: caches is None or mode in caches),
+                shapes=_filtered(shapes, lambda s: layers is None or s.layer in layers),
+                m=_filtered(group.m, lambda value: m is None or value in m),
+                stages=_filtered(group.stages, lambda stage: stages is None or stage in stages),
+                caches=_filtered(group.caches, lambda mode: caches is None or mode in caches),
             )
 
-        groups = _kept(map(narrowed, self.groups), lambda group: not group.is_empty)
+        groups = _filtered(map(restricted, self.groups), lambda group: not group.is_empty)
         if not groups:
             raise WorkloadError(
                 f"nothing in suite {self.name} fits all of these restrictions: drop one of them"
@@ -139,7 +139,7 @@ class Suite:
         return replace(self, groups=groups, kernel_filters=filters)
 
     def adding(self, labels: Sequence[str]) -> Suite:
-        """The suite with these kernels beside its own, on all shapes but those of probes."""
+        """Return the suite with these kernels added, on all shapes except those of probes."""
         if not labels:
             return self
         groups = (
@@ -151,21 +151,20 @@ class Suite:
         return replace(self, groups=tuple(groups))
 
     def of(self, labels: Sequence[str]) -> Suite:
-        """The suite's shapes with these kernels in place of its own."""
+        """Return the suite with its kernels replaced by these."""
         return replace(
             self, groups=tuple(replace(group, kernels=tuple(labels)) for group in self.groups)
         )
 
     def under(self, regimes: tuple[Regime, ...]) -> Suite:
-        """The suite measured under these regimes, whatever its file says."""
+        """Return the suite with its regimes replaced by these."""
         return replace(self, groups=tuple(replace(g, regimes=regimes) for g in self.groups))
 
     def cases(self, kernel_labels: Sequence[str]) -> tuple[Case, ...]:
-        """The cases for kernels that a backend offers, each once, a shape's cases together.
+        """Return the distinct cases for the kernels of a backend, grouped by shape.
 
-        kernel_labels: what the registry has, in its order, which is the order of kernels here too.
-        Two models with the same layer shape share one case, named after the first.
-        Raises WorkloadError if there would be more than 100,000.
+        kernel_labels: of the registry; their order is kept. Two models with the same layer shape
+        share one case, with the labels of the first. Raises WorkloadError for more than 100,000.
         """
         size = self.count(kernel_labels)
         if size > MAX_CASES:
@@ -175,7 +174,7 @@ class Suite:
             )
         cases: dict[Case, None] = {}
         for group in self.groups:
-            cases.update(dict.fromkeys(_combine(group, self._chosen(group, kernel_labels))))
+            cases.update(dict.fromkeys(_combine(group, self._selected(group, kernel_labels))))
         rank = {label: position for position, label in enumerate(kernel_labels)}
 
         def order(case: Case) -> tuple[int, int, int, int, str, str, str]:
@@ -185,8 +184,9 @@ class Suite:
         return tuple(sorted(cases, key=order))
 
     def count(self, kernel_labels: Sequence[str]) -> int:
-        """The number of cases for these kernels, of which none is made; of two groups that share
-        some, those are counted twice.
+        """Count the cases for these kernels without generating them.
+
+        Cases that two groups share are counted twice.
         """
         return sum(
             len({(shape.n, shape.k) for shape in group.shapes})
@@ -194,31 +194,31 @@ class Suite:
             * len(group.stages)
             * len(group.caches)
             * len(group.regimes)
-            * len(self._chosen(group, kernel_labels))
+            * len(self._selected(group, kernel_labels))
             for group in self.groups
         )
 
     def unmatched(self, kernel_labels: Sequence[str]) -> tuple[str, ...]:
-        """Labels that the suite or a restriction names outright and a backend does not offer.
+        """Return labels named by the suite or a restriction that a backend does not have.
 
-        Globs are never among them: a glob takes what there is.
+        Globs are not included: they match what exists.
         """
-        named = [p for p in self.kernels if all(_passes(p, f) for f in self.kernel_filters)]
-        asked = [p for patterns in self.kernel_filters for p in patterns]
+        named = [p for p in self.kernels if all(_matches_any(p, f) for f in self.kernel_filters)]
+        requested = [p for patterns in self.kernel_filters for p in patterns]
         return tuple(
             label
-            for label in dict.fromkeys((*named, *asked))
+            for label in dict.fromkeys((*named, *requested))
             if label not in kernel_labels and not is_glob(label)
         )
 
-    def _chosen(self, group: Group, kernel_labels: Sequence[str]) -> tuple[str, ...]:
+    def _selected(self, group: Group, kernel_labels: Sequence[str]) -> tuple[str, ...]:
         labels = select(group.kernels, kernel_labels)
         for patterns in self.kernel_filters:
             labels = select(patterns, labels)
         return labels
 
-    def _check_known(self, kind: str, asked: Sequence[str] | None, known: Sequence[str]) -> None:
-        for name in asked or ():
+    def _check_known(self, kind: str, names: Sequence[str] | None, known: Sequence[str]) -> None:
+        for name in names or ():
             if name not in known:
                 has = ", ".join(nearest_first(name, known)) or "none, only shapes of its own"
                 raise WorkloadError(f"suite {self.name} has no {kind} {name!r}: it has {has}")
@@ -233,10 +233,10 @@ class Suite:
 
 
 def layer_shapes(models: Sequence[ModelSpec], layers: str | Sequence[str]) -> tuple[Shape, ...]:
-    """Shapes of models' layers: "fused", "separate", or layers by name.
+    """Return the shapes of models' layers. layers: "fused", "separate", or names.
 
-    Of layers given by name each model takes those it has: LLaMA's `down_proj` is OPT's `fc2`.
-    Raises WorkloadError if no model has a layer of some name.
+    Each model contributes the named layers it has: LLaMA's `down_proj` is OPT's `fc2`. Raises
+    WorkloadError if no model has a layer of some name.
     """
     if layers in ("fused", "separate"):
         return tuple(
@@ -277,11 +277,11 @@ def _combine(group: Group, labels: Sequence[str]) -> Iterator[Case]:
             )
 
 
-def _passes(label: str, patterns: Sequence[str]) -> bool:
+def _matches_any(label: str, patterns: Sequence[str]) -> bool:
     return any(matches(pattern, label) for pattern in patterns)
 
 
-def _kept(items: Iterable[T], keep: Callable[[T], bool]) -> tuple[T, ...]:
+def _filtered(items: Iterable[T], keep: Callable[[T], bool]) -> tuple[T, ...]:
     return tuple(item for item in items if keep(item))
 
 

@@ -1,9 +1,9 @@
-"""Suites as data files: those that come with the package, and a user's own by path.
+"""Suite files: those of the package by name, and a user's own by path.
 
-description = "what it is for"
-source = "where its shapes come from"          # optional
+description = "purpose of the suite"
+source = "origin of its shapes"                # optional
 
-[[group]]                                      # one or more; each is combined with itself only
+[[group]]                                      # one or more; the Cartesian product of its keys
 kernels = ["flexq-w6a6", "cublas*"]            # labels or globs
 m = "1,4:64:x2"                                # see workloads.ranges
 models = ["llama-7b"]                          # with: layers = "fused" (default), "separate",
@@ -32,12 +32,12 @@ from workloads.data_files import (
     Entries,
     Text,
     Texts,
-    blame,
+    error_prefix,
+    must_be,
     parsed_text,
     parsed_texts,
     read_toml,
     validated,
-    wanted,
 )
 from workloads.errors import WorkloadError
 from workloads.gemm import GemmWorkload
@@ -66,11 +66,11 @@ def _parse_shape(text: str) -> Shape:
     return Shape(gemm.n, gemm.k, layer=f"{gemm.n}x{gemm.k}")
 
 
-def _words(kind: str, asked: tuple[str, ...], known: tuple[Word, ...]) -> tuple[Word, ...]:
-    for word in asked:
+def _words(kind: str, names: tuple[str, ...], known: tuple[Word, ...]) -> tuple[Word, ...]:
+    for word in names:
         if word not in known:
             raise WorkloadError(unknown(kind, word, known))
-    return tuple(word for word in known if word in asked)
+    return tuple(word for word in known if word in names)
 
 
 class _GroupTable(DataTable):
@@ -81,7 +81,7 @@ class _GroupTable(DataTable):
     models: Annotated[
         tuple[ModelSpec, ...], parsed_texts(lambda names: tuple(map(get_model, names)))
     ] = ()
-    layers: Annotated[Text | Texts | None, wanted("a string or a list of strings")] = None
+    layers: Annotated[Text | Texts | None, must_be("a string or a list of strings")] = None
     shapes: Annotated[
         tuple[Shape, ...], parsed_texts(lambda texts: tuple(map(_parse_shape, texts)))
     ] = ()
@@ -110,7 +110,7 @@ class _GroupTable(DataTable):
     def _shapes(self) -> tuple[Shape, ...]:
         if self.shapes:
             return self.shapes
-        with blame("layers"):
+        with error_prefix("layers"):
             return layer_shapes(self.models, self.layers or "fused")
 
 
@@ -123,15 +123,15 @@ class _SuiteTable(DataTable):
 
 
 def list_suites() -> tuple[str, ...]:
-    """Names of the suites that come with the package."""
+    """Return the names of the suites in the package."""
     return tuple(sorted(_bundled()))
 
 
 def load_suite(name_or_path: str | Path, folder: Traversable | None = None) -> Suite:
-    """A suite of the package by name, or one of the user's own by the path of its `.toml`.
+    """Load a suite of the package by name, or a user's own by the path of its `.toml`.
 
-    folder: where the suites are that have names; None: in the package.
-    Raises WorkloadError if there is none (the nearest names first) or its file has another form.
+    folder: folder of the named suites; None: the package's. Raises WorkloadError if there is no
+    such suite (the nearest names first) or its file is invalid.
     """
     text = os.fspath(name_or_path)
     if text.endswith(".toml") or os.sep in text:
@@ -143,7 +143,10 @@ def load_suite(name_or_path: str | Path, folder: Traversable | None = None) -> S
 
 
 def read_suite(file: Traversable) -> Suite:
-    """A suite named after its file. Raises WorkloadError that names the file, group and key."""
+    """Load a suite from a file and name it after the file.
+
+    Raises WorkloadError with the file, group and key.
+    """
     table = validated(_SuiteTable, read_toml(file), file.name)
     return Suite(
         name=file.name.removesuffix(".toml"),

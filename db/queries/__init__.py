@@ -1,4 +1,4 @@
-"""Named queries: each has the name of its question and gives back frozen values."""
+"""Named queries; each returns frozen dataclasses or plain values."""
 
 from __future__ import annotations
 

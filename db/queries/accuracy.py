@@ -1,4 +1,4 @@
-"""Stored accuracy results: as the records that they came from, and by question."""
+"""Stored accuracy results as records."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def accuracy_results(
     models: Sequence[str] = (),
     gpus: Sequence[str] = (),
 ) -> Iterator[AccuracyRecord]:
-    """The stored accuracy results, by run, then as evaluated. Every argument narrows.
+    """Iterate over stored accuracy results, ordered by run, then time of evaluation.
 
-    runs: uuids. gpus: SKUs.
+    runs: uuids. gpus: SKUs. An empty filter selects all.
     """
     query = (
         select(
@@ -46,14 +46,14 @@ def accuracy_results(
         .outerjoin(AccuracySample, AccuracySample.accuracy_result_id == AccuracyResult.id)
         .order_by(Run.created_at, Run.uuid, AccuracyResult.created_at, AccuracyResult.uuid)
     )
-    for column, wanted in (
+    for column, values in (
         (Run.uuid, runs),
         (Run.suite, suites),
         (AccuracyResult.model, models),
         (Device.sku, gpus),
     ):
-        if wanted:
-            query = query.where(column.in_(wanted))
+        if values:
+            query = query.where(column.in_(values))
     infos: dict[str, RunInfo] = {}
     for row in session.execute(query).mappings():
         uuid = row["run_uuid"]
@@ -63,11 +63,11 @@ def accuracy_results(
 
 
 def export_accuracy(session: Session, filters: Filters) -> Iterator[AccuracyRecord]:
-    """The stored accuracy results that pass; none, where filters ask for what they don't have."""
-    known = Filters(
+    """Iterate over accuracy results that match; none if a filter does not apply to them."""
+    applicable = Filters(
         runs=filters.runs, suites=filters.suites, models=filters.models, gpus=filters.gpus
     )
-    if filters == known:
+    if filters == applicable:
         yield from accuracy_results(
             session,
             runs=filters.runs,

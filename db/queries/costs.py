@@ -13,7 +13,7 @@ WALL_S = "wall_s"  # in a measurement's `extra`: seconds from its start to its e
 def case_seconds(
     session: Session, gpu: str | None = None, *, limit: int = 20_000
 ) -> list[tuple[str, float]]:
-    """Keys of measured cases and the seconds each took, newest first. gpu: only on this SKU."""
+    """Return case keys and wall times (s) of measurements, newest first. gpu: only on this SKU."""
     seconds = Measurement.extra[WALL_S].as_float()
     query = (
         select(Measurement.case_key, seconds)
@@ -28,7 +28,7 @@ def case_seconds(
 
 
 def capability_of(session: Session, gpu: str) -> tuple[int, int] | None:
-    """Compute capability of a SKU that measured before; None: none did, or it is a CPU."""
+    """Return the compute capability of a SKU; None: no such device is stored, or it is a CPU."""
     text = session.scalar(
         select(Device.compute_capability).where(Device.sku == gpu).order_by(Device.id.desc())
     )

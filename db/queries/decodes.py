@@ -1,4 +1,4 @@
-"""Stored decode and serving results, as the records that they came from."""
+"""Stored decode and serving results as records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.decode_records import DecodeRecord, ProcessDecode, ServingRecord
-from db.decode_store import TABLES, copied
+from db.decode_store import TABLES, copied_fields
 from db.queries.filters import Filters
 from db.queries.records import commit_info
 from db.queries.runs import run_info
@@ -26,7 +26,7 @@ from db.tables import (
     ServingResult,
 )
 
-_LISTS = ("process_medians_ms", "parts")  # which records hold as tuples
+_LISTS = ("process_medians_ms", "parts")  # tuples in records
 
 
 def decode_results(
@@ -37,12 +37,12 @@ def decode_results(
     models: Sequence[str] = (),
     gpus: Sequence[str] = (),
 ) -> Iterator[DecodeRecord]:
-    """The stored decodes, by run, then as measured. Every argument narrows.
+    """Iterate over stored decodes, ordered by run, then time of measurement.
 
-    runs: uuids. gpus: SKUs.
+    runs: uuids. gpus: SKUs. An empty filter selects all.
     """
     for record in _results(session, DecodeRecord, runs, suites, models, gpus):
-        assert isinstance(record, DecodeRecord)  # what was asked for
+        assert isinstance(record, DecodeRecord)
         yield record
 
 
@@ -54,18 +54,18 @@ def serving_results(
     models: Sequence[str] = (),
     gpus: Sequence[str] = (),
 ) -> Iterator[ServingRecord]:
-    """The stored serving results; arguments and order as decode_results."""
+    """Iterate over stored serving results; arguments and order as in decode_results."""
     for record in _results(session, ServingRecord, runs, suites, models, gpus):
-        assert isinstance(record, ServingRecord)  # what was asked for
+        assert isinstance(record, ServingRecord)
         yield record
 
 
 def export_decodes(session: Session, filters: Filters) -> Iterator[DecodeRecord | ServingRecord]:
-    """The stored decode and serving results that pass; none, where filters ask for more."""
-    known = Filters(
+    """Iterate over matching decode and serving results; none if a filter does not apply to them."""
+    applicable = Filters(
         runs=filters.runs, suites=filters.suites, models=filters.models, gpus=filters.gpus
     )
-    if filters == known:
+    if filters == applicable:
         narrowed = (filters.runs, filters.suites, filters.models, filters.gpus)
         yield from _results(session, DecodeRecord, *narrowed)
         yield from _results(session, ServingRecord, *narrowed)
@@ -88,21 +88,21 @@ def _results(
         .join(Environment, table.environment_id == Environment.id)
         .order_by(Run.created_at, Run.uuid, table.created_at, table.uuid)
     )
-    for column, wanted in (
+    for column, accepted in (
         (Run.uuid, runs),
         (Run.suite, suites),
         (table.model, models),
         (Device.sku, gpus),
     ):
-        if wanted:
-            query = query.where(column.in_(wanted))
+        if accepted:
+            query = query.where(column.in_(accepted))
     infos: dict[str, RunInfo] = {}
     for row in session.execute(query):
-        result: Any = row[0]  # of either table
+        result: Any = row[0]  # a DecodeResult or a ServingResult
         _, commit, device, environment, uuid = row
         if uuid not in infos:
             infos[uuid] = run_info(session, uuid)
-        values = {name: getattr(result, name) for name in copied(kind)}
+        values = {name: getattr(result, name) for name in copied_fields(kind)}
         values |= {name: tuple(values[name]) for name in _LISTS if name in values}
         if kind is DecodeRecord:
             values["processes"] = _processes(session, result.id)

@@ -1,4 +1,4 @@
-"""Questions about one measurement: what is known of it beside its summary."""
+"""Query for the details of one measurement."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from db.tables import Commit, Device, Environment, Epoch, Measurement, Run, Seri
 
 @dataclass(frozen=True, slots=True)
 class ResultDetail:
-    """A result with the state of its device; units and nulls as in db.records.Record.
+    """A result with the state of its device; units and None as in db.records.Record.
 
-    environment: text by name. extra: what was kept beside, for example the state before and after
-    and the indices of invalid samples.
+    environment: name -> text. extra: additional data, for example the device state before and
+    after, and the indices of invalid samples.
     """
 
     result: ResultRow
@@ -36,7 +36,7 @@ class ResultDetail:
 
 
 def result_detail(session: Session, measurement_uuid: str) -> ResultDetail:
-    """One measurement. Raises NotFoundError if it is not stored."""
+    """Return the details of a measurement. Raises NotFoundError if it is not stored."""
     query = (
         select(
             Device.uuid,

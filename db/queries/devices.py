@@ -1,4 +1,4 @@
-"""Questions about devices: which GPUs there are, in which state, and when they were heard of."""
+"""Query for devices, their settings and the last heartbeat of a worker on each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from db.tables import Device, Worker
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """A device in one state; nulls as in db.tables.Device.
+    """A device with one set of settings; None as in db.tables.Device.
 
-    last_seen: the latest sign of life of a worker on it; None: no worker ever ran on it.
+    last_seen: last heartbeat of a worker on it; None: no worker ran on it.
     """
 
     uuid: str
@@ -31,7 +31,7 @@ class DeviceRow:
 
 
 def devices(session: Session, *, limit: int | None = None) -> list[DeviceRow]:
-    """Every device in each of its states, the one heard of last first; never heard of: last."""
+    """Return all devices by last_seen, newest first; devices without one come last."""
     seen = (
         select(Worker.device_id, func.max(Worker.heartbeat_at).label("last_seen"))
         .group_by(Worker.device_id)

@@ -13,11 +13,11 @@ from db.tables import Measurement, Run, Series
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Every field narrows; an empty one lets everything through.
+    """Conditions on measurements, combined with AND; an empty field selects all.
 
-    runs: uuids. kernels: names without variant. since, until: when it was measured, both
-    inclusive. accepted_only: leave out what may not be compared. without_triggers: leave out runs
-    that were started so. projects: of whose repositories; the empty name: of this one.
+    runs: uuids. kernels: names without variant. since, until: time of measurement, inclusive.
+    accepted_only: only measurements that may be compared. without_triggers: exclude runs with
+    these triggers. projects: names of external projects; the empty name: this repository.
     """
 
     runs: tuple[str, ...] = ()
@@ -37,10 +37,10 @@ class Filters:
     projects: tuple[str, ...] = ()
 
     def on_series(self) -> list[ColumnElement[bool]]:
-        """The conditions that a series alone decides."""
+        """Return the conditions on columns of Series."""
         return [
-            column.in_(wanted)
-            for column, wanted in (
+            column.in_(values)
+            for column, values in (
                 (Series.kernel, self.kernels),
                 (Series.gpu, self.gpus),
                 (Series.stage, self.stages),
@@ -48,21 +48,21 @@ class Filters:
                 (Series.m, self.m),
                 (Series.project, self.projects),
             )
-            if wanted
+            if values
         ]
 
     def on_measurement(self) -> list[ColumnElement[bool]]:
-        """The conditions that need the measurement or its run."""
+        """Return the conditions on columns of Measurement and Run."""
         conditions: list[ColumnElement[bool]] = [
-            column.in_(wanted)
-            for column, wanted in (
+            column.in_(values)
+            for column, values in (
                 (Run.uuid, self.runs),
                 (Run.suite, self.suites),
                 (Measurement.model, self.models),
                 (Measurement.layer, self.layers),
                 (Measurement.status, self.statuses),
             )
-            if wanted
+            if values
         ]
         if self.since is not None:
             conditions.append(Measurement.created_at >= self.since)
@@ -76,10 +76,10 @@ class Filters:
 
 
 def is_latest_attempt() -> ColumnElement[bool]:
-    """A case may be measured again in a run; only its last measurement on each kind of GPU counts.
+    """Return the condition that a measurement is the last of its case on its SKU in the run.
 
-    The kind is the SKU, not the series: an attempt that failed before the kernel was known lies in
-    a series of its own. The query that uses this joins Series.
+    Compares SKUs, not series: an attempt that failed before the kernel was known has a series of
+    its own. The query must join Series.
     """
     later, its_series = aliased(Measurement), aliased(Series)
     return ~exists().where(

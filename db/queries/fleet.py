@@ -1,4 +1,4 @@
-"""Questions about the fleet: who measures, what waits, how far a run is, which GPU is slower."""
+"""Queries for the fleet: workers, jobs, progress of runs, time offsets of GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from db.tables import Commit, Device, DeviceOffset, Job, Measurement, Run, Worke
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker and what it does; nulls as in db.tables.Worker."""
+    """A worker and its current state; None as in db.tables.Worker."""
 
     uuid: str
     host: str
@@ -37,7 +37,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job of a run; nulls as in db.tables.Job."""
+    """A job of a run; None as in db.tables.Job."""
 
     id: int
     case_key: str
@@ -58,8 +58,8 @@ _JOB = tuple(Job.__table__.columns[name] for name in JobRow.__slots__)
 class Progress:
     """Progress of the jobs of a run.
 
-    states: number of jobs by state. expected_s: seconds of measuring on one GPU that the open jobs
-    are expected to take; unknown: number of open jobs without an estimate.
+    states: number of jobs by state. expected_s: estimated seconds for the open jobs on one GPU;
+    unknown: number of open jobs without an estimate.
     """
 
     run: str  # uuid
@@ -96,7 +96,7 @@ class OffsetRow:
 
 
 def workers(session: Session, *, live: bool = False, limit: int | None = None) -> list[WorkerRow]:
-    """The workers, latest sign of life first. live: only those that have not ended."""
+    """Return the workers, latest heartbeat first. live: only those that have not ended."""
     query = (
         select(
             Worker.uuid,
@@ -124,7 +124,7 @@ def workers(session: Session, *, live: bool = False, limit: int | None = None) -
 
 
 def jobs_of(session: Session, run_uuid: str, *, states: Sequence[str] = ()) -> list[JobRow]:
-    """The jobs of a run in the order of its plan. states: only these; empty: all."""
+    """Return the jobs of a run in plan order. states: only these; empty: all."""
     query = (
         select(*_JOB).join(Run, Job.run_id == Run.id).where(Run.uuid == run_uuid).order_by(Job.id)
     )
@@ -134,7 +134,7 @@ def jobs_of(session: Session, run_uuid: str, *, states: Sequence[str] = ()) -> l
 
 
 def quarantined_jobs(session: Session, *, limit: int | None = None) -> list[tuple[str, JobRow]]:
-    """Jobs that ended too many workers, each with its run's uuid, newest first."""
+    """Return jobs on which too many workers died, each with its run's uuid, newest first."""
     query = (
         select(*_JOB, Run.uuid.label("run"))
         .join(Run, Job.run_id == Run.id)
@@ -208,7 +208,7 @@ def progress(
 
 
 def device_medians(session: Session, run_uuid: str) -> list[tuple[str, DeviceInfo, float]]:
-    """Of a run: case, device and median (us) of every result that is right and was timed."""
+    """Return case, device and median (us) of each correct, timed result of a run."""
     columns = [Device.__table__.columns[field.name] for field in fields(DeviceInfo)]
     query = (
         select(Measurement.case_key, Measurement.median_us, *columns)
@@ -228,8 +228,10 @@ def device_medians(session: Session, run_uuid: str) -> list[tuple[str, DeviceInf
 
 
 def runs_on_several_devices(session: Session, *, among: int = 50) -> list[tuple[str, datetime]]:
-    """Of the newest runs those that several devices of one SKU measured: uuid and start, newest
-    first."""
+    """Return uuid and start of runs measured by several devices of one SKU, newest first.
+
+    among: number of newest runs to search.
+    """
     newest = select(Run.id).order_by(Run.created_at.desc(), Run.id.desc()).limit(among).subquery()
     query = (
         select(Run.uuid, Run.created_at)

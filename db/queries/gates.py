@@ -26,7 +26,7 @@ _COLUMNS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class GateRow:
-    """One scheme of a model held against a policy once; nulls as in db.gate_records."""
+    """One verdict on a scheme of a model; None as in db.gate_records."""
 
     uuid: str
     scheme: str
@@ -50,7 +50,7 @@ class GateRow:
 
 
 def gate_history(session: Session, model: str, *, limit: int) -> list[GateRow]:
-    """The newest verdicts of gates on a model, newest first."""
+    """Return the newest gate verdicts on a model, newest first."""
     query = (
         select(
             AccuracyGate,
@@ -70,11 +70,11 @@ def gate_history(session: Session, model: str, *, limit: int) -> list[GateRow]:
 
 
 def export_gates(session: Session, filters: Filters) -> Iterator[GateRecord]:
-    """The stored verdicts of gates that pass; none, where filters ask for what they don't have."""
-    known = Filters(
+    """Iterate over gate records that match; none if a filter does not apply to them."""
+    applicable = Filters(
         runs=filters.runs, suites=filters.suites, models=filters.models, gpus=filters.gpus
     )
-    if filters != known:
+    if filters != applicable:
         return
     query = (
         select(AccuracyGate, Commit, Device, Environment, Run.uuid.label("run_uuid"))
@@ -84,14 +84,14 @@ def export_gates(session: Session, filters: Filters) -> Iterator[GateRecord]:
         .join(Environment, AccuracyGate.environment_id == Environment.id)
         .order_by(Run.created_at, Run.uuid, AccuracyGate.created_at, AccuracyGate.uuid)
     )
-    for column, wanted in (
+    for column, values in (
         (Run.uuid, filters.runs),
         (Run.suite, filters.suites),
         (AccuracyGate.model, filters.models),
         (Device.sku, filters.gpus),
     ):
-        if wanted:
-            query = query.where(column.in_(wanted))
+        if values:
+            query = query.where(column.in_(values))
     for row in session.execute(query).mappings():
         yield _record(row, run_info(session, row["run_uuid"]))
 

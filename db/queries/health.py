@@ -14,8 +14,10 @@ from db.tables import Job, Measurement, Request, Run
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """runs: by status. queued: jobs of unfinished runs, and requests. lease_until: when the lease
-    that is due first runs out; None: nobody holds one.
+    """Counts for health monitoring.
+
+    runs: by status. quarantined, queued_jobs: jobs. lease_until: earliest expiry of a job's lease;
+    None: no job is leased.
     """
 
     runs: dict[str, int]
@@ -26,23 +28,23 @@ class Health:
 
 
 def health(session: Session) -> Health:
-    """Counts of all runs, and of what waits."""
-    of_runs = session.execute(
+    """Count runs, and waiting jobs and requests."""
+    run_rows = session.execute(
         select(Run.status, func.count().label("runs")).group_by(Run.status)
     ).all()
-    of_jobs = session.execute(
+    job_rows = session.execute(
         select(Job.state, func.count(), func.min(Job.lease_until))
         .where(Job.state.in_(("queued", "leased", "quarantined")))
         .group_by(Job.state)
     ).all()
-    jobs = {state: count for state, count, _ in of_jobs}
+    jobs = {state: count for state, count, _ in job_rows}
     waiting = select(func.count()).where(Request.state == "queued")
     return Health(
-        {row.status: row.runs for row in of_runs},
+        {row.status: row.runs for row in run_rows},
         jobs.get("quarantined", 0),
         jobs.get("queued", 0),
         session.scalar(waiting) or 0,
-        next((until for state, _, until in of_jobs if state == "leased"), None),
+        next((until for state, _, until in job_rows if state == "leased"), None),
     )
 
 

@@ -1,4 +1,4 @@
-"""Questions about many series at once: the newest results of each."""
+"""Queries for the newest results of many series at once."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from db.queries.latest import SWEEP
 from db.queries.series import HistoryPoint, explained_orders, history_columns, points_of
 from db.tables import Commit, Measurement, Noise, Run, Series
 
-_AT_ONCE = 500  # series in one statement
+_BATCH = 500  # series per statement
 
 
 def recent_histories(
     session: Session, series_ids: Iterable[int], *, results: int = 30
 ) -> dict[int, list[HistoryPoint]]:
-    """By series its newest accepted results, in order of ancestry; sweeps are left out.
+    """Return the newest accepted results by series, in order of ancestry, without sweeps.
 
-    results: about how many of each; those of the same moment come along. A series without one is
-    left out. Epochs count from 1 in what is returned. It reads no other measurement.
+    results: number per series; more if several have the same time. Series without a result are left
+    out. Epochs count from 1 within the returned points. Older measurements are not read.
     """
-    wanted = sorted(set(series_ids))
-    found: dict[int, list[HistoryPoint]] = {}
-    for start in range(0, len(wanted), _AT_ONCE):
-        found |= _histories(session, wanted[start : start + _AT_ONCE], results)
-    return found
+    ids = sorted(set(series_ids))
+    histories: dict[int, list[HistoryPoint]] = {}
+    for start in range(0, len(ids), _BATCH):
+        histories |= _histories(session, ids[start : start + _BATCH], results)
+    return histories
 
 
 def noise_sigmas(session: Session, series_ids: Sequence[int]) -> dict[int, tuple[float, int]]:
-    """By series from the A/A calibration: the newest sigma of a comparison (ln(head / base) of one
-    commit), and from how many comparisons."""
+    """Return the newest A/A sigma of ln(head / base) and its number of comparisons, by series."""
     query = (
         select(Noise.series_id, Noise.estimate_sigma, Noise.comparisons)
         .where(Noise.series_id.in_(list(series_ids)))
@@ -45,19 +44,23 @@ def noise_sigmas(session: Session, series_ids: Sequence[int]) -> dict[int, tuple
 def _histories(
     session: Session, series_ids: Sequence[int], results: int
 ) -> dict[int, list[HistoryPoint]]:
-    one = aliased(Measurement)
+    measurement = aliased(Measurement)
     last = (
-        select(one.created_at)
-        .where(one.series_id == Series.id, one.accepted, one.median_us.is_not(None))
-        .order_by(one.created_at.desc())
+        select(measurement.created_at)
+        .where(
+            measurement.series_id == Series.id,
+            measurement.accepted,
+            measurement.median_us.is_not(None),
+        )
+        .order_by(measurement.created_at.desc())
         .offset(results - 1)
         .limit(1)
         .correlate(Series)
         .scalar_subquery()
     )
     first = (
-        select(func.min(one.created_at))
-        .where(one.series_id == Series.id)
+        select(func.min(measurement.created_at))
+        .where(measurement.series_id == Series.id)
         .correlate(Series)
         .scalar_subquery()
     )
@@ -69,7 +72,7 @@ def _histories(
         .join(Run, Measurement.run_id == Run.id)
         .where(
             Series.id.in_(series_ids),
-            Measurement.series_id.in_(series_ids),  # says to PostgreSQL which index to look up
+            Measurement.series_id.in_(series_ids),  # so that PostgreSQL uses this index
             Measurement.created_at >= func.coalesce(last, first),
             Measurement.accepted,
             Measurement.median_us.is_not(None),
@@ -83,8 +86,8 @@ def _histories(
         )
     )
     breaks = explained_orders(session, series_ids)
-    rows = session.connection().execute(query).all()  # plain columns: nothing for the ORM to make
+    rows = session.connection().execute(query).all()  # Core, not ORM: faster
     return {
-        series: points_of((row[1:] for row in of), breaks.get(series, ()))
-        for series, of in groupby(rows, key=itemgetter(0))
+        series: points_of((row[1:] for row in group), breaks.get(series, ()))
+        for series, group in groupby(rows, key=itemgetter(0))
     }

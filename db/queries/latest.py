@@ -1,4 +1,4 @@
-"""Questions about the newest result of every series, and about the results at a commit."""
+"""Queries for the newest result of every series, also at a given commit."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from db.records import TIME_METRICS
 from db.tables import Commit, Measurement, Run, Series
 
 BOOST = "boost"
-SCHEDULED = "nightly"  # trigger of runs that a schedule starts
-SWEEP = "sweep"  # trigger of runs that somebody started once, to know it
+SCHEDULED = "nightly"  # trigger of scheduled runs
+SWEEP = "sweep"  # trigger of one-off runs by users
 _GPU_BACKEND = "cuda"
-_NEWEST_RUNS = 5  # one may have begun and have nothing yet
+_NEWEST_RUNS = 5  # more than one: the newest may have no result yet
 
 
 def latest_results(
     session: Session, filters: Filters | None = None, *, regime: str = BOOST
 ) -> list[ResultRow]:
-    """The newest accepted time of every series, ordered by kernel, GPU, shape.
+    """Return the newest accepted time of every series, ordered by kernel, GPU, shape.
 
-    Newest as measured, whichever run it comes from; a series without one is left out. It looks up
-    one measurement a series and scans no table of them. filters: those on series, suites and
-    triggers. regime: times of this one alone; those of protocol 1, which named none, are `boost`.
+    Newest by time of measurement, over all runs; series without one are left out. Uses one index
+    lookup per series, no table scan. filters: only those on series, suites and triggers apply.
+    regime: only times of this regime; protocol 1, without regimes, counts as `boost`.
     """
     return _newest_of_series(session, filters or Filters(), [], regime)
 
 
 def gpu_names(session: Session) -> tuple[str, ...]:
-    """Every SKU that something was ever timed on: GPUs before CPUs, else by name; before them the
-    one of the newest scheduled run, since it is what people watch. It scans no measurements."""
+    """Return all SKUs with timed series: GPUs before CPUs, then by name, without a table scan.
+
+    The SKU of the newest scheduled run comes first: it is the usual choice on a page.
+    """
     timed = Series.metric.in_(TIME_METRICS.values())
     kinds = session.execute(select(Series.gpu, Series.backend).where(timed).distinct()).all()
     scheduled = session.scalar(
@@ -62,7 +64,7 @@ def newest_result_at(session: Session) -> datetime | None:
 
 
 def regimes_of(session: Session, gpu: str) -> tuple[str, ...]:
-    """The regimes in which something was timed on a SKU, boost first. It reads no measurement."""
+    """Return the regimes with timed series on a SKU, boost first. Reads no measurement."""
     metrics = set(session.scalars(select(Series.metric).where(Series.gpu == gpu).distinct()))
     return tuple(regime for regime, metric in TIME_METRICS.items() if metric in metrics)
 
@@ -70,7 +72,7 @@ def regimes_of(session: Session, gpu: str) -> tuple[str, ...]:
 def results_at_commit(
     session: Session, sha: str, filters: Filters | None = None
 ) -> list[ResultRow]:
-    """The newest accepted time of every series at a commit without local changes; as above."""
+    """Return the newest accepted time of every series at a clean commit, as latest_results."""
     at = select(Commit.id).where(Commit.sha == sha, Commit.dirty.is_(False)).scalar_subquery()
     return _newest_of_series(session, filters or Filters(), [_newest.commit_id == at], BOOST)
 
@@ -79,14 +81,14 @@ _newest = aliased(Measurement)
 
 
 def _newest_of_series(
-    session: Session, wanted: Filters, conditions: Sequence[ColumnElement[bool]], regime: str
+    session: Session, filters: Filters, conditions: Sequence[ColumnElement[bool]], regime: str
 ) -> list[ResultRow]:
-    of_run = []
-    if wanted.suites:
-        of_run.append(Run.suite.in_(wanted.suites))
-    if wanted.without_triggers:
-        of_run.append(Run.trigger.not_in(wanted.without_triggers))
-    on_run = [_newest.run_id.in_(select(Run.id).where(*of_run))] if of_run else []
+    run_conditions = []
+    if filters.suites:
+        run_conditions.append(Run.suite.in_(filters.suites))
+    if filters.without_triggers:
+        run_conditions.append(Run.trigger.not_in(filters.without_triggers))
+    on_run = [_newest.run_id.in_(select(Run.id).where(*run_conditions))] if run_conditions else []
     newest = (
         select(_newest.id)
         .where(
@@ -106,7 +108,7 @@ def _newest_of_series(
         .join(Measurement, Measurement.id == newest)
         .join(Run, Measurement.run_id == Run.id)
         .join(Commit, Measurement.commit_id == Commit.id)
-        .where(Series.metric == TIME_METRICS[regime], *wanted.on_series())
+        .where(Series.metric == TIME_METRICS[regime], *filters.on_series())
         .order_by(
             Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
         )

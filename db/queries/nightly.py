@@ -1,4 +1,4 @@
-"""Questions about nights: how far each is, where results are missing, what looking back found."""
+"""Queries for nightly runs and for change points."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from db.tables import ChangePoint, Commit, Night, Run, Series
 
 @dataclass(frozen=True, slots=True)
 class NightState:
-    """State of a night on one kind of GPU, for commits of one project.
+    """State of a nightly run on one GPU model, for commits of one project.
 
-    report empty: not concluded.
+    report empty: not judged yet.
     """
 
     key: str
@@ -37,7 +37,7 @@ class NightState:
 class ChangePointRow:
     """Change point of a series: the commit at which its level changed; levels in its unit.
 
-    retracted: why a later analysis retracted it; None: it is not retracted.
+    retracted: reason of the retraction; None: not retracted.
     """
 
     id: int
@@ -57,8 +57,7 @@ def night_states(
     project: str | None = None,
     limit: int | None = None,
 ) -> list[NightState]:
-    """Nights by kind of GPU, latest first. key, name, suite, project: only these; None:
-    all."""
+    """Return nightly runs, latest first, then by GPU. key, name, suite, project: None: all."""
     query = (
         select(
             Night.key,
@@ -78,22 +77,22 @@ def night_states(
         .order_by(Night.name.desc(), Night.gpu)
         .limit(limit)
     )
-    asked = (
+    filters = (
         (Night.key, key),
         (Night.name, name),
         (Night.suite, suite),
         (Commit.project, project),
     )
-    for column, wanted in asked:
-        if wanted is not None:
-            query = query.where(column == wanted)
+    for column, value in filters:
+        if value is not None:
+            query = query.where(column == value)
     return [NightState(**row) for row in session.execute(query).mappings()]
 
 
 def change_points_of(
     session: Session, series_id: int, *, with_retracted: bool = False
 ) -> list[ChangePointRow]:
-    """The stored change points of a series, oldest commit first (ancestry, not clock)."""
+    """Return the stored change points of a series, oldest commit first (ancestry, not clock)."""
     query = (
         select(
             ChangePoint.id,
@@ -113,7 +112,7 @@ def change_points_of(
 
 
 def series_identity_of(session: Session, series_id: int) -> Mapping[str, Any]:
-    """The identity of a stored series, every part of it (db.writer.series_identity)."""
+    """Return the full identity of a stored series (db.writer.series_identity)."""
     columns = [
         column for column in Series.__table__.columns if column.name not in ("id", "identity_hash")
     ]

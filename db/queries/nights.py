@@ -1,4 +1,4 @@
-"""Questions about the latest night: what came back, and what was concluded."""
+"""Queries for the latest nightly run: outcomes of cases, and verdicts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from db.tables import Commit, Decision, Measurement, Run, Series
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRow:
-    """Results of a run on one kind of GPU that ended alike.
+    """Cases of a run on one GPU model with the same status and detail.
 
-    cases: how many, by their last measurement. example: the key of one of them.
+    cases: number, by their last measurement. example: key of one of them.
     """
 
     run: str  # uuid
@@ -31,9 +31,9 @@ class OutcomeRow:
 
 @dataclass(frozen=True, slots=True)
 class NightRow:
-    """Verdicts that were stored last on one kind of GPU.
+    """The last verdicts on one GPU model.
 
-    heads: shas of the commits judged. verdicts: number of decisions by verdict.
+    heads: shas of the judged commits. verdicts: number of decisions by verdict.
     """
 
     gpu: str
@@ -65,20 +65,20 @@ def run_outcomes(session: Session, run_uuids: Sequence[str]) -> list[OutcomeRow]
 
 
 def latest_nights(session: Session) -> list[NightRow]:
-    """By kind of GPU the verdicts that were stored together last, by its name.
+    """Return the last stored set of verdicts per GPU model, ordered by GPU name.
 
-    Only of the line that people watch, of this repository; a commit compared with itself is no
-    verdict on it.
+    Only decisions on the watched branch of this repository; comparisons of a commit with itself
+    are left out.
     """
-    concluded = (
+    is_verdict = (
         Series.project == "",
         Decision.watched.is_(True),
         Decision.base_commit_id.is_distinct_from(Decision.head_commit_id),
     )
-    # Looked up series by series: a kind of GPU has few of them, and many decisions.
+    # One index lookup per series: a GPU model has few series, and many decisions.
     last = (
         select(Decision.created_at)
-        .where(Decision.series_id == Series.id, *concluded)
+        .where(Decision.series_id == Series.id, *is_verdict)
         .order_by(Decision.created_at.desc())
         .limit(1)
         .correlate(Series)
@@ -100,7 +100,7 @@ def latest_nights(session: Session) -> list[NightRow]:
             .select_from(Decision)
             .join(Series, Decision.series_id == Series.id)
             .join(Commit, Decision.head_commit_id == Commit.id)
-            .where(*concluded, Series.gpu == gpu, Decision.created_at == at)
+            .where(*is_verdict, Series.gpu == gpu, Decision.created_at == at)
             .group_by(Commit.sha, Commit.topo_order, Decision.verdict)
             .order_by(Commit.topo_order, Commit.sha, Decision.verdict)
         ):
@@ -113,11 +113,11 @@ def latest_nights(session: Session) -> list[NightRow]:
 def verdicts_of_commit(session: Session, sha: str | None) -> dict[str, int]:
     """Count the decisions about a commit, against other commits, by verdict.
 
-    sha: or the beginning of it; None: the newest commit by ancestry that was judged on the watched
-    line of this repository. Empty: nothing was judged.
+    sha: may be abbreviated; None: the newest commit by ancestry that was judged on the watched
+    branch of this repository. Returns an empty dict if nothing was judged.
     """
-    concluded = Decision.base_commit_id.is_distinct_from(Decision.head_commit_id)
-    judged = select(Decision.id).where(Decision.head_commit_id == Commit.id, concluded)
+    is_verdict = Decision.base_commit_id.is_distinct_from(Decision.head_commit_id)
+    judged = select(Decision.id).where(Decision.head_commit_id == Commit.id, is_verdict)
     newest = select(Commit.id).order_by(Commit.topo_order.desc().nulls_last(), Commit.id).limit(1)
     if sha is None:
         newest = newest.where(
@@ -127,7 +127,7 @@ def verdicts_of_commit(session: Session, sha: str | None) -> dict[str, int]:
         newest = newest.where(Commit.sha.startswith(sha, autoescape=True), judged.exists())
     counts = (
         select(Decision.verdict, func.count())
-        .where(Decision.head_commit_id == session.scalar(newest), concluded)
+        .where(Decision.head_commit_id == session.scalar(newest), is_verdict)
         .group_by(Decision.verdict)
     )
     return {row[0]: row[1] for row in session.execute(counts)}

@@ -1,4 +1,4 @@
-"""Questions about the A/A calibration and the live false-alarm rate."""
+"""Queries for the A/A calibration and the live false-alarm rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from db.tables import FalseAlarmRate, Noise, Series
 
 @dataclass(frozen=True, slots=True)
 class NoiseRow:
-    """The newest page of a series in the A/A calibration; units and nulls as in db.tables.Noise."""
+    """The newest A/A calibration of a series; units and None as in db.tables.Noise."""
 
     series_id: int
     kernel: str
@@ -39,7 +39,7 @@ class NoiseRow:
 
 @dataclass(frozen=True, slots=True)
 class FalseAlarmRow:
-    """The rate at one time, alarms a canary, with its interval."""
+    """False-alarm rate (alarms per canary) at one time, with its interval."""
 
     since: datetime
     until: datetime
@@ -52,7 +52,7 @@ class FalseAlarmRow:
 
 
 def aa_calibration(session: Session) -> list[NoiseRow]:
-    """The newest page of every series that has one, ordered by kernel, GPU, shape."""
+    """Return the newest calibration of every series that has one, by kernel, GPU, shape."""
     query = (
         select(
             Noise.series_id,
@@ -83,7 +83,7 @@ def aa_calibration(session: Session) -> list[NoiseRow]:
 
 
 def noise_floors(session: Session, identities: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The floor (ln) of each series, by its identity; 0 where too little is known of it."""
+    """Return the noise floor (natural log) of each series identity; 0 if it is unknown."""
     hashes = [fingerprint(identity) for identity in identities]
     query = (
         select(Series.identity_hash, Noise.noise_floor)
@@ -95,7 +95,7 @@ def noise_floors(session: Session, identities: Sequence[Mapping[str, Any]]) -> l
 
 
 def false_alarm_rates(session: Session, *, limit: int | None = None) -> list[FalseAlarmRow]:
-    """The live false-alarm rate over time, newest first."""
+    """Return the live false-alarm rate over time, newest first."""
     columns = [
         column
         for column in FalseAlarmRate.__table__.columns

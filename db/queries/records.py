@@ -1,4 +1,4 @@
-"""Stored measurements as the records that they came from."""
+"""Stored measurements as records."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from db.samples import PackedSamples, unpack
 from db.tables import Commit, Device, Environment, Epoch, Measurement, Run, Sample, Series
 
 _BATCH = 500  # records in memory at once
-_OF_SERIES = tuple(f.name for f in fields(Record) if f.name in Series.__table__.columns)
-_OF_DEVICE = tuple(f.name for f in fields(DeviceInfo))
-_OF_MEASUREMENT = tuple(
+_SERIES_FIELDS = tuple(f.name for f in fields(Record) if f.name in Series.__table__.columns)
+_DEVICE_FIELDS = tuple(f.name for f in fields(DeviceInfo))
+_MEASUREMENT_FIELDS = tuple(
     f.name
     for f in fields(Record)
-    if f.name in Measurement.__table__.columns and f.name not in {"created_at", *_OF_SERIES}
+    if f.name in Measurement.__table__.columns and f.name not in {"created_at", *_SERIES_FIELDS}
 )
 
 
 def export_records(session: Session, filters: Filters | None = None) -> Iterator[Record]:
-    """The stored records that pass, every attempt, in an order that a copy of the data keeps.
+    """Iterate over matching records, including repeated attempts; pruned samples are empty.
 
-    Ordered by run, then as measured. Samples that were pruned come back empty.
+    The order (run, then time of measurement) is the same in every copy of the data.
     """
-    wanted = filters or Filters()
+    filters = filters or Filters()
     ids = session.scalars(
         select(Measurement.id)
         .join(Run, Measurement.run_id == Run.id)
         .join(Series, Measurement.series_id == Series.id)
-        .where(*wanted.on_series(), *wanted.on_measurement())
+        .where(*filters.on_series(), *filters.on_measurement())
         .order_by(Run.created_at, Run.uuid, Measurement.created_at, Measurement.uuid)
     ).all()
     runs: dict[str, RunInfo] = {}
@@ -47,7 +47,7 @@ def export_records(session: Session, filters: Filters | None = None) -> Iterator
 
 
 def run_records(session: Session, run_uuid: str) -> Iterator[Record]:
-    """The records of one run, every attempt, in the order measured."""
+    """Iterate over the records of a run, including repeated attempts, in measurement order."""
     return export_records(session, Filters(runs=(run_uuid,)))
 
 
@@ -62,7 +62,7 @@ def _load(session: Session, ids: Sequence[int]) -> Iterator[RowMapping]:
         .join(Run, Measurement.run_id == Run.id)
         .outerjoin(Sample, Sample.measurement_id == Measurement.id)
         .where(Measurement.id.in_(ids))
-        .execution_options(populate_existing=True)  # rows may have changed since the last look
+        .execution_options(populate_existing=True)  # rows may have changed since they were loaded
     )
     rows = {row["Measurement"].id: row for row in session.execute(query).mappings()}
     return (rows[measurement_id] for measurement_id in ids)
@@ -71,8 +71,8 @@ def _load(session: Session, ids: Sequence[int]) -> Iterator[RowMapping]:
 def _record(row: RowMapping, run: RunInfo) -> Record:
     measurement: Measurement = row["Measurement"]
     device: Device = row["Device"]
-    values = {name: getattr(row["Series"], name) for name in _OF_SERIES}
-    values |= {name: getattr(measurement, name) for name in _OF_MEASUREMENT}
+    values = {name: getattr(row["Series"], name) for name in _SERIES_FIELDS}
+    values |= {name: getattr(measurement, name) for name in _MEASUREMENT_FIELDS}
     values |= {
         "case": measurement.case_key,
         "placement_medians_us": tuple(measurement.placement_medians_us),
@@ -80,7 +80,7 @@ def _record(row: RowMapping, run: RunInfo) -> Record:
         "created_at": measurement.created_at.isoformat(),
         "run": run,
         "commit": commit_info(row["Commit"]),
-        "device": DeviceInfo(**{name: getattr(device, name) for name in _OF_DEVICE}),
+        "device": DeviceInfo(**{name: getattr(device, name) for name in _DEVICE_FIELDS}),
         "environment": row["Environment"].content,
     }
     return Record(**values)
@@ -93,7 +93,7 @@ def _samples(sample: Sample | None) -> tuple[tuple[float, ...], ...]:
 
 
 def commit_info(commit: Commit) -> CommitInfo:
-    """A stored commit as records have it."""
+    """Convert a stored commit to the form used in records."""
     return CommitInfo(
         sha=commit.sha,
         parent=commit.parent_sha,

@@ -1,4 +1,4 @@
-"""Questions about what papers published."""
+"""Query for published values of papers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from db.tables import ReferenceValue
 
 
 def reference_values(session: Session) -> list[ReferenceInfo]:
-    """Every published value that is stored, in the order of the file they came from."""
+    """Return all stored published values, in the order of their file."""
     columns = [ReferenceValue.__table__.columns[field.name] for field in fields(ReferenceInfo)]
     query = select(*columns).order_by(ReferenceValue.id)
     return [ReferenceInfo(**row) for row in session.execute(query).mappings()]

@@ -1,4 +1,4 @@
-"""Questions about releases."""
+"""Query for releases."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ReleaseRow:
 
 
 def releases(session: Session, *, project: str = "") -> list[ReleaseRow]:
-    """Every release, newest first by ancestry; those outside of a git tree come last.
+    """Return releases, newest first by ancestry; those without topo_order come last.
 
-    project: of whose repository; empty: the one whose kernels are measured here.
+    project: name of an external project; empty: this repository.
     """
     query = (
         select(Release.name, Commit.sha, Commit.topo_order)

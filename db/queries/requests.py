@@ -1,4 +1,4 @@
-"""Questions about what people asked the fleet to measure."""
+"""Queries for requests to the fleet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from db.tables import Request, Run
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """A request and what became of it; nulls as in db.tables.Request. run: its uuid."""
+    """A request and its state; None as in db.tables.Request. run: uuid of its run."""
 
     uuid: str
     kind: str
@@ -42,8 +42,10 @@ def requests(
     requester_prefix: str = "",
     limit: int | None = None,
 ) -> list[RequestRow]:
-    """Requests, newest first. states: only these; empty: all. requester: only this one's.
-    requester_prefix: only of names that begin so."""
+    """Return requests, newest first. states: only these; empty: all.
+
+    requester: only this requester's. requester_prefix: only names with this prefix.
+    """
     query = _stored().order_by(Request.created_at.desc(), Request.id.desc()).limit(limit)
     if states:
         query = query.where(Request.state.in_(list(states)))
@@ -55,7 +57,7 @@ def requests(
 
 
 def request_by_uuid_prefix(session: Session, prefix: str) -> RequestRow:
-    """The request whose uuid begins with the prefix. Raises NotFoundError, AmbiguousError."""
+    """Return the request whose uuid begins with `prefix`. Raises NotFoundError, AmbiguousError."""
     begins = Request.uuid.startswith(prefix, autoescape=True)
     rows = session.execute(_stored().where(begins).limit(2)).mappings().all()
     if not rows:

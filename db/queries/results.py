@@ -1,4 +1,4 @@
-"""Questions about measurements: summaries for tables and charts, raw samples of one."""
+"""Queries for measurements: summaries, and the raw samples of one measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from db.tables import Commit, Measurement, Run, Sample, Series
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """One case of one run, all but its samples. Units and nulls as in db.records.Record."""
+    """One measurement without its samples. Units and None as in db.records.Record."""
 
     uuid: str
     run: str  # uuid
@@ -102,15 +102,15 @@ RESULT_COLUMNS = (
 def results_table(
     session: Session, filters: Filters | None = None, *, limit: int | None = None
 ) -> list[ResultRow]:
-    """One row a run and case (its last measurement), newest run first, then as measured."""
-    wanted = filters or Filters()
+    """Return one row per run and case (its last measurement), newest run first."""
+    filters = filters or Filters()
     query = (
         select(*RESULT_COLUMNS)
         .select_from(Measurement)
         .join(Run, Measurement.run_id == Run.id)
         .join(Series, Measurement.series_id == Series.id)
         .join(Commit, Measurement.commit_id == Commit.id)
-        .where(*wanted.on_series(), *wanted.on_measurement(), is_latest_attempt())
+        .where(*filters.on_series(), *filters.on_measurement(), is_latest_attempt())
         .order_by(Run.created_at.desc(), Run.id.desc(), Measurement.created_at, Measurement.id)
         .limit(limit)
     )
@@ -118,12 +118,12 @@ def results_table(
 
 
 def run_results(session: Session, run_uuid: str) -> list[ResultRow]:
-    """The results of one run, in the order measured; empty: none arrived, or no such run."""
+    """Return the results of a run in measurement order; empty: no results, or no such run."""
     return results_table(session, Filters(runs=(run_uuid,)))
 
 
 def samples_of(session: Session, measurement_uuid: str) -> tuple[tuple[float, ...], ...]:
-    """Raw samples, microseconds, by placement in the order measured.
+    """Return raw samples in microseconds by placement, in measurement order.
 
     Empty: never timed, or pruned. Raises NotFoundError if the measurement is not stored.
     """

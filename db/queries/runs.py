@@ -1,4 +1,4 @@
-"""Questions about runs: which there are, what they planned, what arrived."""
+"""Queries for runs, their plans and their completeness."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from db.queries.filters import is_latest_attempt
 from db.records import RunInfo, RunOwner
 from db.tables import Commit, Job, Measurement, PlannedCase, Run, Series
 
-_NAMED_IF_AMBIGUOUS = 5
+_MAX_NAMED = 5  # uuids listed in an AmbiguousError
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run and how far it came.
+    """A run and its completeness.
 
-    received: results of whatever status, one a case and kind of GPU. missing: planned cases without
-    one. statuses: those results by the status of the last measurement.
+    received: cases with a result of any status, counted per GPU model. missing: planned cases
+    without one. statuses: number of received cases by the status of the last measurement.
     """
 
     uuid: str
@@ -60,7 +60,7 @@ class RunName:
 
 @dataclass(frozen=True, slots=True)
 class OwnedRun:
-    """A run that says that it is under way. owner None: nobody said whose it is."""
+    """A run with status running. owner: the process that executes it; None: unknown."""
 
     uuid: str
     suite: str
@@ -72,7 +72,7 @@ class OwnedRun:
 def run_names(
     session: Session, *, without_suites: Sequence[str] = (), limit: int | None = None
 ) -> list[RunName]:
-    """Runs, newest first; no result is read. without_suites: leave those of these suites out."""
+    """Return runs, newest first, without reading results. without_suites: exclude these suites."""
     query = (
         select(Run.uuid, Run.suite, Run.status, Run.created_at, Run.trigger)
         .order_by(Run.created_at.desc(), Run.id.desc())
@@ -84,7 +84,7 @@ def run_names(
 
 
 def runs_by_uuid(session: Session, uuids: Sequence[str]) -> list[RunSummary]:
-    """These runs in the order given; one that is not stored is left out."""
+    """Return these runs in the given order; runs that are not stored are left out."""
     rows = session.execute(select(Run.uuid, Run.id).where(Run.uuid.in_(uuids)))
     ids = {row.uuid: row.id for row in rows}
     return _summaries(session, [ids[uuid] for uuid in uuids if uuid in ids])
@@ -99,7 +99,7 @@ def runs(
     without_suites: Sequence[str] = (),
     limit: int | None = None,
 ) -> list[RunSummary]:
-    """Runs, newest first. without_suites: leave those of these suites out."""
+    """Return runs, newest first. without_suites: exclude these suites."""
     query = select(Run.id).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit)
     if suite is not None:
         query = query.where(Run.suite == suite)
@@ -113,16 +113,16 @@ def runs(
 
 
 def run_by_uuid_prefix(session: Session, prefix: str) -> RunSummary:
-    """The run whose uuid begins with the prefix; the whole uuid always does.
+    """Return the run whose uuid begins with the prefix; an exact match takes precedence.
 
-    Raises NotFoundError if there is none, AmbiguousError if there are several. Every uuid begins
-    with an empty prefix, which is what a script's unset variable gives: it names none.
+    Raises NotFoundError if there is none, AmbiguousError if there are several. An empty prefix,
+    for example from an unset variable of a script, matches none.
     """
     rows = session.execute(
         select(Run.uuid, Run.id)
         .where(Run.uuid.startswith(prefix, autoescape=True))
         .order_by(Run.created_at.desc(), Run.id.desc())
-        .limit(_NAMED_IF_AMBIGUOUS + 1)
+        .limit(_MAX_NAMED + 1)
     ).all()
     if not rows or not prefix:
         raise NotFoundError(
@@ -130,8 +130,8 @@ def run_by_uuid_prefix(session: Session, prefix: str) -> RunSummary:
         )
     exact = [row for row in rows if row.uuid == prefix]
     if len(rows) > 1 and not exact:
-        names = ", ".join(row.uuid for row in rows[:_NAMED_IF_AMBIGUOUS])
-        more = " and more" if len(rows) > _NAMED_IF_AMBIGUOUS else ""
+        names = ", ".join(row.uuid for row in rows[:_MAX_NAMED])
+        more = " and more" if len(rows) > _MAX_NAMED else ""
         raise AmbiguousError(f"several runs begin with {prefix!r}: {names}{more}; write more of it")
     return _summaries(session, [(exact or rows)[0].id])[0]
 
@@ -147,14 +147,14 @@ def latest_runs(
     backend: str | None = None,
     project: str | None = None,
 ) -> dict[str, RunSummary]:
-    """By GPU SKU the newest run with a result on it, however it ended, or the newest complete one.
+    """Return the newest run with a result on each GPU SKU, by SKU.
 
-    Complete: it says so, or (imported from a file that was written during the run) no planned case
-    is missing. without_suites: leave those of these suites out, and GPUs that only they know.
-    trigger, backend: only runs that were started so, and kinds of GPU of it. project: only runs of
-    its commits; None: of any.
+    complete: only complete runs: their status is complete, or no planned case is missing (a file
+    written during the run was imported). without_suites: exclude runs of these suites. trigger:
+    only runs with this trigger. backend: only SKUs of this backend. project: only runs at commits
+    of this project; None: any.
     """
-    query = select(Run.id).where(*_started(trigger, without_triggers, project))
+    query = select(Run.id).where(*_start_conditions(trigger, without_triggers, project))
     if complete:
         query = query.where(or_(Run.status == "complete", and_(_has_plan(), ~_has_missing())))
     if suite is not None:
@@ -165,7 +165,7 @@ def latest_runs(
 
 
 def first_run_sharing_cases(session: Session, run_uuid: str, among: Sequence[str]) -> str | None:
-    """The first of these runs that has a timed result of a series of this one; None: none has."""
+    """Return the first run of `among` with a timed result in a series of this run, or None."""
     own, other = aliased(Measurement), aliased(Measurement)
     run_id = select(Run.id).where(Run.uuid == run_uuid).scalar_subquery()
     for uuid in among:
@@ -185,7 +185,7 @@ def first_run_sharing_cases(session: Session, run_uuid: str, among: Sequence[str
     return None
 
 
-def _started(
+def _start_conditions(
     trigger: str | None, without: Sequence[str], project: str | None
 ) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
@@ -199,12 +199,12 @@ def _started(
 
 
 def suite_names(session: Session) -> tuple[str, ...]:
-    """Every suite that was ever run, sorted."""
+    """Return the suites of all runs, sorted."""
     return tuple(session.scalars(select(Run.suite).distinct().order_by(Run.suite)))
 
 
 def run_info(session: Session, run_uuid: str) -> RunInfo:
-    """A run as its records carry it, with its plan. Raises NotFoundError."""
+    """Return a run with its plan, in the form used in records. Raises NotFoundError."""
     run = session.execute(select(*Run.__table__.columns).where(Run.uuid == run_uuid)).one_or_none()
     if run is None:
         raise NotFoundError(f"no run {run_uuid} is stored: name another database with --db")
@@ -225,7 +225,7 @@ def run_info(session: Session, run_uuid: str) -> RunInfo:
 
 
 def owned_runs(session: Session) -> list[OwnedRun]:
-    """The runs that are under way, or that nobody ended, newest first."""
+    """Return the runs with status running, newest first; their process may have died."""
     query = (
         select(
             Run.uuid,
@@ -254,7 +254,7 @@ def owned_runs(session: Session) -> list[OwnedRun]:
 
 
 def leased_jobs(session: Session, run_uuid: str) -> int:
-    """Count the jobs of a run that fleet workers hold now, by the database's clock."""
+    """Count the jobs of a run that are leased to workers now, by the database's clock."""
     query = (
         select(func.count())
         .select_from(Job)
@@ -265,19 +265,19 @@ def leased_jobs(session: Session, run_uuid: str) -> int:
 
 
 def run_by_idempotency_key(session: Session, key: str) -> RunInfo | None:
-    """The run that holds the key; None: none does."""
+    """Return the run with this idempotency key; None: there is none."""
     uuid = session.scalar(select(Run.uuid).where(Run.idempotency_key == key))
     return None if uuid is None else run_info(session, uuid)
 
 
 def run_cases_received(session: Session, run_uuid: str) -> frozenset[str]:
-    """Keys of the cases that have a result in the run, of whatever status."""
+    """Return the keys of the cases with a result of any status in the run."""
     query = select(Measurement.case_key).join(Run).where(Run.uuid == run_uuid).distinct()
     return frozenset(session.scalars(query))
 
 
 def missing_cases(session: Session, run_uuid: str) -> tuple[str, ...]:
-    """Keys of the planned cases that have no result, in the plan's order."""
+    """Return the keys of the planned cases without a result, in plan order."""
     query = (
         select(PlannedCase.case_key)
         .join(Run)
@@ -288,10 +288,8 @@ def missing_cases(session: Session, run_uuid: str) -> tuple[str, ...]:
 
 
 def cases_to_measure(session: Session, run_uuid: str) -> tuple[str, ...]:
-    """Keys of the planned cases that lack a result, or one of the repetitions that they were to
-    have, in the plan's order.
-    """
-    lacks_one = exists().where(
+    """Return the keys of planned cases without a result or with open repetitions, in plan order."""
+    has_open_job = exists().where(
         Job.run_id == PlannedCase.run_id,
         Job.case_key == PlannedCase.case_key,
         Job.state.in_((*OPEN_JOB_STATES, "no-device")),
@@ -299,19 +297,21 @@ def cases_to_measure(session: Session, run_uuid: str) -> tuple[str, ...]:
     query = (
         select(PlannedCase.case_key)
         .join(Run)
-        .where(Run.uuid == run_uuid, ~_received() | lacks_one)
+        .where(Run.uuid == run_uuid, ~_received() | has_open_job)
         .order_by(PlannedCase.position)
     )
     return tuple(session.scalars(query))
 
 
-def _newest_by_gpu(session: Session, of: Select[int], backend: str | None) -> dict[str, RunSummary]:
-    newest = of.order_by(Run.created_at.desc(), Run.id.desc()).limit(1)
+def _newest_by_gpu(
+    session: Session, run_ids_query: Select[int], backend: str | None
+) -> dict[str, RunSummary]:
+    newest = run_ids_query.order_by(Run.created_at.desc(), Run.id.desc()).limit(1)
     run_ids: dict[str, int] = {}
-    kinds = select(Series.gpu).distinct().order_by(Series.gpu)
+    skus = select(Series.gpu).distinct().order_by(Series.gpu)
     if backend is not None:
-        kinds = kinds.where(Series.backend == backend)
-    for gpu in session.scalars(kinds).all():
+        skus = skus.where(Series.backend == backend)
+    for gpu in session.scalars(skus).all():
         run_id = session.scalar(newest.where(_measured_on(gpu)))
         if run_id is not None:
             run_ids[gpu] = run_id
@@ -341,7 +341,7 @@ def _has_missing() -> ColumnElement[bool]:
 
 
 def _summaries(session: Session, run_ids: Sequence[int]) -> list[RunSummary]:
-    """The summaries of runs in the order of their ids given."""
+    """Return the summaries of runs in the order of `run_ids`."""
     rows = session.execute(
         select(
             Run.id,
@@ -358,9 +358,9 @@ def _summaries(session: Session, run_ids: Sequence[int]) -> list[RunSummary]:
         .where(Run.id.in_(run_ids))
     ).mappings()
     by_id = {row["id"]: {name: row[name] for name in row if name != "id"} for row in rows}
-    of_run = PlannedCase.run_id.in_(run_ids)
-    planned = _counts(session, of_run)
-    missing = _counts(session, of_run, ~_received())
+    in_runs = PlannedCase.run_id.in_(run_ids)
+    planned = _counts(session, in_runs)
+    missing = _counts(session, in_runs, ~_received())
     statuses: dict[int, dict[str, int]] = defaultdict(dict)
     for run_id, status, count in session.execute(
         select(Measurement.run_id, Measurement.status, func.count())

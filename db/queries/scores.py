@@ -1,4 +1,4 @@
-"""Questions about the accuracy of models: every score of one, and what scores rest on."""
+"""Queries for accuracy scores of models, and their values by segment or question."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from db.tables import AccuracyResult, AccuracySample, Commit, Device, Run
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One metric of one task of a model under a scheme; nulls as in db.tables.AccuracyResult."""
+    """One metric of one task of a model under a scheme; None as in db.tables.AccuracyResult."""
 
     id: int
     scheme: str
@@ -41,19 +41,19 @@ class Score:
 
 
 def scored_models(session: Session) -> tuple[str, ...]:
-    """Every model that was ever evaluated, sorted."""
+    """Return all evaluated models, sorted."""
     query = select(AccuracyResult.model).distinct().order_by(AccuracyResult.model)
     return tuple(session.scalars(query))
 
 
 def scored_schemes(session: Session) -> tuple[str, ...]:
-    """Every scheme that a model was ever evaluated under, sorted."""
+    """Return all evaluated schemes, sorted."""
     query = select(AccuracyResult.scheme).distinct().order_by(AccuracyResult.scheme)
     return tuple(session.scalars(query))
 
 
 def model_scores(session: Session, model: str) -> list[Score]:
-    """Every score of a model, oldest commit first (ancestry, not clock), then as evaluated."""
+    """Return all scores of a model, oldest commit first (ancestry, not clock), then by time."""
     table = AccuracyResult.__table__.columns
     own = [name for name in Score.__slots__ if name in table and name != "run"]
     query = (
@@ -74,7 +74,7 @@ def model_scores(session: Session, model: str) -> list[Score]:
 
 
 def score_values(session: Session, score_ids: Sequence[int]) -> dict[int, tuple[float, ...]]:
-    """By score its value for each segment, question or layer; one that has none is left out."""
+    """Return values per segment, question or layer by score id; scores without any are left out."""
     query = select(AccuracySample.accuracy_result_id, AccuracySample.data, AccuracySample.count)
     rows = session.execute(query.where(AccuracySample.accuracy_result_id.in_(list(score_ids))))
     return {score: unpack(PackedSamples(data, [count]))[0] for score, data, count in rows}

@@ -1,4 +1,4 @@
-"""Questions about series: which there are, and their history by ancestry."""
+"""Queries for series, and their history in order of ancestry."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from db.queries.filters import Filters
 from db.records import TIME_METRICS
 from db.tables import Alert, Commit, Decision, EpochBreak, Measurement, Run, Series
 
-OUTSIDE = "outside"  # backend of what another tool measured
-TRAIL = 5  # nights in which a step of 2 % is found (docs/statistics.md)
+OUTSIDE = "outside"  # backend of results measured by another tool
+TRAIL = 5  # nightly runs within which a step of 2 % is detected (docs/statistics.md)
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesRow:
-    """A series: what is equal in all its numbers, and how many there are."""
+    """A series: its identity, and its number of measurements."""
 
     id: int
     kernel: str
@@ -70,7 +70,7 @@ class SeriesName:
 
 @dataclass(frozen=True, slots=True)
 class ProjectSeries:
-    """A series of a project that another tool measured: what its verdicts need to know of it."""
+    """A series measured by another tool: the fields that its verdicts need."""
 
     id: int
     project: str
@@ -84,8 +84,8 @@ class ProjectSeries:
 class HistoryPoint:
     """One accepted result of a series.
 
-    epoch: counts from 1 in the order of the history; points of one epoch share their environment
-    and lie on the same side of every acknowledged change.
+    epoch: counts from 1 in the order of the history; the points of an epoch have the same
+    environment and no acknowledged change between them.
     """
 
     commit: str  # sha
@@ -99,7 +99,7 @@ class HistoryPoint:
     ci_high_us: float | None
     floor_us: float | None
     sm_clock_mhz: float | None
-    subject: str = ""  # of the commit; empty: not known
+    subject: str = ""  # of the commit; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +118,12 @@ class FilterValues:
 
 
 def list_series(session: Session, filters: Filters | None = None) -> list[SeriesRow]:
-    """The series with a measurement that passes, ordered by kernel, GPU, shape; counts of those."""
-    wanted = filters or Filters()
+    """Return series with their number of matching measurements, ordered by kernel, GPU, shape."""
+    filters = filters or Filters()
     counted = select(Measurement.series_id, func.count().label("measurements")).group_by(
         Measurement.series_id
     )
-    on_measurement = wanted.on_measurement()
+    on_measurement = filters.on_measurement()
     if on_measurement:
         counted = counted.join(Run, Measurement.run_id == Run.id).where(*on_measurement)
     counts = counted.subquery()
@@ -131,7 +131,7 @@ def list_series(session: Session, filters: Filters | None = None) -> list[Series
     query = (
         select(*columns, counts.c.measurements)
         .join(counts, counts.c.series_id == Series.id)
-        .where(*wanted.on_series())
+        .where(*filters.on_series())
         .order_by(
             Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
         )
@@ -140,7 +140,7 @@ def list_series(session: Session, filters: Filters | None = None) -> list[Series
 
 
 def series_names(session: Session) -> list[SeriesName]:
-    """Every series, ordered by kernel, GPU, shape. It reads no measurement."""
+    """Return all series, ordered by kernel, GPU, shape. Reads no measurement."""
     query = select(*(Series.__table__.columns[field.name] for field in fields(SeriesName)))
     ordered = query.order_by(
         Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
@@ -149,7 +149,7 @@ def series_names(session: Session) -> list[SeriesName]:
 
 
 def project_series(session: Session) -> list[ProjectSeries]:
-    """Every series that another tool measured, by its id. It reads no measurement."""
+    """Return all series measured by another tool, by id. Reads no measurement."""
     columns = (Series.__table__.columns[field.name] for field in fields(ProjectSeries))
     query = (
         select(*columns).where(Series.project != "", Series.backend == OUTSIDE).order_by(Series.id)
@@ -158,8 +158,10 @@ def project_series(session: Session) -> list[ProjectSeries]:
 
 
 def main_project(session: Session) -> str:
-    """The project whose times pages set beside each other: this repository's, the empty name; where
-    nothing of it was timed, the first by name that was timed here. It reads no measurement."""
+    """Return the project whose times pages compare: "", this repository, if it has timed series.
+
+    Otherwise the first project by name that was timed here. Reads no measurement.
+    """
     query = (
         select(func.min(Series.project))
         .where(Series.metric.in_(TIME_METRICS.values()))
@@ -171,11 +173,10 @@ def main_project(session: Session) -> str:
 def series_history(
     session: Session, series_id: int, *, without_sweeps: bool = False
 ) -> list[HistoryPoint]:
-    """Accepted medians of a series, oldest commit first (ancestry, not clock).
+    """Return accepted medians of a series, oldest commit first (ancestry, not clock).
 
-    without_sweeps: leave out what somebody measured once to know it: it is never a baseline.
-
-    Results of one commit stand in the order measured; commits outside of a git tree come last.
+    without_sweeps: exclude one-off sweeps, which are never a baseline. Results of one commit are in
+    measurement order; commits without topo_order come last.
     """
     query = (
         select(*history_columns())
@@ -196,8 +197,10 @@ def series_history(
 
 
 def history_columns() -> tuple[Any, ...]:
-    """A HistoryPoint's fields of each measurement, joined with its commit and run, with epoch_id
-    in the place of the epoch: what `points_of` takes."""
+    """Return the columns of the rows of `points_of`: HistoryPoint's, epoch_id instead of epoch.
+
+    The query must join Commit and Run.
+    """
     return (
         Commit.sha.label("commit"),
         Commit.topo_order,
@@ -215,11 +218,11 @@ def history_columns() -> tuple[Any, ...]:
 
 
 def points_of(rows: Iterable[Sequence[Any]], breaks: Sequence[int]) -> list[HistoryPoint]:
-    """Rows of one series, in their order, with their epochs.
+    """Convert rows of one series to points, and number their epochs.
 
-    rows: values of `history_columns`, by place: pages read 15,000 of them at once, and making each
-    a mapping first took half of that time. breaks: places in the ancestry at which an acknowledged
-    change opens an epoch.
+    rows: values in the order of `history_columns`; tuples, since converting the 15,000 rows of a
+    page to mappings took half of its time. breaks: topo_order of the commits at which an
+    acknowledged change opens an epoch.
     """
     numbers: dict[tuple[int, int], int] = {}
     points = []
@@ -231,11 +234,12 @@ def points_of(rows: Iterable[Sequence[Any]], breaks: Sequence[int]) -> list[Hist
 
 
 def trusted_base(session: Session, series_id: int, *, trail: int = TRAIL) -> str | None:
-    """The commit that tonight's result of a series is compared with; None: there is none yet.
+    """Return the base commit for the next nightly comparison of a series; None: there is none yet.
 
-    The newest of its newest epoch that is `trail` commits older than its latest and not newer than
-    the last good commit of any open alert about the series. It trails, since a step that was not
-    confirmed in its first night would otherwise become the base of the second (docs/statistics.md).
+    The newest commit of the newest epoch that is `trail` commits older than the latest and not
+    newer than the last good commit of any open alert on the series. Without the distance, a step
+    that was not confirmed in its first night would be in the base of the second
+    (docs/statistics.md).
     """
     points = series_history(session, series_id, without_sweeps=True)
     if not points:
@@ -255,7 +259,7 @@ def trusted_base(session: Session, series_id: int, *, trail: int = TRAIL) -> str
 
 
 def explained_orders(session: Session, series_ids: Sequence[int]) -> dict[int, list[int]]:
-    """By series the places in the ancestry where an explained change opens an epoch of it."""
+    """Return topo_order of the commits where an explained change opens an epoch, by series."""
     query = (
         select(EpochBreak.series_id, Commit.topo_order)
         .join(Commit, EpochBreak.commit_id == Commit.id)
@@ -270,12 +274,12 @@ def explained_orders(session: Session, series_ids: Sequence[int]) -> dict[int, l
 
 
 def kernel_names(session: Session) -> tuple[str, ...]:
-    """Every kernel that was ever measured, without variants, sorted."""
+    """Return all measured kernels, without variants, sorted."""
     return tuple(sorted(session.scalars(select(Series.kernel).distinct())))
 
 
 def filter_values(session: Session) -> FilterValues:
-    """Every value that occurs, for the choices of a page or a message."""
+    """Return all values that occur, for the options of a page or a message."""
 
     def distinct(column: Any) -> tuple[Any, ...]:
         values = session.scalars(select(column).distinct()).all()

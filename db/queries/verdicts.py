@@ -1,4 +1,4 @@
-"""Questions about decisions and alerts."""
+"""Queries for decisions and alerts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from db.tables import Alert, AlertEvent, Commit, Decision, DecisionEvidence, Ser
 
 @dataclass(frozen=True, slots=True)
 class CommitRow:
-    """A commit as people look at it. topo_order None: not in a git tree. project: as CommitInfo."""
+    """A commit for display. topo_order None: not in a git tree. project: as in CommitInfo."""
 
     sha: str
     topo_order: int | None
@@ -30,10 +30,10 @@ class CommitRow:
 
 @dataclass(frozen=True, slots=True)
 class AlertRow:
-    """An alert and how much it holds.
+    """An alert with a summary of its decisions.
 
-    good None: bad since the first measurement. worst: the largest ln(head / base) among its
-    decisions; None: only wrong results. series, decisions: how many are members.
+    good None: bad since the first measurement. worst: the largest ln(head / base) of its
+    decisions; None: only wrong results. series: ids. decisions: number.
     """
 
     id: int
@@ -53,7 +53,7 @@ class AlertRow:
 
 @dataclass(frozen=True, slots=True)
 class AlertEventRow:
-    """A state that an alert was given. person empty: by the service itself."""
+    """A change of an alert's state, or a note. person empty: the service."""
 
     state: str
     person: str
@@ -63,7 +63,7 @@ class AlertEventRow:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
-    """A verdict on one series; units and nulls as in db.decisions.DecisionInfo."""
+    """A verdict on one series; units and None as in db.decisions.DecisionInfo."""
 
     uuid: str
     series_id: int
@@ -95,7 +95,7 @@ class DecisionRow:
 def alerts(
     session: Session, *, states: Sequence[str] = (), family: str | None = None
 ) -> list[AlertRow]:
-    """Alerts in one of these states (none given: in any), newest first."""
+    """Return alerts, newest first. states: only these; empty: all. family None: all."""
     conditions: list[ColumnElement[bool]] = []
     if states:
         conditions.append(Alert.state.in_(states))
@@ -105,12 +105,12 @@ def alerts(
 
 
 def alert_by_id(session: Session, alert_id: int) -> AlertRow:
-    """Raises NotFoundError if there is no such alert."""
+    """Return an alert. Raises NotFoundError."""
     rows = _alerts(session, Alert.id == alert_id)
     if not rows:
         raise NotFoundError(
-            f"no alert {alert_id}: `flexq-bench alerts list` shows those that are open, with "
-            "--state all all of them"
+            f"no alert {alert_id}: `flexq-bench alerts list` shows the open ones, "
+            "with --state all every one"
         )
     return rows[0]
 
@@ -128,10 +128,10 @@ def alert_events(session: Session, alert_id: int) -> list[AlertEventRow]:
 def commits_between(
     session: Session, after: int, up_to: int, *, project: str = ""
 ) -> list[CommitRow]:
-    """Stored commits at places after < place <= up_to of the ancestry, oldest first.
+    """Return stored commits with after < topo_order <= up_to, oldest first.
 
-    project: of whose repository; empty: the one whose kernels are measured here. Commits that
-    nothing was ever measured at are not stored.
+    project: name of an external project; empty: this repository. Commits without any measurement
+    are not stored.
     """
     query = (
         select(Commit.sha, Commit.topo_order, Commit.subject, Commit.author)
@@ -147,19 +147,19 @@ def commits_between(
 
 
 def alert_decisions(session: Session, alert_id: int) -> list[DecisionRow]:
-    """The members of an alert, the slowest first; wrong results before them."""
+    """Return the decisions of an alert: wrong results, then slowest first."""
     slowest = Decision.log_ratio.desc().nulls_first()
     return _decisions(session, Decision.alert_id == alert_id, order=(slowest, Decision.uuid))
 
 
 def decisions_by_uuid(session: Session, uuids: Iterable[str]) -> list[DecisionRow]:
-    """Decisions, the oldest first; those that are not stored are left out."""
+    """Return decisions, oldest first; those that are not stored are left out."""
     order = (Decision.created_at, Decision.id)
     return _decisions(session, Decision.uuid.in_(list(uuids)), order=order)
 
 
 def decision_evidence(session: Session, decision_uuid: str) -> dict[str, Any]:
-    """The exact inputs of a decision. Raises NotFoundError if it is not stored."""
+    """Return the exact inputs of a decision. Raises NotFoundError if it is not stored."""
     data = session.scalar(
         select(DecisionEvidence.data)
         .join(Decision, DecisionEvidence.decision_id == Decision.id)
@@ -174,8 +174,7 @@ def decision_evidence(session: Session, decision_uuid: str) -> dict[str, Any]:
 def latest_decisions_from(
     session: Session, base_sha: str, series_ids: Iterable[int]
 ) -> dict[int, DecisionRow]:
-    """By series the decision about the latest commit compared with this base, on the line that
-    people watch."""
+    """Return the decision on the latest commit against this base, by series (watched branch)."""
     base = aliased(Commit)
     rows = _decisions(
         session,
@@ -189,7 +188,7 @@ def latest_decisions_from(
 
 
 def decisions_between(session: Session, base_sha: str, head_sha: str) -> dict[int, DecisionRow]:
-    """By series the newest decision about these two commits, of whatever line they are on."""
+    """Return the newest decision on these two commits by series, on any branch."""
     base = aliased(Commit)
     rows = _decisions(
         session,
@@ -203,7 +202,7 @@ def decisions_between(session: Session, base_sha: str, head_sha: str) -> dict[in
 def recent_commits(
     session: Session, *, limit: int, prefixes: Sequence[str] = ()
 ) -> list[CommitRow]:
-    """The newest commits without local changes by ancestry, then those whose id begins so."""
+    """Return the newest clean commits by ancestry, then one commit per sha prefix."""
     query = select(Commit.sha, Commit.topo_order, Commit.subject, Commit.author).where(
         ~Commit.dirty, Commit.project == ""
     )
@@ -218,7 +217,7 @@ def recent_commits(
 def canaries(
     session: Session, *, since: datetime | None = None, series_ids: Sequence[int] | None = None
 ) -> list[DecisionRow]:
-    """Decisions about a commit compared with itself, oldest first. since: inclusive."""
+    """Return decisions on a commit compared with itself, oldest first. since: inclusive."""
     conditions: list[ColumnElement[bool]] = [Decision.head_commit_id == Decision.base_commit_id]
     if since is not None:
         conditions.append(Decision.created_at >= since)
@@ -266,7 +265,7 @@ def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow
 
 
 def _kernels(members: Sequence[Any]) -> tuple[str, ...]:
-    """Labels, that of the largest change first; a wrong result comes before any change."""
+    """Return kernel labels: those with wrong results, then by change, largest first."""
     worst_first = sorted(members, key=lambda m: (m.worst is not None, -(m.worst or 0.0)))
     labels = (f"{m.kernel}[{m.variant}]" if m.variant else m.kernel for m in worst_first)
     return tuple(dict.fromkeys(labels))
@@ -276,8 +275,7 @@ def _commits(session: Session, ids: Iterable[int | None]) -> dict[int | None, Co
     query = select(
         Commit.id, Commit.sha, Commit.topo_order, Commit.subject, Commit.author, Commit.project
     )
-    wanted = [one for one in ids if one is not None]
-    rows = session.execute(query.where(Commit.id.in_(wanted)))
+    rows = session.execute(query.where(Commit.id.in_([i for i in ids if i is not None])))
     return {row.id: CommitRow(*row[1:]) for row in rows}
 
 

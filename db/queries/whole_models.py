@@ -1,4 +1,4 @@
-"""Questions about whole models: the newest score and the newest decode of each kind."""
+"""Queries for whole models: the newest score, decode and serving result of each kind."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sqlalchemy.orm import Session
 
 from db.tables import AccuracyResult, DecodeResult, Device, Run, ServingResult
 
-SYNTHETIC = "synthetic"  # weights of a decode: random ones of the model's shapes
+SYNTHETIC = "synthetic"  # decode weights: random values in the model's shapes
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """One metric of one task of a model under a scheme. standard_error None: there is none."""
+    """One metric of one task of a model under a scheme. standard_error None: not reported."""
 
     model: str
     scheme: str
@@ -34,7 +34,7 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One decode of a model under a scheme; nulls as in db.tables.DecodeResult."""
+    """One decode of a model under a scheme; None as in db.tables.DecodeResult."""
 
     model: str
     weights: str
@@ -61,7 +61,7 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class ServingRow:
-    """Requests served on a model under a scheme; nulls as in db.tables.ServingResult."""
+    """One serving run of a model under a scheme; None as in db.tables.ServingResult."""
 
     model: str
     weights: str
@@ -89,12 +89,12 @@ class ServingRow:
 
     @property
     def slots(self) -> int:
-        """Sequences at a time: the limit, or what memory and requests left of it."""
+        """Concurrent sequences: batch_limit, or fewer if memory or requests limit it."""
         return int(self.parameters.get("slots", self.batch_limit))
 
 
 def latest_scores(session: Session, models: Sequence[str]) -> list[ScoreRow]:
-    """The newest right score of these models for each scheme, through, task, metric and GPU."""
+    """Return the newest valid score for each model, scheme, through, task, metric and GPU."""
     table = AccuracyResult
     query = (
         select(
@@ -114,12 +114,11 @@ def latest_scores(session: Session, models: Sequence[str]) -> list[ScoreRow]:
 def latest_decodes(
     session: Session, *, model: str | None = None, also_failed: bool = False
 ) -> list[DecodeRow]:
-    """The newest decode of each model, weights, scheme, batch, lengths and GPU.
+    """Return the newest decode for each model, weights, scheme, KV cache, batch, lengths and GPU.
 
-    model: only this one's. also_failed: a newer one that failed or was refused counts too; else
-    only right ones do.
+    model: only this one. also_failed: include failed and refused decodes.
     """
-    query = _with_place(DecodeResult, DecodeRow)
+    query = _with_gpu_and_run(DecodeResult, DecodeRow)
     if model is not None:
         query = query.where(DecodeResult.model == model)
     if not also_failed:
@@ -135,13 +134,13 @@ def latest_decodes(
 
 
 def checkpoint_decodes(session: Session, model: str, hashes: Sequence[str]) -> list[DecodeRow]:
-    """The newest right decode of each of these checkpoints, and of a model's random weights.
+    """Return the newest valid decodes of these checkpoints, and of the model's random weights.
 
-    One for each content hash (or scheme, of random weights), cache, batch, lengths and GPU.
+    One for each content hash (random weights: scheme), KV cache, batch, lengths and GPU.
     """
     table = DecodeResult
     synthetic = (table.model == model) & (table.weights == SYNTHETIC)
-    query = _with_place(table, DecodeRow).where(
+    query = _with_gpu_and_run(table, DecodeRow).where(
         table.status == "ok",
         table.token_ms.is_not(None),
         table.content_hash.in_(list(hashes)) | synthetic,
@@ -156,8 +155,8 @@ def checkpoint_decodes(session: Session, model: str, hashes: Sequence[str]) -> l
 
 
 def latest_servings(session: Session, *, model: str) -> list[ServingRow]:
-    """The newest serving of a model by weights, scheme, cache, room, requests and GPU."""
-    query = _with_place(ServingResult, ServingRow).where(ServingResult.model == model)
+    """Return the newest serving for each weights, scheme, KV cache, limits, requests and GPU."""
+    query = _with_gpu_and_run(ServingResult, ServingRow).where(ServingResult.model == model)
     rows = [ServingRow(**row) for row in session.execute(query).mappings()]
     return list(
         {
@@ -168,10 +167,10 @@ def latest_servings(session: Session, *, model: str) -> list[ServingRow]:
     )  # fmt: skip
 
 
-def _with_place(
+def _with_gpu_and_run(
     table: type[DecodeResult] | type[ServingResult], row: type[DecodeRow] | type[ServingRow]
 ) -> Select[Any]:
-    """The columns of a row, of every result, oldest first."""
+    """Select the columns of a row, oldest result first."""
     columns = table.__table__.columns
     own = [f.name for f in fields(row) if f.name in columns and f.name != "run"]
     return (
@@ -183,27 +182,27 @@ def _with_place(
 
 
 def decoded_models(session: Session) -> tuple[str, ...]:
-    """Every model that was ever decoded or served, sorted."""
+    """Return all decoded or served models, sorted."""
     query = union(select(DecodeResult.model), select(ServingResult.model))
     return tuple(sorted(session.scalars(query)))
 
 
 def decoded_schemes(session: Session) -> tuple[str, ...]:
-    """Every scheme that a model was ever decoded or served under, sorted."""
+    """Return all decoded or served schemes, sorted."""
     query = union(select(DecodeResult.scheme), select(ServingResult.scheme))
     return tuple(sorted(session.scalars(query)))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelResults:
-    """Number of scores, decodes and servings of a run, and the kinds of GPU that they are on."""
+    """Number of scores, decodes and servings of a run, and their SKUs."""
 
     count: int
     gpus: tuple[str, ...]
 
 
 def model_results(session: Session, run_uuids: Sequence[str]) -> dict[str, ModelResults]:
-    """By run; a run without any is left out."""
+    """Return whole-model results by run; runs without any are left out."""
     counts: Counter[str] = Counter()
     gpus: dict[str, set[str]] = defaultdict(set)
     for table in (AccuracyResult, DecodeResult, ServingResult):

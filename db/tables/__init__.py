@@ -1,4 +1,4 @@
-"""The tables, one class each."""
+"""SQLAlchemy models of all tables."""
 
 from __future__ import annotations
 

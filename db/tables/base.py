@@ -9,7 +9,7 @@ from sqlalchemy import DateTime, Dialect, Double, MetaData, String
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import TypeDecorator
 
-# Named constraints: a migration can't change what has no name.
+# A migration can only change constraints that have a name.
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -19,7 +19,7 @@ NAMING = {
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware datetime, kept and given back in UTC. SQLite stores it without its zone."""
+    """Timezone-aware datetime in UTC. SQLite stores it without its zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -38,7 +38,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class Base(DeclarativeBase):
-    """Base of all tables. Nested values are JSON text, not JSONB, which would rewrite numbers."""
+    """Base of all tables. Nested values are JSON, not JSONB, which would normalize numbers."""
 
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map = {  # noqa: RUF012 (SQLAlchemy reads it as a plain class attribute)

@@ -1,4 +1,4 @@
-"""The fleet: who measures, what waits to be measured, what people ask for, what was learnt."""
+"""Tables of the fleet: workers, jobs, requests, tuned configurations, nightly runs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Worker(Base):
     device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
     state: Mapped[str]
-    detail: Mapped[str]  # why it is lost; empty: it is not
-    case_key: Mapped[str | None]  # what it measures; null: nothing
+    detail: Mapped[str]  # why it was lost; empty: it was not
+    case_key: Mapped[str | None]  # case it measures; null: idle
     started_at: Mapped[datetime]
     heartbeat_at: Mapped[datetime]
-    lease_until: Mapped[datetime | None]  # of the job it holds; null: it holds none
-    temperature_c: Mapped[float | None]  # null: the driver does not tell, or it is a CPU
-    finished: Mapped[int] = mapped_column(BigInteger)  # jobs that it brought to an end
+    lease_until: Mapped[datetime | None]  # of its job; null: it has none
+    temperature_c: Mapped[float | None]  # null: not reported by the driver, or a CPU
+    finished: Mapped[int] = mapped_column(BigInteger)  # finished jobs
     measuring_s: Mapped[float]  # seconds spent in cases
 
 
 class Job(Base):
-    """The work on one planned case: who holds it, until when, how often it was tried."""
+    """One repetition of a planned case, with its lease and its attempts."""
 
     __tablename__ = "job"
     __table_args__ = (
@@ -48,19 +48,19 @@ class Job(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
     case_key: Mapped[str]
-    repetition: Mapped[int] = mapped_column(BigInteger)  # from 1: the case is measured so often
+    repetition: Mapped[int] = mapped_column(BigInteger)  # index of the repetition, from 1
     state: Mapped[str]
-    attempts: Mapped[int] = mapped_column(BigInteger)  # times that it was handed out
-    deaths: Mapped[int] = mapped_column(BigInteger)  # workers that ended while they held it
-    expected_s: Mapped[float | None]  # null: nothing like it was ever measured
-    worker: Mapped[str | None]  # uuid of the last holder; null: nobody ever held it
-    lease_until: Mapped[datetime | None]  # null: nobody holds it
-    heartbeat_at: Mapped[datetime | None]  # null: nobody ever held it
-    reason: Mapped[str]  # why it is quarantined or has no device; of a death: the last one's
+    attempts: Mapped[int] = mapped_column(BigInteger)  # number of leases
+    deaths: Mapped[int] = mapped_column(BigInteger)  # workers that died while they held it
+    expected_s: Mapped[float | None]  # null: no similar case was measured before
+    worker: Mapped[str | None]  # uuid of the last holder; null: never leased
+    lease_until: Mapped[datetime | None]  # null: not leased
+    heartbeat_at: Mapped[datetime | None]  # null: never leased
+    reason: Mapped[str]  # of the quarantine, the missing device, or the last death
 
 
 class Request(Base):
-    """Request to the fleet for measurements: data that was checked, never code."""
+    """Request to the fleet for measurements: validated data, never code."""
 
     __tablename__ = "request"
     __table_args__ = (
@@ -73,23 +73,23 @@ class Request(Base):
     kind: Mapped[str]
     content: Mapped[dict[str, Any]] = mapped_column(JSON)
     requester: Mapped[str]
-    gpu: Mapped[str]  # SKU asked for; empty: any
+    gpu: Mapped[str]  # requested SKU; empty: any
     state: Mapped[str]
     cases: Mapped[int] = mapped_column(BigInteger)
-    expected_s: Mapped[float | None]  # null: nothing like it was ever measured
+    expected_s: Mapped[float | None]  # null: no similar case was measured before
     created_at: Mapped[datetime]
-    started_at: Mapped[datetime | None]  # null: it waits
-    finished_at: Mapped[datetime | None]  # null: it waits or is being measured
-    server: Mapped[str | None]  # who serves it; null: nobody yet
-    lease_until: Mapped[datetime | None]  # null: nobody serves it
-    # servers in a row that ended while they held it, none of which stored a result
+    started_at: Mapped[datetime | None]  # null: not started
+    finished_at: Mapped[datetime | None]  # null: not finished
+    server: Mapped[str | None]  # last holder; null: never leased
+    lease_until: Mapped[datetime | None]  # null: not leased
+    # consecutive servers that died while they held it, without storing a result
     deaths: Mapped[int] = mapped_column(BigInteger, server_default="0")
-    run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"))  # null: nothing measured yet
-    detail: Mapped[str]  # why it failed, or how far a bisection is and what it found; else empty
+    run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"))  # null: no run yet
+    detail: Mapped[str]  # error, or progress and result of a bisection; else empty
 
 
 class TuningChoice(Base):
-    """The configuration that was fastest on a kind of GPU, for all its workers to start with."""
+    """The fastest configuration on a GPU model, shared by all its workers."""
 
     __tablename__ = "tuning_choice"
     __table_args__ = (Index(None, "gpu"),)
@@ -97,13 +97,13 @@ class TuningChoice(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     key_hash: Mapped[str] = mapped_column(unique=True)  # of `key`
     gpu: Mapped[str]  # SKU
-    key: Mapped[dict[str, Any]] = mapped_column(JSON)  # all that the choice depends on
+    key: Mapped[dict[str, Any]] = mapped_column(JSON)  # all inputs of the choice
     config: Mapped[dict[str, Any]] = mapped_column(JSON)
     chosen_at: Mapped[datetime]
 
 
 class DeviceOffset(Base):
-    """Slowdown of one GPU against the others of its SKU, by cases that several measured."""
+    """Slowdown of one GPU against the others of its SKU, from cases measured on several."""
 
     __tablename__ = "device_offset"
     __table_args__ = (UniqueConstraint("run_id", "device_id"), Index(None, "device_id"))
@@ -111,24 +111,26 @@ class DeviceOffset(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
     device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
-    cases: Mapped[int] = mapped_column(BigInteger)  # that it shares with another GPU
+    cases: Mapped[int] = mapped_column(BigInteger)  # measured on it and another GPU
     log_offset: Mapped[float]  # median of ln(its time / mean of the GPUs'); 0.01 is 1 % slower
-    low: Mapped[float]  # of the 95 % interval
+    low: Mapped[float]  # bounds of the 95 % interval
     high: Mapped[float]
     computed_at: Mapped[datetime]
 
 
 class Night(Base):
-    """One night's work on one kind of GPU: how far it is, and what it reported."""
+    """A nightly run on one GPU model: its state and its report."""
 
     __tablename__ = "night"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    key: Mapped[str] = mapped_column(unique=True)  # name, suite and GPU: also the run's
-    name: Mapped[str] = mapped_column(index=True)  # of the night, a date as a rule
+    key: Mapped[str] = mapped_column(
+        unique=True
+    )  # name, suite and GPU; also the run's idempotency key
+    name: Mapped[str] = mapped_column(index=True)  # usually a date
     suite: Mapped[str]
     gpu: Mapped[str]  # SKU
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
     state: Mapped[str]
-    report: Mapped[dict[str, Any]] = mapped_column(JSON)  # empty: not concluded
+    report: Mapped[dict[str, Any]] = mapped_column(JSON)  # empty: not judged yet
     updated_at: Mapped[datetime]

@@ -12,7 +12,7 @@ from db.tables.base import Base
 
 
 class AccuracyGate(Base):
-    """One scheme of a model held against a policy once."""
+    """One verdict on a scheme of a model under a policy."""
 
     __tablename__ = "accuracy_gate"
     __table_args__ = (Index(None, "model", "created_at"), Index(None, "run_id"))
@@ -27,15 +27,15 @@ class AccuracyGate(Base):
     model: Mapped[str]
     model_hash: Mapped[str]  # of the weights evaluated
     scheme: Mapped[str]
-    content_hash: Mapped[str | None]  # of the checkpoint that was judged; null: not known
-    through: Mapped[str]  # what computed its quantized layers: reference, kernels
-    base: Mapped[str]  # the scheme that it was compared with
-    reference: Mapped[str | None]  # the model that all was compared with; null: the model itself
-    reference_hash: Mapped[str | None]  # of its files, or of the stored reference; null: as above
+    content_hash: Mapped[str | None]  # of the judged checkpoint; null: unknown
+    through: Mapped[str]  # computation of the quantized layers: reference, kernels
+    base: Mapped[str]  # scheme it is compared with
+    reference: Mapped[str | None]  # reference model; null: the unquantized model itself
+    reference_hash: Mapped[str | None]  # of its files or stored predictions; null: as reference
     policy: Mapped[str]
-    policy_version: Mapped[int] = mapped_column(BigInteger)  # of the form of its file
-    policy_hash: Mapped[str]  # of what its file said
+    policy_version: Mapped[int] = mapped_column(BigInteger)  # of the policy's file format
+    policy_hash: Mapped[str]  # of the policy's content
     verdict: Mapped[str]  # the worst outcome of its limits
     exit_code: Mapped[int] = mapped_column(BigInteger)
-    limits: Mapped[list[Any]] = mapped_column(JSON)  # each as db.gate_records.GateLimit
-    diagnosis: Mapped[dict[str, Any] | None] = mapped_column(JSON)  # where it lost; null: passed
+    limits: Mapped[list[Any]] = mapped_column(JSON)  # of db.gate_records.GateLimit
+    diagnosis: Mapped[dict[str, Any] | None] = mapped_column(JSON)  # of the loss; null: passed

@@ -1,4 +1,4 @@
-"""Measurements, and their raw samples in a table that no listing touches."""
+"""Tables of measurements and of their raw samples; lists do not read the samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from db.tables.base import Base
 
 
 class Measurement(Base):
-    """The summary of one case measured once. Times in microseconds."""
+    """Summary of one measurement of a case. Times in microseconds."""
 
     __tablename__ = "measurement"
     __table_args__ = (
@@ -29,7 +29,7 @@ class Measurement(Base):
     uuid: Mapped[str] = mapped_column(unique=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
     case_key: Mapped[str]
-    # Which of those that the run wants of the case, from 1. Null: it does not say.
+    # Index of the repetition of the case in the run, from 1. Null: not given.
     repetition: Mapped[int | None] = mapped_column(BigInteger)
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"))
     epoch_id: Mapped[int] = mapped_column(ForeignKey("epoch.id"))
@@ -37,13 +37,13 @@ class Measurement(Base):
     device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
     created_at: Mapped[datetime]
 
-    model: Mapped[str]  # empty: the shape belongs to no model
-    layer: Mapped[str]  # empty: the shape belongs to no layer
+    model: Mapped[str]  # empty: not a model's shape
+    layer: Mapped[str]  # empty: not a layer's shape
 
     status: Mapped[str]
     detail: Mapped[str]  # empty: the status is ok
     accepted: Mapped[bool]
-    median_us: Mapped[float | None]  # null: never timed, the status says why
+    median_us: Mapped[float | None]  # null: not timed, see status
     ci_low_us: Mapped[float | None]  # null: as median_us
     ci_high_us: Mapped[float | None]  # null: as median_us
     n_samples: Mapped[int] = mapped_column(BigInteger)
@@ -56,25 +56,25 @@ class Measurement(Base):
     max_rel_error: Mapped[float | None]  # null: not compared, or the output was not finite
     exact: Mapped[bool | None]  # null: not compared, or the kernel has no integer part
 
-    config: Mapped[dict[str, Any]] = mapped_column(JSON)  # empty: the kernel has nothing to choose
-    binary_hash: Mapped[str | None]  # null: not our machine code, or it never ran
+    config: Mapped[dict[str, Any]] = mapped_column(JSON)  # empty: not configurable
+    binary_hash: Mapped[str | None]  # null: not compiled here, or it did not run
     seed: Mapped[int] = mapped_column(BigInteger)
-    # Null in every column of the device's state: the driver did not tell, or it is a CPU.
+    # Device state. Null: not reported by the driver, or a CPU.
     sm_clock_mhz: Mapped[float | None]
     mem_clock_mhz: Mapped[float | None]
     power_w: Mapped[float | None]
     temperature_c: Mapped[float | None]
     throttle_mask: Mapped[int | None] = mapped_column(BigInteger)
-    extra: Mapped[dict[str, Any]] = mapped_column(JSON)  # empty: nothing beyond the columns
-    # Null in the next two: measured by protocol 1, which named no regime, or nothing ran.
+    extra: Mapped[dict[str, Any]] = mapped_column(JSON)  # may be empty
+    # Null in the next two: protocol 1, which had no regimes, or nothing ran.
     regime: Mapped[str | None]  # boost: free of the power limit; sustained: under steady load
     sample_gap_us: Mapped[float | None]  # idle time before each sample
-    launch_j: Mapped[float | None]  # null: as regime, or not sustained, or the driver did not tell
-    source_hash: Mapped[str | None]  # of a kernel from outside; null: one of the commit's own
+    launch_j: Mapped[float | None]  # null: as regime, or not sustained, or not reported
+    source_hash: Mapped[str | None]  # of a kernel from outside; null: a kernel of the commit
 
 
 class Sample(Base):
-    """Raw samples of a measurement in the order measured. No row: never timed, or pruned."""
+    """Raw samples of a measurement in measurement order. No row: not timed, or pruned."""
 
     __tablename__ = "sample"
 
@@ -82,4 +82,4 @@ class Sample(Base):
     count: Mapped[int] = mapped_column(BigInteger)
     # Samples of each placement; their sum is `count`.
     placement_counts: Mapped[list[int]] = mapped_column(JSON)
-    data: Mapped[bytes]  # zlib of little-endian float64, microseconds, placement after placement
+    data: Mapped[bytes]  # zlib of little-endian float64, microseconds, concatenated by placement

@@ -22,15 +22,15 @@ class Noise(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"))
     computed_at: Mapped[datetime]
-    input_hash: Mapped[str]  # fingerprint of the decisions that it rests on
+    input_hash: Mapped[str]  # fingerprint of the decisions it was computed from
     comparisons: Mapped[int] = mapped_column(BigInteger)
     placements: Mapped[int] = mapped_column(BigInteger)
     blocks: Mapped[int] = mapped_column(BigInteger)
     block_sigma: Mapped[float | None]  # null: never two blocks in a placement
     placement_sigma: Mapped[float | None]  # null: never two placements
     comparison_sigma: Mapped[float | None]  # null: a single comparison
-    estimate_sigma: Mapped[float]  # of a whole comparison's estimate
-    noise_floor: Mapped[float | None]  # null: too few comparisons to say
+    estimate_sigma: Mapped[float]  # of the estimate of one comparison
+    noise_floor: Mapped[float | None]  # null: too few comparisons
     smallest_step: Mapped[float | None]  # null: as noise_floor
 
 
@@ -46,7 +46,7 @@ class FalseAlarmRate(Base):
     input_hash: Mapped[str]  # fingerprint of the decisions counted
     canaries: Mapped[int] = mapped_column(BigInteger)
     alarms: Mapped[int] = mapped_column(BigInteger)
-    rate: Mapped[float]  # alarms a canary
-    low: Mapped[float]  # of the interval at `confidence`
+    rate: Mapped[float]  # alarms per canary
+    low: Mapped[float]  # bounds of the interval at `confidence`
     high: Mapped[float]
     confidence: Mapped[float]

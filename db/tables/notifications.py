@@ -1,4 +1,4 @@
-"""The outbox: what there is to say, and who is still to be told."""
+"""Tables of the transactional outbox: events and their deliveries."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from db.tables.base import Base
 
 
 class Event(Base):
-    """Something that people may want to be told; written with what it is about."""
+    """Event to notify of; written in the transaction of the data it reports."""
 
     __tablename__ = "event"
     __table_args__ = (Index(None, "addressed_at"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    key: Mapped[str] = mapped_column(unique=True)  # what it is about: the same is said once
+    key: Mapped[str] = mapped_column(unique=True)  # deduplicates events
     kind: Mapped[str]
     severity: Mapped[str]
     subject: Mapped[str]
-    body: Mapped[str]  # plain text, lines
-    kernels: Mapped[list[str]] = mapped_column(JSON)  # labels; empty: it is about no kernel
-    gpus: Mapped[list[str]] = mapped_column(JSON)  # SKUs; empty: it is about none
-    content: Mapped[dict[str, Any]] = mapped_column(JSON)  # for machines
+    body: Mapped[str]  # plain text
+    kernels: Mapped[list[str]] = mapped_column(JSON)  # affected labels; empty: none
+    gpus: Mapped[list[str]] = mapped_column(JSON)  # affected SKUs; empty: none
+    content: Mapped[dict[str, Any]] = mapped_column(JSON)  # machine-readable
     created_at: Mapped[datetime]
-    addressed_at: Mapped[datetime | None]  # null: nobody has looked yet who is to be told
+    addressed_at: Mapped[datetime | None]  # null: not yet matched with subscriptions
 
 
 class Delivery(Base):
-    """An event on its way to one subscription."""
+    """Delivery of an event to one subscription."""
 
     __tablename__ = "delivery"
     __table_args__ = (UniqueConstraint("event_id", "subscription"), Index(None, "state", "due_at"))
@@ -39,9 +39,9 @@ class Delivery(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     uuid: Mapped[str] = mapped_column(unique=True)
     event_id: Mapped[int] = mapped_column(ForeignKey("event.id"))
-    subscription: Mapped[str]  # its name; where it leads is in no database
+    subscription: Mapped[str]  # name; its address is not in the database
     state: Mapped[str]
     attempts: Mapped[int] = mapped_column(BigInteger)
-    due_at: Mapped[datetime]  # not before; while it is being sent: others leave it until then
+    due_at: Mapped[datetime]  # earliest time of the next attempt; while sending: of another claim
     sent_at: Mapped[datetime | None]  # null: not yet
-    detail: Mapped[str]  # why the last attempt failed; empty: none did
+    detail: Mapped[str]  # error of the last attempt; empty: none failed

@@ -1,4 +1,4 @@
-"""Provenance of a measurement: the commit, the device, the environment."""
+"""Tables of provenance: commit, device, environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from db.tables.base import Base
 
 
 class Commit(Base):
-    """A commit, or the dirty tree on top of it: a row of its own, never a baseline."""
+    """A commit. A tree with local changes is a row of its own (dirty), never a baseline."""
 
     __tablename__ = "commit"
     __table_args__ = (UniqueConstraint("sha", "dirty"), Index(None, "topo_order"))
@@ -25,12 +25,12 @@ class Commit(Base):
     subject: Mapped[str]  # empty: unknown
     author: Mapped[str]  # empty: unknown
     committed_at: Mapped[datetime | None]  # null: unknown (installed wheel)
-    # Of whose repository; empty: the one whose kernels are measured here.
+    # Name of an external project; empty: this repository.
     project: Mapped[str] = mapped_column(server_default="")
 
 
 class Device(Base):
-    """A device in one state: the same board under another power limit or vbios is another row."""
+    """A device with its settings: another power limit or vbios of the same board is another row."""
 
     __tablename__ = "device"
 
@@ -39,7 +39,7 @@ class Device(Base):
     uuid: Mapped[str] = mapped_column(index=True)
     sku: Mapped[str]
     backend: Mapped[str]
-    # Null in every column below: the driver did not tell, or a CPU has no such thing.
+    # Null in the columns below: not reported by the driver, or not applicable to a CPU.
     vbios: Mapped[str | None]
     power_limit_w: Mapped[float | None]
     ecc: Mapped[bool | None]
@@ -51,10 +51,10 @@ class Device(Base):
 
 
 class Environment(Base):
-    """Driver, CUDA, torch, compiler flags, host, clock policy: what may change under a series."""
+    """Driver, CUDA, torch, compiler flags, host, clock policy; may change within a series."""
 
     __tablename__ = "environment"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     fingerprint: Mapped[str] = mapped_column(unique=True)  # of `content`
-    content: Mapped[dict[str, Any]] = mapped_column(JSON)  # text by name
+    content: Mapped[dict[str, Any]] = mapped_column(JSON)  # name -> text

@@ -1,4 +1,4 @@
-"""Releases: the commits that people named."""
+"""Table of releases."""
 
 from __future__ import annotations
 

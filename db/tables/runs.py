@@ -1,4 +1,4 @@
-"""A run and what it planned."""
+"""Tables of runs and of their plans."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Run(Base):
     status: Mapped[str]
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]  # null: not finished, or imported
-    # The process that began it or went on with it last. Null: imported, or nobody ever said.
+    # The process that started or last resumed it. Null: imported, or unknown.
     owner_host: Mapped[str | None]
     owner_pid: Mapped[int | None] = mapped_column(BigInteger)
-    owner_start: Mapped[str | None]  # tells the process from a later one of the same number
+    owner_start: Mapped[str | None]  # distinguishes the process from later ones with its pid
 
 
 class PlannedCase(Base):
-    """A case that the run declared: if its measurement never comes, a gate says missing."""
+    """A case in the plan of a run: if its result is missing, a gate returns `missing`."""
 
     __tablename__ = "planned_case"
     __table_args__ = (UniqueConstraint("run_id", "case_key"),)

@@ -1,4 +1,4 @@
-"""A series is everything that must be equal for two numbers to be comparable."""
+"""Tables of series and epochs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from db.tables.base import Base
 
 
 class Series(Base):
-    """One comparable line of numbers; the columns repeat what the hash is made of."""
+    """All that must be equal for two results to be comparable; hashed in identity_hash."""
 
     __tablename__ = "series"
     __table_args__ = (Index(None, "kernel", "gpu"), Index(None, "gpu"), Index(None, "project"))
@@ -32,16 +32,16 @@ class Series(Base):
     k: Mapped[int] = mapped_column(BigInteger)
     weight_bits: Mapped[int] = mapped_column(BigInteger)
     act_bits: Mapped[int] = mapped_column(BigInteger)
-    group: Mapped[int | None] = mapped_column(BigInteger)  # null: one scale a row, or none
+    group: Mapped[int | None] = mapped_column(BigInteger)  # null: one scale per row, or no scales
     input_distribution: Mapped[str]
     protocol_version: Mapped[int] = mapped_column(BigInteger)
     gpu: Mapped[str]  # SKU
-    # Whose results these are; empty: measured here. In the identity only where it is not empty.
+    # Tool or repository of external results; empty: measured here, and not part of the identity.
     project: Mapped[str] = mapped_column(server_default="")
 
 
 class Epoch(Base):
-    """The stretch of a series under one environment: levels are compared within an epoch."""
+    """Part of a series under one environment: levels are compared only within an epoch."""
 
     __tablename__ = "epoch"
     __table_args__ = (UniqueConstraint("series_id", "environment_id"),)
@@ -50,4 +50,4 @@ class Epoch(Base):
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"))
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
     first_run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
-    opened_at: Mapped[datetime]  # the earliest measurement in it
+    opened_at: Mapped[datetime]  # time of its earliest measurement

@@ -1,4 +1,4 @@
-"""Decisions with the data to recompute them, alerts, change points, and notes of people."""
+"""Tables of decisions and their inputs, alerts, and change points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from db.tables.base import Base
 
 
 class Decision(Base):
-    """One verdict, with all that it was made of but the numbers themselves (DecisionEvidence)."""
+    """One verdict; the numbers it was computed from are in DecisionEvidence."""
 
     __tablename__ = "decision"
     __table_args__ = (
@@ -25,15 +25,15 @@ class Decision(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     uuid: Mapped[str] = mapped_column(unique=True)
     series_id: Mapped[int | None] = mapped_column(ForeignKey("series.id"))  # null: of a whole run
-    # Null: history is the base. Equal to the head's: the commit was compared with itself.
+    # Null: compared with history. Equal to the head's: A/A comparison of the commit.
     base_commit_id: Mapped[int | None] = mapped_column(ForeignKey("commit.id"))
     head_commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"), index=True)
-    device_id: Mapped[int | None] = mapped_column(ForeignKey("device.id"))  # null: not of one
+    device_id: Mapped[int | None] = mapped_column(ForeignKey("device.id"))  # null: several devices
     base_run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"))  # null: not two runs
     head_run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"))  # null: as base_run_id
-    # Null: nobody was alerted.
+    # Null: not part of an alert.
     alert_id: Mapped[int | None] = mapped_column(ForeignKey("alert.id"), index=True)
-    watched: Mapped[bool]  # of the line that people watch: only such open and close alerts
+    watched: Mapped[bool]  # on the watched branch: only such decisions open and close alerts
     detector: Mapped[str]
     detector_version: Mapped[int]
     parameters: Mapped[dict[str, Any]] = mapped_column(JSON)  # the detector's thresholds
@@ -48,7 +48,7 @@ class Decision(Base):
 
 
 class DecisionEvidence(Base):
-    """The exact inputs of a decision. No listing reads them."""
+    """The exact inputs of a decision; not read by lists."""
 
     __tablename__ = "decision_evidence"
 
@@ -57,7 +57,7 @@ class DecisionEvidence(Base):
 
 
 class Alert(Base):
-    """Something got worse between two commits in one family of kernels."""
+    """A regression in one family of kernels between two commits."""
 
     __tablename__ = "alert"
     __table_args__ = (UniqueConstraint("group_key"), Index(None, "state", "opened_at"))
@@ -66,16 +66,16 @@ class Alert(Base):
     group_key: Mapped[str]  # fingerprint of the commit range and the family
     family: Mapped[str] = mapped_column(index=True)
     state: Mapped[str]
-    # The last good one; null: bad since the first measurement.
+    # Last good commit; null: bad since the first measurement.
     good_commit_id: Mapped[int | None] = mapped_column(ForeignKey("commit.id"))
-    bad_commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))  # the first seen bad
+    bad_commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))  # first bad commit measured
     opened_at: Mapped[datetime]
     closed_at: Mapped[datetime | None]  # null: open
-    note: Mapped[str]  # the newest; empty: nobody has said anything
+    note: Mapped[str]  # the newest; empty: no note
 
 
 class AlertEvent(Base):
-    """A state that an alert was given."""
+    """A change of an alert's state, or a note."""
 
     __tablename__ = "alert_event"
     __table_args__ = (Index(None, "alert_id", "created_at"),)
@@ -83,20 +83,20 @@ class AlertEvent(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     alert_id: Mapped[int] = mapped_column(ForeignKey("alert.id"))
     state: Mapped[str]
-    person: Mapped[str]  # empty: the service itself
-    note: Mapped[str]  # empty: nothing was said
+    person: Mapped[str]  # empty: the service
+    note: Mapped[str]  # empty: no note
     created_at: Mapped[datetime]
 
 
 class EpochBreak(Base):
-    """An acknowledged change: from this commit on the series has a new level."""
+    """An acknowledged change: the series has a new level from this commit on."""
 
     __tablename__ = "epoch_break"
     __table_args__ = (UniqueConstraint("series_id", "alert_id"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"))
-    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))  # the first on the new level
+    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))  # first on the new level
     alert_id: Mapped[int] = mapped_column(ForeignKey("alert.id"), index=True)
 
 
@@ -108,11 +108,11 @@ class ChangePoint(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"))
-    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))  # the first on the new level
+    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))  # first on the new level
     decision_id: Mapped[int] = mapped_column(ForeignKey("decision.id"))
-    # Null: nobody was alerted.
+    # Null: not part of an alert.
     alert_id: Mapped[int | None] = mapped_column(ForeignKey("alert.id"), index=True)
     before: Mapped[float]  # levels, in the unit of the series
     after: Mapped[float]
-    retracted_at: Mapped[datetime | None]  # null: it stands
-    retraction_reason: Mapped[str | None]  # null: it stands
+    retracted_at: Mapped[datetime | None]  # null: not retracted
+    retraction_reason: Mapped[str | None]  # null: not retracted

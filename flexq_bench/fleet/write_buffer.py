@@ -190,7 +190,9 @@ class WriteBuffer:
         beat(session, beats, until=until, at=now)
         for worker, detail in pending.ended:
             end_worker(session, worker, detail=detail, at=now)
-        claimed = claim_jobs(session, claims, until=until, at=now, ours=ours) if claims else {}
+        claimed = (
+            claim_jobs(session, claims, until=until, at=now, own_workers=ours) if claims else {}
+        )
         records = {**pending.results, **pending.quarantined}
         return Flushed(claimed, {job: records[job] for job in stored}, deaths)
 

@@ -1,1 +1,1 @@
-"""The read API: JSON of what is stored, its OpenAPI document, and a badge."""
+"""Read-only API: stored results as JSON, its OpenAPI document, and a badge."""

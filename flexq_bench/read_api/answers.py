@@ -22,14 +22,14 @@ from db.queries import (
     SeriesName,
 )
 
-MOST, USUAL = 1000, 100  # rows of one answer
+MAX_LIMIT, DEFAULT_LIMIT = 1000, 100  # rows per response
 
-Asked = Mapping[str, Any]
+Parameters = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesList:
-    """total: how many pass the filters, beyond this page of them."""
+    """total: number of matching series, of which this is one page."""
 
     total: int
     series: tuple[SeriesName, ...]
@@ -37,8 +37,10 @@ class SeriesList:
 
 @dataclass(frozen=True, slots=True)
 class SeriesHistory:
-    """points: accepted results, oldest commit first by ancestry; times in microseconds, what a
-    series of another metric measured in its `unit`."""
+    """points: accepted results, oldest commit first by ancestry.
+
+    Times are in microseconds, other metrics in the `unit` of the series.
+    """
 
     series: SeriesName
     points: tuple[HistoryPoint, ...]
@@ -52,7 +54,7 @@ class AlertList:
 
 @dataclass(frozen=True, slots=True)
 class AlertDetail:
-    """decisions: its members, the slowest first."""
+    """decisions: of this alert, slowest first."""
 
     alert: AlertRow
     decisions: tuple[DecisionRow, ...]
@@ -76,8 +78,8 @@ class RunDetail:
 class ResultList:
     """The newest accepted result of each series; times in microseconds.
 
-    Of one project, as a result does not name its own: this repository's, or, where nothing of it
-    was timed, the first by name that was measured here.
+    All results are of one project: this repository, or, if it has no timed result, the first
+    project by name that was measured here.
     """
 
     total: int
@@ -87,7 +89,7 @@ class ResultList:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Overview of the database. newest_result_at null: nothing was measured yet."""
+    """Overview of the database. newest_result_at null: no result yet."""
 
     suites: tuple[str, ...]
     gpus: tuple[str, ...]
@@ -95,7 +97,7 @@ class Status:
     open_alerts: int
 
 
-def status(session: Session, asked: Asked) -> Status:
+def status(session: Session, parameters: Parameters) -> Status:
     return Status(
         queries.suite_names(session),
         queries.gpu_names(session),
@@ -104,73 +106,75 @@ def status(session: Session, asked: Asked) -> Status:
     )
 
 
-def series_list(session: Session, asked: Asked) -> SeriesList:
-    wanted = {name: asked[name] for name in ("kernel", "variant", "gpu", "stage") if name in asked}
-    wanted |= {name: asked[name] for name in ("m", "n", "k") if name in asked}
-    found = [
-        one
-        for one in queries.series_names(session)
-        if all(getattr(one, name) == value for name, value in wanted.items())
+def series_list(session: Session, parameters: Parameters) -> SeriesList:
+    names = ("kernel", "variant", "gpu", "stage", "m", "n", "k")
+    filters = {name: parameters[name] for name in names if name in parameters}
+    matching = [
+        series
+        for series in queries.series_names(session)
+        if all(getattr(series, name) == value for name, value in filters.items())
     ]
-    return SeriesList(len(found), tuple(_page(found, asked)))
+    return SeriesList(len(matching), tuple(_page(matching, parameters)))
 
 
-def series_history(session: Session, asked: Asked) -> SeriesHistory:
-    known = {one.id: one for one in queries.series_names(session)}
-    one = known.get(asked["id"])
-    if one is None:
-        raise NotFoundError(f"no series {asked['id']}: /v1/series lists them")
-    points = queries.series_history(session, one.id)
-    return SeriesHistory(one, tuple(points[-asked.get("limit", USUAL) :]))
+def series_history(session: Session, parameters: Parameters) -> SeriesHistory:
+    by_id = {series.id: series for series in queries.series_names(session)}
+    series = by_id.get(parameters["id"])
+    if series is None:
+        raise NotFoundError(f"no series {parameters['id']}: /v1/series lists them")
+    points = queries.series_history(session, series.id)
+    return SeriesHistory(series, tuple(points[-parameters.get("limit", DEFAULT_LIMIT) :]))
 
 
-def alert_list(session: Session, asked: Asked) -> AlertList:
-    state = asked.get("state", "open")
+def alert_list(session: Session, parameters: Parameters) -> AlertList:
+    state = parameters.get("state", "open")
     states: tuple[str, ...] = () if state == "all" else (state,)
-    found = queries.alerts(session, states=OPEN_STATES if state == "open" else states)
-    return AlertList(len(found), tuple(_page(found, asked)))
+    alerts = queries.alerts(session, states=OPEN_STATES if state == "open" else states)
+    return AlertList(len(alerts), tuple(_page(alerts, parameters)))
 
 
-def alert_detail(session: Session, asked: Asked) -> AlertDetail:
+def alert_detail(session: Session, parameters: Parameters) -> AlertDetail:
     return AlertDetail(
-        queries.alert_by_id(session, asked["id"]),
-        tuple(queries.alert_decisions(session, asked["id"])),
-        tuple(queries.alert_events(session, asked["id"])),
+        queries.alert_by_id(session, parameters["id"]),
+        tuple(queries.alert_decisions(session, parameters["id"])),
+        tuple(queries.alert_events(session, parameters["id"])),
     )
 
 
-def run_list(session: Session, asked: Asked) -> RunList:
-    narrowed = {name: asked[name] for name in ("suite", "status", "gpu") if name in asked}
-    return RunList(tuple(queries.runs(session, **narrowed, limit=asked.get("limit", 20))))
+def run_list(session: Session, parameters: Parameters) -> RunList:
+    filters = {name: parameters[name] for name in ("suite", "status", "gpu") if name in parameters}
+    return RunList(tuple(queries.runs(session, **filters, limit=parameters.get("limit", 20))))
 
 
-def run_detail(session: Session, asked: Asked) -> RunDetail:
-    run = queries.run_by_uuid_prefix(session, asked["uuid"])
+def run_detail(session: Session, parameters: Parameters) -> RunDetail:
+    run = queries.run_by_uuid_prefix(session, parameters["uuid"])
     return RunDetail(run, queries.missing_cases(session, run.uuid))
 
 
-def latest_results(session: Session, asked: Asked) -> ResultList:
+def latest_results(session: Session, parameters: Parameters) -> ResultList:
     filters = Filters(
-        kernels=_one(asked, "kernel"), gpus=_one(asked, "gpu"), stages=_one(asked, "stage"),
-        m=_one(asked, "m"), suites=_one(asked, "suite"),
-        without_triggers=() if asked.get("sweeps") else (queries.SWEEP,),
+        kernels=_values_of(parameters, "kernel"),
+        gpus=_values_of(parameters, "gpu"),
+        stages=_values_of(parameters, "stage"),
+        m=_values_of(parameters, "m"), suites=_values_of(parameters, "suite"),
+        without_triggers=() if parameters.get("sweeps") else (queries.SWEEP,),
         projects=(queries.main_project(session),),
     )  # fmt: skip
-    regime = asked.get("regime", "boost")
-    found = queries.latest_results(session, filters, regime=regime)
-    return ResultList(len(found), regime, tuple(_page(found, asked)))
+    regime = parameters.get("regime", "boost")
+    results = queries.latest_results(session, filters, regime=regime)
+    return ResultList(len(results), regime, tuple(_page(results, parameters)))
 
 
-def run_results(session: Session, asked: Asked) -> ResultList:
-    run = queries.run_by_uuid_prefix(session, asked["uuid"])
-    found = queries.run_results(session, run.uuid)
-    return ResultList(len(found), "", tuple(_page(found, asked)))
+def run_results(session: Session, parameters: Parameters) -> ResultList:
+    run = queries.run_by_uuid_prefix(session, parameters["uuid"])
+    results = queries.run_results(session, run.uuid)
+    return ResultList(len(results), "", tuple(_page(results, parameters)))
 
 
-def _one(asked: Asked, name: str) -> tuple[Any, ...]:
-    return (asked[name],) if name in asked else ()
+def _values_of(parameters: Parameters, name: str) -> tuple[Any, ...]:
+    return (parameters[name],) if name in parameters else ()
 
 
-def _page(rows: Any, asked: Asked) -> Any:
-    start = asked.get("offset", 0)
-    return rows[start : start + asked.get("limit", USUAL)]
+def _page(rows: Any, parameters: Parameters) -> Any:
+    start = parameters.get("offset", 0)
+    return rows[start : start + parameters.get("limit", DEFAULT_LIMIT)]

@@ -1,6 +1,6 @@
-"""The ASGI application of the read API: routes, ETags, and answers that are kept while they hold.
+"""ASGI application of the read API: routes, ETags, and a cache of responses.
 
-It opens the database for reading only, and has no route that takes anything but GET and HEAD.
+The database is opened read-only, and all routes accept only GET and HEAD.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.read_api.badge import badge_of
 from flexq_bench.read_api.endpoints import ENDPOINTS, Endpoint, document
 
-KEPT_S = 5.0  # an answer is looked after no more often than this, however many ask for it
-_KEPT, _KEPT_BYTES = 512, 64 << 20  # answers, and their bodies and addresses together
+CACHE_S = 5.0  # minimum time between two validations of a cached response
+_MAX_CACHED, _MAX_CACHED_BYTES = 512, 64 << 20  # responses; their bodies and URLs
 _JSON, _SVG = "application/json", "image/svg+xml"
 
 log = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
-_Key = tuple[str, bytes]  # path and query, apart: each may hold the other's `?`
+_Key = tuple[str, bytes]  # path and query; joined they could be ambiguous
 _Content = tuple[int, bytes, str]  # status, body, media type
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """version: of the database that it was computed from; None: that could not be told."""
+class _Response:
+    """A cached response. version: of the database it was computed from; None: unknown."""
 
     until: float
     version: int | None
@@ -51,66 +51,66 @@ class _Kept:
     status: int
     body: bytes
     headers: Headers
-    unchanged: Headers  # of the 304
+    unchanged: Headers  # of a 304 response
 
     async def send_to(self, scope: Scope, send: Send) -> None:
-        asked = next((v for k, v in scope["headers"] if k == b"if-none-match"), b"")
-        same = self.status == 200 and _matches(asked.decode("latin-1"), self.etag)
+        if_none_match = next((v for k, v in scope["headers"] if k == b"if-none-match"), b"")
+        same = self.status == 200 and _matches(if_none_match.decode("latin-1"), self.etag)
         status, headers = (304, self.unchanged) if same else (self.status, self.headers)
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if same else self.body})
 
 
-class _Answers:
-    """Answers by address. Readers of one address wait for one computation, in a thread.
+class _Cache:
+    """Cache of responses by URL. Concurrent requests of one URL share one computation, in a thread.
 
-    After KEPT_S an answer is computed anew, unless the database says that nobody wrote to it.
+    After CACHE_S a response is computed again, unless the database's version is unchanged.
     """
 
     def __init__(self, version: Callable[[], int | None]) -> None:
         self._version = version
-        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
+        self._kept: OrderedDict[_Key, _Response] = OrderedDict()
         self._bytes = 0
-        self._under_way: dict[_Key, asyncio.Task[_Kept]] = {}
+        self._pending: dict[_Key, asyncio.Task[_Response]] = {}
 
-    def fresh(self, key: _Key) -> _Kept | None:
+    def fresh(self, key: _Key) -> _Response | None:
         kept = self._kept.get(key)
         return kept if kept is not None and time.monotonic() < kept.until else None
 
-    async def get(self, key: _Key, compute: Callable[[], _Content]) -> _Kept:
+    async def get(self, key: _Key, compute: Callable[[], _Content]) -> _Response:
         kept = self.fresh(key)
         if kept is not None:
             return kept
-        task = self._under_way.get(key)
+        task = self._pending.get(key)
         if task is None:
             task = asyncio.create_task(self._compute(key, compute))
-            self._under_way[key] = task
-            task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        # A reader that goes away must not take the answer from the others.
+            self._pending[key] = task
+            task.add_done_callback(lambda _: self._pending.pop(key, None))
+        # A client that disconnects must not cancel the computation for the others.
         return await asyncio.shield(task)
 
-    async def _compute(self, key: _Key, compute: Callable[[], _Content]) -> _Kept:
+    async def _compute(self, key: _Key, compute: Callable[[], _Content]) -> _Response:
         kept = await run_in_threadpool(self._current, self._kept.get(key), compute)
         old = self._kept.pop(key, None)
         self._bytes += _size(key, kept) - (0 if old is None else _size(key, old))
         self._kept[key] = kept
-        while len(self._kept) > _KEPT or self._bytes > _KEPT_BYTES:
+        while len(self._kept) > _MAX_CACHED or self._bytes > _MAX_CACHED_BYTES:
             self._bytes -= _size(*self._kept.popitem(last=False))
         return kept
 
-    def _current(self, kept: _Kept | None, compute: Callable[[], _Content]) -> _Kept:
-        """The old answer if it still holds, else a new one."""
+    def _current(self, kept: _Response | None, compute: Callable[[], _Content]) -> _Response:
+        """Return the cached response if it is still valid, else a new one."""
         try:
-            version = self._version()  # before reading: what is written meanwhile must be seen
-        except DatabaseError:  # of which the answer tells
+            version = self._version()  # before reading, so that concurrent writes invalidate it
+        except DatabaseError:  # reported by the response
             version = None
         if kept is not None and kept.status != 503 and kept.version == version is not None:
-            return replace(kept, until=time.monotonic() + KEPT_S)
+            return replace(kept, until=time.monotonic() + CACHE_S)
         status, body, media_type = compute()
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         unchanged = [
             (b"etag", etag.encode()),
-            (b"cache-control", f"public, max-age={KEPT_S:.0f}".encode()),
+            (b"cache-control", f"public, max-age={CACHE_S:.0f}".encode()),
             (b"access-control-allow-origin", b"*"),
             (b"x-content-type-options", b"nosniff"),
         ]
@@ -119,15 +119,15 @@ class _Answers:
             (b"content-type", media_type.encode()),
             (b"content-length", str(len(body)).encode()),
         ]
-        until = time.monotonic() + KEPT_S
-        return _Kept(until, version, etag, status, body, headers, unchanged)
+        until = time.monotonic() + CACHE_S
+        return _Response(until, version, etag, status, body, headers, unchanged)
 
 
-class _KeptFirst:
-    """Sends an answer that is kept at once, past the routes: these cost more than the answer."""
+class _CacheMiddleware:
+    """Middleware that sends a cached response before routing, which costs more than sending it."""
 
-    def __init__(self, answers: _Answers, routes: ASGIApp) -> None:
-        self._answers, self._routes = answers, routes
+    def __init__(self, cache: _Cache, routes: ASGIApp) -> None:
+        self._answers, self._routes = cache, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
@@ -138,11 +138,11 @@ class _KeptFirst:
         await self._routes(scope, receive, send)
 
 
-class _Answer:
-    """Endpoint of a route: sends the cached answer of its address, or a new one."""
+class _CachedEndpoint:
+    """Endpoint of a route: sends the cached response of its URL, or a new one."""
 
-    def __init__(self, answers: _Answers, compute: Callable[[Request], _Content]) -> None:
-        self._answers, self._compute = answers, compute
+    def __init__(self, cache: _Cache, compute: Callable[[Request], _Content]) -> None:
+        self._answers, self._compute = cache, compute
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -151,15 +151,15 @@ class _Answer:
 
 
 def api_app(database: Database, *, repository: Path | None = None) -> ASGIApp:
-    """The application on a database that was opened for reading only.
+    """Return the application for a database opened read-only.
 
-    repository: a git tree in which the badge looks branches up; None: it takes commits alone.
+    repository: git tree for branch names of badges; None: badges only of commits.
     """
-    # A branch moves without a word in the database.
-    answers = _Answers(database.version if repository is None else lambda: None)
+    # A branch moves without a change in the database: responses are then never revalidated.
+    cache = _Cache(database.version if repository is None else lambda: None)
 
-    def json_route(one: Endpoint) -> Route:
-        adapter: TypeAdapter[Any] = TypeAdapter(one.gives)
+    def json_route(endpoint: Endpoint) -> Route:
+        adapter: TypeAdapter[Any] = TypeAdapter(endpoint.gives)
 
         def compute(request: Request) -> _Content:
             given = dict(request.query_params) | {
@@ -167,13 +167,14 @@ def api_app(database: Database, *, repository: Path | None = None) -> ASGIApp:
             }
 
             def answer() -> bytes:
-                asked = one.read(given)
+                parameters = endpoint.read(given)
                 with database.session() as session:
-                    return adapter.dump_json(one.answer(session, asked))
+                    return adapter.dump_json(endpoint.answer(session, parameters))
 
             return _guarded(answer, _JSON)
 
-        return Route(one.path, _Answer(answers, compute), methods=["GET"], name=one.name)
+        handler = _CachedEndpoint(cache, compute)
+        return Route(endpoint.path, handler, methods=["GET"], name=endpoint.name)
 
     def badge(request: Request) -> _Content:
         def answer() -> bytes:
@@ -188,25 +189,25 @@ def api_app(database: Database, *, repository: Path | None = None) -> ASGIApp:
     routes = Starlette(
         routes=[
             *map(json_route, ENDPOINTS),
-            Route("/badge.svg", _Answer(answers, badge), methods=["GET"]),
-            Route("/openapi.json", _Answer(answers, openapi), methods=["GET"]),
+            Route("/badge.svg", _CachedEndpoint(cache, badge), methods=["GET"]),
+            Route("/openapi.json", _CachedEndpoint(cache, openapi), methods=["GET"]),
         ],
-        exception_handlers={404: _not_found, 405: _only_reading},
+        exception_handlers={404: _not_found, 405: _method_not_allowed},
     )
-    return _KeptFirst(answers, routes)
+    return _CacheMiddleware(cache, routes)
 
 
 def _key(scope: Scope) -> _Key:
     return scope["path"], scope["query_string"]
 
 
-def _size(key: _Key, kept: _Kept) -> int:
-    """Bytes of an answer and of its address, which is as long as its reader likes."""
+def _size(key: _Key, kept: _Response) -> int:
+    """Return the bytes of a response and of its URL, whose length the client chooses."""
     return len(kept.body) + len(key[0]) + len(key[1])
 
 
 def _guarded(answer: Callable[[], bytes], media_type: str) -> _Content:
-    """Status, body and type; an error that a reader can cause or wait out is one line of JSON."""
+    """Return status, body and media type; known errors become one line of JSON."""
     try:
         return 200, answer(), media_type
     except NotFoundError as error:
@@ -214,7 +215,7 @@ def _guarded(answer: Callable[[], bytes], media_type: str) -> _Content:
     except (UsageError, AmbiguousError) as error:
         return 422, _error(str(error)), _JSON
     except (DatabaseError, FlexqError) as error:
-        # Its words name hosts, users and files of this machine, which are not the readers'.
+        # The message may contain hosts, users and files of this machine: log it only.
         log.warning("%s", error)
         return 503, _error("the database can't be read now: try again later"), _JSON
 
@@ -223,9 +224,9 @@ def _error(words: str) -> bytes:
     return json.dumps({"error": words}).encode()
 
 
-def _matches(asked: str, etag: str) -> bool:
-    given = [one.strip().removeprefix("W/") for one in asked.split(",")]
-    return etag in given or "*" in given
+def _matches(if_none_match: str, etag: str) -> bool:
+    etags = [text.strip().removeprefix("W/") for text in if_none_match.split(",")]
+    return etag in etags or "*" in etags
 
 
 async def _not_found(request: Request, _: Exception) -> Response:
@@ -233,6 +234,6 @@ async def _not_found(request: Request, _: Exception) -> Response:
     return Response(_error(words), 404, media_type=_JSON)
 
 
-async def _only_reading(request: Request, _: Exception) -> Response:
+async def _method_not_allowed(request: Request, _: Exception) -> Response:
     words = "this API only reads: use GET"
     return Response(_error(words), 405, {"Allow": "GET, HEAD"}, _JSON)

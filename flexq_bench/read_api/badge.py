@@ -1,4 +1,4 @@
-"""The badge of a branch: the worst verdict of its newest judged commit, as SVG."""
+"""SVG badge of a branch: the worst verdict on its newest judged commit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORST_FIRST = (
     Verdict.FASTER,
     Verdict.SAME,
 )
-# White letters on each have a contrast of 4.5 at least.
+# Contrast with white text is at least 4.5.
 _COLORS = {
     Verdict.INCORRECT: "#B3261E",
     Verdict.SLOWER: "#B3261E",
@@ -34,10 +34,10 @@ _LETTER_PX, _PAD_PX, _HEIGHT_PX = 7, 10, 20
 
 
 def badge_of(session: Session, of: str | None, repository: Path | None) -> str:
-    """The SVG for a branch, a commit (its sha or the beginning of it), or None: the watched line.
+    """Return the badge of a branch or commit. of: name, sha or prefix; None: the watched branch.
 
-    repository: where branches are looked up; None: there is none. Raises UsageError if `of` is no
-    commit's name and no branch's, GitError if git does not run.
+    repository: for branch names; None: only commits. Raises UsageError if `of` is neither a commit
+    nor a branch, GitError if git does not run.
     """
     sha = None if of is None else _sha(of, repository)
     counts = queries.verdicts_of_commit(session, sha)
@@ -51,7 +51,7 @@ def badge_of(session: Session, of: str | None, repository: Path | None) -> str:
 
 
 def svg(label: str, words: str, color: str) -> str:
-    """A badge with two fields, readable without its colour."""
+    """Return a badge with two fields, readable without its colour."""
     left, right = (_LETTER_PX * len(text) + _PAD_PX for text in (label, words))
     name = html.escape(f"{label}: {words}")
     fields = "".join(
@@ -74,7 +74,7 @@ def svg(label: str, words: str, color: str) -> str:
 def _sha(of: str, repository: Path | None) -> str:
     if repository is not None and _BRANCH.fullmatch(of) and ".." not in of:
         sha = find_revision(repository, of)
-        if sha is None:  # nothing of what else there is: branches may be nobody's business
+        if sha is None:  # does not list branches: their names may be private
             raise UsageError(f"no branch and no commit {of!r:.60}")
         return sha
     if _SHA.fullmatch(of):

@@ -1,4 +1,4 @@
-"""The addresses of the API, their parameters, and the OpenAPI document that follows from them."""
+"""Endpoints of the API, their parameters, and the OpenAPI document generated from them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from flexq_bench.errors import UsageError
 from flexq_bench.read_api import answers
 
 OPENAPI = "3.1.0"
-VERSION = "1.0.0"  # of the API; a change that breaks a reader raises the first number and /v1
+VERSION = "1.0.0"  # of the API; a breaking change increases the major version and /v1
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """kind: str or int. least, most: of numbers. choices: empty: any text."""
+    """A parameter. kind: str or int. least, most: bounds of an int. choices: empty: any text."""
 
     name: str
     about: str
@@ -32,11 +32,11 @@ class Parameter:
     choices: tuple[str, ...] = ()
 
     def read(self, text: str) -> Any:
-        """The value of what a reader wrote. Raises UsageError."""
+        """Parse and validate a value. Raises UsageError."""
         if self.kind is str:
             if self.choices and text not in self.choices:
-                wanted = ", ".join(self.choices)
-                raise UsageError(f"{self.name} is {text!r:.60}: give one of {wanted}")
+                choices = ", ".join(self.choices)
+                raise UsageError(f"{self.name} is {text!r:.60}: give one of {choices}")
             return text
         number = int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else -1
         if not self.least <= number <= self.most:
@@ -53,7 +53,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address that answers JSON. answer: a function of answers.py; gives: what it returns."""
+    """A JSON endpoint. answer: a function of answers.py; gives: its return type."""
 
     path: str
     name: str
@@ -63,8 +63,8 @@ class Endpoint:
     parameters: tuple[Parameter, ...] = ()
 
     def read(self, given: Mapping[str, str]) -> dict[str, Any]:
-        """The parameters of a request. Raises UsageError if one is unknown or out of bounds."""
-        known = {one.name: one for one in self.parameters}
+        """Parse the parameters of a request. Raises UsageError if one is unknown or invalid."""
+        known = {parameter.name: parameter for parameter in self.parameters}
         unknown = sorted(set(given) - set(known))
         if unknown:
             names = ", ".join(known) or "none"
@@ -72,13 +72,13 @@ class Endpoint:
         return {name: known[name].read(text) for name, text in given.items()}
 
 
-_LIMIT = Parameter("limit", "rows of the answer", int, least=1, most=answers.MOST)
-_OFFSET = Parameter("offset", "rows to leave out first", int)
+_LIMIT = Parameter("limit", "maximum number of rows", int, least=1, most=answers.MAX_LIMIT)
+_OFFSET = Parameter("offset", "number of rows to skip", int)
 _PAGE = (_LIMIT, _OFFSET)
-_ID = Parameter("id", "its number", int, in_path=True, least=1)
-_UUID = Parameter("uuid", "its uuid, or the beginning of it", in_path=True)
+_ID = Parameter("id", "id", int, in_path=True, least=1)
+_UUID = Parameter("uuid", "uuid, or a prefix of it", in_path=True)
 _SERIES = (
-    Parameter("kernel", "without its variant"),
+    Parameter("kernel", "name without variant"),
     Parameter("gpu", "SKU"),
     Parameter("stage", "gemm: GEMM only; linear: including activation quantization"),
     Parameter("m", "tokens", int, least=1),
@@ -86,10 +86,10 @@ _SERIES = (
 _STATES = ("open", "all", *ALERT_STATES[1:])
 
 ENDPOINTS = (
-    Endpoint("/v1/status", "status", "what is stored", answers.status, answers.Status),
+    Endpoint("/v1/status", "status", "overview of the database", answers.status, answers.Status),
     Endpoint(
-        "/v1/series", "listSeries", "every series", answers.series_list, answers.SeriesList,
-        (*_SERIES, Parameter("variant", "of the kernel"),
+        "/v1/series", "listSeries", "all series", answers.series_list, answers.SeriesList,
+        (*_SERIES, Parameter("variant", "variant of the kernel"),
          Parameter("n", "output features", int, least=1),
          Parameter("k", "input features", int, least=1), *_PAGE),
     ),
@@ -98,9 +98,9 @@ ENDPOINTS = (
         answers.series_history, answers.SeriesHistory, (_ID, _LIMIT),
     ),
     Endpoint(
-        "/v1/alerts", "listAlerts", "alerts, newest first; by default those that are open",
+        "/v1/alerts", "listAlerts", "alerts, newest first; by default the open ones",
         answers.alert_list, answers.AlertList,
-        (Parameter("state", "open: of any open state", choices=_STATES), *_PAGE),
+        (Parameter("state", "open: all open states", choices=_STATES), *_PAGE),
     ),
     Endpoint(
         "/v1/alerts/{id}", "getAlert", "an alert with its verdicts and events",
@@ -108,15 +108,16 @@ ENDPOINTS = (
     ),
     Endpoint(
         "/v1/runs", "listRuns", "runs, newest first", answers.run_list, answers.RunList,
-        (Parameter("suite", "its name"), Parameter("status", "complete, running, …"),
-         Parameter("gpu", "SKU"), Parameter("limit", "rows", int, least=1, most=100)),
+        (Parameter("suite", "name"), Parameter("status", "complete, running, …"),
+         Parameter("gpu", "SKU"),
+         Parameter("limit", "maximum number of rows", int, least=1, most=100)),
     ),
     Endpoint(
-        "/v1/runs/{uuid}", "getRun", "a run, and what it still lacks",
+        "/v1/runs/{uuid}", "getRun", "a run, and its missing cases",
         answers.run_detail, answers.RunDetail, (_UUID,),
     ),
     Endpoint(
-        "/v1/runs/{uuid}/results", "getRunResults", "every result of a run",
+        "/v1/runs/{uuid}/results", "getRunResults", "all results of a run",
         answers.run_results, answers.ResultList, (_UUID, *_PAGE),
     ),
     Endpoint(
@@ -124,9 +125,9 @@ ENDPOINTS = (
         "the newest accepted result of each series, of one regime and project; without sweeps by "
         "default",
         answers.latest_results, answers.ResultList,
-        (*_SERIES, Parameter("suite", "only of this one"),
-         Parameter("regime", "how times were taken", choices=tuple(TIME_METRICS)),
-         Parameter("sweeps", "also what was measured once", choices=("yes",)), *_PAGE),
+        (*_SERIES, Parameter("suite", "only results of this suite"),
+         Parameter("regime", "measurement regime", choices=tuple(TIME_METRICS)),
+         Parameter("sweeps", "include one-off sweeps", choices=("yes",)), *_PAGE),
     ),
 )  # fmt: skip
 
@@ -138,8 +139,8 @@ _BADGE = {
             {
                 "name": "of",
                 "in": "query",
-                "description": "a branch (with --repository), or a commit by its sha or the first "
-                "7 letters of it or more; without it the newest judged commit of the watched line",
+                "description": "a branch (with --repository), or a commit by its sha or a prefix of "
+                "at least 7 digits; default: the newest judged commit of the watched branch",
                 "schema": {"type": "string"},
             }
         ],
@@ -156,7 +157,7 @@ _BADGE = {
 
 @cache
 def document() -> dict[str, Any]:
-    """The OpenAPI document."""
+    """Return the OpenAPI document."""
     schemas: dict[str, Any] = {
         "Error": {
             "type": "object",
@@ -165,13 +166,13 @@ def document() -> dict[str, Any]:
         }
     }
     paths: dict[str, Any] = {}
-    for one in ENDPOINTS:
-        schema = TypeAdapter(one.gives).json_schema(
+    for endpoint in ENDPOINTS:
+        schema = TypeAdapter(endpoint.gives).json_schema(
             mode="serialization", ref_template="#/components/schemas/{model}"
         )
         schemas |= schema.pop("$defs", {})
-        schemas[one.gives.__name__] = schema
-        paths[one.path] = {"get": _operation(one)}
+        schemas[endpoint.gives.__name__] = schema
+        paths[endpoint.path] = {"get": _operation(endpoint)}
     paths["/badge.svg"] = _BADGE
     return {
         "openapi": OPENAPI,
@@ -185,14 +186,14 @@ def document() -> dict[str, Any]:
     }
 
 
-def _operation(one: Endpoint) -> dict[str, Any]:
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
     def answer(about: str, name: str) -> dict[str, Any]:
         schema = {"$ref": f"#/components/schemas/{name}"}
         return {"description": about, "content": {"application/json": {"schema": schema}}}
 
     return {
-        "operationId": one.name,
-        "summary": one.about,
+        "operationId": endpoint.name,
+        "summary": endpoint.about,
         "parameters": [
             {
                 "name": parameter.name,
@@ -201,13 +202,13 @@ def _operation(one: Endpoint) -> dict[str, Any]:
                 "description": parameter.about,
                 "schema": parameter.schema(),
             }
-            for parameter in one.parameters
+            for parameter in endpoint.parameters
         ],
         "responses": {
-            "200": answer(one.about, one.gives.__name__),
+            "200": answer(endpoint.about, endpoint.gives.__name__),
             "304": {"description": "as the ETag of the request says"},
-            "404": answer("it is not stored", "Error"),
-            "422": answer("a parameter is wrong", "Error"),
+            "404": answer("not stored", "Error"),
+            "422": answer("invalid parameter", "Error"),
             "503": answer("the database can't be read", "Error"),
         },
     }

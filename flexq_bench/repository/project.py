@@ -43,9 +43,9 @@ from workloads.data_files import (
     DataTable,
     Text,
     Texts,
+    must_be,
     read_toml,
     validated,
-    wanted,
 )
 from workloads.errors import WorkloadError
 
@@ -69,7 +69,7 @@ class BuildTable(DataTable):
     """Build settings of a commit: `[build]`."""
 
     command: AnyText = ""
-    environment: Annotated[Environment, wanted("none, pip or uv")] = "none"
+    environment: Annotated[Environment, must_be("none, pip or uv")] = "none"
     packages: Texts | tuple[()] = ()
     timeout_s: Amount = 1800.0
 

@@ -168,7 +168,7 @@ def test_a_read_only_folder_is_refused_for_writing_and_works_for_reading(path, b
 
 def test_a_folder_that_can_not_be_made_is_one_line(tmp_path, unprivileged):
     _as_owner(lambda: tmp_path.chmod(0o555))
-    with pytest.raises(ReadOnlyError, match=r"db\.sqlite can't be made: Permission denied"):
+    with pytest.raises(ReadOnlyError, match=r"db\.sqlite can't be created: Permission denied"):
         open_database(str(tmp_path / "new" / "db.sqlite"))
     _as_owner(lambda: tmp_path.chmod(0o755))
 

@@ -109,7 +109,7 @@ def test_a_coordinator_takes_back_what_its_own_workers_hold_without_its_knowledg
     job = jobs[CASES[0]]
     claim(session, job, "w1")
 
-    again = claim_jobs(session, {job: "w2"}, until=NOW + LEASE, at=NOW, ours={"w1", "w2"})
+    again = claim_jobs(session, {job: "w2"}, until=NOW + LEASE, at=NOW, own_workers={"w1", "w2"})
 
     assert again == {job: 2}
 

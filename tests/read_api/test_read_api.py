@@ -157,7 +157,7 @@ def computed(monkeypatch):
         return made
 
     monkeypatch.setattr(app, "_guarded", counted)
-    monkeypatch.setattr(app, "KEPT_S", 0.0)
+    monkeypatch.setattr(app, "CACHE_S", 0.0)
     return bodies
 
 
@@ -188,7 +188,7 @@ def test_where_no_version_can_be_told_an_answer_is_computed_anew(
 
 def test_answers_are_kept_within_bounds(ask, computed, monkeypatch):
     size = len(ask("/v1/runs").body)
-    monkeypatch.setattr(app, "_KEPT_BYTES", size + 1)
+    monkeypatch.setattr(app, "_MAX_CACHED_BYTES", size + 1)
     ask("/v1/runs?limit=9")
     assert ask("/v1/runs").status == 200
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.data_files import Amount, Count, DataTable, Entries, Text, Texts, validated, wanted
+from workloads.data_files import Amount, Count, DataTable, Entries, Text, Texts, must_be, validated
 from workloads.errors import WorkloadError
 
 
@@ -27,7 +27,7 @@ class File(DataTable):
     inner: Inner | None = None
     names: Texts = ()
     side: Literal["left", "right"] = "left"
-    color: Annotated[Literal["red", "blue"], wanted("red or blue")] = "red"
+    color: Annotated[Literal["red", "blue"], must_be("red or blue")] = "red"
     pairs: tuple[tuple[int, int], ...] = ()
 
 
