@@ -1,1 +1,1 @@
-"""The Streamlit app: pages and charts over the stored results."""
+"""Streamlit app: pages and charts of the stored results."""

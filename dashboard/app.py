@@ -33,30 +33,31 @@ if TYPE_CHECKING:
     from kernels.contract import LinearKernel
 
 
-def _described() -> Iterable[LinearKernel]:
-    from flexq_bench.measure.outside_kernels import describe_installed  # brings torch
+def _installed_kernels() -> Iterable[LinearKernel]:
+    from flexq_bench.measure.outside_kernels import describe_installed  # imports torch
 
     return describe_installed()
 
 
-# This process writes requests and serves everybody: code of others runs in another one.
-installed.find_by(_described)
-# The first one is where the app opens. All of them are in sight, as a folded one costs a click, and
-# in one list: Streamlit's sections of a list are none to a screen reader.
+# Kernels from outside are described in a subprocess: this process serves all viewers and writes.
+installed.find_by(_installed_kernels)
+# The app opens on the first page. All pages are expanded, which saves a click, and in one list:
+# screen readers do not announce Streamlit's sections.
 pages = (
     *(scoreboard, leaderboard, overview, triage, alert, history, compare, measurement),
     *(kernels, results, sweep, paper, accuracy, pareto, decode, fleet),
 )
-# Before the navigation, which would fetch the icon of a page from the network; after it for titles.
+# Called before the navigation, which else loads a page's icon from the network, and again for
+# titles.
 st.set_page_config(page_title="FlexQ Bench", page_icon="⏱️", layout="wide")
-shown = st.navigation([one.as_page() for one in pages], expanded=True)
+shown = st.navigation([view.as_page() for view in pages], expanded=True)
 st.set_page_config(page_title=f"{shown.title} · FlexQ Bench", page_icon="⏱️", layout="wide")
-# Streamlit greys captions to a contrast below 4.5; here they say what a number rests on.
+# Streamlit's grey captions have a contrast below 4.5; here they explain how numbers are computed.
 st.html("<style>[data-testid=stCaptionContainer] * { color: inherit; opacity: 1 }"
         "[data-testid=stCaptionContainer] { color: inherit; opacity: 1 }"
-        # Tables take the width that Streamlit leaves empty on both sides.
+        # Tables use the width of Streamlit's margins.
         "[data-testid=stMainBlockContainer] { padding: 4rem clamp(1rem, 2vw, 3rem) }"
         "</style>")  # fmt: skip
-with suppress(DatabaseError):  # the page says why it can't be opened
+with suppress(DatabaseError):  # the page shows the error
     show_search(current_database())
 shown.run()

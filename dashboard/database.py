@@ -1,5 +1,7 @@
-"""The database that the app reads, what a viewer sees when it can't be read or is empty, and the
-only functions of the app that write: states and notes of alerts, and requests."""
+"""Database of the app: access, error and empty-state messages, and all writes.
+
+The app writes only states and notes of alerts, and requests.
+"""
 
 from __future__ import annotations
 
@@ -24,37 +26,35 @@ from flexq_bench.runs import command_lines
 
 
 def current_database() -> Database:
-    """The database that the command line named, opened once for all viewers, for reading only.
+    """Return the database of the command line, opened read-only, once for all viewers.
 
-    Raises DatabaseError; a failure is not remembered, so a reload tries again.
+    Raises DatabaseError; a failure is not cached, so a reload tries again.
     """
-    return _opened(os.environ.get(ENVIRONMENT_VARIABLE)).database
+    return _open_cached(os.environ.get(ENVIRONMENT_VARIABLE)).database
 
 
 def is_read_only() -> bool:
-    """Return True if the app was started so that it writes nothing at all."""
+    """Return True if the app was started with --read-only."""
     return bool(os.environ.get(READ_ONLY_VARIABLE))
 
 
 def write_request(request: RequestInfo) -> None:
-    """Queue what a person asks the fleet to measure.
+    """Queue a request for measurements by the fleet.
 
-    Raises DatabaseError, LimitError where its requester has too much open, and ReadOnlyError where
-    the app was started to write nothing.
+    Raises DatabaseError, LimitError if the requester has too many open requests, ReadOnlyError if
+    the app is read-only.
     """
-    from flexq_bench.fleet.requests import submit  # brings torch, which no other page waits for
+    from flexq_bench.fleet.requests import submit  # imports torch, which other pages don't need
 
     with _writing() as session:
         submit(session, request)
 
 
 def write_alert(alert_id: int, state: str, *, seen_events: int, person: str, note: str) -> None:
-    """Give an alert this state and note; the state that it has: add the note alone.
+    """Set the state of an alert and add a note; with its current state only the note is added.
 
-    Every page reads through a connection that can't write.
-
-    seen_events: how many the viewer saw; who decides on what is no longer so is told. Raises
-    DatabaseError, and ReadOnlyError where the app was started to write nothing.
+    seen_events: number of events that the viewer saw. Raises StaleError if it has more by now,
+    other DatabaseErrors, and ReadOnlyError if the app is read-only.
     """
     now = datetime.now(UTC)
     with _writing() as session:
@@ -65,7 +65,7 @@ def write_alert(alert_id: int, state: str, *, seen_events: int, person: str, not
 
 @contextmanager
 def _writing() -> Iterator[Session]:
-    """A session that can write, open just as long as that takes."""
+    """Open a writable session; pages read through a read-only connection."""
     if is_read_only():
         raise ReadOnlyError("this dashboard is read-only: start one without --read-only")
     url = os.environ.get(ENVIRONMENT_VARIABLE)
@@ -75,7 +75,7 @@ def _writing() -> Iterator[Session]:
 
 @contextmanager
 def errors_shown() -> Iterator[None]:
-    """Show a DatabaseError of the block as one line and end the page there."""
+    """Show a DatabaseError of the block as one line and stop the page."""
     try:
         yield
     except DatabaseError as error:
@@ -84,14 +84,14 @@ def errors_shown() -> Iterator[None]:
 
 
 def show_empty_database(database: Database) -> None:
-    """Say that the database holds no results, and by which commands to fill it."""
+    """Show that the database has no results, and the commands to add some."""
     measure = command_lines.command("run", "smoke", *command_lines.database_arguments(database))
     load = command_lines.command(
         "db", "import", "FILE", *command_lines.database_arguments(database)
     )
     st.info(
         f"No results in {as_code(database.url)} yet. Measure something: {as_code(measure)}, or "
-        f"load records that another machine wrote: {as_code(load)}. Then reload this page.",
+        f"import records of another machine: {as_code(load)}. Then reload this page.",
         icon=":material/science:",
     )
 
@@ -107,31 +107,31 @@ def _is_current(opened: _Opened) -> bool:
 
     Reads of a replaced file would return its old content.
     """
-    if _file_of(opened.database.path) == opened.file:
+    if _file_identity(opened.database.path) == opened.file:
         return True
     opened.database.close()
     return False
 
 
 def keep_imports() -> None:
-    """Let no collection of garbage go through what is there by now, which is mostly imports.
+    """Exclude all current objects, mostly imports, from garbage collection; once per process.
 
-    One that does stops a page for a tenth of a second or more, as often as every third view. Once:
-    what is garbage by now stays, too.
+    A full collection stops a page for 0.1 s or more, up to every third view. Garbage that exists
+    now is never freed.
     """
     if not gc.get_freeze_count():
         gc.freeze()
 
 
 @st.cache_resource(show_spinner=False, validate=_is_current)
-def _opened(url: str | None) -> _Opened:
+def _open_cached(url: str | None) -> _Opened:
     database = open_database(url, create=False, read_only=True)
     if os.environ.get(SERVER_VARIABLE):
         keep_imports()
-    return _Opened(database, _file_of(database.path))
+    return _Opened(database, _file_identity(database.path))
 
 
-def _file_of(path: Path | None) -> tuple[int, int] | None:
+def _file_identity(path: Path | None) -> tuple[int, int] | None:
     """Return a file's device and inode numbers, which differ for a file that replaced it.
 
     None: a server, or no file.

@@ -28,15 +28,15 @@ from workloads.suite import Shape
 
 LISTED = 20
 _REQUESTER = "triage"
-_LOOKS_EVERY = timedelta(seconds=10)
+_REFRESH_INTERVAL = timedelta(seconds=10)
 
 
 def show_buttons(
     place: DeltaGenerator, database: Database, row: AlertRow, member: DecisionRow | None = None
 ) -> None:
-    """One click queues a sweep of what the alert is about, another one a bisection.
+    """Show buttons that queue a sweep of an alert's cases, or a bisection.
 
-    member: the verdict whose case is bisected; None: the alert's slowest.
+    member: the verdict whose case is bisected; None: the slowest of the alert.
     """
     if place.button(
         f"Measure alert {row.id} again", key=f"again-{row.id}", icon=":material/replay:"
@@ -54,7 +54,7 @@ def show_buttons(
 
 
 def no_bisection_reason(row: AlertRow) -> str:
-    """Explain why no bisection is possible; empty: it is."""
+    """Return the reason why no bisection is possible; empty: it is possible."""
     if row.good is None:
         return "It was bad when it was first measured: there is no last good commit."
     if row.bad.project:
@@ -68,17 +68,17 @@ def no_bisection_reason(row: AlertRow) -> str:
 
 def show_requests(database: Database, alert: int | None = None) -> None:
     """Show the requests queued by these buttons, of one alert or of all, and their progress."""
-    asked = _asked(database, alert)
+    requests = _requests(database, alert)
     with database.session() as session:
         live = queries.workers(session, live=True, limit=1)
     if not live:
         st.caption("No worker is alive: what is queued here waits for one (flexq-bench worker).")
-    if asked:
-        is_open = any(one.state in OPEN_REQUEST_STATES for one in asked)
-        st.fragment(_progress, run_every=_LOOKS_EVERY if is_open else None)(database, alert)
+    if requests:
+        is_open = any(request.state in OPEN_REQUEST_STATES for request in requests)
+        st.fragment(_progress, run_every=_REFRESH_INTERVAL if is_open else None)(database, alert)
 
 
-def _asked(database: Database, alert: int | None) -> list[RequestRow]:
+def _requests(database: Database, alert: int | None) -> list[RequestRow]:
     with database.session() as session:
         if alert is None:
             return queries.requests(session, requester_prefix=f"{_REQUESTER} ", limit=LISTED)
@@ -86,13 +86,15 @@ def _asked(database: Database, alert: int | None) -> list[RequestRow]:
 
 
 def _measure_again(database: Database, row: AlertRow) -> None:
-    from flexq_bench.fleet.requests import sweep_request  # brings torch
+    from flexq_bench.fleet.requests import sweep_request  # imports torch
 
     gpu = row.gpus[0] if row.gpus else ""
     try:
         with database.session() as session:
             members = queries.alert_decisions(session, row.id)
-            request = sweep_request(session, _sweep_of(members), requester=_name(row), gpu=gpu)
+            request = sweep_request(
+                session, _sweep_of(members), requester=_requester_name(row), gpu=gpu
+            )
         write_request(request)
     except (FlexqError, WorkloadError, KernelError, DatabaseError) as error:
         st.error(as_text(str(error)))
@@ -106,23 +108,28 @@ def _bisect(database: Database, row: AlertRow, member: DecisionRow | None) -> No
     assert row.good is not None  # else the button is disabled
     try:
         with database.session() as session:
-            of = member or next(iter(queries.alert_decisions(session, row.id)), None)
-            if of is None or not is_reproducible(of):
+            decision = member or next(iter(queries.alert_decisions(session, row.id)), None)
+            if decision is None or not is_reproducible(decision):
                 st.error("Another tool measured this: there is nothing to compare commits with.")
                 return
-            wanted = Bisection(case_of(of), row.good.sha, row.bad.sha)
-            for one in queries.requests(session, states=OPEN_REQUEST_STATES, requester=_name(row)):
-                if one.content == wanted.as_data():  # its comparisons take hours
-                    st.info(f"Request {one.uuid[:8]} asks for this bisection: it is {one.state}.")
+            bisection = Bisection(case_of(decision), row.good.sha, row.bad.sha)
+            requester = _requester_name(row)
+            for stored in queries.requests(
+                session, states=OPEN_REQUEST_STATES, requester=requester
+            ):
+                if stored.content == bisection.as_data():  # its comparisons take hours
+                    st.info(
+                        f"Request {stored.uuid[:8]} asks for this bisection: it is {stored.state}."
+                    )
                     return
-            request = bisect_request(session, wanted, requester=_name(row), gpu=of.gpu)
+            request = bisect_request(session, bisection, requester=requester, gpu=decision.gpu)
         write_request(request)
     except (FlexqError, WorkloadError, KernelError, DatabaseError) as error:
         st.error(as_text(str(error)))
         return
     _show_queued(
-        f"Queued as request {request.uuid[:8]}: a bisection of {wanted.case.key}, at most "
-        f"{request.cases} comparisons on {of.gpu}."
+        f"Queued as request {request.uuid[:8]}: a bisection of {bisection.case.key}, at most "
+        f"{request.cases} comparisons on {decision.gpu}."
     )
 
 
@@ -130,16 +137,16 @@ def _show_queued(words: str) -> None:
     st.success(as_text(words), icon=":material/check:")
 
 
-def _name(row: AlertRow) -> str:
+def _requester_name(row: AlertRow) -> str:
     return f"{_REQUESTER} {row.id}"
 
 
 def _sweep_of(members: Sequence[DecisionRow]) -> Sweep:
-    """The kernels, shapes and M of the verdicts of an alert."""
-    shapes = sorted({(one.n, one.k) for one in members})
+    """Return a sweep over the kernels, shapes and M of an alert's verdicts."""
+    shapes = sorted({(member.n, member.k) for member in members})
     return Sweep(
-        tuple(sorted({kernel_label(one.kernel, one.variant) for one in members})),
-        tuple(sorted({one.m for one in members})),
+        tuple(sorted({kernel_label(member.kernel, member.variant) for member in members})),
+        tuple(sorted({member.m for member in members})),
         tuple(Shape(n, k, layer="", model="") for n, k in shapes),
     )
 
@@ -148,16 +155,16 @@ def _progress(database: Database, alert: int | None) -> None:
     zone = zone_named(st.context.timezone)
     rows = [
         {
-            "request": page_address("sweep", request=one.uuid[:8]) if one.kind == "sweep" else None,
-            "for alert": one.requester.removeprefix(f"{_REQUESTER} "),
-            "what": "bisection" if one.kind == "bisect" else one.kind,
-            "state": one.state,
-            "result": one.detail,
-            "measured": page_address("results", run=one.run[:8]) if one.run else None,
-            "cases": one.cases if one.kind != "bisect" else None,
-            "asked": local_time(one.created_at, zone),
+            "request": page_address("sweep", request=row.uuid[:8]) if row.kind == "sweep" else None,
+            "for alert": row.requester.removeprefix(f"{_REQUESTER} "),
+            "what": "bisection" if row.kind == "bisect" else row.kind,
+            "state": row.state,
+            "result": row.detail,
+            "measured": page_address("results", run=row.run[:8]) if row.run else None,
+            "cases": row.cases if row.kind != "bisect" else None,
+            "requested": local_time(row.created_at, zone),
         }
-        for one in _asked(database, alert)
+        for row in _requests(database, alert)
     ]
     draw_table(
         pd.DataFrame(rows),

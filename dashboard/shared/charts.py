@@ -13,15 +13,18 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-GREY = "#8A8F98"  # of rules and their words: readable on white and on dark grey
-_NAMED = 8  # series, in a description
-_LINE = 36  # letters of a line of an axis's title, or of a name in a legend
-WIDE = 8  # largest over smallest ratio, from where an axis shows whole decades
+GREY = "#8A8F98"  # lines and their labels: readable on white and on dark grey
+_MAX_NAMED = 8  # series named in a description
+_LINE = 36  # characters per line of an axis title or legend entry
+WIDE = 8  # max / min of the values above which a log axis has ticks at 1, 2, 5 of each decade
 
 
 def log_axis(values: Iterable[float]) -> dict[str, Any]:
-    """A logarithmic axis for these values, > 0: it names 1, 2 and 5 of each decade where they are
-    far apart, each in full. Plotly's own names of them leave the zeros away."""
+    """Return a logarithmic axis for these values, > 0.
+
+    If they spread over more than WIDE, ticks are at 1, 2 and 5 of each decade and labelled in full;
+    Plotly's own labels would be only the digit.
+    """
     shown = [value for value in values if value > 0]
     if max(shown, default=1.0) <= WIDE * min(shown, default=1.0):
         return {"type": "log"}
@@ -31,7 +34,7 @@ def log_axis(values: Iterable[float]) -> dict[str, Any]:
 
 
 def rule(figure: go.Figure, at: float, words: str) -> None:
-    """A dashed line at a height, named in the legend."""
+    """Add a dashed horizontal line at y = `at`, with a legend entry."""
     line = {"color": GREY, "width": 1.5, "dash": "dash"}
     figure.add_hline(at, line=line, name=words, showlegend=True)
 
@@ -39,9 +42,9 @@ def rule(figure: go.Figure, at: float, words: str) -> None:
 def error_bars(
     values: pd.Series[Any], low: pd.Series[Any], high: pd.Series[Any], *, width: int | None = None
 ) -> dict[str, Any]:
-    """Error bars of Plotly from each value to the ends of its interval.
+    """Return Plotly error bars from each value to the ends of its interval.
 
-    width: of the caps, pixels; None: as Plotly has it.
+    width: of the caps, pixels; None: Plotly's default.
     """
     return {
         "type": "data",
@@ -52,44 +55,46 @@ def error_bars(
 
 
 def draw_chart(figure: go.Figure, key: str, **options: Any) -> Any:
-    """A chart on the page, with its description for who does not see it.
+    """Show a chart with an alternative text for screen readers.
 
-    options: as st.plotly_chart takes them, and what it returns.
+    options: of st.plotly_chart, whose result is returned.
     """
     figure.for_each_xaxis(lambda axis: axis.title.update(text=in_lines(axis.title.text or "")))
     return st.plotly_chart(figure, key=key, alt=described(figure), **options)
 
 
 def in_lines(text: str) -> str:
-    """Text of a chart in lines that a phone has room for: Plotly breaks none by itself."""
+    """Break text of a chart into lines that fit a phone: Plotly does not wrap text."""
     return "<br>".join(textwrap.wrap(text, _LINE, break_long_words=False))
 
 
 def described(figure: go.Figure) -> str:
-    """A sentence: what is drawn over what, which series there are, and between which values."""
+    """Return an alternative text: the axes and the series of a chart."""
     spec = figure.to_dict()
     layout = spec.get("layout", {})
-    axes = [_words(layout.get(f"{axis}axis", {}).get("title", {}).get("text")) for axis in "yx"]
-    names = [_words(trace.get("name")) for trace in spec.get("data", ())]
+    axes = [
+        _plain_text(layout.get(f"{axis}axis", {}).get("title", {}).get("text")) for axis in "yx"
+    ]
+    names = [_plain_text(trace.get("name")) for trace in spec.get("data", ())]
     series = list(dict.fromkeys(name for name in names if name))
     what = " over ".join(axis for axis in axes if axis) or "A chart"
-    more = f" and {len(series) - _NAMED} more" if len(series) > _NAMED else ""
-    of = f" of {', '.join(series[:_NAMED])}{more}" if series else ""
-    return f"{what}{of}. The tables of this page have the values."
+    more = f" and {len(series) - _MAX_NAMED} more" if len(series) > _MAX_NAMED else ""
+    of_series = f" of {', '.join(series[:_MAX_NAMED])}{more}" if series else ""
+    return f"{what}{of_series}. The tables of this page have the values."
 
 
-def _words(text: object) -> str:
-    """Text of a chart without its markup."""
+def _plain_text(text: object) -> str:
+    """Return text of a chart without markup."""
     return html.unescape(re.sub(r"<[^>]*>", " ", str(text or ""))).strip()
 
 
 def lay_out(figure: go.Figure, height: int) -> go.Figure:
-    """The figure with its legend below the chart; height: pixels."""
+    """Set the layout of a figure: the legend is below the chart. height: pixels."""
     return figure.update_layout(
         height=height,
         margin={"l": 10, "r": 40, "t": 20, "b": 10},
         modebar={"orientation": "v"},
-        # Of the whole figure, not of the axes: tick labels that turn in a narrow window need room.
+        # Relative to the figure, not to the axes: rotated tick labels in a narrow window need room.
         legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         showlegend=True,
         hoverlabel={"align": "left"},

@@ -1,4 +1,4 @@
-"""One look for each kernel, the same in every chart."""
+"""Colours and markers of kernels, the same in every chart."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from workloads.case import kernel_label
 from workloads.probes import is_probe
 
-# Each has a contrast of at least 3 on white and on Streamlit's dark grey, and each pair stays
-# apart for normal, protan, deutan and tritan eyes: tests/dashboard/test_colors.py measures both.
+# Each has a contrast of at least 3 on white and on Streamlit's dark grey, and all pairs are
+# distinguishable with normal, protan, deutan and tritan vision: see tests/dashboard/test_colors.py.
 PALETTE = (
     "#0072B2",
     "#E05A00",
@@ -21,7 +21,7 @@ PALETTE = (
     "#9B22E8",
     "#A587B4",
 )
-# Shape says the same as colour, and goes on where the colours begin again.
+# Symbols repeat the information of colours, and distinguish kernels when colours repeat.
 _SYMBOLS = (
     "circle",
     "square",
@@ -47,11 +47,11 @@ class Style:
 
 
 def kernel_styles(kernels: Iterable[str], used: Iterable[tuple[str, str]]) -> dict[str, Style]:
-    """The style of each label, by the place of its kernel among all kernels, sorted.
+    """Return the style of each label, by the index of its kernel among all sorted kernels.
 
-    kernels: every kernel of the database, so that a filter changes no colour; probes take none.
-    used: kernels and variants that need a style; variants of a kernel share its colour and shape
-    and differ in their fill.
+    kernels: all kernels of the database, so that filters do not change colours; probes are skipped.
+    used: kernels and variants that need a style; variants of a kernel have the same colour and
+    symbol and differ in their fill.
     """
     variants: dict[str, set[str]] = defaultdict(lambda: {""})
     for kernel, variant in used:

@@ -1,4 +1,4 @@
-"""Controls whose state is in the URL, so that what a viewer sees can be linked."""
+"""Controls whose state is in the URL, so that views can be linked."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ T = TypeVar("T")
 
 
 class Controls:
-    """The controls of one page. A control at its default leaves nothing in the URL.
+    """Controls of one page. A control at its default has no parameter in the URL.
 
-    A URL may ask for what isn't there any more: that is left out and named in `ignored`.
+    Values in the URL that do not exist any more are ignored and listed in `ignored`.
     """
 
     def __init__(self, page: str) -> None:
         self._page = page
         self.ignored: list[str] = []
-        self.is_narrowed = False  # whether a control is not at its default
+        self.is_narrowed = False  # True if a control is not at its default
 
     def one(
         self,
@@ -37,17 +37,17 @@ class Controls:
         in_a_row: bool = False,
         always: bool = False,
     ) -> T:
-        """One of the options, by a list or by buttons in a row; no control where there is one.
+        """Select one option, in a list or with radio buttons; no control if there is one option.
 
-        always: in the URL even at its default, which will be another one tomorrow.
+        always: write the default to the URL too, since it changes over time.
         """
         if len(options) < 2 and name not in st.query_params and not always:
             return default
-        wanted = self._wanted(name, label, options, written)
-        key = self._prepare(name, options, wanted[0] if wanted else default)
+        requested = self._requested(name, label, options, written)
+        key = self._prepare(name, options, requested[0] if requested else default)
         st.session_state[f"{key}.default"] = written(default)
         if in_a_row:
-            # Streamlit takes the words beside these buttons, unlike those of a list, for Markdown.
+            # Streamlit parses labels of radio buttons as Markdown, unlike those of lists.
             value = place.radio(
                 label,
                 options,
@@ -57,7 +57,7 @@ class Controls:
             )
         else:
             value = place.selectbox(label, options, format_func=shown, key=key)
-        assert value is not None  # only an empty list of options gives none
+        assert value is not None  # None only if there are no options
         self._write(name, [] if value == default and not always else [written(value)])
         return value
 
@@ -72,16 +72,16 @@ class Controls:
         shown: Callable[[T], str] = str,
         written: Callable[[T], str] = str,
     ) -> tuple[T, ...]:
-        """Some of the options; none means `nothing`. No control where there is no choice."""
+        """Select several options; no selection means `nothing`. No control for one option."""
         if len(options) < 2 and name not in st.query_params:
             return ()
-        key = self._prepare(name, options, self._wanted(name, label, options, written))
+        key = self._prepare(name, options, self._requested(name, label, options, written))
         values = place.multiselect(label, options, format_func=shown, key=key, placeholder=nothing)
         self._write(name, [written(value) for value in values])
         return tuple(values)
 
     def switch(self, place: DeltaGenerator, name: str, label: str, *, hint: str) -> bool:
-        """Off unless somebody turned it on."""
+        """Show a toggle, off by default."""
         on = "on"
         linked = st.query_params.get(name) == on
         stored = st.session_state.get(f"{self._page}.{name}", linked)
@@ -90,44 +90,46 @@ class Controls:
         return value
 
     def warn_of_ignored(self, place: DeltaGenerator, reason: str) -> None:
-        """Name what the URL asked for in vain, if anything; reason: why it is left out."""
+        """Show the ignored values of the URL, if any. reason: why they are ignored."""
         if self.ignored:
             missing = ", ".join(as_text(name) for name in self.ignored)
             place.warning(f"{reason}: {missing}.")
 
     def offer_to_clear(self) -> None:
-        """A button in the side bar that clears the controls, where one is not at its default."""
+        """Show a button in the sidebar that resets all controls, if one is not at its default."""
         if self.is_narrowed:
             st.sidebar.button("Clear all", on_click=self.clear, icon=":material/filter_alt_off:")
 
     def clear(self) -> None:
-        """Put every control of the page back to its default; for a button's callback."""
+        """Reset all controls of the page; for a button's callback."""
         for key in list(st.session_state):
             if str(key).startswith(f"{self._page}."):
                 del st.session_state[key]
         st.query_params.clear()
 
-    def _wanted(
+    def _requested(
         self, name: str, label: str, options: Sequence[T], written: Callable[[T], str]
     ) -> list[T]:
-        """Return what the control was set to, or on the first visit what the URL requests."""
+        """Return the values of the control, or on the first visit those of the URL."""
         by_text = {written(option): option for option in options}
         stored = st.session_state.get(f"{self._page}.{name}")
         if stored is None:
             texts = st.query_params.get_all(name)
         else:
             texts = [written(value) for value in (stored if isinstance(stored, list) else [stored])]
-        # What was the default before the options changed was never asked for.
-        unasked = {st.session_state.get(f"{self._page}.{name}.default")} - {
+        # The default before the options changed was not requested by the viewer.
+        old_default = {st.session_state.get(f"{self._page}.{name}.default")} - {
             *st.query_params.get_all(name)
         }
-        gone = [text for text in texts if text not in by_text and text not in unasked]
+        gone = [text for text in texts if text not in by_text and text not in old_default]
         self.ignored += [f"{label.lower()} {text}" for text in gone]
         return [by_text[text] for text in texts if text in by_text]
 
     def _prepare(self, name: str, options: Sequence[Any], value: Any) -> str:
-        """The control's key, its state set where Streamlit would not keep it: on the first visit,
-        after the options changed, and when what was chosen is gone."""
+        """Return the control's key, and set its state where Streamlit would not keep it.
+
+        That is on the first visit, after the options changed, and when the value is gone.
+        """
         key = f"{self._page}.{name}"
         remembered = f"{key}.options"
         changed = st.session_state.get(remembered) != tuple(options)

@@ -1,4 +1,4 @@
-"""Stored text, times and numbers as what Streamlit may show."""
+"""Formatting of stored text, times and numbers for Streamlit."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ _THROTTLE_REASONS = {
 
 
 def as_text(text: str) -> str:
-    """Markdown that shows the text as it is on one line: nothing in it formats, links or runs."""
+    """Escape text for Markdown, on one line: nothing in it is formatted or linked."""
     return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
 
 
 def as_code(text: str) -> str:
-    """Markdown that shows the text as code on one line, whatever backticks it has."""
+    """Return Markdown that shows text as code on one line, also if it has backticks."""
     line = " ".join(text.split())
     longest = max((len(run) for run in re.findall(r"`+", line)), default=0)
     fence = "`" * (longest + 1)
-    # A backtick at an end would join the fence; Markdown takes one space off each end again.
+    # A backtick at an end would extend the fence; Markdown strips one space at each end.
     padding = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{padding}{line}{padding}{fence}"
 
 
 def short_commit(sha: str, dirty: bool) -> str:
-    """`b4d8aaa012`, with a + where the tree had changes; what a wheel calls itself stays whole."""
+    """Shorten a sha to `b4d8aaa012`, with + for a dirty tree; `pkg-` names are not shortened."""
     return (sha if sha.startswith("pkg-") else sha[:_SHORT_SHA]) + ("+" if dirty else "")
 
 
 def as_change(log_ratio: float | None) -> str:
-    """`+5.13 %` of ln(head / base); a dash for None."""
+    """Format ln(head / base) as `+5.13 %`; None: a dash."""
     return "–" if log_ratio is None else f"{100 * math.expm1(log_ratio):+.2f} %"
 
 
 def as_interval(ratio: Interval | None) -> str:
-    """`-1.20 % to +0.40 %` of a ratio and 1; empty for None."""
+    """Format the interval of a ratio as `-1.20 % to +0.40 %`, relative to 1; None: empty."""
     if ratio is None:
         return ""
     return f"{100 * (ratio.low - 1):+.2f} % to {100 * (ratio.high - 1):+.2f} %"
 
 
 def stage_in_words(stage: str) -> str:
-    """Describe what a stage times: `gemm` only the GEMM, `linear` activation quantization too."""
+    """Describe a stage: `gemm` is the GEMM only, `linear` includes activation quantization."""
     return {
         "gemm": "GEMM only",
         "linear": "including activation quantization",
@@ -66,9 +66,9 @@ def stage_in_words(stage: str) -> str:
 
 
 def throttle_in_words(mask: float | None) -> str:
-    """Describe why the clock is throttled; empty for None.
+    """Describe the throttle reasons; empty for None.
 
-    mask: NVML's (nvml.h, nvmlClocksEventReasons).
+    mask: bit mask of NVML (nvml.h, nvmlClocksEventReasons).
     """
     if mask is None or mask != mask:
         return ""
@@ -81,7 +81,7 @@ def throttle_in_words(mask: float | None) -> str:
 
 
 def as_age(age: timedelta) -> str:
-    """`40 s`, `12 min`, `3 h`, `9 d`."""
+    """Format an age as `40 s`, `12 min`, `3 h` or `9 d`."""
     seconds = max(age.total_seconds(), 0.0)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
@@ -90,8 +90,7 @@ def as_age(age: timedelta) -> str:
 
 
 def alert_title(alert: AlertRow) -> str:
-    """`Alert 3: flexq-w6a6 +5.21 %, the worst of 50 verdicts`; of several kernels the worst one is
-    named."""
+    """Return `Alert 3: flexq-w6a6 +5.21 %, the worst of 50 verdicts`; names the worst kernel."""
     named = alert.kernels[0] if alert.kernels else alert.family
     others = len(alert.kernels) - 1
     if others > 0:
@@ -105,7 +104,7 @@ def alert_title(alert: AlertRow) -> str:
 
 
 def zone_named(name: str | None) -> tzinfo:
-    """The time zone that a browser named; UTC where it named none, or one unknown here."""
+    """Return the time zone reported by a browser; UTC if it is missing or unknown."""
     try:
         return ZoneInfo(name) if name else UTC
     except (ZoneInfoNotFoundError, ValueError):
@@ -113,5 +112,5 @@ def zone_named(name: str | None) -> tzinfo:
 
 
 def local_time(moment: datetime, zone: tzinfo) -> str:
-    """`2025-11-21 11:00 CET`."""
+    """Format a time as `2025-11-21 11:00 CET`."""
     return moment.astimezone(zone).strftime("%Y-%m-%d %H:%M %Z")

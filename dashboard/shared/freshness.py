@@ -10,19 +10,19 @@ from dashboard.shared.formatting import as_age
 from db import queries
 from db.engine import Database
 
-_LOOKS_EVERY = timedelta(seconds=30)
+_REFRESH_INTERVAL = timedelta(seconds=30)
 _SEEN = "freshness.newest"
 
 
-@st.fragment(run_every=_LOOKS_EVERY)
+@st.fragment(run_every=_REFRESH_INTERVAL)
 def show_freshness(database: Database) -> None:
-    """A line with the age of the newest result; the page runs anew once there is a newer one."""
+    """Show the age of the newest result, and rerun the page when a newer one arrives."""
     with database.session() as session:
         newest = queries.newest_result_at(session)
     seen = st.session_state.get(_SEEN, newest)
     st.session_state[_SEEN] = newest
     if newest is not None:
         age = as_age(datetime.now(UTC) - newest)
-        st.caption(f"Updated {age} ago, by the newest result; this page follows what arrives.")
+        st.caption(f"Newest result: {age} ago. This page updates when newer results arrive.")
     if newest != seen:
         st.rerun()

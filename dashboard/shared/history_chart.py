@@ -1,4 +1,4 @@
-"""The chart of histories: values over commits, with their intervals and epochs."""
+"""Chart of histories: values over commits, with their intervals and epochs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dashboard.shared.colors import Style
 from dashboard.shared.formatting import short_commit
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_NAMED = 24  # commits below the axis, at most
+_MAX_NAMED = 24  # tick labels of commits
 _HEIGHT = 440
-_LEGEND_PX = 48  # a series: its name has three lines
-_MARKED = 60  # points of an epoch with a symbol; all of them answer to a pointer, and are clicked
+_LEGEND_PX = 48  # per series: its name has three lines
+_MAX_MARKERS = 60  # per epoch; points without a marker can be hovered and clicked too
 
 
 def history(
@@ -29,13 +29,13 @@ def history(
     *,
     by_date: bool = False,
 ) -> go.Figure:
-    """A line a series with the band of its 95 % intervals; a dashed rule where an epoch begins.
+    """Draw a line per series with a band of 95 % intervals; a dashed line marks a new epoch.
 
-    frame: see history_frame.COLUMNS. Series of one kernel share its colour and differ in
-    their line. value, unit: of the axis, for example "median time" and "µs". The axis is
-    logarithmic where the values are far apart. A line does not go on from one epoch to the next.
-    The custom data of a point is the uuid of its measurement. by_date: over when they were
-    measured, in place of the ancestry of commits.
+    frame: see history_frame.COLUMNS. Series of one kernel have its colour and differ in their dash.
+    value, unit: of the axis, for example "median time" and "µs". The axis is logarithmic if the
+    values are far apart. Lines are interrupted between epochs. The custom data of a point is the
+    uuid of its measurement. by_date: x is the time of measurement instead of the ancestry of
+    commits.
     """
     figure = go.Figure()
     drawn: dict[str, int] = {}
@@ -43,7 +43,7 @@ def history(
         label, name = str(rows["label"].iloc[0]), str(rows["name"].iloc[0])
         dash = _DASHES[drawn.get(label, 0) % len(_DASHES)]
         drawn[label] = drawn.get(label, 0) + 1
-        # A chart takes what looks like markup for markup.
+        # Plotly interprets HTML in names.
         x = "created_at" if by_date else "place"
         ordered = rows.sort_values(x, kind="stable")
         _add_series(figure, in_lines(html.escape(name)), ordered, styles[label], dash, unit, x)
@@ -64,7 +64,7 @@ def history(
 
 def _name_commits(figure: go.Figure, frame: pd.DataFrame) -> None:
     commits = frame.drop_duplicates("place").sort_values("place")
-    shown = commits.iloc[:: max(1, -(-len(commits) // _NAMED))]
+    shown = commits.iloc[:: max(1, -(-len(commits) // _MAX_NAMED))]
     figure.update_xaxes(
         title="commit, by ancestry",
         tickvals=shown["place"].tolist(),
@@ -77,8 +77,8 @@ def _add_series(
     figure: go.Figure, name: str, rows: pd.DataFrame, style: Style, dash: str, unit: str, x: str
 ) -> None:
     for position, (epoch, part) in enumerate(rows.groupby("epoch", sort=False)):
-        alone = len(part) == 1  # a band needs two points
-        if not alone:
+        is_single = len(part) == 1  # a band needs two points
+        if not is_single:
             figure.add_scatter(
                 x=pd.concat([part[x], part[x][::-1]]),
                 y=np.concatenate([part["high"], part["low"][::-1]]),
@@ -94,18 +94,18 @@ def _add_series(
             name=name,
             x=part[x],
             y=part["value"],
-            error_y=_bar(part) if alone else None,
+            error_y=_bar(part) if is_single else None,
             mode="lines+markers",
             line={"color": style.color, "width": 2, "dash": dash},
             marker={
                 "color": style.color,
                 "symbol": style.symbol,
                 "size": 8,
-                "maxdisplayed": _MARKED,
+                "maxdisplayed": _MAX_MARKERS,
             },
             text=[_hover(row) for row in part.to_dict("records")],
             customdata=part["measurement"],
-            # What all points share is sent once, not with each of 2,400 points.
+            # Text common to all points is sent once, not with each of 2,400 points.
             hovertemplate=f"<b>{name}</b><br>%{{y:.5g}} {unit} %{{text}}<br>epoch {epoch}"
             "<extra></extra>",
             legendgroup=name,
@@ -114,7 +114,7 @@ def _add_series(
 
 
 def _epoch_starts(frame: pd.DataFrame) -> set[int]:
-    """Places where some series is in another epoch than at its point before."""
+    """Return the places at which a series begins a new epoch."""
     starts: set[int] = set()
     for _, rows in frame.groupby("series", sort=False):
         is_new = rows["epoch"].ne(rows["epoch"].shift()) & rows["epoch"].shift().notna()

@@ -1,4 +1,4 @@
-"""Histories of series as one frame: a row a result, its value with its interval."""
+"""Histories of series as a DataFrame: one row per result, with its interval."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from db.queries import HistoryPoint, SeriesName
 from flexq_bench.stats import Interval, ratio_interval
 from workloads.case import kernel_label
 
-# `name` is what people read, `series` tells series apart, `label` is the kernel with its variant.
-# `place` counts the commits of all series together from 0, oldest first. value, low, high: in one
-# unit.
+# name: for display. series: id. label: kernel with its variant. place: index of the commit among
+# those of all series, oldest first. value, low, high: in one unit.
 COLUMNS = {
     "name": "str",
     "label": "str",
@@ -37,11 +36,11 @@ def history_frame(
     of_floor: bool = False,
     relative_to: int | None = None,
 ) -> pd.DataFrame:
-    """Every point of these series, series by series, oldest commit first.
+    """Return all points of these series, grouped by series, oldest commit first.
 
-    of_floor: 100 · floor / median in place of the median; points without a floor are left out.
-    relative_to: a place in the ancestry; 100 · median / the median that the series had there, or at
-    the commit before it that was measured last; series that had none yet are left out.
+    of_floor: 100 · floor / median instead of the median; points without a floor are left out.
+    relative_to: a topo_order; 100 · median / median of the series at this commit, or at the last
+    measured commit before it; series without one are left out.
     """
     places = _places([point for points in histories.values() for point in points])
     rows = []
@@ -61,11 +60,9 @@ def history_frame(
 
 
 def series_name(series: SeriesName) -> str:
-    """`flexq-w6a6 M=8 N=4096 K=4096 gemm cold, NVIDIA H200`, with what else sets it apart."""
+    """Return `flexq-w6a6 M=8 N=4096 K=4096 gemm cold, NVIDIA H200 (kernel 1, protocol 2)`."""
     label = kernel_label(series.kernel, series.variant)
-    if (
-        series.backend == "outside"
-    ):  # another tool's: what it says of the case stands in the variant
+    if series.backend == "outside":  # of another tool, whose case parameters are in the variant
         cache = f" {series.cache}" if series.cache else ""
         shape = f"M={series.m} N={series.n} K={series.k}"
         return f"{series.project}: {label} {shape}{cache}, {series.gpu} (by history alone)"
@@ -75,7 +72,7 @@ def series_name(series: SeriesName) -> str:
 
 
 def _places(points: Sequence[HistoryPoint]) -> dict[str, int]:
-    """Commits by ancestry; those outside of a git tree come last, as first measured."""
+    """Number the commits by ancestry; those without topo_order come last, by time."""
     ordered = sorted(
         points,
         key=lambda point: (point.topo_order is None, point.topo_order or 0, point.created_at),
@@ -96,7 +93,7 @@ def _of_floor(point: HistoryPoint) -> Interval | None:
 
 
 def _level_at(points: Sequence[HistoryPoint], place: int) -> Interval | None:
-    """The newest result of the last commit measured up to this place; None: there is none."""
+    """Return the newest result of the last commit up to this topo_order; None: there is none."""
     before = [p for p in points if p.topo_order is not None and p.topo_order <= place]
     return _median(before[-1]) if before and before[-1].median_us else None
 

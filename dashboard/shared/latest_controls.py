@@ -1,4 +1,4 @@
-"""Controls of pages that show what is newest on one GPU, and what a viewer should know of it."""
+"""Controls and notes of pages that show the newest results on one GPU."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ _BOOST = "boost"
 
 
 def choose_regime(place: DeltaGenerator, controls: Controls, database: Database, gpu: str) -> str:
-    """boost, or what the viewer chose where a GPU was timed under sustained load too."""
+    """Select the regime, if a GPU was timed in several; the default is boost."""
     with database.session() as session:
         regimes = queries.regimes_of(session, gpu) or (_BOOST,)
     return controls.one(place, "regime", "Regime", regimes, regimes[0])
 
 
 def choose_sweeps(place: DeltaGenerator, controls: Controls) -> bool:
-    """Return True if results of sweeps, measured once, count too; by default they do not."""
+    """Select whether one-off sweeps are included; by default they are not."""
     return controls.switch(
         place,
         "sweeps",
         "Also sweeps",
-        hint="A sweep is measured once, to know it. Without it the page shows runs of suites.",
+        hint="Include one-off sweeps. By default the page shows runs of suites only.",
     )
 
 
 def describe_regime(frame: pd.DataFrame, regime: str) -> str:
-    """Markdown: the regime of these results, and how many of them name none."""
+    """Return Markdown with the regime of these results, and how many have none."""
     unnamed = int((frame["regime"] == "").sum())
     if not unnamed:
         return f"regime: {regime}"
     which = "measured" if unnamed == len(frame) else f"{unnamed} of {len(frame)} measured"
-    return f"regime: {regime}, {which} by protocol 1, which names none"
+    return f"regime: {regime}, {which} by protocol 1, which has no regimes"
 
 
 def show_none_accepted(gpu: str, regime: str) -> None:
-    """Say why there is nothing to show of a GPU."""
+    """Show why there are no results of a GPU."""
     st.info(
         f"No accepted result on {as_text(gpu)} under regime {regime} yet. A result is accepted if "
-        "it is right, was timed at a sound clock, and comes from a commit without local changes: "
-        "the Results page shows the others. Sweeps are shown when asked for."
+        "it is correct, was timed at a valid clock, and is of a commit without local changes: the "
+        "Results page shows the others. Sweeps are shown if “Also sweeps” is on."
     )

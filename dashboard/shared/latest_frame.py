@@ -1,4 +1,4 @@
-"""The newest results of one GPU as a frame, each with the interval of its level."""
+"""The newest results on one GPU as a DataFrame, each with the interval of its level."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from flexq_bench.stats.baseline import BASELINE
 from workloads.case import kernel_label
 from workloads.probes import floor_kernel, is_probe
 
-# Beside results_frame.COLUMNS, whose ci_low_us and ci_high_us are of the level here.
-# `one_run`: the run that measured it measured its baseline too. `noise`: what the run-to-run noise
-# in its intervals rests on. `uuid`: of the measurement. `noisy`: its own interval did not close.
+# Columns besides results_frame.COLUMNS, whose ci_low_us and ci_high_us are of the level here.
+# one_run: the baseline was measured in the same run. noise: source of the run-to-run noise. uuid:
+# of the measurement. noisy: its own interval did not converge.
 ADDED = {
     "one_run": "bool",
     "noise": "str",
@@ -45,15 +45,14 @@ class Latest:
 
     @property
     def default_baseline(self) -> str:
-        """The usual one, or else the first kernel there is."""
+        """The usual baseline, or the first kernel if it was not measured."""
         return BASELINE if BASELINE in self.labels else next(iter(self.labels), BASELINE)
 
 
 def read_latest(database: Database, gpu: str, *, regime: str, sweeps: bool) -> Latest:
-    """The newest accepted result of every series of a GPU, without probes.
+    """Return the newest accepted result of every series of a GPU, without probes, of one project.
 
-    regime: boost or sustained; they are never mixed, nor are projects. sweeps: also what somebody
-    measured once.
+    regime: boost or sustained. sweeps: include one-off sweeps.
     """
     with database.session() as session:
         filters = Filters(
@@ -73,21 +72,21 @@ def read_rows(database: Database, latest: Latest, baseline: str) -> list[LatestR
     kernels = {r.kernel for r in latest.results if kernel_label(r.kernel, r.variant) == baseline}
     widths = {floor_kernel(r.weight_bits) for r in latest.results}
     with database.session() as session:
-        beside = (
+        baselines = (
             queries.results_table(session, Filters(runs=runs, kernels=(*kernels, *widths)))
             if runs
             else []
         )
-    return latest_rows(latest.results, beside, baseline, latest.noise)
+    return latest_rows(latest.results, baselines, baseline, latest.noise)
 
 
 def latest_frame(database: Database, latest: Latest, baseline: str) -> pd.DataFrame:
-    """A row a kernel and shape: COLUMNS and ADDED. baseline: a kernel's label."""
+    """Return one row per kernel and shape: COLUMNS and ADDED. baseline: a kernel's label."""
     return frame_of(read_rows(database, latest, baseline), baseline)
 
 
 def frame_of(rows: Sequence[LatestRow[ResultRow]], baseline: str) -> pd.DataFrame:
-    """These rows as a frame, in their order."""
+    """Convert rows to a DataFrame, in their order."""
     types = COLUMNS | ADDED
     return pd.DataFrame([_cells(row, baseline) for row in rows], columns=list(types)).astype(types)
 

@@ -1,4 +1,4 @@
-"""A chart with a point for each kernel and layer, and the layers of a frame in their order."""
+"""Chart with a point per kernel and layer, and the order of layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from dashboard.shared.charts import GREY, error_bars
 from dashboard.shared.colors import Style
 
-_SPREAD = 0.7  # of the place between two layers, what the kernels of one layer share
+_SPREAD = 0.7  # fraction of the distance between layers over which its kernels are spread
 _HEIGHT = 440
 
 
@@ -33,14 +33,14 @@ class Place:
 
 
 def places_of(frame: pd.DataFrame) -> list[Place]:
-    """The layers of a frame: models by name, layers from small to large."""
+    """Return the layers of a frame: models by name, layers by size."""
     return sorted({Place(*key) for key in _place_keys(frame)}, key=_order)
 
 
 def by_layer(frame: pd.DataFrame, value: str, unit: str, styles: Mapping[str, Style]) -> go.Figure:
-    """A point for each kernel and layer with its interval; layers from small to large.
+    """Draw a point with its interval per kernel and layer; layers by size.
 
-    frame: has columns value, value_low and value_high beside those of results_frame.COLUMNS.
+    frame: results_frame.COLUMNS, and columns `value`, `value`_low and `value`_high.
     """
     places = places_of(frame)
     position = {place: i for i, place in enumerate(places)}
@@ -76,14 +76,14 @@ def _place_keys(frame: pd.DataFrame) -> Iterable[tuple[str, str, int, int]]:
 
 
 def _order(place: Place) -> tuple[list[tuple[int, str]], int, int, str]:
-    """Models by name, with numbers in them as numbers; layers from small to large."""
+    """Sort key: models by name in natural order, layers by size."""
     parts = re.findall(r"\d+|\D+", place.model)
     natural = [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
     return (natural, place.n * place.k, place.n, place.layer)
 
 
 def _label_places(figure: go.Figure, places: Sequence[Place]) -> None:
-    """Layers below the axis; models above it, with a rule between two."""
+    """Label layers below the axis and models above it, with a line between models."""
     figure.update_xaxes(
         title="layer",
         tickvals=list(range(len(places))),
@@ -110,7 +110,7 @@ def _label_places(figure: go.Figure, places: Sequence[Place]) -> None:
 
 def _hover(row: Mapping[str, object], value: str, unit: str) -> str:
     name = html.escape(" ".join(str(row[part]) for part in ("model", "layer") if row[part]))
-    noisy = "<br>noisy: its interval did not close" if row["status"] == "noisy" else ""
+    noisy = "<br>noisy: its interval did not converge" if row["status"] == "noisy" else ""
     return (
         f"{name}<br>M={row['m']} N={row['n']} K={row['k']}<br>"
         f"{row[value]:.4g}{unit} ({row[f'{value}_low']:.4g} to {row[f'{value}_high']:.4g})<br>"

@@ -1,4 +1,4 @@
-"""Addresses in tables: of pages of the app, and of commits where the repository is kept."""
+"""URLs in tables: of pages of the app, and of commits on the repository's web site."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
 def commit_url(sha: str) -> str | None:
-    """The address of a commit, made of the template that the app was started with.
+    """Return the URL of a commit by the app's template.
 
-    None: no template was given, or it is no commit of a git tree.
+    None: no template was given, or it is not a commit of a git tree.
     """
     template = os.environ.get(COMMIT_URL_VARIABLE, "")
     if not template or not _SHA.fullmatch(sha):
@@ -23,5 +23,5 @@ def commit_url(sha: str) -> str | None:
 
 
 def page_address(page: str, **query: str) -> str:
-    """The address of a page below the app's own, with what the page is to show."""
+    """Return the relative URL of a page. query: its parameters."""
     return f"{page}?{urlencode(query)}"

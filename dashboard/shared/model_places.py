@@ -1,7 +1,7 @@
-"""Models and layers as filters: a result belongs to every model that has its shape.
+"""Model and layer filters: a result belongs to every model that has its shape.
 
-A measurement carries the label that its suite gave the shape; another suite may have named the same
-shape after another model, or not at all.
+The labels of a measurement are those of its suite; another suite may label the same shape with
+another model, or not at all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ModelLayer = tuple[str, str]
 
 
 def places_in_models(shapes: Iterable[Shape]) -> dict[ModelLayer, set[Shape]]:
-    """Shapes by model and layer of the catalog, those of these shapes that one has."""
+    """Return, by model and layer of the catalog, which of these shapes it has."""
     known = set(shapes)
     places = defaultdict(set)
     for model in load_catalog().values():
@@ -29,8 +29,11 @@ def places_in_models(shapes: Iterable[Shape]) -> dict[ModelLayer, set[Shape]]:
 
 
 def places_of_frame(frame: pd.DataFrame) -> dict[ModelLayer, set[Shape]]:
-    """The same of a frame with columns model, layer, n and k: of its shapes, and of its labels,
-    since a model that was measured from its own configuration is in no catalog."""
+    """Return places_in_models of a frame's shapes, extended by the frame's own labels.
+
+    frame: has columns model, layer, n and k. A model measured from its own configuration file is
+    not in the catalog.
+    """
     places = places_in_models(zip(frame["n"].tolist(), frame["k"].tolist(), strict=True))
     for model, layer, n, k in _labels(frame):
         if model or layer:
@@ -56,10 +59,9 @@ def narrowed_to(
     models: Sequence[str],
     layers: Sequence[str],
 ) -> pd.DataFrame:
-    """The rows whose shape one of these models has in one of these layers, named after it; without
-    both, all of them, each shape by one name.
+    """Return the rows whose shape is in these models and layers, labelled with one of them.
 
-    models, layers: empty: any will do.
+    models, layers: empty: all. Without both, all rows are kept, with one label per shape.
     """
     by_shape: dict[Shape, list[ModelLayer]] = defaultdict(list)
     for place, shapes in places.items():
@@ -84,12 +86,12 @@ def narrowed_to(
 def _name(
     shape: Shape, fitting: Sequence[ModelLayer], stored: Counter[ModelLayer], *, named: bool
 ) -> ModelLayer:
-    """Return the model and layer that a shape is named after.
+    """Return the model and layer to label a shape with.
 
-    They are those of most of its stored results, among those that the filters let through.
+    The most frequent label of its stored results that matches the filters.
     """
     allowed = {place: count for place, count in stored.items() if not named or place in fitting}
-    # A suite may call a shape by its size: a layer of a model says more.
+    # Prefer layers of a model to labels that only repeat the size.
     allowed = {place: count for place, count in allowed.items() if place[0]} or allowed
     if allowed:
         return min(allowed, key=lambda place: (-allowed[place], place))

@@ -1,4 +1,4 @@
-"""Results as a table: one row a result, with what it is worth beside the baseline and the floor."""
+"""Results as a DataFrame: one row per result, with its ratios to the baseline and the floor."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from flexq_bench.stats.baseline import Row, compare_with_baseline, half_width_pe
 from workloads.case import kernel_label
 from workloads.probes import is_probe
 
-# Units as in db.records.Record; _low and _high are ends of 95 % intervals. `label` names a kernel
-# with its variant, `is_timed` says that the time is of a right result and may be compared.
+# Units as in db.records.Record; _low and _high are ends of 95 % intervals. label: kernel with
+# variant. is_timed: the result is correct and has a time.
 COLUMNS = {
     "label": "str",
     "kernel": "str",
@@ -56,41 +56,39 @@ COLUMNS = {
     "is_probe": "bool",
     "is_timed": "bool",
 }
-_OURS_ALONE = ["is_probe", "is_timed"]
+_INTERNAL_COLUMNS = ["is_probe", "is_timed"]
 
 
 def results_frame(results: Sequence[ResultRow], baseline: str) -> pd.DataFrame:
-    """Every result with its ratios; runs in the order given, each by shape, stage, cache and M.
+    """Return results with their ratios; runs in the given order, each by shape, stage, cache and M.
 
-    results: whole runs, those of one run together: a baseline that a viewer filters away still
-    counts. baseline: a kernel's label.
+    results: complete runs, grouped by run, so that the baseline is present even if filters hide it.
+    baseline: a kernel's label.
     """
-    together = [list(of) for _, of in groupby(results, _run)]
+    by_run = [list(group) for _, group in groupby(results, _run)]
     rows = [
-        _cells(row, baseline)
-        for group in together
-        for row in compare_with_baseline(group, baseline)
+        _cells(row, baseline) for group in by_run for row in compare_with_baseline(group, baseline)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
 
 
 def as_csv(frame: pd.DataFrame) -> str:
-    """The frame for a spreadsheet: names with units, full precision, times in ISO 8601, UTC."""
-    table = frame.drop(columns=_OURS_ALONE)
+    """Return a frame as CSV: names with units, full precision, times in ISO 8601, UTC."""
+    table = frame.drop(columns=_INTERNAL_COLUMNS)
     table["created_at"] = [moment.isoformat() for moment in table["created_at"]]
     return to_csv(table)
 
 
-def narrowed(frame: pd.DataFrame, wanted: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
-    """The rows that have one of the wanted values in each column; no values: any will do."""
-    for column, values in wanted.items():
+def narrowed(frame: pd.DataFrame, accepted: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    """Return the rows with one of the accepted values in each column; no values: all."""
+    for column, values in accepted.items():
         if values:
             frame = frame[frame[column].isin(list(values))]
     return frame
 
 
 def interval_cells(name: str, interval: Interval | None) -> dict[str, float | None]:
-    """The columns `name`, `name_low` and `name_high` of a row; None: there is no interval."""
+    """Return the columns `name`, `name_low` and `name_high` of a row; None: no interval."""
     ends = (None,) * 3 if interval is None else (interval.estimate, interval.low, interval.high)
     return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
 
@@ -106,7 +104,7 @@ def _cells(row: Row[ResultRow], baseline: str) -> dict[str, Any]:
 def result_cells(
     r: ResultRow, pct_of_floor: Interval | None, speedup: Interval | None, baseline: str
 ) -> dict[str, Any]:
-    """The columns of one result; ratios as they were computed of it."""
+    """Return the columns of one result and its ratios."""
     probe = is_probe(r.kernel)
     return {
         **{name: getattr(r, name) for name in COLUMNS if hasattr(r, name)},

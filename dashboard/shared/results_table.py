@@ -1,4 +1,4 @@
-"""The table of results as a viewer sees it."""
+"""Table of results on a page."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import streamlit as st
 from dashboard.shared.formatting import as_text, short_commit
 from dashboard.shared.tables import draw_table
 
-_FLAGGED = {"incorrect": "✗ incorrect", "failed": "✗ failed", "unsupported": "– unsupported"}
+_STATUS_LABELS = {"incorrect": "✗ incorrect", "failed": "✗ failed", "unsupported": "– unsupported"}
 _ALWAYS = (
     *("label", "model", "layer", "m", "n", "k"),
     *("median_us", "half_width_pct", "pct_of_floor", "tops", "speedup"),
     *("correct", "status", "commit", "gpu"),
 )
-_WHERE_THEY_DIFFER = ("stage", "cache", "run", "detail")
+_IF_VARYING = ("stage", "cache", "run", "detail")
 
 
 def show_table(frame: pd.DataFrame, baseline: str, zone: tzinfo) -> None:
-    """One row a result; columns with nothing to say stay out."""
+    """Show one row per result; columns with a single value are left out."""
     table = frame.assign(
-        status=[_FLAGGED.get(status, status) for status in frame["status"]],
+        status=[_STATUS_LABELS.get(status, status) for status in frame["status"]],
         commit=[
             short_commit(sha, dirty)
             for sha, dirty in zip(frame["commit"], frame["dirty"], strict=True)
@@ -31,7 +31,7 @@ def show_table(frame: pd.DataFrame, baseline: str, zone: tzinfo) -> None:
         run=frame["run"].str[:8],
         created_at=frame["created_at"].dt.tz_convert(zone),
     )
-    optional = [name for name in _WHERE_THEY_DIFFER if frame[name].nunique() > 1]
+    optional = [name for name in _IF_VARYING if frame[name].nunique() > 1]
     draw_table(
         table,
         column_order=[*_ALWAYS, *optional, "created_at"],
@@ -54,13 +54,13 @@ def _columns(baseline: str) -> dict[str, Any]:
         "pct_of_floor": column.NumberColumn(
             "% of floor", format="%.1f", help="100 · time to read the packed weights / median"
         ),
-        "tops": column.NumberColumn("TOPS", format="%.2f", help="2·M·N·K / median, 10¹² a second"),
+        "tops": column.NumberColumn("TOPS", format="%.2f", help="2·M·N·K / median, 10¹²/s"),
         "speedup": column.NumberColumn(
             f"× {baseline}",
             format="%.2f",
             help=f"median of {as_text(baseline)} / median, in the same run",
         ),
-        "correct": column.TextColumn("correct", help="exact: every integer result as it must be"),
+        "correct": column.TextColumn("correct", help="exact: all integer results are bit-exact"),
         "commit": column.TextColumn("commit", help="+: the tree had changes"),
         "gpu": column.TextColumn("GPU"),
         "created_at": column.DatetimeColumn("measured", format="YYYY-MM-DD HH:mm"),

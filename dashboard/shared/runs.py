@@ -1,4 +1,4 @@
-"""Selection of the runs that a page shows, and notes on these runs for the viewer."""
+"""Selection of the runs of a page, and notes on these runs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from flexq_bench import accuracy, decode
 from flexq_bench.measure import machine_code as static
 from flexq_bench.runs import command_lines
 
-# Of runs that time no kernel by itself: what compilers made of them, and whole models.
+# Runs that do not time single kernels: machine code metrics, and whole models.
 OTHER_SUITES = (static.SUITE, accuracy.SUITE, decode.SUITE)
-_LISTED = 100  # newest runs that can be chosen; an older one is shown to who has its link
+_LISTED = 100  # newest runs in the list; older ones can be opened by link
 _ANY = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRuns:
-    """Runs, newest first. only_on: by GPU the one run to show of it; None: all of each run."""
+    """Runs, newest first. only_on: the run to show for each GPU; None: all results of all runs."""
 
     runs: tuple[RunSummary, ...]
     only_on: dict[str, RunSummary] | None
 
     def results(self, database: Database) -> list[ResultRow]:
-        """Every result of these runs, those of a run together."""
+        """Return the results of these runs, grouped by run."""
         if not self.runs:
             return []
         with database.session() as session:
@@ -49,23 +49,23 @@ class ShownRuns:
 
 
 def list_runs(database: Database, names: Sequence[str] = ("run",)) -> list[RunName]:
-    """The newest runs, and those that the URL names under these names."""
+    """Return the newest runs, and those in the URL. names: of the URL's parameters."""
     with database.session() as session:
         recent = queries.run_names(session, without_suites=OTHER_SUITES, limit=_LISTED)
         known = {run.uuid for run in recent}
-        for prefix in (one for name in names for one in st.query_params.get_all(name)):
+        for prefix in (text for name in names for text in st.query_params.get_all(name)):
             if any(uuid.startswith(prefix) for uuid in known):
                 continue
             try:
                 run = queries.run_by_uuid_prefix(session, prefix)
             except NotFoundError:
-                continue  # the control says that it isn't there
+                continue  # the control shows that it is missing
             recent.append(RunName(run.uuid, run.suite, run.status, run.created_at, run.trigger))
     return recent
 
 
 def choose_suite(place: DeltaGenerator, controls: Controls, suites: Sequence[str]) -> str:
-    """The suite that the viewer chose; empty: any."""
+    """Select a suite; empty: any."""
     return controls.one(
         place, "suite", "Suite", [_ANY, *suites], _ANY, shown=lambda name: name or "any suite"
     )
@@ -78,7 +78,7 @@ def choose_runs(
     listed: Sequence[RunName],
     zone: tzinfo,
 ) -> ShownRuns:
-    """Return the runs that the viewer chose; by default the latest complete run of each GPU."""
+    """Select runs; by default the latest complete run of each GPU."""
     suites = sorted({run.suite for run in listed})
     suite = choose_suite(place, controls, suites)
     by_uuid = {run.uuid: run for run in listed if suite in (_ANY, run.suite)}
@@ -92,9 +92,9 @@ def choose_runs(
         written=lambda uuid: uuid[:8],
     )
     if chosen:
-        wanted = [uuid for uuid in by_uuid if uuid in chosen]
+        ordered = [uuid for uuid in by_uuid if uuid in chosen]
         with database.session() as session:
-            return ShownRuns(tuple(queries.runs_by_uuid(session, wanted)), None)
+            return ShownRuns(tuple(queries.runs_by_uuid(session, ordered)), None)
     with database.session() as session:
         latest = default_runs(session, suite=suite or None).runs
     distinct = {run.uuid: run for run in latest.values()}
@@ -104,51 +104,53 @@ def choose_runs(
 
 @dataclass(frozen=True, slots=True)
 class DefaultRuns:
-    """By GPU the run to show where nobody asked for another. kind: which ones these are."""
+    """Default run by GPU. kind: how they were selected."""
 
     runs: dict[str, RunSummary]
     kind: str
 
 
 def default_runs(session: Session, *, suite: str | None) -> DefaultRuns:
-    """The newest complete scheduled run of each GPU; where there is none, the newest that is no
-    sweep; sweeps and CPUs only where there is nothing else, or where the suite has nothing else."""
+    """Return the newest complete scheduled run of each GPU, or the next best kind of run.
+
+    In this order: scheduled, not a sweep, sweeps, CPUs.
+    """
     on_gpus = {"suite": suite, "backend": "cuda"}
-    ways: tuple[tuple[str, dict[str, Any]], ...] = (
+    preferences: tuple[tuple[str, dict[str, Any]], ...] = (
         ("scheduled", on_gpus | {"trigger": SCHEDULED}),
         ("no run of a GPU is scheduled: runs by hand", on_gpus | {"without_triggers": (SWEEP,)}),
         ("nothing but sweeps ran on a GPU", on_gpus),
         ("nothing ran on a GPU", {"suite": suite, "without_triggers": (SWEEP,)}),
         ("nothing but sweeps", {"suite": suite}),
     )
-    # Runs of other projects only where a suite, or the database, has nothing else.
+    # Runs of other projects only if there are no others.
     for project in (queries.main_project(session), None):
-        for kind, narrowed in ways:
-            found = queries.latest_runs(
-                session, complete=True, without_suites=OTHER_SUITES, project=project, **narrowed
+        for kind, filters in preferences:
+            runs = queries.latest_runs(
+                session, complete=True, without_suites=OTHER_SUITES, project=project, **filters
             )
-            if found:
-                return DefaultRuns(found, kind)
+            if runs:
+                return DefaultRuns(runs, kind)
     return DefaultRuns({}, "")
 
 
 def describe_runs(shown: ShownRuns, zone: tzinfo) -> str:
-    """Markdown: a line for each run."""
+    """Return Markdown with one line per run."""
     return "  \n".join(_facts(run, zone) for run in shown.runs)
 
 
 def advise(shown: ShownRuns, listed: Sequence[RunName], database: Database) -> list[str]:
-    """Markdown: what is not as it should be with these runs, and what to do about it."""
+    """Return Markdown lines with the problems of these runs, and what to do."""
     lines = [_unfinished(run, database) for run in shown.runs if run.missing]
     lines += [
-        f"Run {as_code(run.uuid[:8])} failed after all its planned results had come."
+        f"Run {as_code(run.uuid[:8])} failed after all its planned results were stored."
         for run in shown.runs
         if run.status == "failed" and not run.missing
     ]
     if shown.only_on is not None and listed:
         suites = {run.suite for run in shown.runs}
-        alike = [run for run in listed if run.suite in suites] or list(listed)
-        newest = max(alike, key=lambda run: run.created_at)
+        same_suite = [run for run in listed if run.suite in suites] or list(listed)
+        newest = max(same_suite, key=lambda run: run.created_at)
         if all(run.created_at < newest.created_at for run in shown.runs):
             with database.session() as session:
                 (summary,) = queries.runs_by_uuid(session, [newest.uuid])
@@ -168,7 +170,7 @@ def _unfinished(run: RunSummary, database: Database) -> str:
     )
     return (
         f"Run {as_code(run.uuid[:8])} {state}: {run.missing} of {run.planned} planned cases have "
-        f"no result. Go on with it: {as_code(resume)}"
+        f"no result. Resume it: {as_code(resume)}"
     )
 
 

@@ -17,76 +17,76 @@ from workloads.case import kernel_label
 from workloads.models import load_catalog
 from workloads.probes import is_probe
 
-_MOST = 5  # of each kind
-_COMMITS = 400  # newest, whose subjects are searched
+_MAX_HITS = 5  # per kind
+_COMMITS = 400  # newest commits whose subjects are searched
 _SHAPE = re.compile(r"(\d{2,6})\s*[x×, ]\s*(\d{2,6})")
 _HEX = re.compile(r"[0-9a-f]{4,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """words: what it is. address: of the page that shows it."""
+    """A search hit. words: its description. address: of its page."""
 
     words: str
     address: str
 
 
-def search(database: Database, asked: str) -> list[SearchHit]:
-    """Find what a search text may refer to, kernels first; empty: nothing matches."""
-    words = asked.strip().lower()
+def search(database: Database, text: str) -> list[SearchHit]:
+    """Search kernels, models, shapes, commits and runs; empty: nothing matches."""
+    words = text.strip().lower()
     if len(words) < 2:
         return []
     with database.session() as session:
-        series = [one for one in queries.series_names(session) if not is_probe(one.kernel)]
+        series = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
         commits = queries.recent_commits(session, limit=_COMMITS)
         runs = []
         if _HEX.fullmatch(words):
             commits += queries.recent_commits(session, limit=0, prefixes=[words])
             with suppress(NotFoundError):
                 runs = [queries.run_by_uuid_prefix(session, words)]
-    labels = {kernel_label(one.kernel, one.variant): one.kernel for one in series}
-    found = [
+    labels = {kernel_label(s.kernel, s.variant): s.kernel for s in series}
+    hits = [
         SearchHit(f"kernel {label}", page_address("kernels", kernel=kernel))
         for label, kernel in sorted(labels.items())
         if words in label.lower()
-    ][:_MOST]
-    found += [
+    ][:_MAX_HITS]
+    hits += [
         SearchHit(f"model {name}", page_address("leaderboard", model=name))
         for name in sorted(load_catalog())
         if words in name.lower()
-    ][:_MOST]
+    ][:_MAX_HITS]
     shape = _SHAPE.fullmatch(words)
-    sizes = {(one.n, one.k) for one in series}
+    sizes = {(s.n, s.k) for s in series}
     if shape and (int(shape[1]), int(shape[2])) in sizes:
         n, k = shape[1], shape[2]
-        found.append(SearchHit(f"shape {n} × {k}", page_address("history", shape=f"{n}x{k}")))
+        hits.append(SearchHit(f"shape {n} × {k}", page_address("history", shape=f"{n}x{k}")))
     matching = [row for row in commits if row.sha.startswith(words) or words in row.subject.lower()]
-    found += [
+    hits += [
         SearchHit(
             f"commit {short_commit(row.sha, dirty=False)} {row.subject}",
             page_address("compare", **{"kind": "commits", "head-commits": row.sha[:10]}),
         )
         for row in dict.fromkeys(matching)
-    ][:_MOST]
-    found += [
+    ][:_MAX_HITS]
+    hits += [
         SearchHit(f"run {run.uuid[:8]} of {run.suite}", page_address("results", run=run.uuid[:8]))
         for run in runs
     ]
-    return found
+    return hits
 
 
 def show_search(database: Database) -> None:
-    """A field in the side bar, and links to what it finds."""
-    asked = st.sidebar.text_input(
+    """Show a search field in the sidebar, and links to its hits."""
+    text = st.sidebar.text_input(
         "Search", placeholder="kernel, model, N × K, commit or run", max_chars=80, key="search"
     )
-    if not asked:
+    if not text:
         return
     try:
-        found = search(database, asked)
+        hits = search(database, text)
     except DatabaseError:
-        return  # the page says why nothing can be read
-    for one in found:
-        st.sidebar.markdown(f"[{as_text(one.words)}]({one.address})")
-    if not found:
-        st.sidebar.caption("Nothing is called so.")
+        return  # the page shows the error
+    for hit in hits:
+        st.sidebar.markdown(f"[{as_text(hit.words)}]({hit.address})")
+    if not hits:
+        st.sidebar.caption("No match.")

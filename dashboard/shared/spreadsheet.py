@@ -1,7 +1,6 @@
-"""Tables that a viewer may open in a spreadsheet, which runs some texts as formulas.
+"""Protection against CSV injection: spreadsheets run some texts as formulas.
 
-Both ways out are covered: files that pages offer, and what a viewer saves or copies from a table,
-which is what its cells hold.
+Covers files for download, and cells that a viewer saves or copies from a table.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ from collections.abc import Callable
 
 import pandas as pd
 
-# OWASP, CSV Injection: what a cell begins with where spreadsheets look for a formula.
-_BEGINS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_NO_WIDTH = "\u200b"  # ZERO WIDTH SPACE
+# Characters with which a formula begins (OWASP, CSV Injection).
+_FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
+_ZERO_WIDTH_SPACE = "\u200b"
 _SIGNED = r"[+-]\d+(\.\d+)?"
 _UNIT = "(%|points|ns|us|µs|ms|s|KB|MB|GB|MHz)"
 _BOUNDS = rf"%, \d+ % bounds {_SIGNED}% and {_SIGNED}%"
-# Signed numbers with units, and changes with their bounds as pages and verdicts write them: no
-# formula.
+# Signed numbers with units, and changes with bounds in the format of pages and verdicts: harmless.
 _NUMBER = re.compile(
     rf"{_SIGNED}( {_UNIT}( to {_SIGNED} {_UNIT}| \({_SIGNED} to {_SIGNED}\)(, within noise)?)?"
     rf"|{_BOUNDS})?",
@@ -27,28 +25,30 @@ _NUMBER = re.compile(
 
 
 def as_cell(text: str) -> str:
-    """The text with an apostrophe before it where a spreadsheet would run it: it then shows it."""
-    is_formula = text.startswith(_BEGINS_A_FORMULA) and not _NUMBER.fullmatch(text)
+    """Prefix a text that a spreadsheet would run as a formula with an apostrophe."""
+    is_formula = text.startswith(_FORMULA_PREFIXES) and not _NUMBER.fullmatch(text)
     return f"'{text}" if is_formula else text
 
 
 def harmless(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame for the screen: every text, and every column's name, that a spreadsheet would run
-    begins with a sign of no width, which also goes along where cells are copied or saved. Numbers
-    and times are as they are."""
-    return _each_text(frame, lambda text: _NO_WIDTH + text if as_cell(text) != text else text)
+    """Prefix formulas in texts and column names with a zero-width space, for the screen.
+
+    It is included when cells are copied or saved. Numbers and times are unchanged.
+    """
+    return _map_texts(
+        frame, lambda text: _ZERO_WIDTH_SPACE + text if as_cell(text) != text else text
+    )
 
 
 def to_csv(frame: pd.DataFrame) -> str:
-    """The frame as a file for a spreadsheet, full precision, without its index; texts and columns'
-    names as `as_cell` makes them."""
-    return _each_text(frame, as_cell).to_csv(index=False)
+    """Return a frame as CSV without index, in full precision; texts and names by `as_cell`."""
+    return _map_texts(frame, as_cell).to_csv(index=False)
 
 
-def _each_text(frame: pd.DataFrame, made_of: Callable[[str], str]) -> pd.DataFrame:
-    made = frame.copy()
+def _map_texts(frame: pd.DataFrame, convert: Callable[[str], str]) -> pd.DataFrame:
+    converted = frame.copy()
     for name in frame.columns:
         column = frame[name]
         if column.dtype == object or pd.api.types.is_string_dtype(column):
-            made[name] = [made_of(v) if isinstance(v, str) else v for v in column]
-    return made.rename(columns=lambda name: made_of(name) if isinstance(name, str) else name)
+            converted[name] = [convert(v) if isinstance(v, str) else v for v in column]
+    return converted.rename(columns=lambda name: convert(name) if isinstance(name, str) else name)

@@ -11,8 +11,8 @@ from dashboard.shared.spreadsheet import harmless
 
 
 def draw_table(frame: pd.DataFrame, **options: Any) -> None:
-    """A table whose texts no spreadsheet runs, without an index; a cell without a value is empty.
+    """Show a table without index and formulas (see spreadsheet.py); missing values are empty.
 
-    options: as st.dataframe takes them.
+    options: of st.dataframe.
     """
     st.dataframe(harmless(frame), hide_index=True, placeholder="", **options)

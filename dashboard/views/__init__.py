@@ -1,6 +1,6 @@
-"""The pages, a package for each: in its `page` module `page()`, which Streamlit calls without
-arguments, and `as_page()`, which returns the page's title and address.
+"""The pages, one package each.
 
-The folder is not named `pages`: Streamlit takes each file of such a folder for a script of its own,
-and shows that, bare, to whoever opens a link to it before anybody opened the app.
+Its `page` module has `page()`, which Streamlit calls without arguments, and `as_page()`, which
+returns the page's title and address. The folder is not named `pages`: Streamlit runs each file of
+such a folder as a script of its own if its link is opened before the app.
 """

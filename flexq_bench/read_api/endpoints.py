@@ -139,8 +139,8 @@ _BADGE = {
             {
                 "name": "of",
                 "in": "query",
-                "description": "a branch (with --repository), or a commit by its sha or a prefix of "
-                "at least 7 digits; default: the newest judged commit of the watched branch",
+                "description": "a branch (with --repository), or a commit by its sha or a prefix "
+                "of at least 7 digits; default: the newest judged commit of the watched branch",
                 "schema": {"type": "string"},
             }
         ],

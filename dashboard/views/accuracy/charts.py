@@ -1,4 +1,4 @@
-"""Charts of what models lose by quantization."""
+"""Charts of the accuracy loss by quantization."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from dashboard.shared.charts import error_bars, lay_out, rule
 from dashboard.shared.colors import Style
 
 _HEIGHT = 420
-_SPREAD = 0.6  # of the place between two tasks, what the schemes of one task share
+_SPREAD = 0.6  # fraction of the distance between tasks over which its schemes are spread
 
 
 def losses(frame: pd.DataFrame, styles: Mapping[str, Style], title: str) -> go.Figure:
-    """The change against the model as it is with its 95 % interval: a point a scheme and task.
+    """Plot the change against the unquantized model with its 95 % interval, by scheme and task.
 
-    frame: see accuracy_frame.difference_frame; of metrics with one unit. title: of the axis, with
-    the unit.
+    frame: see frame.difference_frame; metrics of one unit. title: of the axis, with the unit.
     """
     figure = _grouped(frame, "task", styles, "change", "low", "high")
     figure.update_xaxes(title="task")
@@ -29,7 +28,7 @@ def losses(frame: pd.DataFrame, styles: Mapping[str, Style], title: str) -> go.F
 
 
 def errors_by_kind(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
-    """The output error of each kind of layer: the median layer, bars to the least and the most."""
+    """Plot the output error by kind of layer: median over layers, bars to minimum and maximum."""
     figure = _grouped(frame, "kind", styles, "median", "least", "most")
     figure.update_xaxes(title="kind of layer")
     figure.update_yaxes(title="relative squared output error (1, log scale)", type="log")
@@ -37,7 +36,7 @@ def errors_by_kind(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figur
 
 
 def loss_history(frame: pd.DataFrame, styles: Mapping[str, Style], task: str) -> go.Figure:
-    """The perplexity's change over commits, a line a scheme; frame: accuracy_frame.history_frame"""
+    """Plot the change of perplexity over commits, a line per scheme; see frame.history_frame."""
     figure = go.Figure()
     for scheme, rows in frame.groupby("scheme"):
         style = styles[str(scheme)]

@@ -1,4 +1,4 @@
-"""Scores of a model set against the model as it is."""
+"""Scores of a model compared with those of the unquantized model."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Values = Mapping[int, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A score beside that of the model as it is.
+    """A score and its difference to that of the unquantized model.
 
-    difference None: it is that score itself, there is none, or the two can't be paired. base: the
-    score that the difference is to.
+    difference None: it is that score itself, there is none, or the two can't be paired. base: score
+    of the unquantized model.
     """
 
     score: Score
@@ -37,7 +37,7 @@ class Compared:
 
 
 def newest(scores: Iterable[Score]) -> list[Score]:
-    """The last score of each scheme, through, task, data and metric, in the order given."""
+    """Return the last score of each scheme, through, task, data and metric."""
     last = {(s.scheme, s.through, s.task, s.data_hash, s.metric): s for s in scores}
     return list(last.values())
 
@@ -45,19 +45,22 @@ def newest(scores: Iterable[Score]) -> list[Score]:
 def named(score: Score) -> str:
     """Return the name of a scheme in charts.
 
-    It includes what computed the scheme, if that was not the reference.
+    It includes `through`, unless that is the reference.
     """
     return score.scheme if score.through == REFERENCE else f"{score.scheme} ({score.through})"
 
 
 def needed_values(scores: Iterable[Score]) -> list[int]:
-    """Ids of the scores whose single values the comparisons rest on."""
+    """Return the ids of the scores whose values per item are compared."""
     return [score.id for score in scores if score.value is not None]
 
 
 def bases_of(scores: Sequence[Score], among: Sequence[Score]) -> dict[int, Score]:
-    """By score FULL_PRECISION's of the same task, data and metric: that of its own run, which was
-    evaluated on as much of the data, else the last one; a score that has none is left out."""
+    """Return the FULL_PRECISION score of the same task, data and metric by score id.
+
+    Of the same run, which evaluated as many items, else the last one; scores without one are left
+    out.
+    """
     own, last = {}, {}
     for score in among:
         if score.scheme == FULL_PRECISION:
@@ -73,19 +76,21 @@ def bases_of(scores: Sequence[Score], among: Sequence[Score]) -> dict[int, Score
 
 
 def compared(scores: Sequence[Score], values: Values, bases: Mapping[int, Score]) -> list[Compared]:
-    """Each score with its difference to its base. bases: see bases_of."""
+    """Return each score with its difference to its base. bases: see bases_of."""
     rows = []
     for score in scores:
         base = bases.get(score.id)
         change = (
-            None if base is None else difference(_finding(base, values), _finding(score, values))
+            None
+            if base is None
+            else difference(_metric_result(base, values), _metric_result(score, values))
         )
         rows.append(Compared(score, change, None if change is None else base))
     return rows
 
 
 def difference_frame(rows: Sequence[Compared]) -> pd.DataFrame:
-    """A row a comparable score: change, low, high in percent of a perplexity, else in points."""
+    """Return a row per comparable score: change, low, high in % (perplexity) or in points."""
     return pd.DataFrame(
         [
             {
@@ -131,8 +136,10 @@ def table_rows(rows: Sequence[Compared]) -> list[dict[str, Any]]:
 
 
 def kind_frame(scores: Sequence[Score], values: Values) -> pd.DataFrame:
-    """The relative squared output error of each kind of layer: median, least and most of its
-    layers, a row a scheme and kind."""
+    """Return the relative squared output error by scheme and kind of layer.
+
+    median, least, most: over the layers of the kind.
+    """
     rows = []
     for score in scores:
         layers = score.parameters.get("layers", ())
@@ -159,20 +166,20 @@ def kind_frame(scores: Sequence[Score], values: Values) -> pd.DataFrame:
 def history_frame(
     scores: Sequence[Score], values: Values, names: Mapping[str, str]
 ) -> pd.DataFrame:
-    """The perplexity's change against FULL_PRECISION at each commit, oldest first.
+    """Return the change of perplexity against FULL_PRECISION at each commit, oldest first.
 
-    names: by sha what people call the commit. Both scores are of the same commit.
+    names: sha -> release. Both scores are of the same commit.
     """
     parts = []
     for place, sha in enumerate(dict.fromkeys(s.commit for s in scores)):
-        there = [s for s in scores if s.commit == sha and s.metric == PERPLEXITY]
-        last = newest(there)
-        frame = difference_frame(compared(last, values, bases_of(last, there)))
+        at_commit = [s for s in scores if s.commit == sha and s.metric == PERPLEXITY]
+        last = newest(at_commit)
+        frame = difference_frame(compared(last, values, bases_of(last, at_commit)))
         parts.append(frame.assign(place=place, commit=names.get(sha, sha[:10])))
     return pd.concat(parts, ignore_index=True) if parts else difference_frame([])
 
 
-def _finding(score: Score, values: Values) -> MetricResult:
+def _metric_result(score: Score, values: Values) -> MetricResult:
     return MetricResult(
         scheme=score.scheme,
         task=score.task,

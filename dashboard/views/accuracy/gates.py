@@ -17,7 +17,7 @@ _MARKS = {"pass": "✓", "regression": "✗", "ambiguous": "?", "missing": "–"
 def gate_rows(
     gates: Sequence[GateRow], model: str, names: Mapping[str, str], zone: tzinfo
 ) -> list[dict[str, Any]]:
-    """A row a gate, in the order given. names: by sha what people call the commit, if anything."""
+    """Return one row per gate, in the given order. names: sha -> release."""
     return [
         {
             "release or commit": names.get(gate.commit) or short_commit(gate.commit, gate.dirty),
@@ -40,39 +40,41 @@ def gate_rows(
 
 
 def limit_rows(gate: GateRow) -> list[dict[str, Any]]:
-    """A row for each limit that the policy set; one with a minus is how much worse it may be."""
+    """Return one row per limit of the policy; negative limits are the allowed loss."""
     return [
         {
-            "check": one.check,
-            "outcome": marked(one.outcome),
-            "change": _change(one),
-            "limit": _limit(one.limit),
-            "could see": "" if one.detectable is None else f"{one.detectable:.3g} {one.unit}",
-            gate.base: one.base,
-            gate.scheme: one.value,
-            "why": one.reason,
+            "check": limit.check,
+            "outcome": marked(limit.outcome),
+            "change": _change(limit),
+            "limit": _limit(limit.limit),
+            "detectable": ""
+            if limit.detectable is None
+            else f"{limit.detectable:.3g} {limit.unit}",
+            gate.base: limit.base,
+            gate.scheme: limit.value,
+            "why": limit.reason,
         }
-        for one in gate.limits
+        for limit in gate.limits
     ]
 
 
 def layer_rows(gate: GateRow) -> list[dict[str, Any]]:
-    """A row for each layer of a gate that failed, those that matter most first."""
+    """Return one row per diagnosed layer of a failed gate, largest effect first."""
     return [
         {
-            "layer": one["layer"],
-            "output error": one["error"],
-            "KL with the original's layer (nats)": one["kl_restored"],
+            "layer": layer["layer"],
+            "output error": layer["error"],
+            "KL with the original's layer (nats)": layer["kl_restored"],
         }
-        for one in (gate.diagnosis or {}).get("layers", ())
+        for layer in (gate.diagnosis or {}).get("layers", ())
     ]
 
 
 def token_rows(gate: GateRow) -> list[dict[str, Any]]:
-    """A row for each of the tokens that lost most."""
+    """Return one row per token with the largest loss."""
     return [
-        {"after": one["before"], "token": one["token"], "lost (nats)": one["loss"], "KL": one["kl"]}
-        for one in (gate.diagnosis or {}).get("tokens", ())
+        {"after": t["before"], "token": t["token"], "lost (nats)": t["loss"], "KL": t["kl"]}
+        for t in (gate.diagnosis or {}).get("tokens", ())
     ]
 
 
@@ -83,15 +85,15 @@ def gate_name(gate: GateRow, names: Mapping[str, str], zone: tzinfo) -> str:
 
 
 def marked(outcome: str) -> str:
-    """The word with a sign before it that tells it from the others without its colour."""
+    """Prefix an outcome with a symbol, so that it is recognizable without colour."""
     return f"{_MARKS[outcome]} {outcome}"
 
 
 def _deciding(gate: GateRow) -> str:
-    """The limit that the verdict comes from; of several that say the same the first."""
+    """Return the first limit with the worst outcome, which decides the verdict."""
     if not gate.limits:
         return ""
-    worst = min(gate.limits, key=lambda one: GATE_OUTCOMES.index(one.outcome))
+    worst = min(gate.limits, key=lambda limit: GATE_OUTCOMES.index(limit.outcome))
     change = _change(worst) or worst.reason
     return f"{worst.check}: {change}" if change else worst.check
 
@@ -102,13 +104,13 @@ def _limit(words: str) -> str:
     return f"{'≥' if words.startswith('-') else '≤'} {words}"
 
 
-def _change(one: GateLimit) -> str:
-    """`+0.40 % (+0.27 to +0.53)`; of a check without a change its value; empty: not evaluated."""
-    if one.change is not None:
+def _change(limit: GateLimit) -> str:
+    """Return `+0.40 % (+0.27 to +0.53)`; without a change the value; empty: not evaluated."""
+    if limit.change is not None:
         interval = (
-            f" ({one.low:+.2f} to {one.high:+.2f})"
-            if one.low is not None and one.high is not None
+            f" ({limit.low:+.2f} to {limit.high:+.2f})"
+            if limit.low is not None and limit.high is not None
             else ""
         )
-        return f"{one.change:+.2f} {one.unit}{interval}"
-    return "" if one.value is None else f"{one.value:.4g} {one.unit}".rstrip()
+        return f"{limit.change:+.2f} {limit.unit}{interval}"
+    return "" if limit.value is None else f"{limit.value:.4g} {limit.unit}".rstrip()

@@ -1,4 +1,4 @@
-"""Accuracy: what each scheme costs a model, against the model as it is."""
+"""Accuracy: loss of each scheme against the unquantized model."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from flexq_bench.accuracy import FULL_PRECISION, PERPLEXITY
 from flexq_bench.accuracy.results import OF_TEXTS
 from flexq_bench.runs import command_lines
 
-_COMMITS = 20  # the newest, in the history
-_GATES = 100  # the newest, in theirs
+_COMMITS = 20  # newest commits in the history
+_GATES = 100  # newest gates in the table
 _INTERVALS = (
     "Bars are 95 % intervals over the same segments or questions under both; one that holds the "
     "dashed line is a change within noise."
@@ -55,7 +55,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Choose a model; see what each scheme costs it."""
+    """Show scores, gates and charts of the selected model."""
     st.title("Accuracy")
     with errors_shown():
         database = current_database()
@@ -72,11 +72,13 @@ def page() -> None:
             latest = newest(scores)
             over_time = _of_last_commits(scores)
             bases = bases_of(latest, scores)
-            wanted = {
-                one for of in (latest, over_time, bases.values()) for one in needed_values(of)
+            score_ids = {
+                score_id
+                for group in (latest, over_time, bases.values())
+                for score_id in needed_values(group)
             }
-            values = queries.score_values(session, sorted(wanted))
-            names = {one.sha: one.name for one in queries.releases(session)}
+            values = queries.score_values(session, sorted(score_ids))
+            names = {release.sha: release.name for release in queries.releases(session)}
             gates = queries.gate_history(session, model, limit=_GATES)
             shown = [*queries.scored_schemes(session), *map(named, scores)]
             styles = kernel_styles((), [(name, "") for name in dict.fromkeys(shown)])
@@ -89,7 +91,7 @@ def page() -> None:
 
 
 def _of_last_commits(scores: Sequence[Score]) -> list[Score]:
-    """Perplexities at the newest commits that have one, oldest first."""
+    """Return the perplexities at the newest commits that have any, oldest first."""
     perplexities = [score for score in scores if score.metric == PERPLEXITY]
     shas = list(dict.fromkeys(score.commit for score in perplexities))[-_COMMITS:]
     return [score for score in perplexities if score.commit in set(shas)]
@@ -112,7 +114,7 @@ def _show_scores(model: str, latest: Sequence[Score], rows: Sequence[Compared]) 
             "± standard error": column.NumberColumn(format="%.4f"),
             f"{FULL_PRECISION} on the same items": column.NumberColumn(
                 format="%.4f",
-                help="what the change is of: the model as it is, on as many items of the data",
+                help="reference of the change: the unquantized model on the same number of items",
             ),
             f"against {FULL_PRECISION}": column.TextColumn(width="medium"),
             "p": column.NumberColumn(format="%.2g", help="McNemar's, of questions"),
@@ -148,15 +150,15 @@ def _show_charts(
     st.header("Sensitivity by kind of layer", anchor=False)
     if kinds.empty:
         st.caption(
-            "No output errors of layers are stored: an evaluation on a text keeps them where the "
-            "model fits twice."
+            "No output errors of layers are stored: an evaluation on a text computes them if two "
+            "copies of the model fit in memory."
         )
     else:
         draw_chart(charts.errors_by_kind(kinds, styles), key="kinds")
         st.caption(
-            "Squared error of the outputs over their squared size, of each layer on what reaches "
-            "it in the quantized model. The point is the median layer of its kind, bars reach to "
-            "the least and the most."
+            "Squared error of a layer's outputs, relative to their squared norm, for its inputs in "
+            "the quantized model. Points are medians over the layers of a kind, bars extend to "
+            "the minimum and the maximum."
         )
 
 
@@ -202,7 +204,7 @@ def _show_gates(
 
 
 def _show_diagnosis(gate: GateRow) -> None:
-    """Show the losses that a failed gate diagnosed: layers, tokens, other differences."""
+    """Show the diagnosis of a failed gate: layers, tokens, other differences."""
     for title, rows in (("Layers", layer_rows(gate)), ("Tokens", token_rows(gate))):
         if rows:
             st.caption(f"{title} that lost most")

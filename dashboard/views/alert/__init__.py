@@ -1,1 +1,1 @@
-"""Alert: one alert with its evidence, the history of its series, and the form that triages it."""
+"""Alert: one alert with its evidence, the history of its series, and the triage form."""

@@ -1,4 +1,4 @@
-"""The evidence of a verdict: each block of the two commits, by placement, with the bounds."""
+"""Chart of a verdict's evidence: all A/B blocks by placement, with the bounds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _AROUND_PX = 190
 def block_changes(comparison: Comparison, confirmation: Confirmation, style: Style) -> go.Figure:
     """Plot the increase of head's time over base's, in %.
 
-    Shown are the blocks and the mean of each placement, the estimate with its 99 % bounds, and the
-    smallest change that counts.
+    It shows the blocks and the mean of each placement, the estimate with its 99 % bounds, and the
+    smallest relevant change.
 
-    style: the kernel's. Raises ValueError if the comparison's lengths differ.
+    style: of the kernel. Raises ValueError if the comparison's lengths differ.
     """
     placements = placements_of(comparison)
     figure = go.Figure()

@@ -1,4 +1,4 @@
-"""The evidence of one verdict of an alert, drawn and in words."""
+"""Chart and description of the evidence of one verdict of an alert."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from workloads.case import kernel_label
 
 
 def show_evidence(session: Session, member: DecisionRow, kernels: Sequence[str]) -> None:
-    """Show the evidence of a verdict, computed again, and warn where the verdict differs from it.
+    """Show the recomputed evidence of a verdict, and warn if the verdict differs from it.
 
-    kernels: every kernel of the database, for the colours.
+    kernels: all kernels of the database, for the colours.
     """
-    again = recompute_decision(session, member)
-    for difference in again.differences:
+    recomputed = recompute_decision(session, member)
+    for difference in recomputed.differences:
         st.error(as_text(f"Don't trust this verdict: {difference}."), icon=":material/error:")
     st.markdown(f"{as_text(member.reason)}; cause: {as_text(member.cause)}")
-    if again.evidence is None or again.confirmation is None:
+    if recomputed.evidence is None or recomputed.confirmation is None:
         return
-    blocks = judged_blocks(again.evidence.comparison)
+    blocks = judged_blocks(recomputed.evidence.comparison)
     if blocks.ratios.size:
         label = kernel_label(member.kernel, member.variant)
         style = kernel_styles(kernels, [(member.kernel, member.variant)])[label]
-        figure = block_changes(again.evidence.comparison, again.confirmation, style)
+        figure = block_changes(recomputed.evidence.comparison, recomputed.confirmation, style)
         draw_chart(figure, key="evidence")
     else:
         st.info("There is nothing to draw: no block of the two commits may be compared.")
-    st.markdown("  \n".join(_facts(again.evidence, blocks.left_out)))
+    st.markdown("  \n".join(_facts(recomputed.evidence, blocks.left_out)))
 
 
 def _facts(evidence: Evidence, left_out: int) -> list[str]:
-    """Markdown: a line for each thing that could make the commits differ but for their code."""
+    """Return Markdown lines with possible causes of a difference other than the code."""
     comparison = evidence.comparison
     lines = [f"Machine code: **{_machine_code(evidence)}**"]
     clocks = (_clocks(comparison.base_mhz), _clocks(comparison.head_mhz))

@@ -1,4 +1,4 @@
-"""The form that triages an alert: its state and a note."""
+"""Triage form of an alert: its state and a note."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from db.decisions import ALERT_STATES, STATES_WITH_A_REASON
 from db.errors import DatabaseError
 from db.queries import AlertRow
 
-_SAVED = "alert-form.saved"  # what the last run of the page stored, to be told once
-_LONGEST_NOTE, _LONGEST_NAME = 10_000, 80  # letters; the server too takes no more
+_SAVED = "alert-form.saved"  # message of the last save, shown once after the rerun
+_LONGEST_NOTE, _LONGEST_NAME = 10_000, 80  # characters; also enforced by the server
 _MEANING = {
-    "acknowledged": "acknowledged: somebody is on it",
-    "explained": "explained: wanted or accepted; its series start anew at the first bad commit",
-    "fixed": "fixed: the level is back",
-    "false-alarm": "false-alarm: there was nothing",
+    "acknowledged": "acknowledged: under investigation",
+    "explained": "explained: intended or accepted; a new epoch begins at the first bad commit",
+    "fixed": "fixed: the level has returned",
+    "false-alarm": "false-alarm: no real change",
 }
 
 
 def show_form(alert: AlertRow, events: int) -> None:
-    """Set a state, a note or both. A read-only app says why it has no form.
+    """Show the form for state and note, or the reason why a read-only app has none.
 
-    events: how many the alert has. Who fills in the form while somebody else changes the alert is
-    told, and keeps what they wrote.
+    events: number of the alert's events. If somebody else changes the alert while the form is
+    filled in, saving shows an error and keeps the input.
     """
     st.header("Triage", anchor=False)
     if is_read_only():
@@ -33,15 +33,15 @@ def show_form(alert: AlertRow, events: int) -> None:
     saved = st.session_state.pop(_SAVED, None)
     if saved is not None:
         st.success(as_text(saved), icon=":material/check:")
-    mine = f"alert-form.{alert.id}"
-    saves = st.session_state.get(f"{mine}.saves", 0)
-    with st.form(f"{mine}.{saves}"):  # after each save a new one, without the old words
+    key = f"alert-form.{alert.id}"
+    saves = st.session_state.get(f"{key}.saves", 0)
+    with st.form(f"{key}.{saves}"):  # a new key after each save clears the input
         options = [alert.state, *(s for s in ALERT_STATES[1:] if s != alert.state)]
         state = st.selectbox(
             "State",
             options,
             format_func=lambda name: (
-                f"{name} (as it is)" if name == alert.state else _MEANING[name]
+                f"{name} (unchanged)" if name == alert.state else _MEANING[name]
             ),
         )
         note = st.text_area(
@@ -49,9 +49,9 @@ def show_form(alert: AlertRow, events: int) -> None:
         )
         person = st.text_input("Your name", max_chars=_LONGEST_NAME)
         sent = st.form_submit_button("Save", icon=":material/save:")
-    # A click runs the page anew: what was seen is what the page showed before it.
-    seen = st.session_state.get(f"{mine}.seen", events) if sent else events
-    st.session_state[f"{mine}.seen"] = events
+    # A click reruns the page: compare with the number of events shown before the click.
+    seen = st.session_state.get(f"{key}.seen", events) if sent else events
+    st.session_state[f"{key}.seen"] = events
     if not sent:
         return
     problem = _problem(alert, state, note.strip(), person.strip())
@@ -63,17 +63,17 @@ def show_form(alert: AlertRow, events: int) -> None:
     except DatabaseError as error:
         st.error(as_text(str(error)), icon=":material/database_off:")
         return
-    st.session_state[f"{mine}.saves"] = saves + 1
+    st.session_state[f"{key}.saves"] = saves + 1
     st.session_state[_SAVED] = f"Saved: alert {alert.id} is {state}."
     st.rerun()
 
 
 def _problem(alert: AlertRow, state: str, note: str, person: str) -> str:
-    """Explain why the form can't be saved; empty: it can."""
+    """Return the reason why the form can't be saved; empty: it can."""
     if state == alert.state and not note:
         return "Nothing to save: choose another state, or write a note."
     if state in STATES_WITH_A_REASON and not note:
         return f"Write a note that says why it is {state}."
     if not person:
-        return "Write your name: people will want to ask you."
+        return "Write your name, so that others can ask you."
     return ""

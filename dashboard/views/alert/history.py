@@ -1,4 +1,4 @@
-"""The history of a verdict's series: around the commits of its alert, and on each kind of GPU."""
+"""History of a verdict's series around the alert's commits, and on other GPU models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flexq_bench.stats import change_points
 from flexq_bench.stats.level_model import FEWEST_POINTS
 from flexq_bench.stats.steps import HISTORY_RULES
 
-_ALIKE = (
+_SAME_CASE = (
     *("kernel", "kernel_version", "variant", "backend", "stage", "cache", "metric", "unit"),
     *("m", "n", "k", "protocol_version", "project"),
 )
@@ -31,7 +31,7 @@ _INTERVALS = "Bands and bars are 95 % intervals; a dashed rule starts an epoch."
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A change of level: at this place of the frame, before commit `sha`."""
+    """A change point at this place of the frame. sha: first commit on the new level."""
 
     place: int
     sha: str
@@ -42,13 +42,13 @@ class _Step:
 def show_series(
     session: Session, alert: AlertRow, member: DecisionRow, kernels: Sequence[str]
 ) -> None:
-    """The member's own series with its change points, then the same case on every kind of GPU.
+    """Show the verdict's series with its change points, then the same case on all GPU models.
 
-    kernels: every kernel of the database, for the colours.
+    kernels: all kernels of the database, for the colours.
     """
-    alike = _series_of_other_gpus(session, member.series_id)
-    histories = {one: queries.series_history(session, one.id) for one in alike}
-    own = {one: points for one, points in histories.items() if one.id == member.series_id}
+    on_all_gpus = _series_on_all_gpus(session, member.series_id)
+    histories = {series: queries.series_history(session, series.id) for series in on_all_gpus}
+    own = {series: points for series, points in histories.items() if series.id == member.series_id}
     styles = kernel_styles(kernels, [(member.kernel, member.variant)])
     st.header("History", anchor=False)
     frame = history_frame(own)
@@ -67,11 +67,11 @@ def show_series(
     _show_by_gpu(alert, histories, styles)
 
 
-def _series_of_other_gpus(session: Session, series_id: int) -> list[SeriesName]:
-    """The series itself and those that differ from it in their GPU only."""
+def _series_on_all_gpus(session: Session, series_id: int) -> list[SeriesName]:
+    """Return the series itself and those that differ from it only in their GPU."""
     known = queries.series_names(session)
-    own = next(one for one in known if one.id == series_id)
-    return [one for one in known if all(getattr(one, f) == getattr(own, f) for f in _ALIKE)]
+    own = next(series for series in known if series.id == series_id)
+    return [s for s in known if all(getattr(s, f) == getattr(own, f) for f in _SAME_CASE)]
 
 
 def _change_points(frame: pd.DataFrame) -> list[_Step]:
@@ -125,22 +125,22 @@ def _show_by_gpu(
     histories: Mapping[SeriesName, Sequence[HistoryPoint]],
     styles: Mapping[str, Style],
 ) -> None:
-    """The same case on all GPUs, each as a share of its time at the last good commit."""
+    """Show the same case on all GPUs, relative to its time at the last good commit."""
     st.header("On each kind of GPU", anchor=False)
     good = None if alert.good is None else alert.good.topo_order
     if good is None or alert.good is None:
-        st.info("There is no last good commit in the ancestry to set the GPUs in proportion to.")
+        st.info("There is no last good commit in the ancestry to which times could be relative.")
         return
     frame = history_frame(histories, relative_to=good)
     if frame.empty:
         st.info("On no GPU was this case measured at the last good commit or before it.")
         return
-    frame["name"] = frame["series"].map({one.id: one.gpu for one in histories})
+    frame["name"] = frame["series"].map({series.id: series.gpu for series in histories})
     value = f"time / time at {html.escape(short_commit(alert.good.sha, dirty=False))}"
     figure = history_chart.history(frame, styles, value, "%")
     figure.add_hline(100, line={"color": GREY, "width": 1.5})
     draw_chart(figure, key="by-gpu")
-    missing = sorted({one.gpu for one in histories} - set(frame["name"]))
+    missing = sorted({series.gpu for series in histories} - set(frame["name"]))
     st.caption(
         _INTERVALS
         + (f" Not measured at the last good commit: {as_text(', '.join(missing))}." if missing

@@ -1,4 +1,4 @@
-"""Alert: what got worse, between which commits, on what evidence, and what people say of it."""
+"""Alert: a regression with its commits, evidence, history and events."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Choose an alert; by default the newest that is open."""
+    """Show the selected alert; by default the newest open one."""
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -52,10 +52,10 @@ def page() -> None:
             st.title("Alert")
             _show_no_alerts(database)
             return
-        asked = st.query_params.get(_URL)
-        if asked is not None and asked not in {str(row.id) for row in alerts}:
+        requested = st.query_params.get(_URL)
+        if requested is not None and requested not in {str(row.id) for row in alerts}:
             st.title("Alert")
-            st.warning(f"There is no alert {as_text(asked)} in {as_code(database.url)}.")
+            st.warning(f"There is no alert {as_text(requested)} in {as_code(database.url)}.")
             st.page_link(as_page(), label="Show the newest alert", icon=":material/arrow_forward:")
             return
         _show(database, alerts)
@@ -120,13 +120,13 @@ def _show_state(row: AlertRow, zone: tzinfo) -> None:
 
 
 def _commits_of(session: Session, row: AlertRow) -> list[CommitRow]:
-    """The good commit, those after it that were measured, and the bad one."""
+    """Return the last good commit, the measured ones after it, and the first bad one."""
     good, bad = row.good, row.bad
     if good is None:
         return [bad]
     if good.topo_order is None or bad.topo_order is None:
         return [good, bad]
-    # Up to the bad one's parent: a branch beside it has a commit at the same place.
+    # Up to the parent of the bad commit: a commit on a branch may have the same topo_order.
     between = queries.commits_between(
         session, good.topo_order, bad.topo_order - 1, project=bad.project
     )

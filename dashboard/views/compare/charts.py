@@ -1,4 +1,4 @@
-"""Charts of two sides beside each other: their times, and how much they changed."""
+"""Charts of two compared sides: times, and changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AROUND_PX = 150
 
 
 def times(frame: pd.DataFrame, styles: Mapping[str, Style], base: str, head: str) -> go.Figure:
-    """Time of head over time of base with both intervals, log axes, and the line where they equal.
+    """Scatter plot of head's against base's times with intervals, log axes and the diagonal.
 
     frame: see dashboard.views.compare.frame.COLUMNS; rows without both times are left out.
     """
@@ -48,11 +48,11 @@ def times(frame: pd.DataFrame, styles: Mapping[str, Style], base: str, head: str
         )
     figure.update_xaxes(title=f"{html.escape(base)}: median (µs, log scale)", **log_axis(both))
     figure.update_yaxes(title=f"{html.escape(head)}: median (µs, log scale)", **log_axis(both))
-    return _laid_out(figure, _HEIGHT)
+    return _lay_out(figure, _HEIGHT)
 
 
 def changes(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
-    """Draw head's change of time, %, with its interval: a line a case, in the frame's order."""
+    """Plot head's change of time (%) with its interval, one line per case, in the frame's order."""
     shown = frame[frame["ratio"].notna()]
     figure = go.Figure()
     names = [_case(row) for row in shown.to_dict("records")]
@@ -76,14 +76,14 @@ def changes(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
         figure.add_vline(
             100 * math.expm1(sign * SMALLEST_LOG_RATIO),
             line={"color": GREY, "width": 1.5, "dash": "dash"},
-            name="smallest change that counts",
+            name="smallest relevant change",
             showlegend=sign > 0,
         )
     figure.update_xaxes(title="change of the time, head against base (%)", ticksuffix=" %")
     figure.update_yaxes(
         title="case", type="category", categoryorder="array", categoryarray=names[::-1]
     )
-    return _laid_out(figure, _AROUND_PX + _ROW_PX * len(names))
+    return _lay_out(figure, _AROUND_PX + _ROW_PX * len(names))
 
 
 def _percent(rows: pd.DataFrame) -> pd.DataFrame:
@@ -97,7 +97,7 @@ def _bars(rows: pd.DataFrame, value: str) -> dict[str, Any]:
 
 
 def _case(row: Mapping[Any, Any]) -> str:
-    place = row["layer"] if row["model"] else ""  # a shape of no layer is named by its shape
+    place = row["layer"] if row["model"] else ""  # shapes without a model are named by their size
     parts = (row["label"], row["model"], place, f"M={row['m']} {row['n']}×{row['k']}")
     path = (
         "" if (row["stage"], row["cache"]) == ("gemm", "cold") else f"{row['stage']} {row['cache']}"
@@ -115,7 +115,7 @@ def _hover(row: Mapping[Any, Any]) -> str:
     return f"{_case(row)}<br>{change}{row['verdict']}: {row['evidence']}"
 
 
-def _laid_out(figure: go.Figure, height: int) -> go.Figure:
+def _lay_out(figure: go.Figure, height: int) -> go.Figure:
     figure.update_layout(
         height=height,
         margin={"l": 10, "r": 40, "t": 60, "b": 10},

@@ -1,4 +1,4 @@
-"""Two sides beside each other as a table: one row a case, with what says so and how surely."""
+"""Two compared sides as a DataFrame: one row per case, with its verdict and evidence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ COLUMNS = {
     "base_run": "str",
     "head_run": "str",
     "regime": "str",
-    # Of the measurements alone, without the noise from run to run, and of which series they are.
+    # Ratio without run-to-run noise, and the series of both sides.
     "measured": "float64",
     "measured_low": "float64",
     "measured_high": "float64",
@@ -65,7 +65,7 @@ _WORST_FIRST = (Verdict.INCORRECT, Verdict.SLOWER, Verdict.AMBIGUOUS, Verdict.SA
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A comparison with the results that it is of; None: that side has none."""
+    """A comparison with its results; None: this side has none."""
 
     comparison: StoredComparison
     base: ResultRow | None
@@ -75,14 +75,11 @@ class Pair:
 def pairs_of_runs(
     base: Sequence[ResultRow], head: Sequence[ResultRow], noise: StoredNoise | None = None
 ) -> list[Pair]:
-    """Every case of two runs or two commits; several results of one case: the last one counts."""
+    """Compare all cases of two runs or commits; the last result of a case is used."""
     bases = {(r.case, r.gpu): r for r in base}
     heads = {(r.case, r.gpu): r for r in head}
     comparisons = compare_stored(base, head, noise)
-    return [
-        Pair(one, bases.get((one.case, one.gpu)), heads.get((one.case, one.gpu)))
-        for one in comparisons
-    ]
+    return [Pair(c, bases.get((c.case, c.gpu)), heads.get((c.case, c.gpu))) for c in comparisons]
 
 
 def pairs_of_labels(
@@ -92,40 +89,37 @@ def pairs_of_labels(
     noise: StoredNoise | None = None,
     beside: Sequence[ResultRow] = (),
 ) -> list[Pair]:
-    """Every case of the kernel `head`, beside the same of `base`; see `compare_labels`."""
+    """Compare all cases of the kernel `head` with those of `base`; see `compare_labels`."""
     base_of = bases_of(results, beside, base)
     heads = {(r.case, r.gpu): r for r in results if kernel_label(r.kernel, r.variant) == head}
     comparisons = compare_labels(results, base, head, noise, beside=beside)
-    return [
-        Pair(one, base_of(heads[one.case, one.gpu]), heads[one.case, one.gpu])
-        for one in comparisons
-    ]
+    return [Pair(c, base_of(heads[c.case, c.gpu]), heads[c.case, c.gpu]) for c in comparisons]
 
 
 def compare_frame(
     pairs: Sequence[Pair], decisions: Mapping[int, DecisionRow] | None = None
 ) -> pd.DataFrame:
-    """The worst first: wrong, slower, ambiguous, the same, faster, and what has no data last.
+    """Return rows sorted by verdict: incorrect, slower, ambiguous, same, faster, no data.
 
-    decisions: by series, of interleaved A/B measurements of these two sides: they win over what
-    two runs say, and stand alone where neither side's run has the case.
+    decisions: by series, of interleaved A/B measurements of these two sides. They replace verdicts
+    from separate runs, and add rows for cases that neither run has.
     """
-    left = dict(decisions or {})
+    remaining = dict(decisions or {})
     rows = []
     for pair in pairs:
         result = pair.head or pair.base
         if result is not None:
-            rows.append(_cells(pair, result, left.pop(result.series_id, None)))
-    rows += [_decided(row) for row in left.values()]
-    rows.sort(key=_badness)
+            rows.append(_cells(pair, result, remaining.pop(result.series_id, None)))
+    rows += [_decision_cells(row) for row in remaining.values()]
+    rows.sort(key=_sort_key)
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
 
 
 def mean_rows(frame: pd.DataFrame, noise: StoredNoise | None = None) -> pd.DataFrame:
-    """Geometric means of head / base by GPU, kernel, regime and evidence, each with its interval.
+    """Return geometric means of head / base with intervals, by GPU, kernel, regime and evidence.
 
-    Intervals of two kinds are never averaged together. noise: of separate runs; what the cases of
-    one run share does not average out, so it is added to the mean and not to each case.
+    Intervals of different evidence are not combined. noise: of separate runs; noise common to all
+    cases of a run does not average out, so it is added to the mean, not to each case.
     """
     usable = frame[frame["ratio"].notna() & (frame["verdict"] != Verdict.INCORRECT.value)]
     rows = []
@@ -182,7 +176,7 @@ def _cells(pair: Pair, result: ResultRow, decision: DecisionRow | None) -> dict[
 
 
 def _evidence(pair: Pair) -> str:
-    """Empty: nothing was set against anything."""
+    """Return the kind of evidence; empty: no ratio."""
     if pair.comparison.ratio is None or pair.base is None or pair.head is None:
         return ""
     return ONE_RUN if pair.base.run == pair.head.run else APART
@@ -193,7 +187,7 @@ def _series_cells(comparison: StoredComparison) -> dict[str, int]:
     return {"base_series": base, "head_series": head}
 
 
-def _decided(decision: DecisionRow) -> dict[str, Any]:
+def _decision_cells(decision: DecisionRow) -> dict[str, Any]:
     texts = ("model", "layer", "base_run", "head_run", "regime")
     empty: dict[str, Any] = dict.fromkeys(COLUMNS) | dict.fromkeys(texts, "")
     empty |= dict.fromkeys(("base_series", "head_series"), -1)
@@ -225,6 +219,6 @@ def _ratio(row: Mapping[Any, Any], name: str = "ratio") -> Interval:
     )
 
 
-def _badness(row: Mapping[str, Any]) -> tuple[int, float]:
+def _sort_key(row: Mapping[str, Any]) -> tuple[int, float]:
     order = {verdict.value: i for i, verdict in enumerate(_WORST_FIRST)}
     return (order.get(row["verdict"], len(order)), -(row["ratio"] or 0.0))

@@ -1,4 +1,4 @@
-"""Compare: two runs, two commits or two kernels beside each other."""
+"""Compare: two runs, two commits or two kernels."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from workloads.case import kernel_label
 from workloads.probes import is_probe
 
 _RUNS, _COMMITS, _KERNELS = "runs", "commits", "kernels"
-_LISTED = 200  # newest commits that can be chosen; an older one is shown to who has its link
-_DRAWN = 40  # changes in one chart: the table has them all
+_LISTED = 200  # newest commits in the list; older ones can be opened by link
+_DRAWN = 40  # changes in one chart; the table has all
 _ANY = ""
 _FILTERS = {"label": "Kernel", "gpu": "GPU", "regime": "Regime", "m": "M (tokens)"}
 _APART = (
-    "are of separate runs, which are not interleaved: what differs may be the machine. Their "
-    "intervals have the noise from run to run in them, and slower and faster need the whole "
-    "interval beyond 1 %."
+    "are of separate runs, which are not interleaved: the machine may cause the difference. Their "
+    "intervals include run-to-run noise, and slower and faster require the whole interval beyond "
+    "1 %."
 )
 
 
@@ -57,7 +57,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Choose two sides, look."""
+    """Show the comparison of the two selected sides."""
     st.title("Compare")
     with errors_shown():
         database = current_database()
@@ -69,7 +69,7 @@ def page() -> None:
             st.container(), "kind", "Compare two", list(_SIDES), _RUNS, in_a_row=True
         )
         for other in _SIDES:
-            if other != kind:  # the link says what is shown, not what was looked at before
+            if other != kind:  # remove parameters of other kinds from the link
                 for side in ("base", "head"):
                     st.query_params.pop(f"{side}-{other}", None)
         compared = _SIDES[kind](controls, database, suites)
@@ -81,8 +81,10 @@ def page() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Two sides. base, head: what people call them. again: the command that measures them
-    interleaved; empty: both are of one commit."""
+    """Two compared sides. base, head: names for display.
+
+    again: command of their interleaved measurement; empty: both are of one commit.
+    """
 
     frame: pd.DataFrame
     base: str
@@ -133,8 +135,11 @@ def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> 
 
 
 def _default_pair(database: Database, by_uuid: Mapping[str, RunName]) -> tuple[str, str]:
-    """Base and head: the newest scheduled run on a GPU, or else the newest that is no sweep, and
-    the newest one before it that shares cases with it, of its own suite first."""
+    """Return default base and head.
+
+    head: the newest scheduled run on a GPU, or the newest other run that is not a sweep. base: the
+    newest earlier run with common cases, preferably of the same suite.
+    """
     with database.session() as session:
         suites = {run.suite for run in by_uuid.values()}
         suite = suites.pop() if len(suites) == 1 else None
@@ -150,7 +155,7 @@ def _default_pair(database: Database, by_uuid: Mapping[str, RunName]) -> tuple[s
 
 
 def _pairs(base: Sequence[ResultRow], head: Sequence[ResultRow], noise: StoredNoise) -> list[Pair]:
-    """The cases of two sides, without probes."""
+    """Compare the cases of two sides, without probes."""
     first, second = ([r for r in side if not is_probe(r.kernel)] for side in (base, head))
     return pairs_of_runs(first, second, noise)
 
@@ -220,15 +225,15 @@ def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) 
     suite = choose_suite(st.sidebar, controls, suites)
     names = tuple({_kernel_and_variant(label)[0] for label in (base, head)})
     sweeps = () if suite or choose_sweeps(st.sidebar, controls) else (SWEEP,)
-    wanted = (suite,) if suite else ()
-    filters = Filters(kernels=names, suites=wanted, without_triggers=sweeps, projects=(project,))
+    in_suites = (suite,) if suite else ()
+    filters = Filters(kernels=names, suites=in_suites, without_triggers=sweeps, projects=(project,))
     with database.session() as session:
         results = newest_of_cases(queries.latest_results(session, filters))
         runs = tuple(sorted({r.run for r in results if _label(r) == head}))
-        of_base = Filters(runs=runs, kernels=names)
-        beside = queries.results_table(session, of_base) if runs else []
+        in_runs = Filters(runs=runs, kernels=names)
+        baselines = queries.results_table(session, in_runs) if runs else []
         noise = read_noise(session, {r.series_id for r in results})
-    frame = compare_frame(pairs_of_labels(results, base, head, noise, beside))
+    frame = compare_frame(pairs_of_labels(results, base, head, noise, baselines))
     again = ["compare", base, head, "--suite", suite or "nightly"]
     return _Compared(frame, base, head, command_lines.command(*again), noise)
 
@@ -238,7 +243,7 @@ def _label(result: ResultRow) -> str:
 
 
 def _kernel_and_variant(label: str) -> tuple[str, str]:
-    """Of any label that is stored: imported records name kernels in ways that no registry does."""
+    """Split any stored label: those of imported records may not be valid kernel labels."""
     kernel, _, variant = label.partition("[")
     return kernel, variant.removesuffix("]")
 
@@ -260,7 +265,7 @@ def _show(controls: Controls, database: Database, compared: _Compared) -> None:
             f"Nothing is stored of both {as_text(compared.base)} and {as_text(compared.head)}.{how}"
         )
         return
-    wanted = {
+    filters = {
         column: controls.many(
             st.sidebar, column, label, sorted(compared.frame[column].unique().tolist()),
             shown=lambda value: str(value) or "(none)",
@@ -270,7 +275,7 @@ def _show(controls: Controls, database: Database, compared: _Compared) -> None:
     places = places_of_frame(compared.frame)
     models, _ = models_and_layers(places)
     model = controls.many(st.sidebar, "model", "Model", models)
-    frame = narrowed_to(narrowed(compared.frame, wanted), places, model, ())
+    frame = narrowed_to(narrowed(compared.frame, filters), places, model, ())
     if frame.empty:
         st.info("No case passes all filters: take one away, or clear them all.")
         return
@@ -307,7 +312,7 @@ def _show_summary(frame: pd.DataFrame, compared: _Compared) -> None:
         )
     if ONE_RUN in set(compared_rows["evidence"]):
         st.caption(
-            "Rows of one run: the same run measured both, so their ratio has no other run's noise."
+            "Rows of one run: both sides were measured in the same run, without run-to-run noise."
         )
     if INTERLEAVED in set(frame["evidence"]):
         st.caption(
@@ -318,5 +323,5 @@ def _show_summary(frame: pd.DataFrame, compared: _Compared) -> None:
 
 def _noise_in_words(frame: pd.DataFrame, compared: _Compared) -> str:
     series = frame.loc[frame["evidence"] == APART, "head_series"]
-    sources = sorted({compared.noise.source(int(one)) for one in series})
-    return f"The noise is known from: {'; '.join(sources)}."
+    sources = sorted({compared.noise.source(int(series_id)) for series_id in series})
+    return f"Source of the noise: {'; '.join(sources)}."

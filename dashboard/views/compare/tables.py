@@ -1,4 +1,4 @@
-"""The tables of two sides beside each other, and their CSV."""
+"""Tables of two compared sides, and their CSV."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dashboard.shared.spreadsheet import to_csv
 from dashboard.shared.tables import draw_table
 
 _ROW_PX = 35
-_MOST_PX = 760
+_MAX_PX = 760
 
 
 def show_means(means: pd.DataFrame) -> None:
-    """Geometric means by kernel; nothing where there is none."""
+    """Show the table of geometric means."""
     st.header("Geometric means", anchor=False)
     number = st.column_config.NumberColumn
     draw_table(
@@ -28,13 +28,13 @@ def show_means(means: pd.DataFrame) -> None:
         key="means",
     )
     st.caption(
-        "Geometric mean of head / base over the cases. Its interval is what measuring leaves "
-        "unknown of these very cases, not how much cases differ."
+        "Geometric mean of head / base over the cases. Its interval is the measurement uncertainty "
+        "for exactly these cases, not the spread between cases."
     )
 
 
 def show_rows(frame: pd.DataFrame) -> None:
-    """One row a case, the worst first, and the same as a file."""
+    """Show one row per case, worst first, and a CSV download."""
     st.header("Cases", anchor=False)
     number = st.column_config.NumberColumn
     table = frame.assign(
@@ -44,7 +44,7 @@ def show_rows(frame: pd.DataFrame) -> None:
     )
     draw_table(
         table,
-        height=min(_ROW_PX * (len(table) + 1) + 3, _MOST_PX),
+        height=min(_ROW_PX * (len(table) + 1) + 3, _MAX_PX),
         column_order=[
             *("label", "model", "layer", "m", "n", "k", "stage", "cache", "gpu"),
             *("base_us", "head_us", "change", "low", "high", "verdict", "evidence", "reason"),

@@ -1,4 +1,4 @@
-"""Charts of whole models at work: how long a token takes, how many come, what they need."""
+"""Charts of whole models: time per token, throughput, memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from db.queries import DecodeRow
 
 _HEIGHT = 400
 _GIB = 2**30
-_Ends = tuple[float, float, float]  # low, estimate, high
+_Interval = tuple[float, float, float]  # low, estimate, high
 
 
 def token_times(rows: Sequence[DecodeRow], styles: Mapping[str, Style]) -> go.Figure:
-    """Median time of a decode step over the batch with its 95 % interval, a line a scheme."""
+    """Plot the median time of a decode step with its 95 % interval over batch size, by scheme."""
     figure = _lines(rows, styles, _token_ms, "ms")
     figure.update_yaxes(title="time of a token (ms, log scale)", **_log(rows, _token_ms))
     return figure
 
 
 def throughputs(rows: Sequence[DecodeRow], styles: Mapping[str, Style]) -> go.Figure:
-    """Tokens a second of the whole batch after the first token, a line a scheme.
+    """Plot tokens/s of the whole batch after the first token over batch size, by scheme.
 
-    The interval is that of the step's time, upside down: its ends as shares of the estimate.
+    The interval is the reciprocal of that of the step time.
     """
     figure = _lines(rows, styles, _tokens_per_s, "tokens/s")
     figure.update_yaxes(
@@ -36,17 +36,19 @@ def throughputs(rows: Sequence[DecodeRow], styles: Mapping[str, Style]) -> go.Fi
 
 
 def memories(rows: Sequence[DecodeRow], styles: Mapping[str, Style]) -> go.Figure:
-    """Peak memory while decoding, a line a scheme: a count of bytes, which has no interval."""
+    """Plot peak memory while decoding over batch size, by scheme; it has no interval."""
     figure = _lines(rows, styles, _memory_gib, "GiB")
     figure.update_yaxes(title="peak memory (GiB)", rangemode="tozero")
     return figure
 
 
-def _log(rows: Sequence[DecodeRow], ends_of: Callable[[DecodeRow], _Ends | None]) -> dict[str, str]:
-    return log_axis(ends[1] for row in rows if (ends := ends_of(row)) is not None)
+def _log(
+    rows: Sequence[DecodeRow], interval_of: Callable[[DecodeRow], _Interval | None]
+) -> dict[str, str]:
+    return log_axis(ends[1] for row in rows if (ends := interval_of(row)) is not None)
 
 
-def _token_ms(row: DecodeRow) -> _Ends | None:
+def _token_ms(row: DecodeRow) -> _Interval | None:
     if row.token_ms is None:
         return None
     low = row.token_ms if row.token_ci_low_ms is None else row.token_ci_low_ms
@@ -54,7 +56,7 @@ def _token_ms(row: DecodeRow) -> _Ends | None:
     return low, row.token_ms, high
 
 
-def _tokens_per_s(row: DecodeRow) -> _Ends | None:
+def _tokens_per_s(row: DecodeRow) -> _Interval | None:
     times = _token_ms(row)
     if times is None or row.tokens_per_s is None:
         return None
@@ -62,7 +64,7 @@ def _tokens_per_s(row: DecodeRow) -> _Ends | None:
     return row.tokens_per_s * estimate / high, row.tokens_per_s, row.tokens_per_s * estimate / low
 
 
-def _memory_gib(row: DecodeRow) -> _Ends | None:
+def _memory_gib(row: DecodeRow) -> _Interval | None:
     if row.peak_memory_bytes is None:
         return None
     gib = row.peak_memory_bytes / _GIB
@@ -72,13 +74,13 @@ def _memory_gib(row: DecodeRow) -> _Ends | None:
 def _lines(
     rows: Sequence[DecodeRow],
     styles: Mapping[str, Style],
-    ends_of: Callable[[DecodeRow], _Ends | None],
+    interval_of: Callable[[DecodeRow], _Interval | None],
     unit: str,
 ) -> go.Figure:
     figure = go.Figure()
     for scheme in sorted({row.scheme for row in rows}):
-        of_scheme = sorted((r for r in rows if r.scheme == scheme), key=lambda row: row.batch)
-        points = [(row.batch, ends) for row in of_scheme if (ends := ends_of(row)) is not None]
+        by_batch = sorted((r for r in rows if r.scheme == scheme), key=lambda row: row.batch)
+        points = [(row.batch, ends) for row in by_batch if (ends := interval_of(row)) is not None]
         if not points:
             continue
         style = styles[scheme]

@@ -1,4 +1,4 @@
-"""Decode: whole models at work under each scheme, by batch and length."""
+"""Decode: time, throughput and memory of whole models, by scheme and batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Choose model, GPU and lengths; see time, throughput and memory of each scheme."""
+    """Show time, throughput and memory of each scheme for the selected model, GPU and lengths."""
     st.title("Decode")
     with errors_shown():
         database = current_database()
@@ -67,12 +67,12 @@ def page() -> None:
 
 
 def _narrow(controls: Controls, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
-    """The rows that may stand in one chart: of one width of the cache, and lengths."""
+    """Select the rows of one chart: one KV cache width, and one pair of lengths."""
     widths = sorted({row.kv_bits for row in rows}, reverse=True)
     bits = controls.one(st.sidebar, "kv", "KV cache, bits", widths, widths[0])
     rows = [row for row in rows if row.kv_bits == bits]
     lengths = sorted({_lengths(row) for row in rows})
-    wanted = controls.one(
+    selected = controls.one(
         st.container(),
         "tokens",
         "Tokens",
@@ -82,7 +82,7 @@ def _narrow(controls: Controls, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
         written=lambda one: f"{one[0]}-{one[1]}",
         in_a_row=True,
     )
-    return [row for row in rows if _lengths(row) == wanted]
+    return [row for row in rows if _lengths(row) == selected]
 
 
 def _lengths(row: DecodeRow) -> _Lengths:
@@ -128,7 +128,7 @@ def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) 
         st.header("Memory", anchor=False)
         if any(row.peak_memory_bytes is not None for row in timed):
             draw_chart(charts.memories(timed, styles), key="memory")
-            st.caption("The most that was held while decoding: a count, so it has no interval.")
+            st.caption("Maximum of allocated memory while decoding; it has no interval.")
         else:
             st.caption("Not known: a CPU's memory is not counted.")
 

@@ -1,4 +1,4 @@
-"""Requests served on a model: how many tokens come, and how long one waits, by how many at once."""
+"""Serving section: throughput and latency by number of concurrent sequences."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _HEIGHT = 400
 
 
 def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone: tzinfo) -> None:
-    """The section of the page. rows: of one model, GPU and kind of weights."""
+    """Show the serving section. rows: of one model, GPU and kind of weights."""
     st.header("Serving", anchor=False)
     st.caption(
-        "Requests that arrived together, served in order by continuous batching. A latency counts "
-        "from a request's admission to its last token, TTFT to its first. Each was served once: "
-        "there is no interval of a repetition. Hollow markers are what fits a limit of memory."
+        "Requests that arrived together, served in order by continuous batching. Latency is the "
+        "time from a request's admission to its last token, TTFT to its first. Each was served "
+        "once, so there are no intervals. Hollow markers have a memory limit."
     )
     ordered = sorted(rows, key=lambda row: (row.scheme, -row.kv_bits, row.slots))
     number = st.column_config.NumberColumn
@@ -51,21 +51,23 @@ def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone:
 
 
 def serving_curves(rows: Sequence[ServingRow], styles: Mapping[str, Style]) -> go.Figure:
-    """New tokens a second over the sequences at a time; a line a scheme and width of its cache."""
+    """Plot new tokens/s over the concurrent sequences, a line per scheme and KV cache width."""
     figure = go.Figure()
     for scheme, bits in sorted({(row.scheme, -row.kv_bits) for row in rows}):
-        of_line = sorted(
+        by_slots = sorted(
             (row for row in rows if (row.scheme, -row.kv_bits) == (scheme, bits)),
             key=lambda row: row.slots,
         )
         name = scheme if bits == -16 else f"{scheme}, {-bits}-bit KV"
         style = styles[scheme]
-        hollow = [f"{style.symbol}-open" if r.memory_limit_bytes else style.symbol for r in of_line]
+        hollow = [
+            f"{style.symbol}-open" if r.memory_limit_bytes else style.symbol for r in by_slots
+        ]
         figure.add_scatter(
             name=html.escape(name),
-            x=[row.slots for row in of_line],
-            y=[row.tokens_per_s for row in of_line],
-            customdata=[row.latency_p95_s for row in of_line],
+            x=[row.slots for row in by_slots],
+            y=[row.tokens_per_s for row in by_slots],
+            customdata=[row.latency_p95_s for row in by_slots],
             mode="lines+markers",
             line={"color": style.color, "width": 2, "dash": _DASHES.get(-bits, "solid")},
             marker={"color": style.color, "symbol": hollow, "size": 9},

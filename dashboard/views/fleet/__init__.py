@@ -1,1 +1,1 @@
-"""Fleet: workers, runs under way, requests, quarantine and devices."""
+"""Fleet: workers, unfinished runs, requests, quarantine and devices."""

@@ -1,4 +1,4 @@
-"""Charts of the time of single GPUs against the mean of their kind."""
+"""Chart of times of single GPUs relative to the mean of their SKU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLOR = "#0072B2"
 
 
 def device_offsets(offsets: Sequence[OffsetRow]) -> go.Figure:
-    """A point a GPU with its 95 % interval: its time against the mean of its kind, %."""
+    """Plot each GPU's time relative to the mean of its SKU (%), with its 95 % interval."""
     percents = [[_percent(v) for v in (row.low, row.log_offset, row.high)] for row in offsets]
     figure = go.Figure(
         go.Scatter(

@@ -1,4 +1,4 @@
-"""Fleet: workers, runs under way, quarantined cases, requests and devices."""
+"""Fleet: workers, unfinished runs, quarantined cases, requests and devices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Workers first: without one nothing moves."""
+    """Show workers, runs, quarantine, requests, offsets of GPUs and devices."""
     st.title("Fleet")
     with errors_shown():
         database = current_database()
@@ -88,8 +88,8 @@ def page() -> None:
         quarantine_rows(quarantined),
         "No case was taken out.",
         key="quarantine",
-        hint="Cases that ended too many workers: they are measured no more in their run. Mend the "
-        "kernel, then start a new run.",
+        hint="Cases on which too many workers died: they are not measured again in their run. Fix "
+        "the kernel, then start a new run.",
     )
     _show("Requests", request_rows(requests, zone), "No sweep was requested.", key="requests")
     _show_offsets(offsets)
@@ -98,8 +98,7 @@ def page() -> None:
         device_rows(devices, zone),
         "No device is known: the first result brings one.",
         key="devices",
-        hint="A board is listed once for each state that it was in: another power limit or vBIOS "
-        "is another row.",
+        hint="A board has one row per set of settings, for example power limit and vBIOS.",
         columns={"memory, GiB": st.column_config.NumberColumn(format="%.0f")},
     )
 
@@ -117,8 +116,8 @@ def _show_workers(
         )
     if silent:
         st.warning(
-            f"{len(silent)} of {len(live)} workers gave no sign of life for two minutes or more. "
-            "Look at their hosts; what they held goes back to the queue when its lease runs out.",
+            f"{len(silent)} of {len(live)} workers sent no heartbeat for two minutes or more. "
+            "Check their hosts; their jobs return to the queue when the lease expires.",
             icon=":material/sensors_off:",
         )
     if workers:
@@ -143,7 +142,7 @@ def _show(
     hint: str = "",
     columns: Mapping[str, Any] | None = None,
 ) -> None:
-    """A table, or what it means that there is none."""
+    """Show a table; `otherwise` if it has no rows."""
     st.header(title, anchor=False)
     if not rows:
         st.caption(otherwise)

@@ -10,7 +10,7 @@ from dashboard.shared.formatting import as_age, local_time
 from db.fleet import LIVE_WORKER_STATES
 from db.queries import DeviceRow, JobRow, Progress, RequestRow, WorkerRow
 
-SILENT_AFTER = timedelta(minutes=2)  # many times longer than from one sign of life to the next
+SILENT_AFTER = timedelta(minutes=2)  # many times the heartbeat interval
 _GIB = 2**30
 
 
@@ -62,7 +62,7 @@ def progress_rows(runs: Sequence[Progress], zone: tzinfo) -> list[dict[str, Any]
             "quarantined": run.states.get("quarantined", 0),
             "no device": run.states.get("no-device", 0),
             "left, GPU min": run.expected_s / 60,
-            "of unknown length": run.unknown,
+            "without estimate": run.unknown,
             "started": local_time(run.created_at, zone),
         }
         for run in runs
@@ -73,7 +73,7 @@ def quarantine_rows(jobs: Sequence[tuple[str, JobRow]]) -> list[dict[str, Any]]:
     return [
         {
             "case": job.case_key,
-            "workers it ended": job.deaths,
+            "worker deaths": job.deaths,
             "attempts": job.attempts,
             "why": job.reason,
             "run": run[:8],
@@ -91,7 +91,7 @@ def request_rows(requests: Sequence[RequestRow], zone: tzinfo) -> list[dict[str,
             "GPU": row.gpu or "any",
             "state": row.state,
             "cases": row.cases,
-            "asked": local_time(row.created_at, zone),
+            "requested": local_time(row.created_at, zone),
             "run": row.run[:8] if row.run else "",
             "why": row.detail,
         }

@@ -1,1 +1,1 @@
-"""History: series over commits, and what pattern each of them shows."""
+"""History: series over commits, and their patterns."""

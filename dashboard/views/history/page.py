@@ -1,4 +1,4 @@
-"""History: how series went from commit to commit."""
+"""History: series over commits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flexq_bench.runs import command_lines
 from flexq_bench.verdicts import history_verdict
 from workloads.probes import is_probe
 
-_FILTERS = {  # field: what people call it; the field's name is its name in the URL
+_FILTERS = {  # field (also its name in the URL) -> label
     "project": "Project",
     "kernel": "Kernel",
     "variant": "Variant",
@@ -39,9 +39,9 @@ _FILTERS = {  # field: what people call it; the field's name is its name in the 
     "stage": "Stage",
     "cache": "Cache",
 }
-_DRAWN = 6  # series in one chart: as many as there are dashes, and a browser draws them quickly
+_DRAWN = 6  # series in one chart: the number of dash styles, and quick to draw
 _TIME = "time"
-_LISTED = 50  # commits in the table, until somebody asks for all: fewer bytes to wait for
+_LISTED = 50  # commits in the table by default, to send fewer bytes
 _BY_COMMIT, _BY_DATE = "commits", "dates"
 _ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
 
@@ -52,7 +52,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Choose series, look at how they went."""
+    """Show the history of the selected series."""
     st.title("History")
     with errors_shown():
         database = current_database()
@@ -81,7 +81,7 @@ class _Drawn:
 
 
 def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -> _Drawn | None:
-    """The controls and the chart; None: there is nothing to draw, and why was said."""
+    """Show the controls and the chart; None: there is nothing to draw, and the reason was shown."""
     metrics = sorted({series.metric for series in known})
     default = _TIME if _TIME in metrics else metrics[0]
     metric = controls.one(st.sidebar, "metric", "Metric", metrics, default)
@@ -100,7 +100,7 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
         return None
     drawn = chosen[:_DRAWN]
     with database.session() as session:
-        histories = {one: queries.series_history(session, one.id) for one in drawn}
+        histories = {series: queries.series_history(session, series.id) for series in drawn}
         kernels = queries.kernel_names(session)
     if len(chosen) > _DRAWN:
         st.info(
@@ -115,7 +115,7 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
     if frame.empty:
         _show_nothing_drawn(shown, release)
         return None
-    styles = kernel_styles(kernels, [(one.kernel, one.variant) for one in drawn])
+    styles = kernel_styles(kernels, [(series.kernel, series.variant) for series in drawn])
     value, unit = _axis(drawn[0], shown, release)
     by_date = (
         controls.one(
@@ -129,7 +129,7 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
         "another environment or after a change marked explained; levels of two epochs don't "
         "compare. Click a point for its raw samples."
     )
-    if any(one.backend == "outside" for one in drawn):
+    if any(series.backend == "outside" for series in drawn):
         st.caption(
             "Series of the backend outside were measured by another tool: they are judged "
             f"{history_verdict.CAVEAT}."
@@ -138,7 +138,7 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
 
 
 def _draw(figure: go.Figure) -> None:
-    """The chart; who clicks a point of it goes to that measurement."""
+    """Show the chart; a click on a point opens its measurement."""
     clicked = draw_chart(figure, "history-chart", on_select="rerun", selection_mode="points")
     for point in clicked["selection"]["points"]:
         uuid = point.get("customdata")
@@ -181,15 +181,15 @@ def _axis(series: SeriesName, shown: str, release: ReleaseRow | None) -> tuple[s
 
 
 def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName]:
-    kept = list(series)
+    remaining = list(series)
     for field, label in _FILTERS.items():
-        options = sorted({getattr(one, field) for one in series})
-        wanted = controls.many(
+        options = sorted({getattr(s, field) for s in series})
+        selected = controls.many(
             st.sidebar, field, label, options, shown=lambda value: str(value) or "(none)"
         )
-        if wanted:
-            kept = [one for one in kept if getattr(one, field) in wanted]
-    shapes = sorted({(one.n, one.k) for one in series})
+        if selected:
+            remaining = [s for s in remaining if getattr(s, field) in selected]
+    shapes = sorted({(s.n, s.k) for s in series})
     places = places_in_models(shapes)
     model = controls.many(st.sidebar, "model", "Model", sorted({m for m, _ in places}))
     layer = controls.many(st.sidebar, "layer", "Layer", sorted({name for _, name in places}))
@@ -202,14 +202,14 @@ def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName
         written=lambda one: f"{one[0]}x{one[1]}",
     )
     if model or layer:
-        fitting = {
-            one
-            for (its_model, its_layer), shapes_there in places.items()
+        matching = {
+            size
+            for (its_model, its_layer), sizes in places.items()
             if (not model or its_model in model) and (not layer or its_layer in layer)
-            for one in shapes_there
+            for size in sizes
         }
-        kept = [one for one in kept if (one.n, one.k) in fitting]
-    return [one for one in kept if not shape or (one.n, one.k) in shape]
+        remaining = [s for s in remaining if (s.n, s.k) in matching]
+    return [s for s in remaining if not shape or (s.n, s.k) in shape]
 
 
 def _show_nothing_drawn(shown: str, release: ReleaseRow | None) -> None:
@@ -223,22 +223,22 @@ def _show_nothing_drawn(shown: str, release: ReleaseRow | None) -> None:
         )
         return
     st.info(
-        "No accepted result of these series yet. A result is accepted if it is right, was timed at "
-        "a sound clock, and comes from a commit without local changes."
+        "No accepted result of these series yet. A result is accepted if it is correct, was timed "
+        "at a valid clock, and is of a commit without local changes."
     )
 
 
 def _show_patterns(drawn: _Drawn) -> None:
-    """One row a series: what its newest epoch shows."""
+    """Show one row per series with the pattern of its newest epoch."""
     draw_table(pattern_frame(drawn.histories), key="patterns")
     st.caption(
-        f"What the newest epoch of a series shows, of its newest {NEWEST} results, whatever is "
-        "drawn above. This explains; an alert needs a confirmation."
+        f"Pattern of the newest epoch of a series, over its newest {NEWEST} results, independent "
+        "of the chart above. It is no alert: an alert needs a confirmation."
     )
 
 
 def _show_points(drawn: _Drawn, zone: tzinfo) -> None:
-    """One row a point; its run leads to all results of that run."""
+    """Show one row per point, with a link to all results of its run."""
     frame, value = drawn.frame, drawn.value
     places = frame["place"].unique()
     if len(places) > _LISTED and not st.toggle(f"List all {len(frame):,} points", key="all-points"):

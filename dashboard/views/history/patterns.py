@@ -1,4 +1,4 @@
-"""The pattern of each history (step, drift, spike, …) as a table, a row a series."""
+"""Patterns of histories (step, drift, spike, …) as a table, one row per series."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _WORDS = {
     Pattern.STEADY: "steady",
 }
 COLUMNS = ("series", "pattern", "since", "missing nightly runs")
-NEWEST = 120  # results that are looked at: of 1,000 with a step the search takes half a second
+NEWEST = 120  # results analysed; 1,000 with a step would take 0.5 s
 
 
 def pattern_frame(histories: Mapping[SeriesName, Sequence[HistoryPoint]]) -> pd.DataFrame:
-    """A row a series that has results, in the order given: COLUMNS.
+    """Return a row per series with results, in the given order: COLUMNS.
 
-    since: the commit at which the pattern begins, empty where it is that of all results. The
-    pattern is of the newest results, and of the newest epoch (flexq_bench.verdicts.patterns).
+    since: commit at which the pattern begins; empty: all results. The pattern is that of the newest
+    results of the newest epoch (flexq_bench.verdicts.patterns).
     """
     rows = [
         (series_name(series), *_pattern(tuple(points[-NEWEST:])))

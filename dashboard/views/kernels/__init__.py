@@ -1,1 +1,1 @@
-"""Kernels: roofline, speed-up map, ablation, and stage linear against stage gemm."""
+"""Kernels: roofline, speed-up map, ablation, and stage linear relative to stage gemm."""

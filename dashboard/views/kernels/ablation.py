@@ -19,8 +19,10 @@ _HEIGHT = 460
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A variant and its time with a 95 % interval, µs. before: the step that it adds to; None: a
-    time by itself, the kernel that the steps begin with or one with a part taken out."""
+    """A variant and its time with a 95 % interval, µs.
+
+    before: time of the step that it adds to; None: the first step, or a variant on its own.
+    """
 
     label: str
     median_us: float
@@ -30,15 +32,15 @@ class Step:
 
     @property
     def gain(self) -> float | None:
-        """Time before / time now; None: nothing is before."""
+        """Time of the step before / time of this step; None: there is no step before."""
         return None if self.before is None else self.before / self.median_us
 
 
 def steps_of(frame: pd.DataFrame, order: Sequence[str]) -> list[Step]:
-    """The timed variants of one kernel on one shape and M as steps.
+    """Return the timed variants of one kernel on one shape and M as steps.
 
-    frame: see results_frame.COLUMNS. order: labels as the kernel's own steps follow each other;
-    others come last. A variant named `+x` adds x to the step before it.
+    frame: see results_frame.COLUMNS. order: labels in the order of the steps; others come last. A
+    variant named `+x` adds x to the step before it.
     """
     timed = frame[frame["is_timed"]].drop_duplicates("label")
     rows = {str(row["label"]): row for row in timed.to_dict("records")}
@@ -58,9 +60,9 @@ def steps_of(frame: pd.DataFrame, order: Sequence[str]) -> list[Step]:
 
 
 def waterfall(by_tokens: Mapping[int, Sequence[Step]]) -> go.Figure:
-    """A waterfall for each M: times, and between them what a step takes off or adds, µs.
+    """Draw a waterfall chart for each M: times, and the difference by each step, µs.
 
-    Whiskers are the 95 % interval of the time that a step arrives at.
+    Error bars are the 95 % interval of the time after a step.
     """
     figure = make_subplots(
         cols=len(by_tokens), rows=1, subplot_titles=[f"M = {m}" for m in by_tokens]

@@ -1,4 +1,4 @@
-"""Stage `linear` against stage `gemm`: what quantizing activations on the way costs."""
+"""Stage `linear` relative to stage `gemm`: the cost of quantizing activations."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ _GEMM, _LINEAR = "gemm", "linear"
 
 
 def runs_of_linear(results: Sequence[ResultRow]) -> tuple[str, ...]:
-    """The runs whose results of stage linear are among these, sorted."""
+    """Return the runs of the results of stage linear, sorted."""
     return tuple(sorted({r.run for r in results if r.stage == _LINEAR}))
 
 
 def stages_frame(
-    frame: pd.DataFrame, results: Sequence[ResultRow], beside: Sequence[ResultRow]
+    frame: pd.DataFrame, results: Sequence[ResultRow], same_runs: Sequence[ResultRow]
 ) -> pd.DataFrame:
-    """The rows of stage linear that have a gemm beside them, with how much longer they take.
+    """Return the rows of stage linear that have a result of stage gemm, with their ratio.
 
-    frame: see results_frame.COLUMNS, made of these results. beside: of the runs that measured
-    stage linear; a gemm of the same run is what linear is set against, before a newer one.
-    Added: `overhead`, linear / gemm, with `overhead_low` and `overhead_high`, `one_run`, whether
-    one run measured both, and `one_config`, whether both ran the same configuration.
+    frame: see results_frame.COLUMNS, of these results. same_runs: results of the runs that measured
+    stage linear; a gemm of the same run is preferred to a newer one. Added columns: `overhead`,
+    linear / gemm, with `overhead_low` and `overhead_high`; `one_run`, True if both are of one run;
+    `one_config`, True if both have the same configuration.
     """
     by_case: dict[tuple[Any, ...], ResultRow] = {
         (*_case(result), result.stage): result for result in results if not is_probe(result.kernel)
     }
-    in_run = {(*_case(r), r.run): r for r in beside if r.stage == _GEMM and time_of(r) is not None}
+    in_run = {
+        (*_case(r), r.run): r for r in same_runs if r.stage == _GEMM and time_of(r) is not None
+    }
     rows = []
     for row in frame[frame["is_timed"] & (frame["stage"] == _LINEAR)].to_dict("records"):
         case = tuple(row[name] for name in _CASE)
@@ -65,9 +67,9 @@ def stages_frame(
 
 
 def overhead_by_layer(points: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
-    """linear / gemm with its interval, a point for each kernel and layer.
+    """Plot linear / gemm with its interval, a point per kernel and layer.
 
-    points: of `stages_frame`, of one GPU, cache mode and M.
+    points: of `stages_frame`, with one GPU, cache mode and M.
     """
     figure = by_layer(points, "overhead", "×", styles)
     figure.update_yaxes(title="including activation quantization / GEMM only (×)")

@@ -1,4 +1,4 @@
-"""Kernels: how near each is to what the GPU allows, and what it gives over the others."""
+"""Kernels: roofline, speed-up over a baseline, ablation, activation quantization."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from db.queries import Filters, ResultRow
 from flexq_bench.runs import command_lines
 
 _ROOFLINE, _MAP, _ABLATION, _STAGES = "roofline", "heat map", "ablation", "gemm against linear"
-_IN_WORDS = {_STAGES: "activation quantization"}  # what an address calls otherwise
-_MAPS = 4  # as many M one below the other can be read
+_IN_WORDS = {_STAGES: "activation quantization"}  # view -> label, where it differs from the URL
+_MAPS = 4  # maximum number of M below each other
 _EVIDENCE = (
-    "The newest accepted result of every kernel and shape. Bars are 95 % intervals of levels: "
-    "what one run knows of its own time, and the noise from run to run."
+    "The newest accepted result of every kernel and shape. Bars are 95 % intervals of levels: the "
+    "uncertainty within a run, and run-to-run noise."
 )
 
 
@@ -48,7 +48,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Choose a GPU and a question, look."""
+    """Show the selected view of a GPU."""
     st.title("Kernels")
     with errors_shown():
         database = current_database()
@@ -79,7 +79,7 @@ class _Shown:
 
 
 def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.DataFrame | None:
-    """The controls and the view; of a roofline its points, which a table sums up."""
+    """Show the controls and the view; return the points of a roofline for its summary table."""
     gpu = controls.one(st.sidebar, "gpu", "GPU", gpus, gpus[0])
     view = controls.one(
         st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, in_a_row=True,
@@ -129,7 +129,7 @@ def _choose(controls: Controls, frame: pd.DataFrame, column: str, label: str) ->
 
 def _noisy_in_words(frame: pd.DataFrame) -> str:
     noisy = int(frame["noisy"].sum())
-    return f" {noisy} noisy, marked ~: their own intervals did not close." if noisy else ""
+    return f" {noisy} noisy, marked ~: their own intervals did not converge." if noisy else ""
 
 
 def _stage_of(controls: Controls, shown: _Shown) -> pd.DataFrame:
@@ -143,7 +143,7 @@ def _show_roofline(controls: Controls, shown: _Shown) -> pd.DataFrame | None:
     chosen = controls.many(st.container(), "m", "M (tokens)", tokens)
     points = narrowed(points, {"m": chosen})
     if points.empty:
-        st.info("No floor was measured beside these results, so there is no roof to draw.")
+        st.info("No floor was measured with these results, so there is no roof to draw.")
         return None
     draw_chart(roofline(points, shown.styles), key="roofline")
     st.caption(
@@ -225,11 +225,11 @@ def _show_ablation(controls: Controls, shown: _Shown) -> None:
         return
     places = places_of(of_kernel)
     place = controls.one(
-        row, "shape", "Shape", places, places[0], shown=lambda one: one.name,
-        written=lambda one: f"{one.n}x{one.k}",
+        row, "shape", "Shape", places, places[0], shown=lambda shape: shape.name,
+        written=lambda shape: f"{shape.n}x{shape.k}",
     )  # fmt: skip
     on_shape = of_kernel[(of_kernel["n"] == place.n) & (of_kernel["k"] == place.k)]
-    from kernels import registry  # brings torch, which no other view waits for
+    from kernels import registry  # imports torch, which other views don't need
 
     order = [*registry.labels("cuda"), *registry.labels("cpu")]
     by_tokens = {
@@ -247,9 +247,9 @@ def _show_ablation(controls: Controls, shown: _Shown) -> None:
 
 def _show_stages(controls: Controls, shown: _Shown) -> None:
     with shown.database.session() as session:
-        of_linear = Filters(runs=runs_of_linear(shown.results), stages=("gemm",))
-        beside = queries.results_table(session, of_linear) if of_linear.runs else []
-    points = stages_frame(shown.frame, shown.results, beside)
+        gemm_filters = Filters(runs=runs_of_linear(shown.results), stages=("gemm",))
+        same_runs = queries.results_table(session, gemm_filters) if gemm_filters.runs else []
+    points = stages_frame(shown.frame, shown.results, same_runs)
     if points.empty:
         both = ("--kernels", "flexq*", "--model", "llama-7b", "--stage", "gemm,linear")
         measure = as_code(command_lines.command("sweep", *both))
@@ -264,21 +264,21 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
     part = points[points["m"] == m]
     draw_chart(overhead_by_layer(part, shown.styles), key="stages")
     st.caption(
-        f"{_EVIDENCE} What a user pays beside what papers report: the time including activation "
+        f"{_EVIDENCE} The cost that papers usually leave out: the time including activation "
         "quantization (stage linear, FP16 activations) over that of the GEMM only (stage gemm)."
         + ("" if part["one_run"].all() else " Some of these ratios are over a gemm of another run.")
         + (
             ""
             if part["one_config"].all()
-            else " Where the two took different configurations, the ratio is of those, too."
+            else " Where the configurations differ, so does their effect on the ratio."
         )
     )
     number = st.column_config.NumberColumn
     draw_table(
         part.assign(
             added_us=part["median_us"] - part["gemm_us"],
-            measured=["one run" if one else "separate runs" for one in part["one_run"]],
-            configuration=["same" if one else "another" for one in part["one_config"]],
+            measured=["one run" if same else "separate runs" for same in part["one_run"]],
+            configuration=["same" if same else "different" for same in part["one_config"]],
         ),
         column_order=[
             *("label", "model", "layer", "m", "n", "k", "gemm_us", "median_us", "added_us"),

@@ -1,4 +1,4 @@
-"""The roofline of one GPU: what kernels reach beside what reading their weights allows."""
+"""Roofline of one GPU: throughput of kernels, bounded by the rate of reading weights."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from dashboard.shared.colors import Style
 _HEIGHT = 480
 _LEGEND_ROW_PX = 20
 _IN_A_LEGEND_ROW = 3
-_SPREAD = 1.25  # of an intensity, what the kernels that have it share
+_SPREAD = 1.25  # factor in x over which kernels of equal intensity are spread
 
 
 def roofline_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """The timed rows that have a floor, with the coordinates of a roofline.
+    """Return the timed rows that have a floor, with the coordinates of a roofline.
 
-    frame: see results_frame.COLUMNS. Added: `intensity`, operations of the GEMM a byte of weight
-    codes; `reach`, `reach_low`, `reach_high`, 10¹² operations a second with the ends of the 95 %
-    interval; `reading`, GB of weight codes a second that the floor reads; `roof`, 10¹² operations a
-    second at the floor.
+    frame: see results_frame.COLUMNS. Added columns: `intensity`, operations per byte of weight
+    codes; `reach`, `reach_low`, `reach_high`, 10¹² operations/s with the 95 % interval; `reading`,
+    GB/s of weight codes read by the floor; `roof`, 10¹² operations/s at the floor.
     """
     shown = frame[frame["is_timed"] & frame["floor_us"].notna()].copy()
     operations = 2.0 * shown["m"] * shown["n"] * shown["k"]
@@ -38,9 +37,9 @@ def roofline_frame(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def roofline(points: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
-    """Points of each kernel with their intervals under the roof, both axes logarithmic.
+    """Plot the points of each kernel with intervals and the roof, both axes logarithmic.
 
-    points: of `roofline_frame`, of one GPU, stage and cache mode. The roof is a band: the floor
+    points: of `roofline_frame`, with one GPU, stage and cache mode. The roof is a band: the floor
     reads large matrices at a higher rate than small ones. Raises ValueError if GPUs are mixed.
     """
     if points["gpu"].nunique() > 1:
@@ -50,7 +49,7 @@ def roofline(points: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
     labels = sorted(points["label"].unique())
     for i, name in enumerate(labels):
         rows = points[points["label"] == name]
-        # Kernels of one weight width share an intensity: they stand side by side.
+        # Kernels of one weight width have the same intensity: spread them horizontally.
         shift = _SPREAD ** ((i - (len(labels) - 1) / 2) / len(labels))
         style = styles[name]
         figure.add_scatter(
@@ -116,7 +115,7 @@ def _add_roof(figure: go.Figure, points: pd.DataFrame) -> None:
 
 def _hover(row: Mapping[Any, Any]) -> str:
     name = html.escape(" ".join(str(row[part]) for part in ("model", "layer") if row[part]))
-    noisy = "<br>~ noisy: its own interval did not close" if row["status"] == "noisy" else ""
+    noisy = "<br>~ noisy: its own interval did not converge" if row["status"] == "noisy" else ""
     return (
         f"{name}<br>M={row['m']} N={row['n']} K={row['k']}<br>"
         f"{row['reach']:.4g} TOPS ({row['reach_low']:.4g} to {row['reach_high']:.4g})<br>"

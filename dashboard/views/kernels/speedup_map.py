@@ -1,4 +1,4 @@
-"""The heat map kernel × layer × M of speed-up over a baseline, as in FlexQ's Figure 10."""
+"""Heat maps kernel × layer of the speed-up over a baseline, by M, as in FlexQ's Figure 10."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from plotly.subplots import make_subplots
 
 from dashboard.shared.layer_chart import Place, places_of
 
-# Orange is slower, blue is faster: a pair that every eye tells apart, also by its lightness.
+# Orange: slower, blue: faster. Distinguishable with colour vision deficiencies, also by lightness.
 _COLORS = ("#B35806", "#FDB863", "#F7F7F7", "#92C5DE", "#2166AC")
 _ROW_PX = 40
 _BETWEEN_PX = 50
 _AROUND_PX = 190
 _BAR_PX = 420
-_LABELS_PX = 110  # of the names of columns above the first map
-_ROOMY = 22  # columns, up to which a cell has room for its interval
+_LABELS_PX = 110  # column names above the first map
+_ROOMY = 22  # maximum number of columns for which cells show the interval
 _TICKS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-_BETWEEN_TICKS = (0.67, 0.8, 1.25, 1.5)  # where nothing is far from the baseline
+_BETWEEN_TICKS = (0.67, 0.8, 1.25, 1.5)  # added if all ratios are within 2 ×
 
 
 def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
-    """A map for each M, one below the other: a row a kernel, a column a layer.
+    """Draw one map per M below each other, with a row per kernel and a column per layer.
 
-    frame: see results_frame.COLUMNS, of one GPU, stage and cache mode; the baseline's own rows
-    and those without a speed-up are left out. A cell says the ratio and half of its interval; among
-    many columns it says the latter when it is pointed at.
+    frame: see results_frame.COLUMNS, with one GPU, stage and cache mode; rows of the baseline and
+    those without a speed-up are left out. A cell shows the ratio and half of its interval; with
+    many columns the latter only on hover.
     Raises ValueError if GPUs are mixed or nothing is left.
     """
     shown = frame[frame["is_timed"] & frame["speedup"].notna() & (frame["label"] != baseline)]
@@ -40,15 +40,15 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
     tokens = sorted(shown["m"].unique())
     places = places_of(shown)
     maps = [_map(shown[shown["m"] == m], places) for m in tokens]
-    rows = [len(one.y) for one in maps]
+    rows = [len(heatmap.y) for heatmap in maps]
     above = _LABELS_PX if len(tokens) > 1 else 0
     height = _AROUND_PX + above + _ROW_PX * sum(rows) + _BETWEEN_PX * len(maps)
     figure = make_subplots(
         rows=len(tokens), cols=1, shared_xaxes=True, row_heights=rows,
         vertical_spacing=_BETWEEN_PX / height, subplot_titles=[f"M = {m}" for m in tokens],
     )  # fmt: skip
-    for i, one in enumerate(maps):
-        figure.add_trace(one, row=i + 1, col=1)
+    for i, heatmap in enumerate(maps):
+        figure.add_trace(heatmap, row=i + 1, col=1)
     widest = float(np.abs(np.log2(shown["speedup"])).max()) or 1.0
     named = _TICKS if widest > 1 else (*_TICKS, *_BETWEEN_TICKS)
     ticks = [tick for tick in named if abs(np.log2(tick)) <= widest * 1.001]
@@ -75,7 +75,7 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
         margin={"l": 10, "r": 40, "t": 120 + above, "b": 10},
         modebar={"orientation": "v"},
     )
-    # Columns are named above the first map, where a reader begins, and again below the last.
+    # Column names are above the first map and below the last one.
     figure.update_xaxes(tickangle=-40, showgrid=False)
     if len(tokens) > 1:
         figure.update_xaxes(side="top", showticklabels=True, row=1, col=1)
@@ -86,15 +86,15 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
 
 
 def widest_percent(frame: pd.DataFrame) -> float:
-    """The widest half of an interval among these speed-ups, in percent of the speed-up."""
+    """Return the largest half-width of the intervals, in percent of the speed-up."""
     halves = 50 * (frame["speedup_high"] - frame["speedup_low"]) / frame["speedup"]
     return float(halves.max())
 
 
 def _at_layers(frame: pd.DataFrame) -> pd.DataFrame:
-    """Shapes of no layer take the column of the first layer of their size, if there is one.
+    """Move shapes without a model to the first layer of their size, if there is one.
 
-    What was measured as the layer itself comes later, and so is what a cell says.
+    Rows measured as the layer itself come later, so that they take precedence in a cell.
     """
     bare = frame["model"] == ""
     named = {(place.n, place.k): place for place in reversed(places_of(frame[~bare]))}
@@ -148,7 +148,7 @@ def _hover(cell: Mapping[Any, Any]) -> str:
         if cell["one_run"]
         else f"in separate runs, with the noise of both ({cell.get('noise', 'not known')})"
     )
-    noisy = "<br>noisy: its own interval did not close" if cell["status"] == "noisy" else ""
+    noisy = "<br>noisy: its own interval did not converge" if cell["status"] == "noisy" else ""
     return (
         f"<b>{html.escape(str(cell['label']))}</b><br>"
         f"{html.escape(_place(cell).name)}<br>M={cell['m']} N={cell['n']} K={cell['k']}<br>"

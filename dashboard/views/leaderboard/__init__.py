@@ -1,1 +1,1 @@
-"""Leaderboard: the kernels of one shape, the fastest first."""
+"""Leaderboard: kernels on one shape, fastest first."""

@@ -1,4 +1,4 @@
-"""The kernels of one shape as a table, the fastest first."""
+"""Kernels on one shape as a DataFrame, fastest first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexq_bench.runs.stored_comparison import level_ratio
 from flexq_bench.runs.stored_noise import StoredNoise
 from workloads.case import kernel_label
 
-# level_low, level_high: of the 95 % interval of the level, µs. slower: time over the fastest's.
+# level_low, level_high: 95 % interval of the level, µs. slower: time / time of the fastest.
 COLUMNS = (
     *("rank", "label", "median_us", "level_low", "level_high", "slower", "apart"),
     *("pct_of_floor", "tops", "gb_s", "correct", "noisy", "history", "samples", "run"),
@@ -24,10 +24,10 @@ COLUMNS = (
 
 
 def leaderboard_frame(rows: Sequence[LatestRow[ResultRow]], noise: StoredNoise) -> pd.DataFrame:
-    """A row a kernel that was right and timed, by its time: COLUMNS.
+    """Return one row per correct, timed kernel, fastest first: COLUMNS.
 
-    rows: of one shape, M, GPU, stage, cache mode and regime. apart: whether its level is told from
-    the fastest one's by their intervals.
+    rows: of one shape, M, GPU, stage, cache mode and regime. apart: "yes" if the interval of the
+    ratio to the fastest excludes 1.
     """
     timed = sorted(
         (row for row in rows if row.level_us is not None and row.result.median_us),
@@ -41,7 +41,7 @@ def _cells(
     rank: int, row: LatestRow[ResultRow], fastest: LatestRow[ResultRow], noise: StoredNoise
 ) -> dict[str, Any]:
     r, level = row.result, row.level_us
-    assert level is not None  # only such rows are ranked
+    assert level is not None  # leaderboard_frame selects such rows
     against = level_ratio(r, fastest.result, noise) if row is not fastest else None
     return {
         "rank": rank,

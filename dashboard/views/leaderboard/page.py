@@ -1,4 +1,4 @@
-"""Leaderboard: which kernel is fastest for a layer."""
+"""Leaderboard: kernels on a layer, fastest first."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Choose a layer, look who is first."""
+    """Show the kernels on the selected layer, fastest first."""
     st.title("Leaderboard")
     with errors_shown():
         database = current_database()
@@ -69,9 +69,9 @@ class _Shape:
     stage: str
     cache: str
 
-    def is_of(self, r: ResultRow) -> bool:
-        mine = (self.n, self.k, self.m, self.stage, self.cache)
-        return (r.n, r.k, r.m, r.stage, r.cache) == mine
+    def matches(self, r: ResultRow) -> bool:
+        own = (self.n, self.k, self.m, self.stage, self.cache)
+        return (r.n, r.k, r.m, r.stage, r.cache) == own
 
 
 def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
@@ -84,7 +84,7 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
     everything = read_rows(database, latest, latest.default_baseline)
     frame = frame_of(everything, latest.default_baseline)
     shape = _choose_shape(controls, frame)
-    rows = [row for row in everything if shape.is_of(row.result)]
+    rows = [row for row in everything if shape.matches(row.result)]
     table = leaderboard_frame(rows, latest.noise)
     st.markdown(
         f"**{as_text(shape.name)}**, N = {shape.n}, K = {shape.k}, **M = {shape.m}** on "
@@ -102,14 +102,14 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
         kernels = queries.kernel_names(session)
     draw_chart(_chart(table, kernel_styles(kernels, _used(rows))), key="leaderboard")
     st.caption(
-        "The newest accepted result of each kernel. Bars are 95 % intervals of its level, the "
-        "noise from run to run included. Two kernels that one run measured are set against each "
-        "other in that run; told apart says whether the interval of their ratio leaves out 1."
+        "The newest accepted result of each kernel. Bars are 95 % intervals of its level, "
+        "including run-to-run noise. Two kernels measured in one run are compared within that "
+        "run; told apart: the interval of their ratio excludes 1."
     )
 
 
 def _choose_shape(controls: Controls, frame: pd.DataFrame) -> _Shape:
-    """Model, layer and M first: N and K follow; what is in no model is chosen by its shape."""
+    """Select model, layer and M, which give N and K; shapes of no model are selected by size."""
     places = places_of_frame(frame)
     sizes = Counter(zip(frame["n"].tolist(), frame["k"].tolist(), strict=True))
     models, _ = models_and_layers(places)
@@ -133,13 +133,13 @@ def _choose_shape(controls: Controls, frame: pd.DataFrame) -> _Shape:
         layer = controls.one(row, "layer", "Layer", layers, layers[0])
         n, k = sorted(places[model, layer])[0]
         name = f"{model} {layer}"
-    there = frame[(frame["n"] == n) & (frame["k"] == k)]
-    stages = sorted(there["stage"].unique().tolist())
+    on_shape = frame[(frame["n"] == n) & (frame["k"] == k)]
+    stages = sorted(on_shape["stage"].unique().tolist())
     stage = controls.one(st.sidebar, "stage", "Stage", stages, stages[0], shown=stage_in_words)
-    there = there[there["stage"] == stage]
-    caches = sorted(there["cache"].unique().tolist())
+    on_shape = on_shape[on_shape["stage"] == stage]
+    caches = sorted(on_shape["cache"].unique().tolist())
     cache = controls.one(st.sidebar, "cache", "Cache", caches, caches[0])
-    tokens = sorted(there[there["cache"] == cache]["m"].unique().tolist())
+    tokens = sorted(on_shape[on_shape["cache"] == cache]["m"].unique().tolist())
     m = controls.one(row, "m", "M (tokens)", tokens, tokens[0], in_a_row=True)
     return _Shape(name, int(n), int(k), int(m), stage, cache)
 
@@ -176,7 +176,7 @@ def _show_table(table: pd.DataFrame) -> None:
             "gb_s": number("GB/s", format="%.0f", help="bytes of weight codes over the time"),
             "correct": column.TextColumn("correct", help="against the reference"),
             "error": number("max error", format="%.2g", help="largest relative error"),
-            "noisy": column.TextColumn("noisy", help="its own interval did not close"),
+            "noisy": column.TextColumn("noisy", help="its own interval did not converge"),
             "history": column.LinkColumn(display_text="history"),
             "samples": column.LinkColumn(display_text="samples"),
             "run": column.LinkColumn(display_text=r"run=(.*)$"),
@@ -192,7 +192,7 @@ def _show_table(table: pd.DataFrame) -> None:
 
 
 def _chart(table: pd.DataFrame, styles: dict[str, Style]) -> go.Figure:
-    """A point a kernel with the interval of its level, the fastest on top."""
+    """Plot a point per kernel with the interval of its level, fastest on top."""
     figure = go.Figure(
         go.Scatter(
             x=table["median_us"].tolist(),

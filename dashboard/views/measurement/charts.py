@@ -13,7 +13,7 @@ from dashboard.shared.colors import Style
 from db.queries import ResultRow
 
 Placements = Sequence[Sequence[float]]
-_POINTS = 4000  # drawn at most: more take a browser seconds and show nothing else
+_POINTS = 4000  # maximum drawn: more take a browser seconds without showing more
 _HEIGHT = 380
 _INVALID = "#B44B4B"
 
@@ -50,16 +50,16 @@ def ecdf(samples: Placements, result: ResultRow, style: Style) -> go.Figure:
     _mark_median(figure, result, style, axis="x")
     figure.update_xaxes(title="time of a launch (µs)")
     figure.update_yaxes(title="share of the samples (%)", range=[0, 101])
-    return _laid_out(figure)
+    return _lay_out(figure)
 
 
 def order_plot(
     samples: Placements, invalid: Sequence[Sequence[int]], result: ResultRow, style: Style
 ) -> go.Figure:
-    """The samples in the order measured, with the median of each placement.
+    """Plot the samples in measurement order, with the median of each placement.
 
-    samples: as in `ecdf`. invalid: [placements] indices of samples at too low a clock. Of very many
-    samples the least and the most of neighbours are drawn, so that no outlier is lost.
+    samples: as in `ecdf`. invalid: [placements] indices of samples with too low a clock. Of very
+    many samples the minimum and maximum of neighbours are drawn, which keeps all outliers.
     """
     figure = go.Figure()
     start = 0
@@ -99,11 +99,11 @@ def order_plot(
     _mark_median(figure, result, style, axis="y")
     figure.update_xaxes(title="sample, in the order measured (count)")
     figure.update_yaxes(title="time of a launch (µs)")
-    return _laid_out(figure)
+    return _lay_out(figure)
 
 
 def clock_plot(readings: Mapping[str, Mapping[str, Any]]) -> go.Figure:
-    """The SM clock by when it was read, each a single reading: see `clock_readings`."""
+    """Plot the SM clock before, during and after the measurement; each is a single reading."""
     known = {when: state["sm_clock_mhz"] for when, state in readings.items()}
     figure = go.Figure(
         go.Scatter(
@@ -117,7 +117,7 @@ def clock_plot(readings: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     )
     figure.update_xaxes(title="when it was read")
     figure.update_yaxes(title="SM clock (MHz)", rangemode="tozero")
-    return _laid_out(figure)
+    return _lay_out(figure)
 
 
 def _steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -128,8 +128,7 @@ def _steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
 
 
 def _envelope(values: Sequence[float], stride: int) -> list[int]:
-    """Indices of the least and the most of each `stride` neighbours; all of them for a stride of
-    1."""
+    """Return the indices of minimum and maximum of each 2 * stride neighbours; stride 1: all."""
     if stride <= 1:
         return list(range(len(values)))
     array = np.asarray(values, dtype=np.float64)
@@ -159,7 +158,7 @@ def _mark_median(figure: go.Figure, result: ResultRow, style: Style, *, axis: st
     )  # fmt: skip
 
 
-def _laid_out(figure: go.Figure) -> go.Figure:
+def _lay_out(figure: go.Figure) -> go.Figure:
     return figure.update_layout(
         height=_HEIGHT,
         margin={"l": 10, "r": 40, "t": 20, "b": 10},

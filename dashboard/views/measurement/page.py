@@ -1,4 +1,4 @@
-"""Measurement: one result with its raw samples. The only page that reads them."""
+"""Measurement: one result with its raw samples, which only this page reads."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def link_of(measurement_uuid: str) -> dict[str, str]:
 
 
 def page() -> None:
-    """The samples of one measurement: how they spread, how they came, at which clock."""
+    """Show the samples of a measurement: distribution, order and clock."""
     st.title("Measurement")
-    asked = st.query_params.get(_UUID)
-    if asked is None:
+    uuid = st.query_params.get(_UUID)
+    if uuid is None:
         st.info(
-            "Which one? Click a point of a chart on the History page, or its uuid in the table "
-            "there.",
+            "No measurement is selected. Click a point of a chart on the History page, or a uuid "
+            "in its table.",
             icon=":material/show_chart:",
         )
         return
@@ -66,11 +66,11 @@ def page() -> None:
         database = current_database()
         with database.session() as session:
             try:
-                detail = queries.result_detail(session, asked)
-                samples = queries.samples_of(session, asked)
+                detail = queries.result_detail(session, uuid)
+                samples = queries.samples_of(session, uuid)
             except NotFoundError:
                 st.warning(
-                    f"There is no measurement {as_code(asked)} in {as_code(database.url)}: choose "
+                    f"There is no measurement {as_code(uuid)} in {as_code(database.url)}: choose "
                     "a point on the History page."
                 )
                 return
@@ -96,10 +96,10 @@ def _show(detail: ResultDetail, samples: charts.Placements, style: Style) -> Non
     )
     if not any(samples):
         if result.median_us is None:
-            st.info("It was never timed, so there are no samples: the status says why.")
+            st.info("It was not timed, so there are no samples: see its status.")
         else:
             st.info(
-                "Its raw samples were pruned, or never sent. Measure again to have new ones; "
+                "Its raw samples were pruned, or not stored. Measure again to get new ones; "
                 "summaries are never deleted."
             )
     else:
@@ -109,8 +109,8 @@ def _show(detail: ResultDetail, samples: charts.Placements, style: Style) -> Non
         st.header("In the order measured", anchor=False)
         draw_chart(charts.order_plot(samples, invalid, result, style), key="order")
         st.caption(
-            "Each repeat allocates all buffers anew: levels that differ between repeats are "
-            "where the buffers lie, a drift within one is the machine."
+            "Each repeat allocates all buffers again: differences between repeats are due to the "
+            "buffers' addresses, a drift within a repeat to the machine."
         )
     _show_device(detail)
 
@@ -151,7 +151,7 @@ def _show_device(detail: ResultDetail) -> None:
             "have no interval."
         )
     else:
-        st.info("No clock was read: a CPU has none to read here, or the driver did not tell.")
+        st.info("No clock was read: the device is a CPU, or the driver did not report it.")
     table = [
         {"when": when, **{shown: _reading(name, state) for name, shown in _STATE.items()}}
         for when, state in readings.items()
@@ -172,7 +172,7 @@ def _reading(name: str, state: Mapping[str, Any]) -> Any:
 
 
 def _readings(detail: ResultDetail) -> dict[str, Mapping[str, Any]]:
-    """The state of the device before, during and after, as far as it is known."""
+    """Return the known states of the device before, during and after the measurement."""
     during = {name: getattr(detail, name) for name in _STATE}
     return {
         "before": detail.extra.get("before", {}),

@@ -1,1 +1,1 @@
-"""Overview: open alerts, verdicts of the latest nightly run, and what did not run."""
+"""Overview: open alerts, verdicts of the latest nightly run, and failed cases."""

@@ -1,4 +1,4 @@
-"""Overview: what got slower, verdicts of the latest nightly run, and what did not run."""
+"""Overview: open alerts, verdicts of the latest nightly run, and failed cases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from db.queries import SCHEDULED, SWEEP, AlertRow, FalseAlarmRow, NightRow, RunS
 from flexq_bench.runs import command_lines
 from flexq_bench.verdicts import Verdict
 
-_LISTED = 30  # open alerts; who has more of them needs the table of `alerts list`
+_LISTED = 30  # open alerts shown; `alerts list` has all
 
 
 def as_page() -> st.Page:
@@ -39,7 +39,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Alerts first, then what they rest on."""
+    """Show alerts, verdicts, the false-alarm rate and the latest runs."""
     st.title("Overview")
     with errors_shown():
         database = current_database()
@@ -153,9 +153,8 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     for missing in controls.ignored:
         st.warning(f"Not stored, so not asked for: {as_text(missing)}.")
     with database.session() as session:
-        wanted = suite or None
-        by_gpu = _newest_runs(session, wanted, everything=everything)
-        newest = queries.runs(session, suite=wanted, without_suites=OTHER_SUITES, limit=1)
+        by_gpu = _newest_runs(session, suite or None, everything=everything)
+        newest = queries.runs(session, suite=suite or None, without_suites=OTHER_SUITES, limit=1)
         if not everything:
             newest = [run for run in newest if run.trigger != SWEEP and not run.gpus]
         distinct = tuple({run.uuid: run for run in (*by_gpu.values(), *newest)}.values())
@@ -183,17 +182,23 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
 
 
 def _newest_runs(session: Session, suite: str | None, *, everything: bool) -> dict[str, RunSummary]:
-    """By GPU the run to show: a scheduled one, or else what is no sweep and on a GPU, or whatever
-    there is. everything: the newest, whatever it is."""
+    """Return the run to show for each GPU: scheduled, else by hand on a GPU, else any.
+
+    everything: the newest run of any kind.
+    """
     by_hand: dict[str, Any] = {"backend": "cuda", "without_triggers": (SWEEP,)}
-    ways: tuple[dict[str, Any], ...] = ({"backend": "cuda", "trigger": SCHEDULED}, by_hand, {})
+    preferences: tuple[dict[str, Any], ...] = (
+        {"backend": "cuda", "trigger": SCHEDULED},
+        by_hand,
+        {},
+    )
     if everything or suite:
         return queries.latest_runs(session, suite=suite, without_suites=OTHER_SUITES)
     for project in (queries.main_project(session), None):
-        for way in ways:
-            found = queries.latest_runs(
-                session, without_suites=OTHER_SUITES, project=project, **way
+        for filters in preferences:
+            runs = queries.latest_runs(
+                session, without_suites=OTHER_SUITES, project=project, **filters
             )
-            if found:
-                return found
+            if runs:
+                return runs
     return {}

@@ -1,4 +1,4 @@
-"""The latest runs as rows of tables: what they planned, what came, and what did not."""
+"""Table rows of the latest runs, and of cases without a valid result."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def run_rows(
     outcomes: Sequence[OutcomeRow],
     zone: tzinfo,
 ) -> list[dict[str, Any]]:
-    """A row a GPU, with the cases of its run by status; runs of no GPU yet after them.
+    """Return one row per GPU with the cases of its run by status, then runs without a GPU.
 
-    by_gpu: the run to show of each GPU. runs: those, and others that have no result yet.
+    by_gpu: the run to show for each GPU. runs: these, and others without a result.
     """
     counts: Counter[tuple[str, str, str]] = Counter()
     for outcome in outcomes:
@@ -54,9 +54,9 @@ def problem_rows(
     outcomes: Sequence[OutcomeRow],
     missing: Mapping[str, Sequence[str]],
 ) -> list[dict[str, Any]]:
-    """A row for each reason why cases have no time that counts, most cases first.
+    """Return one row per reason why cases have no valid time, most cases first.
 
-    missing: by run the keys of the planned cases without a result.
+    missing: run -> keys of the planned cases without a result.
     """
     rows = [
         {

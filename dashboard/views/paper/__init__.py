@@ -1,1 +1,1 @@
-"""Paper: published numbers beside measured ones, each in columns of its own."""
+"""Paper: published numbers next to measured ones, in separate columns."""

@@ -1,4 +1,4 @@
-"""The chart of published ratios beside ours."""
+"""Chart of published and measured ratios."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import plotly.graph_objects as go
 
 from dashboard.shared.charts import GREY, error_bars, in_lines, log_axis
 
-_OURS = "#0072B2"
+_MEASURED_COLOR = "#0072B2"
 _ROW_PX = 36  # two lines of a name
 _AROUND_PX = 150
 
 
 def beside_each_other(frame: pd.DataFrame) -> go.Figure:
-    """Ratios: the paper's as an open diamond, ours as a point with its interval; log axis.
+    """Plot ratios on a log axis: published as open diamonds, measured as points with intervals.
 
-    frame: see dashboard.views.paper.frame.COLUMNS; rows that are no ratio are left out.
+    frame: see dashboard.views.paper.frame.COLUMNS; rows that are not ratios are left out.
     """
     shown = frame[frame["unit"] == "×"]
     names = [in_lines(html.escape(_name(row))) for row in shown.to_dict("records")]
@@ -41,7 +41,7 @@ def beside_each_other(frame: pd.DataFrame) -> go.Figure:
         y=[name for name, here in zip(names, is_ours, strict=True) if here],
         error_x=error_bars(ours["ours"], ours["ours_low"], ours["ours_high"], width=4),
         mode="markers",
-        marker={"color": _OURS, "symbol": "circle", "size": 9},
+        marker={"color": _MEASURED_COLOR, "symbol": "circle", "size": 9},
         text=[_measured(row) for row in ours.to_dict("records")],
         hovertemplate="%{text}<extra>measured here</extra>",
     )
