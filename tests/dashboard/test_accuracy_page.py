@@ -143,7 +143,7 @@ def test_models_are_chosen_by_the_link(evaluated, open_accuracy):
     keep(evaluated, a_score("fp16", model="tiny-llama"))
 
     assert len(scores(open_accuracy(model="tiny-llama"))) == 1
-    assert "Not stored, so not asked for: model nothing" in words(open_accuracy(model="nothing"))
+    assert "Not stored, so ignored: model nothing" in words(open_accuracy(model="nothing"))
 
 
 def test_a_shown_change_is_that_of_two_shown_values(store, open_accuracy):

@@ -128,7 +128,7 @@ def test_nothing_timed_says_so(store, open_decode):
 
 
 def test_a_link_to_a_model_that_was_never_decoded_says_so(decoded, open_decode):
-    assert "Never decoded, so not asked for: model opt-13b" in words(open_decode(model="opt-13b"))
+    assert "Never decoded, so ignored: model opt-13b" in words(open_decode(model="opt-13b"))
 
 
 def test_servings_are_drawn_by_scheme_cache_and_sequences_at_a_time(store, open_decode):

@@ -78,7 +78,7 @@ def test_workers_tell_what_they_measure_how_warm_they_are_and_when_they_were_see
 
 
 def test_a_worker_that_gives_no_sign_of_life_is_called_out(fleet, open_fleet):
-    assert "1 of 2 workers gave no sign of life" in words(open_fleet())
+    assert "1 of 2 workers sent no heartbeat" in words(open_fleet())
 
 
 def test_a_lost_worker_says_why_and_is_no_longer_alive(fleet, open_fleet):
@@ -101,7 +101,7 @@ def test_a_run_tells_how_far_it_is_and_how_long_it_takes(fleet, open_fleet):
 
 
 def test_a_case_that_was_taken_out_is_listed(fleet, open_fleet):
-    (row,) = table_rows(open_fleet(), of="workers it ended")
+    (row,) = table_rows(open_fleet(), of="worker deaths")
 
     assert row["case"] == CASES[1]
     assert row["run"] == a_run().uuid[:8]

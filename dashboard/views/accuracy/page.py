@@ -87,7 +87,7 @@ def page() -> None:
     _show_gates(controls, model, gates, names, database)
     _show_charts(latest, rows, values, styles)
     _show_history(over_time, values, names, styles)
-    controls.warn_of_ignored(on_top, "Not stored, so not asked for")
+    controls.warn_of_ignored(on_top, "Not stored, so ignored")
 
 
 def _of_last_commits(scores: Sequence[Score]) -> list[Score]:

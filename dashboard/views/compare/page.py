@@ -75,7 +75,7 @@ def page() -> None:
         compared = _SIDES[kind](controls, database, suites)
         if compared is not None:
             _show(controls, database, compared)
-        controls.warn_of_ignored(on_top, "Not stored, so not asked for")
+        controls.warn_of_ignored(on_top, "Not stored, so ignored")
         controls.offer_to_clear()
 
 

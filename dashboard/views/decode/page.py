@@ -56,7 +56,7 @@ def page() -> None:
     if rows:
         rows = _narrow(controls, rows)
     for missing in controls.ignored:
-        st.warning(f"Never decoded, so not asked for: {as_text(missing)}.")
+        st.warning(f"Never decoded, so ignored: {as_text(missing)}.")
     if rows:
         _show(rows, styles, zone)
     else:

@@ -64,7 +64,7 @@ def page() -> None:
         controls = Controls("history")
         on_top = st.empty()
         drawn = _show(controls, database, known)
-        controls.warn_of_ignored(on_top, "Not among the stored series, so not asked for")
+        controls.warn_of_ignored(on_top, "Not among the stored series, so ignored")
         controls.offer_to_clear()
         if drawn is not None:
             _show_patterns(drawn)

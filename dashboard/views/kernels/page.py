@@ -60,7 +60,7 @@ def page() -> None:
         controls = Controls("kernels")
         on_top = st.empty()
         points = _show(controls, database, gpus)
-        controls.warn_of_ignored(on_top, "Not among these results, so not asked for")
+        controls.warn_of_ignored(on_top, "Not among these results, so ignored")
         controls.offer_to_clear()
         if points is not None:
             _show_reach(points)

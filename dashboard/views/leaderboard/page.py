@@ -54,7 +54,7 @@ def page() -> None:
         controls = Controls("leaderboard")
         on_top = st.empty()
         _show(controls, database, gpus)
-        controls.warn_of_ignored(on_top, "Not among these results, so not asked for")
+        controls.warn_of_ignored(on_top, "Not among these results, so ignored")
         controls.offer_to_clear()
 
 

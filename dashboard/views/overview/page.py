@@ -151,7 +151,7 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
         hint="Without it: the newest run of a suite on each kind of GPU, scheduled ones first.",
     )  # fmt: skip
     for missing in controls.ignored:
-        st.warning(f"Not stored, so not asked for: {as_text(missing)}.")
+        st.warning(f"Not stored, so ignored: {as_text(missing)}.")
     with database.session() as session:
         by_gpu = _newest_runs(session, suite or None, everything=everything)
         newest = queries.runs(session, suite=suite or None, without_suites=OTHER_SUITES, limit=1)

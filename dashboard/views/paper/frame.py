@@ -1,4 +1,4 @@
-"""Published numbers and ours as one table, each in columns of its own."""
+"""Published and measured numbers as one DataFrame, in separate columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dashboard.shared.results_frame import interval_cells
 from dashboard.views.paper.measured import Ours
 from db.reference_store import ReferenceInfo
 
-# `published` is the paper's; ours, ours_low and ours_high are measured here, with a 95 % interval.
+# published: of the paper. ours, ours_low, ours_high: measured here, with the 95 % interval.
 COLUMNS = {
     "metric": "str",
     "kernel": "str",
@@ -38,8 +38,8 @@ COLUMNS = {
 
 
 def paper_frame(rows: Sequence[tuple[ReferenceInfo, Sequence[Ours]]]) -> pd.DataFrame:
-    """A row for each published number and GPU of ours, in the order given; one, where none is."""
-    cells = [_cells(stated, one) for stated, measured in rows for one in (measured or (None,))]
+    """Return one row per published number and measured GPU; one row if nothing was measured."""
+    cells = [_cells(stated, ours) for stated, measured in rows for ours in (measured or (None,))]
     return pd.DataFrame(cells, columns=list(COLUMNS)).astype(COLUMNS)
 
 
@@ -55,7 +55,7 @@ def _cells(stated: ReferenceInfo, ours: Ours | None) -> dict[str, Any]:
         "bound": stated.bound,
         "published": stated.value,
         "unit": stated.unit,
-        "hardware": stated.hardware or "not told",
+        "hardware": stated.hardware or "not stated",
         **interval_cells("ours", None if ours is None else ours.value),
         "our_kernel": "" if ours is None else ours.kernel or stated.kernel,
         "of": 0 if ours is None else ours.of,

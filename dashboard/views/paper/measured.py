@@ -1,4 +1,4 @@
-"""Our measurements of the quantities that papers state, for comparison with them."""
+"""Measurements of the quantities that papers state, for comparison."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from workloads.case import kernel_label
 from workloads.errors import WorkloadError
 from workloads.suites import load_suite
 
-_FROM_THE_HUB = {"wikitext2": "wikitext"}  # another name of the same text
-_AS_IN_PAPERS = "reference"
-# What we ship in place of a kernel that a paper names: the same formats, our own design.
+_HUB_NAMES = {"wikitext2": "wikitext"}  # task -> name of the same text on the hub
+_PREFERRED_THROUGH = "reference"  # as in the papers
+# Kernel of a paper -> kernels shipped in its place: the same formats, another design.
 SUCCESSORS = {"flexq-w6a6": ("flexq",)}
-# Of a baseline: below the first it is no baseline that the paper would have taken, so nothing is
-# said; below the second the number has a caveat.
-_FEWEST_PERCENT_OF_FLOOR, _FEW_PERCENT_OF_FLOOR = 25.0, 50.0
-_NORMAL_95 = 1.959964  # standard errors from the middle to an end of a 95 % interval
+# Baselines below the first value are too slow to be comparable with the paper's: no ratio is
+# shown. Below the second one the ratio has a caveat.
+_MIN_PERCENT_OF_FLOOR, _LOW_PERCENT_OF_FLOOR = 25.0, 50.0
+_NORMAL_95 = 1.959964  # half-width of a 95 % interval in standard errors
 
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """A number of ours with its 95 % interval, on one kind of GPU.
+    """A measured number with its 95 % interval, on one GPU model.
 
-    value None: conditions differ too much to set it beside the published one; caveats say how.
-    cases: how many it is over. apart: how many of them are of two separate runs. kernel: ours; a
-    paper's may have a successor. of: cases that the published number is over; 0: it is not known.
+    value None: not comparable with the published one, see caveats. cases: number of cases it is
+    computed from. apart: number of them from two separate runs. kernel: the measured one, which may
+    be a successor. of: number of cases of the published number; 0: unknown.
     """
 
     gpu: str
@@ -51,18 +51,17 @@ def ours_of(
     scores: Sequence[ScoreRow],
     decodes: Sequence[DecodeRow],
     *,
-    beside: Sequence[ResultRow] = (),
+    baselines: Sequence[ResultRow] = (),
     noise: StoredNoise | None = None,
 ) -> list[Ours]:
     """Return our measurements of a stated quantity, by GPU; empty: there are none.
 
-    results: the newest of each series. beside: the results of the baselines from the same runs,
-    which ratios are taken with first. noise: from run to run, of ratios of separate runs. scores,
-    decodes: the newest of their kind. A stated best case is compared with our best case, a mean
-    with our geometric mean.
+    results: the newest of each series. baselines: results of baselines of the same runs, preferred
+    for ratios. noise: run-to-run noise, for ratios of separate runs. scores, decodes: the newest of
+    each kind. A published best case is compared with the best case, a mean with the geometric mean.
     """
     compute: dict[str, Callable[[], list[Ours]]] = {
-        "speedup": lambda: _speedups(stated, results, beside, noise or StoredNoise({})),
+        "speedup": lambda: _speedups(stated, results, baselines, noise or StoredNoise({})),
         "decode-speedup": lambda: _decodes(stated, decodes, _token_time),
         "memory-ratio": lambda: _decodes(stated, decodes, _memory),
         "perplexity": lambda: _perplexities(stated, scores),
@@ -74,13 +73,15 @@ def ours_of(
 def _speedups(
     stated: ReferenceInfo,
     results: Iterable[ResultRow],
-    beside: Sequence[ResultRow],
+    baselines: Sequence[ResultRow],
     noise: StoredNoise,
 ) -> list[Ours]:
-    """baseline / kernel over the suite's layers, weights cold, stage gemm: of the kernel that the
-    paper names, and of the one that is shipped in its place."""
+    """Compute baseline / kernel over the suite's layers (cold, stage gemm), by kernel and GPU.
+
+    For the kernel that the paper names, and its successors.
+    """
     shapes = _shapes(stated)
-    about = [
+    relevant = [
         r
         for r in newest_of_cases(results)
         if (r.stage, r.cache) == ("gemm", "cold")
@@ -88,19 +89,19 @@ def _speedups(
         and stated.m in (None, r.m)
         and time_of(r) is not None
     ]
-    base_of = bases_of(about, beside, stated.baseline)
-    found = []
+    base_of = bases_of(relevant, baselines, stated.baseline)
+    speedups = []
     for kernel in (stated.kernel, *SUCCESSORS.get(stated.kernel, ())):
         by_gpu: dict[str, list[tuple[ResultRow, ResultRow]]] = {}
-        for r in about:
+        for r in relevant:
             base = base_of(r)
             if kernel_label(r.kernel, r.variant) == kernel and base is not None:
                 by_gpu.setdefault(r.gpu, []).append((base, r))
         expected = len(shapes) if stated.m is not None else 0
-        found += [
+        speedups += [
             _speedup(stated, kernel, expected, pairs, noise) for _, pairs in sorted(by_gpu.items())
         ]
-    return found
+    return speedups
 
 
 def _speedup(
@@ -119,14 +120,14 @@ def _speedup(
     if any(apart):
         caveats.append(f"{sum(apart)} of separate runs")
     if kernel != stated.kernel:
-        caveats.append(f"{kernel} is what we ship in place of {stated.kernel}")
-    if share is not None and share < _FEWEST_PERCENT_OF_FLOOR:
-        why = f"not set beside it: {stated.baseline} reaches {share:.0f} % of its floor here"
+        caveats.append(f"{kernel} is the successor of {stated.kernel}")
+    if share is not None and share < _MIN_PERCENT_OF_FLOOR:
+        why = f"not comparable: {stated.baseline} reaches {share:.0f} % of its floor here"
         return Ours(gpu, None, len(pairs), sum(apart), kernel, expected, (why, *caveats))
-    if share is not None and share < _FEW_PERCENT_OF_FLOOR:
+    if share is not None and share < _LOW_PERCENT_OF_FLOOR:
         caveats.append(f"{stated.baseline} is at {share:.0f} % of its floor")
     ratios = [level_ratio(base, ours, noise) for base, ours in pairs]
-    value = max(ratios, key=lambda one: one.estimate)
+    value = max(ratios, key=lambda ratio: ratio.estimate)
     if stated.bound != "up to":
         value = geometric_mean(ratios)
         if any(apart):
@@ -140,7 +141,7 @@ def _speedup(
 def _shapes(stated: ReferenceInfo) -> set[tuple[int, int]]:
     try:
         shapes = load_suite(stated.suite).shapes
-    except WorkloadError:  # of another version, which has other suites
+    except WorkloadError:  # stored by another version, with other suites
         return set()
     return {(s.n, s.k) for s in shapes if stated.model in ("", s.model)}
 
@@ -150,19 +151,20 @@ def _decodes(
     decodes: Iterable[DecodeRow],
     value_of: Callable[[DecodeRow], Interval | None],
 ) -> list[Ours]:
-    """baseline / scheme over every setting in which both were decoded."""
+    """Compute baseline / scheme over all settings in which both were decoded."""
     sides: dict[str, dict[tuple[str, str, int, int, int, int], DecodeRow]] = {}
     for r in decodes:
         if stated.model in ("", r.model):
-            place = (r.gpu, r.model, r.kv_bits, r.batch, r.prompt_tokens, r.new_tokens)
-            sides.setdefault(r.scheme, {})[place] = r
-    ours, over = sides.get(stated.kernel, {}), sides.get(stated.baseline, {})
+            setting = (r.gpu, r.model, r.kv_bits, r.batch, r.prompt_tokens, r.new_tokens)
+            sides.setdefault(r.scheme, {})[setting] = r
+    schemes, bases = sides.get(stated.kernel, {}), sides.get(stated.baseline, {})
     ratios: dict[str, list[tuple[Interval, bool]]] = {}
-    for place in sorted(ours.keys() & over.keys()):
-        top, bottom = value_of(over[place]), value_of(ours[place])
-        if top is not None and bottom is not None:
-            one = (ratio_interval(top, bottom), over[place].run != ours[place].run)
-            ratios.setdefault(place[0], []).append(one)
+    for setting in sorted(schemes.keys() & bases.keys()):
+        base, scheme = bases[setting], schemes[setting]
+        numerator, denominator = value_of(base), value_of(scheme)
+        if numerator is not None and denominator is not None:
+            ratio = ratio_interval(numerator, denominator)
+            ratios.setdefault(setting[0], []).append((ratio, base.run != scheme.run))
     return _means(stated, ratios)
 
 
@@ -180,11 +182,11 @@ def _memory(row: DecodeRow) -> Interval | None:
 
 def _means(stated: ReferenceInfo, ratios: dict[str, list[tuple[Interval, bool]]]) -> list[Ours]:
     means = []
-    for gpu, of_gpu in ratios.items():
-        values = [ratio for ratio, _ in of_gpu]
-        best = max(values, key=lambda one: one.estimate)
+    for gpu, on_gpu in ratios.items():
+        values = [ratio for ratio, _ in on_gpu]
+        best = max(values, key=lambda ratio: ratio.estimate)
         value = best if stated.bound == "up to" else geometric_mean(values)
-        means.append(Ours(gpu, value, len(values), sum(apart for _, apart in of_gpu)))
+        means.append(Ours(gpu, value, len(values), sum(apart for _, apart in on_gpu)))
     return means
 
 
@@ -197,7 +199,7 @@ def _perplexities(stated: ReferenceInfo, scores: Iterable[ScoreRow]) -> list[Our
 
 
 def _increases(stated: ReferenceInfo, scores: Sequence[ScoreRow]) -> list[Ours]:
-    """The largest increase over models, as the two scores were taken independently."""
+    """Compute the largest increase over models; the two scores are taken as independent."""
     before = {(r.gpu, r.model): r for r in _about(stated, scores, stated.baseline)}
     by_gpu: dict[str, list[tuple[Interval, bool]]] = {}
     for row in _about(stated, scores, stated.kernel):
@@ -206,28 +208,28 @@ def _increases(stated: ReferenceInfo, scores: Sequence[ScoreRow]) -> list[Ours]:
             continue
         errors = (row.standard_error, base.standard_error)
         error = None if None in errors else math.hypot(*(e or 0.0 for e in errors))
-        one = (_interval(row.value - base.value, error), row.run != base.run)
-        by_gpu.setdefault(row.gpu, []).append(one)
+        increase = _interval(row.value - base.value, error)
+        by_gpu.setdefault(row.gpu, []).append((increase, row.run != base.run))
     return [
         Ours(
             gpu,
-            max((value for value, _ in of_gpu), key=lambda one: one.estimate),
-            len(of_gpu),
-            sum(apart for _, apart in of_gpu),
+            max((value for value, _ in on_gpu), key=lambda value: value.estimate),
+            len(on_gpu),
+            sum(apart for _, apart in on_gpu),
         )
-        for gpu, of_gpu in by_gpu.items()
+        for gpu, on_gpu in by_gpu.items()
     ]
 
 
 def _about(stated: ReferenceInfo, scores: Iterable[ScoreRow], scheme: str) -> list[ScoreRow]:
-    """A score a GPU, model and task: the reference's, as the papers have it, else the kernels'."""
-    about = [
+    """Return one score per GPU, model and task: through the reference if there is one."""
+    relevant = [
         row
         for row in scores
         if (row.scheme, row.metric) == (scheme, "perplexity")
-        and stated.task in (row.task, _FROM_THE_HUB.get(row.task))
+        and stated.task in (row.task, _HUB_NAMES.get(row.task))
     ]
-    last = sorted(about, key=lambda row: row.through == _AS_IN_PAPERS)
+    last = sorted(relevant, key=lambda row: row.through == _PREFERRED_THROUGH)
     return list({(row.gpu, row.model, row.task): row for row in last}.values())
 
 

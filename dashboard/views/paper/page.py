@@ -1,4 +1,4 @@
-"""Paper: published numbers beside ours, never mixed with them."""
+"""Paper: published numbers next to measured ones, kept apart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workloads.errors import WorkloadError
 from workloads.published import absent_tables
 
 _ROW_PX = 35
-_MOST_PX = 900
+_MAX_PX = 900
 
 
 def as_page() -> st.Page:
@@ -36,7 +36,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Choose papers, look at both sides."""
+    """Show published and measured numbers of the selected papers."""
     st.title("Paper")
     with errors_shown():
         database = current_database()
@@ -46,7 +46,7 @@ def page() -> None:
             controls = Controls("paper")
             on_top = st.empty()
             drawn = _show(controls, database, stated)
-            controls.warn_of_ignored(on_top, "Not published, so not asked for")
+            controls.warn_of_ignored(on_top, "Not published, so ignored")
             controls.offer_to_clear()
             if drawn is not None:
                 _show_table(drawn)
@@ -64,19 +64,19 @@ def page() -> None:
 def _show(
     controls: Controls, database: Database, stated: Sequence[ReferenceInfo]
 ) -> pd.DataFrame | None:
-    """The controls and the chart; what passes the filters, or None and why was said."""
-    paper = controls.many(st.sidebar, "paper", "Paper", sorted({one.source for one in stated}))
-    metric = controls.many(st.sidebar, "metric", "What", sorted({one.metric for one in stated}))
+    """Show the controls and the chart; return the matching rows, None: there are none."""
+    paper = controls.many(st.sidebar, "paper", "Paper", sorted({v.source for v in stated}))
+    metric = controls.many(st.sidebar, "metric", "What", sorted({v.metric for v in stated}))
     measured_only = controls.switch(
         st.sidebar, "measured", "Only what is measured here",
         hint="Leave out what a paper states and this database has nothing of.",
     )  # fmt: skip
-    wanted = [
-        one
-        for one in stated
-        if (not paper or one.source in paper) and (not metric or one.metric in metric)
+    selected = [
+        value
+        for value in stated
+        if (not paper or value.source in paper) and (not metric or value.metric in metric)
     ]
-    frame = _frame(database, wanted)
+    frame = _frame(database, selected)
     if measured_only:
         frame = frame[frame["ours"].notna()]
     frame = frame.sort_values("ours", na_position="last", key=lambda v: v.isna(), kind="stable")
@@ -84,11 +84,11 @@ def _show(
         st.info("Nothing passes all filters: take one away, or clear them all.")
         return None
     st.caption(
-        "Published numbers are the papers': none of them was measured here, and they say no "
-        "interval. Ours are the newest accepted results, with 95 % intervals: beside a paper's "
-        "mean a geometric mean over the layers of which both kernels were timed, weights cold, "
-        "GEMM only, regime boost; beside its best case our best one. Our GPU is another one, so "
-        "what compares is the ratio, not the time."
+        "Published numbers are the papers': none of them was measured here, and they have no "
+        "interval. Ours are the newest accepted results, with 95 % intervals: for a published "
+        "mean the geometric mean over the layers on which both kernels were timed, weights cold, "
+        "GEMM only, regime boost; for a best case our best case. The GPUs differ, so only ratios "
+        "are comparable, not times."
     )
     if frame["ours"].isna().all():
         measure = command_lines.command(
@@ -100,27 +100,28 @@ def _show(
     return frame
 
 
-def _frame(database: Database, wanted: Sequence[ReferenceInfo]) -> pd.DataFrame:
-    of_kernels = [one for one in wanted if one.metric == "speedup"]
+def _frame(database: Database, stated: Sequence[ReferenceInfo]) -> pd.DataFrame:
+    speedups = [value for value in stated if value.metric == "speedup"]
     labels = {
         label
-        for one in of_kernels
-        for label in (one.kernel, one.baseline, *SUCCESSORS.get(one.kernel, ()))
+        for value in speedups
+        for label in (value.kernel, value.baseline, *SUCCESSORS.get(value.kernel, ()))
     }
     names = tuple(sorted({parse_kernel_label(label)[0] for label in labels}))
-    models = sorted({one.model for one in wanted if one.metric == "perplexity"})
+    models = sorted({value.model for value in stated if value.metric == "perplexity"})
     with database.session() as session:
         filters = Filters(kernels=names, without_triggers=(SWEEP,), projects=("",))
         results = queries.latest_results(session, filters) if names else []
         runs = tuple(sorted({r.run for r in results}))
-        beside = queries.results_table(session, Filters(runs=runs, kernels=names)) if runs else []
+        in_runs = Filters(runs=runs, kernels=names)
+        baselines = queries.results_table(session, in_runs) if runs else []
         noise = read_noise(session, {r.series_id for r in results})
         scores = queries.latest_scores(session, models)
         decodes = queries.latest_decodes(session)
     return paper_frame(
         [
-            (one, ours_of(one, results, scores, decodes, beside=beside, noise=noise))
-            for one in wanted
+            (value, ours_of(value, results, scores, decodes, baselines=baselines, noise=noise))
+            for value in stated
         ]
     )
 
@@ -129,7 +130,7 @@ def _show_table(frame: pd.DataFrame) -> None:
     number = st.column_config.NumberColumn
     draw_table(
         frame.assign(of=frame["of"].where(frame["of"] > 0)),
-        height=min(_ROW_PX * (len(frame) + 1) + 3, _MOST_PX),
+        height=min(_ROW_PX * (len(frame) + 1) + 3, _MAX_PX),
         column_config={
             "source": "paper",
             "table": "where in it",
@@ -140,13 +141,13 @@ def _show_table(frame: pd.DataFrame) -> None:
             "bound": st.column_config.TextColumn("is", help="empty: a mean or a single value"),
             "published": number("published", format="%.4g", help="not measured here"),
             "hardware": "their hardware",
-            "ours": number("ours", format="%.4g", help="empty: the caveats say why"),
+            "ours": number("ours", format="%.4g", help="empty: see caveats"),
             "our_kernel": "our kernel",
-            "of": number("of", help="layers that the published number is over; empty: not known"),
+            "of": number("of", help="number of layers of the published number; empty: unknown"),
             "ours_low": number("low", format="%.4g"),
             "ours_high": number("high", format="%.4g"),
             "gpu": "our GPU",
-            "cases": number("cases", help="that ours is over"),
+            "cases": number("cases", help="number of cases of our number"),
             "caveats": st.column_config.TextColumn("caveats", width="large"),
             "apart": number("apart", help="cases whose two times are of separate runs"),
         },
@@ -160,11 +161,11 @@ def _show_table(frame: pd.DataFrame) -> None:
 
 def _show_absent() -> None:
     st.header("Not here", anchor=False)
-    st.caption("Published tables whose numbers we could not look up, so that none is shown.")
+    st.caption("Published tables whose numbers are not available.")
     try:
         rows = [
-            {"paper": one.source, "table": one.table, "about": one.about, "why": one.why}
-            for one in absent_tables()
+            {"paper": table.source, "table": table.table, "about": table.about, "why": table.why}
+            for table in absent_tables()
         ]
     except WorkloadError as error:
         st.error(as_text(str(error)))

@@ -1,1 +1,1 @@
-"""Pareto: a model's checkpoints as perplexity increase against time a token and memory."""
+"""Pareto: perplexity increase of a model's checkpoints over time per token and memory."""

@@ -1,4 +1,4 @@
-"""Charts of what checkpoints lose against what they cost: nearer to the corner is better."""
+"""Charts of accuracy loss over time or memory of checkpoints; the lower left is better."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _HEIGHT = 420
 
 
 def against(frame: pd.DataFrame, styles: Mapping[str, Style], across: str, title: str) -> go.Figure:
-    """Perplexity increase with its interval over a column, a point a checkpoint.
+    """Plot the perplexity increase with its interval over a column, a point per checkpoint.
 
-    frame: see frame.pareto_frame; across: token_ms, which has an interval, or memory_gib. A line
-    joins those that no other one beats in both.
+    frame: see frame.pareto_frame. across: token_ms, which has an interval, or memory_gib. A line
+    connects the Pareto front.
     """
     figure = go.Figure()
     drawn = frame.dropna(subset=[across, "increase"])
     best = front(drawn, across)
     figure.add_scatter(
-        name="not beaten in both",
+        name="Pareto front",
         x=best[across],
         y=best["increase"],
         mode="lines",
@@ -33,18 +33,18 @@ def against(frame: pd.DataFrame, styles: Mapping[str, Style], across: str, title
         hoverinfo="skip",
     )
     for row in drawn.to_dict("records"):
-        one = pd.DataFrame([row])
+        point = pd.DataFrame([row])
         style = styles[str(row["scheme"])]
         times = None
         if across == "token_ms":
-            times = error_bars(one["token_ms"], one["token_low"], one["token_high"])
+            times = error_bars(point["token_ms"], point["token_low"], point["token_high"])
         is_random = row["speed_of"] == RANDOM_WEIGHTS
         figure.add_scatter(
             name=html.escape(f"{row['scheme']} {row['checkpoint']}"),
-            x=one[across],
-            y=one["increase"],
+            x=point[across],
+            y=point["increase"],
             error_x=times,
-            error_y=error_bars(one["increase"], one["low"], one["high"]),
+            error_y=error_bars(point["increase"], point["low"], point["high"]),
             mode="markers",
             marker={
                 "color": style.color,

@@ -1,4 +1,4 @@
-"""Checkpoints of a model with what they lose, how fast they decode and what memory that takes."""
+"""Checkpoints of a model with their perplexity increase, decode time and memory."""
 
 from __future__ import annotations
 
@@ -46,39 +46,40 @@ class Setting:
 def stored_checkpoints(
     database: Database, model: str, scores: Sequence[Score]
 ) -> tuple[dict[str, Compared], list[DecodeRow]]:
-    """Stored results of a model's checkpoints: by content hash the perplexity, and the decodes.
+    """Return the perplexities of a model's checkpoints by content hash, and their decodes.
 
-    scores: the model's perplexities on one text. That through kernels is taken where it is known.
+    scores: the model's perplexities on one text; through kernels is preferred to the reference.
     """
-    of_checkpoints = _newest_of_each(scores)
-    bases = bases_of(of_checkpoints, scores)
-    wanted = {id for of in (of_checkpoints, bases.values()) for id in needed_values(of)}
+    newest_scores = _newest_by_checkpoint(scores)
+    bases = bases_of(newest_scores, scores)
+    groups = (newest_scores, bases.values())
+    score_ids = {score_id for group in groups for score_id in needed_values(group)}
     with database.session() as session:
-        values = queries.score_values(session, sorted(wanted))
-        hashes = [score.content_hash for score in of_checkpoints if score.content_hash]
+        values = queries.score_values(session, sorted(score_ids))
+        hashes = [score.content_hash for score in newest_scores if score.content_hash]
         decodes = queries.checkpoint_decodes(session, model, hashes)
-    rows = compared(of_checkpoints, values, bases)
+    rows = compared(newest_scores, values, bases)
     kernels_last = sorted(rows, key=lambda row: row.score.through == KERNELS)
     return {str(row.score.content_hash): row for row in kernels_last}, decodes
 
 
-def _newest_of_each(scores: Sequence[Score]) -> list[Score]:
-    """The last score of each checkpoint, through kernels and through the reference."""
+def _newest_by_checkpoint(scores: Sequence[Score]) -> list[Score]:
+    """Return the last score of each checkpoint, through kernels and through the reference."""
     by_checkpoint: dict[str, list[Score]] = {}
     for score in scores:
         if score.content_hash is not None and score.value is not None:
             by_checkpoint.setdefault(score.content_hash, []).append(score)
-    return [last for of_one in by_checkpoint.values() for last in newest(of_one)]
+    return [last for group in by_checkpoint.values() for last in newest(group)]
 
 
 def pareto_frame(
     checkpoints: Mapping[str, Compared], decodes: Sequence[DecodeRow], setting: Setting | None
 ) -> pd.DataFrame:
-    """A row a checkpoint, and a row a scheme whose random weights were decoded and nothing else.
+    """Return one row per checkpoint, and per scheme of which only random weights were decoded.
 
-    increase, low, high: of the perplexity over that of the model as it is, percent. token_ms with
-    its interval; memory_gib: the peak while decoding, of a CPU the packed weights: memory_is.
-    speed_of: whose weights were decoded. missing: what is not stored.
+    increase, low, high: perplexity increase over the unquantized model, percent. token_ms: with its
+    interval. memory_gib: peak while decoding, or on a CPU the packed weights; memory_is: which of
+    them. speed_of: decoded weights. missing: data that is not stored.
     """
     here = [row for row in decodes if setting is not None and Setting.of(row) == setting]
     own = {row.content_hash: row for row in here if row.content_hash is not None}
@@ -98,9 +99,10 @@ def pareto_frame(
 
 
 def front(frame: pd.DataFrame, across: str) -> pd.DataFrame:
-    """The rows that no other one beats in both `across` and increase, by `across`."""
-    whole = frame.dropna(subset=[across, "increase"]).sort_values([across, "increase"])
-    return whole[whole["increase"] < whole["increase"].cummin().shift(fill_value=float("inf"))]
+    """Return the Pareto front of `across` and increase (both minimized), sorted by `across`."""
+    complete = frame.dropna(subset=[across, "increase"]).sort_values([across, "increase"])
+    lowest_before = complete["increase"].cummin().shift(fill_value=float("inf"))
+    return complete[complete["increase"] < lowest_before]
 
 
 def _row(
@@ -116,7 +118,7 @@ def _row(
         missing.append("not decoded")
     synthetic = decode is not None and decode.weights == SYNTHETIC
     memory = None if decode is None else decode.peak_memory_bytes
-    kept = None if decode is None else memory or decode.weights_bytes
+    memory_or_weights = None if decode is None else memory or decode.weights_bytes
     return {
         "scheme": scheme,
         "checkpoint": content_hash[:12],
@@ -127,8 +129,8 @@ def _row(
         "token_ms": None if decode is None else decode.token_ms,
         "token_low": None if decode is None else decode.token_ci_low_ms,
         "token_high": None if decode is None else decode.token_ci_high_ms,
-        "memory_gib": None if kept is None else kept / _GIB,
-        "memory_is": "" if kept is None else "peak" if memory else "weights",
+        "memory_gib": None if memory_or_weights is None else memory_or_weights / _GIB,
+        "memory_is": "" if memory_or_weights is None else "peak" if memory else "weights",
         "speed_of": "" if decode is None else RANDOM_WEIGHTS if synthetic else OWN_WEIGHTS,
         "missing": ", ".join(missing),
     }

@@ -1,4 +1,4 @@
-"""Pareto: a model's checkpoints, what they lose against how fast and how large they are."""
+"""Pareto: perplexity increase of a model's checkpoints over decode time and memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Choose model, text and setting of the decodes; see each checkpoint as one point."""
+    """Show each checkpoint of the selected model, text and decode setting as a point."""
     st.title("Pareto")
     with errors_shown():
         database = current_database()
@@ -45,8 +45,8 @@ def page() -> None:
             scores = [s for s in queries.model_scores(session, model) if s.metric == PERPLEXITY]
             texts = sorted({score.task for score in scores})
         text = controls.one(st.sidebar, "text", "Text", texts, texts[0]) if texts else ""
-        of_text = [score for score in scores if score.task == text]
-        checkpoints, decodes = stored_checkpoints(database, model, of_text)
+        on_text = [score for score in scores if score.task == text]
+        checkpoints, decodes = stored_checkpoints(database, model, on_text)
     settings = sorted({Setting.of(row) for row in decodes}, key=_written)
     setting = (
         controls.one(
@@ -57,7 +57,7 @@ def page() -> None:
         else None
     )  # fmt: skip
     for missing in controls.ignored:
-        st.warning(f"Not stored, so not asked for: {as_text(missing)}.")
+        st.warning(f"Not stored, so ignored: {as_text(missing)}.")
     frame = pareto_frame(checkpoints, decodes, setting)
     _show(model, frame, database)
 
@@ -84,8 +84,8 @@ def _show(model: str, frame: pd.DataFrame, database: Database) -> None:
         st.header("Time" if key == "time" else "Memory", anchor=False)
         if frame.dropna(subset=[across, "increase"]).empty:
             st.caption(
-                "Nothing to draw: it takes a checkpoint that was evaluated beside fp16 on a text "
-                "and decoded, with the same content hash. The table says what is missing."
+                "Nothing to draw: this needs a checkpoint that was evaluated with fp16 on a text "
+                "and decoded, with the same content hash. The table shows what is missing."
             )
             continue
         draw_chart(charts.against(frame, styles, across, title), key=key)

@@ -1,1 +1,1 @@
-"""Results: every result of a run beside a baseline and the floor."""
+"""Results: all results of a run, relative to a baseline and the floor."""

@@ -1,4 +1,4 @@
-"""Charts of results: speed-up and share of the floor by layer."""
+"""Charts of results by layer: speed-up, and percentage of the floor."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dashboard.shared.layer_chart import by_layer
 
 
 def speedup_by_layer(frame: pd.DataFrame, baseline: str, styles: Mapping[str, Style]) -> go.Figure:
-    """Speed-up over the baseline with its interval, a point for each kernel and layer, log axis.
+    """Plot the speed-up over the baseline with its interval by kernel and layer, log axis.
 
-    frame: see results_frame.COLUMNS, of one GPU, run, stage, cache and M; rows that were wrong
-    or never timed are left out, and so is the baseline, which is the line at 1. Raises ValueError
-    if the frame mixes what must not stand in one chart.
+    frame: see results_frame.COLUMNS, with one GPU, run, stage, cache and M; rows that are incorrect
+    or have no time are left out. The baseline is the line at 1. Raises ValueError if the frame has
+    several of these.
     """
     shown = _comparable(frame, "speedup")
     figure = by_layer(shown[shown["label"] != baseline], "speedup", "×", styles)
@@ -31,9 +31,9 @@ def speedup_by_layer(frame: pd.DataFrame, baseline: str, styles: Mapping[str, St
 
 
 def floor_by_layer(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
-    """Share of the floor with its interval, a point for each kernel and layer.
+    """Plot the percentage of the floor with its interval by kernel and layer.
 
-    frame: as in `speedup_by_layer`. 100 % is as fast as merely reading the packed weights.
+    frame: as in `speedup_by_layer`. 100 % is the time of reading the packed weights only.
     """
     figure = by_layer(_comparable(frame, "pct_of_floor"), "pct_of_floor", " %", styles)
     figure.update_yaxes(title="floor / median (%)", rangemode="tozero")

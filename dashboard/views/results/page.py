@@ -1,4 +1,4 @@
-"""Results: how fast each kernel is on each layer, beside a baseline and beside the floor."""
+"""Results: times of kernels by layer, relative to a baseline and the floor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexq_bench.stats.baseline import BASELINE
 from workloads.case import kernel_label
 from workloads.probes import is_probe
 
-_FILTERS = {  # column: what people call it; the column's name is its name in the URL
+_FILTERS = {  # column (also its name in the URL) -> label
     "gpu": "GPU",
     "backend": "Backend",
     "kernel": "Kernel",
@@ -52,7 +52,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Choose runs, narrow them, look."""
+    """Show the results of the selected runs."""
     st.title("Results")
     with errors_shown():
         _show(current_database())
@@ -66,7 +66,7 @@ def _show(database: Database) -> None:
     controls = Controls("results")
     on_top = st.empty()
     _show_runs(controls, database, listed)
-    controls.warn_of_ignored(on_top, "Not among these results, so not asked for")
+    controls.warn_of_ignored(on_top, "Not among these results, so ignored")
     controls.offer_to_clear()
 
 
@@ -113,11 +113,10 @@ def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
         st.sidebar,
         "probes",
         "Floors and the empty kernel",
-        hint="Also list what was measured beside the kernels: reading the weights only, and "
-        "launching a kernel that does nothing.",
+        hint="Also list probes: reading the weights only, and launching an empty kernel.",
     )
     listed = frame if probes else frame[~frame["is_probe"]]
-    wanted = {
+    filters = {
         column: controls.many(
             st.sidebar,
             column,
@@ -127,7 +126,7 @@ def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
         )
         for column, label in _FILTERS.items()
     }
-    return narrowed(listed, wanted)
+    return narrowed(listed, filters)
 
 
 def _show_charts(
@@ -135,7 +134,7 @@ def _show_charts(
 ) -> None:
     timed = frame[frame["is_timed"]]
     if timed.empty:
-        st.info("Nothing to draw: no result here is both right and timed. The table says why.")
+        st.info("Nothing to draw: no result here is both correct and timed. See the table.")
         return
     row = st.container(horizontal=True, gap="large")
     groups = list(dict.fromkeys(zip(timed["gpu"], timed["run"], strict=True)))
@@ -176,14 +175,14 @@ def _show_charts(
         )
     else:
         st.info(
-            f"{as_text(baseline)} has no right result of these layers at M = {m} in this run: "
+            f"{as_text(baseline)} has no correct result on these layers at M = {m} in this run: "
             "choose another baseline."
         )
     st.header("Share of the floor", anchor=False)
     st.caption(
-        "The floor is the time that merely reading the packed weights takes, measured in the same "
-        "run, one launch after the other. A kernel that loads weights while the launch before it "
-        "still runs can pass 100 %."
+        "The floor is the time of reading the packed weights only, measured in the same run with "
+        "serialized launches. A kernel that prefetches weights while the previous launch still "
+        "runs can exceed 100 %."
     )
     if part["pct_of_floor"].notna().any():
         draw_chart(charts.floor_by_layer(part, styles), key="floor")
@@ -193,7 +192,7 @@ def _show_charts(
 
 def _show_no_results(shown: ShownRuns) -> None:
     if shown.runs:
-        st.info("No result has arrived of these runs yet: reload, or choose other runs.")
+        st.info("These runs have no result yet: reload, or choose other runs.")
     else:
         st.info("No run is complete yet: choose one under Runs to see what it has so far.")
 

@@ -1,1 +1,1 @@
-"""Scoreboard: each kernel on each GPU, against last week and the last release."""
+"""Scoreboard: each kernel on each GPU, compared with last week and the last release."""

@@ -1,4 +1,4 @@
-"""Scoreboard: what got slower or faster since last week and since the last release."""
+"""Scoreboard: changes of kernel times since last week and since the last release."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """News first, then every kernel, then what the last scheduled runs cover."""
+    """Show a summary, all kernels, changed cases, and the coverage of scheduled runs."""
     st.title("Scoreboard")
     with errors_shown():
         database = current_database()
         with database.session() as session:
             project = queries.main_project(session)
             known = [
-                one
-                for one in queries.series_names(session)
-                if one.metric == _METRIC
-                and one.project == project
-                and one.backend != queries.OUTSIDE
-                and not is_probe(one.kernel)
+                series
+                for series in queries.series_names(session)
+                if series.metric == _METRIC
+                and series.project == project
+                and series.backend != queries.OUTSIDE
+                and not is_probe(series.kernel)
             ]
         if not known:
             show_empty_database(database)
@@ -63,25 +63,25 @@ def _show(database: Database, known: Sequence[SeriesName], project: str) -> None
     chosen, release = _narrow(controls, database, known, project)
     zone = zone_named(st.context.timezone)
     with database.session() as session:
-        noise = read_noise(session, [one.id for one in chosen])
+        noise = read_noise(session, [series.id for series in chosen])
         alerts = queries.alerts(session, states=OPEN_STATES)
         nightly = queries.latest_runs(session, trigger=SCHEDULED, backend="cuda", project=project)
     order = None if release is None else release.topo_order
     rows = board_rows(chosen, noise, release_order=order)
-    controls.warn_of_ignored(on_top, "Not stored, so not asked for")
+    controls.warn_of_ignored(on_top, "Not stored, so ignored")
     controls.offer_to_clear()
     if not rows:
         st.info("No accepted result of a suite passes these filters: widen them.")
         return
-    _show_news(rows, alerts)
+    _show_summary(rows, alerts)
     _table("Kernels", score_rows(_worst_first(rows), alerts, zone), "scores", release)
     st.caption(
         "Latest results of each kernel over those of the same cases a week before"
         + ("" if release is None else f", and at release {as_text(release.name)}")
-        + ": geometric means of times, regime boost; above 0 % is slower. 95 % intervals hold the "
-        "noise from run to run. The newest 30 results of a case are looked at: there is nothing to "
-        "compare where none of them is old enough, or where the environment changed meanwhile. The "
-        "trend is of the newest runs, its band what one run is known to."
+        + ": geometric means of times, regime boost; above 0 % is slower. 95 % intervals include "
+        "run-to-run noise. Only the newest 30 results of a case are used: there is nothing to "
+        "compare if none of them is old enough, or if the environment changed in between. The "
+        "trend is of the newest runs; its band is the uncertainty of one run."
     )
     _show_cases(chosen, noise)
     _show_coverage(coverage_rows(nightly, zone), database)
@@ -90,36 +90,36 @@ def _show(database: Database, known: Sequence[SeriesName], project: str) -> None
 def _narrow(
     controls: Controls, database: Database, known: Sequence[SeriesName], project: str
 ) -> tuple[list[SeriesName], ReleaseRow | None]:
-    """The series to look at, and the release; CPUs only where there is no GPU, or by request."""
+    """Select series and release; CPUs are shown only if selected, or if there is no GPU."""
     with database.session() as session:
-        gpus = [gpu for gpu in queries.gpu_names(session) if gpu in {one.gpu for one in known}]
+        gpus = [gpu for gpu in queries.gpu_names(session) if gpu in {s.gpu for s in known}]
         stored = queries.releases(session, project=project)
-        releases = [one for one in stored if one.topo_order is not None]
-    on_gpus = {one.gpu for one in known if one.backend == "cuda"}
+        releases = [row for row in stored if row.topo_order is not None]
+    cuda_skus = {s.gpu for s in known if s.backend == "cuda"}
     gpu = controls.one(st.sidebar, "gpu", "GPU", [_ANY, *gpus], _ANY)
-    stages = sorted({one.stage for one in known})
+    stages = sorted({s.stage for s in known})
     stage = controls.one(st.sidebar, "stage", "Stage", stages, stages[0], shown=stage_in_words)
-    caches = sorted({one.cache for one in known})
+    caches = sorted({s.cache for s in known})
     cache = controls.one(st.sidebar, "cache", "Cache", caches, caches[0])
-    labels = sorted({kernel_label(one.kernel, one.variant) for one in known})
-    wanted = controls.many(st.sidebar, "kernel", "Kernel", labels)
+    labels = sorted({kernel_label(s.kernel, s.variant) for s in known})
+    selected = controls.many(st.sidebar, "kernel", "Kernel", labels)
     release = None
     if releases:
         release = controls.one(
             st.sidebar, "release", "Release", releases, releases[0],
-            shown=lambda one: one.name, written=lambda one: one.name,
+            shown=lambda row: row.name, written=lambda row: row.name,
         )  # fmt: skip
     chosen = [
-        one
-        for one in known
-        if (one.gpu == gpu or (gpu == _ANY and (one.gpu in on_gpus or not on_gpus)))
-        and (one.stage, one.cache) == (stage, cache)
-        and (not wanted or kernel_label(one.kernel, one.variant) in wanted)
+        s
+        for s in known
+        if (s.gpu == gpu or (gpu == _ANY and (s.gpu in cuda_skus or not cuda_skus)))
+        and (s.stage, s.cache) == (stage, cache)
+        and (not selected or kernel_label(s.kernel, s.variant) in selected)
     ]
     return chosen, release
 
 
-def _show_news(rows: Sequence[BoardRow], alerts: Sequence[AlertRow]) -> None:
+def _show_summary(rows: Sequence[BoardRow], alerts: Sequence[AlertRow]) -> None:
     """Show the number of kernels that changed, and the number of open alerts."""
     compared = [row.week for row in rows if row.week is not None]
     verdicts = [change.verdict for change in compared]
@@ -131,7 +131,7 @@ def _show_news(rows: Sequence[BoardRow], alerts: Sequence[AlertRow]) -> None:
 
 
 def _worst_first(rows: Sequence[BoardRow]) -> list[BoardRow]:
-    """Slower, then faster, each by size; then unclear, the same, and what can't be compared."""
+    """Sort rows: slower and faster by size of the change, then unclear, same, not comparable."""
     order = (Verdict.SLOWER, Verdict.FASTER, Verdict.AMBIGUOUS, Verdict.SAME)
 
     def key(row: BoardRow) -> tuple[int, float, str, str]:
@@ -149,14 +149,14 @@ def _show_cases(chosen: Sequence[SeriesName], noise: StoredNoise) -> None:
         ("Regressions since last week", Verdict.SLOWER, "regressions"),
         ("Improvements since last week", Verdict.FASTER, "improvements"),
     ):
-        found: list[CaseChange] = [one for one in changes if one.change.verdict is verdict]
+        matching: list[CaseChange] = [c for c in changes if c.change.verdict is verdict]
         st.header(title, anchor=False)
-        if not found:
+        if not matching:
             st.caption(f"No case is {verdict.value} beyond 1 % and beyond the noise of its runs.")
             continue
-        _dataframe(change_rows(found[:_LISTED]), key)
-        if len(found) > _LISTED:
-            st.caption(f"The {_LISTED} largest of {len(found)}.")
+        _dataframe(change_rows(matching[:_LISTED]), key)
+        if len(matching) > _LISTED:
+            st.caption(f"The {_LISTED} largest of {len(matching)}.")
 
 
 def _show_coverage(rows: list[dict[str, Any]], database: Database) -> None:

@@ -1,4 +1,4 @@
-"""A trend as a small picture for a cell of a table: a line with the band of its noise."""
+"""Sparkline for a table cell: a line with a noise band, as SVG."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 
 _WIDTH, _HEIGHT, _MARGIN = 160, 32, 3
 _LINE, _BAND = "#0072B2", "#0072B2"
-_LEAST_SPAN = 0.02  # ln: noise of less fills no cell
+_MIN_SPAN = 0.02  # minimum height of the vertical axis, ln
 
 
 def sparkline(ratios: Sequence[float], half_width: float) -> str:
-    """The address (data:) of an SVG; ratios: > 0, oldest first. half_width: ln, of each of them.
+    """Return an SVG as a data: URL; empty for fewer than two points.
 
-    The vertical scale is logarithmic and at least 2 % high, so that quiet kernels look quiet.
-    Empty where there are not two points.
+    ratios: > 0, oldest first. half_width: of the noise band, ln. The vertical axis is logarithmic
+    and spans at least 2 %, so that small noise looks small.
     """
     if len(ratios) < 2:
         return ""
     logs = [math.log(ratio) for ratio in ratios]
     low, high = min(logs) - half_width, max(logs) + half_width
-    spare = max(_LEAST_SPAN - (high - low), 0.0) / 2
+    spare = max(_MIN_SPAN - (high - low), 0.0) / 2
     low, high = low - spare, high + spare
 
     def place(index: int, value: float) -> str:

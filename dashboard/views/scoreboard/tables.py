@@ -1,4 +1,4 @@
-"""The scoreboard as rows of tables, each with links to what it rests on."""
+"""Table rows of the scoreboard, with links to the underlying results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARKS = {
 def score_rows(
     rows: Sequence[BoardRow], alerts: Sequence[AlertRow], zone: tzinfo
 ) -> list[dict[str, Any]]:
-    """A row a kernel and GPU. alerts: those that are open, newest first."""
+    """Return one row per kernel and GPU. alerts: the open ones, newest first."""
     by_kernel: dict[tuple[str, str], AlertRow] = {}
     for alert in reversed(alerts):
         for gpu in alert.gpus:
@@ -34,29 +34,29 @@ def score_rows(
 
 
 def change_rows(changes: Sequence[CaseChange]) -> list[dict[str, Any]]:
-    """A row a case."""
+    """Return one row per case."""
     return [
         {
-            "kernel": kernel_label(one.series.kernel, one.series.variant),
-            "M": one.series.m,
-            "N": one.series.n,
-            "K": one.series.k,
-            "GPU": one.series.gpu,
-            "change": _percent(one.change),
-            "95 % interval": as_interval(one.change.ratio),
-            "µs": one.latest.median_us,
-            "stage": one.series.stage,
-            "cache": one.series.cache,
-            "history": _history(one),
-            "samples": page_address("measurement", uuid=one.latest.measurement),
-            "commits": _commits(one.change.then, one.latest.commit),
+            "kernel": kernel_label(case.series.kernel, case.series.variant),
+            "M": case.series.m,
+            "N": case.series.n,
+            "K": case.series.k,
+            "GPU": case.series.gpu,
+            "change": _percent(case.change),
+            "95 % interval": as_interval(case.change.ratio),
+            "µs": case.latest.median_us,
+            "stage": case.series.stage,
+            "cache": case.series.cache,
+            "history": _history(case),
+            "samples": page_address("measurement", uuid=case.latest.measurement),
+            "commits": _commits(case.change.then, case.latest.commit),
         }
-        for one in changes
+        for case in changes
     ]
 
 
 def coverage_rows(by_gpu: Mapping[str, RunSummary], zone: tzinfo) -> list[dict[str, Any]]:
-    """A row a GPU: how much of what its latest scheduled run planned has a result that counts."""
+    """Return one row per GPU: share of planned cases with a valid result in its last run."""
     rows = []
     for gpu, run in by_gpu.items():
         good = run.statuses.get("ok", 0) + run.statuses.get("noisy", 0)
@@ -80,9 +80,9 @@ def coverage_rows(by_gpu: Mapping[str, RunSummary], zone: tzinfo) -> list[dict[s
 
 def _score(row: BoardRow, alert: AlertRow | None, zone: tzinfo) -> dict[str, Any]:
     kernel, _, variant = row.label.partition("[")
-    of_kernel = {"kernel": kernel, "gpu": row.gpu}
+    kernel_filters = {"kernel": kernel, "gpu": row.gpu}
     if variant:
-        of_kernel["variant"] = variant.removesuffix("]")
+        kernel_filters["variant"] = variant.removesuffix("]")
     return {
         "kernel": row.label,
         "GPU": row.gpu,
@@ -95,7 +95,7 @@ def _score(row: BoardRow, alert: AlertRow | None, zone: tzinfo) -> dict[str, Any
         "cases": len(row.series),
         "compared": 0 if row.week is None else row.week.cases,
         "alert": None if alert is None else page_address("alert", alert=str(alert.id)),
-        "history": page_address("history", **of_kernel),
+        "history": page_address("history", **kernel_filters),
         "run": page_address("results", run=row.run[:8]),
         "commits": None if row.week is None else _commits(row.week.then, row.commit),
         "commit": short_commit(row.commit, dirty=False),
@@ -112,17 +112,17 @@ def _interval(change: Change | None) -> str:
 
 
 def _commits(base: str, head: str) -> str | None:
-    """The two sides in Compare; None: they are one commit."""
+    """Return a link to Compare for two commits; None: they are the same."""
     if base == head:
         return None
     sides = {"base-commits": base[:10], "head-commits": head[:10]}
     return page_address("compare", kind="commits", **sides)
 
 
-def _history(one: CaseChange) -> str:
-    series = one.series
-    narrowed = {"kernel": series.kernel, "m": str(series.m), "gpu": series.gpu}
+def _history(case: CaseChange) -> str:
+    series = case.series
+    filters = {"kernel": series.kernel, "m": str(series.m), "gpu": series.gpu}
     if series.variant:
-        narrowed["variant"] = series.variant
+        filters["variant"] = series.variant
     shape = f"{series.n}x{series.k}"
-    return page_address("history", **narrowed, shape=shape, stage=series.stage, cache=series.cache)
+    return page_address("history", **filters, shape=shape, stage=series.stage, cache=series.cache)

@@ -24,14 +24,14 @@ _LEGEND_PX = 22
 
 
 def with_ends(frame: pd.DataFrame, value: str) -> pd.DataFrame:
-    """The timed rows with `low` and `high` of the value's 95 % interval; rows without it left out.
+    """Return the timed rows with `low` and `high` of the value's 95 % interval.
 
     frame: see results_frame.COLUMNS. value: one of VALUES.
     """
     shown = frame[frame["is_timed"] & frame[value].notna()].copy()
     if value == "median_us":
         ends = shown["ci_low_us"], shown["ci_high_us"]
-    elif value == "tops":  # the time's interval the other way round
+    elif value == "tops":  # reciprocal of the time's interval
         rate = shown["tops"] * shown["median_us"]
         ends = rate / shown["ci_high_us"], rate / shown["ci_low_us"]
     else:
@@ -41,7 +41,7 @@ def with_ends(frame: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def curves(points: pd.DataFrame, styles: Mapping[str, Style], axis: str, value: str) -> go.Figure:
-    """A line for each kernel and setting of the other two sizes, with bars; log axes but for %.
+    """Plot a line with error bars per kernel and the other two sizes; log axes except for %.
 
     points: of `with_ends` for this value. axis: one of AXES.
     """
@@ -84,7 +84,7 @@ def _setting(name: str, value: Any) -> str:
 
 
 def _hover(row: Mapping[Any, Any], value: str) -> str:
-    noisy = "<br>noisy: its interval did not close" if row["status"] == "noisy" else ""
+    noisy = "<br>noisy: its interval did not converge" if row["status"] == "noisy" else ""
     return (
         f"M={row['m']} N={row['n']} K={row['k']} {row['stage']} {row['cache']}<br>"
         f"{row[value]:.5g} {VALUES[value][1]} ({row['low']:.5g} to {row['high']:.5g}){noisy}"

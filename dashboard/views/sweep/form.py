@@ -1,4 +1,4 @@
-"""The form that requests a sweep of the fleet."""
+"""Form that requests a sweep by the fleet."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from workloads.probes import is_probe
 if TYPE_CHECKING:
     from kernels.contract import Backend
 
-_SAVED = "sweep-form.saved"  # what the last run of the page queued, to be told once
+_SAVED = "sweep-form.saved"  # message of the last request, shown once after the rerun
 _MODEL, _SIZES = "a model's layers", "N and K"
-_LONGEST_SIZES = 10_000  # letters: the most sizes that a request takes are fewer
+_LONGEST_SIZES = 10_000  # characters: enough for the maximum number of sizes
 _LONGEST_WORDS = 1000
 _USUAL = {"cuda": ("flexq", "cublaslt-w8a8"), "cpu": ("flexq-w6a6", "cublaslt-w8a8")}
 
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """A kind of device that a worker is alive on."""
+    """A device model with a live worker."""
 
     gpu: str
     backend: Backend
 
 
 def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -> str | None:
-    """Ask for a sweep; the uuid of the request that was queued just now, else None.
+    """Show the form; return the uuid of a request if one was queued, else None.
 
-    workers: those that have not ended. Where none of them is alive, it says so in place of a form.
+    workers: those that have not ended. If none of them is alive, a warning replaces the form.
     """
     st.header("Request a sweep", anchor=False)
     if is_read_only():
-        st.caption("This dashboard is read-only: nothing can be asked for here.")
+        st.caption("This dashboard is read-only: sweeps can't be requested here.")
         return None
     saved = st.session_state.pop(_SAVED, None)
     if saved is not None:
@@ -62,7 +62,7 @@ def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -
     if not devices:
         start = command_lines.command("worker", *command_lines.database_arguments(database))
         st.warning(
-            "No worker is alive, so nobody would measure it. Start one on a machine with a GPU: "
+            "No worker is alive, so nothing would be measured. Start one on a machine with a GPU: "
             f"{as_code(start)}",
             icon=":material/power_off:",
         )
@@ -71,25 +71,23 @@ def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -
     gpu = st.selectbox("GPU", list(by_gpu), key="sweep-form.gpu")
     shapes = st.radio("Shapes", [_MODEL, _SIZES], horizontal=True, key="sweep-form.shapes")
     backend: Backend = by_gpu[gpu].backend if gpu in by_gpu else "cuda"
-    asked = _fields(backend, shapes == _MODEL)
-    if asked is None:
+    form = _fields(backend, shapes == _MODEL)
+    if form is None:
         return None
     try:
         from flexq_bench.fleet.requests import MAX_CASES, sweep_request
 
         _check_offered("GPU", (gpu,), list(by_gpu))
-        _check_offered("kernel", asked.kernels, _kernels_of(backend))
+        _check_offered("kernel", form.kernels, _kernels_of(backend))
         sweep = parse_sweep(
-            kernels=",".join(asked.kernels) or None, m=split_sizes(asked.m),
-            n=split_sizes(asked.n), k=split_sizes(asked.k), model=asked.model,
-            layers=asked.layers, stage=",".join(asked.stages), cache=",".join(asked.caches),
+            kernels=",".join(form.kernels) or None, m=split_sizes(form.m),
+            n=split_sizes(form.n), k=split_sizes(form.k), model=form.model,
+            layers=form.layers, stage=",".join(form.stages), cache=",".join(form.caches),
             most_cases=MAX_CASES,
         )  # fmt: skip
         with database.session() as session:
-            request = sweep_request(
-                session, sweep, requester=asked.person, gpu=gpu, backend=backend
-            )
-        if asked.starts:
+            request = sweep_request(session, sweep, requester=form.person, gpu=gpu, backend=backend)
+        if form.starts:
             write_request(request)
     except (FlexqError, WorkloadError, KernelError) as error:
         st.error(as_text(str(error)))
@@ -98,7 +96,7 @@ def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -
         st.error(as_text(str(error)), icon=":material/database_off:")
         return None
     words = _in_words(request)
-    if not asked.starts:
+    if not form.starts:
         st.info(as_text(words), icon=":material/timer:")
         return None
     st.session_state[_SAVED] = f"Queued as request {request.uuid[:8]}: {words}"
@@ -122,16 +120,17 @@ class _Form:
 
 
 def _kernels_of(backend: Backend) -> list[str]:
-    from kernels import registry  # brings torch: a page without a worker does not wait for it
+    from kernels import registry  # imports torch, which a page without workers doesn't need
 
-    return [one for one in registry.labels(backend) if not is_probe(parse_kernel_label(one)[0])]
+    labels = registry.labels(backend)
+    return [label for label in labels if not is_probe(parse_kernel_label(label)[0])]
 
 
 def _check_offered(kind: str, chosen: Sequence[str], offered: Sequence[str]) -> None:
-    """Raise UsageError for what no list of the form has: a browser may send any text."""
-    for one in chosen:
-        if one not in offered:
-            raise UsageError(unknown(kind, one[:_LONGEST_WORDS], offered))
+    """Raise UsageError for a value that is not in the form's list: clients may send any text."""
+    for name in chosen:
+        if name not in offered:
+            raise UsageError(unknown(kind, name[:_LONGEST_WORDS], offered))
 
 
 def _fields(backend: Backend, by_model: bool) -> _Form | None:
@@ -178,11 +177,11 @@ def _alive(database: Database, workers: Sequence[WorkerRow], now: datetime) -> l
 
 
 def _in_words(request: RequestInfo) -> str:
-    """`12 cases on NVIDIA H200, about 40 s of measuring`."""
+    """Return `12 cases on NVIDIA H200, about 40 s of measuring`."""
     cases = "1 case" if request.cases == 1 else f"{request.cases} cases"
     seconds = request.expected_s
     if seconds is None:
-        how_long = "nothing like it was ever measured, so there is no estimate"
+        how_long = "no similar case was measured before, so there is no estimate"
     elif seconds < 90:
         how_long = f"about {seconds:.0f} s of measuring"
     else:

@@ -23,8 +23,8 @@ from db.queries import RequestRow
 from db.requests import OPEN_REQUEST_STATES
 from flexq_bench.stats.baseline import BASELINE
 
-_LISTED = 50  # newest requests that can be chosen; an older one is shown to who has its link
-_EVERY_S = 2.0  # between two looks at a request that is being measured
+_LISTED = 50  # newest requests in the list; older ones can be opened by link
+_REFRESH_S = 2.0  # refresh interval of an open request
 _SWEEP = "sweep"
 
 
@@ -34,7 +34,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Ask, watch, look."""
+    """Show the form, and progress and curves of the selected request."""
     st.title("Sweep")
     with errors_shown():
         database = current_database()
@@ -43,7 +43,7 @@ def page() -> None:
             workers = queries.workers(session, live=True)
         queued = show_form(database, workers, now)
         if queued is not None:
-            # The control would keep what it showed before: the new request is what people want.
+            # Select the new request; the control would keep its old value.
             st.session_state.pop("sweep.request", None)
             st.query_params["request"] = queued[:8]
             st.rerun()
@@ -73,9 +73,9 @@ def _show_requests(database: Database) -> None:
         row, "show", "Show", list(VALUES), "median_us",
         shown=lambda name: VALUES[name][0], in_a_row=True,
     )  # fmt: skip
-    controls.warn_of_ignored(on_top, "Not asked for, so not shown")
+    controls.warn_of_ignored(on_top, "Not requested, so not shown")
     is_open = by_uuid[chosen].state in OPEN_REQUEST_STATES
-    watch = st.fragment(_watch, run_every=_EVERY_S if is_open else None)
+    watch = st.fragment(_watch, run_every=_REFRESH_S if is_open else None)
     watch(database, chosen, axis, value, is_open=is_open)
 
 
@@ -88,7 +88,7 @@ def _list(database: Database) -> list[RequestRow]:
             try:
                 listed.append(queries.request_by_uuid_prefix(session, prefix))
             except (NotFoundError, AmbiguousError):
-                continue  # the control says that it isn't there
+                continue  # the control shows that it is missing
     return listed
 
 
@@ -107,34 +107,34 @@ def _watch(database: Database, uuid: str, axis: str, value: str, *, is_open: boo
             results = queries.run_results(session, request.run) if request.run else []
             kernels = queries.kernel_names(session)
         if is_open and request.state not in OPEN_REQUEST_STATES:
-            st.rerun()  # the whole page: it need not look again
+            st.rerun()  # the whole page, to stop the refresh
         _show_progress(request, len(results))
         frame = results_frame(results, BASELINE)
         shown = frame[~frame["is_probe"]]
         points = with_ends(shown, value)
         if points.empty:
             if results and not is_open:
-                st.info("Nothing to draw: no result has this value. The table says why.")
+                st.info("Nothing to draw: no result has this value. See the table.")
         else:
             used = zip(shown["kernel"], shown["variant"], strict=True)
             draw_chart(curves(points, kernel_styles(kernels, used), axis, value), key="curves")
-            st.caption("Bars are 95 % intervals. Probes measured beside them are not drawn.")
+            st.caption("Bars are 95 % intervals. Probes are not drawn.")
         if not shown.empty:
             show_table(shown, BASELINE, zone_named(st.context.timezone))
 
 
 def _show_progress(request: RequestRow, received: int) -> None:
-    came = min(received, request.cases)
+    done = min(received, request.cases)
     facts = [
         f"**{as_text(request.state)}**",
-        as_text(f"{came} of {request.cases} results"),
-        as_text(f"asked by {request.requester}"),
+        as_text(f"{done} of {request.cases} results"),
+        as_text(f"requested by {request.requester}"),
         f"run {as_code(request.run[:8])}" if request.run else "no run yet",
         as_text(request.detail),
     ]
     st.markdown(" · ".join(fact for fact in facts if fact))
     if request.state in OPEN_REQUEST_STATES:
-        st.progress(came / max(request.cases, 1))
+        st.progress(done / max(request.cases, 1))
 
 
 def _title(request: RequestRow, zone: tzinfo) -> str:

@@ -1,1 +1,1 @@
-"""Triage: every alert, whether it is still slow, and who is on it."""
+"""Triage: all alerts with their current level and assignee."""

@@ -1,4 +1,4 @@
-"""Triage: all alerts with their state, their level now, and what to do about them."""
+"""Triage: all alerts with their state and current level, and actions on them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexq_bench.runs.alert_level import alert_level, series_of
 from flexq_bench.runs.stored_noise import read_noise
 
 _OPEN, _ALL = "open", "all"
-_KEEP = "(as it is)"
+_KEEP = "(unchanged)"
 _SAVED = "triage.saved"
 _LONGEST_NOTE, _LONGEST_NAME = 10_000, 80
 
@@ -39,7 +39,7 @@ def as_page() -> st.Page:
 
 
 def page() -> None:
-    """Every alert that passes the filters, then what to do with some of them."""
+    """Show the alerts that match the filters, and forms for actions on them."""
     st.title("Triage")
     with errors_shown():
         database = current_database()
@@ -52,7 +52,7 @@ def page() -> None:
         controls = Controls("triage")
         on_top = st.empty()
         _show(controls, database, known)
-        controls.warn_of_ignored(on_top, "Not among the alerts, so not asked for")
+        controls.warn_of_ignored(on_top, "Not among the alerts, so ignored")
         controls.offer_to_clear()
 
 
@@ -60,8 +60,8 @@ def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> 
     with database.session() as session:
         events = {row.id: queries.alert_events(session, row.id) for row in known}
         noise = read_noise(session, series_of(known))
-        higher = {one.id for one in queries.project_series(session) if one.direction == "higher"}
-    people = {alert_id: assignee(of) for alert_id, of in events.items()}
+        higher = {s.id for s in queries.project_series(session) if s.direction == "higher"}
+    people = {alert_id: assignee(rows) for alert_id, rows in events.items()}
     shown = _narrow(controls, known, people)
     levels = {row.id: alert_level(row, noise, higher_is_better=higher) for row in shown}
     if not shown:
@@ -79,8 +79,8 @@ def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> 
     )
     st.caption(
         "Now: the latest result of each series over its result at the last good commit, as a "
-        "geometric mean, with the noise from run to run in its interval. It explains; an alert is "
-        "fixed when an interleaved A/B measurement says so."
+        "geometric mean, with run-to-run noise in its interval. For information only: an alert is "
+        "fixed when an interleaved A/B measurement confirms it."
     )
     if is_read_only():
         st.caption("This dashboard is read-only: states and notes can't be changed here.")
@@ -88,7 +88,7 @@ def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> 
     saved = st.session_state.pop(_SAVED, None)
     if saved:
         st.success(as_text(saved), icon=":material/check:")
-    _bulk_form(shown, {alert_id: len(of) for alert_id, of in events.items()})
+    _bulk_form(shown, {alert_id: len(rows) for alert_id, rows in events.items()})
     _show_requests(database, shown)
 
 
@@ -117,36 +117,38 @@ def _narrow(
 
 
 def _bulk_form(shown: Sequence[AlertRow], seen: dict[int, int]) -> None:
-    """One state, assignment and note for several alerts."""
+    """Show a form that sets state, assignee and note of several alerts."""
     st.header("Set several at once", anchor=False)
     by_id = {row.id: row for row in shown}
     with st.form("triage-form"):
         chosen = st.multiselect(
-            "Alerts", list(by_id), format_func=lambda one: alert_title(by_id[one])
+            "Alerts", list(by_id), format_func=lambda alert_id: alert_title(by_id[alert_id])
         )
         state = st.selectbox("State", [_KEEP, *ALERT_STATES[1:]])
-        given_to = st.text_input("Assign to", max_chars=_LONGEST_NAME)
+        assignee_name = st.text_input("Assign to", max_chars=_LONGEST_NAME)
         note = st.text_area("Note", max_chars=_LONGEST_NOTE)
         person = st.text_input("Your name", max_chars=_LONGEST_NAME).strip()
         sent = st.form_submit_button("Save", icon=":material/save:")
     if not sent:
         return
-    words = note.strip() or (assignment_note(given_to.strip()) if given_to.strip() else "")
+    words = note.strip() or (
+        assignment_note(assignee_name.strip()) if assignee_name.strip() else ""
+    )
     problem = _problem(chosen, state, words, person)
     if problem:
         st.error(problem)
         return
     done = []
-    for one in chosen:
-        new = by_id[one].state if state == _KEEP else state
+    for alert_id in chosen:
+        new = by_id[alert_id].state if state == _KEEP else state
         try:
-            write_alert(one, new, seen_events=seen[one], person=person, note=words)
-            if note.strip() and given_to.strip():
-                to = assignment_note(given_to.strip())
-                write_alert(one, new, seen_events=seen[one] + 1, person=person, note=to)
-            done.append(str(one))
+            write_alert(alert_id, new, seen_events=seen[alert_id], person=person, note=words)
+            if note.strip() and assignee_name.strip():
+                assignment, events = assignment_note(assignee_name.strip()), seen[alert_id] + 1
+                write_alert(alert_id, new, seen_events=events, person=person, note=assignment)
+            done.append(str(alert_id))
         except DatabaseError as error:
-            st.error(as_text(f"Alert {one}: {error}"), icon=":material/database_off:")
+            st.error(as_text(f"Alert {alert_id}: {error}"), icon=":material/database_off:")
     if done:
         st.session_state[_SAVED] = f"Saved: alerts {', '.join(done)}."
         if len(done) == len(chosen):
@@ -154,18 +156,18 @@ def _bulk_form(shown: Sequence[AlertRow], seen: dict[int, int]) -> None:
 
 
 def _problem(chosen: Sequence[int], state: str, words: str, person: str) -> str:
-    """Explain which input is missing; empty: none."""
+    """Return a message if an input is missing, else an empty string."""
     if not chosen:
-        return "Choose the alerts that this is about."
+        return "Choose one or more alerts."
     if state == _KEEP and not words:
         return "Nothing to save: choose a state, write a note, or assign them to somebody."
     if state in STATES_WITH_A_REASON and not words:
         return f"Write a note that says why they are {state}."
-    return "" if person else "Write your name: people will want to ask you."
+    return "" if person else "Write your name, so that others can ask you."
 
 
 def _show_requests(database: Database, shown: Sequence[AlertRow]) -> None:
-    """Buttons for each alert, and how far what they queued is."""
+    """Show buttons for each alert, and the progress of their requests."""
     st.header("Measure again, bisect", anchor=False)
     for row in shown[:LISTED]:
         line = st.container(horizontal=True, vertical_alignment="center")

@@ -1,4 +1,4 @@
-"""Alerts as rows of a table, and who is on them."""
+"""Table rows of alerts, and their assignees."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ASSIGNED = "assigned to "
 
 
 def assignment_note(person: str) -> str:
-    """The note by which an alert is given to a person."""
+    """Return the note that assigns an alert to a person."""
     return f"{_ASSIGNED}{person}"
 
 
 def assignee(events: Sequence[AlertEventRow]) -> str:
-    """Whom an alert was given to last, or else who set its state; empty: nobody."""
+    """Return the last assignee of an alert, or the person of its last event; empty: nobody."""
     for event in reversed(events):
         if event.note.startswith(_ASSIGNED):
             return event.note.removeprefix(_ASSIGNED)
@@ -35,7 +35,7 @@ def triage_rows(
     people: Mapping[int, str],
     zone: tzinfo,
 ) -> list[dict[str, Any]]:
-    """A row an alert."""
+    """Return one row per alert."""
     return [
         {
             "alert": page_address("alert", alert=str(row.id)),
