@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session as Session  # for those who annotate: SQL stays in here
+from sqlalchemy.orm import Session as Session  # re-exported for annotations of callers
 from sqlalchemy.pool import QueuePool
 
 from db import schema
@@ -99,7 +99,7 @@ class Database:
             session.commit()
 
     @contextmanager
-    def last_look(self) -> Iterator[Session]:
+    def opened_file_session(self) -> Iterator[Session]:
         """Open a read-only session on the opened file, even if it was deleted since.
 
         SQLite's open connections still reach it. Raises FileMovedError if none is open.

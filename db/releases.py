@@ -11,7 +11,7 @@ from db.locking import lock_for_writing
 from db.tables import Commit, Release
 
 
-def keep_releases(session: Session, tags: Mapping[str, str]) -> list[str]:
+def store_releases(session: Session, tags: Mapping[str, str]) -> list[str]:
     """Store tags of stored commits; return the names of new and moved ones, sorted.
 
     tags: name -> sha. Tags of commits that are not stored are ignored: nothing was measured there.

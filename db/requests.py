@@ -188,7 +188,7 @@ def return_requests(session: Session, server: str) -> None:
     )
 
 
-def give_request_run(session: Session, uuid: str, run_uuid: str) -> None:
+def set_request_run(session: Session, uuid: str, run_uuid: str) -> None:
     """Set the run of a request. Raises NotFoundError if either is not stored."""
     lock_for_writing(session.connection())
     run_id = session.scalar(select(Run.id).where(Run.uuid == run_uuid))
@@ -197,7 +197,7 @@ def give_request_run(session: Session, uuid: str, run_uuid: str) -> None:
     _set(session, uuid, {"run_id": run_id})
 
 
-def note_request(session: Session, uuid: str, server: str, detail: str) -> None:
+def set_request_detail(session: Session, uuid: str, server: str, detail: str) -> None:
     """Set the progress text of a request; no effect if this server does not hold it."""
     lock_for_writing(session.connection())
     held = Request.state == REQUEST_LEASES.held

@@ -19,7 +19,7 @@ from db.fleet import JobInfo, OffsetInfo, WorkerInfo, add_jobs, add_offsets, reg
 from db.gate_records import GateLimit, GateRecord
 from db.gate_store import add_gates
 from db.records import RunInfo
-from db.releases import keep_releases
+from db.releases import store_releases
 from db.tables import Job, Worker
 
 RELEASE_EVERY = 20  # nights; then models are evaluated, too
@@ -59,7 +59,7 @@ def fill_models(session: Session, nights: int) -> None:
         add_decodes(session, _decodes(night))
         add_gates(session, _gates(night))
     tags = {f"v1.{i}": made_up.commit(night).sha for i, night in enumerate(released)}
-    keep_releases(session, tags)
+    store_releases(session, tags)
 
 
 def _shared(kind: str, night: int) -> dict[str, Any]:

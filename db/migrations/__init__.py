@@ -1,1 +1,1 @@
-"""The Alembic environment: `versions/` is the history of the tables, oldest first."""
+"""Alembic environment; `versions/` has the revisions of the schema."""

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the revisions on the connection that db.schema hands over."""
+"""Alembic's entry point: runs the revisions on the connection of db.schema."""
 
 from __future__ import annotations
 

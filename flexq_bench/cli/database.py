@@ -242,13 +242,13 @@ def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
     Pages and nights compare with releases.
     """
     from db.engine import open_database
-    from db.releases import keep_releases
+    from db.releases import store_releases
     from flexq_bench.repository.git import commits_of_tags
 
     commits = commits_of_tags(Path.cwd())
     with open_database(db, create=False, silence_s=PATIENCE_S) as database:
         with database.session() as session:
-            changed = keep_releases(session, commits)
+            changed = store_releases(session, commits)
         if as_json:
             print_json({"database": database.url, "tags": len(commits), "changed": changed})
         elif changed:

@@ -232,12 +232,12 @@ def _tell_unbuilt(db: str | None, night: str, folder: str, error: Exception) -> 
 
 def _remember_releases(database: Database, repository: Path | None) -> None:
     """Store the release tags: tonight's results are also compared with the last release."""
-    from db.releases import keep_releases
+    from db.releases import store_releases
     from flexq_bench.repository.git import commits_of_tags
 
     if repository is not None:
         with database.session() as session:
-            keep_releases(session, commits_of_tags(repository))
+            store_releases(session, commits_of_tags(repository))
 
 
 def unfinished_night(database: Database, suite: str, commit: CommitInfo) -> str:

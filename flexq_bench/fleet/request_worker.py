@@ -26,10 +26,10 @@ from db.requests import (
     ClaimedRequest,
     claim_request,
     finish_request,
-    give_request_run,
-    note_request,
     renew_request,
     return_requests,
+    set_request_detail,
+    set_request_run,
 )
 from flexq_bench.errors import CancelledError, InfrastructureError, MeasureError, UsageError
 from flexq_bench.fleet.pool import Kind, Pool, Work
@@ -165,7 +165,9 @@ def _bisect(
     """Search in this clone for the commit that was asked for; its line is the request's detail."""
 
     def on_step(line: str) -> None:
-        through_outages(database, lambda session: note_request(session, request.uuid, server, line))
+        through_outages(
+            database, lambda session: set_request_detail(session, request.uuid, server, line)
+        )
 
     try:
         wanted = bisection_of(request.content)
@@ -227,7 +229,7 @@ def _still_missing(run: OpenRun, request: ClaimedRequest, cases: Sequence[Case])
     """The cases that the run lacks; the request is told which run it became."""
 
     def missing_of(session: Session) -> set[str]:
-        give_request_run(session, request.uuid, run.info.uuid)
+        set_request_run(session, request.uuid, run.info.uuid)
         return set(queries.missing_cases(session, run.info.uuid))
 
     missing = through_outages(run.database, missing_of)

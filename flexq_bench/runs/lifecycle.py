@@ -235,7 +235,7 @@ def _finish(run: OpenRun, status: str) -> None:
 
 def _rescue(run: OpenRun, error: FileMovedError) -> NoReturn:
     """Write all results of a run to a file beside the one that is gone, and raise."""
-    with run.database.last_look() as session:
+    with run.database.opened_file_session() as session:
         for write in run.unwritten:
             write(session)
         filters = Filters(runs=(run.info.uuid,))

@@ -16,7 +16,7 @@ from ci.nightly import Rules, conclude, measure_night
 from ci.reports import nightly as night_report
 from db import queries
 from db.records import DeviceInfo
-from db.releases import keep_releases
+from db.releases import store_releases
 from flexq_bench.cli.app import main
 from flexq_bench.cli.nightly import exit_code
 from flexq_bench.errors import InfrastructureError, UsageError
@@ -270,7 +270,7 @@ def test_what_crept_since_the_release_is_confirmed_against_it_once(
         opened[order] = report.opened
         if order == 3:
             with database.session() as session:
-                keep_releases(session, {"v1": sha(3)})
+                store_releases(session, {"v1": sha(3)})
 
     night = next(order for order, found in opened.items() if found)
     with database.session() as session:
@@ -299,7 +299,7 @@ def test_a_machine_that_crept_is_held_against_the_release_once(
         cases = [case for base, _, cases in pool.contests if base == sha(3) for case in cases]
         asked += [order] * (KEY in cases and order > 8)  # until then it is what nights trust
         with database.session() as session:
-            keep_releases(session, {"v1": sha(3)})
+            store_releases(session, {"v1": sha(3)})
 
     assert len(asked) == 1
 

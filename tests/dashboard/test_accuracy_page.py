@@ -14,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 
 from db.accuracy_records import AccuracyRecord
 from db.accuracy_store import add_accuracy
-from db.releases import keep_releases
+from db.releases import store_releases
 
 
 def keep(store: Any, *records: AccuracyRecord) -> Any:
@@ -95,7 +95,7 @@ def test_the_history_names_releases(evaluated, open_accuracy):
     keep(evaluated, a_score("fp16", run=run, commit=later),
          a_score("flexq-w6ax", run=run, commit=later, **worse(0.05)))  # fmt: skip
     with evaluated.session() as session:
-        keep_releases(session, {"v1.0": COMMIT.sha})
+        store_releases(session, {"v1.0": COMMIT.sha})
 
     chart = charts_by_axis(open_accuracy())["perplexity on wikitext against fp16 (%)"]
 
@@ -119,7 +119,7 @@ def test_without_fp16_it_says_what_is_missing(store, open_accuracy):
 
     app = open_accuracy()
 
-    assert "was never evaluated as it is" in words(app)
+    assert "was never evaluated unquantized" in words(app)
     assert len(scores(app)) == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 from made_results import COMMIT, a_record, a_run, records_of
 from page_content import table, words
 
-from db.releases import keep_releases
+from db.releases import store_releases
 
 LATE = "2025-11-25T10:00:00+00:00"
 
@@ -124,10 +124,10 @@ def test_a_release_is_compared_with_what_is_newer_only(store, open_scoreboard):
         run = a_run(at, trigger="nightly", **created)
         store.add(a_record(run, commit=commit, median_us=8.0 + order, **created))
     with store.session() as session:
-        keep_releases(session, {"v1": "1" * 40})
+        store_releases(session, {"v1": "1" * 40})
     (before,) = table(open_scoreboard(), of="last week")["release"]
     with store.session() as session:
-        keep_releases(session, {"v1": "1" * 40, "v2": "2" * 40})
+        store_releases(session, {"v1": "1" * 40, "v2": "2" * 40})
 
     of_v2 = table(open_scoreboard(release="v2"), of="last week")["release"]
 

@@ -14,7 +14,7 @@ from page_content import table_rows
 from db.accuracy_store import add_accuracy
 from db.gate_records import GateRecord
 from db.gate_store import add_gates
-from db.releases import keep_releases
+from db.releases import store_releases
 
 LATER = replace(COMMIT, sha="d" * 40, topo_order=9)
 EVIL = "<img src=x onerror=alert(1)> **bold** [a](javascript:alert(1))"
@@ -44,7 +44,7 @@ def test_the_newest_verdict_stands_first_with_what_decided_it(keep, open_accurac
     later = {"commit": LATER, "created_at": "2025-11-22T10:00:05+00:00"}
     keep(a_gate("flexq-w6ax"), a_gate("w4a4", "regression", **later))
     with store.session() as session:
-        keep_releases(session, {"v1.0": LATER.sha})
+        store_releases(session, {"v1.0": LATER.sha})
 
     rows = table_rows(open_accuracy(), of="verdict")
 

@@ -10,7 +10,7 @@ from made_results import COMMIT, H200, a_record, a_run, numbers
 from page_content import chart, words
 from streamlit.testing.v1 import AppTest
 
-from db.releases import keep_releases
+from db.releases import store_releases
 
 EVER = "2025-11-21T10:00:00+00:00"
 
@@ -108,7 +108,7 @@ def test_percent_of_the_floor_is_asked_for_by_the_link(told, open_history):
 
 def tagged(store: Any, **orders: int) -> None:
     with store.session() as session:
-        keep_releases(session, {name: f"{order:02x}" * 20 for name, order in orders.items()})
+        store_releases(session, {name: f"{order:02x}" * 20 for name, order in orders.items()})
 
 
 def test_relative_to_a_release_every_series_has_100_percent_there(told, open_history):
@@ -135,7 +135,7 @@ def test_a_release_between_two_measured_commits_has_the_level_before_it(told, op
     aside = replace(COMMIT, sha="ee" * 20, topo_order=4)
     told.add(*points(9, n=64, commit=aside))  # the tag's own commit was measured on another shape
     with told.session() as session:
-        keep_releases(session, {"v1": aside.sha})
+        store_releases(session, {"v1": aside.sha})
     told.add(*points(7))
 
     app = open_history(kernel="flexq-w6a6", m="1", shape="4096x4096", show="relative to a release")

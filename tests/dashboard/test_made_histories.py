@@ -15,7 +15,7 @@ from page_content import chart, table
 
 from dashboard.views.compare.frame import compare_frame, mean_rows, pairs_of_runs
 from dashboard.views.leaderboard.frame import leaderboard_frame
-from db.releases import keep_releases
+from db.releases import store_releases
 from flexq_bench.runs.latest_rows import latest_rows
 from flexq_bench.runs.scoreboard import board_rows, case_changes
 
@@ -28,7 +28,7 @@ def history(store, request):
     of = made(request.param)
     store.add(*records(of))
     with store.session() as session:
-        keep_releases(session, {"v1": of.sha(of.nights // 2)})
+        store_releases(session, {"v1": of.sha(of.nights // 2)})
     connection = sqlite3.connect(store.path)
     yield of, connection
     connection.close()

@@ -11,7 +11,7 @@ from made_results import a_record, a_run
 from page_content import words
 from streamlit.testing.v1 import AppTest
 
-from dashboard.views.paper.measured import ours_of
+from dashboard.views.paper.measured import measured_values
 from db.engine import open_database
 from db.queries import DecodeRow, ScoreRow
 from db.reference_store import ReferenceInfo
@@ -109,7 +109,7 @@ def test_a_mean_stands_beside_a_mean_and_a_best_case_beside_the_best(bound, expe
         )
     ]  # fmt: skip
 
-    (ours,) = ours_of(stated, [], [], rows)
+    (ours,) = measured_values(stated, [], [], rows)
 
     assert ours.value.estimate == pytest.approx(expected)
     assert ours.cases == 2
@@ -120,7 +120,7 @@ def test_a_ratio_of_memories_is_of_bytes(store):
     stated = ReferenceInfo(kernel="flexq-w6ax", baseline="fp16", metric="memory-ratio", **RATIO)
     rows = [a_decode("fp16", 1, 1.0, memory=24), a_decode("flexq-w6ax", 1, 1.0, memory=10)]
 
-    (ours,) = ours_of(stated, [], [], rows)
+    (ours,) = measured_values(stated, [], [], rows)
 
     assert ours.value.estimate == pytest.approx(2.4)
 
@@ -131,10 +131,10 @@ def test_a_perplexity_has_the_interval_of_its_standard_error():
         value=11.0, unit="", model="opt-6.7b", task="wikitext",
     )  # fmt: skip
 
-    (ours,) = ours_of(stated, [], [a_score("atom-w4a4", 11.5, 0.1)], [])
+    (ours,) = measured_values(stated, [], [a_score("atom-w4a4", 11.5, 0.1)], [])
 
     assert (ours.value.low, ours.value.high) == pytest.approx((11.304, 11.696), abs=1e-3)
-    assert ours_of(stated, [], [a_score("fp16", 10.0, 0.1)], []) == []
+    assert measured_values(stated, [], [a_score("fp16", 10.0, 0.1)], []) == []
 
 
 def test_an_increase_is_over_the_baseline_of_the_same_model():
@@ -144,7 +144,7 @@ def test_an_increase_is_over_the_baseline_of_the_same_model():
     )  # fmt: skip
     scores = [a_score("fp16", 10.0, 0.3), a_score("flexq-w6ax", 10.2, 0.4)]
 
-    (ours,) = ours_of(stated, [], scores, [])
+    (ours,) = measured_values(stated, [], scores, [])
 
     assert ours.value.estimate == pytest.approx(0.2)
     assert ours.value.high - ours.value.estimate == pytest.approx(1.96 * 0.5, abs=1e-3)

@@ -21,7 +21,7 @@ from db.requests import (
     add_request,
     claim_request,
     finish_request,
-    give_request_run,
+    set_request_run,
 )
 from flexq_bench.fleet.requests import LIMITS
 
@@ -64,7 +64,7 @@ def asked(store: Any, *, state: str = "queued", m: tuple[int, ...] = (1, 8)) -> 
         claim_request(session, "server", [H200], until=now() + timedelta(hours=1), at=now())
     store.add(a_record(a_run("swept", suite="sweep"), m=1))
     with store.session() as session:
-        give_request_run(session, info.uuid, a_run("swept").uuid)
+        set_request_run(session, info.uuid, a_run("swept").uuid)
         if state != "running":
             finish_request(session, info.uuid, state, detail="", at=now())
     return info

@@ -21,7 +21,7 @@ from db.decode_store import add_decodes
 from db.engine import Database, open_database
 from db.gate_store import add_gates
 from db.records import DeviceInfo
-from db.releases import keep_releases
+from db.releases import store_releases
 from db.store import add_record
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
@@ -69,7 +69,7 @@ def filled(make_url: Callable[[], str], build: Any, compared: Any, commits: Any)
         add_accuracy(session, [build.an_accuracy_record()])
         add_gates(session, [build.a_gate_record()])
         add_decodes(session, [build.a_decode_record(), build.a_serving_record()])
-        keep_releases(session, {"v1": build.a_commit(2).sha})
+        store_releases(session, {"v1": build.a_commit(2).sha})
         machine = Machine("cuda", DeviceInfo("GPU-1", GPUS[0], "cuda"))
         slow = compared("flexq-w6a6", 1.05, shape=(1, 4096, 4096))
         record_night(session, [slow], machine, commits, alerting=True)

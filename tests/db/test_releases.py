@@ -6,7 +6,7 @@ import pytest
 
 from db import queries
 from db.errors import NotFoundError
-from db.releases import keep_releases
+from db.releases import store_releases
 from db.store import add_record
 
 
@@ -17,17 +17,17 @@ def test_tags_of_stored_commits_are_kept_newest_first(session, build):
     tags = {"v1": build.a_commit(1).sha, "v2": build.a_commit(2).sha,
             "dirty": build.a_commit(3).sha, "never-measured": "f" * 40}  # fmt: skip
 
-    assert keep_releases(session, tags) == ["v1", "v2"]
+    assert store_releases(session, tags) == ["v1", "v2"]
     assert [(r.name, r.topo_order) for r in queries.releases(session)] == [("v2", 2), ("v1", 1)]
 
 
 def test_a_tag_that_moved_is_moved_and_the_same_changes_nothing(session, build):
     for order in (1, 2):
         add_record(session, build.a_record(f"{order}", commit=build.a_commit(order)))
-    keep_releases(session, {"v1": build.a_commit(1).sha})
+    store_releases(session, {"v1": build.a_commit(1).sha})
 
-    assert keep_releases(session, {"v1": build.a_commit(1).sha}) == []
-    assert keep_releases(session, {"v1": build.a_commit(2).sha}) == ["v1"]
+    assert store_releases(session, {"v1": build.a_commit(1).sha}) == []
+    assert store_releases(session, {"v1": build.a_commit(2).sha}) == ["v1"]
     assert [r.sha for r in queries.releases(session)] == [build.a_commit(2).sha]
 
 

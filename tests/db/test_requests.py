@@ -16,8 +16,8 @@ from db.requests import (
     cancel_request,
     claim_request,
     finish_request,
-    give_request_run,
     renew_request,
+    set_request_run,
 )
 from db.store import begin_run
 
@@ -97,7 +97,7 @@ def test_the_oldest_request_that_fits_is_served_first_and_by_one(session):
 def test_a_request_whose_server_died_is_served_again_with_its_run(session, build):
     add(session, a_request())
     run = begin_run(session, build.a_run(), build.a_commit())
-    give_request_run(session, claim(session).uuid, run.uuid)
+    set_request_run(session, claim(session).uuid, run.uuid)
     assert renew_request(session, a_request().uuid, "s1", until=NOW + 2 * LEASE)
 
     assert claim(session, "s2", at=NOW + 1.5 * LEASE) is None

@@ -282,7 +282,7 @@ def test_results_that_found_the_file_deleted_are_kept_for_the_end_of_their_runs(
     with pytest.raises(FileMovedError):
         table.coordinator(gpus({"H200": 1}), delete).carry_out([work])
 
-    with table.database.last_look() as session:
+    with table.database.opened_file_session() as session:
         for write in work.run.unwritten:
             write(session)
         records = list(queries.run_records(session, work.run.info.uuid))

@@ -100,11 +100,11 @@ def _of_last_commits(scores: Sequence[Score]) -> list[Score]:
 def _show_scores(model: str, latest: Sequence[Score], rows: Sequence[Compared]) -> None:
     if not any(score.scheme == FULL_PRECISION for score in latest):
         st.warning(
-            f"{as_text(model)} was never evaluated as it is ({as_code(FULL_PRECISION)}), so there "
-            f"is nothing to set the schemes against: evaluate it under {as_code(FULL_PRECISION)}."
+            f"{as_text(model)} was never evaluated unquantized ({as_code(FULL_PRECISION)}), so "
+            f"there is nothing to compare with: evaluate it under {as_code(FULL_PRECISION)}."
         )
     elif all(score.scheme == FULL_PRECISION for score in latest):
-        st.info("Only the model as it is was evaluated so far: add schemes with --schemes.")
+        st.info("Only the unquantized model was evaluated so far: add schemes with --schemes.")
     st.header("Scores", anchor=False)
     column = st.column_config
     draw_table(

@@ -87,12 +87,12 @@ def pairs_of_labels(
     base: str,
     head: str,
     noise: StoredNoise | None = None,
-    beside: Sequence[ResultRow] = (),
+    same_runs: Sequence[ResultRow] = (),
 ) -> list[Pair]:
     """Compare all cases of the kernel `head` with those of `base`; see `compare_labels`."""
-    base_of = bases_of(results, beside, base)
+    base_of = bases_of(results, same_runs, base)
     heads = {(r.case, r.gpu): r for r in results if kernel_label(r.kernel, r.variant) == head}
-    comparisons = compare_labels(results, base, head, noise, beside=beside)
+    comparisons = compare_labels(results, base, head, noise, beside=same_runs)
     return [Pair(c, base_of(heads[c.case, c.gpu]), heads[c.case, c.gpu]) for c in comparisons]
 
 

@@ -212,7 +212,7 @@ def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) 
         show_empty_database(database)
         return None
     if len(labels) < 2:
-        st.info(f"{as_text(labels[0])} is the only kernel here: measure another one beside it.")
+        st.info(f"{as_text(labels[0])} is the only kernel here: measure another one.")
         return None
     first = BASELINE if BASELINE in labels else labels[0]
     second = next(label for label in labels if label != first)

@@ -78,8 +78,8 @@ def _narrow(controls: Controls, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
         "Tokens",
         lengths,
         lengths[-1],
-        shown=lambda one: f"{one[0]} in, {one[1]} out",
-        written=lambda one: f"{one[0]}-{one[1]}",
+        shown=lambda lengths: f"{lengths[0]} in, {lengths[1]} out",
+        written=lambda lengths: f"{lengths[0]}-{lengths[1]}",
         in_a_row=True,
     )
     return [row for row in rows if _lengths(row) == selected]

@@ -61,7 +61,7 @@ def page() -> None:
     everything = controls.switch(
         st.container(), "all", "Also what is over",
         hint=f"Workers that ended, or were last seen {_RECENT.days} days ago, and unfinished runs "
-        "as old as that which nobody measures.",
+        "as old as that without a leased job.",
     )  # fmt: skip
     gone = 0 if everything else sum(is_gone(worker, now, _RECENT) for worker in workers)
     left = 0 if everything else sum(is_abandoned(run, now, _RECENT) for run in runs)

@@ -148,7 +148,7 @@ def _draw(figure: go.Figure) -> None:
 
 def _choose_release(controls: Controls, database: Database) -> ReleaseRow | None:
     with database.session() as session:
-        known = [one for one in queries.releases(session) if one.topo_order is not None]
+        known = [row for row in queries.releases(session) if row.topo_order is not None]
     if not known:
         keep = command_lines.command("db", "tags", *command_lines.database_arguments(database))
         st.info(
@@ -163,8 +163,8 @@ def _choose_release(controls: Controls, database: Database) -> ReleaseRow | None
         "Release",
         known,
         known[0],
-        shown=lambda one: f"{one.name} ({short_commit(one.sha, dirty=False)})",
-        written=lambda one: one.name,
+        shown=lambda row: f"{row.name} ({short_commit(row.sha, dirty=False)})",
+        written=lambda row: row.name,
         always=True,
     )
 
@@ -198,8 +198,8 @@ def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName
         "shape",
         "N × K",
         shapes,
-        shown=lambda one: f"{one[0]} × {one[1]}",
-        written=lambda one: f"{one[0]}x{one[1]}",
+        shown=lambda size: f"{size[0]} × {size[1]}",
+        written=lambda size: f"{size[0]}x{size[1]}",
     )
     if model or layer:
         matching = {
@@ -214,7 +214,7 @@ def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName
 
 def _show_nothing_drawn(shown: str, release: ReleaseRow | None) -> None:
     if shown == _OF_FLOOR:
-        st.info("No floor was measured beside these results: choose absolute.")
+        st.info("No floor was measured with these results: choose absolute.")
         return
     if release is not None:
         st.info(

@@ -149,8 +149,9 @@ def _show_roofline(controls: Controls, shown: _Shown) -> pd.DataFrame | None:
     st.caption(
         f"{_EVIDENCE} The roof is what reading the packed weights takes, measured on this GPU in "
         "the same run, codes without their scales; no peak of the tensor cores was measured, so "
-        "none is drawn. Points of one intensity stand side by side. A kernel that loads weights "
-        "while the launch before it still runs can pass its floor." + _noisy_in_words(points)
+        "none is drawn. Points of one intensity are drawn side by side. A kernel that prefetches "
+        "weights while the previous launch still runs can exceed its floor."
+        + _noisy_in_words(points)
     )
     return points
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from dashboard.shared.results_frame import interval_cells
-from dashboard.views.paper.measured import Ours
+from dashboard.views.paper.measured import MeasuredValue
 from db.reference_store import ReferenceInfo
 
 # published: of the paper. ours, ours_low, ours_high: measured here, with the 95 % interval.
@@ -37,13 +37,13 @@ COLUMNS = {
 }
 
 
-def paper_frame(rows: Sequence[tuple[ReferenceInfo, Sequence[Ours]]]) -> pd.DataFrame:
+def paper_frame(rows: Sequence[tuple[ReferenceInfo, Sequence[MeasuredValue]]]) -> pd.DataFrame:
     """Return one row per published number and measured GPU; one row if nothing was measured."""
     cells = [_cells(stated, ours) for stated, measured in rows for ours in (measured or (None,))]
     return pd.DataFrame(cells, columns=list(COLUMNS)).astype(COLUMNS)
 
 
-def _cells(stated: ReferenceInfo, ours: Ours | None) -> dict[str, Any]:
+def _cells(stated: ReferenceInfo, ours: MeasuredValue | None) -> dict[str, Any]:
     return {
         "source": stated.source,
         "table": stated.source_table,

@@ -28,7 +28,7 @@ _NORMAL_95 = 1.959964  # half-width of a 95 % interval in standard errors
 
 
 @dataclass(frozen=True, slots=True)
-class Ours:
+class MeasuredValue:
     """A measured number with its 95 % interval, on one GPU model.
 
     value None: not comparable with the published one, see caveats. cases: number of cases it is
@@ -45,7 +45,7 @@ class Ours:
     caveats: tuple[str, ...] = ()
 
 
-def ours_of(
+def measured_values(
     stated: ReferenceInfo,
     results: Sequence[ResultRow],
     scores: Sequence[ScoreRow],
@@ -53,14 +53,14 @@ def ours_of(
     *,
     baselines: Sequence[ResultRow] = (),
     noise: StoredNoise | None = None,
-) -> list[Ours]:
+) -> list[MeasuredValue]:
     """Return our measurements of a stated quantity, by GPU; empty: there are none.
 
     results: the newest of each series. baselines: results of baselines of the same runs, preferred
     for ratios. noise: run-to-run noise, for ratios of separate runs. scores, decodes: the newest of
     each kind. A published best case is compared with the best case, a mean with the geometric mean.
     """
-    compute: dict[str, Callable[[], list[Ours]]] = {
+    compute: dict[str, Callable[[], list[MeasuredValue]]] = {
         "speedup": lambda: _speedups(stated, results, baselines, noise or StoredNoise({})),
         "decode-speedup": lambda: _decodes(stated, decodes, _token_time),
         "memory-ratio": lambda: _decodes(stated, decodes, _memory),
@@ -75,7 +75,7 @@ def _speedups(
     results: Iterable[ResultRow],
     baselines: Sequence[ResultRow],
     noise: StoredNoise,
-) -> list[Ours]:
+) -> list[MeasuredValue]:
     """Compute baseline / kernel over the suite's layers (cold, stage gemm), by kernel and GPU.
 
     For the kernel that the paper names, and its successors.
@@ -110,7 +110,7 @@ def _speedup(
     expected: int,
     pairs: Sequence[tuple[ResultRow, ResultRow]],
     noise: StoredNoise,
-) -> Ours:
+) -> MeasuredValue:
     gpu, apart = pairs[0][1].gpu, [base.run != ours.run for base, ours in pairs]
     shares = [base.pct_of_floor for base, _ in pairs if base.pct_of_floor]
     share = statistics.median(shares) if shares else None
@@ -123,7 +123,7 @@ def _speedup(
         caveats.append(f"{kernel} is the successor of {stated.kernel}")
     if share is not None and share < _MIN_PERCENT_OF_FLOOR:
         why = f"not comparable: {stated.baseline} reaches {share:.0f} % of its floor here"
-        return Ours(gpu, None, len(pairs), sum(apart), kernel, expected, (why, *caveats))
+        return MeasuredValue(gpu, None, len(pairs), sum(apart), kernel, expected, (why, *caveats))
     if share is not None and share < _LOW_PERCENT_OF_FLOOR:
         caveats.append(f"{stated.baseline} is at {share:.0f} % of its floor")
     ratios = [level_ratio(base, ours, noise) for base, ours in pairs]
@@ -135,7 +135,7 @@ def _speedup(
             value = geometric_mean([ratio_interval(b, o) for b, o in times if b and o])
             for side in (0, 1):
                 value = with_run_noise(value, noise.of_mean([p[side].series_id for p in pairs]))
-    return Ours(gpu, value, len(pairs), sum(apart), kernel, expected, tuple(caveats))
+    return MeasuredValue(gpu, value, len(pairs), sum(apart), kernel, expected, tuple(caveats))
 
 
 def _shapes(stated: ReferenceInfo) -> set[tuple[int, int]]:
@@ -150,7 +150,7 @@ def _decodes(
     stated: ReferenceInfo,
     decodes: Iterable[DecodeRow],
     value_of: Callable[[DecodeRow], Interval | None],
-) -> list[Ours]:
+) -> list[MeasuredValue]:
     """Compute baseline / scheme over all settings in which both were decoded."""
     sides: dict[str, dict[tuple[str, str, int, int, int, int], DecodeRow]] = {}
     for r in decodes:
@@ -180,25 +180,27 @@ def _memory(row: DecodeRow) -> Interval | None:
     return Interval(size, size, size) if size else None
 
 
-def _means(stated: ReferenceInfo, ratios: dict[str, list[tuple[Interval, bool]]]) -> list[Ours]:
+def _means(
+    stated: ReferenceInfo, ratios: dict[str, list[tuple[Interval, bool]]]
+) -> list[MeasuredValue]:
     means = []
     for gpu, on_gpu in ratios.items():
         values = [ratio for ratio, _ in on_gpu]
         best = max(values, key=lambda ratio: ratio.estimate)
         value = best if stated.bound == "up to" else geometric_mean(values)
-        means.append(Ours(gpu, value, len(values), sum(apart for _, apart in on_gpu)))
+        means.append(MeasuredValue(gpu, value, len(values), sum(apart for _, apart in on_gpu)))
     return means
 
 
-def _perplexities(stated: ReferenceInfo, scores: Iterable[ScoreRow]) -> list[Ours]:
+def _perplexities(stated: ReferenceInfo, scores: Iterable[ScoreRow]) -> list[MeasuredValue]:
     return [
-        Ours(row.gpu, _interval(row.value, row.standard_error), 1, 0)
+        MeasuredValue(row.gpu, _interval(row.value, row.standard_error), 1, 0)
         for row in _about(stated, scores, stated.kernel)
         if row.model == stated.model
     ]
 
 
-def _increases(stated: ReferenceInfo, scores: Sequence[ScoreRow]) -> list[Ours]:
+def _increases(stated: ReferenceInfo, scores: Sequence[ScoreRow]) -> list[MeasuredValue]:
     """Compute the largest increase over models; the two scores are taken as independent."""
     before = {(r.gpu, r.model): r for r in _about(stated, scores, stated.baseline)}
     by_gpu: dict[str, list[tuple[Interval, bool]]] = {}
@@ -211,7 +213,7 @@ def _increases(stated: ReferenceInfo, scores: Sequence[ScoreRow]) -> list[Ours]:
         increase = _interval(row.value - base.value, error)
         by_gpu.setdefault(row.gpu, []).append((increase, row.run != base.run))
     return [
-        Ours(
+        MeasuredValue(
             gpu,
             max((value for value, _ in on_gpu), key=lambda value: value.estimate),
             len(on_gpu),

@@ -15,7 +15,7 @@ from dashboard.shared.spreadsheet import to_csv
 from dashboard.shared.tables import draw_table
 from dashboard.views.paper.charts import beside_each_other
 from dashboard.views.paper.frame import paper_frame
-from dashboard.views.paper.measured import SUCCESSORS, ours_of
+from dashboard.views.paper.measured import SUCCESSORS, measured_values
 from db import queries
 from db.engine import Database
 from db.queries import SWEEP, Filters
@@ -120,7 +120,10 @@ def _frame(database: Database, stated: Sequence[ReferenceInfo]) -> pd.DataFrame:
         decodes = queries.latest_decodes(session)
     return paper_frame(
         [
-            (value, ours_of(value, results, scores, decodes, baselines=baselines, noise=noise))
+            (
+                value,
+                measured_values(value, results, scores, decodes, baselines=baselines, noise=noise),
+            )
             for value in stated
         ]
     )

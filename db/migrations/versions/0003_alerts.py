@@ -1,4 +1,4 @@
-"""Evidence of decisions, the life of alerts, explained epochs, and the noise book.
+"""Evidence of decisions, events of alerts, epochs of explained changes, and A/A calibration.
 
 The models in db/tables document the columns, and the meaning of null in each.
 """
@@ -17,8 +17,8 @@ TIME = sa.DateTime(timezone=True)
 
 
 def upgrade() -> None:
-    # Nothing ever wrote to these three before this revision, and SQLite can't add to a table a
-    # column that is never null: they are made anew.
+    # These three tables are empty before this revision, and SQLite can't add a NOT NULL column to
+    # a table: recreate them.
     for table in ("change_point", "decision", "alert"):
         op.drop_table(table)
     _alerts()

@@ -1,4 +1,4 @@
-"""Workers, jobs with what is expected of them, requests, shared tuning choices, GPU offsets.
+"""Tables of workers, jobs with expected times, requests, tuned configurations, GPU offsets.
 
 The models in db/tables document the columns, and the meaning of null in each.
 """
@@ -17,13 +17,13 @@ TIME = sa.DateTime(timezone=True)
 
 
 def upgrade() -> None:
-    # Nothing ever wrote jobs before this revision, and SQLite can't add a column that is never
-    # null to a table: it is made anew.
+    # The table is empty before this revision, and SQLite can't add a NOT NULL column to a table:
+    # recreate it.
     op.drop_table("job")
     _jobs()
     _workers()
     _requests()
-    _learnt()
+    _tuning_and_offsets()
 
 
 def _jobs() -> None:
@@ -94,7 +94,7 @@ def _requests() -> None:
     op.create_index("ix_request_requester_state", "request", ["requester", "state"])
 
 
-def _learnt() -> None:
+def _tuning_and_offsets() -> None:
     op.create_table(
         "tuning_choice",
         _id(),

@@ -17,8 +17,8 @@ TIME = sa.DateTime(timezone=True)
 
 
 def upgrade() -> None:
-    # Nothing ever wrote to it before this revision, and SQLite can't add to a table a column that
-    # is never null: it is made anew.
+    # The table is empty before this revision, and SQLite can't add a NOT NULL column to a table:
+    # recreate it.
     op.drop_table("accuracy_result")
     op.create_table(
         "accuracy_result",

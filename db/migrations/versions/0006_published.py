@@ -1,4 +1,4 @@
-"""Published ratios name what they are over; the newest measurement of a series has an index.
+"""Column for the baseline of published ratios; index for the newest measurement of a series.
 
 The models in db/tables document the columns, and the meaning of null in each.
 """
@@ -15,8 +15,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # Nothing ever wrote to this table before, and SQLite can't add to a table a column that is
-    # never null: it is made anew.
+    # The table is empty before this revision, and SQLite can't add a NOT NULL column to a table:
+    # recreate it.
     op.drop_table("reference_value")
     op.create_table(
         "reference_value",

@@ -15,8 +15,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # Nothing ever wrote to it before this revision, and SQLite can't add to a table a column that
-    # is never null: it is made anew.
+    # The table is empty before this revision, and SQLite can't add a NOT NULL column to a table:
+    # recreate it.
     op.drop_table("decode_result")
     op.create_table(
         "decode_result",

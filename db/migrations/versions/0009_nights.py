@@ -1,4 +1,4 @@
-"""Nights: how far each is, and what it reported.
+"""Table of nightly runs: their states and reports.
 
 The models in db/tables document the columns, and the meaning of null in each.
 """

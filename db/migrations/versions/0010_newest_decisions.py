@@ -1,4 +1,4 @@
-"""The newest decision of a series is looked up."""
+"""Index for the newest decision of a series."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns for a result's checkpoint: its content hash, scheme version and what computed it.
+"""Columns for a result's checkpoint: content hash, scheme version, and `through`.
 
 The models in db/tables document the columns, and the meaning of null in each.
 """
@@ -16,7 +16,7 @@ depends_on = None
 
 def upgrade() -> None:
     for table in ("accuracy_result", "accuracy_gate"):
-        # What was evaluated before this revision was the reference.
+        # Results before this revision were computed through the reference.
         through = sa.Column("through", sa.String, nullable=False, server_default="reference")
         op.add_column(table, through)
     for table in ("accuracy_result", "accuracy_gate", "decode_result", "serving_result"):

@@ -1,4 +1,4 @@
-"""The regime that a time was taken under, the gap before its samples, the energy of a launch.
+"""Columns for the regime of a time, the gap before its samples, and the energy per launch.
 
 The models in db/tables document the columns, and the meaning of null in each.
 """

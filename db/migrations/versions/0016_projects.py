@@ -1,4 +1,4 @@
-"""Projects: other repositories whose kernels are measured, and results of theirs.
+"""Columns for the external project of commits and series.
 
 The models in db/tables document the columns, and the meaning of null in each.
 """

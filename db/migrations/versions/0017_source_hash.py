@@ -1,4 +1,4 @@
-"""The hash of the sources of a kernel from outside of the repository.
+"""Column for the hash of the sources of a kernel from outside of the repository.
 
 What the column means, and what null means in it, is written at the models in db/tables.
 """

@@ -1,4 +1,4 @@
-"""Change points that a later look took back, and why.
+"""Columns for retractions of change points.
 
 The models in db/tables document the columns, and the meaning of null in each.
 """

@@ -1,4 +1,4 @@
-"""The outbox: events to tell people, and their deliveries.
+"""Tables of the outbox: events and their deliveries.
 
 The models in db/tables document the columns, and the meaning of null in each.
 """

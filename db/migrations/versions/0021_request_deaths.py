@@ -1,4 +1,4 @@
-"""Column that counts the servers in a row that ended while they held a request.
+"""Column for the number of consecutive servers that died while they held a request.
 
 The models in db/tables document the columns, and the meaning of null in each.
 """

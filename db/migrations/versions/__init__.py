@@ -1,1 +1,1 @@
-"""One file a revision. There is no way down: export, and import into the older version."""
+"""Revisions, one file each. No downgrades: export, and import into the older version."""
