@@ -25,7 +25,7 @@ TIME_METRICS = {"boost": "time", "sustained": "sustained_time"}  # by regime
 
 RUN_STATUSES = (
     "running",  # started, not finished
-    "complete",  # every case of the plan has a result
+    "complete",  # the whole plan was processed
     "interrupted",  # stopped by a user; can be resumed
     "failed",  # the device or the database failed
 )
