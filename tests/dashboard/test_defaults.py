@@ -72,7 +72,7 @@ def test_a_default_that_is_gone_was_not_asked_for(filled, open_results):
     (suite,) = [box for box in app.selectbox if box.label == "Suite"]
     app = suite.set_value("smoke").run()
 
-    assert "not asked for" not in words(app)
+    assert "so ignored" not in words(app)
 
 
 def test_a_baseline_that_the_link_names_in_vain_is_named(filled, open_results):
