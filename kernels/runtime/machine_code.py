@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernels.errors import CompileError, UnsupportedError
@@ -19,6 +19,8 @@ _USAGE = re.compile(
 )
 _SECTION = re.compile(r"\.section\s+\.text\.(?P<function>\w+)")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<name>[A-Z][A-Z0-9_]*)")
+_LABEL = re.compile(r"^\s*(?P<label>\.L_\w+):")
+_BRANCH = re.compile(r"\bBRA\b.*`\((?P<label>\.L_\w+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,56 @@ def instructions(cubin: Cubin) -> dict[str, Counter[str]]:
 
     Raises UnsupportedError if nvdisasm is not installed.
     """
-    counts: dict[str, Counter[str]] = {}
-    current: Counter[str] = Counter()
+    return {function: Counter(listing.names) for function, listing in _listings(cubin).items()}
+
+
+def innermost_loops(cubin: Cubin) -> dict[str, list[Counter[str]]]:
+    """The same of each function's loops that have no other in them, in the order of addresses.
+
+    Raises UnsupportedError if nvdisasm is not installed.
+    """
+    return {
+        function: [Counter(listing.names[begin:end]) for begin, end in listing.innermost()]
+        for function, listing in _listings(cubin).items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """Instructions of a function by name; the index that each label has; branches to labels, by the
+    index of the branch."""
+
+    names: list[str] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    branches: dict[int, str] = field(default_factory=dict)
+
+    def innermost(self) -> list[tuple[int, int]]:
+        """Ranges from the target of a branch back to behind it that have no smaller one in them."""
+        back = [
+            (self.labels[label], at + 1)
+            for at, label in self.branches.items()
+            if self.labels.get(label, at + 1) <= at
+        ]
+        return sorted(
+            (begin, end)
+            for begin, end in back
+            if not any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in back)
+        )
+
+
+def _listings(cubin: Cubin) -> dict[str, _Listing]:
+    found: dict[str, _Listing] = {}
+    current = _Listing()
     for line in _run("nvdisasm", "--print-code", cubin).splitlines():
         if section := _SECTION.search(line):
-            current = counts.setdefault(section["function"], Counter())
+            current = found.setdefault(section["function"], _Listing())
+        elif label := _LABEL.search(line):
+            current.labels[label["label"]] = len(current.names)
         elif instruction := _INSTRUCTION.search(line):
-            current[instruction["name"]] += 1
-    return counts
+            if branch := _BRANCH.search(line):
+                current.branches[len(current.names)] = branch["label"]
+            current.names.append(instruction["name"])
+    return found
 
 
 def _declared_bytes(reported: int, arch: str) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from kernels.cuda.imma.configuration_choice import FLEXQ
+from kernels.cuda.imma.configurations import SIX_BITS, ClusterConfig
 from kernels.errors import CompileError, KernelError
 from kernels.registry import resolve
 from kernels.resource_table import (
@@ -18,7 +21,7 @@ from kernels.resource_table import (
     read_table,
 )
 from kernels.runtime import nvrtc
-from kernels.runtime.machine_code import instructions, resources
+from kernels.runtime.machine_code import innermost_loops, instructions, resources
 from kernels.runtime.nvrtc import Build, compile_build
 from kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
 from kernels.runtime.resource_row import ResourceRow
@@ -178,6 +181,20 @@ def test_sums_of_clusters_begin_again_by_one_ffma(label: str) -> None:
         assert counts["I2FP"] + counts["I2F"] < 16, build.name  # those of the divisions of stream-K
         assert 3 * sums <= counts["FFMA"] <= 4 * sums, build.name
     assert of_clusters
+
+
+def test_a_step_of_a_cluster_is_little_beside_its_scaling() -> None:
+    """Instructions and tensor cores take turns: what is no FFMA costs as much."""
+    configs = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig)]
+
+    for config in configs:
+        loops = innermost_loops(compile_build(config.build(SIX_BITS), "sm_90"))[config.function]
+        step = min((loop for loop in loops if loop["IGMMA"]), key=Counter.total)
+        granules = -(-config.tokens // 64)
+        assert step["IGMMA"] == 4 * granules, config
+        assert step["FFMA"] == 3 * config.tokens // 2, config
+        assert step.total() - step["FFMA"] <= 60 + 40 * granules, config
+    assert configs
 
 
 def test_defines_that_are_missing_are_a_compile_error() -> None:

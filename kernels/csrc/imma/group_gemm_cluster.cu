@@ -92,12 +92,12 @@ __device__ inline void widen(Weights& weights, uint32_t stage, int tile, int lan
 #endif
 }
 
-__device__ inline void multiply(Sums& sums, Weights& weights, uint32_t tokens) {
+__device__ inline void multiply(Sums& sums, Weights& weights, uint64_t tokens) {
   sums.touch();
   weights.touch();
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < MMAS; ++i) wgmma_s8_k32(sums.of, weights.a[i], swizzled_descriptor(tokens + i * MMA_K), true);
+  for (int i = 0; i < MMAS; ++i) wgmma_s8_k32(sums.of, weights.a[i], advance_descriptor(tokens, i * MMA_K), true);
   wgmma_commit();
 }
 
@@ -151,7 +151,8 @@ struct Accumulators {
     Weights weights;
     widen(weights, stage, tile, lane, upper_tail);
 #pragma unroll
-    for (int g = 0; g < GRANULES; ++g) multiply(sums[g], weights, stage + g * GRANULE * GROUP);
+    for (int g = 0; g < GRANULES; ++g)
+      multiply(sums[g], weights, advance_descriptor(swizzled_descriptor(stage), g * GRANULE * GROUP));
     meanwhile();
 #pragma unroll
     for (int g = 0; g < GRANULES; ++g) {
@@ -275,8 +276,10 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
     for (int output = work.output_of(begin); output * grid.steps < end; ++output, ++number) {
       const int to = min(end, (output + 1) * grid.steps);
       const int count = (to - work.first + K_SPLIT - 1) / K_SPLIT;  // to the end of this output
+      const int stages = max(0, (count - i + K_WARPGROUPS - 1) / K_WARPGROUPS);  // of this set
+      i += stages * K_WARPGROUPS;
       Accumulators accumulators;
-      for (; i < count; i += K_WARPGROUPS, slot.next()) {
+      for (int left = stages; left > 0; --left, slot.next()) {
         mbarrier_wait(full + slot.index * 8, slot.parity);
         accumulators.add_stage(ring + slot.index * STAGE_BYTES, tile, lane, false, [] {});
         if (lane == 0) mbarrier_arrive(empty + slot.index * 8);

@@ -65,23 +65,24 @@ __device__ inline void widen(Weights& weights, const WeightTile& packed) {
 #if DUAL_GRAINED
 // Adds a group's products of 64 rows, of which this warp has 16, and all tokens.
 __device__ inline void multiply(Sums (&total)[GRANULES], const Weights& weights, uint32_t tokens) {
+  const uint64_t first = swizzled_descriptor(tokens);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < MMAS; ++i)
 #pragma unroll
     for (int g = 0; g < GRANULES; ++g)
-      wgmma_s8_m64n64k32(total[g].of, weights.a[i],
-                         swizzled_descriptor(tokens + g * GRANULE * GROUP + i * MMA_K), true);
+      wgmma_s8_m64n64k32(total[g].of, weights.a[i], advance_descriptor(first, g * GRANULE * GROUP + i * MMA_K), true);
   wgmma_commit();
 }
 #else
 // The sums over a group of 64 rows, of which this warp has 16, and the 64 tokens at `tokens`.
 __device__ inline void multiply(Sums& sums, const Weights& weights, uint32_t tokens) {
+  const uint64_t first = swizzled_descriptor(tokens);
   sums.touch();
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < MMAS; ++i)
-    wgmma_s8_m64n64k32(sums.of, weights.a[i], swizzled_descriptor(tokens + i * MMA_K), i > 0);
+    wgmma_s8_m64n64k32(sums.of, weights.a[i], advance_descriptor(first, i * MMA_K), i > 0);
   wgmma_commit();
 }
 
