@@ -13,8 +13,8 @@ tuning was than the fastest, each shape judged as if it were in no table. `table
 kernel's table in kernels/cuda/*/timed_shapes; layers of papers are left out of it, so that they,
 too, are shapes that the choice has not seen. `fit` prints new costs for
 kernels/cuda/imma/candidates.toml, and what they lose on shapes that they were
-not fitted to; those of clusters, and of kernels whose waves each take their start, are fitted to
-their times. `select` prints a greedy choice of
+not fitted to; those of clusters are fitted to their times, those of kernels whose waves each take
+their start to their times first, then to what the choice loses. `select` prints a greedy choice of
 candidates among all that were timed.
 """
 
@@ -35,7 +35,7 @@ from pathlib import Path
 from types import UnionType
 
 import numpy as np
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 
 from kernels.contract import Config
 from kernels.cuda.imma.configuration_choice import (
@@ -79,6 +79,8 @@ PAPERS = ("paper-fig10", "paper-fp6")
 LARGEST_LOSS = 1.0  # in a greedy choice: of a configuration that was not timed, too
 
 COSTS = ("start_us", "alone_us", "each_us")
+COST_RANGE = 0.05, 20.0  # in microseconds
+LARGE_ERROR = 0.15  # of a time's logarithm: outliers beyond
 FEWEST_TIMES = 10  # of a configuration, for a fit to them
 OLD_NAME = "BulkConfig(", "PersistentConfig("  # in older files
 
@@ -196,6 +198,16 @@ def write_table(times: Times, sms: int, kernel: str) -> None:
     say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))
 
 
+def estimated_us(costs: np.ndarray, waves: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    """Estimate times as cost_us of configuration_choice.py, from arrays whose last axis is one
+    configuration's costs or waves. floor: of reading, in microseconds."""
+    start, alone, each = np.moveaxis(costs, -1, 0)
+    whole, resident, last, steps, starts = np.moveaxis(waves, -1, 0)
+    busy = whole * np.maximum(alone, each * resident)
+    busy = busy + (last > 0) * np.maximum(alone, each * last)
+    return np.asarray(((starts * start + steps * busy) ** 4 + floor**4) ** 0.25)
+
+
 class CostSamples:
     """Waves and relative times of the configurations of one kernel that `costs` knows."""
 
@@ -216,7 +228,7 @@ class CostSamples:
         self.shapes = [(gemm.n, gemm.k) for gemm, _ in rows]
         us = np.array([[t.get(c, np.nan) for c in self.configs] for _, t in rows])
         us = us.reshape(-1, len(self.configs))
-        self.missing = np.isnan(us)
+        self.us, self.missing = us, np.isnan(us)
         self.losses = np.nan_to_num(us / np.nanmin(us, axis=1, keepdims=True) - 1)
         waves = [
             [waves_of(c, costs[c], gemm, sms, tiles) for c in self.configs] for gemm, _ in rows
@@ -227,18 +239,41 @@ class CostSamples:
         self.floor = np.array([[read_us(gemm)] for gemm, _ in rows])
         known = [costs[config] for config in self.configs]
         self.known = np.array([(c.start_us, c.alone_us, c.each_us) for c in known]).ravel()
+        self.begins_at_times = any(c.each_wave for c in known)
 
     def estimates(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
         """Estimate the times of all configurations, as cost_us of configuration_choice.py.
 
         Infinite: the configuration was not timed.
         """
-        start, alone, each = costs.reshape(-1, 3).T
-        whole, resident, last, steps, starts = np.moveaxis(self.waves[chosen], 2, 0)
-        busy = whole * np.maximum(alone, each * resident)
-        busy = busy + (last > 0) * np.maximum(alone, each * last)
-        us = ((starts * start + steps * busy) ** 4 + self.floor[chosen] ** 4) ** 0.25
+        us = estimated_us(costs.reshape(-1, 3), self.waves[chosen], self.floor[chosen])
         return np.where(self.missing[chosen], np.inf, us)
+
+    def of_times(self, chosen: Sequence[int]) -> np.ndarray:
+        """Fit costs of each configuration to the logarithms of its times, by least squares, large
+        errors by their absolute value. Where it has few times: the known ones."""
+        found = np.log(self.known.reshape(-1, 3))
+        for j, known in enumerate(found.copy()):
+            own = [i for i in chosen if not self.missing[i, j]]
+            if len(own) < FEWEST_TIMES:
+                continue
+            waves, floor, logs = self.waves[own, j], self.floor[own, 0], np.log(self.us[own, j])
+
+            def error(
+                tried: np.ndarray,
+                known: np.ndarray = known,
+                waves: np.ndarray = waves,
+                floor: np.ndarray = floor,
+                logs: np.ndarray = logs,
+            ) -> float:
+                off = np.abs(np.log(estimated_us(np.exp(tried), waves, floor)) - logs)
+                capped = np.where(off < LARGE_ERROR, off**2, LARGE_ERROR * (2 * off - LARGE_ERROR))
+                return float(np.mean(capped) + 1e-3 * np.mean((tried - known) ** 2))
+
+            begun = (known, known + np.array([-1.0, 0.2, 0.2]))
+            results = [minimize(error, x, method="Nelder-Mead") for x in begun]
+            found[j] = min(results, key=lambda r: r.fun).x
+        return np.asarray(np.clip(np.exp(found), *COST_RANGE).ravel())
 
     def lost(self, costs: np.ndarray, chosen: Sequence[int]) -> list[float]:
         """By the configuration of the lowest estimate, at each chosen index."""
@@ -246,20 +281,36 @@ class CostSamples:
         return [float(self.losses[i, j]) for i, j in zip(chosen, best, strict=True)]
 
     def fit(self, chosen: Sequence[int]) -> np.ndarray:
-        """Costs near the known ones under which a soft choice of the lowest loses least."""
+        """Costs under which a soft choice of the lowest loses least, near the known ones, or near
+        those that are fitted to times."""
+        begun = self.of_times(chosen) if self.begins_at_times else self.known
         price = self.losses[chosen] + 3 * np.maximum(0, self.losses[chosen] - 0.08)
 
         def cost(costs: np.ndarray) -> float:
             score = np.log(self.estimates(costs, chosen))
             share = np.exp(-(score - score.min(axis=1, keepdims=True)) / 0.03)
             share /= share.sum(axis=1, keepdims=True)
-            away = np.log(costs / self.known)
+            away = np.log(costs / begun)
             return float((share * price).sum() / len(chosen) + 0.02 * np.mean(away * away))
 
-        found, bounds = self.known, [(0.05, 20.0)] * self.known.size
+        found, bounds = begun, [COST_RANGE] * begun.size
         for _ in range(4):
             found = minimize(cost, found, method="L-BFGS-B", bounds=bounds).x
-        return np.asarray(found)
+        return self.scaled(found, chosen) if self.begins_at_times else np.asarray(found)
+
+    def scaled(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
+        """Multiply costs by what makes the estimates of the fastest right.
+
+        A fit to losses doesn't tell, but configurations of other kinds are compared with these.
+        """
+        fastest = np.nanargmin(self.us[chosen], axis=1)[:, None]
+        logs = np.log(np.take_along_axis(self.us[chosen], fastest, 1))
+
+        def error(factor: float) -> float:
+            us = np.take_along_axis(self.estimates(factor * costs, chosen), fastest, 1)
+            return float(np.mean(np.abs(np.log(us) - logs)))
+
+        return np.asarray(costs * minimize_scalar(error, bounds=(0.5, 2.0), method="bounded").x)
 
 
 def select(paths: Sequence[Path], within: float) -> None:
@@ -317,13 +368,6 @@ def fit(times: Times, sms: int, kernel: str) -> None:
         ),
     )
     for kind, seen in parts:
-        if any(
-            cost.each_wave
-            for config, cost in found.choice.costs.items()
-            if isinstance(config, kind)
-        ):
-            say_costs_of_times(kernel, seen, sms)
-            continue
         of_kind = CostSamples(seen, kind, sms, found.choice.costs, found.tiles)
         if not of_kind.shapes:
             continue
@@ -336,37 +380,6 @@ def fit(times: Times, sms: int, kernel: str) -> None:
             if len(own) >= FEWEST_TIMES:
                 found_us = fit_times(config, cost, own, sms, found.tiles)
                 say(f"{config}: ({', '.join(f'{us:.3g}' for us in found_us)})")
-
-
-def say_costs_of_times(kernel: str, times: Times, sms: int) -> None:
-    """Say costs that are fitted to times, and what they lose where each shape is left out once."""
-    found = resolve(kernel, "cuda")
-    assert isinstance(found, ImmaGemm)
-    costs = {c: cost for c, cost in found.choice.costs.items() if cost.each_wave}
-
-    def fitted(rows: Times) -> dict[ManyConfig, Cost]:
-        result = {}
-        for config, cost in costs.items():
-            own = {gemm: timed[config] for gemm, timed in rows.items() if config in timed}
-            known = fit_times(config, cost, own, sms, found.tiles) if own else ()
-            result[config] = replace(cost, **dict(zip(COSTS, known, strict=False)))
-        return result
-
-    unseen = []
-    for shape in sorted({(gemm.n, gemm.k) for gemm in times}):
-        rest = {g: t for g, t in times.items() if (g.n, g.k) != shape}
-        choice = replace(found.choice, costs={**found.choice.costs, **fitted(rest)})
-        for gemm in times.keys() - rest.keys():
-            timed = {c: us for c, us in times[gemm].items() if c in costs}
-            if timed:
-                taken = choose([*timed], gemm, sms, choice, found.tiles)
-                unseen.append(times[gemm][taken] / min(timed.values()) - 1)
-    say(
-        f"{len(unseen)} shapes left out of the fit: mean loss {statistics.mean(unseen):.1%}, "
-        f"95 % within {np.quantile(unseen, 0.95):.1%}, worst {max(unseen):.1%}"
-    )
-    for config, cost in fitted(times).items():
-        say(f"{config}: ({cost.start_us:.3g}, {cost.alone_us:.3g}, {cost.each_us:.3g})")
 
 
 def fit_times(

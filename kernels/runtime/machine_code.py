@@ -60,7 +60,7 @@ def instructions(cubin: Cubin) -> dict[str, Counter[str]]:
 
 
 def innermost_loops(cubin: Cubin) -> dict[str, list[Counter[str]]]:
-    """The same of each function's loops that have no other in them, in the order of addresses.
+    """Count the instructions of each function's innermost loops, in the order of addresses.
 
     Raises UnsupportedError if nvdisasm is not installed.
     """
@@ -80,7 +80,8 @@ class _Listing:
     branches: dict[int, str] = field(default_factory=dict)
 
     def innermost(self) -> list[tuple[int, int]]:
-        """Ranges from the target of a branch back to behind it that have no smaller one in them."""
+        """Find the ranges from the target of a branch back to behind it that have no smaller one in
+        them."""
         back = [
             (self.labels[label], at + 1)
             for at, label in self.branches.items()

@@ -247,17 +247,18 @@ def _costs(kernel: str, *, each_wave: frozenset[str] = frozenset()) -> dict[Many
     return costs
 
 
+_EACH_WAVE = frozenset({"wgmma"})
 FLEXQ = Candidates(
     _few("six_bits"), _costs("flexq"), TimedShapes("imma", "flexq"), long_k=LEAST_LONG_K
 )
 _NIBBLES = TimedShapes("imma", "nibbles")  # 4-bit weights whose groups are scaled one by one
 ATOM = Candidates(_few("four_bits"), _costs("atom"), _NIBBLES)
-GROUP_SCALED = Candidates(_few("four_bits"), _costs("group"), _NIBBLES)
+GROUP_SCALED = Candidates(_few("four_bits"), _costs("group", each_wave=_EACH_WAVE), _NIBBLES)
 # Few tokens: losses of flexq-imma's, which reads as many bytes.
 TWO_LEVEL = Candidates(_few("six_bits"), _costs("dual"), FLEXQ.timed)
 DUAL_GRAINED = Candidates(
     _few("four_bits"),
-    _costs("dgq", each_wave=frozenset({"wgmma"})),
+    _costs("dgq", each_wave=_EACH_WAVE),
     TimedShapes("imma", "dual-grained"),
     many_rows=10.0,
 )
