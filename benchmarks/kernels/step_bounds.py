@@ -1,4 +1,4 @@
-"""What bounds a step of K of the kernels by warpgroup MMA, counted from their machine code.
+"""Bounds of a step of K of the kernels by warpgroup MMA, counted from their machine code.
 
     python benchmarks/kernels/step_bounds.py [--kernel NAME] [--m 64,128] [--shapes NxK,...]
         [--gbps 4200] [--mhz 1755]
