@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from ci.bisect import Journal, bisect
 from ci.reports.bisect import line, step_line
-from flexq_bench.fleet.request_worker import Question
+from flexq_bench.fleet.request_worker import BisectionInput
 
 
-def answered(question: Question) -> str:
+def answered(search_input: BisectionInput) -> str:
     """Run a requested bisection and return its result in one line; raises as `bisect`.
 
     A search that was interrupted on this host is resumed.
     """
-    key, bad = question.case.key, question.commits[-1]
+    key, bad = search_input.case.key, search_input.commits[-1]
     report = bisect(
-        question.case,
-        question.good,
-        question.commits,
-        question.compare,
-        Journal("request", key, question.good, bad, question.device),
-        on_step=lambda step: question.on_step(step_line(step)),
-        on_resume=lambda count: question.on_step(f"{count} results of an interrupted search"),
+        search_input.case,
+        search_input.good,
+        search_input.commits,
+        search_input.compare,
+        Journal("request", key, search_input.good, bad, search_input.device),
+        on_step=lambda step: search_input.on_step(step_line(step)),
+        on_resume=lambda count: search_input.on_step(f"{count} results of an interrupted search"),
     )
     return line(report)

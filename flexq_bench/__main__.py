@@ -15,18 +15,18 @@ from flexq_bench.packages import Missing, explain_missing, install_command, miss
 
 def main() -> int:
     """Run this process's command line and return its exit code."""
-    # Importing takes a second, and an exception in the middle of it may end up anywhere.
+    # Imports take a second, and code that is being imported may swallow a KeyboardInterrupt.
     signal.signal(signal.SIGINT, _leave)
-    verb = next((one for one in sys.argv[1:] if not one.startswith("-")), "")
+    verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if verb == "doctor" and (missing := missing_packages()):
-        return _tell_missing(missing, as_json="--json" in sys.argv)
+        return _report_missing(missing, as_json="--json" in sys.argv)
     try:
         from flexq_bench.cli.app import main as run
     except ModuleNotFoundError as error:
-        told = explain_missing(error)
-        if told is None:
+        message = explain_missing(error)
+        if message is None:
             raise
-        sys.stderr.write(f"flexq-bench: {told} (flexq-bench doctor tells more)\n")
+        sys.stderr.write(f"flexq-bench: {message} (flexq-bench doctor tells more)\n")
         return ExitCode.INFRASTRUCTURE
     from flexq_bench.interrupts import handle_interrupts
 
@@ -34,22 +34,22 @@ def main() -> int:
     return run()
 
 
-def _tell_missing(missing: Sequence[Missing], *, as_json: bool) -> int:
-    """`doctor` where packages are missing, which its other checks may need."""
+def _report_missing(missing: Sequence[Missing], *, as_json: bool) -> int:
+    """Print the output of `doctor` if required packages are missing, which other checks import."""
     if as_json:
         checks = [
             {
-                "name": one.name,
+                "name": package.name,
                 "state": "broken",
-                "detail": f"not installed; {one.needed_by} needs it",
-                "advice": install_command([one]),
+                "detail": f"not installed; {package.needed_by} needs it",
+                "advice": install_command([package]),
             }
-            for one in missing
+            for package in missing
         ]
         sys.stdout.write(json.dumps(checks, indent=2) + "\n")
     else:
-        for one in missing:
-            sys.stdout.write(f"{one.name}: not installed; {one.needed_by} needs it\n")
+        for package in missing:
+            sys.stdout.write(f"{package.name}: not installed; {package.needed_by} needs it\n")
         sys.stdout.write(f"-> {install_command(missing)}\n")
     return ExitCode.INFRASTRUCTURE
 

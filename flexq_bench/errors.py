@@ -18,7 +18,7 @@ from flexq_bench.exit_codes import ExitCode
 
 
 class FlexqError(Exception):
-    """Base of everything that flexq_bench/ raises on purpose. The message is one line."""
+    """Base class of exceptions of flexq_bench/. The message is one line."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INFRASTRUCTURE
 
@@ -30,7 +30,7 @@ class UsageError(FlexqError):
 
 
 class DeviceError(UsageError):
-    """No such device on this machine; the message names those there are, nearest first."""
+    """No such device on this machine; the message lists devices, similar names first."""
 
 
 class MeasureError(UsageError):
@@ -44,13 +44,13 @@ class MissingResultsError(FlexqError):
 
 
 class InfrastructureError(FlexqError):
-    """A machine, a device or a store failed; the work may be right and can be tried again."""
+    """A machine, a device or a store failed; the command can be repeated."""
 
     exit_code = ExitCode.INFRASTRUCTURE
 
 
 class BrokenRevisionError(InfrastructureError):
-    """A revision's own code does not build, or its worker does not start: others may do."""
+    """A revision's code does not build, or its worker does not start; other revisions may work."""
 
 
 class CancelledError(FlexqError):

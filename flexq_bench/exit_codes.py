@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-INTERRUPTED = 130  # what shells report for a program that SIGINT ended
-UNREAD = 141  # and for one that SIGPIPE ended: its reader went away, as `| head` does
+INTERRUPTED = 130  # as shells report for a program ended by SIGINT
+UNREAD = 141  # as shells report for SIGPIPE: the reader closed the pipe, as `| head` does
 
 
 class ExitCode(IntEnum):
@@ -13,7 +13,7 @@ class ExitCode(IntEnum):
 
     PASS = 0
     REGRESSION = 1  # performance or accuracy
-    USAGE = 2  # what was asked for can't be
-    AMBIGUOUS = 3  # the data doesn't decide
-    MISSING = 4  # planned results did not arrive
+    USAGE = 2  # the request is invalid
+    AMBIGUOUS = 3  # the data are not conclusive
+    MISSING = 4  # planned results are missing
     INFRASTRUCTURE = 5  # a machine, a device or a store failed

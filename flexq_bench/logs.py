@@ -11,7 +11,7 @@ CONTEXT = ("run", "job", "worker")
 
 
 class JsonFormatter(logging.Formatter):
-    """time (ISO 8601, UTC), level, room, message; run, job and worker where the line has them."""
+    """Formats records as JSON: time (ISO 8601, UTC), level, logger, message, run, job, worker."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Required packages that are not installed, found with the standard library alone.
+"""Required packages that are not installed, determined with the standard library alone.
 
 Any package may be missing, so this module imports no other.
 """
@@ -27,9 +27,9 @@ _VERSIONS = ("python_version", "python_full_version", "implementation_version")
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A package that is not installed. needed_by: the package that asks for it.
+    """A package that is not installed. needed_by: the package that requires it.
 
-    requirement: as pip takes it, for example "pydantic<3,>=2.10".
+    requirement: an argument of pip, for example "pydantic<3,>=2.10".
     """
 
     name: str
@@ -38,9 +38,9 @@ class Missing:
 
 
 def missing_packages() -> list[Missing]:
-    """All that are missing of what every use needs, directly or through others, by name.
+    """Missing packages among the required ones and their dependencies, sorted by name.
 
-    A folder of sources that nobody installed says nothing of what it needs: none.
+    Empty if this package itself is not installed, as its requirements are unknown then.
     """
     missing: dict[str, Missing] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -51,28 +51,28 @@ def missing_packages() -> list[Missing]:
             continue
         seen.add((owner, extras))
         for text in _requirements(owner):
-            found = _REQUIREMENT.match(text)
-            if found is None or not _applies(found["marker"], extras):
+            match = _REQUIREMENT.match(text)
+            if match is None or not _applies(match["marker"], extras):
                 continue
-            name = _normal(found["name"])
-            wanted = frozenset(filter(None, re.split(r"[\s,]+", found["extras"] or "")))
+            name = _normal(match["name"])
+            requested_extras = frozenset(filter(None, re.split(r"[\s,]+", match["extras"] or "")))
             try:
                 metadata.distribution(name)
             except metadata.PackageNotFoundError:
-                requirement = f"{found['name']}{''.join(found['versions'].split()).strip('()')}"
+                requirement = f"{match['name']}{''.join(match['versions'].split()).strip('()')}"
                 missing.setdefault(name, Missing(name, owner, requirement))
             else:
-                waiting.append((name, wanted))
+                waiting.append((name, requested_extras))
     return [missing[name] for name in sorted(missing)]
 
 
 def install_command(missing: Iterable[Missing]) -> str:
-    """The command that brings packages."""
+    """The command that installs packages."""
     return " ".join([sys.executable, "-m pip install", *(f"'{m.requirement}'" for m in missing)])
 
 
 def explain_missing(error: ModuleNotFoundError) -> str | None:
-    """One line for an import that failed; None: the module is one of ours, so a defect."""
+    """Explain a failed import in one line; None: a module of this package, so it is a defect."""
     module = (error.name or "").partition(".")[0]
     if not module or module in _ROOMS:
         return None
@@ -97,8 +97,8 @@ def _normal(name: str) -> str:
 def _applies(marker: str | None, extras: Iterable[str]) -> bool:
     """Return True if a marker (PEP 508) holds here, for any of the requested extras.
 
-    A marker that cannot be parsed holds unless it mentions an extra: a package named needlessly
-    does less harm than a missing package that is not named.
+    A marker that can't be parsed holds unless it mentions an extra: reporting a package needlessly
+    does less harm than not reporting a missing one.
     """
     if marker is None or not marker.strip():
         return True

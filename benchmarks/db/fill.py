@@ -41,7 +41,7 @@ from db.tables import (
 from db.verdict_store import add_false_alarm_rate
 from db.writer import Writer
 from flexq_bench.runs.machine import Machine
-from flexq_bench.runs.published_numbers import keep_references
+from flexq_bench.runs.published_numbers import store_published_numbers
 from flexq_bench.verdicts import alert_rule, judge_together
 from flexq_bench.verdicts.nightly import record_night
 
@@ -275,7 +275,7 @@ def main() -> None:
             if session.scalar(select(Measurement.id).limit(1)) is not None:
                 sys.exit(f"{database.url} holds results: name an empty database")
             stored = fill(session, asked.nights)
-        keep_references(database)
+        store_published_numbers(database)
         if database.path is None:  # what a server does by itself within minutes
             with database.session() as session:
                 session.execute(text("ANALYZE"))

@@ -57,7 +57,7 @@ def _ours(model: ModelSpec, batch: int) -> Callable[[], object]:
     source = SyntheticWeights(of_catalog(model), 0)
     capacity = _PROMPT + _NEW
     loaded = load(source, device, capacity, tuner, (batch,))
-    tuner.settle(loaded)
+    tuner.tune(loaded)
     engine = Engine(loaded, operations, tuner, slots=batch, capacity=capacity)
     prompts = torch.ones(batch, _PROMPT, dtype=torch.int32, device=device)
     return lambda: engine.generate(prompts, _NEW)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from flexq_bench.decode.decoder import Pieces
+from flexq_bench.decode.decoder import Chunks
 from flexq_bench.decode.engine import Engine
 from kernels.decoder import KvLayer
 from kernels.decoder.kv import encode
@@ -21,7 +21,7 @@ def begin_sequences(engine: Engine, batch: int) -> None:
     ids = torch.randint(vocabulary, (batch, _PROMPT), dtype=torch.int32, device=device)
     slots = torch.arange(batch, device=device)
     ends = torch.full_like(slots, _PROMPT)
-    engine.read(Pieces(ids, torch.zeros_like(slots), ends, slots, _PROMPT), batch)
+    engine.read(Chunks(ids, torch.zeros_like(slots), ends, slots, _PROMPT), batch)
     fill_randomly(engine.caches, engine.model.attention.head_dim)
 
 

@@ -143,7 +143,7 @@ def main() -> None:
     tuner = StepTuner(_DEVICE, CudaOperations(), Tuning.REMEMBERED, frozenset((arguments.batch,)))
     source = open_model(arguments.model, arguments.scheme, 0)
     model = load(source, _DEVICE, arguments.length, tuner, (arguments.batch,))
-    tuner.settle(model)
+    tuner.tune(model)
     steps = Steps(model, tuner, nvml, arguments.batch, arguments.length, arguments.kv_bits)
     block = model.blocks[0]
     of_name = {linear.name: linear for linear in (block.qkv, block.out, block.widen, block.down)}

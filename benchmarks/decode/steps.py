@@ -96,7 +96,7 @@ def _one_scheme(
     source = open_model(name, scheme, 0)
     model = load(source, device, capacity, tuner, batches)
     loaded = time.perf_counter() - began
-    tuner.settle(model)
+    tuner.tune(model)
     for batch, kv_bits in product(batches, widths):
         engine = Engine(
             model,

@@ -15,7 +15,7 @@ from pathlib import Path
 from db.engine import open_database
 from db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
-from flexq_bench.fleet.ray_worker import Greeting
+from flexq_bench.fleet.ray_worker import WorkerDescription
 from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Measured
 from flexq_bench.repository.provenance import ROOT, source_hash
@@ -37,8 +37,8 @@ def instant_worker() -> type:
 
             self._worker = Worker(DeviceInfo("CPU-1", "A CPU", "cpu"), {}, None, os.getpid())
 
-        def describe(self) -> Greeting:
-            return Greeting(self._worker, source_hash(ROOT), "made")
+        def describe(self) -> WorkerDescription:
+            return WorkerDescription(self._worker, source_hash(ROOT), "made")
 
         def memory_obstacles(self, cases: tuple[Case, ...]) -> dict[str, str]:
             return {}

@@ -1,5 +1,5 @@
-"""The command line, one file a verb: parse options, call the library, print. Nothing imports it.
+"""The command line, one module per verb: parse options, call the library, print.
 
-`app.py` is the composition root: it registers every verb, also those whose work is done in `ci`
-and `dashboard`.
+No other package imports it. `app.py` is the composition root, which registers every verb, also
+those that call `ci` and `dashboard`.
 """

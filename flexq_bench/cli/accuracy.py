@@ -1,4 +1,4 @@
-"""`flexq-bench accuracy`: what a model loses under quantization schemes."""
+"""`flexq-bench accuracy`: accuracy loss of a model under quantization schemes."""
 
 from __future__ import annotations
 
@@ -175,11 +175,11 @@ def accuracy(
                 run=run,
                 loading=shown_progress(f"loading {model}"),
             )
-            evaluate = _here(database, setup)
+            evaluate = _in_this_process(database, setup)
         else:
             check_tasks(plan.tasks, plan.task_data)
             evaluate = _on_cluster(database, model, plan, run, cluster, device, dtype)
-        code = _carry_out(database, run, evaluate, files)
+        code = _evaluate_and_report(database, run, evaluate, files)
         if save_reference is not None and code == ExitCode.PASS:
             _save_reference(save_reference, setup, files)
         raise typer.Exit(code)
@@ -215,7 +215,7 @@ def _resumed(database: Database, prefix: str) -> RunInfo:
     return run
 
 
-def _here(database: Database, setup: PreparedModel) -> Evaluate:
+def _in_this_process(database: Database, setup: PreparedModel) -> Evaluate:
     from flexq_bench.accuracy.records import execute
 
     def evaluate() -> list[MetricResult]:
@@ -258,7 +258,9 @@ def _on_cluster(
     return evaluate
 
 
-def _carry_out(database: Database, run: RunInfo, evaluate: Evaluate, files: ResultFiles) -> int:
+def _evaluate_and_report(
+    database: Database, run: RunInfo, evaluate: Evaluate, files: ResultFiles
+) -> int:
     from db import queries
 
     out = console(stderr=files.uses_stdout)
@@ -280,7 +282,7 @@ def _carry_out(database: Database, run: RunInfo, evaluate: Evaluate, files: Resu
 
 
 def print_tables(findings: Sequence[MetricResult], out: Console) -> None:
-    """Texts, tasks and layers, those that there are."""
+    """Print the tables of texts, tasks and layers that have results."""
     from flexq_bench.accuracy import report
 
     tables = (
@@ -297,7 +299,7 @@ def print_tables(findings: Sequence[MetricResult], out: Console) -> None:
 
 @contextmanager
 def progress(setup: PreparedModel) -> Iterator[OnUnit]:
-    """unit_progress of a plan that is evaluated in this process."""
+    """Show the progress of a plan that is evaluated in this process."""
     with unit_progress(len(setup.plan.units)) as (on_unit, on_block):
         setup.evaluator.on_block = on_block
         yield on_unit
@@ -305,7 +307,7 @@ def progress(setup: PreparedModel) -> Iterator[OnUnit]:
 
 @contextmanager
 def unit_progress(total: int) -> Iterator[tuple[OnUnit, OnBlock]]:
-    """Units as they are evaluated, and the blocks of the one that is quantized."""
+    """Show evaluated units, and the blocks of the model that is being quantized."""
     with shown_progress("evaluating", total) as bar:
 
         def on_unit(unit: Unit, findings: Sequence[MetricResult]) -> None:

@@ -1,4 +1,4 @@
-"""`flexq-bench alerts`: what got worse, and what people say about it."""
+"""`flexq-bench alerts`: list regressions and set their states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALL = "all"
 _OPEN = "open"
 _SHA = 10
 
-app = typer.Typer(help="List what got worse, and say what is known about it.", no_args_is_help=True)
+app = typer.Typer(help="List alerts of regressions, and set their states.", no_args_is_help=True)
 
 AlertArgument = Annotated[
     int, typer.Argument(metavar="ALERT", max=LARGEST_ID, help="Its id: alerts list.")
@@ -31,7 +31,7 @@ AlertArgument = Annotated[
 NoteOption = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why.")]
 ByOption = Annotated[
     str | None,
-    typer.Option("--by", metavar="NAME", help="Who says so. Default: you.", show_default=False),
+    typer.Option("--by", metavar="NAME", help="The person. Default: you.", show_default=False),
 ]
 
 
@@ -74,7 +74,7 @@ def acknowledge(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Somebody is on it; this also opens a closed alert again."""
+    """Mark an alert as being worked on; this also reopens a closed one."""
     _set(alert, "acknowledged", note, by, db, as_json)
 
 
@@ -86,7 +86,7 @@ def explained(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The change is wanted, or accepted: its series start a new epoch at the first bad commit."""
+    """Accept the change as intended: its series start a new epoch at the first bad commit."""
     _set(alert, "explained", note, by, db, as_json)
 
 
@@ -98,7 +98,7 @@ def fixed(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """It is mended. Alerts close by themselves once all their series are measured back."""
+    """Mark it as fixed. Alerts close by themselves when all their series have recovered."""
     _set(alert, "fixed", note, by, db, as_json)
 
 
@@ -110,7 +110,7 @@ def false_alarm(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """There was nothing."""
+    """Mark it as a false alarm: there was no change."""
     _set(alert, "false-alarm", note, by, db, as_json)
 
 
@@ -165,6 +165,6 @@ def _table(rows: list[AlertRow]) -> Table:
 
 
 def commit_range(alert: AlertRow) -> str:
-    """`abcdef1234..1234abcdef`: after the first, up to the second."""
+    """Format `good..bad`: the commits after the first up to the second."""
     good = alert.good.sha[:_SHA] if alert.good else ""
     return f"{good}..{alert.bad.sha[:_SHA]}"

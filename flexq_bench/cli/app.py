@@ -1,4 +1,4 @@
-"""The composition root: the command line that ties the rooms together."""
+"""The composition root: registers all verbs, configures logging, maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def configure(
     handler = logging.StreamHandler(sys.stderr)
     people = logging.Formatter(f"{NAME}: %(message)s")
     handler.setFormatter(JsonFormatter() if log_json else people)
-    for room in ROOMS:  # ours only: what libraries log is not for the person at the terminal
+    for room in ROOMS:  # not of libraries, whose log messages don't help users
         logger = logging.getLogger(room)
         logger.handlers[:] = [handler]
         logger.setLevel(level)
@@ -122,18 +122,18 @@ def configure(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (None: this process's) and return its exit code.
+    """Run a command line (None: sys.argv) and return its exit code.
 
-    An expected error is one line on stderr; with --debug its traceback.
+    An expected error prints one line on stderr; with --debug it raises.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    before_import(_watch_measuring_code)
-    _make_streams_take_all()
-    code = _run(given)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    before_import(_watch_for_tampering)
+    _accept_any_text()
+    code = _run(arguments)
     try:
-        sys.stdout.flush()  # here, where a failure still has its exit code
+        sys.stdout.flush()  # here, where a failure still determines the exit code
     except OSError as error:
-        # What could not be written is tried again as Python ends, which must not fail once more.
+        # Python flushes again at exit, which must not fail a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if code != ExitCode.PASS:
             return code
@@ -144,22 +144,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _watch_measuring_code() -> None:
+def _watch_for_tampering() -> None:
     from flexq_bench.measure import tampering
 
     tampering.watch()
 
 
-def _run(given: list[str]) -> int:
+def _run(arguments: list[str]) -> int:
     try:
-        _check_text(given)
-        code = app(given, prog_name=NAME, standalone_mode=False)
+        _check_text(arguments)
+        code = app(arguments, prog_name=NAME, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except SystemExit:  # Rich's and the parser's answer to a broken pipe; verbs raise typer.Exit
+    except SystemExit:  # raised by Rich and the parser on a broken pipe; verbs raise typer.Exit
         return UNREAD
     except Exception as error:
-        if DEBUG in given:
+        if DEBUG in arguments:
             raise
         if exit_code_of(error) is None and was_interrupted():
             return INTERRUPTED
@@ -168,9 +168,9 @@ def _run(given: list[str]) -> int:
     return int(code or ExitCode.PASS)
 
 
-def _check_text(given: Sequence[str]) -> None:
-    """Raise UsageError for bytes that are no text: no store and no report could hold them."""
-    for number, word in enumerate(given, start=1):
+def _check_text(arguments: Sequence[str]) -> None:
+    """Raise UsageError for arguments that are not valid text, which could not be stored."""
+    for number, word in enumerate(arguments, start=1):
         try:
             word.encode()
         except UnicodeEncodeError:
@@ -179,13 +179,13 @@ def _check_text(given: Sequence[str]) -> None:
             ) from None
 
 
-def _make_streams_take_all() -> None:
-    """Make the standard streams accept any text: printing must never end the program."""
-    # Python has none where the program was started without (`>&-`, some daemons).
+def _accept_any_text() -> None:
+    """Make the standard streams accept any text, so that printing never fails."""
+    # They are None if the program was started without them (`>&-`, some daemons).
     sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # µ and × where the locale is not UTF-8
+            stream.reconfigure(errors="replace")  # of µ and × if the locale is not UTF-8
 
 
 def _explain(error: Exception) -> tuple[str, int]:
@@ -196,11 +196,11 @@ def _explain(error: Exception) -> tuple[str, int]:
         missing = explain_missing(error)
         if missing is not None:
             return missing, ExitCode.INFRASTRUCTURE
-    # What the parser of options raises has its own message; its class is not public.
+    # The option parser's exceptions have this method; their class is not public.
     message = getattr(error, "format_message", None)
     if callable(message):
-        said = " ".join(str(message()).split())
-        return said or f"which verb? `{NAME} --help` lists them", ExitCode.USAGE
+        text = " ".join(str(message()).split())
+        return text or f"which verb? `{NAME} --help` lists them", ExitCode.USAGE
     return (
         f"unexpected {type(error).__name__}: {one_line(error)} (a defect: run it again with "
         f"`{NAME} {DEBUG} …` and report what it prints)",

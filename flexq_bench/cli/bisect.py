@@ -45,7 +45,7 @@ def bisect(
     kernels_from: KernelsFromOption = None,
     project: ProjectOption = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Ask again what an interrupted search asked already.")
+        bool, typer.Option("--fresh", help="Repeat comparisons that an interrupted search made.")
     ] = False,
     seed: SeedOption = 0,
     db: DbOption = None,
@@ -53,12 +53,12 @@ def bisect(
 ) -> None:
     """Find the commit that made a series slower or faster, by interleaved comparisons with GOOD.
 
-    Commits that don't build, whose worker fails, or that noise hides are skipped, and said. An
-    interrupted search goes on where it was when it is started again.
+    Commits that don't build, whose worker fails, or whose result is ambiguous are skipped and
+    reported. An interrupted search is resumed when it is started again.
 
-    Exit code 0: nothing slower was found (BAD is no slower, or the change is for the faster); 1:
-    the commit that made it slower was found; 3: it is one of several, or GOOD and BAD can't be told
-    apart; 4: BAD or GOOD has no data; 130: interrupted.
+    Exit code 0: no regression (BAD is not slower); 1: the commit that made it slower was found; 3:
+    it is one of several, or GOOD and BAD can't be told apart; 4: BAD or GOOD has no data; 130:
+    interrupted.
     """
     from ci.bisect import Journal, case_of_series, device_uuid
     from ci.bisect import bisect as find_change
@@ -78,12 +78,12 @@ def bisect(
         folder, first = opened.project.root, opened.revision.commit.sha
         last = projects.revision(opened.project, bad).commit.sha
         commits = projects.commits_after(opened.project, first, last)
-        by = partial(_compared_in_project, opened.project)
+        run_comparison = partial(_compared_in_project, opened.project)
     else:
         folder = repository_of(Path(repository))
         first, last = (revision.commit for revision in resolve_pair(folder, good, bad))
         commits = commits_between(folder, first, last)
-        by = partial(_compared_here, folder)
+        run_comparison = partial(_compared_here, folder)
     if not commits:
         raise UsageError(f"no commit between {good} and {bad} changes the code: nothing to search")
     name = chosen_device(backend, device)
@@ -93,13 +93,13 @@ def bisect(
     if fresh:
         journal.delete()
     out = console(stderr=as_json)
-    # The ends and a binary search between them; more, where commits are skipped.
+    # Comparison of the ends and a binary search between them; skipped commits add more.
     left = 1 + (len(commits) - 1).bit_length()
 
     def compare(commit: str) -> CaseComparison:
         nonlocal left
         with progress(rules.blocks_at_first * left) as on_block:
-            (compared,) = by(
+            (compared,) = run_comparison(
                 first, commit, [case], device=name, seed=seed, rules=rules, on_block=on_block
             )
         left = max(left - 1, 1)

@@ -21,7 +21,7 @@ from workloads.suites import load_suite
 
 @dataclass(frozen=True, slots=True)
 class CaseSelection:
-    """The suite and what narrows it. restrictions: as Suite.restrict takes them, without m."""
+    """A suite and its restrictions. restrictions: arguments of Suite.restrict, without m."""
 
     suite: str
     m: Sequence[int] | None
@@ -29,27 +29,27 @@ class CaseSelection:
 
 
 def chosen_device(backend: BackendChoice, device: str | None) -> str:
-    """The device that a person asked for, or the best there is. Raises UsageError."""
+    """The requested device, else the default one. Raises UsageError."""
     name = device_name(backend_of(backend), device)
     find_device(name)
     return name
 
 
 def chosen_cases(selection: CaseSelection, device: str) -> tuple[Case, ...]:
-    """The cases of a suite; probes only where they are asked for."""
+    """The selected cases of a suite; probes only if kernels are given."""
     kernels = selection.restrictions.get("kernels") or ()
     return cases_of_suite(with_outside(load_suite(selection.suite), kernels), selection, device)
 
 
 def cases_of_suite(suite: Suite, selection: CaseSelection, device: str) -> tuple[Case, ...]:
-    """Return the cases of a loaded suite, which the selection only narrows; see chosen_cases."""
+    """The selected cases of a loaded suite; see chosen_cases."""
     kernels = selection.restrictions.get("kernels") or ()
     suite = suite.restrict(m=selection.m, **selection.restrictions)
     return _planned(suite, device, kernels, keep_probes=bool(kernels))
 
 
 def chosen_shapes(selection: CaseSelection, label: str, device: str) -> tuple[Case, ...]:
-    """A kernel on the shapes of a suite, whichever kernels the suite names."""
+    """Cases of one kernel on the shapes of a suite, independent of the suite's kernels."""
     if selection.restrictions.get("kernels"):
         raise UsageError("the kernels are BASE and HEAD: leave out --kernels")
     suite = load_suite(selection.suite).restrict(m=selection.m, **selection.restrictions)
@@ -66,9 +66,9 @@ def _planned(
 ) -> tuple[Case, ...]:
     opened = find_device(device)
     backend: Backend = "cpu" if opened.type == "cpu" else "cuda"
-    plan = build_plan(suite, backend, capability(opened), asked_kernels=kernels)
+    plan = build_plan(suite, backend, capability(opened), requested_kernels=kernels)
     offered = list(dict.fromkeys(case.label for case in plan.cases))
-    # A plan adds the probes that put a time in proportion: two times side by side need none.
+    # Without the probes that a plan adds: comparisons don't need them.
     cases = (c for c in suite.cases(offered) if keep_probes or not is_probe(c.kernel))
     chosen = tuple(cases)
     if not chosen:

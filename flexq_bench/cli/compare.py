@@ -80,11 +80,10 @@ def compare(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say which cases are slower in HEAD than in BASE.
+    """Show which cases are slower in HEAD than in BASE.
 
-    Measure two commits, or two kernels, interleaved on one device: base, head, head, base, over
-    fresh buffers and fresh processes. Two stored runs can't any more: their medians are set beside
-    each other.
+    Two commits, or two kernels, are measured interleaved on one device: base, head, head, base,
+    with fresh buffers and fresh processes. Of two stored runs only the medians are compared.
 
     Exit code 0: none is slower; 1: one is slower or wrong; 3: one is ambiguous; 4: one has no data;
     5: this machine, a commit's worker or the database failed; 130: interrupted.
@@ -121,7 +120,7 @@ def compare(
 
 
 def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
-    """Return the kind that both names have. Raises UsageError if they are not of one kind."""
+    """The kind of both names. Raises UsageError if they are not of the same kind."""
     from flexq_bench.repository.worktrees import repository_of, resolve_revision
     from kernels import registry
 
@@ -172,7 +171,7 @@ def _commits(
     from flexq_bench.measure.ab.revisions import resolve_pair
     from flexq_bench.repository.worktrees import repository_of
 
-    resolve_pair(repository_of(repository), base, head)  # before the device is looked for
+    resolve_pair(repository_of(repository), base, head)  # reports unknown revisions first
     device = chosen_device(*where)
     cases = chosen_cases(selection, device)
     with progress(len(cases) * rules.blocks_at_first) as on_block:
@@ -233,7 +232,7 @@ def _kernels(
     from flexq_bench.measure.ab import compare_kernels
 
     device = chosen_device(*where)
-    chosen_shapes(selection, head, device)  # says whether this backend has it
+    chosen_shapes(selection, head, device)  # raises UsageError if the backend doesn't have it
     cases = chosen_shapes(selection, base, device)
     with progress(len(cases) * rules.blocks_at_first) as on_block:
         results = list(
@@ -327,28 +326,30 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
     say(out, f"run {second} against {first}: {report.counts_line(verdicts)}")
     say(
         out,
-        f"the runs were measured apart, so what differs may be the machine; {_to_be_sure(runs)}",
+        "the runs were measured apart, so the machine may cause differences; "
+        + _interleaved_advice(runs),
     )
     return int(code)
 
 
-def _to_be_sure(runs: Sequence[RunSummary]) -> str:
+def _interleaved_advice(runs: Sequence[RunSummary]) -> str:
     from workloads.suites import list_suites
 
     commits, suites = ({getattr(run, name) for run in runs} for name in ("commit", "suite"))
     if len(commits) == 1 and len({run.dirty for run in runs}) == 1:
         return "both are of one commit: it is not the code"
     known = [name for name in suites if len(suites) == 1 and name in list_suites()]
-    turns = ("compare", *(run.commit[:10] for run in runs), *(("--suite", *known) if known else ()))
-    return f"to be sure: {command(*turns)}"
+    suite = ("--suite", *known) if known else ()
+    arguments = ("compare", *(run.commit[:10] for run in runs), *suite)
+    return f"to be sure: {command(*arguments)}"
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[Case, Block], None]]:
-    """Blocks as they are measured; SIGTERM ends the block of code as Ctrl-C does."""
+    """Show measured blocks; within the context SIGTERM raises KeyboardInterrupt."""
     from flexq_bench.cli.progress import progress as shown_progress
     from flexq_bench.interrupts import ended_by_terminate
 
     with ended_by_terminate(), shown_progress("comparing", total) as bar:
-        # A second look at what is ambiguous makes it more than the total.
+        # Ambiguous cases are measured again, which exceeds the total.
         yield lambda case, _block: bar.advance(case.key)

@@ -1,4 +1,4 @@
-"""CSV files of one number a row, from anywhere."""
+"""Reading of CSV files with one number per row."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from flexq_bench.errors import UsageError
 from flexq_bench.runs.text_files import read_text
 from workloads.names import listed, unknown
 
-LABELS = ("commit", "time")  # columns that are kept beside the number
+LABELS = ("commit", "time")  # columns that are read in addition to the number
 _UNIT_STEPS = (1e3, 1e6, 1e9)  # of ns, µs, ms and s
-_UNIT_TOLERANCE = 1.6  # that a factor may be off by and still be a unit's
+_UNIT_TOLERANCE = 1.6  # largest deviation of a ratio from a factor between units
 _GAPS = frozenset({"", "nan", "na", "n/a", "null", "none"})
 _DELIMITERS = ",;\t"
 _MOST_BYTES = 1 << 25  # millions of numbers
-_LONGEST_SHOWN = 16  # of a cell in a message: a longer one is no slip of a pen, and may be a secret
+_LONGEST_SHOWN = 16  # of a cell in a message: a longer one is no typing error, and may be a secret
 
 
 @dataclass(frozen=True, slots=True)
 class NumberColumn:
-    """A column of numbers, one a data row.
+    """A column of numbers, one per data row.
 
-    name: None where the file has no header. values: NaN where the cell is empty or says so.
-    rows: the line of each in the file, from 1. labels: the columns `commit` and `time`, where
-    the file has them.
+    name None: the file has no header. values: NaN for an empty cell or a marker of missing data.
+    rows: line number of each in the file, from 1. labels: the columns `commit` and `time`, if the
+    file has them.
     """
 
     name: str | None
@@ -39,12 +39,12 @@ class NumberColumn:
 
 
 def read_numbers(path: str, column: str | None = None) -> NumberColumn:
-    """The column of that name; None: the only one that is no label.
+    """Read the column of that name; None: the only one other than labels.
 
-    A header is optional: the first row is one if the cell of the number is none. A row that is
-    empty is a gap, empty rows at the end are nothing. Raises UsageError, with the row where there
-    is one, for a file that can't be read, a column that is not there, a row with more cells than
-    the first, and text among the numbers.
+    A header is optional: the first row is a header if it contains no number. An empty row is a
+    missing value, empty rows at the end are ignored. Raises UsageError, with the row if possible,
+    for a file that can't be read, a column that is missing, a row with more cells than the first,
+    and text among the numbers.
     """
     rows = _read(path)
     if not rows:
@@ -68,7 +68,7 @@ def read_numbers(path: str, column: str | None = None) -> NumberColumn:
 
 
 def doubts(numbers: NumberColumn) -> list[str]:
-    """Return signs that a file is no series: rows out of order, values of more than one unit."""
+    """Warnings that a file may be no series: rows out of order, values of more than one unit."""
     return [*_out_of_order(numbers), *_mixed_units(numbers)]
 
 
@@ -87,7 +87,7 @@ def _out_of_order(numbers: NumberColumn) -> list[str]:
 
 
 def _moment(text: str) -> float | None:
-    """A number, or a date and time of ISO 8601, as a number that grows with it."""
+    """Parse a number, or an ISO 8601 date and time as a timestamp; None: it is neither."""
     try:
         return float(text)
     except ValueError:
@@ -121,7 +121,7 @@ def _mixed_units(numbers: NumberColumn) -> list[str]:
 
 
 def _read(path: str) -> list[tuple[int, list[str]]]:
-    """Line number and cells of each row, without the empty ones at both ends."""
+    """Line number and cells of each row, without empty rows at both ends."""
     text = read_text(path, "a CSV file", most_bytes=_MOST_BYTES, encoding="utf-8-sig", pipes=True)
     lines = text.splitlines()
     filled = next((line for line in lines if line.strip()), "")
@@ -139,7 +139,7 @@ def _read(path: str) -> list[tuple[int, list[str]]]:
 
 
 def _check_width(path: str, line: int, cells: Sequence[str], width: int) -> None:
-    """A decimal comma makes two cells of a number: its first half must not pass for it."""
+    """Raise UsageError for extra cells, as a decimal comma would split a number into two."""
     beyond = [cell for cell in cells[width:] if cell.strip()]
     if beyond:
         raise UsageError(
@@ -194,5 +194,5 @@ def _number(path: str, line: int, text: str, name: str | None) -> float:
 
 
 def _shown(cell: str) -> str:
-    """A cell in a message; of a long one only how long it is."""
+    """Format a cell for a message; of a long one only its length."""
     return cell if len(cell) <= _LONGEST_SHOWN else f"a text of {len(cell):,} characters"

@@ -81,9 +81,9 @@ def dashboard(
         )
     check_port(address, port)
     app = _app_file()
-    below = base_path.strip("/")
+    path = base_path.strip("/")
     url = f"http://{'localhost' if address == '0.0.0.0' else address}:{port}"
-    url += f"/{below}" if below else ""
+    url += f"/{path}" if path else ""
     environment = os.environ | {SERVER_VARIABLE: "1"}
     if read_only:
         environment[READ_ONLY_VARIABLE] = "1"
@@ -95,12 +95,12 @@ def dashboard(
         if db is not None:
             environment[ENVIRONMENT_VARIABLE] = db
         with open_database(db, create=False, read_only=read_only) as database:
-            shown = database.url
+            url_of_database = database.url
         if as_json:
-            print_json({"url": url, "database": shown, "read_only": read_only})
+            print_json({"url": url, "database": url_of_database, "read_only": read_only})
         else:
-            say(console(), f"{shown} at {url} (Ctrl-C ends it)")
-        _serve(_streamlit(app, address, port, below, open_browser), environment)
+            say(console(), f"{url_of_database} at {url} (Ctrl-C ends it)")
+        _serve(_streamlit(app, address, port, path, open_browser), environment)
 
 
 def _serve(command: list[str], environment: dict[str, str]) -> None:
@@ -117,33 +117,33 @@ def _serve(command: list[str], environment: dict[str, str]) -> None:
 
 @contextmanager
 def _example_database() -> Iterator[Path]:
-    """A database of the example records in a folder that goes when the dashboard ends."""
+    """Create a temporary database of the example records."""
     from db.engine import open_database
     from db.errors import RecordFormatError
     from db.exchange import import_file
-    from flexq_bench.runs.published_numbers import keep_references
+    from flexq_bench.runs.published_numbers import store_published_numbers
 
     files = _example_files()
     with tempfile.TemporaryDirectory(prefix="flexq-bench-examples-") as folder:
         path = Path(folder) / "examples.sqlite"
         stored = 0
         with open_database(str(path)) as database:
-            keep_references(database)
+            store_published_numbers(database)
             for file in files:
                 try:
                     with database.session() as session:
                         stored += import_file(session, file).added
                 except RecordFormatError:
-                    continue  # rows of a benchmark, which are no records
+                    continue  # a benchmark's table, not records
         if not stored:
             raise InfrastructureError("the example records hold no result: get the files again")
         yield path
 
 
 def _example_files() -> list[Path]:
-    """The record files of the repository's examples, by name. Raises UsageError without any.
+    """The record files of the repository's examples, by name. Raises UsageError if there are none.
 
-    Folders within those of a machine have nights of their own, under names that others have too.
+    Subfolders of a machine's folder are left out: names of their nights are not unique.
     """
     folder = _app_file().parents[1] / "examples"
     files = [*folder.glob("*/*.parquet"), *folder.glob("*/*.jsonl.gz")]
@@ -165,7 +165,7 @@ def _app_file() -> Path:
 
 
 def _check_commit_url(template: str | None) -> None:
-    """A link of another scheme than the web's could run in the viewer's browser."""
+    """Raise UsageError for schemes other than http(s), which could run code in the browser."""
     if not template:
         return
     if not template.startswith(("https://", "http://")) or PLACE_OF_SHA not in template:
@@ -184,21 +184,21 @@ def _check_base_path(path: str) -> None:
         )
 
 
-def _streamlit(app: Path, address: str, port: int, below: str, open_browser: bool) -> list[str]:
+def _streamlit(app: Path, address: str, port: int, path: str, open_browser: bool) -> list[str]:
     return [
         sys.executable,
         *("-m", "streamlit", "run", str(app)),
         *("--server.address", address),
         *("--server.port", str(port)),
-        *("--server.baseUrlPath", below),
+        *("--server.baseUrlPath", path),
         *("--server.headless", "false" if open_browser else "true"),
         *("--browser.gatherUsageStats", "false"),
         *("--client.toolbarMode", "viewer"),
         *("--server.fileWatcherType", "none"),
-        # A traceback quotes values and paths of this machine: it is for the log, not for viewers.
+        # Tracebacks contain values and paths of this machine: they go to the log only.
         *("--client.showErrorDetails", "type"),
-        *("--server.maxUploadSize", "1"),  # MB, the least: no page takes files
-        # Of h1 and h2, the only ones. Set for both themes: one for [theme] would end the dark one.
+        *("--server.maxUploadSize", "1"),  # MB, the smallest value: no page accepts files
+        # Of h1 and h2. Set for both themes: setting it in [theme] would disable the dark one.
         *("--theme.light.headingFontSizes", '["2.25rem", "1.5rem"]'),
         *("--theme.dark.headingFontSizes", '["2.25rem", "1.5rem"]'),
     ]

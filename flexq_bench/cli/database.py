@@ -1,4 +1,4 @@
-"""`flexq-bench db`: the database itself, and results in and out of it as files."""
+"""`flexq-bench db`: maintenance of the database, import and export of results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from db.encoding import AnyRecord
     from db.records import Record
 
-PATIENCE_S = 3600.0  # for one statement over a large table, which is no sign of a server that hangs
+STATEMENT_TIMEOUT_S = 3600.0  # statements over a large table take long on a healthy server too
 
 app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args_is_help=True)
 
@@ -43,15 +43,15 @@ app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args
 def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """Bring the tables up to this version."""
     from db import engine
-    from flexq_bench.runs.published_numbers import keep_references
+    from flexq_bench.runs.published_numbers import store_published_numbers
 
     with (
-        engine.open_database(db, check_schema=False, silence_s=PATIENCE_S) as database,
+        engine.open_database(db, check_schema=False, silence_s=STATEMENT_TIMEOUT_S) as database,
         progress("upgrading"),
     ):
         before = engine.revision_of(database)
         after = engine.upgrade(database).after
-        keep_references(database)
+        store_published_numbers(database)
         if as_json:
             print_json({"database": database.url, "before": before, "after": after})
         elif before == after:
@@ -77,28 +77,28 @@ def import_(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Store the records of files, each file whole or not at all; known ones change nothing.
+    """Store the records of files, each file in one transaction; known records are skipped.
 
     With --format: results of another tool, at a commit of another project. Their series are judged
-    by history alone. A result that can't be taken is refused by its name, the others are stored.
+    by history alone. Invalid results are refused by name, the others are stored.
 
     Exit code 0: all is stored; 2: a file or a result was refused.
     """
     from db.engine import open_database
     from db.exchange import ImportSummary, import_file
-    from flexq_bench.runs.published_numbers import keep_references
+    from flexq_bench.runs.published_numbers import store_published_numbers
 
-    told = OutsideOptions(commit, project, repository, device, time, alert, suite)
+    outside_options = OutsideOptions(commit, project, repository, device, time, alert, suite)
     if format_name is not None:
-        import_outside(files, format_name, told, db, as_json)
+        import_outside(files, format_name, outside_options, db, as_json)
         return
-    told.refuse_any()
+    outside_options.refuse_any()
     done: list[ImportSummary] = []
     with (
-        open_database(db, silence_s=PATIENCE_S) as database,
+        open_database(db, silence_s=STATEMENT_TIMEOUT_S) as database,
         progress("importing", len(files)) as bar,
     ):
-        keep_references(database)
+        store_published_numbers(database)
         for path in files:
             with database.session() as session:
                 done.append(import_file(session, path))
@@ -139,10 +139,10 @@ def export(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write stored records to a file. Every option narrows; without one all are written.
+    """Write stored records to a file. Options select; without one all are written.
 
-    With --format: as another service reads them, only results that may be compared. pytorch-hud and
-    flashinfer-bench have all of them, the others the newest of each series.
+    With --format: in the format of another service, only results that may be compared; pytorch-hud
+    and flashinfer-bench contain all of them, the others the newest of each series.
     """
     from db import queries
     from db.engine import open_database
@@ -155,7 +155,7 @@ def export(
             bar.advance()
 
     with (
-        open_database(db, read_only=True, silence_s=PATIENCE_S) as database,
+        open_database(db, read_only=True, silence_s=STATEMENT_TIMEOUT_S) as database,
         database.session() as session,
         progress("exporting") as bar,
     ):
@@ -213,7 +213,7 @@ def prune(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete raw samples and give their space back. Summaries stay."""
+    """Delete raw samples and free their disk space. Summaries stay."""
     from db.engine import open_database
     from db.maintenance import compact, prune_samples
 
@@ -223,7 +223,7 @@ def prune(
         )
     limit = None if older_than is None else datetime.now(UTC) - timedelta(days=older_than)
     with (
-        open_database(db, create=False, silence_s=PATIENCE_S) as database,
+        open_database(db, create=False, silence_s=STATEMENT_TIMEOUT_S) as database,
         progress("deleting samples"),
     ):
         with database.session() as session:
@@ -237,7 +237,7 @@ def prune(
 
 @app.command()
 def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
-    """Remember the release tags of the git tree you are in, as `nightly` does.
+    """Store the release tags of the current git tree, as `nightly` does.
 
     Pages and nights compare with releases.
     """
@@ -246,7 +246,7 @@ def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
     from flexq_bench.repository.git import commits_of_tags
 
     commits = commits_of_tags(Path.cwd())
-    with open_database(db, create=False, silence_s=PATIENCE_S) as database:
+    with open_database(db, create=False, silence_s=STATEMENT_TIMEOUT_S) as database:
         with database.session() as session:
             changed = store_releases(session, commits)
         if as_json:
@@ -264,7 +264,7 @@ def stats(db: DbOption = None, as_json: JsonFlag = False) -> None:
     from db.engine import open_database
 
     with (
-        open_database(db, read_only=True, silence_s=PATIENCE_S) as database,
+        open_database(db, read_only=True, silence_s=STATEMENT_TIMEOUT_S) as database,
         database.session() as session,
     ):
         database_stats = maintenance.stats(session)
@@ -279,12 +279,12 @@ def stats(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
 
 def _known(kind: str, text: str | None, stored: tuple[str, ...]) -> tuple[str, ...]:
-    """The names asked for. Raises UsageError if nothing is stored of one, nearest names first."""
+    """The requested names. Raises UsageError with similar names if one has no stored results."""
     from workloads.names import unknown
 
     names = split_names(text) or ()
     for name in names:
         if name not in stored:
-            there_are = unknown(kind, name, stored) if stored else f"no {kind} {name!r}: nothing is"
-            raise UsageError(f"{there_are} stored")
+            message = unknown(kind, name, stored) if stored else f"no {kind} {name!r}: nothing is"
+            raise UsageError(f"{message} stored")
     return names

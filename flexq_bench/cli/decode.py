@@ -158,8 +158,8 @@ def decode(
 ) -> None:
     """Decode a model end to end under each scheme; store and compare times, memory and energy.
 
-    A model is quantized first, into a checkpoint that is kept; a checkpoint is decoded as it is.
-    What a process measures is stored at once. Exit code 0: measured; 2: it can't be as asked
+    A model is quantized first, into a cached checkpoint; a checkpoint is decoded as it is. Results
+    are stored after each process. Exit code 0: measured; 2: it can't be measured as requested
     (unknown names, too long, too large); 5: this machine or the database failed; 130: interrupted
     (go on with --resume).
     """
@@ -190,14 +190,14 @@ def decode(
         if resume is not None:
             run_by_uuid_prefix(session, resume)
     if calibration is not None:
-        read_text(calibration)  # also where no scheme needs it: a word that is wrong stays wrong
+        read_text(calibration)  # reports a wrong path even if no scheme needs the text
     text = None
     if calibration is not None:
         text = CalibrationText(calibration, calibration_segments, calibration_length)
     schemes = requested_schemes(model, scheme, kv_bits, calibrated=text is not None)
     where = device_name(backend_of(backend), device)
     files = ResultFiles(as_json)
-    # All that may be wrong is read before a model is quantized, which takes minutes.
+    # Input errors are reported before a model is quantized, which takes minutes.
     find_device(where)
     setup = Setup(
         model,
@@ -210,8 +210,8 @@ def decode(
     )
     if serve:
         limits = split_sizes(batch_limit) or ()
-        wanted = Serving(limits, memory_gib, requests, longest, lengths, step_tokens)
-        servings = serving_cases(setup, wanted)
+        serving = Serving(limits, memory_gib, requests, longest, lengths, step_tokens)
+        servings = serving_cases(setup, serving)
         capacity = servings[0].capacity
     else:
         decodes = cases_of(setup, split_sizes(batch) or (), prompt, split_sizes(new) or ())

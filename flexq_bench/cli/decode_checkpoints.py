@@ -1,4 +1,4 @@
-"""Checkpoints for `decode` to read: one for each scheme, quantized once and cached."""
+"""Checkpoints for `decode`: one per scheme, quantized once and cached."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _UNCALIBRATED_DEFAULT = "fp16,flexq-w6ax"
 def requested_schemes(
     model: str, named: str | None, kv_bits: int | None, *, calibrated: bool
 ) -> tuple[CachedScheme, ...]:
-    """The schemes to decode under: those that were named, or a checkpoint's own, or the usual ones.
+    """The schemes to decode under: those given, or that of the checkpoint, or the default ones.
 
-    Raises UsageError for unknown ones, and for a checkpoint that is of another.
+    Raises UsageError for unknown schemes, and for schemes given with a checkpoint.
     """
     if is_a_checkpoint(model):
         checkpoint = open_checkpoint(Path(model))
@@ -61,7 +61,7 @@ def requested_schemes(
 
 
 def is_a_checkpoint(model: str) -> bool:
-    """True if the model is a folder that is quantized already."""
+    """True if the model is the folder of a quantized checkpoint."""
     return model not in load_catalog() and is_there(Path(model)) and is_checkpoint(Path(model))
 
 
@@ -76,10 +76,10 @@ def quantized(
 ) -> dict[str, str]:
     """Folder of the checkpoint of each scheme; none for fp16, random weights and checkpoints.
 
-    Each is quantized by `flexq-bench quantize`, in a process of its own that leaves no memory in
-    use, unless it was before. capacity: tokens of the shortest sequence. Raises UsageError, before
-    anything is quantized, for a scheme without a kernel or without the calibration data that it
-    needs, and where every sequence is longer than the model's context.
+    Schemes that are not cached are quantized by `flexq-bench quantize` in a separate process, which
+    releases all its memory. capacity: tokens of the shortest sequence. Raises UsageError, before
+    quantizing, for a scheme without a kernel or without required calibration data, and if every
+    sequence is longer than the model's context.
     """
     if is_a_checkpoint(model):
         return {}
@@ -94,7 +94,7 @@ def quantized(
     if not is_there(path):
         return {}
     files = model_at(path)
-    if files.gguf is None:  # of a GGUF file it is known when it has been read
+    if files.gguf is None:  # a GGUF file is checked when it is loaded
         architecture = of_config(files.config(), files.name)
         check_capacity(capacity, architecture.dimensions.context, model)
         for scheme in chosen.values():
@@ -149,7 +149,7 @@ def _checkpoint(
 
 
 def _quantize(model: str, options: Sequence[str]) -> float:
-    """Run `flexq-bench quantize`; the seconds that it took. Raises what it said, in one line."""
+    """Run `flexq-bench quantize`; returns its seconds. Raises its error message in one line."""
     shown = sys.stderr.isatty()
     command = [sys.executable, "-m", "flexq_bench", "quantize", model, *options, "--json"]
     with ended_by_terminate():
@@ -162,7 +162,7 @@ def _quantize(model: str, options: Sequence[str]) -> float:
         )
     if ran.returncode == 0:
         return float(json.loads(ran.stdout)["seconds"])
-    if shown:  # its error stands there already
+    if shown:  # its error is on the terminal already
         raise typer.Exit(ran.returncode)
     lines = (ran.stderr or "").strip().splitlines() or [f"quantize ended with {ran.returncode}"]
     kind = UsageError if ran.returncode == ExitCode.USAGE else InfrastructureError

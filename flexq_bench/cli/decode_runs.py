@@ -1,4 +1,4 @@
-"""`decode` once its options are read: measure, show progress, print tables."""
+"""The runs of `decode`: measure, show progress, print tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexq_bench.cli.output import console, print_unbroken, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.decode import report
 from flexq_bench.decode.case import DecodeCase, Setup
-from flexq_bench.decode.measurement import count_lacking
+from flexq_bench.decode.measurement import count_missing
 from flexq_bench.decode.records import ServingCase
 from flexq_bench.decode.runs import (
     measure_decodes,
@@ -41,18 +41,18 @@ def decode(
     db: str | None,
     files: ResultFiles,
 ) -> int:
-    """Decode every case, and say how the schemes compare; the exit code."""
-    wanted = {case.key: setup.wanted(case) for case in cases}
-    keys = list(wanted)
+    """Decode every case and print a comparison of the schemes; returns the exit code."""
+    processes = {case.key: setup.process_count(case) for case in cases}
+    keys = list(processes)
     records: dict[str, DecodeRecord] = {}
 
     def measure(run: OpenRun, stored: Callable[[], None]) -> None:
-        with _progress(count_lacking(setup, cases, records)) as advance:
+        with _progress(count_missing(setup, cases, records)) as advance:
 
             def on_record(record: DecodeRecord) -> None:
                 stored()
                 records[record.case] = record
-                advance(report.decode_line(record, wanted[record.case]))
+                advance(report.decode_line(record, processes[record.case]))
 
             measure_decodes(run, setup, cases, records, on_record)
 
@@ -60,7 +60,7 @@ def decode(
         run = run_to_measure(database, keys, resume)
         if resume is not None:
             records |= stored_decodes(database, run)
-        code = _carry_out(database, run, measure)
+        code = _measure_in_run(database, run, measure)
     ordered = [records[key] for key in keys if key in records]
     out = console(stderr=files.uses_stdout)
     if ordered:
@@ -77,40 +77,39 @@ def serve(
     db: str | None,
     files: ResultFiles,
 ) -> int:
-    """Serve the same requests under every scheme and batch limit; the exit code."""
+    """Serve the same requests under every scheme and batch limit; returns the exit code."""
     records: dict[str, ServingRecord] = {}
     keys = [case.key(setup) for case in cases]
 
     def measure(run: OpenRun, stored: Callable[[], None]) -> None:
-        lacking = [case for case in cases if case.key(setup) not in records]
-        with _progress(len(lacking)) as advance:
+        missing = [case for case in cases if case.key(setup) not in records]
+        with _progress(len(missing)) as advance:
 
             def on_record(record: ServingRecord) -> None:
                 stored()
                 records[record.case] = record
                 advance(report.serving_line(record))
 
-            measure_servings(run, setup, lacking, on_record)
+            measure_servings(run, setup, missing, on_record)
 
     with open_database(db, create=resume is None) as database:
         run = run_to_measure(database, keys, resume)
         if resume is not None:
             records |= stored_servings(database, run)
-        code = _carry_out(database, run, measure)
+        code = _measure_in_run(database, run, measure)
     ordered = [records[key] for key in keys if key in records]
     if ordered:
         print_unbroken(console(stderr=files.uses_stdout), report.serving_table(ordered))
     return _finish(ordered, database, run, files, code)
 
 
-def _carry_out(
+def _measure_in_run(
     database: Database, run: RunInfo, measure: Callable[[OpenRun, Callable[[], None]], None]
 ) -> int:
-    """Measure within the run; the exit code.
+    """Measure within the run; returns the exit code.
 
-    measure: called with the open run, and with a function that it calls after each stored record.
-
-    Stopped, or failed after something was stored, it says how to go on.
+    measure: called with the open run, and with a function to call after each stored record. After
+    an interrupt, or a failure with stored records, the command that resumes the run is printed.
     """
     count = 0
 
@@ -120,7 +119,7 @@ def _carry_out(
 
     try:
         with open_run(database, run, current_commit()) as opened:
-            # What --resume takes, should this process be killed.
+            # The argument of --resume, in case this process is killed.
             log.info("run %s", opened.info.uuid[:8])
             measure(opened, stored)
     except KeyboardInterrupt:
@@ -137,11 +136,11 @@ def _carry_out(
 
 
 def _again(run: RunInfo) -> str:
-    """The command line that was given, with the run to go on with."""
-    given = sys.argv[1:]
-    if _RESUME in given:
-        return invocation.command(*given)
-    return invocation.command(*given, _RESUME, run.uuid[:8])
+    """The command line of this process, with the option that resumes the run."""
+    arguments = sys.argv[1:]
+    if _RESUME in arguments:
+        return invocation.command(*arguments)
+    return invocation.command(*arguments, _RESUME, run.uuid[:8])
 
 
 def _finish(
@@ -170,7 +169,7 @@ def _finish(
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A line a result, above a bar where a person looks at it. total: results that are to come."""
+    """Print one line per result, above a progress bar on a terminal. total: expected results."""
     with progress("measuring", total) as bar:
 
         def advance(line: str) -> None:

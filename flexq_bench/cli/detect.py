@@ -1,4 +1,4 @@
-"""`flexq-bench detect`: change points of a stored series, or of a CSV given."""
+"""`flexq-bench detect`: change points of a stored series, or of a CSV file."""
 
 from __future__ import annotations
 
@@ -20,17 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A series and what stands beside each value: labels by name, one a value.
-
-    doubts: why it may be no series, a line each.
-    """
+    """A series. labels: by name, one per value. doubts: warnings that it may be no series."""
 
     name: str
     values: tuple[float, ...]
     labels: dict[str, Sequence[Any]]
     doubts: Sequence[str] = ()
-    caveat: str = ""  # what a change means here; empty: what it always does
-    is_stored: bool = False  # a series of the database: times that are known well
+    caveat: str = ""  # a limitation of changes in this series; empty: none
+    is_stored: bool = False  # a series of the database
 
 
 def detect(
@@ -54,12 +51,12 @@ def detect(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show where the level of a series changed, and what else it is made of.
+    """Show where the level of a series changed, and its other components.
 
-    A level holds for three values or more and five come before the first change. In a stored series
-    a change is 0.5 % or more, and one that is not clear waits for more values. A drift, switches
-    between levels, a pattern of seven values and spells are no changes: they are named. Indices
-    count from 0. What is empty or NaN is a gap.
+    A level has at least three values, and the first change has five before it. In a stored series a
+    change is at least 0.5 %, and an unclear one is reported only with more values. Drifts, switches
+    between levels, seasonal patterns of seven values and spells are not changes; they are listed.
+    Indices count from 0. Empty values and NaN are gaps.
     """
     if column is not None and csv is None:
         raise UsageError(f"--column {column} is of a CSV: give --csv FILE, or leave it out")
@@ -149,12 +146,12 @@ def _show(source: _Source, as_json: bool) -> None:
     else:
         say(out, f"{counted}: {len(rows)} change point{'s' if len(rows) > 1 else ''}")
         out.print(_table(rows))
-    for line in (*_in_words(model), *source.doubts):
+    for line in (*_describe(model), *source.doubts):
         say(out, line)
 
 
-def _in_words(model: LevelModel) -> Iterator[str]:
-    """Describe the components of a series other than its steps."""
+def _describe(model: LevelModel) -> Iterator[str]:
+    """Describe a series' components other than its change points."""
     for drift in model.drifts:
         yield (
             f"a drift of {drift.slope:+.3%} a value from index {drift.onset} to {drift.end - 1}, "

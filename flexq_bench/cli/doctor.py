@@ -1,4 +1,4 @@
-"""`flexq-bench doctor`: what this machine has, what is missing, how to get it."""
+"""`flexq-bench doctor`: checks of this machine, with advice on missing parts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _STYLE = {"ok": "green", "missing": "yellow", "broken": "bold red"}
 
 
 def doctor(db: DbOption = None, as_json: JsonFlag = False) -> None:
-    """Look at Python, torch, the GPU stack, Ray, the database and the git tree.
+    """Check Python, torch, the GPU stack, Ray, the database and the git tree.
 
-    Exit code 0, also where something optional is missing; 5 if something that every use needs is
-    broken.
+    Exit code 0, also if something optional is missing; 5 if something required is broken.
     """
     from flexq_bench.cli.machine_checks import examine
 

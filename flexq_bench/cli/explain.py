@@ -1,4 +1,4 @@
-"""`flexq-bench explain`: an alert's evidence, with every verdict computed again."""
+"""`flexq-bench explain`: an alert's evidence, with every verdict recomputed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def explain(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compute every verdict of an alert again from its stored evidence, and show the evidence.
+    """Recompute every verdict of an alert from its stored evidence, and show the evidence.
 
     Exit code 0: all agree to the last bit; 5: one does not, so it can't be trusted.
     """

@@ -18,7 +18,7 @@ from flexq_bench.exit_codes import ExitCode
 from kernels.errors import CacheError, CompileError, KernelError
 from workloads.errors import WorkloadError
 
-# What a person named is wrong; any other DatabaseError is the store's.
+# Errors of the user's input; any other DatabaseError is a failure of the database.
 _USAGE_OF_DATABASE = (
     LimitError,
     MissingDatabaseError,
@@ -30,7 +30,7 @@ _USAGE_OF_DATABASE = (
 
 
 def exit_code_of(error: Exception) -> ExitCode | None:
-    """The exit code of an error that we expect; None: a defect of this program."""
+    """The exit code of an expected error; None: a defect of this program."""
     if _is_full(error) or (
         isinstance(error, FlexqError | ResultsFileError) and _is_full(error.__cause__)
     ):

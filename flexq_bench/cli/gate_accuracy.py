@@ -1,4 +1,4 @@
-"""`flexq-bench gate accuracy`: parse, call the gate, write its reports."""
+"""`flexq-bench gate accuracy`: parse options, call the gate, write its reports."""
 
 from __future__ import annotations
 
@@ -94,13 +94,14 @@ def accuracy(
     seed: SeedOption = 0,
     db: DbOption = None,
 ) -> None:
-    """Evaluate a model as it is and quantized, and hold what it loses against a policy.
+    """Evaluate a model as it is and quantized, and check its accuracy loss against a policy.
 
-    With --checkpoint exactly the bytes of that folder are judged; reports carry its content hash.
+    With --checkpoint exactly the bytes of that folder are judged; reports contain its content hash.
     With --reference --model itself is judged, against that other model.
 
-    Exit code 0: within the limits; 1: it lost too much, or kernels compute something else; 3: it
-    can't be told; 4: planned results are missing, or the data are too few. Results are stored.
+    Exit code 0: within the limits; 1: the loss is too large, or kernels compute something else; 3:
+    it can't be decided; 4: planned results are missing, or the data are too few. Results are
+    stored.
     """
     from ci.accuracy_policy import load_accuracy_policy
     from ci.gate_accuracy import gate_accuracy, planned_evaluation

@@ -1,4 +1,4 @@
-"""`flexq-bench gate perf`: parse, call the gate, write its reports."""
+"""`flexq-bench gate perf`: parse options, call the gate, write its reports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def perf(
     as_json: JsonReportOption = None,
     alert: Annotated[
         bool,
-        typer.Option("--alert", help="Open and close alerts: for the line that people watch."),
+        typer.Option("--alert", help="Open and close alerts: for the main branch."),
     ] = False,
     repository: Annotated[
         Path, typer.Option("--repository", metavar="FOLDER", help="The git tree that has both.")
@@ -64,11 +64,11 @@ def perf(
     ] = False,
     db: DbOption = None,
 ) -> None:
-    """Compare two revisions, interleaved on one device, and hold every case against a policy.
+    """Compare two revisions, interleaved on one device, and check every case against a policy.
 
     Only kernels are head's: meter, checks, policy and suite are base's. Exit code 0: within the
-    limits; 1: slower or wrong; 3: it can't be told; 4: planned results are missing. Verdicts are
-    stored with their evidence. A revision against itself measures the noise.
+    limits; 1: slower or wrong; 3: it can't be decided; 4: planned results are missing. Verdicts are
+    stored with their evidence. A revision compared with itself measures the noise.
     """
     from ci.gate_perf import gate_perf, suffices
     from ci.judged import planned_cases
@@ -132,7 +132,7 @@ class _Judged:
 
 
 def _of_this(tree: Path, base: str, head: str, policy: str, *, trust_head: bool) -> _Judged:
-    """Commits of this repository."""
+    """The gate's input for commits of this repository."""
     from ci.base_policy import load_policy_of
     from ci.judged import judged_commit
     from ci.policy import load_policy
@@ -152,7 +152,8 @@ def _of_this(tree: Path, base: str, head: str, policy: str, *, trust_head: bool)
 
 
 def _of_project(folder: str, base: str, head: str, policy: str, *, trust_head: bool) -> _Judged:
-    """Commits of another repository: its file, suites and policies are base's, or head's."""
+    """The gate's input for commits of a project: its file, suites and policies are base's; with
+    trust_head, head's."""
     from ci.policy import load_policy
     from flexq_bench.cli.project import use_project
     from flexq_bench.errors import UsageError
@@ -176,7 +177,7 @@ def _of_project(folder: str, base: str, head: str, policy: str, *, trust_head: b
 
 
 def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:
-    """Return notes on changes of head that it is not judged by."""
+    """Notes on changes of head that the gate doesn't use."""
     from flexq_bench.measure.ab.judged_tree import judged_tree
     from flexq_bench.repository.provenance import current_commit
 

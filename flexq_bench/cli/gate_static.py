@@ -1,4 +1,4 @@
-"""`flexq-bench gate static`: does a change spill registers or lower occupancy? Needs no GPU."""
+"""`flexq-bench gate static`: check a change for spills and lower occupancy, without a GPU."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def static(
     markdown: MarkdownOption = None,
     as_json: JsonReportOption = None,
 ) -> None:
-    """Compile the kernels of two revisions and compare what became of them, without a GPU.
+    """Compile the kernels of two revisions and compare their machine code, without a GPU.
 
-    A spill that is new and fewer warps an SM are regressions; all else is reported. Sources that
-    are the same in both are not compiled. Exit code 0: none; 1: a regression; 4: a build of the
-    head does not compile. Of a --project, kernels are compared that tell of their machine code.
+    New spills and fewer warps per SM are regressions; other changes are reported. Sources that are
+    the same in both are not compiled. Exit code 0: none; 1: a regression; 4: a build of the head
+    does not compile. Of a --project, only kernels that expose their machine code are compared.
     """
     from ci.gate_static import Limits
     from ci.reports import static as reports
@@ -103,7 +103,7 @@ def static(
 
 
 def _gate(repository: Path, base: str, head: str) -> Callable[..., StaticReport]:
-    """Two revisions of this repository."""
+    """The gate for two revisions of this repository."""
     from ci.gate_static import gate_static
     from flexq_bench.repository.worktrees import repository_of
 
@@ -111,7 +111,7 @@ def _gate(repository: Path, base: str, head: str) -> Callable[..., StaticReport]
 
 
 def _of(folder: str, base: str, head: str) -> Callable[..., StaticReport]:
-    """Two revisions of another repository, both built as base's file says."""
+    """The gate for two revisions of a project, both built according to base's project file."""
     from ci.gate_static import gate_static_project
     from flexq_bench.repository.project import open_project, revision
 

@@ -1,4 +1,4 @@
-"""`flexq-bench init`: first files of a repository whose kernels are measured."""
+"""`flexq-bench init`: create the files with which a repository's kernels are measured."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def init(
 ) -> None:
     """Write flexq-bench.toml and a GitHub Actions workflow that gates pull requests.
 
-    Kernels are found by their import of flexq_bench.api. A file that is there is left as it is,
-    and nothing is written then: exit code 2.
+    Kernels are found by their import of flexq_bench.api. If one of the files exists, nothing is
+    written: exit code 2.
     """
     from flexq_bench.cli.output import console, say
     from flexq_bench.errors import UsageError

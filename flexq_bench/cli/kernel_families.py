@@ -1,4 +1,4 @@
-"""Kernels by family, a line each: kernels whose names differ in their bits only."""
+"""Kernel families, formatted one per line: kernels whose names differ in their bits only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class KernelFamily:
-    """name: with the widths folded. labels: of its kernels, with variants.
+    """A family of kernels. name: with folded bit widths. labels: of its kernels, with variants.
 
     pct_of_floor: the best of the newest results on this machine's device; None: there is none.
     """
@@ -37,21 +37,21 @@ def kernel_families(
 
 
 def folded(names: Sequence[str]) -> str:
-    """One text for names that differ in their numbers only: abq-w{2..8}a{2..8}, w{4,8}a16.
+    """Merge names that differ in their numbers only: abq-w{2..8}a{2..8}, w{4,8}a16.
 
-    Of names that differ in more, the first.
+    For names that differ in more than numbers, return the first.
     """
     if len({_NUMBER.sub("#", name) for name in names}) > 1:
         return names[0]
     values = [sorted(set(column)) for column in zip(*map(_numbers, names), strict=True)]
     parts = _NUMBER.split(names[0])
     return parts[0] + "".join(
-        _span(one) + part for one, part in zip(values, parts[1:], strict=True)
+        _span(numbers) + part for numbers, part in zip(values, parts[1:], strict=True)
     )
 
 
 def lines_of(families: Sequence[KernelFamily]) -> Iterator[str]:
-    """A head and a line each, no wider than WIDTH."""
+    """Yield a heading and one line per family, at most WIDTH columns wide."""
     name_width = max((len(family.name) for family in families), default=0)
     yield f"{'family':{name_width}}  labels  % floor  for"
     for family in families:

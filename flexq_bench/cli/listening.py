@@ -1,4 +1,4 @@
-"""Addresses that verbs listen on."""
+"""Check of addresses that servers listen on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flexq_bench.errors import UsageError
 
 
 def check_port(address: str, port: int) -> None:
-    """Raise UsageError if nothing can listen there."""
+    """Raise UsageError if a server can't listen on the address and port."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

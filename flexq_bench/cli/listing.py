@@ -1,4 +1,4 @@
-"""`flexq-bench list`: what there is."""
+"""`flexq-bench list`: kernels, schemes, suites, models, devices, runs, series and noise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_OPTIONS_OF = {  # what each option narrows
+_OPTIONS_OF = {  # lists to which each option applies
     "backend": ("kernels",),
     "every": ("kernels",),
     "kernel": ("series",),
@@ -78,14 +78,14 @@ def list_(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the kernels, schemes, suites, models, devices, runs, series there are, or the noise.
+    """List kernels, schemes, suites, models, devices, runs, series, noise or false alarms.
 
-    --backend narrows kernels; auto shows both. Kernels are shown by family, with the best share of
-    the floor that is stored of this machine's device. Many series are shown only narrowed.
+    --backend selects kernels; auto shows both. Kernels are shown by family, with the best stored
+    share of the floor on this machine's device. Many series are shown only with a filter.
     Devices are this machine's, then those with results.
-    noise: of each series, by commits compared with themselves; in --json as ln(head / base).
+    noise: of each series, from A/A comparisons; in --json as ln(head / base).
     With --kernels-from only the kernels of these sources are listed; with --all the others too.
-    false-alarms: how often such a comparison was called slower or faster, over time.
+    false-alarms: the rate of A/A comparisons with verdict slower or faster, over time.
     """
     from db.urls import resolve_url
 
@@ -135,7 +135,7 @@ def list_(
 
 
 def _describe_installed() -> None:
-    """Nothing is measured here: code of others runs in another process."""
+    """Register installed packages' kernels without importing their code in this process."""
     from flexq_bench.measure.outside_kernels import describe_installed
     from kernels.outside import installed
 
@@ -143,7 +143,7 @@ def _describe_installed() -> None:
 
 
 def _kernels(backend: BackendChoice, *, only: Collection[str] = ()) -> list[Row]:
-    """only: these labels; empty: all."""
+    """List kernels. only: labels to list; empty: all."""
     from kernels.registry import list_kernels
 
     _describe_installed()
@@ -167,7 +167,7 @@ def _kernels(backend: BackendChoice, *, only: Collection[str] = ()) -> list[Row]
 
 
 def _schemes() -> list[Row]:
-    """Algorithm, formats and kernel of each layer, cache; the layers are those of LLaMA."""
+    """List schemes: algorithm, formats and kernel of each layer of LLaMA, and the KV cache."""
     from flexq_bench.schemes import named_schemes
 
     return [
@@ -189,11 +189,11 @@ def _schemes() -> list[Row]:
     ]
 
 
-def _by_layer(layers: Sequence[LayerKernel], say: Callable[[LayerKernel], str]) -> str:
+def _by_layer(layers: Sequence[LayerKernel], text: Callable[[LayerKernel], str]) -> str:
     """Format the value of most layers, then the different values of the others with their names."""
     most = max(layers, key=lambda layer: len(layer.kinds))
-    rest = [f"{', '.join(layer.kinds)}: {say(layer)}" for layer in layers if layer is not most]
-    return "; ".join([say(most), *rest])
+    rest = [f"{', '.join(layer.kinds)}: {text(layer)}" for layer in layers if layer is not most]
+    return "; ".join([text(most), *rest])
 
 
 def _layer(layer: LayerKernel) -> Row:
@@ -271,10 +271,9 @@ def _stored_skus(db: str | None) -> tuple[str, ...]:
 
 @contextmanager
 def _stored(db: str | None, *, beside: bool = False) -> Iterator[Session | None]:
-    """A session that reads; None: nobody measured yet, and no database was asked for by name.
+    """Open a read-only session; None: the default database does not exist yet.
 
-    beside: what is read only adds to what is shown, so that a $FLEXQ_BENCH_DB that is not made yet
-    is no error.
+    beside: the data are optional, so that a missing database of $FLEXQ_BENCH_DB is no error.
     """
     from db.engine import open_database
     from db.errors import MissingDatabaseError
@@ -303,7 +302,7 @@ def _runs(db: str | None, limit: int) -> list[Row]:
 
 
 def _run(run: RunSummary, of_models: ModelResults | None) -> Row:
-    """of_models: what a run of `accuracy` or `decode` has in place of measurements."""
+    """Format a run. of_models: results of a run of `accuracy` or `decode`; None: there are none."""
     received = run.received + (of_models.count if of_models else 0)
     return {
         "run": run.uuid,
@@ -356,7 +355,7 @@ def _show_families(backend: BackendChoice, db: str | None) -> None:
 
 
 def _shares_of_floor(db: str | None) -> dict[str, float]:
-    """The best of the newest results of each label on this machine's first device."""
+    """The best share of the newest results of each label on this machine's first device."""
     from db import queries
     from flexq_bench.measure.local_devices import local_devices
 
@@ -425,9 +424,9 @@ _LOG_RATIOS = {
 }
 _SHARES = {"rate", "low", "high", "confidence"}
 
-_MOST_SERIES = 40  # that are shown without a filter
+_MOST_SERIES = 40  # shown without a filter
 _HEADINGS = {"created_at": "created (UTC)", "kv_bits": "KV bits"}
-# Columns of a series that tell it apart at a glance; --json has all of them.
+# Columns that tables leave out; --json has all.
 _HIDDEN = {
     "kernel_version",
     "unit",

@@ -1,4 +1,4 @@
-"""Checks of a machine: what is installed, what is missing, how to get it."""
+"""Checks of a machine: installed and missing software, with advice."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SUPPORTED_PYTHON = ((3, 11), (3, 13))
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of one check. missing: some uses need it; broken: every use does.
+    """Result of one check. state: missing if optional, broken if required.
 
-    advice: what to do about it; empty: nothing.
+    advice: what to do; empty: nothing.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Check:
 
 
 def examine(db: str | None) -> list[Check]:
-    """Run every check. Changes nothing and raises nothing."""
+    """Run every check, without side effects and exceptions."""
     driver = _driver()
     has_gpu = driver.state == "ok"
     extra = _cuda_extra(driver.detail)
@@ -133,7 +133,7 @@ def _for_gpu(name: str, module: str, extra: str, has_gpu: bool) -> Check:
 
 
 def _peer(package: Package) -> Check:
-    """Check a package whose kernels are measured beside ours, without importing it."""
+    """Check a package of baseline kernels without importing it."""
     try:
         check(package)
     except UnsupportedError as error:
@@ -149,14 +149,14 @@ def _module(
     advice: str | None = None,
     show: Callable[[], str] | None = None,
 ) -> Check:
-    """Check that a module is there; `show` imports it. required: every use needs it."""
+    """Check that a module is installed. show: imports and describes it. required: by every use."""
     state: State = "broken" if required else "missing"
     hint = advice or _pip(None)
     try:
         if util.find_spec(module) is None:
             return Check(name, state, "not installed", hint)
         return Check(name, "ok", show() if show else _version(module))
-    except Exception as error:  # whatever a broken installation raises is what we are looking for
+    except Exception as error:  # a broken installation may raise anything
         return Check(name, state, f"{type(error).__name__}: {error}".splitlines()[0], hint)
 
 

@@ -1,4 +1,4 @@
-"""Common part of `run` and `sweep`: measure a suite or the rest of a run, and report."""
+"""Common part of `run` and `sweep`: measure a suite, or resume a run, and report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs import command_lines as invocation
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.lifecycle import OnRecord, open_run, verdict_of_run, worst
-from flexq_bench.runs.published_numbers import keep_references
+from flexq_bench.runs.published_numbers import store_published_numbers
 from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.runs.resume import read_unfinished
 from flexq_bench.runs.sweep_plot import write_plot
@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 class RunOptions:
     """Options of a run: database, devices and output files.
 
-    streams: print the expected duration, and each result as it comes. commit: the one whose kernels
-    are measured; None: this program's.
+    streams: print the expected duration, and each result as soon as it is there. commit: of the
+    measured kernels; None: that of this program.
     """
 
     db: str | None
@@ -61,40 +61,40 @@ class RunOptions:
 
     @property
     def people(self) -> Console:
-        """The console that the table goes to."""
+        """The console for tables and messages."""
         return console(stderr=self.files.uses_stdout)
 
 
 def backend_of(choice: BackendChoice) -> Backend | None:
-    """The backend asked for; None: the best there is."""
+    """The requested backend; None: CUDA if there is a GPU, else CPU."""
     if choice is BackendChoice.AUTO:
         return None
     return "cuda" if choice is BackendChoice.CUDA else "cpu"
 
 
 def measure_suite(
-    suite: Suite, asked_kernels: Sequence[str], trigger: str, options: RunOptions
+    suite: Suite, requested_kernels: Sequence[str], trigger: str, options: RunOptions
 ) -> int:
-    """Measure a suite as new runs, one for each kind of device; the exit code."""
+    """Measure a suite as new runs, one per kind of device; returns the exit code."""
     commit = options.measured_commit
     with open_database(options.db) as database:
-        keep_references(database)
+        store_published_numbers(database)
         with open_pool(database, options.pool, commit) as pool:
-            planned = plan_runs(pool, suite, asked_kernels, trigger)
+            planned = plan_runs(pool, suite, requested_kernels, trigger)
             announce(database, planned, options)
             return carry_out(database, pool, planned, commit, options)
 
 
 def resume_run(prefix: str, suite_name: str | None, options: RunOptions) -> int:
-    """Go on with an interrupted run; the exit code.
+    """Resume an interrupted run; returns the exit code.
 
-    Raises UsageError if it is another suite's, or was begun at another commit, on another backend
-    or on a GPU that is not there: its numbers would not belong together.
+    Raises UsageError if it is of another suite, commit or backend, or of a GPU that is not
+    available: its results would not be comparable.
     """
     commit = options.measured_commit
     here = options.pool
     with open_database(options.db, create=False) as database:
-        # Repetitions are a cluster's: this process alone measures what has no result at all.
+        # Only a cluster measures repetitions; this process measures cases without any result.
         unfinished = read_unfinished(
             database, prefix, suite_name, commit, repetitions=not here.is_local
         )
@@ -121,7 +121,7 @@ def resume_run(prefix: str, suite_name: str | None, options: RunOptions) -> int:
 
 
 def announce(database: Database, planned: Sequence[PlannedRun], options: RunOptions) -> None:
-    """Say how much there is to measure, and how long it takes if anything like it was measured."""
+    """Print the number of cases, and the expected time if similar ones were measured."""
     if not options.streams:
         return
     for one in planned:
@@ -142,7 +142,7 @@ def carry_out(
     commit: CommitInfo,
     options: RunOptions,
 ) -> int:
-    """Measure, report every run, and say how to go on if it was stopped; the worst exit code."""
+    """Measure and report every run; if interrupted, print how to resume. Returns the exit code."""
     runs = [one.run for one in planned]
     resume = " and ".join(
         invocation.command(
@@ -172,7 +172,7 @@ def carry_out(
 
 
 def report(database: Database, run: RunInfo, options: RunOptions) -> int:
-    """Print the table, write the files, and say where everything is; the exit code."""
+    """Print the table, write files, and print where results are stored; returns the exit code."""
     with database.session() as session:
         results = queries.run_results(session, run.uuid)
         missing = queries.missing_cases(session, run.uuid)
@@ -182,7 +182,7 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
     results.sort(key=lambda result: position.get(result.case, len(position)))
     out = options.people
     on_cpu = bool(results) and all(result.backend == "cpu" for result in results)
-    # A ratio of two reference implementations on a CPU says nothing of either kernel.
+    # Ratios of reference implementations on a CPU are meaningless.
     print_unbroken(out, results_table(compare_with_baseline(results), with_speedup=not on_cpu))
     if on_cpu:
         see = invocation.command("dashboard", "--examples")
@@ -211,9 +211,9 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
 
 @contextmanager
 def progress(total: int | None, *, streams: bool = False) -> Iterator[OnRecord]:
-    """Results as they are stored.
+    """Show stored results.
 
-    total: results that are to come; None: nobody knows yet. streams: a line a result in any case.
+    total: expected results; None: unknown. streams: print one line per result in any case.
     """
     with shown_progress("measuring", total) as bar:
 

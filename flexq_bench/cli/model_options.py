@@ -173,7 +173,7 @@ CalibrationOption = Annotated[
     typer.Option(
         "--calibration",
         metavar="[KIND:]PATH",
-        help="A text that calibrated schemes learn from; not one that is evaluated on.",
+        help="A text to calibrate schemes on; not one that is evaluated on.",
         show_default=False,
         rich_help_panel=CALIBRATION,
     ),
@@ -202,9 +202,9 @@ LengthOption = Annotated[
 
 
 def use_own_schemes(files: list[str] | None) -> None:
-    """Let the registry know the schemes of the files of --schemes-from.
+    """Register the schemes of the files of --schemes-from.
 
-    Raises QuantizeError if one is not there, fails, or has no scheme.
+    Raises QuantizeError if a file is missing, fails, or has no scheme.
     """
     if files:
         from flexq_bench.schemes.registry import add_schemes_from

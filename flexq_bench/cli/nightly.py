@@ -1,4 +1,4 @@
-"""`flexq-bench nightly`: parse, measure, conclude, backfill, report."""
+"""`flexq-bench nightly`: measure the newest commit, compare, fill gaps, report."""
 
 from __future__ import annotations
 
@@ -102,13 +102,13 @@ def nightly(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure this commit on every kind of GPU, compare what looks changed, conclude, report.
+    """Measure this commit on every kind of GPU, compare outliers with earlier commits, report.
 
-    A second start of the same night at the same commit goes on where the first was stopped, and
-    does nothing if it is done. Earlier nights that lack results are then completed at their own
-    commits, newest first.
+    A second start of the same night at the same commit resumes the first, and does nothing if it
+    is done. Earlier nights with missing results are then completed at their own commits, newest
+    first.
 
-    Exit code 0: nothing got worse; 1: something did, or is wrong; 4: planned results are missing;
+    Exit code 0: no regression; 1: a regression or a wrong kernel; 4: planned results are missing;
     5: a case failed; 130: interrupted (go on with --resume).
     """
     from ci.nightly import Rules, conclude, measure_night
@@ -134,7 +134,7 @@ def nightly(
         try:
             opened = use_project(project)
         except BuildError as error:
-            _tell_unbuilt(db, night or f"{datetime.now(UTC):%F}", project, error)
+            _notify_failed_build(db, night or f"{datetime.now(UTC):%F}", project, error)
             raise
         chosen, commit = opened.suite(suite), opened.revision.commit
         repository: Path | None = opened.project.root
@@ -160,21 +160,21 @@ def nightly(
         today = f"{datetime.now(UTC):%F}"
         name = unfinished_night(database, chosen.name, commit) if resume else night or today
         rules = Rules(name, repository, canaries, comparisons, alerting=alert)
-        told_as = chosen.name if opened is None else f"{opened.project.name} {chosen.name}"
+        display_name = chosen.name if opened is None else f"{opened.project.name} {chosen.name}"
         try:
             with open_pool(database, options, commit) as pool:
-                present = [kind.gpu for kind in pool.kinds]
+                gpus_here = [kind.gpu for kind in pool.kinds]
                 nights = measure_night(database, pool, chosen, commit, rules, progress=progress)
                 if opened is None:
-                    _remember_releases(database, rules.repository)
+                    _store_release_tags(database, rules.repository)
                 reports = []
                 with shown_progress("comparing", len(nights)) as bar:
                     for info in nights:
                         reports.append(conclude(database, pool, info, commit, rules))
                         bar.advance(f"comparing: {info.gpu}")
-            if opened is None:  # a gap of a project is filled by a night at its commit
-                _backfill(database, options, db, chosen.name, present, rules, backfill)
-            _conclude_all(database, name, told_as, reports, alerting=alert)
+            if opened is None:  # gaps of projects are filled by nights at their commits
+                _backfill(database, options, db, chosen.name, gpus_here, rules, backfill)
+            _judge_and_notify(database, name, display_name, reports, alerting=alert)
         except KeyboardInterrupt:
             named = () if suite is None else (suite,)
             of = () if project is None else ("--project", project)
@@ -182,16 +182,16 @@ def nightly(
             say(console(stderr=True), f"interrupted: what was measured is stored, go on: {again}")
             raise
         except Exception as error:
-            _tell_broken(database, name, told_as, commit, error)
+            _notify_broken_night(database, name, display_name, commit, error)
             raise
         _show(reports, as_json, report)
     raise typer.Exit(code_with_failures(exit_code(reports, alerting=alert)))
 
 
-def _conclude_all(
+def _judge_and_notify(
     database: Database, night: str, suite: str, reports: Sequence[KindReport], *, alerting: bool
 ) -> None:
-    """Other projects' histories, and the night's messages: to whom this process can send them."""
+    """Judge histories of other projects, and create and send the night's notifications."""
     from ci.history_alerts import judge_histories
     from ci.notifications import events
     from flexq_bench.cli.notify import send_if_subscribed
@@ -204,10 +204,10 @@ def _conclude_all(
     send_if_subscribed(database)
 
 
-def _tell_broken(
+def _notify_broken_night(
     database: Database, night: str, suite: str, commit: CommitInfo, error: Exception
 ) -> None:
-    """Say that the night ended by an error; that error is what the user sees, whatever happens."""
+    """Notify that the night failed. Errors of the database are ignored, not to hide the cause."""
     from ci.notifications import events
     from db.errors import DatabaseError
     from flexq_bench.cli.failures import one_line
@@ -220,18 +220,18 @@ def _tell_broken(
         send_if_subscribed(database)
 
 
-def _tell_unbuilt(db: str | None, night: str, folder: str, error: Exception) -> None:
-    """Say that there is no night of a project, whose commit does not build."""
+def _notify_failed_build(db: str | None, night: str, folder: str, error: Exception) -> None:
+    """Notify that a project's commit does not build, so that it has no night."""
     from db.engine import open_database
     from flexq_bench.repository.project import open_project, working_tree
 
     project = open_project(folder)
     with open_database(db) as database:
-        _tell_broken(database, night, project.name, working_tree(project).commit, error)
+        _notify_broken_night(database, night, project.name, working_tree(project).commit, error)
 
 
-def _remember_releases(database: Database, repository: Path | None) -> None:
-    """Store the release tags: tonight's results are also compared with the last release."""
+def _store_release_tags(database: Database, repository: Path | None) -> None:
+    """Store the release tags, as results are also compared with the last release."""
     from db.releases import store_releases
     from flexq_bench.repository.git import commits_of_tags
 
@@ -241,9 +241,9 @@ def _remember_releases(database: Database, repository: Path | None) -> None:
 
 
 def unfinished_night(database: Database, suite: str, commit: CommitInfo) -> str:
-    """Name of the latest night of a suite that was begun at this commit and is not done.
+    """Name of the latest unfinished night of a suite at this commit.
 
-    Raises UsageError if there is none; the message names the commit of one that there is.
+    Raises UsageError if there is none; the message names the commit of another unfinished one.
     """
     from db import queries
 
@@ -278,7 +278,7 @@ def _backfill(
     rules: Rules,
     cases: int,
 ) -> None:
-    """Fill gaps after the pool is closed: the code of each gap opens its own."""
+    """Fill gaps, after the pool is closed: processes of each gap's commit open their own."""
     from ci.backfill import fill_gap, find_gaps, resume_in
     from db.urls import ENVIRONMENT_VARIABLE
     from flexq_bench.cli.output import console, say
@@ -288,7 +288,7 @@ def _backfill(
     options = ["--cluster", pool.cluster, "--seed", str(pool.seed or 0)]
     if pool.device is not None:
         options += ["--device", pool.device]
-    # By its environment: the arguments of a process, everybody on the host reads.
+    # In the environment, because all users of the host can read a process' arguments.
     environment = {}
     if db is not None:
         environment[ENVIRONMENT_VARIABLE] = db if "://" in db else str(Path(db).absolute())
@@ -320,8 +320,8 @@ def _show(reports: Sequence[KindReport], as_json: bool, folder: Path | None) -> 
 
 
 def exit_code(reports: Sequence[KindReport], *, alerting: bool) -> ExitCode:
-    """Return the worst exit code of the reports. Changes that join an open alert are known and
-    don't count; without alerts everything that became worse counts."""
+    """The worst exit code of the reports. Changes that join an open alert don't count; without
+    alerts all regressions count."""
     from flexq_bench.runs.lifecycle import worst
 
     codes = []

@@ -1,4 +1,4 @@
-"""`flexq-bench notify`: send what waits in the outbox, try a receiver, tell of a late night."""
+"""`flexq-bench notify`: send pending notifications, test receivers, report a late night."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SubscriptionsOption = Annotated[
     typer.Option(
         "--subscriptions",
         metavar="FILE",
-        help="Who is told what (docs/outside-results.md). Default: $FLEXQ_BENCH_SUBSCRIPTIONS.",
+        help="Subscriptions (docs/outside-results.md). Default: $FLEXQ_BENCH_SUBSCRIPTIONS.",
         show_default=False,
         rich_help_panel=DATABASE,
     ),
@@ -44,7 +44,7 @@ def notify(
         typer.Option(
             "--late",
             metavar="HH:MM",
-            help="First look whether today's night was done by this hour, UTC, and tell if not.",
+            help="First check that today's night was done by this hour, UTC, and notify if not.",
             show_default=False,
         ),
     ] = None,
@@ -54,27 +54,27 @@ def notify(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Send what is due: alerts, improvements, gates, nights, and a digest a night; once each.
+    """Send due notifications once each: alerts, improvements, gates, nights, and nightly digests.
 
-    What a receiver does not take stays and is tried again by the next call, later each time.
+    A message that a receiver does not accept is tried again by later calls, at growing intervals.
     `nightly` does this at its end if $FLEXQ_BENCH_SUBSCRIPTIONS is set. Receivers' URLs and keys
     are read from environment variables that the file names.
 
-    Exit code 0: all that is due was taken; 4: the night of --late is not done; 5: a receiver did
-    not take its message, or its URL is not set.
+    Exit code 0: all due messages were accepted; 4: the night of --late is not done; 5: a receiver
+    did not accept its message, or its URL is not set.
     """
     from ci.notifications.delivery import deliver
     from db.engine import open_database
 
     if late is not None and not _HOUR.fullmatch(late):
         raise UsageError(f"--late {late}: write an hour, UTC, as 06:30")
-    told = _subscriptions(subscriptions)
+    recipients = _subscriptions(subscriptions)
     if test:
-        _test(told, as_json)
+        _test(recipients, as_json)
         return
     with open_database(db) as database:
         state = None if late is None else _late(database, suite, late)
-        sent = deliver(database, told)
+        sent = deliver(database, recipients)
         if as_json:
             print_json({"database": database.url, "late": state, **_as_json(sent)})
         else:
@@ -88,10 +88,9 @@ def notify(
 
 
 def send_if_subscribed(database: Database) -> None:
-    """Send what is due if the environment names subscriptions; a failure is a line on stderr.
+    """Send due notifications if the environment names subscriptions; failures go to stderr.
 
-    A night that is measured and stored is not lost for a receiver that is down, or a file that is
-    wrong: the messages stay in the outbox.
+    Nothing is raised, as results of a night are stored already; messages stay in the outbox.
     """
     from ci.notifications.delivery import deliver
     from ci.notifications.subscriptions import ENVIRONMENT_VARIABLE, load_subscriptions
@@ -106,10 +105,10 @@ def send_if_subscribed(database: Database) -> None:
     try:
         sent = deliver(database, load_subscriptions(path))
     except (WorkloadError, FlexqError) as error:
-        say(out, f"nobody was told: {one_line(error)}")
+        say(out, f"no notification was sent: {one_line(error)}")
         return
     for name, why in sent.failures.items():
-        say(out, f"{name} was not told, and will be by flexq-bench notify: {why}")
+        say(out, f"{name}: not delivered, flexq-bench notify tries again: {why}")
 
 
 def _subscriptions(given: Path | None) -> Subscriptions:
@@ -118,17 +117,17 @@ def _subscriptions(given: Path | None) -> Subscriptions:
     path = given or os.environ.get(ENVIRONMENT_VARIABLE)
     if not path:
         raise UsageError(
-            f"who is to be told? Give --subscriptions FILE, or set {ENVIRONMENT_VARIABLE}"
+            f"no subscriptions: give --subscriptions FILE, or set {ENVIRONMENT_VARIABLE}"
         )
     return load_subscriptions(path)
 
 
-def _test(told: Subscriptions, as_json: bool) -> None:
+def _test(recipients: Subscriptions, as_json: bool) -> None:
     from ci.notifications.channels import ChannelError, send
     from ci.notifications.events import test_delivery
 
     results = {}
-    for one in told.entries:
+    for one in recipients.entries:
         try:
             send(one, test_delivery(one.name))
             results[one.name] = "taken"
@@ -144,7 +143,7 @@ def _test(told: Subscriptions, as_json: bool) -> None:
 
 
 def _late(database: Database, suite: str, hour: str) -> str | None:
-    """Describe and announce once that today's nightly run is late; None: done, or not due yet."""
+    """Notify once if today's nightly run is late; returns a message; None: done, or not due yet."""
     from ci.late_night import check_late_night
 
     return check_late_night(database, suite, hour, now=datetime.now(UTC))
@@ -165,7 +164,7 @@ def _say(sent: DeliveryResult, database: Database) -> None:
     messages = f"{sent.sent} message{'' if sent.sent == 1 else 's'}"
     say(out, f"sent {messages}, {sent.waiting} still wait in {database.url}")
     if sent.old:
-        say(out, f"{sent.old} events are older than a week: nobody is told of them")
+        say(out, f"{sent.old} events are older than a week: they are not sent")
     for name, why in sent.failures.items():
         say(errors, f"{name}: {why}; it is tried again later")
     for name in sent.unconfigured:

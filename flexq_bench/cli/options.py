@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options shared by several verbs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep_text import split_names
 
 if TYPE_CHECKING:
-    from flexq_bench.measure import Tuning  # brings torch, which a typing error need not wait for
+    from flexq_bench.measure import Tuning  # imports torch, which would delay usage errors
     from workloads.case import Regime
 
-LARGEST_SEED = 2**63 - 1  # that the database holds
+LARGEST_SEED = 2**63 - 1  # limit of the database
 LARGEST_ID = 2**31 - 1  # of its rows
 LARGEST_COUNT = 2**31 - 1  # of tokens, segments and the like
-MOST_PROCESSES = 100  # of one comparison; each is a start of Python and, on a GPU, of a context
+MOST_PROCESSES = 100  # per comparison; each starts Python and, on a GPU, creates a context
 
 
 def finite(value: float | None) -> float | None:
-    """Callback of options that take numbers: bounds let NaN through, and some let infinity."""
+    """Option callback that rejects NaN and infinity, which bounds don't always do."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no number to calculate with")
     return value
@@ -192,7 +192,7 @@ RetuneOption = Annotated[
     bool,
     typer.Option(
         "--retune",
-        help="Time configurations anew, also where a choice is remembered.",
+        help="Time configurations again, also if a choice is stored.",
         rich_help_panel=MEASURING,
     ),
 ]
@@ -203,7 +203,7 @@ ProcessesOption = Annotated[
         "--processes",
         min=1,
         max=MOST_PROCESSES,
-        help="Fresh pairs of processes. 1 is faster, and blind to what differs between processes.",
+        help="Fresh pairs of processes. 1 is faster, but misses differences between processes.",
         rich_help_panel=MEASURING,
     ),
 ]
@@ -292,7 +292,7 @@ DbOption = Annotated[
 
 
 def given_options(context: typer.Context, names: Iterable[str]) -> list[str]:
-    """Those of a verb's parameters that were given on the command line, as options."""
+    """The options among a verb's parameters `names` that were given on the command line."""
     return [
         f"--{name.replace('_', '-')}"
         for name in names
@@ -301,7 +301,7 @@ def given_options(context: typer.Context, names: Iterable[str]) -> list[str]:
 
 
 def tuning_of(*, no_tune: bool, retune: bool) -> Tuning:
-    """Return the source of configurations. Raises UsageError if the two contradict each other."""
+    """The source of kernel configurations. Raises UsageError if both options are given."""
     from flexq_bench.measure import Tuning
 
     if no_tune and retune:
@@ -310,7 +310,7 @@ def tuning_of(*, no_tune: bool, retune: bool) -> Tuning:
 
 
 def regimes_of(regime: str | None) -> tuple[Regime, ...] | None:
-    """The regimes that were asked for; None: none was. Raises UsageError for any other word."""
+    """The requested regimes; None: not given. Raises UsageError for an unknown one."""
     from flexq_bench.runs.sweep import REGIMES, known_words
 
     names = split_names(regime)
@@ -325,7 +325,7 @@ def restrictions_of(
     stage: str | None,
     cache: str | None,
 ) -> dict[str, tuple[str, ...] | None]:
-    """Return the restrictions of a suite other than M, as Suite.restrict takes them."""
+    """Build arguments of Suite.restrict, without M."""
     return {
         "models": split_names(models),
         "layers": split_names(layers),

@@ -1,4 +1,4 @@
-"""Output of text for people and of JSON for machines."""
+"""Output of text and tables, and of JSON."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _WIDEST = 400
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on stdout or stderr; markup is off: names have brackets."""
+    """Create a console on stdout or stderr, without markup, as names contain brackets."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else PLAIN_WIDTH
     return Console(file=stream, width=width, markup=False, highlight=False, soft_wrap=False)
 
 
 def say(out: Console, text: str) -> None:
-    """One line, never broken: it may be a command to paste."""
+    """Print a line without wrapping, as it may be a command to paste."""
     out.print(printable(text), soft_wrap=True)
 
 
 def printable(text: str) -> str:
-    """Text as a terminal may have it: what somebody else wrote can hold sequences that command it.
+    """Escape control characters, which in untrusted text could control the terminal.
 
-    Tabs and ends of lines stay; other control characters become `\\x1b` and the like.
+    Tabs and line feeds stay; other control characters become `\\x1b` and the like.
     """
     return "".join(
         c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf") else _escaped(c)
@@ -51,7 +51,7 @@ def _escaped(letter: str) -> str:
 
 
 def print_unbroken(out: Console, table: Table) -> None:
-    """A table of numbers, none of them cut: a terminal that is too narrow breaks its lines."""
+    """Print a table of numbers without truncation; a narrow terminal wraps its lines."""
     widest = out.options.update(max_width=_WIDEST)
     needed = Measurement.get(out, widest, table).maximum
     shown = out.width
@@ -61,7 +61,7 @@ def print_unbroken(out: Console, table: Table) -> None:
 
 
 def print_wrapped(out: Console, table: Table) -> None:
-    """A table with words, which breaks between them; where that doesn't fit, a paragraph a row."""
+    """Print a table with cells wrapped between words; if too wide, print a paragraph per row."""
     natural = [max(map(cell_len, lines)) for lines in _lines(table)]
     longest = [max(map(cell_len, " ".join(lines).split()), default=0) for lines in _lines(table)]
     between = Measurement.get(out, out.options.update(max_width=_WIDEST * len(natural)), table)
@@ -71,7 +71,7 @@ def print_wrapped(out: Console, table: Table) -> None:
             say(out, paragraph)
         return
     widths = longest
-    for _ in range(left):  # to the narrowest column that breaks a line: short texts stay in one
+    for _ in range(left):  # widen the narrowest column that wraps, so that short texts don't
         breaking = [i for i, width in enumerate(widths) if width < natural[i]]
         if not breaking:
             break
@@ -82,7 +82,7 @@ def print_wrapped(out: Console, table: Table) -> None:
 
 
 def _lines(table: Table) -> list[list[str]]:
-    """All lines of each column, its heading among them; one at least."""
+    """All lines of each column, including its heading."""
     return [
         [line for cell in (column.header, *column.cells) for line in str(cell).split("\n")]
         for column in table.columns
@@ -90,7 +90,7 @@ def _lines(table: Table) -> list[list[str]]:
 
 
 def _paragraphs(table: Table, width: int) -> Iterator[str]:
-    """The first cell of each row, then the others with their headings."""
+    """Format each row as its first cell, then the others with their headings."""
     headings = [str(column.header) for column in table.columns]
     for row in zip(*(column.cells for column in table.columns), strict=True):
         cells = [" ".join(str(cell).split()) for cell in row]
@@ -107,12 +107,12 @@ def _paragraphs(table: Table, width: int) -> Iterator[str]:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     sys.stdout.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, times and enums as what JSON knows, and null for a number that is none."""
+    """Convert dataclasses, times and enums to values for JSON; NaN and infinity become null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""Kernels from outside at the command line: `--kernels-from`, and what became of it."""
+"""Kernels from outside at the command line: `--kernels-from`, and failures to load them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from flexq_bench.measure.outside_kernels import Adopted
     from workloads.suite import Suite
 
-_KEEPER = "flexq_bench.measure.outside_kernels"
+_STATE_MODULE = "flexq_bench.measure.outside_kernels"
 
 
 def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None:
-    """Know the kernels of these files and modules, and of no others.
+    """Register the kernels of these files and modules, and of no others.
 
-    One that can't be had is a line on stderr, and the verb goes on with the others. Raises
-    SourceError if there is no such file or package, whatever else there is to do; UsageError if
-    no source can be had and `only` says that the verb is about nothing else.
+    A source that can't be loaded is reported on stderr. Raises SourceError if a file or package
+    doesn't exist; UsageError if no source can be loaded and `only`, which is for verbs that need
+    one, is set.
     """
     if not texts:
-        if _KEEPER in sys.modules:  # else there is nothing to forget, and torch to wait for
+        if _STATE_MODULE in sys.modules:  # else there is no state, and importing it imports torch
             from flexq_bench.measure import outside_kernels
 
             outside_kernels.forget()
@@ -43,19 +43,19 @@ def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None
 
 
 def adopted() -> Adopted:
-    """Return the sources of `--kernels-from` that were loaded or failed."""
+    """The sources of `--kernels-from`, loaded and failed."""
     from flexq_bench.measure import outside_kernels
 
     return outside_kernels.adopted()
 
 
 def sweep_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the kernels of a sweep: those that were named, else those of `--kernels-from`.
+    """Kernels of a sweep: those given, else those of `--kernels-from`; None: neither was given.
 
-    None: neither was given. Raises UsageError if all that was named failed to load.
+    Raises UsageError if all given ones are of sources that failed to load.
     """
     left = known_patterns(patterns)
-    if left is None and _KEEPER in sys.modules:
+    if left is None and _STATE_MODULE in sys.modules:
         left = adopted().all_labels or None
     if left == ():
         raise UsageError("nothing to measure: --kernels names no source that could be had")
@@ -63,8 +63,8 @@ def sweep_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def known_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Labels and globs of kernels but for those of sources that failed; None: none was given."""
-    if patterns is None or _KEEPER not in sys.modules:
+    """Labels and globs without those of sources that failed to load; None: not given."""
+    if patterns is None or _STATE_MODULE not in sys.modules:
         return None if patterns is None else tuple(patterns)
     from flexq_bench.measure import outside_kernels
 
@@ -72,7 +72,7 @@ def known_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def with_outside(suite: Suite, patterns: Sequence[str] | None) -> Suite:
-    """The suite with the kernels of `--kernels-from`, and those of packages that patterns name."""
+    """Add the kernels of `--kernels-from`, and installed packages' that match patterns."""
     from kernels.registry import outside_labels
     from workloads.patterns import select
 
@@ -81,9 +81,9 @@ def with_outside(suite: Suite, patterns: Sequence[str] | None) -> Suite:
 
 
 def code_with_failures(code: int) -> int:
-    """The exit code where sources could not be had: their results are missing."""
+    """The exit code, at least MISSING if sources failed to load."""
     from flexq_bench.runs.lifecycle import worst
 
-    if _KEEPER in sys.modules and adopted().failures:
+    if _STATE_MODULE in sys.modules and adopted().failures:
         return worst((code, ExitCode.MISSING))
     return code

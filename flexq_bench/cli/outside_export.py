@@ -1,4 +1,4 @@
-"""`flexq-bench db export --format`: records as other services read them."""
+"""`flexq-bench db export --format`: records in the formats of other services."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def write_outside(format_name: str, file: str, records: Iterable[Record]) -> int:
-    """Write records in another service's format; how many results that is. Raises UsageError."""
+    """Write records in another service's format; returns the result count. Raises UsageError."""
     from flexq_bench.runs.exports import EXPORTS, write_export
     from workloads.names import unknown
 

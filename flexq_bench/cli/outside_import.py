@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from flexq_bench.runs.outside import Reading
 
 OUTSIDE = "Results of other tools"
-TRACES = "flashinfer-bench"  # a folder, and shapes rather than a file of results
-_PATIENCE_S = 3600.0  # for one statement over a large table
+TRACES = "flashinfer-bench"  # a folder, unlike the formats of runs.outside
+_STATEMENT_TIMEOUT_S = 3600.0  # statements over a large table take long
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
 _SHA = re.compile(r"[0-9a-f]{7,64}")
-_SUITE_KERNELS = ("cublas-fp16", "cublaslt-w8a8", "flexq-w6a8")  # to begin with
-_MOST_SHOWN = 20  # refused results by name; then how many more
+_SUITE_KERNELS = ("cublas-fp16", "cublaslt-w8a8", "flexq-w6a8")  # of a new suite file
+_MOST_SHOWN = 20  # refused results that are printed by name
 
 ImportFormatOption = Annotated[
     str | None,
@@ -125,19 +125,20 @@ class OutsideOptions:
     suite: Path | None = None
 
     def refuse_any(self) -> None:
-        """Raise UsageError if one is given: without --format they mean nothing."""
-        for one in fields(self):
-            if getattr(self, one.name) not in (None, True):
-                name = "--no-alert" if one.name == "alert" else f"--{one.name}"
+        """Raise UsageError if one is given, as they have no meaning without --format."""
+        for option in fields(self):
+            if getattr(self, option.name) not in (None, True):
+                name = "--no-alert" if option.name == "alert" else f"--{option.name}"
                 raise UsageError(f"{name} is of results of other tools: give --format, too")
 
 
 def import_outside(
     files: Sequence[str], format_name: str, options: OutsideOptions, db: str | None, as_json: bool
 ) -> None:
-    """Read, store, judge by history, say what came of it. Raises typer.Exit(2): some were refused.
+    """Read and store results, judge their histories, print a summary.
 
-    Raises UsageError for options that are missing or wrong, and for a file that is no such one.
+    Raises typer.Exit(2) if results were refused, UsageError for missing or wrong options, and for a
+    file of another format.
     """
     from db.engine import open_database
     from flexq_bench.runs.flashinfer_traces import read_traces
@@ -153,7 +154,7 @@ def import_outside(
     read = read_traces if format_name == TRACES else partial(read_results, format_name)
     readings = [(path, read(path)) for path in files]
     done = []
-    with open_database(db, silence_s=_PATIENCE_S) as database:
+    with open_database(db, silence_s=_STATEMENT_TIMEOUT_S) as database:
         for path, reading in readings:
             records = _records(path, reading, format_name, options, commit)
             with database.session() as session:
@@ -190,7 +191,7 @@ def _write_suite(
 
 @dataclass(frozen=True, slots=True)
 class _Imported:
-    """A file. read: results that were taken; refused: the others, by name and why."""
+    """An imported file. read: valid results; added: new ones; refused: others with reasons."""
 
     path: str
     read: int
@@ -225,22 +226,22 @@ def _records(
     from flexq_bench.runs.outside.records import Origin, file_hash, outside_records
     from flexq_bench.runs.outside.times import iso_time
 
-    told = iso_time(options.time)
-    if options.time is not None and told is None:
+    time = iso_time(options.time)
+    if options.time is not None and time is None:
         raise UsageError(f"--time {options.time}: write it as 2026-01-31T02:00:00+00:00")
     origin = Origin(
         project=commit.project,
         format=format_name,
         commit=commit,
         device=(options.device or "").strip()[:100],
-        created_at=told or reading.created_at or datetime.now(UTC).isoformat(),
+        created_at=time or reading.created_at or datetime.now(UTC).isoformat(),
         file_hash=folder_hash(path) if Path(path).is_dir() else file_hash(path),
     )
     return outside_records(reading.results, origin)
 
 
 def _commit(options: OutsideOptions) -> CommitInfo:
-    """The commit with all that the repository tells. Raises UsageError."""
+    """The commit, with its data from the repository if possible. Raises UsageError."""
     from dataclasses import replace
 
     from db.records import CommitInfo
@@ -277,11 +278,11 @@ def _say(one: _Imported, database: Database) -> None:
     if len(one.refused) > _MOST_SHOWN:
         say(errors, f"{one.path}: refused {len(one.refused) - _MOST_SHOWN} more")
     verdicts = one.verdicts
-    say(out, f"{verdicts.series} series judged by history alone: {_moved(verdicts)}")
+    say(out, f"{verdicts.series} series judged by history alone: {_alerts_text(verdicts)}")
 
 
-def _moved(verdicts: HistoryVerdicts) -> str:
-    told = [
+def _alerts_text(verdicts: HistoryVerdicts) -> str:
+    parts = [
         f"{word} alert{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
         for word, ids in (
             ("opened", verdicts.opened),
@@ -291,9 +292,9 @@ def _moved(verdicts: HistoryVerdicts) -> str:
         if ids
     ]
     if not verdicts.steps:
-        return ", ".join(told) or "no new change of level"
+        return ", ".join(parts) or "no new change of level"
     changes = f"{verdicts.steps} new change{'s' if verdicts.steps > 1 else ''} of level"
-    return ", ".join([changes, *told])
+    return ", ".join([changes, *parts])
 
 
 def _as_text(refused: Any) -> str:

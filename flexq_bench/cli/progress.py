@@ -1,4 +1,4 @@
-"""Progress of a command: a bar on a terminal, else a line every ten seconds on stderr."""
+"""Progress of a command: a bar on a terminal, else one line every ten seconds on stderr."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ EVERY_S = 10.0  # between two lines
 
 
 class Progress:
-    """Steps that are done of a total. total None: nobody knows yet; then nothing is predicted.
+    """Completed steps of a total. total None: unknown; then no remaining time is shown.
 
-    To be called from any thread.
+    Its methods may be called from any thread.
     """
 
     def __init__(self, what: str, total: int | None, bar: Bar, began: float) -> None:
@@ -32,7 +32,7 @@ class Progress:
         return self._bar.console
 
     def advance(self, what: str = "") -> None:
-        """One more step is done. what: it."""
+        """Count a completed step. what: its description."""
         self.update(self._done + 1, max(self._total, self._done + 1) if self._total else None, what)
 
     def update(self, done: int, total: int | None, what: str = "") -> None:
@@ -47,7 +47,7 @@ class Progress:
         self._bar.update(self._task, description=printable(what))
 
     def line(self, now: float) -> str:
-        """The last step, how many are done, for how long it has run and what is left of it."""
+        """Format the last step, the completed steps, and the elapsed and remaining time."""
         passed = now - self._began
         if not self._total:
             counted = f"{self._done} done" if self._done else "not a step done yet"
@@ -62,9 +62,9 @@ class Progress:
 def progress(
     what: str, total: int | None = None, *, every_s: float = EVERY_S
 ) -> Iterator[Progress]:
-    """Say how far the block is, by a bar on a terminal, else by a line every `every_s` seconds.
+    """Show the progress of the block as a bar on a terminal, else as a line every every_s seconds.
 
-    A block that ends sooner says nothing.
+    A block that ends sooner prints no line.
     """
     err = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -78,17 +78,17 @@ def progress(
             return
         ended = threading.Event()
 
-        def tell() -> None:
+        def print_lines() -> None:
             while not ended.wait(every_s):
                 say(err, shown.line(time.monotonic()))
 
-        teller = threading.Thread(target=tell, name="progress", daemon=True)
-        teller.start()
+        thread = threading.Thread(target=print_lines, name="progress", daemon=True)
+        thread.start()
         try:
             yield shown
         finally:
             ended.set()
-            teller.join()
+            thread.join()
 
 
 def _span(seconds: float) -> str:

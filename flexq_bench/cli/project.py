@@ -1,4 +1,4 @@
-"""`--project`: the verbs over the commits of another repository."""
+"""`--project`: kernels and commits of another repository."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenedProject:
-    """A project whose kernels of one revision are known here. built: the files of that revision."""
+    """A project with the kernels of one revision registered. built: its files."""
 
     project: Project
     revision: ProjectRevision
     built: Path
 
     def suite(self, name: str | None = None) -> Suite:
-        """A suite of the project, named after both; None: the one that its file names.
+        """Load a suite, named `project.suite`; None: the one that the project file names.
 
-        Of one of ours it has the shapes, with its own kernels.
+        A built-in suite is used with the project's kernels.
         """
         from flexq_bench.cli.outside import adopted
         from workloads.suites import load_suite
@@ -33,13 +33,13 @@ class OpenedProject:
         text = name or self.project.file.suite
         inside = self.built / text
         if text.endswith(".toml"):
-            # What the project file names is the revision's, never what lies in the current folder.
+            # A suite of the project file is that of the revision, not of the current folder.
             mine = name is None or inside.is_file()
             return self._named(load_suite(inside if mine else text))
         return self._named(load_suite(text).of(adopted().all_labels))
 
     def policy(self) -> Policy:
-        """The policy that the project's file names, else one of its limit and owner."""
+        """The policy that the project file names, else one with the file's limit and owner."""
         from ci.policy import Limit, Policy, read_policy
 
         file = self.project.file
@@ -54,9 +54,9 @@ class OpenedProject:
 
 
 def use_project(folder: str, revision: str = ".") -> OpenedProject:
-    """Build a revision of a project, and know its kernels and no others.
+    """Build a revision of a project, and register its kernels and no others.
 
-    The project file that counts is the revision's. Raises UsageError, WorkloadError and BuildError;
+    The project file is that of the revision. Raises UsageError, WorkloadError and BuildError;
     MissingResultsError if none of its kernels loads.
     """
     from flexq_bench.errors import MissingResultsError

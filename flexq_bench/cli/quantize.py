@@ -1,4 +1,4 @@
-"""`flexq-bench quantize`: a model becomes a checkpoint, which every other verb takes."""
+"""`flexq-bench quantize`: quantize a model into a checkpoint."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def quantize(
     seed: SeedOption = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Quantize a model once, and write what is judged, timed and shipped: one checkpoint.
+    """Quantize a model and write it as a checkpoint, which other verbs evaluate and time.
 
-    A block of the model is in memory at a time. Exit code 0: written; 2: something named isn't
-    there or doesn't fit: nothing is left.
+    Only one block of the model is in memory at a time. Exit code 0: written; 2: an argument doesn't
+    exist or doesn't fit; then nothing is written.
     """
     from flexq_bench.accuracy.loading import DTYPES, chosen_dtype, load_tokenizer
     from flexq_bench.accuracy.setup import best_device
@@ -166,7 +166,7 @@ def _calibrated(
     length: int | None,
     seed: int,
 ) -> Calibration:
-    """The segments that `accuracy` would calibrate on."""
+    """Build the calibration segments, as `accuracy` does."""
     from flexq_bench.accuracy import read_text
     from flexq_bench.accuracy.loading import segment_length
     from flexq_bench.accuracy.texts import tokenize
@@ -188,7 +188,7 @@ def _calibrated(
 
 @contextmanager
 def _progress() -> Iterator[OnBlock]:
-    """A bar on stderr where a person looks at it, else a log line a block."""
+    """Show progress, and log one line per block."""
     with progress("reading") as bar:
 
         def on_block(block: int, total: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""`flexq-bench quickstart`: three commands to go on with, which fit what this machine has."""
+"""`flexq-bench quickstart`: three suggested commands for this machine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """gpus: that torch can use. run: the newest stored one; None: there is none.
+    """State of this machine. gpus: usable by torch. run: the newest stored one; None: none.
 
-    commits: of the git tree around, HEAD and before, two at most. changed: the tree has changes.
+    commits: comparable ones of the git tree, HEAD and before, two at most. changed: the tree has
+    changes.
     """
 
     gpus: int
@@ -36,7 +37,7 @@ class Step:
 
 
 def quickstart(db: DbOption = None, as_json: JsonFlag = False) -> None:
-    """Show three commands to go on with, which fit this machine, its results and its git tree."""
+    """Suggest three commands, based on this machine, its results and its git tree."""
     steps = list(next_steps(_machine(db), () if db is None else ("--db", db)))
     if as_json:
         print_json(steps)
@@ -49,7 +50,7 @@ def quickstart(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
 
 def next_steps(machine: Machine, database: tuple[str, ...] = ()) -> Iterator[Step]:
-    """The first three that can be carried out here. database: arguments that name it."""
+    """The first three steps that are possible here. database: arguments that name it."""
     return islice(_steps(machine, database), _STEPS)
 
 
@@ -113,7 +114,7 @@ def _newest_run(db: str | None) -> str | None:
 
 
 def _tree() -> tuple[int, bool]:
-    """Commits of the git tree around that can be compared, two at most, and is it changed?"""
+    """Number of comparable commits of the current git tree, at most two; True if it has changes."""
     from flexq_bench.errors import FlexqError
     from flexq_bench.measure.ab.revisions import resolve_pair
     from flexq_bench.repository.worktrees import repository_of

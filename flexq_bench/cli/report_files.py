@@ -1,4 +1,4 @@
-"""Output of a gate's reports: files that a person named, or stdout."""
+"""Output of a gate's reports to files or stdout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ReportT = TypeVar("ReportT")
 
 
 def check_files(files: Mapping[str, str | None]) -> None:
-    """files: by option. Raises UsageError now: after an hour of measuring is too late."""
+    """Raise UsageError for files that can't be written, before measuring. files: by option."""
     named = {option: path for option, path in files.items() if path is not None}
     for option, path in named.items():
         if path != STDOUT:
@@ -31,7 +31,7 @@ def write_reports(
     files: Mapping[str, str | None],
     writers: Mapping[str, Callable[[ReportT], str]],
 ) -> None:
-    """Write what each option's writer makes of the report. Raises UsageError if a file can't be."""
+    """Write the report in each option's format. Raises UsageError if a file can't be written."""
     for option, path in files.items():
         if path == STDOUT:
             typer.echo(writers[option](report), nl=False)

@@ -73,7 +73,7 @@ def run(
     as_json: JsonFileOption = None,
     out: OutOption = None,
 ) -> None:
-    """Measure a suite, store each result as it comes, print a table.
+    """Measure a suite, store each result as soon as it is there, print a table.
 
     Exit code 0: measured; 1: a kernel is wrong; 4: planned results are missing; 5: a case failed,
     or this machine or the database did; 130: interrupted (go on with --resume).

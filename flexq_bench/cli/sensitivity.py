@@ -1,4 +1,4 @@
-"""`flexq-bench sensitivity`: which layers suffer most from quantization."""
+"""`flexq-bench sensitivity`: perplexity increase per quantized layer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from flexq_bench.schemes.layer_sensitivity import Cost
 
 _BITS = re.compile(r"w([2-8]|16)a([2-8]|16)", re.IGNORECASE)
-_TOP_SITES = 12  # that the table names
+_TOP_SITES = 12  # rows of the table
 
 
 def sensitivity(
@@ -108,10 +108,10 @@ def sensitivity(
     seed: SeedOption = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Quantize one kind of layer at a time and show what the model's perplexity loses.
+    """Quantize one kind of layer at a time and show the perplexity increase.
 
     With --a8-budget also W6A6, W6A8, FlexQ's fixed choice, and FlexQ with 8-bit activations where
-    they gain most. Exit code 2: something named isn't there or doesn't fit.
+    they gain most. Exit code 2: an argument doesn't exist or doesn't fit.
     """
     from flexq_bench.accuracy import load_model, read_text, tokenize
     from flexq_bench.accuracy.sensitivity import kind_sensitivities, try_budget

@@ -1,4 +1,4 @@
-"""Sizes of an option of the command line: ranges, or a file with such."""
+"""Sizes of a command line option: ranges, or a file with ranges."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from flexq_bench.runs.sweep_text import split_sizes
 from flexq_bench.runs.text_files import read_text
 from workloads.ranges import parse_lines
 
-_MOST_BYTES = 1 << 20  # ten thousand sizes, the most that are taken, are less than a tenth of it
+_MOST_BYTES = 1 << 20  # ten times the size of a file with the largest number of sizes, 10,000
 
 
 def sizes_of(option: str, text: str | None) -> tuple[int, ...] | None:
-    """The sizes of a range, or of `@FILE`, separated by commas or white space. None: not given.
+    """Parse ranges, or `@FILE` with ranges separated by commas or white space. None: not given.
 
-    Raises UsageError if the file can't be read, WorkloadError for what is no range.
+    Raises UsageError if the file can't be read, WorkloadError for an invalid range.
     """
     if text is None or not text.startswith("@"):
         return split_sizes(text)

@@ -1,4 +1,4 @@
-"""`flexq-bench static`: store what the compiler makes of the kernels, without a GPU."""
+"""`flexq-bench static`: store static metrics of compiled kernels, without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexq_bench.runs.sweep_text import split_names
 if TYPE_CHECKING:
     from flexq_bench.runs.static_series import OnStep
 
-_ONLY_PLAIN = ("*",)  # variants are ablations: nobody waits for them to regress
+_ONLY_PLAIN = ("*",)  # variants are ablations, whose regressions don't matter
 
 log = logging.getLogger(__name__)
 

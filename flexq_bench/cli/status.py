@@ -1,4 +1,4 @@
-"""`flexq-bench status`: how far runs and nights are, who measures, what waits."""
+"""`flexq-bench status`: state of runs, nights, workers and requests."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SILENT_S = 120.0
 
 def status(
     prometheus: Annotated[
-        bool, typer.Option("--prometheus", help="Print metrics as Prometheus reads them.")
+        bool, typer.Option("--prometheus", help="Print metrics in Prometheus' text format.")
     ] = False,
     cancel: Annotated[
         str | None,
         typer.Option(
             "--cancel",
             metavar="REQUEST",
-            help="Take a request back first (its uuid's beginning); what is measured of it stays.",
+            help="First cancel a request (its uuid's beginning); its results stay.",
             show_default=False,
         ),
     ] = None,
@@ -39,10 +39,10 @@ def status(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show unfinished runs, nights, workers and requests, from anywhere that reaches the database.
+    """Show unfinished runs, nights, workers and requests of the database.
 
-    First what has not moved for longer than it should take, and why. Runs that stopped before their
-    end come with the command that goes on with them.
+    Stalled ones come first, with the reason. Interrupted runs are shown with the command that
+    resumes them.
     --prometheus: for the text collector of a node exporter, or whatever serves a file.
     """
     from db.engine import open_database
@@ -66,7 +66,10 @@ def status(
         sections["stalls"] = list(stalls(session))
     if as_json:
         print_json(
-            {name: [asdict(row) | _derived(row) for row in rows] for name, rows in sections.items()}
+            {
+                name: [asdict(row) | _computed_fields(row) for row in rows]
+                for name, rows in sections.items()
+            }
         )
     else:
         for line in _lines(sections):
@@ -74,7 +77,7 @@ def status(
 
 
 def _metrics(db: str | None) -> str:
-    """Metrics; of a database that is away that it is, before what opening it raises."""
+    """The metrics; if the database is unavailable, print that metric and raise."""
     from db.engine import open_database
     from db.errors import AWAY
     from flexq_bench.fleet.prometheus import OUTAGE, prometheus_text
@@ -89,7 +92,7 @@ def _metrics(db: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A run that nobody goes on with. reason: how it ended; resume: the command that goes on."""
+    """An unfinished run that is not running. reason: of its end. resume: a command line."""
 
     run: str
     suite: str
@@ -99,7 +102,7 @@ class Stopped:
 
 
 def _stopped(database: Database, session: Session) -> list[Stopped]:
-    """The newest runs that lack results and that nobody measures."""
+    """The newest unfinished runs that are not running."""
     from db import queries
     from flexq_bench.runs.lifecycle import dead_runs
 
@@ -130,7 +133,7 @@ def _resume(database: Database, run: RunSummary) -> str:
     from flexq_bench.decode import SUITE as DECODE
     from flexq_bench.runs.command_lines import command, database_arguments
 
-    if run.suite in (ACCURACY, DECODE):  # a run of these does not hold all of its options
+    if run.suite in (ACCURACY, DECODE):  # their runs don't contain all options
         return f"the same flexq-bench {run.suite} command with --resume {run.uuid[:8]}"
     return command("run", "--resume", run.uuid[:8], *database_arguments(database))
 
@@ -158,8 +161,8 @@ def _read(session: Session) -> dict[str, list[Any]]:
     }
 
 
-def _derived(row: Any) -> dict[str, Any]:
-    """Return what a program would have to compute from the row and the current time."""
+def _computed_fields(row: Any) -> dict[str, Any]:
+    """Values of the JSON output that are computed from a row and the current time."""
     from db.queries import Progress, WorkerRow
 
     if isinstance(row, WorkerRow):

@@ -1,4 +1,4 @@
-"""`flexq-bench sweep`: kernels on shapes that a person types, or on those of a model or a run."""
+"""`flexq-bench sweep`: measure kernels on given shapes, or on those of a model or a run."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def sweep(
     --config takes any model that transformers knows, and builds it without weights; experts count
     once, and the output head and routers are left out.
 
-    Says first how long it will take, if anything like it was measured before. The results are
-    stored like any others and never become a baseline. Exit codes as of `run`.
+    The expected time is printed first, if similar cases were measured before. Results are stored
+    like any others and never become a baseline. Exit codes as of `run`.
     """
     from flexq_bench.cli import measuring
     from flexq_bench.cli.outside import code_with_failures, sweep_patterns, use_kernels_from
@@ -165,7 +165,7 @@ def sweep(
 
 
 def _of_config(config: str | None, names: str) -> tuple[LayerShape, ...]:
-    """The layers of a configuration that have these names; none without --config."""
+    """The layers with these names of a configuration; empty without --config."""
     if config is None:
         return ()
     from flexq_bench.runs.config_layers import chosen_layers, layers_of_config

@@ -1,4 +1,4 @@
-"""Sweeps that are not measured as typed: like an earlier run, or by somebody else later."""
+"""Sweeps like an earlier run, and queued sweeps."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from workloads.suite import Group, Shape, Suite
 def suite_like(
     prefix: str, kernels: Sequence[str] | None, m: Sequence[int] | None, db: str | None
 ) -> Suite:
-    """The cases of a stored run without its floors, which come by themselves.
+    """Build a suite of a stored run's cases, without its probes, which planning adds.
 
-    kernels, m: in place of the run's own; None: its own. Raises NotFoundError, UsageError.
+    kernels, m: replace the run's own; None: its own. Raises NotFoundError, UsageError.
     """
     with open_database(db, create=False) as database, database.session() as session:
         run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)
@@ -59,7 +59,7 @@ def _place(case: Case) -> tuple[object, ...]:
 
 
 def queue_sweep(sweep: Sweep, options: RunOptions) -> None:
-    """Queue a sweep for the first worker that fits. Raises UsageError, LimitError."""
+    """Queue a sweep as a request. Raises UsageError, LimitError."""
     gpus = options.pool.gpus
     if len(gpus) > 1:
         raise UsageError(f"--queue takes one kind of GPU, got {', '.join(gpus)}: queue one each")

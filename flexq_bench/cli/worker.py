@@ -1,4 +1,4 @@
-"""`flexq-bench worker`: serve what people ask for, from the dashboard or with `sweep --queue`."""
+"""`flexq-bench worker`: serve requests from the dashboard and `sweep --queue`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 def worker(
     once: Annotated[
-        bool, typer.Option("--once", help="End when nothing waits, rather than wait for more.")
+        bool,
+        typer.Option("--once", help="Exit when no request is queued, instead of waiting."),
     ] = False,
     poll: Annotated[
         float,
@@ -35,7 +36,7 @@ def worker(
             max=86_400.0,
             callback=finite,
             metavar="S",
-            help="Seconds between two looks.",
+            help="Seconds between two polls.",
         ),
     ] = 2.0,
     kernels_from: KernelsFromOption = None,
@@ -49,9 +50,9 @@ def worker(
     """Measure the requests in the database one after the other, until it is stopped.
 
     A sweep or suite becomes a run with trigger `sweep`, which is never a baseline; a bisection
-    compares commits of this clone. A worker that dies loses
-    nothing: the next one goes on with its request. Any number of workers may serve one database.
-    It ends when its sources change: what started it starts the new ones.
+    compares commits of this clone. If a worker dies, another one continues its request. Any number
+    of workers may serve one database.
+    It exits when its source code changes, to be restarted by its service manager.
     """
     from ci.requested_bisection import answered
     from db.engine import open_database

@@ -29,11 +29,11 @@ OPT_POSITION_OFFSET = 2  # the table's first rows are for padding (transformers,
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """dimensions: of the catalog's form. head_dim: LLaMA's may differ from hidden / heads.
+    """Architecture of a decoder. head_dim: LLaMA's may differ from hidden / heads.
 
     biased: fused layers with a bias. eps: of the norms. rope_theta: base of the rotary angles.
     rope_scaling: the keys of transformers' "llama3" scaling; empty: none. The context of dimensions
-    is at most the sliding window of attention, within which it is attention to all.
+    is at most the sliding window of attention, so that attention is always full.
     """
 
     dimensions: ModelSpec
@@ -45,12 +45,12 @@ class Architecture:
 
     @property
     def block(self) -> Block:
-        """The forward pass."""
+        """The type of block whose forward pass is used."""
         return _decoded(self.dimensions)
 
     @property
     def class_name(self) -> str:
-        """Of the model in transformers."""
+        """Name of the model's class in transformers."""
         return _CLASSES[self.dimensions.block]
 
     @property
@@ -64,7 +64,7 @@ class Architecture:
         return self.block == "llama"
 
     def rotary(self, length: int, device: torch.device) -> torch.Tensor | None:
-        """FP32 [length, head_dim / 2, 2], cosines and sines; None: positions are learned."""
+        """Cosines and sines, FP32 [length, head_dim / 2, 2]; None: positions are learned."""
         if self.dimensions.learned_positions:
             return None
         half = self.head_dim // 2
@@ -84,9 +84,8 @@ def check_capacity(capacity: int, context: int, model: str) -> None:
 
 
 def of_catalog(model: ModelSpec) -> Architecture:
-    """A model of the catalog. Its eps and angles don't matter to speed: those of LLaMA.
-
-    Raises UsageError for a block that decode does not have.
+    """The architecture of a catalog model, with eps and rotary angles of LLaMA, which don't affect
+    speed. Raises UsageError for a block type that decode does not support.
     """
     _decoded(model)
     biased = {"opt": _OPT_LAYERS, "qwen2": ("qkv_proj",)}.get(model.block, ())
@@ -103,7 +102,7 @@ def _decoded(model: ModelSpec) -> Block:
 
 
 def of_config(config: Mapping[str, Any], name: str) -> Architecture:
-    """Of the contents of a config.json. Raises UsageError."""
+    """The architecture described by a config.json. Raises UsageError."""
     given = _class_of(config)
     if given not in _TYPES:
         raise UsageError(f"{name} is a {given}, and decode has {', '.join(_TYPES)}: pick another")
@@ -119,11 +118,11 @@ def of_config(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 class _FieldError(ValueError):
-    """A field of a configuration has a value that can't be."""
+    """Invalid value of a field of a configuration."""
 
 
 def _class_of(config: Mapping[str, Any]) -> str:
-    """The name of the model's class; where there is none, the one that its type stands for."""
+    """The name of the model's class, or if missing, the class of its model type."""
     named = config.get("architectures")
     if isinstance(named, list) and named:
         return str(named[0])
@@ -186,7 +185,7 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> Architectu
     if head_dim % 2:
         raise _FieldError(f"rotary angles turn pairs of channels, a head has {head_dim}")
     attention: tuple[str, ...] = ("qkv_proj", "o_proj") if config.get("attention_bias") else ()
-    if block == "qwen2":  # whose configuration has no word for it
+    if block == "qwen2":  # its configuration has no key for biases
         attention = ("qkv_proj",)
     feed_forward = ("gate_up_proj", "down_proj") if config.get("mlp_bias") else ()
     return Architecture(
@@ -200,7 +199,7 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> Architectu
 
 
 def _context(config: Mapping[str, Any], block: BlockType) -> int:
-    """Tokens of a sequence, each of which sees all that stand before it."""
+    """Longest sequence with full attention, in tokens."""
     context = _count(config, "max_position_embeddings")
     slides = block == "mistral" or config.get("use_sliding_window")
     if slides and config.get("sliding_window") is not None:
@@ -244,10 +243,10 @@ def _opt(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _scaled(frequencies: torch.Tensor, scaling: Mapping[str, float]) -> torch.Tensor:
-    """Llama 3's angles: long waves are stretched, short ones kept, those between blended."""
+    """Scale frequencies as Llama 3: low ones by 1 / factor, high ones not, blended between."""
     if not scaling:
         return frequencies
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * torch.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * (kept + (1 - kept) / scaling["factor"])
+    weight = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (weight + (1 - weight) / scaling["factor"])

@@ -20,11 +20,11 @@ from kernels.decoder import KV_BITS
 from workloads.models import load_catalog
 from workloads.names import unknown
 
-FULL_PRECISION = "fp16"  # the scheme under which a folder's own weights run
+FULL_PRECISION = "fp16"  # the scheme of unquantized weights
 
-# 2: a decode is warmed up by its first tokens, not by all of them.
+# 2: the warm-up decodes only the first tokens, not all of them.
 PROTOCOL_VERSION = 2
-LONG_TOKENS = 512  # a decode of more new tokens is long: it has many steps by itself
+LONG_TOKENS = 512  # decodes of more new tokens have enough steps for fewer processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class CachedScheme:
 
 
 def read_scheme(text: str, kv_bits: int | None = None) -> CachedScheme:
-    """`flexq-w6ax`, whose cache has kv_bits, or `flexq-w6ax+kv8`, which says itself.
+    """Parse `flexq-w6ax`, with a cache of kv_bits, or `flexq-w6ax+kv8`, with its own bits.
 
-    kv_bits None: the scheme's own. Raises UsageError for an unknown scheme and for other caches.
+    kv_bits None: the scheme's default. Raises UsageError for an unknown scheme or invalid bits.
     """
     scheme, name = resolve(text), without_cache(text)
     if name != scheme.name or kv_bits is None:
@@ -48,14 +48,14 @@ def read_scheme(text: str, kv_bits: int | None = None) -> CachedScheme:
 
 
 def check_cache(kv_bits: int) -> None:
-    """Raise UsageError for a cache that there is none of."""
+    """Raise UsageError for an unsupported width of the KV cache."""
     if kv_bits not in KV_BITS:
         raise UsageError(f"a KV cache has 16, 8 or 4 bits, got {kv_bits}: give --kv-bits 8")
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCase:
-    """model: of the catalog, a folder or a .gguf file. kv_bits: of the cache."""
+    """A case to decode. model: a catalog name, a folder or a .gguf file. kv_bits: of the cache."""
 
     model: str
     scheme: str
@@ -71,7 +71,7 @@ class DecodeCase:
 
     @property
     def key(self) -> str:
-        """Its identity within a run."""
+        """The key within a run."""
         return (
             f"decode {self.model} {self.scheme} kv{self.kv_bits} b{self.batch} "
             f"p{self.prompt_tokens} n{self.new_tokens}"
@@ -80,10 +80,11 @@ class DecodeCase:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """processes: fresh ones that measure every case once each; long_processes: of long decodes.
+    """Common settings of cases. processes: fresh ones, each of which measures every case once;
+    long_processes: the same for long decodes.
 
-    device: as torch names it. checkpoints: folders of what `model` was quantized to, by scheme; of
-    the schemes that are not among them `model` itself has the weights.
+    device: as torch names it. checkpoints: folders of quantized checkpoints of `model`, by scheme;
+    other schemes use the weights of `model` itself.
     """
 
     model: str
@@ -96,19 +97,19 @@ class Setup:
     checkpoints: Mapping[str, str] = field(default_factory=dict)
 
     def weights_of(self, scheme: str) -> str:
-        """Return the model or checkpoint folder that holds a scheme's weights: see open_model."""
+        """The model or checkpoint folder with a scheme's weights; see open_model."""
         return self.checkpoints.get(scheme, self.model)
 
-    def wanted(self, case: DecodeCase) -> int:
-        """Return the number of processes that measure a case."""
+    def process_count(self, case: DecodeCase) -> int:
+        """The number of processes that measure a case."""
         return self.long_processes if case.new_tokens > LONG_TOKENS else self.processes
 
 
 def open_model(model: str, scheme: str, seed: int) -> WeightSource:
-    """Weights of a quantized checkpoint as they are; of a folder or file in FP16.
+    """Open the weights of a quantized checkpoint, or FP16 weights of a folder or file.
 
-    Of a catalog name, random ones of its shapes, rounded to nearest in the formats of the scheme.
-    Raises UsageError if it is none of these, can't be read, or would have to be quantized first.
+    For a catalog name, random weights of its shapes, rounded to nearest in the scheme's formats.
+    Raises UsageError if it is none of these, can't be read, or must be quantized first.
     """
     catalog = load_catalog()
     if model in catalog:

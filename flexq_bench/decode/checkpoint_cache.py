@@ -1,6 +1,5 @@
-"""Checkpoints that were quantized to be decoded: a folder each in the user's cache.
-
-A key says what decides their bytes. Those that were not used for the longest time make room.
+"""Cache of quantized checkpoints for decoding, one folder each, with eviction of the least recently
+used. A key is a hash of everything that determines a checkpoint's bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from flexq_bench.schemes.model_files import CONFIG, ModelFiles
 from flexq_bench.schemes.scheme import Scheme
 from kernels.runtime.files import cache_folder, only_process
 
-MOST_BYTES = 64 << 30  # of all of them; one that is larger stays until the next
+MOST_BYTES = 64 << 30  # total; a larger checkpoint stays until the next one is added
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationText:
-    """Calibration text of a scheme, as the command line names it."""
+    """Options of the calibration text. length: tokens per segment; None: the context."""
 
     text: str
     segments: int
@@ -33,7 +32,7 @@ class CalibrationText:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of its file; of a data set on the hub, its name."""
+        """SHA-256 of the file, or the name of a data set on the hub."""
         path = Path(os.path.expanduser(self.text.rpartition(":")[2]))
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else self.text
 
@@ -41,10 +40,10 @@ class CalibrationText:
 def key_of(
     files: ModelFiles, scheme: Scheme, seed: int, calibration: CalibrationText | None, backend: str
 ) -> str:
-    """Hexadecimal digits: equal if quantizing gives the same bytes.
+    """Hash everything that determines a checkpoint's bytes, as 32 hexadecimal digits.
 
-    A file of weights is told by its size and when it was changed: reading it takes minutes.
-    backend: whose sums a calibration has.
+    Files of weights are represented by size and modification time, as reading them takes minutes.
+    backend: affects rounding in calibration.
     """
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files.weights]
     described = {
@@ -62,7 +61,7 @@ def key_of(
 
 
 class CheckpointCache:
-    """folder: where they are; None: in the user's cache. most_bytes: of all together."""
+    """A cache of checkpoints. folder None: in the user's cache. most_bytes: in total."""
 
     def __init__(self, folder: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder or cache_folder() / "checkpoints"
@@ -73,13 +72,13 @@ class CheckpointCache:
         return f"{self._most_bytes / _GIB:g} GiB"
 
     def get(self, key: str, make: Callable[[Path], None]) -> tuple[Path, bool]:
-        """The checkpoint of this key, and whether it was there; else `make` is to write it.
+        """The folder of this key's checkpoint, and True if it existed; else `make` writes it.
 
-        Of several processes that want the same, one makes it.
+        A lock ensures that only one process makes it.
         """
         path = self.folder / key
         with only_process(self.folder / f"{key}.lock"):
-            was_there = _is_whole(path)
+            was_there = _is_complete(path)
             if not was_there:
                 make(path)
             os.utime(path)
@@ -102,7 +101,7 @@ class CheckpointCache:
                 path.with_suffix(".lock").unlink(missing_ok=True)
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     try:
         return is_checkpoint(path) and bool(open_checkpoint(path).layers)
     except UsageError:

@@ -1,4 +1,4 @@
-"""Weights of a quantized checkpoint: its codes and scales, which nothing rounds again."""
+"""Weights of a quantized checkpoint: its codes and scales, without further rounding."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CPU = torch.device("cpu")
 
 
 class CheckpointWeights(NamedWeights):
-    """Reads layers when they are asked for. Layers that the checkpoint leaves dense are FP16.
+    """Reads layers on demand. Layers that are dense in the checkpoint are FP16.
 
-    Raises UsageError if it isn't all of a model that decode has.
+    Raises UsageError if weights are missing, or decode does not support the model.
     """
 
     def __init__(self, checkpoint: QuantizedCheckpoint) -> None:
@@ -43,7 +43,7 @@ class CheckpointWeights(NamedWeights):
         check_no_more(name, left)
 
     def _expected(self) -> Iterator[tuple[str, str]]:
-        """Every tensor of the architecture, quantized or not, and the bias that it may have."""
+        """Names of all tensors of the architecture and of their optional biases."""
         yield from ((name, "") for name, _ in self._dense_tensors())
         yield from ((f"{path}.weight", f"{path}.bias") for path, _, _ in self._layers())
 
@@ -73,5 +73,5 @@ class CheckpointWeights(NamedWeights):
 
 
 def checkpoint_weights(path: Path) -> CheckpointWeights:
-    """The weights of the checkpoint in a folder. Raises UsageError as CheckpointWeights."""
+    """Open the weights of a checkpoint folder. Raises UsageError as CheckpointWeights."""
     return CheckpointWeights(open_checkpoint(path))

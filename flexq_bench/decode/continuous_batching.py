@@ -1,4 +1,4 @@
-"""Continuous batching: which request has which slot, and which prompts are read next."""
+"""Scheduling of continuous batching with chunked prefill: slots of requests, chunks of prompts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from heapq import heapify, heappop, heappush
 
 from flexq_bench.decode.requests import Request
 
-_FEWEST_SLOTS, _SLOT_FACTOR = 8, 4  # of steps: fewer sequences take as long, or nearly
-_SHORTEST_PIECE = 64  # tokens: shorter pieces take as long
+_FEWEST_SLOTS, _SLOT_FACTOR = 8, 4  # of step sizes: smaller batches are hardly faster
+_SHORTEST_CHUNK = 64  # tokens: shorter chunks are not faster
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request, by its index, that begins in a slot."""
+    """The start of a request, given by its index, in a slot."""
 
     slot: int
     index: int
@@ -23,8 +23,8 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Part of a request's prompt: `count` tokens from `start` on, for its slot."""
+class Chunk:
+    """A chunk of a request's prompt: `count` tokens from position `start`."""
 
     slot: int
     index: int
@@ -33,33 +33,33 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Pieces that are read together, as `rows` of `tokens` each: the rest is padding."""
+class PrefillBatch:
+    """Chunks in one forward pass over `rows` sequences of `tokens` tokens, with padding."""
 
     rows: int
     tokens: int
-    pieces: tuple[Piece, ...]
+    chunks: tuple[Chunk, ...]
 
     @property
     def longest(self) -> int:
-        """Largest end position of the pieces, in tokens."""
-        return max(piece.start + piece.count for piece in self.pieces)
+        """Largest end position of the chunks, in tokens."""
+        return max(chunk.start + chunk.count for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A reading, or a step on the first `decoding` slots, none of which then has more than
-    `longest` tokens; and what changes by it.
+class Iteration:
+    """A forward pass of the engine: a prefill, or a decode step of the first `decoding` slots.
 
-    admitted: begun just before. begun: indices of requests that have their first token by it.
-    finished: slot and index of those that have all their tokens by it.
+    longest: tokens of the longest decoding sequence after it, or the largest end of a chunk.
+    admitted: requests that enter a slot before it. started: indices of requests that get their
+    first token. finished: slot and index of requests that get their last one.
     """
 
-    reading: Reading | None
+    prefill: PrefillBatch | None
     decoding: int
     longest: int
     admitted: tuple[Admission, ...]
-    begun: tuple[int, ...]
+    started: tuple[int, ...]
     finished: tuple[tuple[int, int], ...]
 
 
@@ -68,15 +68,15 @@ class _Active:
     index: int
     prompt: int
     left: int  # tokens still to be decoded
-    read: int = 0  # of the prompt
-    length: int = 0  # tokens so far with the newest; 0: the prompt isn't read yet
+    read: int = 0  # prompt tokens that are prefilled
+    length: int = 0  # tokens including the newest; 0: the prompt is not prefilled yet
 
 
-class Schedule:
-    """Slots and the queue before them. A slot is filled again as soon as its request is done.
+class Scheduler:
+    """Slots and the queue of requests. A slot is reused as soon as its request is finished.
 
-    Free slots with low numbers are filled first: a step needs no more than up to the last one.
-    step_tokens: of prompts that are read together, padding included, at most.
+    The lowest free slot is used first, as a step computes all slots up to the last used one.
+    step_tokens: largest number of tokens of a prefill, padding included.
     """
 
     def __init__(self, requests: Sequence[Request], slots: int, step_tokens: int) -> None:
@@ -84,21 +84,21 @@ class Schedule:
         self._active: dict[int, _Active] = {}  # in the order of admission
         self._free = list(range(slots))
         heapify(self._free)
-        self._shapes = reading_shapes(step_tokens)
+        self._shapes = prefill_shapes(step_tokens)
 
-    def turns(self) -> Iterator[Turn]:
-        """Readings and steps in turn, until every request has all its tokens."""
+    def iterations(self) -> Iterator[Iteration]:
+        """Yield prefills and decode steps alternately, until every request is finished."""
         while not self.is_done:
             admitted = tuple(self.admit())
-            reading = self.next_reading()
-            if reading is not None:
-                begun = tuple(self.read(reading))
+            prefill = self.next_prefill()
+            if prefill is not None:
+                started = tuple(self.read(prefill))
                 done = tuple(self.finish())
-                yield Turn(reading, 0, reading.longest, admitted, begun, done)
+                yield Iteration(prefill, 0, prefill.longest, admitted, started, done)
             decoding, longest = self.decoding, self.longest
             if decoding:
                 self.step()
-                yield Turn(None, decoding, longest, (), (), tuple(self.finish()))
+                yield Iteration(None, decoding, longest, (), (), tuple(self.finish()))
 
     @property
     def is_done(self) -> bool:
@@ -106,60 +106,59 @@ class Schedule:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence once every decoding one has one more."""
-        return max((active.length + 1 for active in self._decoding()), default=1)
+        """Tokens of the longest sequence after the next step."""
+        return max((active.length + 1 for active in self._decoding_slots()), default=1)
 
     @property
     def decoding(self) -> int:
-        """Slots that a step needs: up to the last that decodes."""
+        """Slots that a step computes: up to the last one that decodes."""
         return max((slot + 1 for slot, active in self._active.items() if active.length), default=0)
 
     def admit(self) -> list[Admission]:
-        """The requests that begin now."""
-        begun = []
+        """Move queued requests to free slots, and return them."""
+        started = []
         while self._free and self._waiting:
             index, request = self._waiting.popleft()
             slot = heappop(self._free)
-            begun.append(Admission(slot, index, request))
+            started.append(Admission(slot, index, request))
             self._active[slot] = _Active(index, request.prompt_tokens, request.new_tokens)
-        return begun
+        return started
 
-    def next_reading(self) -> Reading | None:
-        """Return the pieces to read next, in the order of admission; None: every prompt is read.
+    def next_prefill(self) -> PrefillBatch | None:
+        """The next chunks to prefill, in the order of admission; None: there are none.
 
-        The shape is the one that reads the most tokens of prompts; among equals, the one with the
-        least padding.
+        The shape is the one with the most prompt tokens; among equals, with the least padding.
         """
-        waiting = [(slot, one) for slot, one in self._active.items() if not one.length]
+        waiting = [(slot, active) for slot, active in self._active.items() if not active.length]
         if not waiting:
             return None
 
         def useful(shape: tuple[int, int]) -> tuple[int, int]:
             rows, tokens = shape
-            wanted = sum(min(tokens, one.prompt - one.read) for _, one in waiting[:rows])
-            return wanted, -rows * tokens
+            prompt_tokens = sum(min(tokens, a.prompt - a.read) for _, a in waiting[:rows])
+            return prompt_tokens, -rows * tokens
 
         rows, tokens = max(self._shapes, key=useful)
-        pieces = [
-            Piece(slot, one.index, one.read, min(tokens, one.prompt - one.read))
-            for slot, one in waiting[:rows]
+        chunks = [
+            Chunk(slot, active.index, active.read, min(tokens, active.prompt - active.read))
+            for slot, active in waiting[:rows]
         ]
-        return Reading(rows, tokens, tuple(pieces))
+        return PrefillBatch(rows, tokens, tuple(chunks))
 
-    def read(self, reading: Reading) -> list[int]:
-        """The pieces have been read; indices of the requests that have their first token now."""
-        begun = []
-        for piece in reading.pieces:
-            active = self._active[piece.slot]
-            active.read += piece.count
+    def read(self, prefill: PrefillBatch) -> list[int]:
+        """Record a prefill; returns the indices of the requests that got their first token."""
+        started = []
+        for chunk in prefill.chunks:
+            active = self._active[chunk.slot]
+            active.read += chunk.count
             if active.read == active.prompt:
                 active.length = active.prompt + 1
                 active.left -= 1
-                begun.append(active.index)
-        return begun
+                started.append(active.index)
+        return started
 
     def finish(self) -> list[tuple[int, int]]:
-        """Slot and index of the requests that have all their tokens; their slots are free now."""
+        """Free the slots of finished requests; returns their slots and indices."""
         done = [(slot, active.index) for slot, active in self._active.items() if active.left == 0]
         for slot, _ in done:
             del self._active[slot]
@@ -167,19 +166,19 @@ class Schedule:
         return done
 
     def step(self) -> None:
-        """Every decoding request has one more token."""
-        for active in self._decoding():
+        """Record a step, which adds a token to every decoding request."""
+        for active in self._decoding_slots():
             active.length += 1
             active.left -= 1
 
-    def _decoding(self) -> Iterator[_Active]:
+    def _decoding_slots(self) -> Iterator[_Active]:
         return (active for active in self._active.values() if active.length)
 
 
-def reading_shapes(step_tokens: int) -> list[tuple[int, int]]:
-    """Rows and tokens of the pieces that may be read together: powers of two of both."""
+def prefill_shapes(step_tokens: int) -> list[tuple[int, int]]:
+    """Possible rows and tokens of a prefill: powers of two."""
     shapes = []
-    tokens = min(_SHORTEST_PIECE, step_tokens)
+    tokens = min(_SHORTEST_CHUNK, step_tokens)
     while tokens <= step_tokens:
         rows = 1
         while rows * tokens <= step_tokens:
@@ -190,7 +189,7 @@ def reading_shapes(step_tokens: int) -> list[tuple[int, int]]:
 
 
 def step_sizes(slots: int) -> list[int]:
-    """Sequences that steps are prepared for, largest first: all slots, 8, 32, 128 and so on."""
+    """Batch sizes for which steps are captured, largest first: all slots, 8, 32, 128 and so on."""
     sizes = [slots]
     fewer = _FEWEST_SLOTS
     while fewer < slots:

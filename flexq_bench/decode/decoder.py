@@ -1,4 +1,4 @@
-"""The forward pass of a decoder like LLaMA or OPT: prompts, and one new token a sequence."""
+"""The forward pass of a decoder like LLaMA or OPT: prefill, and steps of one token per sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.decoder.torch_operations import attend_prompts
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Linear layers in the order of the forward pass. head_norms: before rotation; None: none."""
+    """Norms and linear layers of a block. head_norms: applied before rotation; None: none."""
 
     attention_norm: Norm
     ffn_norm: Norm
@@ -42,11 +42,13 @@ class Model:
         return self.embedding.device
 
     def kernels(self) -> dict[str, str]:
-        """Label of each fused layer's kernel by its name; of blocks that differ, all, by commas."""
+        """Kernel label of each fused layer by name; comma-separated if blocks differ."""
         labels: dict[str, list[str]] = {}
         for linear in self._linears():
             labels.setdefault(linear.name, []).append(linear.kernel.spec.label)
-        return {name: ",".join(dict.fromkeys(of_blocks)) for name, of_blocks in labels.items()}
+        return {
+            name: ",".join(dict.fromkeys(block_labels)) for name, block_labels in labels.items()
+        }
 
     def _linears(self) -> list[PackedLinear]:
         return [b for block in self.blocks for b in (block.qkv, block.out, block.widen, block.down)]
@@ -58,21 +60,22 @@ class Model:
             self.embedding,
             *([] if self.learned_positions is None else [self.learned_positions]),
         ]
-        kept = sum(table.numel() * table.element_size() for table in tables)
+        tables_bytes = sum(table.numel() * table.element_size() for table in tables)
         shares_head = any(
             buffer.data_ptr() == self.embedding.data_ptr()
             for buffer in self.head.weights.buffers.values()
         )
         head = 0 if shares_head else self.head.nbytes
-        return kept + head + sum(linear.nbytes for linear in self._linears())
+        return tables_bytes + head + sum(linear.nbytes for linear in self._linears())
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """A piece of each of some prompts. tokens: int32 [B, T], padded at their ends.
+class Chunks:
+    """Input of a prefill: one chunk per row. tokens: int32 [B, T], padded at the end.
 
-    starts, counts, slots: int64 [B], the first one's position, how many, and where they go.
-    longest: no piece ends later. Padding past the cache's end goes to its last position.
+    starts, counts, slots: int64 [B], position of a chunk's first token, number of tokens, and slot.
+    longest: upper bound of the chunks' end positions. Padding past the end of the cache is written
+    to its last position.
     """
 
     tokens: torch.Tensor
@@ -97,17 +100,17 @@ class Decoder:
         caches: list[KvLayer],
         longest: int,
     ) -> torch.Tensor:
-        """Logits FP16 [B, vocab] of one new token a sequence.
+        """Logits FP16 [B, vocab] after one more token per sequence.
 
-        tokens, positions: int32 [B]. caches: a layer each, sequence b in slot b. longest: tokens
-        that a sequence may have with this one.
+        tokens, positions: int32 [B]. caches: one per layer, sequence b in slot b. longest: upper
+        bound of the sequences' lengths, including this token.
         """
         shape = self.model.attention
 
         def attend(block: Block, cache: KvLayer) -> torch.Tensor:
             qkv = self._qkv(work, block)
-            to = work.destination(block.out)
-            self._operations.attend(qkv, shape, cache, positions, longest, to)
+            destination = work.destination(block.out)
+            self._operations.attend(qkv, shape, cache, positions, longest, destination)
             return work.multiply(block.out)
 
         residual = self._embed(tokens, positions)
@@ -119,16 +122,16 @@ class Decoder:
         return work.multiply(self.model.head)
 
     def prefill(
-        self, work: Workspace, last: Workspace, pieces: Pieces, caches: list[KvLayer]
+        self, work: Workspace, last: Workspace, chunks: Chunks, caches: list[KvLayer]
     ) -> torch.Tensor:
-        """Logits FP16 [B, vocab] after the last token of each piece of a prompt.
+        """Logits FP16 [B, vocab] after the last token of each chunk.
 
-        work: for B · T tokens; last: for B.
+        work: workspace of B · T tokens; last: of B.
         """
-        residual, delta = self._prompt(work, pieces, caches)
+        residual, delta = self._prompt(work, chunks, caches)
         hidden = self.model.architecture.dimensions.hidden
-        rows, tokens = pieces.tokens.shape
-        ends = torch.arange(rows, device=pieces.tokens.device) * tokens + pieces.counts - 1
+        rows, tokens = chunks.tokens.shape
+        ends = torch.arange(rows, device=chunks.tokens.device) * tokens + chunks.counts - 1
         self._norm(
             last,
             residual.view(-1, hidden)[ends].contiguous(),
@@ -138,25 +141,25 @@ class Decoder:
         )
         return last.multiply(self.model.head)
 
-    def all_logits(self, work: Workspace, pieces: Pieces, caches: list[KvLayer]) -> torch.Tensor:
-        """Logits FP16 [B · T, vocab] at every position of pieces of prompts."""
-        residual, delta = self._prompt(work, pieces, caches)
+    def all_logits(self, work: Workspace, chunks: Chunks, caches: list[KvLayer]) -> torch.Tensor:
+        """Logits FP16 [B · T, vocab] at every position of the chunks."""
+        residual, delta = self._prompt(work, chunks, caches)
         self._norm(work, residual, delta, self.model.norm, self.model.head)
         return work.multiply(self.model.head)
 
     def _prompt(
-        self, work: Workspace, pieces: Pieces, caches: list[KvLayer]
+        self, work: Workspace, chunks: Chunks, caches: list[KvLayer]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, length = pieces.tokens.shape
+        rows, length = chunks.tokens.shape
         shape = self.model.attention
-        within = torch.arange(length, device=pieces.tokens.device)
-        positions = (pieces.starts[:, None] + within).clamp(max=caches[0].capacity - 1)
-        residual = self._embed(pieces.tokens.flatten(), positions.flatten())
+        within = torch.arange(length, device=chunks.tokens.device)
+        positions = (chunks.starts[:, None] + within).clamp(max=caches[0].capacity - 1)
+        residual = self._embed(chunks.tokens.flatten(), positions.flatten())
         delta = None
         for block, cache in zip(self.model.blocks, caches, strict=True):
             residual = self._norm(work, residual, delta, block.attention_norm, block.qkv)
             qkv = self._qkv(work, block).view(rows, length, -1)
-            attended = attend_prompts(qkv, shape, cache, pieces.slots, positions, pieces.longest)
+            attended = attend_prompts(qkv, shape, cache, chunks.slots, positions, chunks.longest)
             out = work.apply(block.out, attended)
             residual, delta = self._feed_forward(work, residual, out, block)
         assert delta is not None  # a model has at least one block
@@ -174,11 +177,11 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         residual = self._norm(work, residual, delta, block.ffn_norm, block.widen)
         wide = work.multiply(block.widen)
-        to = work.destination(block.down)
+        destination = work.destination(block.down)
         if self.model.architecture.block == "opt":
-            self._operations.relu(wide, to)
+            self._operations.relu(wide, destination)
         else:
-            self._operations.silu_mul(wide, to)
+            self._operations.silu_mul(wide, destination)
         return residual, work.multiply(block.down)
 
     def _norm(

@@ -1,4 +1,4 @@
-"""A loaded model with its KV cache: prompts in, tokens out, a CUDA graph a batch and length."""
+"""Greedy decoding with a model and its KV cache, with a CUDA graph per batch size and length."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 
 import torch
 
-from flexq_bench.decode.decoder import Decoder, Model, Pieces
+from flexq_bench.decode.decoder import Chunks, Decoder, Model
 from flexq_bench.decode.layers import ChooseConfig, Workspace
-from flexq_bench.decode.prefill import PromptReader
+from flexq_bench.decode.prefill import PrefillRunner
 from flexq_bench.decode.stopwatch import stopwatch
 from flexq_bench.errors import UsageError
 from kernels.decoder import DecoderOperations
 from kernels.decoder.kv import empty_layer
 from kernels.runtime.graph_capture import captured
 
-_SHORTEST_BUCKET = 128  # tokens: attention of shorter sequences costs the same
-_MOST_CAPTURED_TOKENS = 2048  # of prompts: launches of more are hidden behind their work
+_SHORTEST_BUCKET = 128  # tokens: attention of shorter sequences takes the same time
+_MOST_CAPTURED_TOKENS = 2048  # of a prefill: with more, launch overhead is hidden
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """tokens: int64 [B, new]. prefill_ms: until the first token. step_ms: of each further token."""
+    """Decoded tokens int64 [B, new]. prefill_ms: to the first token. step_ms: per further token."""
 
     tokens: torch.Tensor
     prefill_ms: float
@@ -38,7 +38,7 @@ class _State:
 
 
 class Engine:
-    """Greedy decoding. slots: sequences at a time. capacity: tokens of one, prompt included."""
+    """Greedy decoding. slots: concurrent sequences. capacity: tokens of each, prompt included."""
 
     def __init__(
         self,
@@ -64,18 +64,18 @@ class Engine:
             torch.zeros(slots, dtype=torch.int32, device=device),
             torch.zeros(slots, capacity, dtype=torch.int64, device=device),
         )
-        self._prompts = PromptReader(self._decoder, self.caches, choose)
+        self._prompts = PrefillRunner(self._decoder, self.caches, choose)
         self._workspaces: dict[int, Workspace] = {}
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     @property
     def history(self) -> torch.Tensor:
-        """int64 [slots, capacity]: the token at each position, as far as it was decoded."""
+        """int64 [slots, capacity]: the decoded token at each position."""
         return self._state.history
 
     @property
     def positions(self) -> torch.Tensor:
-        """int32 [slots]: where each slot's newest token stands."""
+        """int32 [slots]: position of each slot's newest token."""
         return self._state.positions
 
     def check_length(self, prompt: int, new: int) -> None:
@@ -92,18 +92,18 @@ class Engine:
 
     @torch.inference_mode()
     def generate(self, prompts: torch.Tensor, new: int) -> Generation:
-        """`new` greedy tokens after prompts int32 [B, T], each sequence in its own slot."""
+        """Decode `new` tokens after prompts int32 [B, T], each sequence in its own slot."""
         batch, length = prompts.shape
         self.check_length(length, new)
         buckets = [self.bucket(length + step) for step in range(1, new)]
         for bucket in dict.fromkeys(buckets):
             self.prepare(batch, bucket)
-        whole = self._whole(prompts)
+        chunks = self._one_chunk_each(prompts)
         if batch * length <= _MOST_CAPTURED_TOKENS:
-            self.prepare_prompts(batch, length, whole.longest)
+            self.prepare_prompts(batch, length, chunks.longest)
         watch = stopwatch(self.model.device)
         watch.mark()
-        self.read(whole, batch)
+        self.read(chunks, batch)
         watch.mark()
         for bucket in buckets:
             self.advance(batch, bucket)
@@ -113,22 +113,22 @@ class Engine:
         return Generation(tokens, prefill, tuple(steps))
 
     @torch.inference_mode()
-    def read(self, pieces: Pieces, used: int) -> None:
-        """Read a piece of a prompt into each of the first `used` rows' slots.
+    def read(self, chunks: Chunks, used: int) -> None:
+        """Prefill the chunks of the first `used` rows.
 
-        Each slot then stands at its piece's end and has the token that follows it: where the
-        prompt goes on, steps in between decode what nobody asks for.
+        Each slot's position is then the end of its chunk, with the predicted next token. If the
+        prompt continues, steps before its next chunk decode tokens that are not used.
         """
-        first = self._prompts.read(pieces)[:used]
-        slots = pieces.slots[:used]
-        ends = pieces.starts[:used] + pieces.counts[:used]
+        first = self._prompts.read(chunks)[:used]
+        slots = chunks.slots[:used]
+        ends = chunks.starts[:used] + chunks.counts[:used]
         self._state.tokens[slots] = first.int()
         self._state.positions[slots] = ends.int()
         self._state.history[slots, ends] = first
 
     @torch.inference_mode()
     def prepare_prompts(self, rows: int, tokens: int, longest: int) -> None:
-        """Capture the reading of pieces of this shape, as `prepare` does for steps."""
+        """Capture a prefill of this shape, as `prepare` does for steps."""
         self._prompts.prepare(rows, tokens, longest)
 
     @torch.inference_mode()
@@ -136,14 +136,14 @@ class Engine:
         """FP16 [B, T, vocab] at every position of prompts int32 [B, T]; fills the cache."""
         batch, length = prompts.shape
         work = Workspace(batch * length, self.model.device, self._choose)
-        flat = self._decoder.all_logits(work, self._whole(prompts), self.caches)
+        flat = self._decoder.all_logits(work, self._one_chunk_each(prompts), self.caches)
         return flat.view(batch, length, -1).clone()
 
     @torch.inference_mode()
     def prepare(self, batch: int, bucket: int) -> None:
-        """Capture the step of this batch and bucket, where there are graphs.
+        """Capture the CUDA graph of this batch and bucket; does nothing on a CPU.
 
-        Steps run meanwhile: call it before sequences are admitted.
+        This runs steps, so call it before sequences are admitted.
         """
         if self.model.device.type != "cuda" or (batch, bucket) in self._graphs:
             return
@@ -159,7 +159,7 @@ class Engine:
 
     @torch.inference_mode()
     def advance(self, batch: int, bucket: int) -> None:
-        """One more token for the first `batch` slots, none of them longer than the bucket."""
+        """Decode a token for the first `batch` slots, none of them longer than the bucket."""
         graph = self._graphs.get((batch, bucket))
         if graph is None:
             self._step(batch, bucket)
@@ -167,15 +167,15 @@ class Engine:
             graph.replay()
 
     def clear(self, slot: int) -> None:
-        """Nobody uses a slot: until it is filled again its steps look at one token."""
+        """Mark a slot as unused, so that its attention covers one token only."""
         self._state.positions[slot] = 0
 
     def bucket(self, length: int) -> int:
-        """Tokens that attention is laid out for where the longest sequence has `length`."""
+        """The bucket of the longest sequence's length; see bucket_of."""
         return bucket_of(length, self.capacity)
 
     def close(self) -> None:
-        """Let go of graphs and buffers."""
+        """Free graphs and buffers."""
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()
@@ -183,10 +183,10 @@ class Engine:
         self._workspaces.clear()
         self.caches.clear()
 
-    def _whole(self, prompts: torch.Tensor) -> Pieces:
+    def _one_chunk_each(self, prompts: torch.Tensor) -> Chunks:
         batch, length = prompts.shape
         slots = torch.arange(batch, device=self.model.device)
-        return Pieces(
+        return Chunks(
             prompts, torch.zeros_like(slots), torch.full_like(slots, length), slots, length
         )
 
@@ -195,7 +195,7 @@ class Engine:
         tokens, positions = state.tokens[:batch], state.positions[:batch]
         work = self._workspace(batch)
         logits = self._decoder.step(work, tokens, positions, self.caches, bucket)
-        # A slot that nobody uses goes on, and stays at its end.
+        # Unused slots are decoded too, and stay at the last position.
         self._operations.pick(logits, tokens, positions, state.history)
 
     def _workspace(self, m: int) -> Workspace:
@@ -205,9 +205,9 @@ class Engine:
 
 
 def bucket_of(length: int, capacity: int) -> int:
-    """Tokens that a step's attention is laid out for: `length` rounded up, `capacity` at most."""
+    """Length for which a step's attention is captured: `length` rounded up, at most `capacity`."""
     rounded = max(_SHORTEST_BUCKET, 1 << (length - 1).bit_length())
-    # Between powers of two, so that attention never looks past twice a third too far.
+    # Also 3/4 of powers of two, so that a bucket is at most about 50 % too long.
     if length <= rounded * 3 // 4 and rounded > _SHORTEST_BUCKET:
         rounded = rounded * 3 // 4
     return min(rounded, capacity)

@@ -1,4 +1,4 @@
-"""Layers that read one input as one: q, k and v; gate and up."""
+"""Fusion of layers with the same input: q, k and v; gate and up."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from kernels.formats import Operand
 
 
 class UnlikePartsError(UsageError):
-    """Layers are quantized so that decode's forward pass can't run them.
+    """Layers are quantized in a way that decode's forward pass doesn't support.
 
-    Those that read one input so differently that no kernel runs them as one, or any so that its
-    input is rotated before."""
+    Either layers to be fused differ in format or channel order, or an input must be rotated."""
 
 
 def fused(parts: Sequence[tuple[str, QuantizedLayer]]) -> QuantizedLayer:
-    """The rows of all parts, each with its name, below each other. Codes stay what they are.
+    """Stack the rows of all parts, given with their names, without changing codes.
 
-    A part without a bias has zeros where another has one. Raises UnlikePartsError if parts differ
-    in format or in the order of their channels: one kernel reads one input.
+    If only some parts have a bias, the others get zeros. Raises UnlikePartsError if parts differ in
+    format or channel order, as one kernel reads their common input.
     """
     layers = [layer for _, layer in parts]
     if len(layers) == 1:
@@ -50,9 +49,9 @@ def fused(parts: Sequence[tuple[str, QuantizedLayer]]) -> QuantizedLayer:
 
 
 def fused_formats(scheme: Scheme, kinds: Sequence[str], *, gated: bool) -> LayerFormats:
-    """The formats of the fused layer of these kinds under a scheme, before it is quantized.
+    """The formats of the fused layer of these kinds under a scheme.
 
-    Raises UsageError if it rounds them differently.
+    Raises UsageError if their formats differ.
     """
     formats = {kind: scheme.layer_formats(kind, gated) for kind in kinds}
     first, *others = formats.items()
@@ -65,10 +64,10 @@ def fused_formats(scheme: Scheme, kinds: Sequence[str], *, gated: bool) -> Layer
     return first[1]
 
 
-def _same_order(one: Operand, other: Operand) -> bool:
-    if one.order is None or other.order is None:
-        return one.order is other.order
-    return torch.equal(one.order, other.order)
+def _same_order(first: Operand, second: Operand) -> bool:
+    if first.order is None or second.order is None:
+        return first.order is second.order
+    return torch.equal(first.order, second.order)
 
 
 def _bias(layer: QuantizedLayer) -> torch.Tensor:

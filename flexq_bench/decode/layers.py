@@ -16,7 +16,7 @@ ChooseConfig = Callable[[LinearKernel, int, int, int], Config | None]
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """name: of the layer. weights: in the kernel's layout. bias: FP16 [N] or None."""
+    """A linear layer. weights: in the kernel's layout. bias: FP16 [N] or None."""
 
     name: str
     kernel: LinearKernel
@@ -30,7 +30,7 @@ class PackedLinear:
 
 
 class Workspace:
-    """Activations and outputs for m tokens: layers of the same shape use the same ones in turn."""
+    """Activation and output buffers for m tokens, shared by layers of the same shape."""
 
     def __init__(self, m: int, device: torch.device, choose: ChooseConfig) -> None:
         self.m = m
@@ -49,7 +49,7 @@ class Workspace:
         return Destination(kernel, packed, self._config(linear))
 
     def multiply(self, linear: PackedLinear) -> torch.Tensor:
-        """The layer's output for what its destination holds: FP16 [m, N], valid until the next."""
+        """Multiply the layer's packed activations: FP16 [m, N], valid until its next call."""
         to, out = self.destination(linear), self._output(linear)
         linear.kernel.gemm(to.packed, linear.weights, out, bias=linear.bias, config=to.config)
         return out

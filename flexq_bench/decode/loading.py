@@ -1,4 +1,4 @@
-"""From weights to a model on a device, a block at a time, with what it takes said before."""
+"""Loading of a model to a device, block by block, and an estimate of the memory it needs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from kernels.decoder.kv import token_bytes
 from kernels.errors import KernelError
 from kernels.formats import NumberFormat
 
-HEAD = "lm_head"  # which no scheme quantizes
+HEAD = "lm_head"  # never quantized
 _GIB = 1 << 30
-RESERVE = 1 << 30  # bytes for graphs, libraries' workspaces and what the allocator rounds up
-# Bytes of temporaries a weight while a layer is rounded or packed: FP16, FP32, quotients, codes.
+RESERVE = 1 << 30  # bytes for graphs, libraries' workspaces and allocator fragmentation
+# Temporary bytes per weight while a layer is rounded or packed: FP16, FP32, quotients, codes.
 _QUANTIZING_BYTES = 16
-_RAW_BYTES = 3  # of a weight of the block that is being loaded: FP16, and its codes
-# Of a scale, of a zero point, and of a channel's place in an order.
+_RAW_BYTES = 3  # per weight of the block that is being loaded: FP16 and codes
+# Per scale, zero point, and index in a channel order.
 _SCALE_BYTES, _ZERO_BYTES, _ORDER_BYTES = 2, 1, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes on the device. weights: packed; cache: keys and values; working: the rest, at most."""
+    """Bytes of device memory. weights: packed. cache: keys and values. working: others, at most."""
 
     weights: int
     cache: int
@@ -60,8 +60,8 @@ def footprint(source: WeightSource, batch: int, capacity: int, kv_bits: int) -> 
     architecture, formats = source.architecture, source.formats()
     model = architecture.dimensions
     sizes = layer_sizes(architecture)
-    for name, of_layer in formats.items():
-        label_of(f"{name} of {model.name}", of_layer)
+    for name, layer_formats in formats.items():
+        label_of(f"{name} of {model.name}", layer_formats)
     block = sum(packed_bytes(n, k, formats[name].weight) for name, n, k in sizes)
     cache = 2 * model.layers * model.kv_heads * capacity * batch
     cache *= token_bytes(architecture.head_dim, kv_bits)
@@ -73,7 +73,7 @@ def footprint(source: WeightSource, batch: int, capacity: int, kv_bits: int) -> 
 
 
 def check_memory(needed: Footprint, what: str, device: torch.device) -> None:
-    """Raise MeasureError with what is needed and what is free, before anything is allocated."""
+    """Raise MeasureError if the memory is not sufficient. what: the case, for the message."""
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
@@ -85,7 +85,7 @@ def check_memory(needed: Footprint, what: str, device: torch.device) -> None:
 
 
 def label_of(layer: str, formats: LayerFormats) -> str:
-    """Label of the kernel that runs a layer. Raises UsageError if there is none: why."""
+    """Label of the kernel that runs a layer. Raises UsageError with the reason if there is none."""
     if formats.rotated:
         raise UnlikePartsError(
             f"the input of {layer} is rotated, for which decode has no operator: `accuracy` and "
@@ -101,7 +101,7 @@ def label_of(layer: str, formats: LayerFormats) -> str:
 
 
 def linear_kernel(label: str, backend: Backend) -> LinearKernel:
-    """The kernel of a linear layer. Raises UsageError if this backend has none of this label."""
+    """The linear layer kernel of this label. Raises UsageError if the backend has none."""
     try:
         kernel: Kernel = registry.resolve(label, backend)
     except KernelError as error:
@@ -120,11 +120,10 @@ def load(
     on_block: Callable[[int], None] = lambda done: None,
     find: Callable[[str, Backend], LinearKernel] = linear_kernel,
 ) -> Model:
-    """The model, its codes packed as they are. length: tokens that a sequence may have.
+    """Load a model and pack its codes. length: largest number of tokens of a sequence.
 
-    batches: numbers of tokens that steps will have; the configuration of the first decides which
-    layout of the weights is kept. on_block: called with the blocks done. find: the kernel of a
-    label.
+    batches: batch sizes of steps; the configuration for the first one determines the layout of the
+    weights. on_block: called with the number of loaded blocks. find: returns the kernel of a label.
 
     Raises UsageError for a layer without a kernel.
     """
@@ -169,7 +168,7 @@ def load(
 
 
 def release(device: torch.device) -> None:
-    """Give freed memory back to the driver of a GPU."""
+    """Return cached GPU memory to the driver."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
@@ -184,7 +183,7 @@ def _is_view(head: PackedLinear, embedding: torch.Tensor) -> bool:
 
 
 def packed_bytes(n: int, k: int, fmt: NumberFormat) -> int:
-    """Bytes of packed weights [N,K] with their scales, but for rows that a kernel pads."""
+    """Bytes of packed weights [N,K] with their scales, without padding."""
     if fmt.is_dense:
         return n * k * fmt.bits // 8
     groups = 1 if fmt.group is None else -(-k // fmt.group)
@@ -195,6 +194,6 @@ def packed_bytes(n: int, k: int, fmt: NumberFormat) -> int:
     if fmt.kind == "dual":
         return codes + scales + n * _SCALE_BYTES  # of groups, and of rows
     if fmt.kind == "mixed" and fmt.group is not None:
-        # The last group has twice the bits, as one more group of codes; and an order of channels.
+        # The last group has twice the bits, as an extra group of codes; plus the channel order.
         return codes + scales + n * (fmt.group * fmt.bits // 8 + _SCALE_BYTES) + k * _ORDER_BYTES
     return codes + scales

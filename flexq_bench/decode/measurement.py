@@ -1,4 +1,4 @@
-"""Decoding and serving in fresh processes, each of whose results is told as soon as it is there."""
+"""Decoding and serving in fresh processes, with a record after every result."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from flexq_bench.errors import UsageError
 from flexq_bench.measure.worker_process import RefusedError, WorkerProcess
 
 _ROOT = Path(__file__).resolve().parents[2]
-_TIMEOUT_S = 3600.0  # of one answer: a large model from disk takes minutes
+_TIMEOUT_S = 3600.0  # per request: loading a large model from disk takes minutes
 
 
 def cases_of(
     setup: Setup, batches: tuple[int, ...], prompt_tokens: int, new_tokens: tuple[int, ...]
 ) -> list[DecodeCase]:
-    """Every combination, in the order in which they are measured: what is short comes first."""
+    """All combinations, in the order of measurement: short decodes first."""
     return [
         DecodeCase(setup.model, of.scheme, batch, prompt_tokens, new, of.kv_bits)
         for of, new, batch in product(setup.schemes, sorted(new_tokens), batches)
@@ -46,26 +46,28 @@ def decode_all(
     commit: CommitInfo,
     before: Mapping[str, DecodeRecord],
 ) -> Iterator[DecodeRecord]:
-    """A case's record again each time that one more process has measured it.
+    """Yield a case's updated record after each process that has measured it.
 
-    before: records of the same run by case, of processes that are not asked again. Cases that were
-    refused come last. Raises UsageError if every one is, or `before` is of another GPU or other
-    options; WorkerError if a process dies.
+    before: earlier records of the run by case, whose processes are not repeated. Refused cases come
+    last. Raises UsageError if all are refused, or `before` is of another GPU or other options;
+    WorkerError if a process dies.
     """
     results = {case: _earlier_results(before.get(case.key)) for case in cases}
     for record in before.values():
         _check_options(setup, record)
     source: Source | None = None
-    for number in range(max(setup.wanted(case) for case in cases)):
-        lacking = [case for case in cases if _lacks(setup, case, results[case], number)]
-        if not lacking:
+    for number in range(max(setup.process_count(case) for case in cases)):
+        missing = [case for case in cases if _is_missing(setup, case, results[case], number)]
+        if not missing:
             continue
         with _worker(setup, number) as (worker, device, environment):
             _check_device(device, before)
             source = Source(run, commit, device, environment)
-            for scheme in dict.fromkeys(case.scheme for case in lacking):
-                mine = [case for case in lacking if case.scheme == scheme]
-                fitting = [case for case in mine if _fits(worker, setup, case, results[case])]
+            for scheme in dict.fromkeys(case.scheme for case in missing):
+                scheme_cases = [case for case in missing if case.scheme == scheme]
+                fitting = [
+                    case for case in scheme_cases if _fits(worker, setup, case, results[case])
+                ]
                 if not fitting:
                     continue
                 try:
@@ -89,24 +91,24 @@ def decode_all(
         yield decode_record(setup, case, results[case], source)
 
 
-def count_lacking(
+def count_missing(
     setup: Setup, cases: Sequence[DecodeCase], before: Mapping[str, DecodeRecord]
 ) -> int:
-    """Decodes that are still to be measured, each process's by itself."""
+    """Number of missing measurements, counting each process of a case."""
     done = {case.key: len(before[case.key].processes) for case in cases if case.key in before}
-    return sum(max(0, setup.wanted(case) - done.get(case.key, 0)) for case in cases)
+    return sum(max(0, setup.process_count(case) - done.get(case.key, 0)) for case in cases)
 
 
 def serve_all(
     setup: Setup, cases: Sequence[ServingCase], run: RunInfo, commit: CommitInfo
 ) -> Iterator[ServingRecord]:
-    """A record a case, by scheme. Raises as decode_all."""
+    """Yield one record per case, by scheme. Raises as decode_all."""
     refused: list[str] = []
     with _worker(setup, 0) as (worker, device, environment):
         source = Source(run, commit, device, environment)
         for scheme in dict.fromkeys(case.scheme for case in cases):
-            mine = [case for case in cases if case.scheme == scheme]
-            for served in _serve_scheme(worker, setup, mine):
+            scheme_cases = [case for case in cases if case.scheme == scheme]
+            for served in _serve_scheme(worker, setup, scheme_cases):
                 refused += [served.refused] if served.refused else []
                 yield serving_record(setup, served, source)
     if len(refused) == len(cases):
@@ -124,7 +126,7 @@ def _serve_scheme(
             yield Served(case, case.batch_limit, refused=str(error))
     if not slots:
         return
-    sizes = {size for at_a_time in slots.values() for size in step_sizes(at_a_time)}
+    sizes = {size for slot_count in slots.values() for size in step_sizes(slot_count)}
     try:
         loaded = worker.ask(
             "load",
@@ -135,37 +137,39 @@ def _serve_scheme(
             tuning=setup.tuning.value,
         )
     except RefusedError as error:
-        for case, at_a_time in slots.items():
-            yield Served(case, at_a_time, refused=str(error))
+        for case, slot_count in slots.items():
+            yield Served(case, slot_count, refused=str(error))
         return
-    for case, at_a_time in slots.items():
+    for case, slot_count in slots.items():
         try:
             answer = worker.ask(
                 "serve",
-                slots=at_a_time,
+                slots=slot_count,
                 capacity=case.capacity,
                 kv_bits=case.kv_bits,
                 requests=[[r.prompt_tokens, r.new_tokens] for r in case.requests],
                 step_tokens=case.step_tokens,
             )
         except RefusedError as error:
-            yield Served(case, at_a_time, loaded, refused=str(error))
+            yield Served(case, slot_count, loaded, refused=str(error))
         else:
-            yield Served(case, at_a_time, loaded, answer)
+            yield Served(case, slot_count, loaded, answer)
 
 
 def _slots(worker: WorkerProcess, setup: Setup, case: ServingCase) -> int:
-    """Sequences at a time. Raises RefusedError if not one can be, or not so many."""
-    of_model = {
+    """Number of concurrent sequences. Raises RefusedError if they don't fit."""
+    arguments = {
         "model": setup.weights_of(case.scheme),
         "scheme": case.scheme,
         "capacity": case.capacity,
         "kv_bits": case.kv_bits,
     }
     most = min(case.batch_limit, len(case.requests))
-    given = worker.ask("slots", **of_model, batch_limit=most, memory_limit_bytes=case.memory_limit)
-    worker.ask("check", **of_model, batch=given["slots"])
-    return int(given["slots"])
+    answer = worker.ask(
+        "slots", **arguments, batch_limit=most, memory_limit_bytes=case.memory_limit
+    )
+    worker.ask("check", **arguments, batch=answer["slots"])
+    return int(answer["slots"])
 
 
 @contextmanager
@@ -199,7 +203,7 @@ def _fits(worker: WorkerProcess, setup: Setup, case: DecodeCase, result: Process
 
 
 def _load(worker: WorkerProcess, setup: Setup, cases: Sequence[DecodeCase]) -> dict[str, Any]:
-    """Load what these cases of one scheme need."""
+    """Load the model for these cases of one scheme."""
     return worker.ask(
         "load",
         model=setup.weights_of(cases[0].scheme),
@@ -231,9 +235,9 @@ def _request_decode(
     result.processes.append(ProcessDecode(number=number, gpu=gpu, step_ms=steps, **answer))
 
 
-def _lacks(setup: Setup, case: DecodeCase, result: ProcessResults, number: int) -> bool:
+def _is_missing(setup: Setup, case: DecodeCase, result: ProcessResults, number: int) -> bool:
     done = {process.number for process in result.processes}
-    return number < setup.wanted(case) and number not in done and not result.refused
+    return number < setup.process_count(case) and number not in done and not result.refused
 
 
 def _earlier_results(record: DecodeRecord | None) -> ProcessResults:
@@ -243,11 +247,11 @@ def _earlier_results(record: DecodeRecord | None) -> ProcessResults:
 
 
 def _check_options(setup: Setup, record: DecodeRecord) -> None:
-    for name, asked in (("seed", setup.seed), ("tuning", setup.tuning.value)):
-        had = record.parameters.get(name)
-        if had != asked:
+    for name, given in (("seed", setup.seed), ("tuning", setup.tuning.value)):
+        stored = record.parameters.get(name)
+        if stored != given:
             raise UsageError(
-                f"run {record.run.uuid[:8]} was begun with {name} {had}, and this is {asked}: "
+                f"run {record.run.uuid[:8]} was begun with {name} {stored}, and this is {given}: "
                 "give the same, or start a new run"
             )
 

@@ -1,4 +1,4 @@
-"""Weights by transformers' names: a Hugging Face folder, whole or sharded, or a GGUF file."""
+"""Weights by transformers' names: a Hugging Face folder, sharded or not, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles, StoredTensor, is_there, model_at
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
-# Modules of a block in which transformers has the layers of these kinds; others are the block's.
+# Submodules of transformers' blocks with these kinds of layers; others are in the block itself.
 _MODULES = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
@@ -37,7 +37,7 @@ OPT_NORMS = ("self_attn_layer_norm", "final_layer_norm")
 
 
 def open_weights(path: Path) -> DenseWeights:
-    """A folder or a .gguf file. Raises UsageError: nothing there, or not all of a model we have."""
+    """Open a folder or .gguf file. Raises UsageError if missing, incomplete or unsupported."""
     if not is_there(path):
         raise UsageError(f"no model {str(path)!r}: give a catalog name, a folder or a .gguf file")
     files = model_at(path)
@@ -47,7 +47,7 @@ def open_weights(path: Path) -> DenseWeights:
 
 
 class NamedWeights(WeightSource):
-    """Weights by the names that transformers gives them. names: of all tensors there are."""
+    """Weights by the names of transformers. names: of all tensors."""
 
     is_synthetic = False
 
@@ -56,16 +56,16 @@ class NamedWeights(WeightSource):
         self._is_opt = architecture.block == "opt"
         self._root = "model"
         if self._is_opt:
-            whole = "model.decoder.embed_tokens.weight" in names
-            self._root = "model.decoder" if whole else "decoder"
+            has_head = "model.decoder.embed_tokens.weight" in names
+            self._root = "model.decoder" if has_head else "decoder"
 
     @abstractmethod
     def _tensor(self, name: str) -> torch.Tensor:
-        """One of those there are."""
+        """Read a tensor by name."""
 
     @abstractmethod
     def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
-        """The linear layer of this name, [N, K]."""
+        """Read the linear layer of this name. shape: N, K."""
 
     def ends(self, device: torch.device) -> Ends:
         positions = None
@@ -111,7 +111,7 @@ class NamedWeights(WeightSource):
         return f"{self._root}.final_layer_norm" if self._is_opt else f"{self._root}.norm"
 
     def _dense_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of every tensor of the architecture that is no layer's."""
+        """Name and shape of every tensor of the architecture outside linear layers."""
         model = self.architecture.dimensions
         yield f"{self._root}.embed_tokens.weight", (model.vocab, model.hidden)
         if not model.tied_embeddings:
@@ -128,7 +128,7 @@ class NamedWeights(WeightSource):
                 yield f"{at}.{norm}.weight", (self.architecture.head_dim,)
 
     def _layers(self) -> Iterator[tuple[str, tuple[int, int], bool]]:
-        """Name, shape and whether it has a bias, of every linear layer of the architecture."""
+        """Name and shape of every linear layer of the architecture, and True if it has a bias."""
         for index in range(self.architecture.dimensions.layers):
             for name in self._fused_names:
                 for kind in parts_of(name):
@@ -150,7 +150,7 @@ class NamedWeights(WeightSource):
 
 
 class _NamedTensors(NamedWeights, DenseWeights):
-    """FP16 tensors. shapes: of all there are. Raises UsageError unless the architecture's."""
+    """FP16 tensors. shapes: by name. Raises UsageError if they don't match the architecture."""
 
     def __init__(self, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__(architecture, shapes)
@@ -171,7 +171,7 @@ class _NamedTensors(NamedWeights, DenseWeights):
 
 
 class FolderWeights(_NamedTensors):
-    """Reads tensors from disk when they are asked for: host memory holds one at a time."""
+    """Reads tensors from disk on demand, one at a time in host memory."""
 
     def __init__(self, files: ModelFiles) -> None:
         self._stored: Mapping[str, StoredTensor] = files.tensors
@@ -204,7 +204,7 @@ class StateDictWeights(_NamedTensors):
 
 
 def open_gguf(path: Path) -> StateDictWeights:
-    """A GGUF file, dequantized by transformers: all of it is in host memory. Raises UsageError."""
+    """Open a GGUF file, dequantized by transformers into host memory. Raises UsageError."""
     try:
         from transformers import AutoModelForCausalLM
 
@@ -215,7 +215,7 @@ def open_gguf(path: Path) -> StateDictWeights:
         raise UsageError(
             f"{path.name} needs transformers and gguf: pip install 'flexq-bench[accuracy]'"
         ) from error
-    except Exception as error:  # of a damaged file its reader raises whatever it stumbles over
+    except Exception as error:  # for a damaged file the reader may raise anything
         raise UsageError(f"can't read {path}: {error}: download the model again") from error
     config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     return StateDictWeights(of_config(config, path.stem), model.state_dict())
@@ -226,7 +226,7 @@ def _check(
     shapes: dict[str, tuple[int, ...]],
     expected: Iterator[tuple[str, tuple[int, ...]]],
 ) -> None:
-    """Raise UsageError where tensors are missing, of another shape, or more than expected."""
+    """Raise UsageError if tensors are missing, unexpected, or of another shape."""
     for name, shape in expected:
         given = shapes.pop(name, None)
         if given is None:
@@ -246,7 +246,7 @@ def _pair(name: str, shape: tuple[int, ...], biased: bool) -> Iterator[tuple[str
 
 
 def path_in_block(kind: str) -> str:
-    """Name of a layer of this kind within its block: self_attn.q_proj."""
+    """Name of a layer of this kind within its block, for example self_attn.q_proj."""
     module = next((name for name, kinds in _MODULES.items() if kind in kinds), "")
     return f"{module}.{kind}" if module else kind
 

@@ -1,4 +1,4 @@
-"""Operations of a decode worker process: loads one model after the other and decodes."""
+"""Operations of a decode worker process, which loads models and decodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flexq_bench.measure.nvml import open_handle
 from kernels.contract import Backend
 
 _PROFILED_STEPS = 3
-_WARM_UP_TOKENS = 64  # of a decode: some tenths of a second, which clocks need to rise
+_WARM_UP_TOKENS = 64  # decoding them takes some tenths of a second, in which clocks rise
 
 
 class DecodeWorkerOperations:
@@ -51,7 +51,7 @@ class DecodeWorkerOperations:
         return "cuda" if self.device.type == "cuda" else "cpu"
 
     def describe(self) -> dict[str, Any]:
-        """The device and the environment, as records have them."""
+        """Describe the device and the environment, as in records."""
         return {
             "device": asdict(describe_device(self.device, self._nvml)),
             "environment": describe_environment(self.device, self._nvml),
@@ -76,7 +76,7 @@ class DecodeWorkerOperations:
     def load(
         self, model: str, scheme: str, batches: list[int], capacity: int, tuning: str
     ) -> dict[str, Any]:
-        """Load a model for sequences of up to `capacity` tokens, which `check` has found to fit."""
+        """Load a model for sequences of up to `capacity` tokens, after `check` was called."""
         self.unload()
         source = self._open(model, scheme)
         if self.device.type == "cuda":
@@ -86,7 +86,7 @@ class DecodeWorkerOperations:
         with self._in_memory(f"{model} under {scheme}"):
             loaded = load(source, self.device, capacity, tuner, tuple(batches))
             load_s = time.perf_counter() - began
-            tuner.settle(loaded)
+            tuner.tune(loaded)
         self._model, self._tuner = loaded, tuner
         return {
             "load_s": load_s,
@@ -103,9 +103,9 @@ class DecodeWorkerOperations:
     def decode(
         self, batch: int, prompt_tokens: int, new_tokens: int, kv_bits: int, profiled: bool
     ) -> dict[str, Any]:
-        """Decode random prompts: their first tokens to warm up, then all of them timed.
+        """Decode random prompts: a warm-up of the first tokens, then a timed decode of all.
 
-        profiled: say also what each part adds to a step.
+        profiled: also profile the time of each part of a step.
         """
         with self._engine(batch, prompt_tokens + new_tokens, kv_bits) as engine:
             answer = self._decode(engine, batch, prompt_tokens, new_tokens)
@@ -124,11 +124,11 @@ class DecodeWorkerOperations:
         batch_limit: int,
         memory_limit_bytes: int | None,
     ) -> dict[str, Any]:
-        """Sequences at a time that a memory limit allows; nothing is loaded."""
+        """Number of concurrent sequences within a memory limit, without loading the model."""
         if memory_limit_bytes is None:
             return {"slots": batch_limit}
         one = footprint(self._open(model, scheme), 1, capacity, kv_bits)
-        # Layers are quantized before there is a cache: only what stays counts.
+        # Temporaries of quantizing are freed before the cache is allocated and don't count.
         slots = slots_within(memory_limit_bytes, one.weights, RESERVE, one.cache, batch_limit)
         return {"slots": slots}
 
@@ -186,13 +186,13 @@ class DecodeWorkerOperations:
         }
 
     def unload(self) -> dict[str, Any]:
-        """Let go of the model, and of what a load that failed has left."""
+        """Free the model, and memory of a failed load."""
         self._model = self._tuner = None
         release(self.device)
         return {}
 
     def _parts(self, engine: Engine, batch: int, length: int) -> list[dict[str, Any]]:
-        """Return the time that each part adds to a step at this length; empty: not a GPU."""
+        """Time that each part adds to a step at this length; empty on a CPU."""
         if self.device.type != "cuda":
             return []
         bucket = engine.bucket(length)
@@ -210,7 +210,7 @@ class DecodeWorkerOperations:
         return drawn.to(self.device)
 
     def _open(self, model: str, scheme: str) -> WeightSource:
-        """The weights; those of the last call are kept: finding them takes time."""
+        """Open the weights, or return those of the last call, as opening takes time."""
         key = model, scheme
         if self._source is None or self._source[0] != key:
             self._source = key, open_model(model, scheme, self._seed)
@@ -237,7 +237,7 @@ class DecodeWorkerOperations:
 
     @contextmanager
     def _in_memory(self, what: str) -> Iterator[None]:
-        """Memory that runs out where it was to suffice is a refusal."""
+        """Convert an out-of-memory error of torch to MeasureError."""
         try:
             yield
         except torch.OutOfMemoryError as error:

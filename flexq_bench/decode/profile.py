@@ -23,7 +23,7 @@ from kernels.decoder.cuda_operations import (
 )
 from workloads.model_spec import Block
 
-_ON_GPU = "CUDA"  # torch.profiler's word
+_ON_GPU = "CUDA"  # device type of torch.profiler
 EMBEDDING, SAMPLING, HEAD = "embedding", "sampling", "lm_head"
 _ACTIVATION = {"llama": "silu_mul", "opt": "relu"}
 _LAYERS: dict[Block, tuple[str, str, str, str]] = {
@@ -51,10 +51,10 @@ class Share:
 
 
 def shares(launches: Sequence[Launch], block: Block, layers: int) -> list[Share]:
-    """The parts of one step in the order in which they first come.
+    """Time of the parts of one step, ordered by first occurrence.
 
-    launches: in order of their start. Linear layers are told apart by the fused kernels around
-    them. Raises ValueError if these are not those of so many layers.
+    launches: in order of their start. Linear layers are identified by the fused kernels around
+    them. Raises ValueError if the kernels don't match the number of layers.
     """
     parts = parts_of([launch.name for launch in launches], block, layers)
     counts: dict[str, int] = {}
@@ -68,7 +68,7 @@ def shares(launches: Sequence[Launch], block: Block, layers: int) -> list[Share]
 
 
 def parts_of(names: Sequence[str], block: Block, layers: int) -> list[str]:
-    """The part of the step that each kernel belongs to. Raises ValueError as `shares`."""
+    """The part of the step of each kernel. Raises ValueError as `shares`."""
     qkv, out, widen, down = _LAYERS[block]
     norms = 2 * layers + 1
     if sum(name == NORM for name in names) != norms:
@@ -96,7 +96,7 @@ def parts_of(names: Sequence[str], block: Block, layers: int) -> list[str]:
 
 
 def record(run: Callable[[], None], repeats: int) -> list[list[Launch]]:
-    """The kernels of each of `repeats` runs, in order of their start. Needs a GPU."""
+    """Profile `repeats` runs; returns the kernels of each in order of their start. Needs a GPU."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(repeats):

@@ -36,8 +36,8 @@ class Source:
 class ProcessResults:
     """Results of the processes of one case.
 
-    loaded: answer of the last load. refused: reason why the case cannot be measured. parts: profile
-    of a step; empty: no process profiled one. spent_s: time of the last process, by phase.
+    loaded: response to the last load. refused: reason why the case can't be measured. parts:
+    profile of a step; empty: none was profiled. spent_s: time of the last process, by phase.
     """
 
     processes: list[ProcessDecode] = field(default_factory=list)
@@ -49,9 +49,9 @@ class ProcessResults:
 
 @dataclass(frozen=True, slots=True)
 class ServingCase:
-    """Requests served under a scheme. lengths: where theirs come from. memory_limit: bytes.
+    """Requests to serve under a scheme. lengths: source of their lengths. memory_limit: bytes.
 
-    step_tokens: of prompts, between two steps, at most. kv_bits: of the cache.
+    step_tokens: most prompt tokens between two steps. kv_bits: of the cache.
     """
 
     scheme: str
@@ -68,7 +68,7 @@ class ServingCase:
         return max(request.length for request in self.requests)
 
     def key(self, setup: Setup) -> str:
-        """Its identity within a run."""
+        """The key within a run."""
         within = "" if self.memory_limit is None else f" m{self.memory_limit}"
         return (
             f"serve {setup.model} {self.scheme} kv{self.kv_bits} b{self.batch_limit}{within} "
@@ -78,9 +78,9 @@ class ServingCase:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """slots: sequences at a time. loaded: what loading said. answer: of the process.
+    """Result of a serving case. slots: concurrent sequences. loaded: response to the load.
 
-    refused: why there is no answer.
+    answer: response to serving; None: refused. refused: the reason.
     """
 
     case: ServingCase
@@ -91,21 +91,21 @@ class Served:
 
 
 def decode_record(
-    setup: Setup, case: DecodeCase, found: ProcessResults, source: Source
+    setup: Setup, case: DecodeCase, results: ProcessResults, source: Source
 ) -> DecodeRecord:
-    """The record of a case, of the processes that there are so far."""
-    done = found.processes
+    """Build the record of a case from the processes so far."""
+    done = results.processes
     steps = [process.step_ms for process in done if process.step_ms]
     interval = hierarchical_interval(steps, seed=setup.seed) if steps else None
     joules = [process.energy_j for process in done if process.energy_j is not None]
     tokens = case.batch * case.new_tokens
-    shared = _shared(setup, case, case.key, found.loaded, source)
-    shared["parameters"] |= {"processes": len(done), "spent_s": found.spent_s}
-    shared["parameters"]["configs"] = found.loaded.get("configs", {}).get(str(case.batch), {})
+    shared = _shared(setup, case, case.key, results.loaded, source)
+    shared["parameters"] |= {"processes": len(done), "spent_s": results.spent_s}
+    shared["parameters"]["configs"] = results.loaded.get("configs", {}).get(str(case.batch), {})
     return DecodeRecord(
         **shared,
         status="ok" if done else "refused",
-        detail="" if done else found.refused,
+        detail="" if done else results.refused,
         batch=case.batch,
         prompt_tokens=case.prompt_tokens,
         new_tokens=case.new_tokens,
@@ -114,18 +114,20 @@ def decode_record(
         token_ci_low_ms=interval.low if interval else None,
         token_ci_high_ms=interval.high if interval else None,
         token_p95_ms=float(np.percentile(np.concatenate(steps), 95)) if steps else None,
-        process_medians_ms=tuple(float(statistics.median(of_process)) for of_process in steps),
+        process_medians_ms=tuple(
+            float(statistics.median(process_steps)) for process_steps in steps
+        ),
         tokens_per_s=1000 * case.batch / interval.estimate if interval else None,
         steady_memory_bytes=_median_bytes([p.steady_memory_bytes for p in done]),
         peak_memory_bytes=_median_bytes([p.peak_memory_bytes for p in done]),
         energy_j_per_token=None if not joules else float(statistics.median(joules)) / tokens,
-        parts=found.parts,
+        parts=results.parts,
         processes=tuple(done),
     )
 
 
 def serving_record(setup: Setup, served: Served, source: Source) -> ServingRecord:
-    """The record of a serving, or of why there was none."""
+    """Build the record of a serving, or of its refusal."""
     case, answer = served.case, served.answer
     new = sum(request.new_tokens for request in case.requests)
 
@@ -193,7 +195,7 @@ def _shared(
 
 
 def content_hash_of(loaded: Mapping[str, Any], kv_bits: int) -> str | None:
-    """Hash of the checkpoint that a worker has loaded, with this cache; None: there is none."""
+    """Content hash of the loaded checkpoint with this cache width; None: it is no checkpoint."""
     hashes: Mapping[str, str] = loaded.get("content_hashes", {})
     return hashes.get(str(kv_bits))
 

@@ -1,4 +1,4 @@
-"""Decode and serving results as tables for people."""
+"""Terminal tables of decode and serving results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class PartChange:
-    """One part of a step under two schemes. Microseconds of the step.
+    """One part of a step under two schemes. Times in microseconds.
 
     share: of the base's step. speedup: base over head; None: head has no such part.
-    saved: of the base's step, as a fraction; below 0 it costs more.
+    saved: fraction of the base's step; negative if the part takes longer.
     """
 
     part: str
@@ -31,9 +31,9 @@ class PartChange:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """base and head: schemes. explained: the speed-up that the parts' times make.
+    """Speed-up of head over base by parts. explained: ratio of the sums of the parts' times.
 
-    measured: of the median times of a token, without a profiler.
+    measured: ratio of the median times per token, without a profiler.
     """
 
     base: DecodeRecord
@@ -50,22 +50,22 @@ def explain(base: DecodeRecord, head: DecodeRecord) -> Explanation | None:
     """
     if not base.parts or not head.parts or not base.token_ms or not head.token_ms:
         return None
-    of_base = {part["part"]: float(part["us"]) for part in base.parts}
-    of_head = {part["part"]: float(part["us"]) for part in head.parts}
-    step = sum(of_base.values())
+    base_us = {part["part"]: float(part["us"]) for part in base.parts}
+    head_us = {part["part"]: float(part["us"]) for part in head.parts}
+    step = sum(base_us.values())
     changes = []
-    for name in dict.fromkeys((*of_base, *of_head)):
-        before, after = of_base.get(name, 0.0), of_head.get(name, 0.0)
+    for name in dict.fromkeys((*base_us, *head_us)):
+        before, after = base_us.get(name, 0.0), head_us.get(name, 0.0)
         speedup = before / after if after else None
         changes.append(
             PartChange(name, before, after, before / step, speedup, (before - after) / step)
         )
-    explained = step / sum(of_head.values())
+    explained = step / sum(head_us.values())
     return Explanation(base, head, tuple(changes), explained, base.token_ms / head.token_ms)
 
 
 def explanations(records: Sequence[DecodeRecord]) -> list[Explanation]:
-    """Of every record beside the first scheme's of the same batch and lengths, where both tell."""
+    """Explain every record relative to the first scheme, same batch and lengths, if profiled."""
     results = []
     for head in records:
         base = _base_of(head, records)
@@ -77,17 +77,17 @@ def explanations(records: Sequence[DecodeRecord]) -> list[Explanation]:
     return results
 
 
-def decode_line(record: DecodeRecord, wanted: int) -> str:
-    """One process more of a case, while others are to come. wanted: processes in all."""
+def decode_line(record: DecodeRecord, processes: int) -> str:
+    """Format the state of a case after one more process. processes: their total number."""
     done = len(record.processes)
     if record.status != "ok":
         return f"{record.case}: {record.status}"
     token = "one token only" if record.token_ms is None else f"{record.token_ms:.3f} ms a token"
-    return f"{record.case}: {token}, {done} of {wanted} processes"
+    return f"{record.case}: {token}, {done} of {processes} processes"
 
 
 def serving_line(record: ServingRecord) -> str:
-    """One serving more, while others are to come."""
+    """Format a serving as one line."""
     if record.tokens_per_s is None:
         return f"{record.case}: {record.status}"
     slots = record.parameters["slots"]
@@ -95,9 +95,9 @@ def serving_line(record: ServingRecord) -> str:
 
 
 def decode_table(records: Sequence[DecodeRecord]) -> Table:
-    """One row a case; speed and memory beside the first scheme, same batch and lengths.
+    """Tabulate cases; speed and memory relative to the first scheme, same batch and lengths.
 
-    The first scheme's cache is the same, too, if it was decoded with that.
+    With the same cache width too, if the first scheme was decoded with it.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("scheme", no_wrap=True)
@@ -118,7 +118,7 @@ def decode_table(records: Sequence[DecodeRecord]) -> Table:
 
 
 def explanation_table(explanation: Explanation) -> Table:
-    """Each part's times, speed-up, share, and what it saves of the whole step."""
+    """Tabulate times, speed-up, share and saved fraction of the step of each part."""
     base, head = explanation.base, explanation.head
     table = Table(
         title=f"{base.scheme} -> {_name_beside(head, base)}, batch {base.batch}, "
@@ -143,7 +143,7 @@ def explanation_table(explanation: Explanation) -> Table:
 
 
 def serving_table(records: Sequence[ServingRecord]) -> Table:
-    """One row a scheme and batch limit."""
+    """Tabulate servings, one row per scheme and batch limit."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("scheme", no_wrap=True)
     names = ("KV", "limit", "slots", "requests", "tokens/s", "p50 s", "p95 s", "p99 s")
@@ -191,17 +191,19 @@ def _cells(record: DecodeRecord, base: DecodeRecord | None) -> list[str]:
 
 
 def _base_of(record: DecodeRecord, records: Sequence[DecodeRecord]) -> DecodeRecord | None:
-    of_first = [r for r in records if r.scheme == records[0].scheme and _asked(r) == _asked(record)]
-    same = [r for r in of_first if r.kv_bits == record.kv_bits]
-    return next(iter(same + of_first), None)
+    candidates = [
+        r for r in records if r.scheme == records[0].scheme and _shape(r) == _shape(record)
+    ]
+    same = [r for r in candidates if r.kv_bits == record.kv_bits]
+    return next(iter(same + candidates), None)
 
 
 def _name_beside(head: DecodeRecord, base: DecodeRecord) -> str:
-    of_cache = "" if head.kv_bits == base.kv_bits else f" with a cache of {head.kv_bits} bits"
-    return head.scheme + of_cache
+    suffix = "" if head.kv_bits == base.kv_bits else f" with a cache of {head.kv_bits} bits"
+    return head.scheme + suffix
 
 
-def _asked(record: DecodeRecord) -> tuple[int, int, int]:
+def _shape(record: DecodeRecord) -> tuple[int, int, int]:
     return record.batch, record.prompt_tokens, record.new_tokens
 
 

@@ -1,4 +1,4 @@
-"""Requests to serve: how long their prompts and answers are."""
+"""Requests to serve: lengths of their prompts and answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from flexq_bench.errors import UsageError
 
-# Mean lengths of ShareGPT's conversations as vLLM's paper has them (arXiv 2309.06180, figure 11).
-# The spread is ours: a lognormal of this sigma has its 95th percentile at three times its mean.
+# Mean lengths of ShareGPT's conversations in vLLM's paper (arXiv 2309.06180, figure 11). Sigma is
+# our choice: the 95th percentile of this lognormal distribution is three times its mean.
 _MEAN_PROMPT, _MEAN_NEW = 161.31, 337.99
 _SIGMA = 1.0
 LOGNORMAL = f"lognormal, means {_MEAN_PROMPT:g} and {_MEAN_NEW:g}, sigma {_SIGMA:g}"
@@ -31,20 +31,20 @@ class Request:
 
 
 def drawn_requests(count: int, longest: int, seed: int) -> list[Request]:
-    """Lognormal lengths. longest: of prompt and answer together; each is cut to half of it."""
+    """Draw lognormal lengths. longest: of prompt and answer together; each is cut to half of it."""
     generator = np.random.default_rng(seed)
 
     def draw(mean: float) -> list[int]:
         drawn = generator.lognormal(math.log(mean) - _SIGMA**2 / 2, _SIGMA, count)
-        whole = np.clip(np.rint(drawn), 1, longest // 2)
-        return [int(length) for length in whole]
+        rounded = np.clip(np.rint(drawn), 1, longest // 2)
+        return [int(length) for length in rounded]
 
     pairs = zip(draw(_MEAN_PROMPT), draw(_MEAN_NEW), strict=True)
     return [Request(prompt, new) for prompt, new in pairs]
 
 
 def read_requests(path: Path) -> list[Request]:
-    """Lengths from a file, `prompt,new` a line. Raises UsageError with the line that is wrong."""
+    """Read lengths, `prompt,new` per line. Raises UsageError with the number of an invalid line."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))

@@ -1,4 +1,4 @@
-"""FP16 weights rounded to nearest in the formats of a scheme: what has no calibration."""
+"""FP16 weights rounded to nearest in the formats of a scheme, without calibration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kernels.formats import quantize
 
 
 class RoundedWeights(WeightSource):
-    """Rounds layer by layer, on their device. The algorithm of the scheme has no part in it.
+    """Rounds layer by layer on the device; only the formats of the scheme are used.
 
     Raises UsageError as runnable_formats.
     """
@@ -53,14 +53,14 @@ class RoundedWeights(WeightSource):
 def runnable_formats(scheme: Scheme, architecture: Architecture) -> dict[str, LayerFormats]:
     """Formats of the fused layers of a block under a scheme, by name.
 
-    Raises UsageError for a layer without a kernel, and if the parts of one are rounded differently.
+    Raises UsageError for a layer without a kernel, and if parts of a fused layer differ in format.
     """
     formats = {
         name: fused_formats(scheme, parts_of(name), gated=architecture.is_gated)
         for name, _, _ in layer_sizes(architecture)
     }
-    for name, of_layer in formats.items():
-        label_of(f"{name} under {scheme.name}", of_layer)
+    for name, layer_formats in formats.items():
+        label_of(f"{name} under {scheme.name}", layer_formats)
     return formats
 
 

@@ -1,4 +1,4 @@
-"""The run of a decode or a serving: its cases, begun or gone on with, and its stored records."""
+"""Runs of decodes and servings: their cases, new or resumed, and their stored records."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """batch_limits: of each serving. memory_gib: None, no limit. lengths: a file; None: drawn.
+    """Options of servings, one per batch limit. memory_gib None: no limit. lengths: a file; None:
+    random.
 
-    step_tokens: of prompts that are read between two steps, at most.
+    step_tokens: most prompt tokens between two steps.
     """
 
     batch_limits: tuple[int, ...]
@@ -40,22 +41,22 @@ class Serving:
     step_tokens: int
 
 
-def serving_cases(setup: Setup, wanted: Serving) -> list[ServingCase]:
+def serving_cases(setup: Setup, serving: Serving) -> list[ServingCase]:
     """The same requests under every scheme and batch limit. Raises UsageError."""
-    if wanted.lengths is None:
-        requests = drawn_requests(wanted.requests, wanted.longest, setup.seed)
-        lengths = f"{LOGNORMAL}, cut to {wanted.longest // 2}"
+    if serving.lengths is None:
+        requests = drawn_requests(serving.requests, serving.longest, setup.seed)
+        lengths = f"{LOGNORMAL}, cut to {serving.longest // 2}"
     else:
-        requests = read_requests(Path(wanted.lengths))[: wanted.requests]
-        lengths = Path(wanted.lengths).name
-    memory = None if wanted.memory_gib is None else round(wanted.memory_gib * _GIB)
-    # With a memory limit it is that, not a list of batches, that decides.
-    limits = wanted.batch_limits if memory is None else wanted.batch_limits[-1:]
+        requests = read_requests(Path(serving.lengths))[: serving.requests]
+        lengths = Path(serving.lengths).name
+    memory = None if serving.memory_gib is None else round(serving.memory_gib * _GIB)
+    # A memory limit determines the batch, so one batch limit is enough.
+    limits = serving.batch_limits if memory is None else serving.batch_limits[-1:]
     if not limits:
         raise UsageError("how many at a time? Give --batch-limit")
     return [
         ServingCase(
-            of.scheme, limit, memory, tuple(requests), lengths, wanted.step_tokens, of.kv_bits
+            of.scheme, limit, memory, tuple(requests), lengths, serving.step_tokens, of.kv_bits
         )
         for of in setup.schemes
         for limit in limits
@@ -63,7 +64,7 @@ def serving_cases(setup: Setup, wanted: Serving) -> list[ServingCase]:
 
 
 def run_to_measure(database: Database, keys: Sequence[str], resume: str | None) -> RunInfo:
-    """A new run, or the one to go on with. Raises UsageError if that one is of other cases."""
+    """A new run, or the one to resume. Raises UsageError if that one is of other cases."""
     if resume is None:
         return new_run(SUITE, "manual", keys)
     with database.session() as session:
@@ -78,13 +79,13 @@ def run_to_measure(database: Database, keys: Sequence[str], resume: str | None) 
 
 
 def stored_decodes(database: Database, run: RunInfo) -> dict[str, DecodeRecord]:
-    """The decodes that a run has, by case."""
+    """Stored decodes of a run by case."""
     with database.session() as session:
         return {r.case: r for r in queries.decode_results(session, runs=[run.uuid])}
 
 
 def stored_servings(database: Database, run: RunInfo) -> dict[str, ServingRecord]:
-    """The servings that a run has, by case."""
+    """Stored servings of a run by case."""
     with database.session() as session:
         return {r.case: r for r in queries.serving_results(session, runs=[run.uuid])}
 
@@ -96,7 +97,9 @@ def measure_decodes(
     before: Mapping[str, DecodeRecord],
     on_record: Callable[[DecodeRecord], None],
 ) -> None:
-    """Decode what `before` lacks, alone on the device; store each record, then call on_record.
+    """Decode with exclusive use of the device; store each record, then call on_record.
+
+    before: records of the run by case, whose processes are not repeated.
 
     Raises as measurement.decode_all, InfrastructureError if the device is not free in time.
     """
@@ -112,7 +115,7 @@ def measure_servings(
     cases: Sequence[ServingCase],
     on_record: Callable[[ServingRecord], None],
 ) -> None:
-    """Serve the cases, alone on the device; store each record, then call on_record with it.
+    """Serve with exclusive use of the device; store each record, then call on_record.
 
     Raises as measurement.serve_all, InfrastructureError if the device is not free in time.
     """

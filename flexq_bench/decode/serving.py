@@ -1,4 +1,4 @@
-"""Serving requests on an engine: pieces of prompts are read between steps, several together."""
+"""Serving of requests on an engine by continuous batching with chunked prefill."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from flexq_bench.decode.continuous_batching import Piece, Reading, Schedule, Turn, step_sizes
-from flexq_bench.decode.decoder import Pieces
+from flexq_bench.decode.continuous_batching import (
+    Chunk,
+    Iteration,
+    PrefillBatch,
+    Scheduler,
+    step_sizes,
+)
+from flexq_bench.decode.decoder import Chunks
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.requests import Request
 from flexq_bench.decode.stopwatch import stopwatch
 from flexq_bench.errors import MeasureError
 
-_FEWEST_SEEN = 128  # positions that attention of prompts is laid out for
+_MIN_ATTENTION_LENGTH = 128  # positions of a prefill's attention
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """latency_ms, ttft_ms: of each request, from its admission to its last and its first token.
+    """Times of served requests. latency_ms, ttft_ms: from admission to the last and first token.
 
-    token_ms: every time between two steps, prompts in between included. seconds: of everything.
+    token_ms: times between consecutive steps, including prefills between them. seconds: in total.
     answers: the tokens of each request, int64.
     """
 
@@ -35,7 +41,7 @@ class Served:
 
 
 def slots_within(limit: int, weights: int, reserve: int, slot: int, batch_limit: int) -> int:
-    """Sequences at a time that fit `limit` bytes beside weights and reserve, at most batch_limit.
+    """Number of sequences that fit `limit` bytes with weights and reserve, at most batch_limit.
 
     slot: bytes of one sequence's cache. Raises MeasureError if not one fits.
     """
@@ -52,29 +58,31 @@ def slots_within(limit: int, weights: int, reserve: int, slot: int, batch_limit:
 def serve(
     engine: Engine, requests: Sequence[Request], prompts: torch.Tensor, step_tokens: int
 ) -> Served:
-    """Serve all requests, which wait in order from the beginning.
+    """Serve all requests, which are queued in order from the start.
 
-    prompts: int32 [requests, longest prompt], each as long as its request says. Between two steps
-    pieces of prompts are read, of up to step_tokens tokens: nobody waits longer for a token.
+    prompts: int32 [requests, longest prompt], padded. At most step_tokens prompt tokens are
+    prefilled between two steps, which limits the time between tokens.
     """
     _prepare(engine, requests, step_tokens)
     watch = stopwatch(engine.model.device)
     began, first, ended = ([0] * len(requests) for _ in range(3))
     answers: list[torch.Tensor] = [prompts[:0, 0]] * len(requests)
-    steps: list[int] = []  # the mark after each
+    steps: list[int] = []  # index of the mark after each
     watch.mark()
-    for mark, turn in enumerate(Schedule(requests, engine.slots, step_tokens).turns(), start=1):
-        for admission in turn.admitted:
+    for mark, iteration in enumerate(
+        Scheduler(requests, engine.slots, step_tokens).iterations(), start=1
+    ):
+        for admission in iteration.admitted:
             began[admission.index] = mark - 1
-        if turn.reading is None:
-            engine.advance(*_step(engine, turn))
+        if iteration.prefill is None:
+            engine.advance(*_step(engine, iteration))
             steps.append(mark)
         else:
-            engine.read(_pieces(engine, turn.reading, prompts), len(turn.reading.pieces))
+            engine.read(_chunks(engine, iteration.prefill, prompts), len(iteration.prefill.chunks))
         watch.mark()
-        for index in turn.begun:
+        for index in iteration.started:
             first[index] = mark
-        for slot, index in turn.finished:
+        for slot, index in iteration.finished:
             ended[index] = mark
             request = requests[index]
             answer = engine.history[slot, request.prompt_tokens : request.length]
@@ -91,38 +99,44 @@ def serve(
 
 
 def _prepare(engine: Engine, requests: Sequence[Request], step_tokens: int) -> None:
-    """Capture every step and every reading that these requests will need."""
-    turns = list(Schedule(requests, engine.slots, step_tokens).turns())
-    for step in sorted({_step(engine, turn) for turn in turns if turn.reading is None}):
+    """Capture all steps and prefills of these requests."""
+    iterations = list(Scheduler(requests, engine.slots, step_tokens).iterations())
+    for step in sorted(
+        {_step(engine, iteration) for iteration in iterations if iteration.prefill is None}
+    ):
         engine.prepare(*step)
-    readings = [turn.reading for turn in turns if turn.reading is not None]
-    shapes = {(one.rows, one.tokens, _seen(engine, one.longest)) for one in readings}
+    prefills = [iteration.prefill for iteration in iterations if iteration.prefill is not None]
+    shapes = {(one.rows, one.tokens, _attention_length(engine, one.longest)) for one in prefills}
     for shape in sorted(shapes):
         engine.prepare_prompts(*shape)
 
 
-def _step(engine: Engine, turn: Turn) -> tuple[int, int]:
-    """Slots and bucket of the step that is prepared for a turn."""
-    batch = min(size for size in step_sizes(engine.slots) if size >= turn.decoding)
-    return batch, engine.bucket(turn.longest)
+def _step(engine: Engine, iteration: Iteration) -> tuple[int, int]:
+    """Batch size and bucket of an iteration's step."""
+    batch = min(size for size in step_sizes(engine.slots) if size >= iteration.decoding)
+    return batch, engine.bucket(iteration.longest)
 
 
-def _pieces(engine: Engine, reading: Reading, prompts: torch.Tensor) -> Pieces:
-    """Return the engine's input for a reading. Padded rows use the last position, never read."""
-    spare = [Piece(0, 0, engine.capacity - 1, 1)] * (reading.rows - len(reading.pieces))
-    pieces = [*reading.pieces, *spare]
-    table = [[p.index, p.start, p.count, p.slot] for p in pieces]
+def _chunks(engine: Engine, prefill: PrefillBatch, prompts: torch.Tensor) -> Chunks:
+    """Build the engine's input of a prefill. Padded rows use the last position, never read."""
+    spare = [Chunk(0, 0, engine.capacity - 1, 1)] * (prefill.rows - len(prefill.chunks))
+    chunks = [*prefill.chunks, *spare]
+    table = [[p.index, p.start, p.count, p.slot] for p in chunks]
     on_host = torch.tensor(table, dtype=torch.int64).T.contiguous()
     if prompts.is_cuda:  # a copy from pinned memory doesn't wait for the work before it
         on_host = on_host.pin_memory()
     index, start, count, slot = on_host.to(prompts.device, non_blocking=True)
-    within = torch.arange(reading.tokens, device=prompts.device)
+    within = torch.arange(prefill.tokens, device=prompts.device)
     columns = (start[:, None] + within).clamp(max=prompts.shape[1] - 1)
-    return Pieces(
-        prompts[index[:, None], columns], start, count, slot, _seen(engine, reading.longest)
+    return Chunks(
+        prompts[index[:, None], columns],
+        start,
+        count,
+        slot,
+        _attention_length(engine, prefill.longest),
     )
 
 
-def _seen(engine: Engine, length: int) -> int:
-    """Positions that a piece which ends at `length` looks at: few numbers, so that graphs are."""
-    return min(max(_FEWEST_SEEN, 1 << (length - 1).bit_length()), engine.capacity)
+def _attention_length(engine: Engine, length: int) -> int:
+    """Attention length of a chunk that ends at `length`, rounded up to need few graphs."""
+    return min(max(_MIN_ATTENTION_LENGTH, 1 << (length - 1).bit_length()), engine.capacity)

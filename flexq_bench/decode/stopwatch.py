@@ -10,17 +10,17 @@ import torch
 
 
 class Stopwatch(Protocol):
-    """Marks are cheap; reading waits for the device."""
+    """Timer on a device. Marks are cheap; reading intervals synchronizes."""
 
     def mark(self) -> None:
-        """A point in the order of the work that was enqueued."""
+        """Add a mark after the work enqueued so far."""
 
     def intervals_ms(self) -> list[float]:
-        """Milliseconds between neighbouring marks."""
+        """Milliseconds between consecutive marks."""
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
-    """One that has no marks yet."""
+    """Create the stopwatch of a device."""
     return _CudaStopwatch() if device.type == "cuda" else _CpuStopwatch()
 
 

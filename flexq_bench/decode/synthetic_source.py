@@ -1,4 +1,4 @@
-"""Random weights of a model of the catalog as a model that can be quantized."""
+"""Random weights of a catalog model as a source for quantization."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IN_A_BLOCK = re.compile(r"layers\.(\d+)\.(.+)$")
 
 
 class SyntheticSource(ModelSource):
-    """The weights that decode draws for this model and seed, drawn where they are asked for."""
+    """The same random weights as in decode, generated on demand."""
 
     is_synthetic = True
 
@@ -72,18 +72,18 @@ class SyntheticSource(ModelSource):
         return []
 
     def read(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
-        held: tuple[str, dict[str, torch.Tensor]] = ("", {})
+        loaded: tuple[str, dict[str, torch.Tensor]] = ("", {})
         for name in names:
             within = _IN_A_BLOCK.search(name)
             part = within[1] if within else "ends"
-            if part != held[0]:
-                held = ("", {})  # one part at a time
+            if part != loaded[0]:
+                loaded = ("", {})  # one part at a time
                 drawn = self._block(int(part), device) if within else self._ends(device)
-                held = (part, drawn)
-            yield name, held[1][within[2] if within else name.rpartition("model.")[2]]
+                loaded = (part, drawn)
+            yield name, loaded[1][within[2] if within else name.rpartition("model.")[2]]
 
     def _block(self, index: int, device: torch.device) -> dict[str, torch.Tensor]:
-        """By the names within a block."""
+        """A block's tensors by their names within the block."""
         block = self._weights.block(index, device)
         tensors: dict[str, torch.Tensor] = {}
         for fused, layer in block.linears.items():
@@ -101,7 +101,7 @@ class SyntheticSource(ModelSource):
         return tensors
 
     def _ends(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """By the names after `model.`."""
+        """Tensors outside the blocks, by their names after `model.`."""
         ends = self._weights.ends(device)
         root = "decoder." if self._is_opt else ""
         norm = _named(f"{root}final_layer_norm" if self._is_opt else "norm", ends.norm)

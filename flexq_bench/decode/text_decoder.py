@@ -1,4 +1,4 @@
-"""Logits of texts by a loaded model: many tokens as prompts are read, one as it is decoded."""
+"""Logits of texts: several tokens as a prefill, one token as a decode step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flexq_bench.decode.decoder import Decoder, Model, Pieces
+from flexq_bench.decode.decoder import Chunks, Decoder, Model
 from flexq_bench.decode.engine import bucket_of
 from flexq_bench.decode.layers import ChooseConfig, Workspace
 from kernels.contract import Backend
@@ -15,13 +15,13 @@ from kernels.decoder.cuda_operations import CudaOperations
 from kernels.decoder.kv import empty_layer
 from kernels.decoder.torch_operations import TorchOperations
 
-# Tokens of one launch. Bit planes of a CPU take 36 numbers for a product; a GPU has enough of 2048.
+# Tokens of one launch. On a CPU bit planes need 36 numbers per product; a GPU is busy with 2048.
 MOST_TOKENS: dict[Backend, int] = {"cpu": 128, "cuda": 2048}
 
 
 @dataclass(slots=True)
 class TextState:
-    """Keys and values of some texts so far. lengths: int64 [B]. longest: no text is longer."""
+    """Keys and values of texts. lengths: int64 [B]. longest: upper bound of them."""
 
     caches: list[KvLayer]
     lengths: torch.Tensor
@@ -32,7 +32,7 @@ class TextState:
         return self.caches[0].capacity
 
     def reserve(self, capacity: int) -> None:
-        """Have room for texts of so many tokens: what is kept moves to larger buffers."""
+        """Grow the buffers to `capacity` tokens per text, if they are smaller."""
         if capacity <= self.capacity:
             return
         for index, cache in enumerate(self.caches):
@@ -42,13 +42,12 @@ class TextState:
 
 
 class TextDecoder:
-    """The forward pass that `decode` runs, with the logits of every token.
+    """The forward pass of `decode`, with the logits of every token.
 
-    choose: as Engine takes it; None: the kernels' own heuristics. kv_bits: of keys and values.
+    choose: as of Engine; None: the kernels' heuristics. kv_bits: of keys and values.
 
-    More than MOST_TOKENS are computed one part after the other: fewer texts at once, then fewer
-    tokens of each. So logits don't depend on how many texts there are beside each other, but where
-    that changes how many tokens a GEMM has, whose sums then have another order.
+    More than MOST_TOKENS tokens are split into several passes, first by texts, then by tokens.
+    Logits depend on the number of texts only through the order of summation in a GEMM.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class TextDecoder:
         self._stepping: tuple[Decoder, Workspace] | None = None
 
     def empty(self, texts: int, capacity: int) -> TextState:
-        """The state of texts that have no token yet and will have `capacity` at most."""
+        """Create the state of texts without tokens. capacity: initial buffer size in tokens."""
         device, shape = self.model.device, self.model.attention
         caches = [
             empty_layer(texts, shape.kv_heads, capacity, shape.head_dim, self._kv_bits, device)
@@ -76,12 +75,12 @@ class TextDecoder:
         counts: torch.Tensor | None = None,
         last_only: bool = False,
     ) -> torch.Tensor:
-        """Logits FP16 [B, T, vocab] of tokens int [B, T] that follow what `state` has; adds them.
+        """Append tokens int [B, T] to the texts of `state`; returns logits FP16 [B, T, vocab].
 
-        counts: int64 [B], how many tokens of each row are of its text; the others stand behind
-        these, and their logits mean nothing. None: all. last_only: [B, 1, vocab], of each text's
-        last token. One token behind others is a step of `decode`; several, or the first, are a
-        prompt. Texts that outgrow the state's capacity get more.
+        counts: int64 [B], valid tokens of each row; the others are padding at the end, with
+        meaningless logits. None: all. last_only: return only the logits of each text's last token,
+        [B, 1, vocab]. One token after others is computed as a decode step; several, or the first,
+        as a prefill. The buffers of `state` grow if necessary.
         """
         rows, length = tokens.shape
         if state.longest + length > state.capacity:
@@ -119,29 +118,29 @@ class TextDecoder:
     def _last(self, tokens: torch.Tensor, state: TextState, counts: torch.Tensor) -> torch.Tensor:
         rows, length = tokens.shape
         slots = torch.arange(rows, device=tokens.device)
-        pieces = Pieces(tokens.int(), state.lengths, counts, slots, state.longest + length)
+        chunks = Chunks(tokens.int(), state.lengths, counts, slots, state.longest + length)
         work, last = self._workspace(tokens.numel()), self._workspace(rows)
-        return self._decoder().prefill(work, last, pieces, state.caches)[:, None]
+        return self._decoder().prefill(work, last, chunks, state.caches)[:, None]
 
     def _all(self, tokens: torch.Tensor, state: TextState) -> torch.Tensor:
         rows, length = tokens.shape
         most = MOST_TOKENS[self._backend]
-        # Operators and workspaces keep buffers by their sizes: of this call alone.
+        # Local, as operators and workspaces cache buffers by size.
         decoder, workspaces = self._decoder(), dict[int, Workspace]()
         vocabulary = self.model.architecture.dimensions.vocab
         logits = torch.empty(
             rows, length, vocabulary, dtype=torch.float16, device=self.model.device
         )
-        everyone = torch.arange(rows, device=tokens.device)
-        for slots in torch.split(everyone, max(1, most // length)):
+        all_slots = torch.arange(rows, device=tokens.device)
+        for slots in torch.split(all_slots, max(1, most // length)):
             for start in range(0, length, most):
                 ids = tokens[slots, start : start + most].int()
                 starts = state.lengths[slots] + start
                 stop = start + ids.shape[1]
                 counts = torch.full_like(starts, ids.shape[1])
-                pieces = Pieces(ids, starts, counts, slots, state.longest + stop)
+                chunks = Chunks(ids, starts, counts, slots, state.longest + stop)
                 work = workspaces.setdefault(ids.numel(), self._workspace(ids.numel()))
-                flat = decoder.all_logits(work, pieces, state.caches)
+                flat = decoder.all_logits(work, chunks, state.caches)
                 logits[slots, start:stop] = flat.view(*ids.shape, -1)
         return logits
 
@@ -153,14 +152,14 @@ class TextDecoder:
 
 
 def _longer(buffer: torch.Tensor, capacity: int) -> torch.Tensor:
-    """A KvLayer's buffer [2, slots, KV heads, capacity, …] with zeros behind what it holds."""
+    """Copy a KvLayer's buffer [2, slots, KV heads, capacity, …] to a larger one, zero-padded."""
     longer = buffer.new_zeros(*buffer.shape[:3], capacity, *buffer.shape[4:])
     longer[:, :, :, : buffer.shape[3]] = buffer
     return longer
 
 
 def operations_on(device: torch.device) -> DecoderOperations:
-    """The non-GEMM operators of a device: one kernel each on a GPU, torch's on a CPU."""
+    """The non-GEMM operators of a device: CUDA kernels on a GPU, torch on a CPU."""
     return CudaOperations() if device.type == "cuda" else TorchOperations()
 
 

@@ -1,8 +1,8 @@
-"""Choosing each linear layer's configuration inside the decode step that it is for.
+"""Tuning of each linear layer's configuration within a decode step.
 
-A kernel starts before the one in front of it has ended, and lets the next one in before it has
-ended itself: which configuration is fastest depends on what stands before and behind it. So
-candidates are timed in steps of a model's first blocks, layer by layer, the largest first.
+Consecutive kernels overlap (programmatic dependent launch), so the fastest configuration depends on
+the kernels before and after. Candidates are therefore timed in steps of a model's first blocks,
+layer by layer, the largest first.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from kernels.runtime.nvrtc import builds_hash
 from workloads.gemm import GemmWorkload
 
 STAGE = "decode-step"  # of the tuning key
-_COPIES_OF_L2 = 3  # bytes of weights that are read between two reads of the same one
-_FEWEST_BLOCKS = 6  # a step also has a head, which is not a part of any of them
+_COPIES_OF_L2 = 3  # weights of the timed blocks, in sizes of the L2 cache, so that they are cold
+_FEWEST_BLOCKS = 6  # so that the head has a small part in a step
 _WARM_UP, _SAMPLES = 3, 15  # steps
-# A glance at a bad moment made a configuration win that cost 3 % of a step: those that are this
-# near are timed again, with so many times as many steps.
-_NEAR, _SECOND_LOOK = 0.015, 6
-_TOKENS = 32  # that a sequence has room for while steps are timed
+# Candidates within this fraction of the fastest are timed again with so many times as many steps:
+# a disturbed first timing had selected a configuration that cost 3 % of a step.
+_RETIME_WITHIN, _RETIME_FACTOR = 0.015, 6
+_TOKENS = 32  # capacity of a sequence while steps are timed
 
 
 class StepTuner:
-    """choose(kernel, m, n, k): the kernel's heuristic, until `settle` has found what is faster.
+    """A ChooseConfig: the kernel's heuristic before `tune`, then the fastest configuration.
 
-    tuning: where choices come from. operations: the non-GEMM operators. sizes: numbers of tokens to
-    choose for.
+    tuning: source of choices. operations: the non-GEMM operators. sizes: numbers of tokens to tune
+    for.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class StepTuner:
         return self._chosen[key]
 
     def configs(self, model: Model, m: int) -> dict[str, dict[str, Any]]:
-        """The configuration for m tokens of each layer that has one, by name."""
+        """Configurations for m tokens by layer name; layers without one are left out."""
         block = model.blocks[0]
         chosen = {
             linear.name: self(linear.kernel, m, linear.weights.rows, linear.weights.k)
@@ -71,25 +71,25 @@ class StepTuner:
         }
         return {name: config.as_dict() for name, config in chosen.items() if config is not None}
 
-    def settle(self, model: Model) -> None:
-        """Time the candidates of every layer of a loaded model, or remember the fastest."""
+    def tune(self, model: Model) -> None:
+        """Time the candidates of every layer of a loaded model, or use stored choices."""
         if self._tuning is Tuning.NONE:
             return
-        some, block = first_blocks(model), model.blocks[0]
+        first, block = first_blocks(model), model.blocks[0]
         linears = (block.widen, block.down, block.qkv, block.out, model.head)
         for m in sorted(self._sizes):
             for linear in sorted(linears, key=lambda linear: -linear.nbytes):
-                self._settle(some, linear, m)
+                self._tune_layer(first, linear, m)
         release(self._device)
 
-    def _settle(self, model: Model, linear: PackedLinear, m: int) -> None:
+    def _tune_layer(self, model: Model, linear: PackedLinear, m: int) -> None:
         kernel, n, k = linear.kernel, linear.weights.rows, linear.weights.k
         gemm, key = GemmWorkload(m, n, k), (kernel.spec.label, m, n, k)
         candidates = self._fused(kernel, gemm)
         if len(candidates) < 2:
             return
 
-        def time_us(config: Config, samples: int = _SECOND_LOOK * _SAMPLES) -> float:
+        def time_us(config: Config, samples: int = _RETIME_FACTOR * _SAMPLES) -> float:
             self._chosen[key] = config
             return step_us(model, self._operations, self, m, samples)
 
@@ -98,7 +98,7 @@ class StepTuner:
             candidates,
             time_us,
             lambda config: time_us(config, _SAMPLES),
-            _NEAR,
+            _RETIME_WITHIN,
         )
 
     def _heuristic(self, kernel: LinearKernel, gemm: GemmWorkload) -> Config | None:
@@ -109,9 +109,9 @@ class StepTuner:
         return chosen if chosen in fused or not fused else fused[0]
 
     def _fused(self, kernel: LinearKernel, gemm: GemmWorkload) -> Sequence[Config]:
-        """Candidates whose activations what comes before can write; all, if there are none such.
+        """Candidates whose activations the preceding operator can write; all, if there are none.
 
-        They also read the layout of weights that prompts of any length do.
+        They use the same weight layout as prompts of any length.
         """
         x = kernel.empty_activation(gemm.m, gemm.k, self._device)
         candidates = kernel.candidates(gemm)
@@ -145,7 +145,7 @@ def step_us(
     batch: int,
     samples: int = _SAMPLES,
 ) -> float:
-    """Microseconds of a step of `batch` short sequences, the median of so many samples.
+    """Median microseconds of a step of `batch` short sequences.
 
     Raises what a configuration raises.
     """
@@ -165,11 +165,13 @@ def step_us(
 
 
 def first_blocks(model: Model) -> Model:
-    """A model of so few blocks that steps are short, and so many that weights are read cold."""
+    """Truncate a model to its first blocks, so that steps are short but weights are read cold."""
     blocks = _FEWEST_BLOCKS
     if model.device.type == "cuda":
         block = model.blocks[0]
-        of_block = sum(linear.nbytes for linear in (block.qkv, block.out, block.widen, block.down))
+        block_bytes = sum(
+            linear.nbytes for linear in (block.qkv, block.out, block.widen, block.down)
+        )
         l2 = torch.cuda.get_device_properties(model.device).L2_cache_size
-        blocks = max(blocks, -(-_COPIES_OF_L2 * l2 // of_block))
+        blocks = max(blocks, -(-_COPIES_OF_L2 * l2 // block_bytes))
     return replace(model, blocks=model.blocks[:blocks])

@@ -15,13 +15,13 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels.formats import FP16, quantize
 
-# What a fused layer is made of, by the kinds of schemes.model_map; any other is one layer.
+# Kinds of layers, as in schemes.model_map, of which a fused layer consists; others are not fused.
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A norm's weight [K] and its bias [K]; None: there is none. FP16."""
+    """A norm's weight [K] and bias [K], FP16. bias None: there is none."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -29,7 +29,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """linears: by fused layer name. The norms stand before attention and the feed-forward.
+    """Weights of a block. linears: by fused layer name. Norms: before attention and feed-forward.
 
     head_norms: weights [head_dim] of the norms of each head of queries and of keys; None: none.
     """
@@ -54,11 +54,10 @@ class Ends:
 
 
 class WeightSource(ABC):
-    """Weights on a device, codes or FP16, read or made when they are asked for.
+    """Weights on a device, codes or FP16, read or generated on demand.
 
-    content_hashes: of the checkpoint that they come from, by the bits of the cache that it is
-    served with; empty: they come from none. scheme_version: of the scheme that they were quantized
-    by; None: by none.
+    content_hashes: of their checkpoint, by the bits of the KV cache; empty: they are of none.
+    scheme_version: of the scheme that quantized them; None: they are not quantized.
     """
 
     architecture: Architecture
@@ -68,7 +67,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def formats(self) -> dict[str, LayerFormats]:
-        """Formats of the fused layers of a block, the first where blocks differ, by name."""
+        """Formats of a block's fused layers by name; of the first block if blocks differ."""
 
     @abstractmethod
     def ends(self, device: torch.device) -> Ends:
@@ -76,18 +75,18 @@ class WeightSource(ABC):
 
     @abstractmethod
     def block(self, index: int, device: torch.device) -> BlockWeights:
-        """One block's weights; the caller drops them before it asks for the next."""
+        """One block's weights; the caller frees them before it reads the next block."""
 
 
 class DenseWeights(WeightSource):
-    """Weights that are FP16."""
+    """FP16 weights."""
 
     def formats(self) -> dict[str, LayerFormats]:
         return {name: LayerFormats(FP16) for name, _, _ in layer_sizes(self.architecture)}
 
 
 class SyntheticWeights(DenseWeights):
-    """Normal weights of a model's true shapes: for speed, not for sense."""
+    """Normally distributed weights of a model's shapes, for measurements of speed."""
 
     is_synthetic = True
 
@@ -145,7 +144,7 @@ def dense_layer(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Quant
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """Kinds of the layers that a fused layer is made of, top to bottom."""
+    """Kinds of the layers that a fused layer consists of, in the order of its rows."""
     return _PARTS.get(name, (name,))
 
 

@@ -1,7 +1,7 @@
-"""The pool that measures: this process, or a Ray cluster with one actor per GPU or CPU slot.
+"""Pools of devices: this process, or a Ray cluster with one actor per GPU or CPU slot.
 
-`open_pool` chooses. On a cluster a coordinator leases jobs to workers, stores their results as they
-come and replaces workers that are lost.
+`open_pool` selects one. On a cluster a coordinator leases jobs to workers, stores each result as
+soon as it is there, and replaces workers that are lost.
 """
 
 from __future__ import annotations

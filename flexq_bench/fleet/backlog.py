@@ -1,4 +1,4 @@
-"""Choice of the next job for a worker."""
+"""Scheduling: the next job for a worker."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from workloads.case import Case
 from workloads.probes import is_probe
 
 Shape = tuple[int, int]
-_FLOOR_S = 1.0  # about what measuring a floor takes
+_FLOOR_S = 1.0  # approximate time of measuring a floor
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A case to measure for a run. expected_s: 0: not known. attempt: 0: not handed out yet."""
+    """A case to measure for a run. expected_s 0: unknown. attempt 0: not leased yet."""
 
     id: int
     run: str  # uuid
@@ -27,27 +27,27 @@ class Job:
     def shape(self) -> Shape:
         return (self.case.gemm.n, self.case.gemm.k)
 
-    def handed_out(self, attempt: int) -> Job:
+    def with_attempt(self, attempt: int) -> Job:
         return replace(self, attempt=attempt)
 
 
 class Backlog:
-    """Jobs that wait for one kind of GPU, by weight shape.
+    """Queued jobs for one kind of GPU, by weight shape.
 
-    A worker keeps its shape, whose floor it has measured, while it lasts. Shapes go out by the
-    seconds that they are expected to take, longest first, and so do the jobs of a shape after its
-    floors: what is handed out last is short, so no GPU waits long for the last one.
+    A worker stays with its shape, whose floor it has measured, as long as jobs of it are left.
+    Shapes are started in descending order of expected seconds, and so are the jobs of a shape after
+    its floors: the last jobs are short, so that GPUs become idle at about the same time.
     """
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
-        self._waiting: dict[Shape, list[Job]] = {}  # each with the next job last
+        self._waiting: dict[Shape, list[Job]] = {}  # the next job is the last of its list
         self._seconds: dict[Shape, float] = {}
         self._tried: dict[tuple[str, str], set[str]] = {}
         by_shape: dict[Shape, list[Job]] = {}
         for job in jobs:
             by_shape.setdefault(job.shape, []).append(job)
         for shape, members in by_shape.items():
-            members.reverse()  # the next one is last, and equals keep the order of the plan
+            members.reverse()  # the next one is last; a stable sort keeps the order of the plan
             self._waiting[shape] = sorted(members, key=_urgency)
             self._seconds[shape] = sum(job.expected_s for job in members)
         self._count = sum(map(len, self._waiting.values()))
@@ -56,7 +56,7 @@ class Backlog:
         return self._count
 
     def put_back(self, job: Job) -> None:
-        """Return a job; it is the next of its shape."""
+        """Put a job back; it becomes the next one of its shape."""
         self._waiting.setdefault(job.shape, []).append(job)
         self._seconds[job.shape] = self._seconds.get(job.shape, 0.0) + job.expected_s
         self._count += 1
@@ -67,12 +67,12 @@ class Backlog:
     def take(
         self, device: str, last: Shape | None, busy: Collection[Shape], devices: int
     ) -> Job | None:
-        """The next job for a worker on this device; None: nothing waits for it.
+        """Remove and return the next job for a worker on this device; None: there is none.
 
-        last: the shape it measured before. busy: shapes that other workers are on; one that nobody
-        is on goes first, and only then the longest that is worth measuring its floor once more.
-        devices: how many there are: repetitions of a case go to different ones while some have not
-        had it.
+        last: the shape it measured before. busy: shapes that other workers are measuring. Shapes
+        without a worker come first, then shared ones for which another floor measurement pays off.
+        devices: the number of devices; repetitions of a case go to different devices as long as
+        some have not measured it.
         """
         for shape in self._preferred(last, busy):
             job = self._pop(shape, device, devices)
@@ -85,18 +85,20 @@ class Backlog:
             yield last
         free = [shape for shape in self._waiting if shape not in busy]
         yield from sorted(free, key=self._seconds.__getitem__, reverse=True)
-        shared = [shape for shape in busy if self._needs_help(shape)]
+        shared = [shape for shape in busy if self._is_worth_sharing(shape)]
         yield from sorted(shared, key=self._seconds.__getitem__, reverse=True)
 
-    def _needs_help(self, shape: Shape) -> bool:
-        """Return True if one more worker on the shape would end a job before those on it now."""
+    def _is_worth_sharing(self, shape: Shape) -> bool:
+        """Return True if one more worker would finish a job before the workers on it now."""
         waiting, seconds = self._waiting.get(shape, ()), self._seconds.get(shape, 0.0)
         return len(waiting) > 1 or (len(waiting) == 1 and not 0 < seconds < 2 * _FLOOR_S)
 
     def _pop(self, shape: Shape, device: str, devices: int) -> Job | None:
-        """The next job of the shape that the device may have."""
+        """Remove and return the next job of the shape that is allowed on the device."""
         jobs = self._waiting[shape]
-        allowed = (i for i in reversed(range(len(jobs))) if not self._had(jobs[i], device, devices))
+        allowed = (
+            i for i in reversed(range(len(jobs))) if not self._is_excluded(jobs[i], device, devices)
+        )
         index = next(allowed, None)
         if index is None:
             return None
@@ -109,7 +111,7 @@ class Backlog:
             del self._waiting[shape], self._seconds[shape]
         return job
 
-    def _had(self, job: Job, device: str, devices: int) -> bool:
+    def _is_excluded(self, job: Job, device: str, devices: int) -> bool:
         tried = self._tried.get((job.run, job.case.key), ())
         return device in tried and len(tried) < devices
 

@@ -1,7 +1,7 @@
-"""Driving jobs to their end: hand out, store, renew, reassigned. The database is the truth.
+"""The coordinator: leases jobs to workers, stores results, renews leases, requeues lost jobs.
 
-It keeps nothing that the database does not have but who measures what at this moment: killed at
-any time, another one goes on with the jobs that are not done.
+All lasting state is in the database; in memory is only which worker measures which job. If the
+coordinator is killed, another one continues with the open jobs.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from flexq_bench.runs.worker import failed
 from kernels.contract import Backend
 from workloads.case import Case
 
-_STEP_S = 0.5  # at most between two exchanges: what is due by the clock is not later than this
-_LOOK_S = 1.0  # between two looks at jobs that another coordinator holds
-_LOOK_REST = 20  # further times what a look took
+_STEP_S = 0.5  # longest wait for events, and so the delay of heartbeats and timeouts
+_RELOAD_S = 1.0  # between two reads of the open jobs while another coordinator holds some
+_RELOAD_FACTOR = 20  # plus so many times the duration of a read
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Assigned:
-    """A worker that is ready, and the job that it has.
+class _WorkerState:
+    """A ready worker and its job. is_stale: it still measures a job whose run was stopped.
 
-    is_stale: its job is not wanted any more. told: how many choices of its kind it knows.
+    choices_sent: the number of its kind's tuning choices that it has.
     """
 
     ready: ReadyWorker
@@ -54,7 +54,7 @@ class _Assigned:
     since: float = 0.0
     last: Shape | None = None
     is_stale: bool = False
-    told: int = 0
+    choices_sent: int = 0
     finished: int = 0
     measuring_s: float = 0.0
     temperature_c: float | None = None
@@ -66,17 +66,17 @@ class _Assigned:
 
 @dataclass(slots=True)
 class _Kind:
-    """All that waits for one SKU, and since when nobody of it has been there."""
+    """The jobs for one SKU. missing_since: clock value since which it has no worker."""
 
     backlog: Backlog = field(default_factory=Backlog)
     missing_since: float | None = None
 
 
 class Coordinator:
-    """Measures works with workers.
+    """Measures works on workers.
 
     commit: of the code that the workers run. on_record: called with each result after it is stored;
-    what it raises ends the work. clock: seconds, monotonic.
+    its exceptions end the measurement. clock: seconds, monotonic.
     """
 
     def __init__(
@@ -92,21 +92,21 @@ class Coordinator:
         self._workers, self._commit = workers, commit
         self._times, self._on_record, self._clock = times, on_record, clock
         self._buffer = WriteBuffer(database, times, clock=clock)
-        self._assigned: dict[str, _Assigned] = {}
+        self._states: dict[str, _WorkerState] = {}
         self._works: dict[str, Work] = {}
         self._cases: dict[str, dict[str, Case]] = {}
         self._runs: dict[str, RunInfo] = {}
         self._kinds: dict[str, _Kind] = {}
         self._choices: dict[tuple[str, str], list[ChoiceInfo]] = {}
         self._returning: dict[int, tuple[Job, ReadyWorker]] = {}
-        self._elsewhere = False  # another coordinator holds leases on jobs of these works
-        self._is_outdated = False  # a job of the backlog was another coordinator's, or done
-        self._next_beat = self._next_look = 0.0
+        self._leased_elsewhere = False  # another coordinator leases jobs of these works
+        self._backlog_is_stale = False  # it has jobs that another coordinator leases or has done
+        self._next_beat = self._next_reload = 0.0
 
     @property
     def workers(self) -> tuple[ReadyWorker, ...]:
         """The workers that are ready."""
-        return tuple(assigned.ready for assigned in self._assigned.values())
+        return tuple(state.ready for state in self._states.values())
 
     def gather(self) -> None:
         """Wait until every worker that is being started is ready or refused."""
@@ -117,89 +117,89 @@ class Coordinator:
                 return
 
     def carry_out(self, works: Sequence[Work]) -> None:
-        """Until no job of these runs is open: each has a result, or a named reason for none.
+        """Measure until no job of these runs is open: each has a result or a reason for none.
 
-        Raises InfrastructureError if the database stays away, and what on_record raises; what is
-        being measured then is lost, and its jobs are free when their leases run out.
+        Raises InfrastructureError if the database stays unavailable, and what on_record raises;
+        unfinished measurements are lost then, and their jobs are free when their leases expire.
         """
         self._works = {work.run.info.uuid: work for work in works}
         self._cases = {
             uuid: {case.key: case for case in work.cases} for uuid, work in self._works.items()
         }
-        # Without the plan: a record of 100,000 would carry it 100,000 times.
+        # Without the plan, which every record of a run would otherwise hold a copy of.
         self._runs = {uuid: replace(work.run.info, plan=()) for uuid, work in self._works.items()}
         self._kinds = {work.gpu: _Kind() for work in works}
         try:
-            self._look()
-            self._exchange()  # before the first wait: those who are ready begin at once
-            while not self._is_over():
+            self._reload_backlog()
+            self._exchange()  # before the first wait, so that ready workers start at once
+            while not self._is_done():
                 self._handle_all(self._workers.poll(_STEP_S))
                 self._end_overdue()
                 self._give_up_on_missing_kinds()
                 self._exchange()
-                if self._must_look:
-                    self._look()
+                if self._must_reload:
+                    self._reload_backlog()
         except BaseException:
             self._abort()
             raise
 
     def memory_obstacles(self, gpu: str, cases: Sequence[Case]) -> Mapping[str, str]:
-        """By key, why cases can't be measured on this kind of GPU; none is there: nothing known.
+        """Reasons, by key, why cases don't fit the memory of this kind of GPU.
 
-        A worker that is lost meanwhile is replaced, and another one asked.
-        Raises InfrastructureError if three were lost over it.
+        Empty if it has no worker. If the queried worker is lost, another one is queried; raises
+        InfrastructureError after MAX_DEATHS lost workers.
         """
         for deaths in range(1, MAX_DEATHS + 1):
-            self._handle_all(self._workers.poll(0.0))  # who went meanwhile can't be asked
-            here = (uuid for uuid, assigned in self._assigned.items() if assigned.ready.gpu == gpu)
-            ready = next(here, None)
-            if ready is None:
+            self._handle_all(self._workers.poll(0.0))  # removes workers lost meanwhile
+            uuids = (uuid for uuid, state in self._states.items() if state.ready.gpu == gpu)
+            worker = next(uuids, None)
+            if worker is None:
                 break
             try:
-                return self._workers.memory_obstacles(ready, cases)
+                return self._workers.memory_obstacles(worker, cases)
             except InfrastructureError:
                 if deaths == MAX_DEATHS:
                     raise
                 self.gather()
         return {}
 
-    def dismiss(self) -> None:
-        """Say of every worker that it stopped as it should."""
+    def mark_stopped(self) -> None:
+        """Mark every worker as stopped regularly."""
         self._buffer.flush({}, self._beats())
-        for uuid in self._assigned:
-            self._buffer.ended(uuid, "")
-        self._assigned.clear()
+        for uuid in self._states:
+            self._buffer.end_worker(uuid, "")
+        self._states.clear()
         self._buffer.flush({}, ())
 
     def _handle_all(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, Joined):
-                self._welcome(event.worker)
+                self._register(event.worker)
             elif isinstance(event, Finished):
-                self._take_result(event)
+                self._store_result(event)
             else:
-                self._let_go(event)
+                self._remove(event)
 
-    def _welcome(self, ready: ReadyWorker) -> None:
+    def _register(self, ready: ReadyWorker) -> None:
         worker = ready.worker
-        self._assigned[ready.uuid] = _Assigned(ready)
+        self._states[ready.uuid] = _WorkerState(ready)
         host = worker.environment.get("host", "")
-        self._buffer.joined(
+        self._buffer.add_worker(
             WorkerInfo(ready.uuid, host, worker.pid, worker.device, worker.environment)
         )
         log.info("%s on %s joined", ready.gpu, host, extra={"worker": ready.uuid})
 
-    def _take_result(self, event: Finished) -> None:
-        assigned = self._assigned[event.worker]
-        self._learn(assigned.ready, event.answer.choices)
-        if assigned.job is None:
-            assigned.is_stale = False
+    def _store_result(self, event: Finished) -> None:
+        state = self._states[event.worker]
+        self._add_choices(state.ready, event.answer.choices)
+        if state.job is None:
+            state.is_stale = False
             return
-        job, assigned.job = assigned.job, None
-        assigned.finished += 1
-        assigned.measuring_s += self._clock() - assigned.since
-        assigned.temperature_c = event.answer.measured.temperature_c
-        self._buffer.result(job.id, self._record(job, assigned.ready, event.answer.measured))
+        job, state.job = state.job, None
+        state.finished += 1
+        state.measuring_s += self._clock() - state.since
+        state.temperature_c = event.answer.measured.temperature_c
+        self._buffer.add_result(job.id, self._record(job, state.ready, event.answer.measured))
 
     def _record(self, job: Job, ready: ReadyWorker, measured: Measured) -> Record:
         return build_record(
@@ -213,13 +213,13 @@ class Coordinator:
             repetition=job.repetition,
         )
 
-    def _learn(self, ready: ReadyWorker, choices: Sequence[ChoiceInfo]) -> None:
+    def _add_choices(self, ready: ReadyWorker, choices: Sequence[ChoiceInfo]) -> None:
         if choices:
-            self._known(ready).extend(choices)
-            self._buffer.learnt(choices)
+            self._choices_for(ready).extend(choices)
+            self._buffer.add_choices(choices)
 
-    def _known(self, ready: ReadyWorker) -> list[ChoiceInfo]:
-        """The choices that hold for this worker, its kind's and its software's; read once."""
+    def _choices_for(self, ready: ReadyWorker) -> list[ChoiceInfo]:
+        """The choices for this worker's kind of GPU and software versions; read once."""
         key = (ready.gpu, ready.software)
         if key not in self._choices:
             stored = self._buffer.read(lambda session: choices_of(session, *key))
@@ -228,34 +228,34 @@ class Coordinator:
             self._choices[key] = stored
         return self._choices[key]
 
-    def _let_go(self, event: Lost) -> None:
-        assigned = self._assigned.pop(event.worker)
-        self._buffer.ended(event.worker, event.reason)
-        job = assigned.job
+    def _remove(self, event: Lost) -> None:
+        state = self._states.pop(event.worker)
+        self._buffer.end_worker(event.worker, event.reason)
+        job = state.job
         log.warning(
             "a worker of %s is lost: %s",
-            assigned.ready.gpu,
+            state.ready.gpu,
             event.reason,
             extra={"worker": event.worker, "job": job.id if job else None},
         )
         if job is not None:
-            self._buffer.returned(job.id, event.reason, death=not event.blameless)
-            self._returning[job.id] = job, assigned.ready
+            self._buffer.return_job(job.id, event.reason, death=not event.blameless)
+            self._returning[job.id] = job, state.ready
 
     def _end_overdue(self) -> None:
         now = self._clock()
-        for assigned in self._assigned.values():
-            if assigned.job is None and not assigned.is_stale:
+        for state in self._states.values():
+            if state.job is None and not state.is_stale:
                 continue
-            # The first case of a process also compiles.
-            limit = self._times.case + (0.0 if assigned.finished else self._times.start)
-            if now - assigned.since > limit:
-                assigned.since = now
-                self._workers.end(assigned.ready.uuid, f"no result after {limit:.0f} s: it hangs")
+            # Before its first case a process also compiles.
+            limit = self._times.case + (0.0 if state.finished else self._times.start)
+            if now - state.since > limit:
+                state.since = now
+                self._workers.end(state.ready.uuid, f"no result after {limit:.0f} s: it hangs")
 
     def _give_up_on_missing_kinds(self) -> None:
         now = self._clock()
-        present = {assigned.ready.gpu for assigned in self._assigned.values()}
+        present = {state.ready.gpu for state in self._states.values()}
         for gpu, kind in self._kinds.items():
             if gpu in present or not kind.backlog:
                 kind.missing_since = None
@@ -266,68 +266,68 @@ class Coordinator:
                 reason = f"no {gpu} came within {self._times.device:.0f} s"
                 for work in self._works.values():
                     if work.gpu == gpu:
-                        self._buffer.abandoned(work.run.info.uuid, reason)
+                        self._buffer.abandon_jobs(work.run.info.uuid, reason)
                 kind.backlog, kind.missing_since = Backlog(), None
 
     def _exchange(self) -> None:
-        picked = self._pick()
-        claims = {job.id: assigned.ready.uuid for assigned, job in picked}
-        flushed = self._buffer.flush(claims, self._due_beats(), ours=self._assigned.keys())
-        for assigned, job in picked:
+        assignments = self._assign_jobs()
+        claims = {job.id: state.ready.uuid for state, job in assignments}
+        flushed = self._buffer.flush(claims, self._due_beats(), ours=self._states.keys())
+        for state, job in assignments:
             attempt = None if flushed is None else flushed.claimed.get(job.id)
             if attempt is not None:
-                self._start(assigned, job.handed_out(attempt))
+                self._start(state, job.with_attempt(attempt))
             elif flushed is None:
-                self._kinds[assigned.ready.gpu].backlog.put_back(job)
+                self._kinds[state.ready.gpu].backlog.put_back(job)
             else:
-                self._elsewhere = self._is_outdated = True
+                self._leased_elsewhere = self._backlog_is_stale = True
         if flushed is None:
             return
         for record in flushed.stored.values():
             self._on_record(record)
         for job_id, deaths in flushed.deaths.items():
-            self._take_back(*self._returning.pop(job_id), deaths)
+            self._requeue(*self._returning.pop(job_id), deaths)
 
-    def _pick(self) -> list[tuple[_Assigned, Job]]:
-        """An idle worker and its next job, for every idle worker that has one."""
+    def _assign_jobs(self) -> list[tuple[_WorkerState, Job]]:
+        """Idle workers and their next jobs."""
         devices: dict[str, set[str]] = defaultdict(set)
         busy: dict[str, set[Shape]] = defaultdict(set)
-        for assigned in self._assigned.values():
-            devices[assigned.ready.gpu].add(assigned.ready.device)
-            if assigned.job is not None:
-                busy[assigned.ready.gpu].add(assigned.job.shape)
-        picked = []
+        for state in self._states.values():
+            devices[state.ready.gpu].add(state.ready.device)
+            if state.job is not None:
+                busy[state.ready.gpu].add(state.job.shape)
+        assignments = []
         idle = [
-            (assigned, self._kinds[assigned.ready.gpu])
-            for assigned in self._assigned.values()
-            if assigned.is_idle and assigned.ready.gpu in self._kinds
+            (state, self._kinds[state.ready.gpu])
+            for state in self._states.values()
+            if state.is_idle and state.ready.gpu in self._kinds
         ]
-        # Who goes on with a shape comes before those who would take it over.
-        idle.sort(key=lambda one: not one[1].backlog.has(one[0].last))
-        for assigned, kind in idle:
-            gpu = assigned.ready.gpu
+        # Workers that continue their shape come first, so that no other one takes its last jobs.
+        idle.sort(key=lambda pair: not pair[1].backlog.has(pair[0].last))
+        for state, kind in idle:
+            gpu = state.ready.gpu
             job = kind.backlog.take(
-                assigned.ready.device, assigned.last, busy[gpu], devices=len(devices[gpu])
+                state.ready.device, state.last, busy[gpu], devices=len(devices[gpu])
             )
             if job is not None:
                 busy[gpu].add(job.shape)
-                picked.append((assigned, job))
-        return picked
+                assignments.append((state, job))
+        return assignments
 
-    def _start(self, assigned: _Assigned, job: Job) -> None:
-        known = self._known(assigned.ready)
-        news, assigned.told = known[assigned.told :], len(known)
-        assigned.job, assigned.since, assigned.last = job, self._clock(), job.shape
+    def _start(self, state: _WorkerState, job: Job) -> None:
+        known = self._choices_for(state.ready)
+        news, state.choices_sent = known[state.choices_sent :], len(known)
+        state.job, state.since, state.last = job, self._clock(), job.shape
         log.info(
             "%s, attempt %d, on %s",
             job.case.key,
             job.attempt,
-            assigned.ready.gpu,
-            extra={"run": job.run, "job": job.id, "worker": assigned.ready.uuid},
+            state.ready.gpu,
+            extra={"run": job.run, "job": job.id, "worker": state.ready.uuid},
         )
-        self._workers.start(assigned.ready.uuid, job.case, news)
+        self._workers.start(state.ready.uuid, job.case, news)
 
-    def _take_back(self, job: Job, ready: ReadyWorker, deaths: int) -> None:
+    def _requeue(self, job: Job, ready: ReadyWorker, deaths: int) -> None:
         if not is_quarantined(deaths):
             self._kinds[ready.gpu].backlog.put_back(job)
             return
@@ -336,7 +336,7 @@ class Coordinator:
         backend: Backend = "cuda" if device.backend == "cuda" else "cpu"
         measured = failed(job.case, detail, backend=backend, seed=0)
         log.warning("%s is %s", job.case.key, detail, extra={"run": job.run, "job": job.id})
-        self._buffer.result(job.id, self._record(job, ready, measured), quarantined=True)
+        self._buffer.add_result(job.id, self._record(job, ready, measured), quarantined=True)
 
     def _due_beats(self) -> list[Beat]:
         if self._clock() < self._next_beat:
@@ -348,72 +348,73 @@ class Coordinator:
         return [
             Beat(
                 uuid,
-                assigned.job.case.key if assigned.job else None,
-                assigned.temperature_c,
-                assigned.finished,
-                assigned.measuring_s,
-                assigned.job.id if assigned.job else None,
+                state.job.case.key if state.job else None,
+                state.temperature_c,
+                state.finished,
+                state.measuring_s,
+                state.job.id if state.job else None,
             )
-            for uuid, assigned in self._assigned.items()
+            for uuid, state in self._states.items()
         ]
 
     @property
-    def _must_look(self) -> bool:
+    def _must_reload(self) -> bool:
         return (
-            self._elsewhere
-            and self._clock() >= self._next_look
-            # Else each job that another one has done meanwhile would cost an exchange.
-            and (self._is_outdated or not any(kind.backlog for kind in self._kinds.values()))
+            self._leased_elsewhere
+            and self._clock() >= self._next_reload
+            # Otherwise each job that another coordinator has done would cost an exchange.
+            and (self._backlog_is_stale or not any(kind.backlog for kind in self._kinds.values()))
         )
 
-    def _look(self) -> None:
-        """Read which jobs are open: those that nobody holds become the backlog."""
+    def _reload_backlog(self) -> None:
+        """Read the open jobs; those without a lease become the backlog."""
         began = self._clock()
-        self._next_look = began + _LOOK_S
-        ours = {assigned.job.id for assigned in self._assigned.values() if assigned.job}
+        self._next_reload = began + _RELOAD_S
+        ours = {state.job.id for state in self._states.values() if state.job}
         ours |= self._returning.keys() | self._buffer.unwritten_jobs
         now = self._buffer.read(database_time)
         waiting: dict[str, list[Job]] = {gpu: [] for gpu in self._kinds}
-        self._elsewhere = self._is_outdated = False
+        self._leased_elsewhere = self._backlog_is_stale = False
         for uuid, work in self._works.items():
             rows = self._buffer.read(
                 partial(queries.jobs_of, run_uuid=uuid, states=OPEN_JOB_STATES)
             )
             if rows is None or now is None:
-                self._elsewhere = True  # there may be some: look again
+                self._leased_elsewhere = True  # not known: read again
                 return
             for row in rows:
                 if row.id in ours:
                     continue
                 is_leased = row.lease_until is not None and row.lease_until >= now
-                if is_leased and row.worker not in self._assigned:
-                    self._elsewhere = True
+                if is_leased and row.worker not in self._states:
+                    self._leased_elsewhere = True
                     continue
                 case, expected = self._cases[uuid][row.case_key], row.expected_s or 0.0
                 waiting[work.gpu].append(Job(row.id, uuid, case, row.repetition, expected))
         for gpu, jobs in waiting.items():
             self._kinds[gpu].backlog = Backlog(jobs)
-        self._next_look += _LOOK_REST * (self._clock() - began)  # of 100,000 jobs it takes long
+        self._next_reload += _RELOAD_FACTOR * (
+            self._clock() - began
+        )  # reading 100,000 jobs takes long
 
-    def _is_over(self) -> bool:
-        held = any(assigned.job for assigned in self._assigned.values())
+    def _is_done(self) -> bool:
+        running = any(state.job for state in self._states.values())
         waiting = any(kind.backlog for kind in self._kinds.values())
-        return not (
-            held or waiting or self._returning or self._elsewhere or not self._buffer.is_settled
-        )
+        unsettled = self._returning or self._leased_elsewhere or not self._buffer.is_settled
+        return not (running or waiting or unsettled)
 
     def _abort(self) -> None:
-        """Free what is being measured, so that nobody must wait for its leases."""
-        for assigned in self._assigned.values():
-            if assigned.job is not None:
-                self._buffer.returned(assigned.job.id, "the run was stopped", death=False)
-                assigned.job, assigned.is_stale = None, True
+        """Return the leased jobs, so that they are free before their leases expire."""
+        for state in self._states.values():
+            if state.job is not None:
+                self._buffer.return_job(state.job.id, "the run was stopped", death=False)
+                state.job, state.is_stale = None, True
         self._returning.clear()
         try:
             self._buffer.flush({}, ())
-        except FileMovedError:  # the run's end writes them to a file
+        except FileMovedError:  # the results are written to a file when the run ends
             for record in self._buffer.unwritten_records:
                 run = self._works[record.run.uuid].run
                 run.unwritten.append(partial(add_record, record=record))
         except (DatabaseError, FlexqError):
-            pass  # the reason for stopping matters more
+            pass  # must not hide the exception that ended the run

@@ -1,4 +1,4 @@
-"""A pool of one device: that of this process, which measures one case after the other."""
+"""A pool of one device, that of this process: cases are measured one after the other."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from workloads.case import Case
 
 
 class LocalPool:
-    """measurer: measures on the device. device: its name, as torch has it. project: whose commits
-    are compared; None: this repository's."""
+    """A pool of this process. device: its name in torch. project: the project whose commits are
+    compared; None: this repository."""
 
     def __init__(self, measurer: Measurer, device: str, project: Project | None = None) -> None:
         self._measurer, self._device, self._project = measurer, device, project
@@ -37,7 +37,7 @@ class LocalPool:
         return (Kind(self._worker.device.sku, self._measurer.backend, self._worker.capability),)
 
     def refresh(self) -> None:
-        """Do nothing: the device stays."""
+        """Do nothing: the device does not change."""
 
     def check(self, cases: Sequence[Case]) -> None:
         for case in cases:

@@ -1,4 +1,4 @@
-"""Choose who measures: this process, or the workers of a Ray cluster."""
+"""Selection of a pool: this process, or the workers of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from db.records import CommitInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet.local_pool import LocalPool
 from flexq_bench.fleet.pool import Pool
-from flexq_bench.fleet.presence import present
+from flexq_bench.fleet.presence import registered_worker
 from flexq_bench.fleet.ray_pool import open_ray_pool
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import parse_times
@@ -20,7 +20,7 @@ from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.local_devices import device_info
 from flexq_bench.measure.outside_kernels import adopted, carried
 from flexq_bench.repository.project import Project
-from flexq_bench.runs.process_meter import OwnMeter, ProcessMeter, ProcessOptions
+from flexq_bench.runs.process_meter import InProcessMeter, ProcessMeter, ProcessOptions
 from kernels import registry
 from kernels.contract import Backend
 
@@ -31,13 +31,13 @@ NO_CLUSTER = "none"
 class PoolOptions:
     """Options of where and how to measure. project: of the commits; None: this repository.
 
-    cluster: "none" for this process, "local" or a Ray address. backend None: the best there is.
-    device: of this process, as torch names it; None: the backend's first. seed None: of the run
-    that is resumed, or 0.
+    cluster: "none" for this process, "local" or a Ray address. backend None: CUDA if there is a
+    GPU, else CPU. device: of this process, as torch names it; None: the backend's first. seed None:
+    that of the resumed run, or 0.
 
-    times: as in `--times`, None for the defaults; without a cluster, those of the processes that
+    times: as in `--times`, None for the defaults; without a cluster, for the processes that
     measure kernels from outside. For a cluster only: gpus, SKUs or globs, empty for every kind;
-    repeat, the number of measurements of each case, on different GPUs of its kind where there are
+    repeat, the number of measurements of each case, on different GPUs of its kind if there are
     several.
     """
 
@@ -54,11 +54,11 @@ class PoolOptions:
     def __post_init__(self) -> None:
         if not self.cluster.strip():
             raise UsageError("--cluster names nothing: write none, local, auto or ray://HOST:10001")
-        parse_times(self.times)  # also where they are not used: a word that is wrong stays wrong
+        parse_times(self.times)  # reports a wrong name even if the times are not used
 
     @property
     def is_local(self) -> bool:
-        """True if this process measures, and no cluster."""
+        """True if this process measures, not a cluster."""
         return self.cluster == NO_CLUSTER
 
 
@@ -66,18 +66,18 @@ class PoolOptions:
 def open_pool(
     database: Database, options: PoolOptions, commit: CommitInfo, *, registers: bool = False
 ) -> Iterator[Pool]:
-    """The pool that was asked for, ready to measure.
+    """Open the pool that the options select.
 
     commit: of the code that measures. registers: register this process as a worker in the database
-    while it is the pool; workers of a cluster always are. Raises UsageError if the options don't
-    fit together, DeviceError if there is no such device, InfrastructureError if no worker of the
-    cluster starts.
+    during the block; workers of a cluster always are. Raises UsageError if options contradict each
+    other, DeviceError if there is no such device, InfrastructureError if no worker of the cluster
+    starts.
     """
     with ExitStack() as stack:
         if options.is_local:
             pool = stack.enter_context(_local_pool(options))
             if registers:
-                stack.enter_context(present(database, pool.worker))
+                stack.enter_context(registered_worker(database, pool.worker))
             yield pool
             return
         if options.device is not None:
@@ -110,7 +110,7 @@ def open_pool(
 
 
 def device_name(backend: Backend | None, device: str | None) -> str:
-    """The device asked for, else the backend's first, else the best there is.
+    """The requested device, else the backend's first, else a GPU if there is one, else the CPU.
 
     Raises UsageError if the device is not of the backend.
     """
@@ -134,10 +134,10 @@ def _local_pool(options: PoolOptions) -> Iterator[LocalPool]:
     device, seed = device_name(options.backend, options.device), options.seed or 0
     uuid = device_info(device).uuid
     if not registry.outside_labels():
-        # Whoever measures now must not get a neighbour: a meter has memory on the device.
+        # A meter allocates device memory, which would disturb a measurement by another process.
         with device_alone(uuid):
             meter = Meter(device, seed=seed, tuning=options.tuning)
-        yield LocalPool(OwnMeter(meter), device)
+        yield LocalPool(InProcessMeter(meter), device)
         return
     times = parse_times(options.times)
     known = adopted()

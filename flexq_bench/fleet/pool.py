@@ -17,9 +17,9 @@ from workloads.case import Case
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of device that a pool has, and how many of it."""
+    """A kind of device in a pool, and the number of its workers."""
 
-    gpu: str  # SKU; of a CPU its model name
+    gpu: str  # SKU; the model name of a CPU
     backend: Backend
     capability: Capability | None  # None: a CPU
     workers: int = 1
@@ -44,30 +44,30 @@ class Pool(Protocol):
 
     @property
     def kinds(self) -> Sequence[Kind]:
-        """The kinds of device that are there now, or those of them that were asked for."""
+        """The kinds of device that are available now, limited to those requested."""
         ...
 
     def refresh(self) -> None:
-        """Take in devices that came, and leave out those that are lost."""
+        """Add devices that joined, and remove those that are lost."""
         ...
 
     def check(self, cases: Sequence[Case]) -> None:
         """Raise MeasureError if a case does not fit the memory of this process's device.
 
-        A cluster raises nothing: there such a case becomes a job without a device.
+        A cluster raises nothing: such a case becomes a job without a device.
         """
         ...
 
     def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
-        """Measure the works and store each result as it comes; then call on_record with it.
+        """Measure the works; store each result as soon as it is there, then call on_record with it.
 
-        A case that fails is a result. A run that could not be measured whole is given the status
-        that it ends with. Raises InfrastructureError, and what on_record raises.
+        A case that fails is a result. A run of which some cases could not be measured gets its
+        final status. Raises InfrastructureError, and what on_record raises.
         """
         ...
 
     def machine(self, gpu: str) -> Machine:
-        """One device of this kind, as verdicts name it."""
+        """One device of this kind, in the form that verdicts use."""
         ...
 
     def compare(
@@ -80,7 +80,7 @@ class Pool(Protocol):
         ...
 
     def kind_to_resume(self, run: RunInfo, first: Record | None) -> Kind:
-        """The kind that measures what a run lacks. first: a result that it has; None: none.
+        """The kind of device for a run's missing cases. first: one of its results; None: none.
 
         Raises UsageError if the pool has no device that fits the results of the run.
         """

@@ -1,4 +1,4 @@
-"""Signs of life of a worker that measures in its own process: others see that it is there."""
+"""Registration and heartbeats of a worker that measures in this process, for other processes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from db.errors import DatabaseError
 from db.fleet import Beat, WorkerInfo, beat, end_worker, register_worker
 from flexq_bench.runs.worker import Worker
 
-EVERY = timedelta(seconds=20)
+INTERVAL = timedelta(seconds=20)
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def present(database: Database, worker: Worker, *, every: timedelta = EVERY) -> Iterator[None]:
-    """Within the block the worker is registered and beats; at its end it has stopped.
+def registered_worker(
+    database: Database, worker: Worker, *, every: timedelta = INTERVAL
+) -> Iterator[None]:
+    """Register a worker and send heartbeats during the block; mark it as stopped at the end.
 
-    A beat that the database does not take is left out: the next one says the same. Raises
+    A heartbeat that could not be stored is not repeated: the next one follows. Raises
     DatabaseError if the worker can't be registered.
     """
     name = str(uuid.uuid4())
@@ -34,7 +36,7 @@ def present(database: Database, worker: Worker, *, every: timedelta = EVERY) -> 
         register_worker(session, info, at=database_time(session))
     ended = threading.Event()
     thread = threading.Thread(
-        target=_beat_until, args=(database, name, every, ended), name="presence", daemon=True
+        target=_send_heartbeats, args=(database, name, every, ended), name="presence", daemon=True
     )
     thread.start()
     try:
@@ -45,16 +47,18 @@ def present(database: Database, worker: Worker, *, every: timedelta = EVERY) -> 
         try:
             with database.session() as session:
                 end_worker(session, name, at=database_time(session))
-        except DatabaseError as error:  # what ended the work matters more
+        except DatabaseError as error:  # must not hide the exception that ended the block
             log.warning("the worker's end was not stored: %s", error)
 
 
-def _beat_until(database: Database, name: str, every: timedelta, ended: threading.Event) -> None:
-    sign = Beat(name, None, None, 0, 0.0)
+def _send_heartbeats(
+    database: Database, name: str, every: timedelta, ended: threading.Event
+) -> None:
+    heartbeat = Beat(name, None, None, 0, 0.0)
     while not ended.wait(every.total_seconds()):
         try:
             with database.session() as session:
                 now = database_time(session)
-                beat(session, [sign], until=now + every, at=now)
+                beat(session, [heartbeat], until=now + every, at=now)
         except DatabaseError as error:
-            log.warning("no sign of life was stored: %s", error)
+            log.warning("no heartbeat was stored: %s", error)

@@ -1,4 +1,4 @@
-"""The fleet's state as Prometheus reads it: text, one sample a line."""
+"""The fleet's state in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from db.engine import Session
 from db.records import RUN_STATUSES
 from flexq_bench.fleet.watchdog import stalls
 
-_NIGHTS = 400  # rows that are looked at: of each kind of GPU the latest are among them
+_NIGHTS = 400  # rows read: enough to include the latest of each suite and kind of GPU
 _Sample = tuple[Mapping[str, str], float]
 _ESCAPED = {"\\": r"\\", '"': r"\"", "\n": r"\n"}
 
@@ -21,7 +21,7 @@ _ESCAPED = {"\\": r"\\", '"': r"\"", "\n": r"\n"}
 _DATABASE = (
     "# HELP flexq_database_up Whether the database answers.\n# TYPE flexq_database_up gauge\n"
 )
-OUTAGE = f"{_DATABASE}flexq_database_up 0\n"  # all that is known then
+OUTAGE = f"{_DATABASE}flexq_database_up 0\n"  # the only metric while the database is unavailable
 
 
 def prometheus_text(session: Session) -> str:
@@ -63,7 +63,7 @@ def prometheus_text(session: Session) -> str:
         ),
         _metric(
             "flexq_worker_silent_seconds",
-            "Seconds since a worker's last sign of life.",
+            "Seconds since a worker's last heartbeat.",
             (
                 ({"worker": w.uuid, "host": w.host}, (now - w.heartbeat_at).total_seconds())
                 for w in workers
@@ -102,7 +102,7 @@ def prometheus_text(session: Session) -> str:
         ),
         _metric(
             "flexq_open_alerts",
-            "Alerts that nobody has closed, by state.",
+            "Open alerts by state.",
             (
                 ({"state": state}, count)
                 for state, count in sorted(
@@ -112,7 +112,7 @@ def prometheus_text(session: Session) -> str:
         ),
         _metric(
             "flexq_requests",
-            "Requests that wait or are measured, by state.",
+            "Queued and running requests by state.",
             (({"state": state}, requests[state]) for state in ("queued", "running")),
         ),
     )
@@ -121,40 +121,40 @@ def prometheus_text(session: Session) -> str:
 
 def _health(session: Session, now: datetime) -> Iterator[str]:
     """Yield metrics of the database, of failures, of the queue and of stalls."""
-    found = queries.health(session)
+    health = queries.health(session)
     yield f"{_DATABASE}flexq_database_up 1\n"
     yield _metric(
         "flexq_runs",
         "Runs by status.",
-        (({"status": status}, found.runs.get(status, 0)) for status in RUN_STATUSES),
+        (({"status": status}, health.runs.get(status, 0)) for status in RUN_STATUSES),
     )
     yield _metric(
-        "flexq_quarantined_jobs", "Jobs that ended too many workers.", [({}, found.quarantined)]
+        "flexq_quarantined_jobs", "Jobs that ended too many workers.", [({}, health.quarantined)]
     )
     yield _metric(
         "flexq_queue_depth",
-        "What waits for a worker.",
-        [({"of": "jobs"}, found.queued_jobs), ({"of": "requests"}, found.queued_requests)],
+        "Jobs and requests that wait for a worker.",
+        [({"of": "jobs"}, health.queued_jobs), ({"of": "requests"}, health.queued_requests)],
     )
-    until = found.lease_until
+    until = health.lease_until
     overdue: list[_Sample] = [] if until is None else [({}, (now - until).total_seconds())]
     yield _metric(
         "flexq_lease_overdue_seconds",
-        "Seconds since the lease that is due first ran out; below 0: it runs.",
+        "Seconds since the earliest lease expired; negative: until it expires.",
         overdue,
     )
     yield _metric(
         "flexq_stalled_seconds",
-        "Seconds that a run, a night or a request has not moved, longer than it should take.",
-        (({"what": one.what, "name": one.name}, one.seconds) for one in stalls(session)),
+        "Seconds that a stalled run, night or request has been without progress.",
+        (({"what": stall.what, "name": stall.name}, stall.seconds) for stall in stalls(session)),
     )
 
 
 def _metric(name: str, meaning: str, samples: Iterable[_Sample]) -> str:
     lines = [f"# HELP {name} {meaning}", f"# TYPE {name} gauge"]
     for labels, value in samples:
-        shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        lines.append(f"{name}{{{shown}}} {value:g}" if shown else f"{name} {value:g}")
+        pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        lines.append(f"{name}{{{pairs}}} {value:g}" if pairs else f"{name} {value:g}")
     return "\n".join(lines) + "\n"
 
 

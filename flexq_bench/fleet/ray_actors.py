@@ -1,6 +1,7 @@
-"""Ray actors of one class, one on each slot of a cluster: started, called, and replaced when lost.
+"""Ray actors of one class, one per slot of a cluster: started, called, and replaced when lost.
 
-`RayWorkers` measures cases with them, `flexq_bench.accuracy.ray_evaluation` evaluates schemes.
+Subclasses are `RayWorkers`, which measures cases, and `RayEvaluators` in
+`flexq_bench.accuracy.ray_evaluation`.
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Actor:
-    """An actor on a slot. uuid empty: it is not ready yet; gpu: its SKU, empty if not known."""
+    """An actor on a slot. uuid empty: it is not ready yet. gpu: its SKU; empty: not known."""
 
     slot: Slot
     handle: Any
-    waits_for: Any  # the reference to its answer; None: it is idle
+    pending: Any  # ObjectRef of the call in progress; None: it is idle
     since: float
     uuid: str = ""
     gpu: str = ""
 
 
 @dataclass(slots=True)
-class _Trouble:
-    """The failures of a slot since the last answer that came from there."""
+class _SlotFailures:
+    """The failures of a slot since its last successful call."""
 
-    failures: int = 0
+    count: int = 0
     retry_at: float = 0.0
     reason: str = field(default="")
 
 
 class RayActors(ABC):
-    """Actors on all devices that a cluster has, also on nodes that join later.
+    """Actors on all devices of a cluster, also of nodes that join later.
 
     address: "local" or a Ray address. backend None: GPUs if the cluster has any, else CPUs.
-    actor: the class of the actors, called with the backend and the arguments. most: actors, None:
-    no limit. A subclass names the first call of every actor (`greeting`) and turns its answer
-    into what Joined tells (`introduced`).
-    Opening it raises InfrastructureError if Ray can't be started or reached, or has no GPU where
-    GPUs are asked for.
+    actor: the class of the actors, called with the backend and the arguments. most: the largest
+    number of actors; None: no limit. A subclass names the method that every actor is called with
+    first (`greeting`) and converts its result to the worker of a Joined (`introduced`).
+    Entering the context raises InfrastructureError if Ray can't be started or reached, or has no
+    GPU although GPUs were requested.
     """
 
     greeting: ClassVar[str]
@@ -71,29 +72,29 @@ class RayActors(ABC):
         times: Times,
         most: int | None = None,
     ) -> None:
-        self._address, self._asked = address, backend
+        self._address, self._requested_backend = address, backend
         self.backend: Backend = backend or "cpu"
         self._class, self._arguments = actor, arguments
         self._times, self._most = times, most
         self._actors: dict[Slot, Actor] = {}
-        self._trouble: dict[Slot, _Trouble] = {}
+        self._failures: dict[Slot, _SlotFailures] = {}
         self._slots: tuple[Slot, ...] = ()
         self._events: list[Event] = []
         self._next_scan = 0.0
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        gpus = 0 if self._asked == "cpu" else None
+        gpus = 0 if self._requested_backend == "cpu" else None
         with ExitStack() as opening:
             opening.enter_context(ray_session(self._address, gpus=gpus))
             import ray
 
             count = ray.cluster_resources().get("GPU", 0)
-            if self._asked == "cuda" and not count:
+            if self._requested_backend == "cuda" and not count:
                 raise InfrastructureError(
                     f"the cluster ({self._address}) has no GPU: {self.no_gpu_advice}"
                 )
-            self.backend = self._asked or ("cuda" if count else "cpu")
+            self.backend = self._requested_backend or ("cuda" if count else "cpu")
             self._scan()
             self._open = opening.pop_all()
         return self
@@ -109,25 +110,25 @@ class RayActors(ABC):
 
     @abstractmethod
     def introduced(self, actor: Actor, answer: Any) -> Any:
-        """The worker of a Joined, from the answer to the greeting.
+        """The worker of a Joined, from the result of the actor's first call.
 
-        Raises InfrastructureError to refuse the actor for good.
+        Raises InfrastructureError to refuse the actor permanently.
         """
 
     @property
     def arriving(self) -> int:
         """Actors that are being started."""
         return sum(
-            not is_given_up(self._troubles(slot).failures)
+            not is_given_up(self._failures_of(slot).count)
             for slot in self._slots
             if slot not in self._actors or not self._actors[slot].uuid
         )
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """The reasons why slots have no actor."""
+        """Reasons why slots have no actor."""
         ready = {slot for slot, actor in self._actors.items() if actor.uuid}
-        reasons = (t.reason for slot, t in self._trouble.items() if slot not in ready)
+        reasons = (t.reason for slot, t in self._failures.items() if slot not in ready)
         return tuple(dict.fromkeys(filter(None, reasons)))
 
     def poll(self, timeout_s: float) -> Sequence[Event]:
@@ -137,32 +138,32 @@ class RayActors(ABC):
         if time.monotonic() >= self._next_scan:
             self._scan()
         self._start_missing()
-        waiting = {a.waits_for: a for a in self._actors.values() if a.waits_for is not None}
-        if not self._events and waiting:
-            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout_s)
-            if ready:  # all that have come meanwhile are one transaction
-                ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
+        pending = {a.pending: a for a in self._actors.values() if a.pending is not None}
+        if not self._events and pending:
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=timeout_s)
+            if ready:  # all that are ready by now are stored in one transaction
+                ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
             for reference in ready:
-                self._answer(waiting[reference], reference)
+                self._handle_ready(pending[reference], reference)
         elif not self._events:
             time.sleep(min(timeout_s, self._times.scan))
-        self._refuse_late()
+        self._end_late_starts()
         events, self._events = self._events, []
         return events
 
     def call(self, worker: str, method: str, *arguments: object) -> None:
         """Call a method of an idle actor; a Finished or a Lost follows."""
-        actor = self._of(worker)
-        actor.waits_for = getattr(actor.handle, method).remote(*arguments)
+        actor = self._actor(worker)
+        actor.pending = getattr(actor.handle, method).remote(*arguments)
 
-    def ask(self, worker: str, method: str, *arguments: object) -> Any:
-        """The answer of an idle actor.
+    def call_and_wait(self, worker: str, method: str, *arguments: object) -> Any:
+        """Call a method of an idle actor and return its result.
 
-        Raises InfrastructureError if there is none; a Lost follows then.
+        Raises InfrastructureError if the call fails; a Lost follows then.
         """
         import ray
 
-        actor = self._of(worker)
+        actor = self._actor(worker)
         try:
             answer = getattr(actor.handle, method).remote(*arguments)
             return ray.get(answer, timeout=self._times.start)
@@ -172,26 +173,27 @@ class RayActors(ABC):
             raise InfrastructureError(f"a worker did not answer: {reason}") from error
 
     def end(self, worker: str, reason: str) -> None:
-        """Kill an actor's process, whatever it does; a Lost follows."""
-        self._lose(self._of(worker), reason, blameless=False)
+        """Kill an actor's process, idle or not; a Lost follows."""
+        self._lose(self._actor(worker), reason, blameless=False)
 
-    def run_instead(self, gpu: str, actor: type, method: str, *arguments: Any) -> Any:
-        """The answer of an actor of another class, in place of an idle one on this kind of GPU.
+    def run_in_place_of_worker(self, gpu: str, actor: type, method: str, *arguments: Any) -> Any:
+        """Call a method of an actor of another class, on the slot of an idle actor.
 
-        That one is lost, and replaced after the call. The other class is called with the arguments
-        of this one. Raises what the method raises, InfrastructureError if no actor is idle.
+        gpu: SKU of the slot's device. The idle actor is ended, and replaced after the call. The
+        other class gets the same constructor arguments. Raises what the method raises,
+        InfrastructureError if no actor is idle.
         """
         import ray
 
         idle = next(
-            (a for a in self._actors.values() if a.gpu == gpu and a.uuid and a.waits_for is None),
+            (a for a in self._actors.values() if a.gpu == gpu and a.uuid and a.pending is None),
             None,
         )
         if idle is None:
             raise InfrastructureError(f"no {gpu} is free: see `flexq-bench status`")
         slot = idle.slot
         self._lose(idle, "its GPU was given to a comparison", blameless=True)
-        self._trouble.pop(slot, None)
+        self._failures.pop(slot, None)
         handle = slot.create(actor, *self._arguments)
         try:
             return ray.get(getattr(handle, method).remote(*arguments))
@@ -207,44 +209,44 @@ class RayActors(ABC):
     def _start_missing(self) -> None:
         now = time.monotonic()
         for slot in self._slots:
-            if slot not in self._actors and self._troubles(slot).retry_at <= now:
+            if slot not in self._actors and self._failures_of(slot).retry_at <= now:
                 handle = slot.create(self._class, *self._arguments)
                 answer = getattr(handle, self.greeting).remote()
                 self._actors[slot] = Actor(slot, handle, answer, now)
 
-    def _answer(self, actor: Actor, reference: Any) -> None:
+    def _handle_ready(self, actor: Actor, reference: Any) -> None:
         import ray
 
-        actor.waits_for = None
+        actor.pending = None
         try:
             answer = ray.get(reference)
         except (InfrastructureError, ray.exceptions.RayError) as error:
             self._fail(actor, error)
         else:
             if actor.uuid:
-                self._trouble.pop(actor.slot, None)
+                self._failures.pop(actor.slot, None)
                 self._events.append(Finished(actor.uuid, answer))
             else:
-                self._greet(actor, answer)
+                self._register(actor, answer)
 
     def _fail(self, actor: Actor, error: Exception) -> None:
-        """Lose an actor whose call raised."""
+        """End an actor whose call raised."""
         reason = reason_of(error)
         alive = is_alive(actor.slot.node)
         self._lose(actor, reason, blameless=is_blameless(error, reason, node_is_alive=alive))
 
-    def _greet(self, actor: Actor, answer: Any) -> None:
+    def _register(self, actor: Actor, answer: Any) -> None:
         actor.uuid = str(uuid.uuid4())
         try:
             joined = Joined(self.introduced(actor, answer))
         except InfrastructureError as error:
             actor.uuid = ""
             self._lose(actor, str(error), blameless=True)
-            self._troubles(actor.slot).failures = MAX_FAILURES
+            self._failures_of(actor.slot).count = MAX_FAILURES
         else:
             self._events.append(joined)
 
-    def _refuse_late(self) -> None:
+    def _end_late_starts(self) -> None:
         now = time.monotonic()
         for actor in list(self._actors.values()):
             if not actor.uuid and now - actor.since > self._times.start:
@@ -259,17 +261,17 @@ class RayActors(ABC):
 
         ray.kill(actor.handle)
         del self._actors[actor.slot]
-        trouble = self._troubles(actor.slot)
-        trouble.reason = reason
-        trouble.failures += 1
-        trouble.retry_at = time.monotonic() + pause_s(trouble.failures)
+        failures = self._failures_of(actor.slot)
+        failures.reason = reason
+        failures.count += 1
+        failures.retry_at = time.monotonic() + pause_s(failures.count)
         if actor.uuid:
             self._events.append(Lost(actor.uuid, reason, blameless))
         else:
             log.warning("no worker on %s: %s", actor.slot.host, reason)
 
-    def _troubles(self, slot: Slot) -> _Trouble:
-        return self._trouble.setdefault(slot, _Trouble())
+    def _failures_of(self, slot: Slot) -> _SlotFailures:
+        return self._failures.setdefault(slot, _SlotFailures())
 
-    def _of(self, worker: str) -> Actor:
+    def _actor(self, worker: str) -> Actor:
         return next(actor for actor in self._actors.values() if actor.uuid == worker)

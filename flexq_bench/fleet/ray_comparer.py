@@ -1,4 +1,4 @@
-"""The actor that compares two commits on the GPU that Ray gave it."""
+"""A Ray actor that compares two commits on the GPU assigned to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workloads.case import Case
 
 
 class ComparerActor:
-    """Starts the workers of both commits itself: they see the one GPU that this process sees."""
+    """Starts the worker processes of both commits, which see the same GPU as this process."""
 
     def __init__(
         self,

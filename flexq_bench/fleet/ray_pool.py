@@ -1,4 +1,4 @@
-"""A pool of the workers of a Ray cluster, whose jobs a coordinator hands out."""
+"""A pool of the workers of a Ray cluster, with a coordinator that leases jobs to them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 
 
 class RayPool:
-    """Use `open_ray_pool`. One set of works at a time.
+    """A pool that measures one set of works at a time; `open_ray_pool` opens it.
 
-    gpus: SKUs or globs of the kinds that are used; empty: all. repeat: how often each case is
-    measured. seed: of comparisons.
+    gpus: SKUs or globs of the kinds to use; empty: all. repeat: measurements per case. seed: of
+    comparisons.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RayPool:
     def gather(self) -> None:
         """Wait for the workers.
 
-        Raises InfrastructureError if none comes, UsageError if no worker is of a kind asked for.
+        Raises InfrastructureError if none starts, UsageError if a requested kind has no worker.
         """
         self._coordinator.gather()
         if not self._coordinator.workers:
@@ -73,9 +73,9 @@ class RayPool:
             if not any(fnmatchcase(gpu, pattern) for gpu in known):
                 raise UsageError(unknown("GPU", pattern, known))
 
-    def dismiss(self) -> None:
+    def mark_stopped(self) -> None:
         """Mark the workers as stopped."""
-        self._coordinator.dismiss()
+        self._coordinator.mark_stopped()
 
     @property
     def kinds(self) -> Sequence[Kind]:
@@ -109,7 +109,7 @@ class RayPool:
         self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
     ) -> list[CaseComparison]:
         self._coordinator.gather()
-        compared: list[CaseComparison] = self._workers.run_instead(
+        compared: list[CaseComparison] = self._workers.run_in_place_of_worker(
             gpu, ComparerActor, "compare", repository, base, head, tuple(cases), self._seed
         )
         self._coordinator.gather()
@@ -141,7 +141,7 @@ class RayPool:
         ]
 
     def _declare(self, work: Work) -> None:
-        """Store the jobs that a run lacks.
+        """Store a run's jobs that are not stored yet.
 
         A case that does not fit this kind of GPU becomes a job without a device, with the reason.
         """
@@ -163,7 +163,7 @@ class RayPool:
         through_outages(self._database, declare)
 
     def _interrupt_unmeasured(self, works: Sequence[Work]) -> None:
-        """End runs with cases that had no device as interrupted: they go on where there is one."""
+        """Mark runs with cases that had no device as interrupted; they can be resumed elsewhere."""
 
         def interrupt(session: Session) -> None:
             for work in works:
@@ -177,7 +177,7 @@ class RayPool:
             with self._database.session() as session:
                 for work in works:
                     store_offsets(session, work.run.info.uuid)
-        except DatabaseError as error:  # what ended the work matters more
+        except DatabaseError as error:  # must not hide the exception that ended the run
             log.warning("the offsets of single GPUs were not stored: %s", error)
 
 
@@ -192,7 +192,7 @@ def open_ray_pool(
     repeat: int = 1,
     seed: int = 0,
 ) -> Iterator[RayPool]:
-    """A pool whose workers are ready. Raises as RayPool.gather."""
+    """Open a pool whose workers are ready. Raises as RayPool.gather."""
     with database.session() as session:
         silent_since = database_time(session) - timedelta(seconds=2 * times.lease)
         forget_silent_workers(session, silent_since=silent_since)
@@ -202,4 +202,4 @@ def open_ray_pool(
             pool.gather()
             yield pool
         finally:
-            pool.dismiss()
+            pool.mark_stopped()

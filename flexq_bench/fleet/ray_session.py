@@ -1,4 +1,4 @@
-"""Starting Ray on this machine, or joining a cluster, and leaving nothing behind."""
+"""A Ray session: starts Ray on this machine or joins a cluster, and cleans up at the end."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from flexq_bench.repository.provenance import ROOT
 
 LOCAL = "local"
 MAX_CPU_SLOTS = 4
-_OBJECT_STORE_BYTES = 128 << 20  # what travels is a case or a result, some hundred kilobytes
+_OBJECT_STORE_BYTES = 128 << 20  # its objects are cases and results of some hundred kilobytes
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-# Ray replaces 127.0.0.1 by an address that others reach, except where clusters of several machines
-# are switched off: that is this variable's meaning, on any system. Read when ray is imported.
+# Ray replaces 127.0.0.1 by an address that is reachable from outside, unless clusters of several
+# machines are disabled: this variable does that, on any system. Ray reads it on import.
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 _CLIENT = "ray://"
@@ -35,21 +35,21 @@ _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 
 
 def cpu_slots() -> int:
-    """Actors that measure side by side on this machine's CPU."""
+    """Number of actors that measure concurrently on this machine's CPU."""
     return min(len(os.sched_getaffinity(0)), MAX_CPU_SLOTS)
 
 
 @contextmanager
 def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
-    """Ray connected for the length of the block.
+    """Connect to Ray for the duration of the block.
 
-    address: "local" starts Ray on this machine's loopback and stops it afterwards; another one
-    joins that cluster, whose nodes have this package installed. gpus: how many to offer locally;
-    None: those Ray finds. Raises InfrastructureError if Ray can't be started or reached.
+    address: "local" starts Ray on this machine's loopback and stops it afterwards; any other joins
+    that cluster, whose nodes must have this package installed. gpus: of a local cluster; None: all
+    that Ray detects. Raises InfrastructureError if Ray can't be started or reached.
     """
     variables = _QUIET | (_LOOPBACK_ONLY if address == LOCAL else _token(address))
     with _environment(variables), _scratch_folder() as folder:
-        import ray  # a second of import that only this needs
+        import ray  # takes a second
 
         try:
             with _quiet_start():
@@ -69,14 +69,14 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
 
 
 def _keep_private(token: Path) -> None:
-    """Let nobody else read the token that Ray makes, which lets who has it run code."""
+    """Make Ray's token unreadable for other users: whoever has it can run code."""
     with suppress(OSError):
         if token.stat().st_mode & 0o077:
             token.chmod(0o600)
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError if nobody listens there: Ray itself tries for many minutes."""
+    """Raise OSError if the address does not accept connections: Ray itself retries for minutes."""
     host, _, port = address.removeprefix(_CLIENT).rpartition(":")
     if address.startswith(_CLIENT) and not (host and port.isdigit()):
         raise ValueError("an address is ray://HOST:PORT")
@@ -85,9 +85,9 @@ def _check_reachable(address: str) -> None:
 
 
 def _token(address: str) -> dict[str, str]:
-    """Return variables that make Ray send this machine's token to a cluster that may require one.
+    """Return environment variables with which Ray sends this machine's token to the cluster.
 
-    A cluster requires a token if its head had one when it started.
+    A cluster requires a token if its head node had one when it started. Empty: none is to be sent.
     """
     has_one = _TOKENS & os.environ.keys() or (Path.home() / _TOKEN_FILE).is_file()
     may_ask = address == "auto" or address.startswith(_CLIENT)
@@ -99,8 +99,8 @@ def _token(address: str) -> dict[str, str]:
 def _start(folder: Path, gpus: int | None) -> None:
     import ray
 
-    # Workers inherit the environment of the processes started here: in a checkout that nobody
-    # installed they find the packages where this process did.
+    # Workers inherit this environment: in a checkout that is not installed they import the
+    # packages from where this process did.
     with _environment({"PYTHONPATH": _python_path()}):
         ray.init(
             address=LOCAL,
@@ -125,7 +125,7 @@ def _python_path() -> str:
 
 @contextmanager
 def _quiet_start() -> Iterator[None]:
-    """Ray announces its defaults, now and later, as warnings; none is about what a user did."""
+    """Silence Ray's warnings about its own defaults during the block."""
     logger = logging.getLogger("ray")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -153,7 +153,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _scratch_folder() -> Iterator[Path]:
-    # Ray puts Unix sockets below it, whose paths may have 107 characters: not under $TMPDIR.
+    # Not under $TMPDIR: Ray creates Unix sockets in it, whose paths are limited to 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="fqb-", dir="/tmp"))
     try:
         yield folder

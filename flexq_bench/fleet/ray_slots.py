@@ -14,9 +14,9 @@ _ACCELERATOR = "accelerator_type:"
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Room for one worker on a node. number: of the slot there, not of the GPU: Ray gives that.
+    """A place for one worker on a node. number: index of the slot; Ray assigns the GPU.
 
-    accelerator: Ray's name for the node's GPUs, such as H200 or GeForce-RTX-3090-Ti; empty: none.
+    accelerator: Ray's name of the node's GPUs, such as H200 or GeForce-RTX-3090-Ti; empty: none.
     """
 
     node: str  # Ray's id
@@ -26,7 +26,7 @@ class Slot:
     accelerator: str = ""
 
     def create(self, actor: type, *arguments: object) -> Any:
-        """A new actor(backend, *arguments) here; one at a time can have the slot's device."""
+        """Create actor(backend, *arguments) on this slot; only one at a time gets its device."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -41,7 +41,7 @@ class Slot:
 
 
 def slots(backend: Backend, *, local: bool) -> tuple[Slot, ...]:
-    """The slots of the nodes that are alive. local: the cluster is this machine's own."""
+    """The slots of the nodes that are alive. local: the cluster was started on this machine."""
     import ray
 
     free: list[Slot] = []
@@ -55,7 +55,7 @@ def is_alive(node: str) -> bool:
     """Return True if a node of the cluster is still alive."""
     import ray
 
-    return any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())
+    return any(row["NodeID"] == node and row["Alive"] for row in ray.nodes())
 
 
 def _of_node(node: dict[str, Any], backend: Backend, local: bool) -> Iterator[Slot]:

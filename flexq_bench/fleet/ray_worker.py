@@ -1,4 +1,4 @@
-"""The actor that measures cases: one meter on one device that nobody else uses."""
+"""A Ray actor that measures cases: one meter with exclusive use of one device."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from kernels.outside.loading import load
 from kernels.outside.sources import KernelSource
 from workloads.case import Case
 
-_LEAVING_S = 15.0  # for the process that had the device before to be gone
+_RELEASE_TIMEOUT_S = 15.0  # until the process that used the device before has ended
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class WorkerDescription:
     """The description of a worker that is ready. sources: hash of the code that it runs."""
 
     worker: Worker
@@ -37,11 +37,11 @@ class Greeting:
 
 
 class MeterActor:
-    """Measures one case at a time on the device that Ray gave this process.
+    """Measures one case at a time on the device that Ray assigned to this process.
 
-    On a CPU it uses one thread, so that actors beside each other don't share cores.
+    On a CPU it uses one thread, so that actors of one host don't share cores.
     kernels_from: sources of kernels from outside. Raises InfrastructureError if another process
-    computes on its GPU, or this machine can't have those kernels.
+    uses its GPU, or if those kernels can't be loaded on this machine.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class MeterActor:
         # Ray shows a process only its own GPU, so that one is always the first.
         device = "cpu" if backend == "cpu" else "cuda:0"
         self._meter = Meter(device, seed=seed, tuning=tuning)
-        self._told: set[TuningKey] = set()
-        # Held for the life of the process. Actors on the slots of one CPU are beside each other.
-        self._alone = device_alone(
-            self._meter.device_info.uuid, shared=backend == "cpu", wait_s=_LEAVING_S
+        self._known_keys: set[TuningKey] = set()
+        # Held until the process ends. Actors on the slots of one CPU run side by side.
+        self._device_lock = device_alone(
+            self._meter.device_info.uuid, shared=backend == "cpu", wait_s=_RELEASE_TIMEOUT_S
         )
-        self._alone.__enter__()
-        _wait_until_alone(self._meter)
+        self._device_lock.__enter__()
+        _wait_for_exclusive_use(self._meter)
 
-    def describe(self) -> Greeting:
+    def describe(self) -> WorkerDescription:
         machine = self._meter.tuning_machine
-        return Greeting(worker_of(self._meter), source_hash(ROOT), machine.software)
+        return WorkerDescription(worker_of(self._meter), source_hash(ROOT), machine.software)
 
     def memory_obstacles(self, cases: Sequence[Case]) -> dict[str, str]:
-        """By key, why cases don't fit the memory that is free."""
+        """Reasons, by key, why cases don't fit the free memory."""
         reasons = {}
         for case in cases:
             try:
@@ -86,30 +86,30 @@ class MeterActor:
         return reasons
 
     def measure(self, case: Case, choices: Sequence[ChoiceInfo]) -> Report:
-        """Measure with what other workers chose.
+        """Measure a case. choices: configurations that other workers chose.
 
-        Raises InfrastructureError if the device is broken: a fresh process must go on.
+        Raises InfrastructureError if the device is broken: the process must be replaced.
         """
         memory = self._meter.choices
         for choice in choices:
             key = _key(choice.key)
             memory.offer(key, choice.config)
-            self._told.add(key)
+            self._known_keys.add(key)
         measured = measure_case(self._meter, case)
-        new = {key: one for key, one in memory.chosen.items() if key not in self._told}
-        self._told |= new.keys()
+        new = {key: one for key, one in memory.chosen.items() if key not in self._known_keys}
+        self._known_keys |= new.keys()
         return Report(
             measured, tuple(ChoiceInfo(asdict(key), one.as_dict()) for key, one in new.items())
         )
 
 
 def _key(data: Mapping[str, object]) -> TuningKey:
-    return TuningKey(**data)  # type: ignore[arg-type]  # the fields of one, from `asdict`
+    return TuningKey(**data)  # type: ignore[arg-type]  # data is from `asdict`
 
 
-def _wait_until_alone(meter: Meter) -> None:
-    """Raise InfrastructureError if others still compute on the device after a while."""
-    give_up = time.monotonic() + _LEAVING_S
+def _wait_for_exclusive_use(meter: Meter) -> None:
+    """Raise InfrastructureError if other processes use the device for longer than the timeout."""
+    give_up = time.monotonic() + _RELEASE_TIMEOUT_S
     while others := meter.other_processes():
         if time.monotonic() > give_up:
             raise InfrastructureError(

@@ -1,4 +1,4 @@
-"""The workers of a Ray cluster: actors that measure cases, one on each GPU or CPU slot."""
+"""Workers of a Ray cluster: actors that measure cases, one per GPU or CPU slot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.ray_actors import Actor, RayActors
-from flexq_bench.fleet.ray_worker import Greeting, MeterActor
+from flexq_bench.fleet.ray_worker import MeterActor, WorkerDescription
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import ReadyWorker
 from flexq_bench.measure import Tuning
@@ -19,10 +19,10 @@ from workloads.case import Case
 
 
 class RayWorkers(RayActors):
-    """Workers for a coordinator (`Workers`).
+    """The implementation of `Workers` on Ray.
 
     actor: the class of the actors, called with backend, seed, tuning and the sources of kernels
-    from outside. The rest, and the errors, as RayActors.
+    from outside. Other arguments and errors: see RayActors.
     """
 
     greeting = "describe"
@@ -43,19 +43,19 @@ class RayWorkers(RayActors):
         self._sources = source_hash(ROOT)
 
     def introduced(self, actor: Actor, answer: Any) -> ReadyWorker:
-        """Refuse a worker that would measure with other code."""
-        greeting: Greeting = answer
-        if greeting.sources != self._sources:
-            host = greeting.worker.environment.get("host", actor.slot.host)
+        """Refuse a worker that runs other code than this process."""
+        description: WorkerDescription = answer
+        if description.sources != self._sources:
+            host = description.worker.environment.get("host", actor.slot.host)
             raise InfrastructureError(
                 f"{host} has other code of flexq-bench than this machine: install this commit there"
             )
-        actor.gpu = greeting.worker.device.sku
-        return ReadyWorker(actor.uuid, greeting.worker, greeting.software)
+        actor.gpu = description.worker.device.sku
+        return ReadyWorker(actor.uuid, description.worker, description.software)
 
     def start(self, worker: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
         self.call(worker, "measure", case, tuple(choices))
 
     def memory_obstacles(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
-        reasons: dict[str, str] = self.ask(worker, "memory_obstacles", tuple(cases))
+        reasons: dict[str, str] = self.call_and_wait(worker, "memory_obstacles", tuple(cases))
         return reasons

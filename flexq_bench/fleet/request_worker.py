@@ -1,5 +1,4 @@
-"""Serving requests: one after the other becomes a run, measured on the pool that is given, or a
-bisection by comparisons on it."""
+"""Serving of requests, one after the other, on a pool: each is a run or a bisection."""
 
 from __future__ import annotations
 
@@ -55,8 +54,8 @@ from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from flexq_bench.runs.outage import through_outages
 from workloads.case import Case
 
-# A server says by beats that it is alive, as long as a case, or a comparison with its builds, may
-# take: then it is taken to hang, and its lease runs out.
+# A server renews the lease of its request for as long as a case, or a comparison with its builds,
+# may take. After that it is considered hung, and its lease expires.
 LEASE = timedelta(minutes=2)
 BEAT_S = 20.0
 LONGEST_CASE_S = 600.0
@@ -67,7 +66,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A request that came to an end. run None: it was refused before one began."""
+    """A request that was served. run None: it was refused before a run began."""
 
     request: str  # uuid
     state: str
@@ -76,11 +75,11 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BisectionInput:
     """Input of a search by bisection.
 
-    commits: after good, oldest first, up to bad. compare: measures a commit against good. device:
-    the uuid of the device, or of one of several. on_step: called with one line for each comparison.
+    commits: after good up to bad, oldest first. compare: compares a commit with good. device: uuid
+    of the device, or of one of several. on_step: called with one line after each comparison.
     """
 
     case: Case
@@ -91,12 +90,12 @@ class Question:
     on_step: Callable[[str], None]
 
 
-# Gives a line that says which commit it was, or why none was found; `ci` has it.
-Search = Callable[[Question], str]
+# Returns a line with the commit, or why none was found. The implementation is in `ci`.
+Search = Callable[[BisectionInput], str]
 
 
 def server_name() -> str:
-    """Return the name of this server: host, process id and a random suffix, as ids are reused."""
+    """Name this server: host, PID and, since PIDs are reused, a random suffix."""
     return f"{platform.node()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
 
 
@@ -112,10 +111,10 @@ def serve_next(
 ) -> Served | None:
     """Measure the oldest request that fits this kind of device; None: there is none.
 
-    What can't be measured as asked is a failed request, not an exception, and so is one over which
-    MAX_DEATHS servers died in a row. A database that is away is waited for. Raises what the device
-    raises, DatabaseError for what waiting doesn't mend, and KeyboardInterrupt; the next server then
-    goes on with the request, at once or when its lease has run out.
+    A request that can't be measured fails without an exception, and so does one while serving which
+    MAX_DEATHS servers died in a row. Outages of the database are waited for. Raises what the device
+    raises, DatabaseError for errors that are not an outage, and KeyboardInterrupt; another server
+    then continues the request, at once or when its lease has expired.
     """
     request = _claim(database, kind, server)
     if request is None:
@@ -127,31 +126,31 @@ def serve_next(
         plan = request_plan(request.kind, request.content, kind.backend, kind.capability)
     except PLANNING_REFUSALS as error:
         return _finish(database, request, "failed", request.run, str(error))
-    # The run that the request has, where a server died, else a new one.
+    # The key finds the run that an earlier server of this request began.
     planned = replace(
         new_run(plan.suite, "sweep", plan.keys), idempotency_key=f"request {request.uuid}"
     )
-    uuid_of_run = request.run
+    run_uuid = request.run
     try:
         with open_run(database, planned, commit) as run:
-            uuid_of_run = run.info.uuid
-            cases = _still_missing(run, request, plan.cases)
+            run_uuid = run.info.uuid
+            cases = _missing_cases(run, request, plan.cases)
             if is_quarantined(request.deaths):
                 raise MeasureError(quarantine_detail(request.deaths))
             pool.check(cases)
-            with _beating(database, request, server, LONGEST_CASE_S) as beats:
-                renewing = _renewing(database, request, server, on_record, beats)
+            with _renewing_lease(database, request, server, LONGEST_CASE_S) as renewer:
+                renewing = _renewing_callback(database, request, server, on_record, renewer)
                 pool.measure([Work(run, kind.gpu, cases)], renewing)
     except MEASURING_REFUSALS as error:
-        return _finish(database, request, "failed", uuid_of_run, str(error))
+        return _finish(database, request, "failed", run_uuid, str(error))
     except CancelledError as error:
-        return Served(request.uuid, "cancelled", uuid_of_run, str(error))
+        return Served(request.uuid, "cancelled", run_uuid, str(error))
     except BaseException as error:
-        _give_back(database, server, error)
+        _return_request(database, server, error)
         if isinstance(error, AWAY):
-            return Served(request.uuid, "queued", uuid_of_run, str(error))
+            return Served(request.uuid, "queued", run_uuid, str(error))
         raise
-    return _finish(database, request, "done", uuid_of_run, "")
+    return _finish(database, request, "done", run_uuid, "")
 
 
 def _bisect(
@@ -162,7 +161,7 @@ def _bisect(
     server: str,
     search: Search,
 ) -> Served:
-    """Search in this clone for the commit that was asked for; its line is the request's detail."""
+    """Bisect in this clone; the line about the result becomes the request's detail."""
 
     def on_step(line: str) -> None:
         through_outages(
@@ -170,12 +169,12 @@ def _bisect(
         )
 
     try:
-        wanted = bisection_of(request.content)
+        bisection = bisection_of(request.content)
         if is_quarantined(request.deaths):
             raise MeasureError(quarantine_detail(request.deaths))
-        pool.check([wanted.case])
+        pool.check([bisection.case])
         repository = repository_of(ROOT)
-        good, bad = (one.commit for one in resolve_pair(repository, wanted.good, wanted.bad))
+        good, bad = (one.commit for one in resolve_pair(repository, bisection.good, bisection.bad))
         if not is_published(repository, bad):
             raise UsageError(
                 f"{bad[:10]} is in no branch and no tag here: a request measures what was merged"
@@ -183,80 +182,80 @@ def _bisect(
         commits = commits_between(repository, good, bad)
         if not commits:
             raise UsageError(f"no commit after {good[:10]} up to {bad[:10]} changes the code")
-        compare = _comparing(database, pool, kind, request, server, wanted, repository)
+        compare = _compare_function(database, pool, kind, request, server, bisection, repository)
         device = pool.machine(kind.gpu).device.uuid
     except PLANNING_REFUSALS as error:
         return _finish(database, request, "failed", None, str(error))
     try:
-        words = search(Question(wanted.case, good, commits, device, compare, on_step))
+        detail = search(BisectionInput(bisection.case, good, commits, device, compare, on_step))
     except CancelledError as error:
         return Served(request.uuid, "cancelled", None, str(error))
     except REVISION_REFUSALS as error:
         return _finish(database, request, "failed", None, str(error))
     except BaseException as error:
-        _give_back(database, server, error)
+        _return_request(database, server, error)
         raise
-    return _finish(database, request, "done", None, words)
+    return _finish(database, request, "done", None, detail)
 
 
-def _comparing(
+def _compare_function(
     database: Database,
     pool: Pool,
     kind: Kind,
     request: ClaimedRequest,
     server: str,
-    wanted: Bisection,
+    bisection: Bisection,
     repository: Path,
 ) -> Callable[[str], CaseComparison]:
-    """Compare a commit with the good one, as often as a request may."""
+    """Return a function that compares a commit with the good one; its calls are limited."""
     done = 0
 
     def compare(commit: str) -> CaseComparison:
         nonlocal done
         if done >= MAX_COMPARISONS:
             raise UsageError(f"{MAX_COMPARISONS} comparisons are done, a request has no more")
-        # Before an answer, so that a comparison that ends its server counts as its death.
+        # Before the comparison: if it ends its server, that counts as a death of the request.
         _renew(database, request, server, has_result=done > 0)
         done += 1
-        with _beating(database, request, server, LONGEST_COMPARISON_S):
-            (compared,) = pool.compare(kind.gpu, repository, wanted.good, commit, [wanted.case])
-        return compared
+        with _renewing_lease(database, request, server, LONGEST_COMPARISON_S):
+            (result,) = pool.compare(kind.gpu, repository, bisection.good, commit, [bisection.case])
+        return result
 
     return compare
 
 
-def _still_missing(run: OpenRun, request: ClaimedRequest, cases: Sequence[Case]) -> list[Case]:
-    """The cases that the run lacks; the request is told which run it became."""
+def _missing_cases(run: OpenRun, request: ClaimedRequest, cases: Sequence[Case]) -> list[Case]:
+    """The run's cases without a result. Also stores the run's uuid with the request."""
 
-    def missing_of(session: Session) -> set[str]:
+    def read_missing(session: Session) -> set[str]:
         set_request_run(session, request.uuid, run.info.uuid)
         return set(queries.missing_cases(session, run.info.uuid))
 
-    missing = through_outages(run.database, missing_of)
+    missing = through_outages(run.database, read_missing)
     return [case for case in cases if case.key in missing]
 
 
-class _Beats:
-    """Renews the lease of a request, until so many seconds have passed without progress."""
+class _LeaseRenewer:
+    """Renews the lease of a request until longest_s seconds have passed without progress."""
 
     def __init__(
         self, database: Database, request: ClaimedRequest, server: str, longest_s: float
     ) -> None:
         self._database, self._request, self._server = database, request, server
         self._longest_s = longest_s
-        self.is_over = Event()
+        self.stopped = Event()
         self.progress()
 
     def progress(self) -> None:
-        """Something is done: what comes now may take as long again."""
+        """Restart the time limit after a result."""
         self._end = time.monotonic() + self._longest_s
 
-    def beat(self) -> None:
-        """Renew until the end, or until the request is another's: the next renewal tells that."""
-        while not self.is_over.wait(BEAT_S) and time.monotonic() < self._end:
+    def run(self) -> None:
+        """Renew until stopped, over the time limit, or no longer the holder of the lease."""
+        while not self.stopped.wait(BEAT_S) and time.monotonic() < self._end:
             try:
                 with self._database.session() as session:
-                    if not _renewed(session, self._request, self._server):
+                    if not _renew_in(session, self._request, self._server):
                         return
             except AWAY:
                 continue
@@ -265,29 +264,29 @@ class _Beats:
 
 
 @contextmanager
-def _beating(
+def _renewing_lease(
     database: Database, request: ClaimedRequest, server: str, longest_s: float
-) -> Iterator[_Beats]:
-    """Renew the lease of a request while the block works."""
-    beats = _Beats(database, request, server, longest_s)
-    thread = Thread(target=beats.beat, name="request beats", daemon=True)
+) -> Iterator[_LeaseRenewer]:
+    """Renew the lease of a request during the block."""
+    renewer = _LeaseRenewer(database, request, server, longest_s)
+    thread = Thread(target=renewer.run, name="request lease", daemon=True)
     thread.start()
     try:
-        yield beats
+        yield renewer
     finally:
-        beats.is_over.set()
+        renewer.stopped.set()
         thread.join()
 
 
-def _renewing(
+def _renewing_callback(
     database: Database,
     request: ClaimedRequest,
     server: str,
     on_record: OnRecord,
-    beats: _Beats,
+    renewer: _LeaseRenewer,
 ) -> OnRecord:
     def renew(record: Record) -> None:
-        beats.progress()
+        renewer.progress()
         _renew(database, request, server)
         on_record(record)
 
@@ -297,14 +296,14 @@ def _renewing(
 def _renew(
     database: Database, request: ClaimedRequest, server: str, *, has_result: bool = True
 ) -> None:
-    """Say that this server is at it. Raises CancelledError if the request was taken back."""
+    """Renew the lease. Raises CancelledError if the request was cancelled."""
     if not through_outages(
-        database, lambda session: _renewed(session, request, server, has_result=has_result)
+        database, lambda session: _renew_in(session, request, server, has_result=has_result)
     ):
-        raise CancelledError(f"request {request.uuid[:8]} was taken back")
+        raise CancelledError(f"request {request.uuid[:8]} was cancelled")
 
 
-def _renewed(
+def _renew_in(
     session: Session, request: ClaimedRequest, server: str, *, has_result: bool = False
 ) -> bool:
     lock_for_writing(session.connection())  # the time after waiting for it counts
@@ -313,7 +312,7 @@ def _renewed(
 
 
 def _claim(database: Database, kind: Kind, server: str) -> ClaimedRequest | None:
-    """The oldest request that fits this kind of device, leased to this server; None: none."""
+    """Lease the oldest request that fits this kind of device to this server; None: none."""
     while True:
         try:
             with database.session() as session:
@@ -322,9 +321,10 @@ def _claim(database: Database, kind: Kind, server: str) -> ClaimedRequest | None
                 return claim_request(session, server, (kind.gpu,), until=now + LEASE, at=now)
         except AWAY as error:
             log.warning("%s; requests are served when it is back", error)
-        # What an acknowledgement that was lost has leased to this server goes back, and whoever
-        # else serves a request renews its lease first: the outage is nobody's death.
-        _return_all(database, server)
+        # If only the acknowledgement of the commit was lost, a request is leased to this server:
+        # return it. Then wait until other servers have renewed their leases, which may have expired
+        # during the outage and would count as deaths.
+        _return_requests(database, server)
         _wait_for_others()
 
 
@@ -332,22 +332,22 @@ def _wait_for_others() -> None:
     time.sleep(2 * BEAT_S)
 
 
-def _give_back(database: Database, server: str, error: BaseException) -> None:
-    """Leave the request to the next server after an error that is not of its work.
+def _return_request(database: Database, server: str, error: BaseException) -> None:
+    """Return the request to the queue after an error that the request did not cause.
 
-    Who was stopped does not wait for a database that is away; who failed does, as a request that
-    is not given back counts as a death.
+    After an interrupt this does not wait for an unavailable database; after a failure it does,
+    since a request that is not returned counts as a death.
     """
     if isinstance(error, KeyboardInterrupt):
         with suppress(DatabaseError), database.session() as session:
             return_requests(session, server)
     elif isinstance(error, (InfrastructureError, *AWAY)):
         with suppress(DatabaseError):
-            _return_all(database, server)
+            _return_requests(database, server)
 
 
-def _return_all(database: Database, server: str) -> None:
-    """Give back what this server holds, as soon as the database takes it."""
+def _return_requests(database: Database, server: str) -> None:
+    """Return all requests of this server to the queue, after an outage of any length."""
     through_outages(database, lambda session: return_requests(session, server), longest_s=math.inf)
 
 

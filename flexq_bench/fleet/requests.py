@@ -1,7 +1,7 @@
-"""Measurements that people request from the fleet, checked when queued and when served.
+"""Requests for measurements on the fleet, validated when queued and again when served.
 
-A request is data: names that the registry, the suites and the catalog know, and bounded whole
-numbers. Nothing in it is ever run, imported or opened.
+A request is data: names from the registry, the suites and the catalog, and bounded integers.
+Nothing in it is executed, imported or opened.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from workloads.names import unknown
 from workloads.suite import Suite
 from workloads.suites import list_suites, load_suite
 
-MAX_CASES = 2000  # of one request, floors included
-# Waiting and running. A requester's name is what somebody typed, so all of them together are
-# bounded too.
+MAX_CASES = 2000  # per request, floors included
+# Of queued and running requests. A requester can type any name, so there is also a limit for all.
 LIMITS = Limits(
     requests=4, cases=4000, cases_of_one=MAX_CASES, requests_of_all=100, cases_of_all=40_000
 )
 _LONGEST_NAME = 80
 BISECT = "bisect"
-MAX_COMPARISONS = 20  # of one bisection; a thousand commits need eleven where each has an answer
+MAX_COMPARISONS = 20  # per bisection; 1000 commits need eleven if every comparison is conclusive
 _LONGEST_KEY = 400
 _FULL_SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-# Of a GPU that nothing is known of: one that all kernels run on, so that none is left uncounted.
+# Assumed for an unknown GPU: all kernels run on it, so that the cases of all are counted.
 _MOST_CAPABLE: Capability = (9, 0)
 
 
@@ -54,7 +53,7 @@ class Bisection:
 
 
 def bisection_of(data: Mapping[str, Any]) -> Bisection:
-    """A bisection from plain data. Raises UsageError or WorkloadError if it is none."""
+    """Parse a bisection from plain data. Raises UsageError or WorkloadError if it is invalid."""
     check_fields(data, ("case", "good", "bad"), "a bisection")
     ends = [str(data.get(name, "")) for name in ("good", "bad")]
     for name in ends:
@@ -97,12 +96,12 @@ def checked_request(
     gpu: str = "",
     backend: Backend = "cuda",
 ) -> RequestInfo:
-    """A request of this content; `submit` queues it.
+    """Validate and build a request; `submit` queues it.
 
-    kind: "sweep" (content as Sweep.as_data gives), "suite" ({"suite": NAME}) or "bisect" (as
-    Bisection.as_data). gpu: a SKU; empty:
-    any. backend: of the GPU asked for, which decides what the kernels are.
-    Raises UsageError or WorkloadError if it is not what a request may be, or too large.
+    kind: "sweep" (content: Sweep.as_data), "suite" ({"suite": NAME}) or "bisect" (content:
+    Bisection.as_data). gpu: a SKU; empty: any. backend: of the requested GPU, which determines the
+    kernels.
+    Raises UsageError or WorkloadError if the content is invalid or too large.
     """
     name = requester.strip()
     if not name or len(name) > _LONGEST_NAME or not name.isprintable():
@@ -132,7 +131,7 @@ def checked_request(
 
 
 def submit(session: Session, request: RequestInfo) -> None:
-    """Queue a request. Raises LimitError if it is too large, or too much is waiting already."""
+    """Queue a request. Raises LimitError if it is too large, or if too many are queued already."""
     add_request(session, request, limits=LIMITS)
 
 
@@ -141,25 +140,25 @@ def request_plan(
 ) -> Plan:
     """The plan of a request on a device. Raises UsageError or WorkloadError.
 
-    More cases than a request may have are refused here, so both where it is queued and where it is
-    served; they are counted before any is made.
+    Called when a request is queued and when it is served: both refuse more cases than a request
+    may have. Cases are counted before they are built.
     """
     suite, kernels = _suite(kind, content)
-    offered = offered_labels(suite, backend, capability, asked_kernels=kernels)
+    offered = offered_labels(suite, backend, capability, requested_kernels=kernels)
     check_cases(suite.count(offered), MAX_CASES, "a request")
-    plan = build_plan(suite, backend, capability, asked_kernels=kernels)
+    plan = build_plan(suite, backend, capability, requested_kernels=kernels)
     check_cases(len(plan.cases), MAX_CASES, "a request")  # with the probes
     return plan
 
 
 def _suite(kind: str, content: Mapping[str, Any]) -> tuple[Suite, tuple[str, ...]]:
-    """The suite asked for, and the kernels that must exist."""
+    """The requested suite, and the kernels that must exist."""
     if kind == "sweep":
         sweep = sweep_of(content)
         return sweep.suite(), sweep.kernels
     if kind == "suite":
         check_fields(content, ("suite",), "a request for a suite")
-        # By name only: a path would let who asks choose what the server reads.
+        # By name only: with a path, a requester could choose which file the server reads.
         name = str(content.get("suite", ""))
         if name not in list_suites():
             raise UsageError(unknown("suite", name, list_suites()))

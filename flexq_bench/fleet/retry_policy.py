@@ -2,19 +2,19 @@
 
 | failure                                   | the job                                    |
 | ----------------------------------------- | ------------------------------------------ |
-| the worker's process dies or hangs        | back to the queue with one death more      |
-| the worker reports a broken device        | back to the queue                          |
-| its node is lost, or the work is stopped  | back to the queue                          |
+| the worker's process dies or hangs        | requeued, its number of deaths plus one    |
+| the worker reports a broken device        | requeued                                   |
+| its node is lost, or the run is stopped   | requeued                                   |
 | the job has `MAX_DEATHS` deaths           | quarantined: `failed` is its result        |
 
-A lost worker is replaced at once; if its device fails again, after pauses that double. After
-`MAX_FAILURES` in a row no run waits for the device any more, but it is still retried.
+A lost worker is replaced at once; if its device fails again, after pauses that double each time.
+After `MAX_FAILURES` in a row no run waits for the device any more, but it is still retried.
 
 If a server dies, the next one takes its request; a server that is stopped or whose device fails
 returns it. While the database is unavailable, servers wait and no death is counted. A request ends
-when its run is complete, when it is cancelled, when `MAX_DEATHS` servers in a row died over it
-without a result, or when it can't be measured as requested (the refusals below), which is the same
-on every other server.
+when its run is complete, when it is cancelled, when `MAX_DEATHS` servers in a row died while
+serving it without a result, or when it can't be measured as requested (the refusals below), which
+holds for every other server too.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from flexq_bench.fleet.exit_reasons import is_of_node
 from kernels.errors import KernelError
 from workloads.errors import WorkloadError
 
-MAX_DEATHS = 3  # of one job or evaluation; of a request without a result between them
-MAX_FAILURES = 3  # of one slot, in a row
+MAX_DEATHS = 3  # per job or evaluation; per request: in a row, without a result between them
+MAX_FAILURES = 3  # per slot, in a row
 LONGEST_PAUSE_S = 60.0
 
 # Errors that end a request as failed: while it is planned, while it is measured, and while its
@@ -42,29 +42,29 @@ REVISION_REFUSALS = (UsageError, BrokenRevisionError, WorkloadError, KernelError
 
 
 def is_quarantined(deaths: int) -> bool:
-    """Return True if a job with so many worker deaths is given up."""
+    """Return True if a job with this number of worker deaths is quarantined."""
     return deaths >= MAX_DEATHS
 
 
 def quarantine_detail(deaths: int) -> str:
-    """The detail of the result of a job that is given up."""
+    """The detail of a quarantined job's result."""
     return f"quarantined: {deaths} workers ended while they measured it"
 
 
 def is_blameless(error: BaseException, reason: str, *, node_is_alive: bool) -> bool:
-    """Return True if a worker's end does not count against the job that it held.
+    """Return True if the loss of a worker does not count as a death of its job.
 
-    error: what Ray raised for the worker's answer, reason: the same in one line.
+    error: raised by Ray instead of the worker's result; reason: the same in one line.
     """
     return isinstance(error, InfrastructureError) or not node_is_alive or is_of_node(reason)
 
 
 def is_given_up(failures: int) -> bool:
-    """Return True if no run waits any more for a slot with so many failures in a row."""
+    """Return True if runs no longer wait for a slot with this number of failures in a row."""
     return failures >= MAX_FAILURES
 
 
 def pause_s(failures: int) -> float:
-    """Seconds until a slot is tried again after so many failures in a row."""
-    # At once after the first time: a case may have ended the process.
+    """Seconds until a slot is tried again after this number of failures in a row."""
+    # No pause after the first: the case may have ended the process, not the device.
     return 0.0 if failures == 1 else min(2.0**failures, LONGEST_PAUSE_S)

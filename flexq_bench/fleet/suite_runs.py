@@ -1,4 +1,4 @@
-"""The runs of a suite on a pool: one for each kind of device, planned, then measured together."""
+"""Runs of a suite on a pool, one per kind of device: planned first, then measured together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run that is not open yet. cases: those without a result."""
+    """A run that has not begun. cases: those without a result."""
 
     run: RunInfo
     kind: Kind
@@ -28,7 +28,7 @@ class PlannedRun:
 
 
 def plan_runs(
-    pool: Pool, suite: Suite, asked_kernels: Sequence[str], trigger: str
+    pool: Pool, suite: Suite, requested_kernels: Sequence[str], trigger: str
 ) -> list[PlannedRun]:
     """A new run of the suite for each kind of device.
 
@@ -36,7 +36,7 @@ def plan_runs(
     """
     planned = []
     for kind in pool.kinds:
-        plan = build_plan(suite, kind.backend, kind.capability, asked_kernels=asked_kernels)
+        plan = build_plan(suite, kind.backend, kind.capability, requested_kernels=requested_kernels)
         if plan.skipped:
             log.warning("the %s backend has no %s", plan.backend, ", ".join(plan.skipped))
         pool.check(plan.cases)
@@ -51,7 +51,7 @@ def measure_runs(
     commit: CommitInfo,
     on_record: OnRecord,
 ) -> None:
-    """Open the runs, measure their cases, and mark how they ended. Raises as Pool.measure."""
+    """Open the runs, measure their cases, and store their final status. Raises as Pool.measure."""
     with ExitStack() as opened:
         works = [
             Work(opened.enter_context(open_run(database, one.run, commit)), one.kind.gpu, one.cases)

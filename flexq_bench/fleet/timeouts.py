@@ -12,12 +12,12 @@ LONGEST_S = 604_800.0  # a week
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Each can be set: `--times lease=120,case=600`, or FLEXQ_BENCH_TIMES.
+    """Timeouts and intervals; set with `--times lease=120,case=600` or FLEXQ_BENCH_TIMES.
 
-    start: for a worker to begin. case: for one result; then the worker's process is replaced.
-    beat: between two renewals of leases. lease: after this without a renewal a job is anybody's.
-    device: for a GPU to come (back) that can run what waits. scan: between two looks for nodes
-    that came. database: to wait for a database that went away.
+    start: until a worker is ready. case: until a result; then the worker's process is replaced.
+    beat: interval of heartbeats, which renew leases. lease: without a renewal for so long, a job
+    can be leased to another worker. device: until a GPU of a kind with queued jobs is available
+    (again). scan: interval of checks for new nodes. database: longest outage of the database.
     """
 
     start: float = 180.0
@@ -38,12 +38,12 @@ class Times:
         if self.lease < 2 * self.beat:
             raise UsageError(
                 f"--times lease={self.lease:g}: a lease of less than two beats ({self.beat:g} s) "
-                "runs out under a worker that lives"
+                "expires while its worker is alive"
             )
 
 
 def parse_times(text: str | None) -> Times:
-    """`lease=120,case=600` over the defaults; None: those. Raises UsageError."""
+    """Parse `lease=120,case=600`; what is not given has its default. Raises UsageError."""
     values: dict[str, float] = {}
     for part in filter(None, (piece.strip() for piece in (text or "").split(","))):
         name, _, number = part.partition("=")

@@ -13,13 +13,13 @@ from flexq_bench.runs.owner import is_dead
 
 # Twice what a case may take before its worker is replaced (flexq_bench.fleet.timeouts).
 QUIET_S = 600.0
-NIGHT_QUIET_S = 3600.0  # comparing the candidates of a night stores nothing until all are compared
-_SILENT_S = 120.0  # of a worker, twelve beats
+NIGHT_QUIET_S = 3600.0  # a night stores nothing until all its candidates are compared
+_SILENT_S = 120.0  # twelve heartbeats of a worker
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Something that has not moved. name: of the run, night or request. seconds: for how long."""
+    """A run, night or request without progress. what: which of them. seconds: since when."""
 
     what: str
     name: str
@@ -34,25 +34,25 @@ class Stall:
 
 
 def stalls(session: Session) -> list[Stall]:
-    """All that has not moved for longer than it should take, the longest first."""
+    """Runs, nights and requests that are stalled, the longest first."""
     now = database_time(session)
-    found = [*_runs(session, now), *_nights(session, now), *_requests(session, now)]
-    return sorted(found, key=lambda one: -one.seconds)
+    stalled = [*_runs(session, now), *_nights(session, now), *_requests(session, now)]
+    return sorted(stalled, key=lambda stall: -stall.seconds)
 
 
 def _runs(session: Session, now: datetime) -> Iterator[Stall]:
     running = queries.owned_runs(session)
     newest = queries.last_results(session, [run.uuid for run in running])
-    of_fleet = {one.run: one for one in queries.progress(session)}
+    progress_by_run = {one.run: one for one in queries.progress(session)}
     for run in running:
-        quiet = (now - newest.get(run.uuid, run.created_at)).total_seconds()
+        idle_s = (now - newest.get(run.uuid, run.created_at)).total_seconds()
         dead = run.owner is not None and is_dead(run.owner)
-        if quiet < QUIET_S and not dead:
+        if idle_s < QUIET_S and not dead:
             continue
         if dead and run.owner is not None:
             reason = f"its process {run.owner.pid} on {run.owner.host} is dead (status --reap)"
-        elif run.uuid in of_fleet:
-            reason = _stall_reason(session, now, of_fleet[run.uuid])
+        elif run.uuid in progress_by_run:
+            reason = _stall_reason(session, now, progress_by_run[run.uuid])
         else:
             owner = (
                 "an unknown process"
@@ -60,7 +60,7 @@ def _runs(session: Session, now: datetime) -> Iterator[Stall]:
                 else (f"process {run.owner.pid} on {run.owner.host}")
             )
             reason = f"{owner} has stored nothing since"
-        yield Stall("run", f"{run.uuid[:8]} {run.suite}", max(quiet, 0.0), reason)
+        yield Stall("run", f"{run.uuid[:8]} {run.suite}", max(idle_s, 0.0), reason)
 
 
 def _stall_reason(session: Session, now: datetime, run: queries.Progress) -> str:
@@ -82,18 +82,18 @@ def _nights(session: Session, now: datetime) -> Iterator[Stall]:
     latest: set[tuple[str, str]] = set()
     for night in queries.night_states(session, limit=100):  # the latest first
         key = (night.suite, night.gpu)
-        quiet = (now - night.updated_at).total_seconds()
-        if key not in latest and night.state != "done" and quiet >= NIGHT_QUIET_S:
+        idle_s = (now - night.updated_at).total_seconds()
+        if key not in latest and night.state != "done" and idle_s >= NIGHT_QUIET_S:
             reason = f"it is {night.state} at {night.commit[:10]} (nightly {night.suite} --resume)"
-            yield Stall("night", f"{night.name} on {night.gpu}", quiet, reason)
+            yield Stall("night", f"{night.name} on {night.gpu}", idle_s, reason)
         latest.add(key)
 
 
 def _requests(session: Session, now: datetime) -> Iterator[Stall]:
     alive = {one.gpu for one in queries.workers(session, live=True)}
     for row in queries.requests(session, states=("queued",)):
-        quiet = (now - row.created_at).total_seconds()
-        if quiet < QUIET_S:
+        idle_s = (now - row.created_at).total_seconds()
+        if idle_s < QUIET_S:
             continue
         served = alive if not row.gpu else alive & {row.gpu}
         kind = f" on {row.gpu}" if row.gpu else ""
@@ -102,4 +102,4 @@ def _requests(session: Session, now: datetime) -> Iterator[Stall]:
             if served
             else f"no worker is alive{kind} (flexq-bench worker)"
         )
-        yield Stall("request", f"{row.uuid[:8]} of {row.requester}", quiet, reason)
+        yield Stall("request", f"{row.uuid[:8]} of {row.requester}", idle_s, reason)

@@ -1,4 +1,4 @@
-"""The interface between the coordinator and worker processes: cases to start, events to take."""
+"""The interface between the coordinator and worker processes: cases to start, events to handle."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from workloads.case import Case
 
 @dataclass(frozen=True, slots=True)
 class ReadyWorker:
-    """A worker process that is ready. uuid: of the process; software: what its choices hold for."""
+    """A worker process that is ready. software: versions that its tuning choices are valid for."""
 
-    uuid: str
+    uuid: str  # of the process
     worker: Worker
     software: str = ""
 
@@ -33,7 +33,7 @@ class ReadyWorker:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A case's result, and the configurations that were chosen on the way."""
+    """A case's result, and the configurations that tuning chose for it."""
 
     measured: Measured
     choices: tuple[ChoiceInfo, ...] = ()
@@ -41,14 +41,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A worker is ready. worker: a ReadyWorker, or what else its kind of actor introduces."""
+    """A worker is ready. worker: a ReadyWorker, or the description by another class of actors."""
 
     worker: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A worker answered. answer: a Report, or what else its kind of actor returns."""
+    """A worker finished a call. answer: a Report, or the result of another class of actors."""
 
     worker: str  # uuid
     answer: Any
@@ -56,7 +56,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker is no more. blameless: what it held did not end it (its node or device did)."""
+    """A worker process ended. blameless: not because of its job (its node or device failed)."""
 
     worker: str  # uuid
     reason: str
@@ -67,25 +67,25 @@ Event = Joined | Finished | Lost
 
 
 class Workers(Protocol):
-    """Workers, each on a device of its own. Those that are lost are replaced."""
+    """Workers, each on its own device. Lost workers are replaced."""
 
     def poll(self, timeout_s: float) -> Sequence[Event]:
         """Return the events since the last call; wait at most timeout_s for the first one."""
         ...
 
     def start(self, worker: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
-        """Have an idle worker measure a case; a Finished or a Lost follows.
+        """Start a case on an idle worker; a Finished or a Lost follows.
 
-        choices: others' configurations that it has not been told of.
+        choices: configurations chosen by other workers and not sent to this one yet.
         """
         ...
 
     def end(self, worker: str, reason: str) -> None:
-        """Kill a worker's process, whatever it does; a Lost follows."""
+        """Kill a worker's process, idle or not; a Lost follows."""
         ...
 
     def memory_obstacles(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
-        """By key, why cases can't be measured on this worker's device; it must be idle.
+        """Reasons, by key, why cases don't fit the memory of a worker's device; it must be idle.
 
         Raises InfrastructureError if it doesn't answer; a Lost follows then.
         """

@@ -1,4 +1,4 @@
-"""Writes of the coordinator, kept while the database is away."""
+"""Buffer of the coordinator's writes, which survives outages of the database."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from db.tuning import ChoiceInfo, add_choices
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.timeouts import Times
 
-_PAUSE_S = 1.0  # between two attempts on a database that is away
-_SAY_S = 20.0  # between two lines about it
+_PAUSE_S = 1.0  # between two attempts during an outage
+_WARNING_INTERVAL_S = 20.0
 
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnedJob:
-    """A job that comes back without a result."""
+    """A job to be requeued. death: its worker died while measuring it."""
 
     job: int
     reason: str
@@ -62,9 +62,8 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """The effects of one transaction.
-
-    claimed: the attempt by job. deaths: by job that was returned.
+    """Results of one transaction. claimed: attempt of each leased job. stored: record of each
+    finished job. deaths: number of worker deaths of each returned job.
     """
 
     claimed: Mapping[int, int]
@@ -73,9 +72,9 @@ class Flushed:
 
 
 class WriteBuffer:
-    """Everything since the last flush becomes one transaction, with the leases that are asked for.
+    """Collects writes; a flush stores them and leases jobs in one transaction.
 
-    While the database is away nothing is lost: what is known waits here, and no lease is granted.
+    During an outage of the database writes stay in the buffer and no job is leased.
     """
 
     def __init__(
@@ -88,37 +87,37 @@ class WriteBuffer:
         self._database, self._times, self._clock = database, times, clock
         self._pending = _Pending()
         self._away_since: float | None = None
-        self._said = 0.0
+        self._last_warning = 0.0
         self._next_attempt = 0.0
 
-    def joined(self, info: WorkerInfo) -> None:
+    def add_worker(self, info: WorkerInfo) -> None:
         self._pending.joined.append(info)
 
-    def ended(self, worker: str, detail: str) -> None:
-        """detail: why it is lost; empty: it stopped as it should."""
+    def end_worker(self, worker: str, detail: str) -> None:
+        """Mark a worker as ended. detail: why it was lost; empty: it stopped regularly."""
         self._pending.ended.append((worker, detail))
 
-    def result(self, job: int, record: Record, *, quarantined: bool = False) -> None:
-        """quarantined: the record says why the job is given up."""
+    def add_result(self, job: int, record: Record, *, quarantined: bool = False) -> None:
+        """Finish a job. quarantined: the record holds the reason for quarantine."""
         (self._pending.quarantined if quarantined else self._pending.results)[job] = record
 
-    def returned(self, job: int, reason: str, *, death: bool) -> None:
+    def return_job(self, job: int, reason: str, *, death: bool) -> None:
         self._pending.returned.append(ReturnedJob(job, reason, death))
 
-    def abandoned(self, run: str, reason: str) -> None:
-        """No device is there for the run's jobs that wait."""
+    def abandon_jobs(self, run: str, reason: str) -> None:
+        """Mark the run's waiting jobs as without a device."""
         self._pending.abandoned.append((run, reason))
 
-    def learnt(self, choices: Sequence[ChoiceInfo]) -> None:
+    def add_choices(self, choices: Sequence[ChoiceInfo]) -> None:
         self._pending.choices.extend(choices)
 
     def flush(
         self, claims: Mapping[int, str], beats: Sequence[Beat], *, ours: Collection[str] = ()
     ) -> Flushed | None:
-        """Write what is pending, renew leases, lease jobs to workers; None: the database is away.
+        """Write what is pending, renew leases, lease jobs; None: the database is unavailable.
 
-        claims: the worker's uuid by job. ours: as of `claim_jobs`. Raises InfrastructureError when
-        it has been away too long, DatabaseError for what waiting does not mend.
+        claims: the worker's uuid by job. ours: as in `claim_jobs`. Raises InfrastructureError after
+        too long an outage, DatabaseError for errors that are not an outage.
         """
         if not (self._pending or claims or beats):
             return Flushed({}, {}, {})
@@ -128,7 +127,7 @@ class WriteBuffer:
             with self._database.session() as session:
                 flushed = self._write(session, claims, beats, ours)
         except AWAY as error:
-            self._wait(error)
+            self._handle_outage(error)
             return None
         if self._away_since is not None:
             log.warning("the database is back after %.0f s", self._clock() - self._away_since)
@@ -136,18 +135,18 @@ class WriteBuffer:
         self._pending = _Pending()
         return flushed
 
-    def read(self, question: Callable[[Session], Answer]) -> Answer | None:
+    def read(self, query: Callable[[Session], Value]) -> Value | None:
         """Query the database; None: it is unavailable. Raises what `flush` raises."""
         try:
             with self._database.session() as session:
-                return question(session)
+                return query(session)
         except AWAY as error:
-            self._wait(error)
+            self._handle_outage(error)
             return None
 
     @property
     def unwritten_jobs(self) -> set[int]:
-        """Jobs whose end or return is not written yet."""
+        """Jobs whose result or return is not written yet."""
         pending = self._pending
         returned = {one.job for one in pending.returned}
         return returned | pending.results.keys() | pending.quarantined.keys()
@@ -196,13 +195,13 @@ class WriteBuffer:
         records = {**pending.results, **pending.quarantined}
         return Flushed(claimed, {job: records[job] for job in stored}, deaths)
 
-    def _wait(self, error: DatabaseError) -> None:
+    def _handle_outage(self, error: DatabaseError) -> None:
         now = self._clock()
         if self._away_since is None:
-            self._away_since = self._said = now
+            self._away_since = self._last_warning = now
             log.warning("%s; results wait here meanwhile", error)
-        elif now - self._said >= _SAY_S:
-            self._said = now
+        elif now - self._last_warning >= _WARNING_INTERVAL_S:
+            self._last_warning = now
             log.warning("the database is away for %.0f s: %s", now - self._away_since, error)
         if now - self._away_since > self._times.database:
             raise InfrastructureError(

@@ -1,1 +1,1 @@
-"""Runs: plan cases, execute them, record each result, resume, and compare what was stored."""
+"""Runs: plan cases, measure them, store their records, resume, and compare stored results."""

@@ -1,4 +1,4 @@
-"""Current level of the series of an alert, against the last good commit."""
+"""Current level of an alert's series, relative to the last good commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexq_bench.verdicts import Verdict
 
 STILL_SLOW, RECOVERED, UNCLEAR = "still slow", "recovered", "unclear"
 NOT_MEASURED = "not measured since"
-_WORDS = {  # of the latest over the good level, where less is better
+_WORDS = {  # by verdict on latest / good, if lower is better
     Verdict.SLOWER: STILL_SLOW,
     Verdict.SAME: RECOVERED,
     Verdict.FASTER: RECOVERED,
@@ -24,8 +24,9 @@ _REVERSED = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
 
 @dataclass(frozen=True, slots=True)
 class AlertLevel:
-    """change: latest results over those at the last good commit or before it, of one epoch; None:
-    there are none to set beside each other. words: what that says. since: of the latest result."""
+    """The level of an alert's series now. change: latest results over the newest ones up to the
+    last good commit, within an epoch; None: there are no such pairs. words: its verdict. since:
+    time of the latest result."""
 
     change: Change | None
     words: str
@@ -37,8 +38,8 @@ def alert_level(
 ) -> AlertLevel:
     """The level of an alert's series now. noise: of all of them, with their histories.
 
-    higher_is_better: series in which a fall is what got worse. An alert of both sorts has no mean
-    change, and is unclear.
+    higher_is_better: series in which a decrease is a regression. For an alert with series of both
+    directions no mean change is defined: it is unclear.
     """
     good = None if alert.good is None else alert.good.topo_order
     bad = alert.bad.topo_order
@@ -62,5 +63,5 @@ def alert_level(
 
 
 def series_of(alerts: Sequence[AlertRow]) -> set[int]:
-    """The series that any of these alerts is about."""
-    return {one for alert in alerts for one in alert.series}
+    """Ids of the series of these alerts."""
+    return {series for alert in alerts for series in alert.series}

@@ -1,4 +1,4 @@
-"""Command lines of this program as a person would type them: printed ones can be pasted."""
+"""Command lines of this program, formatted so that they can be pasted into a shell."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ NAME = "flexq-bench"
 
 
 def command(*arguments: str) -> str:
-    """A command line that starts this program with these arguments."""
+    """Format a command line that starts this program with these arguments."""
     return shlex.join((*_program(), *arguments))
 
 
 def database_arguments(database: Database) -> tuple[str, ...]:
-    """The --db that names this database; none for the default one."""
+    """The --db option for this database; empty for the default one."""
     from_environment = os.environ.get(ENVIRONMENT_VARIABLE)
     if database.path == default_path() and not from_environment:
         return ()
     if database.path is None and from_environment:
-        return ()  # its URL may hold a password, which is not printed
+        return ()  # its URL may contain a password, which must not be printed
     return ("--db", database.url)
 
 

@@ -1,4 +1,4 @@
-"""Comparisons as a table for people, as plain values for machines, and as an exit code."""
+"""Comparisons as a terminal table, as plain values for JSON, and as an exit code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _STYLES = {
 
 
 def exit_code_of_verdicts(verdicts: Iterable[Verdict]) -> ExitCode:
-    """1: one is slower or wrong; else 4: one has no data; else 3: one is ambiguous; else 0."""
+    """Map verdicts to 1 (any slower or wrong), else 4 (any without data), else 3 (any ambiguous),
+    else 0."""
     distinct = set(verdicts)
     if distinct & {Verdict.SLOWER, Verdict.INCORRECT}:
         return ExitCode.REGRESSION
@@ -39,7 +40,7 @@ def exit_code_of_verdicts(verdicts: Iterable[Verdict]) -> ExitCode:
 
 
 def comparison_table(results: Sequence[CaseComparison]) -> Table:
-    """One row a case; `results` as the night judged them."""
+    """Tabulate confirmed comparisons, one row per case."""
     table = _table("99 % bounds")
     for result in results:
         c, confirmed = result.comparison, result.confirmation
@@ -56,7 +57,7 @@ def comparison_table(results: Sequence[CaseComparison]) -> Table:
 
 
 def stored_table(results: Sequence[StoredComparison]) -> Table:
-    """One row a case of two stored runs."""
+    """Tabulate the comparison of two stored runs, one row per case."""
     table = _table("95 % interval")
     nan = math.nan
     for result in results:
@@ -73,8 +74,8 @@ def stored_table(results: Sequence[StoredComparison]) -> Table:
 
 
 def problem_lines(results: Iterable[CaseComparison | StoredComparison]) -> list[str]:
-    """Explain why cases have no data or are incorrect; one line for equal reasons."""
-    alike: dict[tuple[Verdict, str], list[str]] = {}
+    """Explain why cases have no data or are incorrect, with one line per distinct reason."""
+    keys_by_reason: dict[tuple[Verdict, str], list[str]] = {}
     for result in results:
         if isinstance(result, CaseComparison):
             confirmed = result.confirmation
@@ -84,10 +85,10 @@ def problem_lines(results: Iterable[CaseComparison | StoredComparison]) -> list[
         else:
             verdict, reason, key = result.verdict, result.reason, result.case
         if verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
-            alike.setdefault((verdict, reason), []).append(key)
+            keys_by_reason.setdefault((verdict, reason), []).append(key)
     return [
         f"{verdict}: {keys[0]}{f' and {len(keys) - 1} more' if len(keys) > 1 else ''}: {reason}"
-        for (verdict, reason), keys in alike.items()
+        for (verdict, reason), keys in keys_by_reason.items()
     ]
 
 
@@ -97,33 +98,33 @@ def counts_line(verdicts: Iterable[Verdict]) -> str:
     return ", ".join(f"{counts[word]} {word}" for word in map(str, Verdict) if counts[word])
 
 
-def as_plain(found: CaseComparison) -> dict[str, Any]:
-    """A comparison with its blocks, as JSON knows it; NaN is null."""
-    confirmed, comparison = found.confirmation, found.comparison
+def as_plain(result: CaseComparison) -> dict[str, Any]:
+    """Convert a comparison with its blocks to values for JSON; NaN becomes null."""
+    confirmed, comparison = result.confirmation, result.comparison
     blocks = {f.name: getattr(comparison, f.name) for f in dataclasses.fields(comparison)}
     values: dict[str, Any] = _without_nan(
         {
-            "case": found.case.key,
-            "model": found.case.model,
-            "layer": found.case.layer,
-            "base": found.base,
-            "head": found.head,
+            "case": result.case.key,
+            "model": result.case.model,
+            "layer": result.case.layer,
+            "base": result.base,
+            "head": result.head,
             **{f.name: getattr(confirmed, f.name) for f in dataclasses.fields(confirmed)},
-            "detail": found.detail,
+            "detail": result.detail,
             "base_median_us": _median(comparison.base_us),
             "head_median_us": _median(comparison.head_us),
-            "base_binary": found.base_binary,
-            "head_binary": found.head_binary,
-            "base_config": found.base_config,
-            "head_config": found.head_config,
+            "base_binary": result.base_binary,
+            "head_binary": result.head_binary,
+            "base_config": result.base_config,
+            "head_config": result.head_config,
             "comparison": blocks,
         }
     )
     return values
 
 
-def stored_as_plain(found: StoredComparison) -> dict[str, Any]:
-    return dataclasses.asdict(found)
+def stored_as_plain(result: StoredComparison) -> dict[str, Any]:
+    return dataclasses.asdict(result)
 
 
 def _table(bounds: str) -> Table:

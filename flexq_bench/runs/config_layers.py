@@ -1,7 +1,7 @@
 """The linear layers of a Hugging Face configuration, as a serving engine runs them.
 
-The model is built by transformers on torch's meta device: no weights, no network, no code of the
-model's own. Its linear layers then tell their names and sizes.
+transformers builds the model on torch's meta device: without weights, network access or custom
+code of the model. Names and sizes are read from its linear modules.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 _MOST_BYTES = 1 << 20
-_MOST_BLOCKS = 1000  # and experts of a block, which an older transformers builds one by one
+_MOST_BLOCKS = 1000  # also of experts per block: older transformers build them one by one
 _COUNTS = re.compile(r"(num|n)_.*(layers|layer|experts)$|n_layers?$|num_layers$")
 _EXPERTS = re.compile(r"(shared_)?experts?")
 _ROUTERS = ("gate", "router", "shared_expert_gate")
-# Keys that would have transformers look for packages or code that the sizes don't depend on.
+# Keys that make transformers import packages or code on which the sizes don't depend.
 _NOT_SIZES = ("quantization_config", "compression_config", "auto_map", "_attn_implementation")
-# Projections of one input that engines stack along N, in their order.
+# Projections of one input that serving engines stack along N, in their order.
 _STACKED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
     ("gate_up_proj", ("gate_proj", "up_proj")),
@@ -40,17 +40,17 @@ _STACKED: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def layers_of_config(path: str) -> tuple[LayerShape, ...]:
-    """The linear layers of the blocks of a config.json, or of a folder with one, each shape once.
+    """The distinct linear layers of the blocks of a config.json, or of a folder with one.
 
-    Experts are one layer with their count. The output head and routers are left out: no scheme
-    quantizes them. Raises UsageError if the file can't be read, is none, or is of a model that the
-    installed transformers does not know.
+    Experts are one layer with a count. The output head and routers are excluded: no scheme
+    quantizes them. Raises UsageError if the file can't be read, is no model configuration, or its
+    model type is unknown to the installed transformers.
     """
     file = Path(path) / CONFIG if Path(path).is_dir() else Path(path)
-    values = _values(str(file))
-    model, hidden = _built(values, str(file))
+    values = _read_config(str(file))
+    model, hidden = _build_model(values, str(file))
     counts: Counter[LayerShape] = Counter()
-    for layers in _by_parent(model, hidden).values():
+    for layers in _layers_by_parent(model, hidden).values():
         for shape in _stacked(layers):
             counts[replace(shape, count=1)] += shape.count
     if not counts:
@@ -59,7 +59,7 @@ def layers_of_config(path: str) -> tuple[LayerShape, ...]:
 
 
 def chosen_layers(layers: Sequence[LayerShape], names: Sequence[str]) -> tuple[LayerShape, ...]:
-    """The layers that have these names; `fused` stands for all. Raises UsageError."""
+    """The layers with these names; `fused` selects all. Raises UsageError for an unknown name."""
     if tuple(names) == ("fused",):
         return tuple(layers)
     for name in names:
@@ -68,7 +68,7 @@ def chosen_layers(layers: Sequence[LayerShape], names: Sequence[str]) -> tuple[L
     return tuple(layer for layer in layers if layer.name in names)
 
 
-def _values(file: str) -> dict[str, Any]:
+def _read_config(file: str) -> dict[str, Any]:
     text = read_text(file, f"a {CONFIG} or its folder", most_bytes=_MOST_BYTES)
     try:
         values = json.loads(text)
@@ -89,8 +89,8 @@ def _check_counts(values: Mapping[str, Any], file: str) -> None:
             raise UsageError(f"{file} has {key} {value:,}, and {most}: mend it")
 
 
-def _built(values: Mapping[str, Any], file: str) -> tuple[torch.nn.Module, int]:
-    """The decoder on the meta device, and its hidden size. Raises UsageError."""
+def _build_model(values: Mapping[str, Any], file: str) -> tuple[torch.nn.Module, int]:
+    """Build the decoder on the meta device; returns it and its hidden size. Raises UsageError."""
     import torch
     import transformers
     from transformers.utils import logging
@@ -103,16 +103,15 @@ def _built(values: Mapping[str, Any], file: str) -> tuple[torch.nn.Module, int]:
         )
     sizes = {key: value for key, value in values.items() if key not in _NOT_SIZES}
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)  # advice on what a model would need to run
+    logging.set_verbosity(logging.CRITICAL)  # hides advice on packages for running the model
     try:
-        whole = transformers.CONFIG_MAPPING[kind].from_dict(sizes)
-        config = whole.get_text_config(decoder=True)
+        config = transformers.CONFIG_MAPPING[kind].from_dict(sizes).get_text_config(decoder=True)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(
                 config, attn_implementation="eager", trust_remote_code=False
             )
         return model, int(config.hidden_size)
-    except Exception as error:  # whatever a model's own code makes of sizes that can't be
+    except Exception as error:  # model code raises any exception for impossible sizes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(
             f"{version} builds no decoder of {file} ({reason:.120}): mend it, or name another"
@@ -121,8 +120,8 @@ def _built(values: Mapping[str, Any], file: str) -> tuple[torch.nn.Module, int]:
         logging.set_verbosity(verbosity)
 
 
-def _by_parent(model: torch.nn.Module, hidden: int) -> dict[str, dict[str, LayerShape]]:
-    """Layers by name, of each module that holds some, in the order of the model."""
+def _layers_by_parent(model: torch.nn.Module, hidden: int) -> dict[str, dict[str, LayerShape]]:
+    """Layers by name, by the path of their parent module, in the order of the model."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -130,7 +129,7 @@ def _by_parent(model: torch.nn.Module, hidden: int) -> dict[str, dict[str, Layer
     for path, module in model.named_modules():
         parent, _, name = path.rpartition(".")
         if not any(part.isdigit() for part in path.split(".")):
-            continue  # of no block: the output head, a projection of the embeddings
+            continue  # outside the blocks: the output head, a projection of the embeddings
         if isinstance(module, torch.nn.Linear) and name not in _ROUTERS:
             shape = LayerShape(name, module.out_features, module.in_features)
             parents.setdefault(parent, {})[name] = shape
@@ -144,7 +143,7 @@ def _by_parent(model: torch.nn.Module, hidden: int) -> dict[str, dict[str, Layer
 
 
 def _experts(module: torch.nn.Module, hidden: int) -> Iterator[LayerShape]:
-    """Experts whose weights are one tensor [experts, N, K], or [experts, K, N]."""
+    """Yield the layers of experts stored as one tensor [experts, N, K] or [experts, K, N]."""
     for name, weight in module.named_parameters(recurse=False):
         if weight.ndim == 3:
             count, n, k = weight.shape
@@ -155,26 +154,26 @@ def _experts(module: torch.nn.Module, hidden: int) -> Iterator[LayerShape]:
 
 
 def _prefixed(parent: str, layers: Mapping[str, LayerShape]) -> dict[str, LayerShape]:
-    """Layers of experts by names of their own: `experts.down_proj`."""
+    """Prefix the names of layers of experts: `experts.down_proj`."""
     experts = [part for part in parent.split(".") if _EXPERTS.fullmatch(part)]
     prefix = f"{experts[-1]}." if experts else ""
     return {name: replace(shape, name=prefix + name) for name, shape in layers.items()}
 
 
 def _stacked(layers: Mapping[str, LayerShape]) -> Iterator[LayerShape]:
-    """The layers of one module, those of one input stacked."""
-    left = dict(layers)
+    """Yield the layers of one module, with projections of the same input stacked."""
+    remaining = dict(layers)
     for name in layers:
-        if name not in left:
+        if name not in remaining:
             continue
         for fused, parts in _STACKED:
-            own = [left[part] for part in parts if part in left]
-            if name in parts and len(own) == len(parts) and len({s.k for s in own}) == 1:
-                prefix = own[0].name.removesuffix(parts[0])
-                n = sum(s.n for s in own)
-                yield replace(own[0], name=prefix + fused, n=n, fused=True)
+            found = [remaining[part] for part in parts if part in remaining]
+            if name in parts and len(found) == len(parts) and len({s.k for s in found}) == 1:
+                prefix = found[0].name.removesuffix(parts[0])
+                n = sum(s.n for s in found)
+                yield replace(found[0], name=prefix + fused, n=n, fused=True)
                 for part in parts:
-                    del left[part]
+                    del remaining[part]
                 break
         else:
-            yield left.pop(name)
+            yield remaining.pop(name)

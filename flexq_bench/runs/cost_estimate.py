@@ -11,12 +11,12 @@ from db.engine import Session
 from db.queries import case_seconds
 from workloads.case import Case, Stage
 
-_NEWEST = 5  # times of a case that count: the code that made older ones was another
+_NEWEST = 5  # measurements used per case: older ones are of older code
 
 
 @dataclass(frozen=True, slots=True)
-class CostBook:
-    """Seconds by what is known best: the case, else its kernel and stage, else any case."""
+class CostEstimates:
+    """Expected seconds: those of the case, else the mean of its kernel and stage, else of all."""
 
     by_case: Mapping[str, float]
     by_kernel: Mapping[tuple[str, Stage], float]
@@ -34,27 +34,27 @@ class CostBook:
         return sum(known) if known and len(known) == len(each) else None
 
 
-def read_costs(session: Session, gpu: str | None = None) -> CostBook:
-    """Read how long measuring took on a SKU; gpu None, or one without results: on all."""
+def read_costs(session: Session, gpu: str | None = None) -> CostEstimates:
+    """Read measuring times on a SKU; gpu None, or without results: on all SKUs."""
     stored = case_seconds(session, gpu)
     if not stored and gpu is not None:
         stored = case_seconds(session)
-    return cost_book(stored)
+    return estimate_costs(stored)
 
 
-def cost_book(measured: Iterable[tuple[str, float]]) -> CostBook:
-    """The book of keys and seconds, newest first."""
+def estimate_costs(measured: Iterable[tuple[str, float]]) -> CostEstimates:
+    """Estimate costs from pairs of case key and seconds, newest first."""
     times: dict[str, list[float]] = defaultdict(list)
     for key, seconds in measured:
         if len(times[key]) < _NEWEST:
             times[key].append(seconds)
     by_case = {key: median(values) for key, values in times.items()}
-    of_kernel: dict[tuple[str, Stage], list[float]] = defaultdict(list)
+    by_kernel: dict[tuple[str, Stage], list[float]] = defaultdict(list)
     for key, seconds in by_case.items():
         case = Case.from_key(key)
-        of_kernel[case.label, case.stage].append(seconds)
-    return CostBook(
+        by_kernel[case.label, case.stage].append(seconds)
+    return CostEstimates(
         by_case,
-        {kernel: fmean(values) for kernel, values in of_kernel.items()},
+        {kernel: fmean(values) for kernel, values in by_kernel.items()},
         fmean(by_case.values()) if by_case else None,
     )

@@ -15,18 +15,18 @@ from flexq_bench.stats import device_offsets
 
 
 def store_offsets(session: Session, run_uuid: str) -> None:
-    """Compute and store the offsets of the run's devices; none shared enough cases: nothing."""
+    """Compute and store the offsets of the run's devices, if they share enough cases."""
     offsets = offsets_of(session, run_uuid)
     if offsets:
         add_offsets(session, run_uuid, offsets, at=datetime.now(UTC))
 
 
 def offsets_of(session: Session, run_uuid: str) -> list[OffsetInfo]:
-    """The offsets of a run's devices; empty: none shared enough cases."""
+    """The offsets of a run's devices; empty: too few shared cases."""
     times: dict[DeviceInfo, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for case, device, median_us in device_medians(session, run_uuid):
         times[device][case].append(median_us)
-    cases = sorted({case for of_device in times.values() for case in of_device})
+    cases = sorted({case for case_times in times.values() for case in case_times})
     devices = {device.uuid: device for device in times}
     if len(devices) < 2:
         return []
@@ -41,16 +41,16 @@ def offsets_of(session: Session, run_uuid: str) -> list[OffsetInfo]:
 
 
 def offsets_of_imported(session: Session) -> list[OffsetRow]:
-    """Compute the device offsets of the newest run on several GPUs of one SKU that shows any:
-    imported records carry none. Empty: no run shows any."""
+    """Compute the device offsets of the newest run with several GPUs of one SKU and enough shared
+    cases. For imported records, which have no stored offsets. Empty: there is no such run."""
     for run, created_at in runs_on_several_devices(session):
-        found = offsets_of(session, run)
-        if found:
+        offsets = offsets_of(session, run)
+        if offsets:
             return [
                 OffsetRow(
                     run, one.device.uuid, one.device.sku, one.cases, one.log_offset,
                     one.low, one.high, created_at,
                 )
-                for one in found
+                for one in offsets
             ]  # fmt: skip
     return []

@@ -1,7 +1,7 @@
-"""Trace sets of FlashInfer-Bench: their GEMMs as shapes and results, our results as traces.
+"""Trace sets of FlashInfer-Bench: import of their GEMMs and results, export of our results.
 
 A trace set is a folder of `definitions/**/*.json`, `solutions/**/*.json`,
-`workloads/**/*.jsonl` and `traces/**/*.jsonl`; the form of each is that of the package
+`workloads/**/*.jsonl` and `traces/**/*.jsonl`. The formats are those of the package
 `flashinfer-bench` (github.com/flashinfer-ai/flashinfer-bench, flashinfer_bench/data).
 """
 
@@ -45,7 +45,7 @@ _OP_TYPE = "gemm"
 _US_A_MS = 1e3
 _MOST_FILES = 10_000
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench flashinfer traces")
-_KINDS = ("symmetric", "dense")  # of number formats: codes with a scale a group, or plain FP16
+_KINDS = ("symmetric", "dense")  # of number formats: codes with one scale per group, or FP16
 _REFERENCE = """import torch
 
 
@@ -61,7 +61,7 @@ def run({arguments}):
 
 @dataclass(frozen=True, slots=True)
 class GemmDefinition:
-    """C[m, n] = A[m, k] · B[n, k]^T: the axes by their role, and the values of constant ones."""
+    """C[m, n] = A[m, k] · B[n, k]^T. m, n, k: axis names. constants: sizes of constant axes."""
 
     name: str
     m: str
@@ -70,7 +70,7 @@ class GemmDefinition:
     constants: Mapping[str, int]
 
     def shape(self, axes: Mapping[str, Any]) -> tuple[int, int, int]:
-        """m, n and k of a workload. Raises BadResult if one is missing or no count."""
+        """m, n and k of a workload. Raises BadResult if one is missing or not positive."""
         sizes = []
         for axis in (self.m, self.n, self.k):
             value = self.constants.get(axis, axes.get(axis))
@@ -81,10 +81,10 @@ class GemmDefinition:
 
 
 def read_traces(folder: str) -> Reading:
-    """Times of the GEMM solutions of a trace set, by solution, definition, shape and hardware.
+    """Read the times of a trace set's GEMM solutions, by solution, definition, shape and hardware.
 
-    Several workloads of one shape are its samples. What did not pass is a failed result with its
-    status. Raises UsageError for a folder that is no trace set.
+    Several workloads of one shape are its samples. A trace that did not pass becomes a failed
+    result with its status. Raises UsageError for a folder that is no trace set.
     """
     definitions = gemm_definitions(folder)
     groups: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
@@ -94,7 +94,7 @@ def read_traces(folder: str) -> Reading:
         try:
             definition = trace["definition"]
             if definition not in definitions:
-                continue  # another operation
+                continue  # not a GEMM
             evaluation = trace["evaluation"]
             axes = json.dumps(trace["workload"]["axes"], sort_keys=True)
             hardware = evaluation["environment"]["hardware"]
@@ -112,7 +112,7 @@ def read_traces(folder: str) -> Reading:
 
 
 def gemm_shapes(folder: str) -> dict[tuple[int, int], list[int]]:
-    """By (n, k) the m of the GEMM workloads of a trace set, sorted. Raises UsageError."""
+    """Sorted m of a trace set's GEMM workloads by (n, k). Raises UsageError."""
     definitions = gemm_definitions(folder)
     shapes: dict[tuple[int, int], set[int]] = {}
     for _, trace in _json_lines(folder, "workloads"):
@@ -128,7 +128,7 @@ def gemm_shapes(folder: str) -> dict[tuple[int, int], list[int]]:
 
 
 def suite_text(folder: str, kernels: Sequence[str]) -> str:
-    """A suite file of these kernels on the GEMM shapes of a trace set.
+    """Format a suite file of these kernels on the GEMM shapes of a trace set.
 
     Raises UsageError if it has none.
     """
@@ -151,7 +151,7 @@ def suite_text(folder: str, kernels: Sequence[str]) -> str:
 
 
 def folder_hash(folder: str) -> str:
-    """SHA-256 of the definitions and traces of a folder: names and content."""
+    """SHA-256 of the names and contents of a folder's definitions and traces."""
     digest = hashlib.sha256()
     for kind in ("definitions", "traces"):
         for path in _files(folder, kind):
@@ -162,10 +162,10 @@ def folder_hash(folder: str) -> str:
 
 
 def gemm_definitions(folder: str) -> dict[str, GemmDefinition]:
-    """The definitions that are one matrix product, by name. Raises UsageError: no trace set."""
+    """Definitions of a single matrix product, by name. Raises UsageError if it is no trace set."""
     if not (Path(folder) / "definitions").is_dir():
         raise UsageError(f"{folder} has no folder definitions: name {WHAT}")
-    found = {}
+    definitions = {}
     for path in _files(folder, "definitions"):
         try:
             value = json.loads(read_text(str(path), WHAT, most_bytes=MOST_BYTES))
@@ -173,18 +173,17 @@ def gemm_definitions(folder: str) -> dict[str, GemmDefinition]:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(f"{path} is no definition: name {WHAT}") from None
         if definition is not None:
-            found[definition.name] = definition
-    return found
+            definitions[definition.name] = definition
+    return definitions
 
 
 def write_traces(folder: str | Path, records: Iterable[Record]) -> int:
-    """Write our GEMM results as a trace set; how many traces it has.
+    """Write our GEMM results as a trace set; returns the number of traces.
 
-    A definition is a shape of N and K with the formats of both operands: int8 codes with FP16
-    scales, or FP16. It begins with quantized operands, so only results of stage `gemm` go out, with
-    a cold cache, of kernels whose formats are symmetric integers or FP16, and whose output was
-    compared. A solution is a kernel's label. Its reference's time is not measured here, and stays
-    0. Raises ResultsFileError.
+    A definition is N and K with the formats of both operands: int8 codes with FP16 scales, or FP16.
+    Its operands are quantized, so only results of stage `gemm` are written, with a cold cache, of
+    kernels with symmetric integer or FP16 formats whose output was checked. A solution is a
+    kernel's label. Times of the reference are not measured and are 0. Raises ResultsFileError.
     """
     root = Path(folder)
     traces: dict[str, list[dict[str, Any]]] = {}
@@ -209,7 +208,7 @@ def write_traces(folder: str | Path, records: Iterable[Record]) -> int:
 
 
 def _gemm(value: Mapping[str, Any]) -> GemmDefinition | None:
-    """The roles of a definition's axes; None: it is another operation."""
+    """Parse a definition; None: it is not a single matrix product."""
     if not str(value["op_type"]).startswith(_OP_TYPE):
         return None
     inputs = [one["shape"] for one in value["inputs"].values() if len(one["shape"] or ()) == 2]
@@ -256,7 +255,7 @@ def _no_trace() -> OutsideResult | None:
 
 
 def _json_lines(folder: str, kind: str) -> Iterator[tuple[str, Any]]:
-    """Objects of all lines of a kind of files, each with its place; {} for what is none."""
+    """Yield each line's place and object from all files of a kind; {} if it is no JSON object."""
     lines = 0
     for path in _files(folder, kind):
         for place, line in enumerate(
@@ -283,24 +282,24 @@ def _files(folder: str, kind: str) -> list[Path]:
 
 
 def _formats_of(record: Record) -> tuple[NumberFormat, NumberFormat] | None:
-    """Formats of X and W; None: it is no result that a definition can describe."""
+    """Formats of X and W; None: no definition can describe the result."""
     from kernels.errors import KernelError
     from kernels.registry import resolve
 
     compared = record.max_rel_error is not None or record.exact is not None
     ours = not record.project and record.backend in ("cuda", "cpu")
-    told = (record.stage, record.cache, record.metric) == ("gemm", "cold", "time")
-    if not (compared and ours and told) or is_probe(record.kernel):
+    exported = (record.stage, record.cache, record.metric) == ("gemm", "cold", "time")
+    if not (compared and ours and exported) or is_probe(record.kernel):
         return None
     try:
         backend: Backend = "cpu" if record.backend == "cpu" else "cuda"
         spec = resolve(kernel_label(record.kernel, record.variant), backend).spec
-    except KernelError:  # of an earlier version, or of a package that is not here
+    except KernelError:  # of an earlier version, or of a package that is not installed
         return None
     formats = (spec.activation, spec.weight)
     known = spec.version == record.kernel_version
-    whole = all(record.k % (one.group or record.k) == 0 for one in formats)
-    return formats if known and whole and all(one.kind in _KINDS for one in formats) else None
+    divisible = all(record.k % (one.group or record.k) == 0 for one in formats)
+    return formats if known and divisible and all(one.kind in _KINDS for one in formats) else None
 
 
 def _definition(n: int, k: int, x: NumberFormat, w: NumberFormat) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The newest result of each kernel on each shape: its level and its ratios."""
+"""The newest result of each kernel on each shape, with its level and ratios."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ R = TypeVar("R", bound=StoredResult)
 
 @dataclass(frozen=True, slots=True)
 class LatestRow(Generic[R]):
-    """A result and what may be said of its kernel; intervals are 95 %, of levels.
+    """A result with 95 % intervals of its level and ratios; None: never timed, or no such ratio.
 
     level_us: of the median, run-to-run noise included. pct_of_floor: 100 · floor / median.
-    speedup: baseline / kernel. base: the baseline's result that this is of. None: never timed,
-    or without a floor, or without a baseline. noise: what the noise of its series rests on.
+    speedup: baseline / kernel. base: the baseline's result of that ratio. noise: source of the
+    estimate of the series' noise.
     """
 
     result: R
@@ -47,11 +47,11 @@ class LatestRow(Generic[R]):
 def latest_rows(
     results: Iterable[R], beside: Sequence[R], baseline: str, noise: StoredNoise
 ) -> list[LatestRow[R]]:
-    """A row a kernel and shape, by shape, stage, cache and M.
+    """One row per kernel and shape, sorted by shape, stage, cache and M.
 
-    results: one of each series; of several versions of one kernel the newest counts, probes don't.
-    beside: what the runs of these results measured of the baseline and of the read floors: a
-    result is set against its own run first. baseline: a kernel's label.
+    results: one of each series; only the newest version of a kernel is used, and no probes.
+    beside: results of the baseline and of the read floors in the same runs, which are preferred in
+    ratios. baseline: a kernel's label.
     """
     newest = [r for r in newest_of_cases(results) if not is_probe(r.kernel)]
     base_of = bases_of(newest, beside, baseline)

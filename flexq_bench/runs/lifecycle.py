@@ -1,19 +1,19 @@
-"""The life of a run: begin it or go on with it, store its results as they come, mark its end.
+"""Lifecycle of a run: begin or resume it, store its results one by one, set its final status.
 
-`open_run` is the only place that marks a run as running, and the place that marks every end:
+Only `open_run` sets the status of a run, to running and at its end:
 
 | the block ends by                                         | status                          |
 | --------------------------------------------------------- | ------------------------------- |
 | its last line                                             | `OpenRun.status`, else complete |
 | Ctrl-C, SIGTERM                                           | interrupted                     |
-| CancelledError: the work was taken back                   | interrupted                     |
-| BrokenPipeError, SystemExit: nobody reads on              | interrupted                     |
-| GeneratorExit: the caller took no more results            | interrupted                     |
+| CancelledError: the request was cancelled                 | interrupted                     |
+| BrokenPipeError, SystemExit: the output was closed        | interrupted                     |
+| GeneratorExit: the caller closed the iterator of results  | interrupted                     |
 | any other exception                                       | failed                          |
 
-What was stored stays in every case, and an interrupted or failed run can be resumed. Only a process
-that is killed without an exception (SIGKILL, power) leaves a run `running`: `end_dead_runs` marks
-it as interrupted, when the next run begins on that host or somebody asks for it.
+Stored results stay in every case, and an interrupted or failed run can be resumed. Only a process
+that is killed without an exception (SIGKILL, power loss) leaves a run `running`: `end_dead_runs`
+marks it as interrupted, when the next run begins on that host or with `status --reap`.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from flexq_bench.runs.worker import Outcome
 from workloads.case import Case
 
 OnRecord = Callable[[Record], None]
-# Exceptions of a run that was stopped, not broken; so is what is no Exception (KeyboardInterrupt,
-# SystemExit, GeneratorExit).
-_STOPS = (CancelledError, BrokenPipeError)
+# Exceptions that interrupt a run; all others derived from Exception make it fail.
+# KeyboardInterrupt, SystemExit and GeneratorExit interrupt it too.
+_INTERRUPTIONS = (CancelledError, BrokenPipeError)
 
 log = logging.getLogger(__name__)
 
 
 def new_run(suite: str, trigger: str, plan: Sequence[str]) -> RunInfo:
-    """A run that nobody has stored yet. plan: keys of its cases."""
+    """Create a run, not stored yet. plan: keys of its cases."""
     identity = str(uuid.uuid4())
     return RunInfo(
         uuid=identity,
@@ -70,10 +70,10 @@ def new_run(suite: str, trigger: str, plan: Sequence[str]) -> RunInfo:
 
 @dataclass(slots=True)
 class OpenRun:
-    """A run that is under way in this process.
+    """A run in progress in this process.
 
     status: the run's final status if its block ends without an exception. unwritten: writes that
-    found the database's file gone.
+    failed because the database's file was deleted or replaced.
     """
 
     database: Database
@@ -83,14 +83,14 @@ class OpenRun:
     unwritten: list[Callable[[Session], object]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """Store the record of a case in a transaction of its own."""
+        """Store the record of a case in its own transaction."""
         self.store(lambda session: add_record(session, record))
 
     def store(self, write: Callable[[Session], object]) -> None:
-        """Store results of another kind in a transaction of their own.
+        """Call `write` in its own transaction.
 
-        While the database is away it waits: `write` may then be called again. Raises
-        InfrastructureError if the database stays away.
+        Waits while the database is unavailable; `write` may then be called again. Raises
+        InfrastructureError if the database stays unavailable.
         """
         try:
             through_outages(self.database, write)
@@ -99,7 +99,7 @@ class OpenRun:
             raise
 
     def store_now(self, write: Callable[[Session], object]) -> None:
-        """Store without waiting for a database that is away."""
+        """Store without waiting for an unavailable database."""
         try:
             with self.database.session() as session:
                 write(session)
@@ -110,15 +110,15 @@ class OpenRun:
 
 @contextmanager
 def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[OpenRun]:
-    """Begin a run, or go on with the one of its uuid or idempotency key; mark its end.
+    """Begin a run, or resume the one with its uuid or idempotency key; set its final status.
 
-    Within the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does. Whatever ends the block is
-    raised again after the run is marked. Raises what begin_run raises, and InfrastructureError if
-    the database's file was deleted or replaced meanwhile: the message names the file that the run's
-    results were written to instead.
+    Within the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does. An exception that ends the
+    block is raised again after the status is stored. Raises what begin_run raises, and
+    InfrastructureError if the database's file was deleted or replaced meanwhile: the message names
+    the file that the run's results were written to instead.
     """
     with ended_by_terminate():
-        with suppress(*AWAY):  # then the next run does it
+        with suppress(*AWAY):  # the next run repeats it
             end_dead_runs(database)
         info = through_outages(
             database,
@@ -130,42 +130,42 @@ def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[O
         try:
             yield opened
         except BaseException as error:
-            _mark(opened, status_after(error))
+            _set_final_status(opened, status_after(error))
             raise
-        _mark(opened, opened.status)
+        _set_final_status(opened, opened.status)
 
 
 def end_dead_runs(database: Database) -> list[OwnedRun]:
-    """Mark the runs whose processes were killed on this host as interrupted; which they were."""
+    """Mark runs whose processes were killed on this host as interrupted, and return them."""
     dead = dead_runs(database)
     for run in dead:
         assert run.owner is not None
         with database.session() as session:
             end_runs_of(session, run.owner, at=datetime.now(UTC))
-        log.warning("run %s is interrupted: %s", run.uuid[:8], "its process was killed")
+        log.warning("run %s is interrupted: its process was killed", run.uuid[:8])
     return dead
 
 
 def dead_runs(database: Database) -> list[OwnedRun]:
-    """The runs that say that they are under way, and whose process on this host is gone."""
+    """Runs with status `running` whose process on this host has ended."""
     with database.session() as session:
         running = queries.owned_runs(session)
     return [run for run in running if run.owner is not None and is_dead(run.owner)]
 
 
 def status_after(error: BaseException) -> str:
-    """The status of a run that this exception ended."""
-    was_stopped = isinstance(error, _STOPS) or not isinstance(error, Exception)
-    return "interrupted" if was_stopped else "failed"
+    """The final status of a run that ended with this exception."""
+    interrupted = isinstance(error, _INTERRUPTIONS) or not isinstance(error, Exception)
+    return "interrupted" if interrupted else "failed"
 
 
 def store_outcomes(
     run: OpenRun, cases: Sequence[Case], outcomes: Iterable[Outcome], *, on_record: OnRecord
 ) -> None:
-    """Store the outcome of each case as it comes.
+    """Store each outcome as soon as it is there, then call on_record with its record.
 
-    on_record is called after a result is stored. A case that failed is a result and does not stop
-    the others; without an outcome of each case the run fails. Raises what `outcomes` raises.
+    A failed case is a result and does not stop the others; the run fails if a case has no outcome.
+    Raises what `outcomes` raises.
     """
     missing = dict.fromkeys(case.key for case in cases)
     for outcome in outcomes:
@@ -186,10 +186,10 @@ def store_outcomes(
 
 
 def verdict_of_run(records: Sequence[Record], missing: Sequence[str]) -> ExitCode:
-    """The exit code that follows from the results of one run.
+    """The exit code for the results of one run.
 
-    A wrong kernel is a regression (1), a planned case without a record is missing (4), a case that
-    failed means that something here is broken (5); noisy and unsupported cases pass.
+    A wrong kernel is a regression (1), a planned case without a record is missing (4), a failed
+    case is an infrastructure failure (5); noisy and unsupported cases pass.
     """
     statuses = {record.status for record in records}
     if "incorrect" in statuses:
@@ -202,7 +202,7 @@ def verdict_of_run(records: Sequence[Record], missing: Sequence[str]) -> ExitCod
 
 
 def worst(codes: Iterable[int]) -> int:
-    """The exit code of several runs: what is missing or wrong anywhere is so of all of them."""
+    """Combine the exit codes of several runs; the most severe one wins."""
     ranked = (
         ExitCode.INFRASTRUCTURE,
         ExitCode.MISSING,
@@ -213,8 +213,8 @@ def worst(codes: Iterable[int]) -> int:
     return next((int(code) for code in ranked if code in given), max(given, default=0))
 
 
-def _mark(run: OpenRun, status: str) -> None:
-    """Mark the end, also if Ctrl-C comes once more meanwhile."""
+def _set_final_status(run: OpenRun, status: str) -> None:
+    """Store the final status, also if Ctrl-C is pressed again meanwhile."""
     try:
         _finish(run, status)
     except KeyboardInterrupt:
@@ -223,18 +223,18 @@ def _mark(run: OpenRun, status: str) -> None:
 
 
 def _finish(run: OpenRun, status: str) -> None:
-    store = run.store if status == "complete" else run.store_now  # who stops does not wait
+    store = run.store if status == "complete" else run.store_now  # an interrupt does not wait
     try:
         store(lambda session: finish_run(session, run.info.uuid, status))
     except FileMovedError as error:
-        _rescue(run, error)
+        _write_rescue_file(run, error)
     except (DatabaseError, InfrastructureError) as error:
-        # The results are stored one by one before this; only the label is lost.
+        # All results are stored already; only the status is lost.
         log.warning("run %s could not be marked %s: %s", run.info.uuid, status, error)
 
 
-def _rescue(run: OpenRun, error: FileMovedError) -> NoReturn:
-    """Write all results of a run to a file beside the one that is gone, and raise."""
+def _write_rescue_file(run: OpenRun, error: FileMovedError) -> NoReturn:
+    """Write all results of a run to a file next to the missing database file, and raise."""
     with run.database.opened_file_session() as session:
         for write in run.unwritten:
             write(session)
@@ -250,12 +250,12 @@ def _rescue(run: OpenRun, error: FileMovedError) -> NoReturn:
     path = Path(run.database.url).with_name(name)
     try:
         write_records(path, records)
-    except ResultsFileError:  # its folder is gone as well
+    except ResultsFileError:  # its folder is missing as well
         path = Path(tempfile.gettempdir(), name)
         write_records(path, records)
     message = (
         f"{error}; {len(records)} results of run {run.info.uuid[:8]} are in {path}: "
         f"flexq-bench db import {path} stores them"
     )
-    log.error("%s", message)  # of several runs only one message becomes the last line
+    log.error("%s", message)  # with several runs only one exception is printed at the end
     raise InfrastructureError(message) from error

@@ -1,4 +1,4 @@
-"""The device that an interleaved comparison ran on, and the series that its times are in."""
+"""The device of an interleaved comparison, and the series that its times belong to."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A flexq_bench.verdicts.ComparisonDevice: both commits ran on this device.
+    """An implementation of flexq_bench.verdicts.ComparisonDevice.
 
-    project: whose commits; empty: this repository's.
+    project: of the compared commits; empty: this repository.
     """
 
     backend: Backend
@@ -25,12 +25,12 @@ class Machine:
     project: str = ""
 
     def series_of(self, case: Case) -> dict[str, Any]:
-        """The identity of the series that the case's times are in on this device.
+        """The identity of the series of the case's times on this device.
 
-        It is that of the record of a measurement (see flexq_bench.runs.record). Raises KernelError
-        for a kernel that this backend has not.
+        Equal to that of a measurement's record (see flexq_bench.runs.record). Raises KernelError
+        for a kernel that the backend doesn't have.
         """
-        # torch and all kernels: who only reads verdicts does not wait for them.
+        # Late, as this imports torch and all kernels, which reading verdicts doesn't need.
         from flexq_bench.measure.inputs import INPUT_DISTRIBUTION
         from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA
         from flexq_bench.measure.subject import PROBE_DISTRIBUTION

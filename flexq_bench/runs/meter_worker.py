@@ -1,9 +1,9 @@
-"""A process that measures cases on one device when it is asked to.
+"""A process that measures cases on one device on request.
 
     python -m flexq_bench.runs.meter_worker --device cpu --seed 0 --kernels-from =/path/FILE.py
 
-Kernels from outside run here and not in the process that keeps results: they may exit, hang or take
-all memory. Messages are those of flexq_bench.measure.worker_messages.
+Kernels from outside run here and not in the process that stores results, because they may exit,
+hang or use all memory. The protocol is that of flexq_bench.measure.worker_messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODULE = "flexq_bench.runs.meter_worker"
 
 
 class MeterOperations:
-    """The operations of the process; `flexq_bench.runs.process_meter` asks for them."""
+    """The operations that `flexq_bench.runs.process_meter` calls in the process."""
 
     OPERATIONS = ("describe", "memory_obstacles", "measure")
 
@@ -33,11 +33,11 @@ class MeterOperations:
         self._meter = meter
 
     def describe(self) -> dict[str, Any]:
-        """This process as a worker."""
+        """Describe this process as a worker."""
         return {**asdict(worker_of(self._meter)), "backend": self._meter.backend}
 
     def memory_obstacles(self, case: str) -> dict[str, Any]:
-        """Return the reason why a case doesn't fit the free memory; empty: it fits."""
+        """The reason why a case doesn't fit the free memory; empty: it fits."""
         try:
             self._meter.check_memory(Case.from_key(case))
         except MeasureError as error:
@@ -45,7 +45,7 @@ class MeterOperations:
         return {"reason": ""}
 
     def measure(self, case: str) -> dict[str, Any]:
-        """The result of a case, a Measured as plain values."""
+        """Measure a case; returns a Measured as plain values."""
         return asdict(measure_case(self._meter, Case.from_key(case)))
 
 

@@ -1,4 +1,4 @@
-"""A database that goes away for a while: who has something to write keeps it and tries again."""
+"""Retry of database transactions during an outage of the database."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from db.engine import Database, Session
 from db.errors import AWAY
 from flexq_bench.errors import InfrastructureError
 
-LONGEST_S = 600.0  # to wait, as the fleet does
+LONGEST_S = 600.0  # longest outage, as in flexq_bench.fleet.timeouts
 PAUSE_S = 1.0  # between two attempts
-_SAY_S = 20.0  # between two lines about it
+_WARNING_INTERVAL_S = 20.0
 
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 log = logging.getLogger(__name__)
 
 
 def through_outages(
     database: Database,
-    work: Callable[[Session], Answer],
+    work: Callable[[Session], Value],
     *,
     longest_s: float | None = None,
-) -> Answer:
-    """The answer of `work` in a transaction of its own, as soon as the database takes it.
+) -> Value:
+    """Call `work` in its own transaction and return its result; retry during an outage.
 
-    While the database is away it waits, up to longest_s seconds (None: LONGEST_S), and says so.
-    `work` may be called again although its transaction was committed, where the acknowledgement was
-    lost. Raises InfrastructureError if the database stays away.
+    Waits up to longest_s seconds (None: LONGEST_S) and logs warnings. `work` may be called again
+    although its transaction was committed, if the acknowledgement was lost. Raises
+    InfrastructureError if the database stays unavailable.
     """
     longest_s = LONGEST_S if longest_s is None else longest_s
-    begun = said = time.monotonic()
+    started = last_warning = time.monotonic()
     while True:
         try:
             with database.session() as session:
                 return work(session)
         except AWAY as error:
             now = time.monotonic()
-            if now - begun > longest_s:
+            if now - started > longest_s:
                 raise InfrastructureError(
-                    f"the database was away for {now - begun:.0f} s ({error}): go on with "
+                    f"the database was away for {now - started:.0f} s ({error}): go on with "
                     "--resume when it is back"
                 ) from error
-            if said == begun or now - said >= _SAY_S:
-                said = now
+            if last_warning == started or now - last_warning >= _WARNING_INTERVAL_S:
+                last_warning = now
                 log.warning("%s; what is to be stored waits here meanwhile", error)
             time.sleep(PAUSE_S)

@@ -1,4 +1,4 @@
-"""The process that owns a run, and whether it is still there."""
+"""The process that owns a run, and checks whether it is still alive."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from db.records import RunOwner
 
 _PROC = Path("/proc")
-# Of /proc/PID/stat behind the program's name, which may hold anything: the 22nd field of all.
+# In /proc/PID/stat after the program's name, which may contain anything: the 22nd field of all.
 _START_FIELD = 19
 
 
 @cache
-def _here() -> str:
-    """This boot of this machine and its namespace of process ids: where a pid means something."""
+def _pid_scope() -> str:
+    """The boot id and PID namespace, within which a PID identifies a process; empty: unknown."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
@@ -25,30 +25,32 @@ def _here() -> str:
 
 
 def this_process() -> RunOwner:
-    """The owner of what this process runs."""
-    return RunOwner(platform.node(), os.getpid(), f"{_here()} {_ticks(os.getpid())}")
+    """This process as the owner of a run."""
+    return RunOwner(platform.node(), os.getpid(), f"{_pid_scope()} {_start_ticks(os.getpid())}")
 
 
 def is_alive(owner: RunOwner) -> bool:
-    """Return True if the owner certainly runs, in this PID namespace of this host."""
-    return owner.host == platform.node() and owner.start == f"{_here()} {_ticks(owner.pid)}"
+    """Return True if the owner certainly runs in this PID namespace of this host."""
+    return (
+        owner.host == platform.node() and owner.start == f"{_pid_scope()} {_start_ticks(owner.pid)}"
+    )
 
 
 def is_dead(owner: RunOwner) -> bool:
-    """Return True if the owner has certainly ended. Always False for another host, and for another
-    container of the same boot."""
+    """Return True if the owner has certainly ended. False for other hosts, and for other
+    containers since the same boot."""
     boot, _, rest = owner.start.partition(" ")
     namespace, _, ticks = rest.partition(" ")
-    if owner.host != platform.node() or not _here() or not ticks:
+    if owner.host != platform.node() or not _pid_scope() or not ticks:
         return False
-    here_boot, _, here_namespace = _here().partition(" ")
-    if boot != here_boot:
+    own_boot, _, own_namespace = _pid_scope().partition(" ")
+    if boot != own_boot:
         return True
-    return namespace == here_namespace and _ticks(owner.pid) != ticks
+    return namespace == own_namespace and _start_ticks(owner.pid) != ticks
 
 
-def _ticks(pid: int) -> str:
-    """Return the start of a process in clock ticks since the boot; empty: there is none."""
+def _start_ticks(pid: int) -> str:
+    """The start time of a process in clock ticks since boot; empty: there is no such process."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

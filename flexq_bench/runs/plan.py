@@ -1,4 +1,4 @@
-"""Plan of a run: a suite's cases on one backend, and the probes beside them."""
+"""Plan of a run: a suite's cases on one backend, and their probes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _EMPTY_SHAPE = GemmWorkload(1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Cases in the order they are measured, a shape's cases together, its floors first.
+    """Cases in the order of measurement, grouped by shape, with the floors first.
 
-    skipped: labels that the suite names and this backend doesn't have.
+    skipped: labels of the suite that this backend doesn't have.
     """
 
     suite: str
@@ -41,18 +41,18 @@ def build_plan(
     backend: Backend,
     capability: Capability | None,
     *,
-    asked_kernels: Sequence[str] = (),
+    requested_kernels: Sequence[str] = (),
 ) -> Plan:
-    """The plan of a suite on a backend, with the read floor of every weight width and shape.
+    """Plan a suite on a backend, with the read floor of every weight width and shape.
 
-    capability: of the GPU; a glob leaves out kernels that it can't run, a label given outright
-    stays in and is recorded as unsupported. asked_kernels: labels or globs that a person asked
-    for: unlike those of a suite file they must exist. Raises UsageError if one doesn't (the
-    nearest names first) or if nothing is left to measure.
+    capability: of the GPU; globs exclude kernels that it can't run, explicit labels are included
+    and recorded as unsupported. requested_kernels: labels or globs given by the user, which, unlike
+    those of a suite file, must exist. Raises UsageError if one doesn't (with similar names) or if
+    there is nothing to measure.
     """
-    for pattern in asked_kernels:
+    for pattern in requested_kernels:
         _check_exists(pattern, backend)
-    offered = offered_labels(suite, backend, capability, asked_kernels=asked_kernels)
+    offered = offered_labels(suite, backend, capability, requested_kernels=requested_kernels)
     cases = suite.cases(offered)
     skipped = suite.unmatched(offered)
     if not cases:
@@ -65,10 +65,10 @@ def offered_labels(
     backend: Backend,
     capability: Capability | None,
     *,
-    asked_kernels: Sequence[str] = (),
+    requested_kernels: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """The kernels of a backend that the plan of a suite chooses from; as `build_plan`."""
-    named = {pattern for pattern in (*suite.kernels, *asked_kernels) if not is_glob(pattern)}
+    """The backend's kernels that a suite's plan may contain; arguments as of `build_plan`."""
+    named = {pattern for pattern in (*suite.kernels, *requested_kernels) if not is_glob(pattern)}
     return tuple(
         label
         for label in registry.labels(backend)
@@ -77,8 +77,8 @@ def offered_labels(
 
 
 def with_probes(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
-    """The cases with the probes that put them in proportion: `empty` once, and before each shape
-    the `read-<bits>` floor of every weight width measured on it, in the same cache mode.
+    """Add probes: `empty` once, and before each shape the `read-<bits>` floor of every weight width
+    measured on it, in the same cache mode.
     """
     available = registry.labels(backend)
     planned = dict.fromkeys(cases)
@@ -98,9 +98,9 @@ def with_probes(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
 
 
 def cases_of_keys(keys: Iterable[str], shapes: Iterable[Shape]) -> tuple[Case, ...]:
-    """Cases from stored keys, named after the first of `shapes` that has their N and K.
+    """Parse stored keys; model and layer are those of the first of `shapes` with the same N and K.
 
-    Raises WorkloadError if a key has another form.
+    Raises WorkloadError for an invalid key.
     """
     names: dict[tuple[int, int], Shape] = {}
     for shape in shapes:
@@ -137,13 +137,13 @@ def _floor_of(case: Case, backend: Backend) -> Case | None:
 def _spec(label: str, backend: Backend) -> KernelSpec | None:
     try:
         return registry.resolve(label, backend).spec
-    except UnsupportedError:  # a package is missing: the measurement will say which
+    except UnsupportedError:  # a package is missing; the measurement reports which
         return None
 
 
 def _suits_a_glob(label: str, backend: Backend, capability: Capability | None) -> bool:
     spec = _spec(label, backend)
-    # A glob asks for kernels; probes come by themselves.
+    # Globs don't select probes, which are added later.
     if spec is None or is_probe(spec.name):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Measurers for a pool of one device: a meter in this process, or processes for outside kernels."""
+"""Measurers of one device: a meter in this process, or worker processes for outside kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Measurer(Protocol):
-    """Interface that measures cases on one device, one after the other."""
+    """The interface of a measurer of one device."""
 
     @property
     def worker(self) -> Worker: ...
@@ -35,19 +35,19 @@ class Measurer(Protocol):
     def backend(self) -> Backend: ...
 
     def check(self, case: Case) -> None:
-        """Raise MeasureError if the case doesn't fit the memory that is free."""
+        """Raise MeasureError if the case doesn't fit the free memory."""
         ...
 
     def in_order(self, cases: Sequence[Case]) -> Sequence[Case]:
-        """The cases in the order in which they are measured."""
+        """Sort cases into the order of measurement."""
         ...
 
     def measure(self, case: Case) -> Measured:
-        """The result of a case; whatever a kernel does is a result."""
+        """Measure a case; a kernel that fails or crashes gives a failed result."""
         ...
 
 
-class OwnMeter:
+class InProcessMeter:
     """A meter in this process."""
 
     def __init__(self, meter: Meter) -> None:
@@ -66,8 +66,8 @@ class OwnMeter:
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """environment: of the processes; None: ours. start_s: for one to begin; case_s: for a result,
-    after which the process is ended."""
+    """Options of worker processes. environment None: that of this process. start_s: timeout of a
+    start; case_s: timeout of a case, after which the process is killed."""
 
     device: str
     seed: int
@@ -78,12 +78,12 @@ class ProcessOptions:
 
 
 class ProcessMeter:
-    """Measures in processes of their own, each with the kernels of one source.
+    """Measures in worker processes, each with the kernels of one source; a context manager.
 
-    Our own kernels run in a process that no file of others is in; installed packages are in all,
-    and trusted as their installation is. A process that dies, hangs or fails is replaced, and what
-    became of it is the result of its case. A context manager.
-    Raises WorkerError if the device can't be described.
+    Built-in kernels run in a process without files from outside; installed packages are trusted and
+    imported in all. A process that dies, hangs or fails is replaced, and its case gets a failed
+    result.
+    Raises WorkerError if the first process can't describe the device.
     """
 
     def __init__(self, options: ProcessOptions, kernels: Adopted) -> None:
@@ -93,7 +93,7 @@ class ProcessMeter:
         }
         self._process: WorkerProcess | None = None
         self._group = ""
-        described = self._of(None).ask("describe")
+        described = self._process_for(None).ask("describe")
         device = {**described["device"]}
         self.backend: Backend = "cpu" if described["backend"] == "cpu" else "cuda"
         capability = described["capability"]
@@ -119,7 +119,7 @@ class ProcessMeter:
 
     def check(self, case: Case) -> None:
         if self._is_ours(case):
-            reason = self._of(None).ask("memory_obstacles", case=case.key)["reason"]
+            reason = self._process_for(None).ask("memory_obstacles", case=case.key)["reason"]
             if reason:
                 raise MeasureError(reason)
 
@@ -131,16 +131,16 @@ class ProcessMeter:
     def measure(self, case: Case) -> Measured:
         group = self._group_of(case)
         try:
-            measured = measured_of(self._of(case).ask("measure", case=case.key))
+            measured = measured_of(self._process_for(case).ask("measure", case=case.key))
         except (RefusedError, WorkerError) as error:
             self._end()
             return failed(case, str(error), backend=self.backend, seed=self._options.seed)
         if measured.status == "failed" and group:
-            self._end()  # what it left behind must not be the next one's trouble
+            self._end()  # its state must not affect the next case
         return measured
 
-    def _of(self, case: Case | None) -> WorkerProcess:
-        """The process that measures a case; None: one with our kernels only."""
+    def _process_for(self, case: Case | None) -> WorkerProcess:
+        """The process that measures a case; None: the one with built-in kernels only."""
         group = "" if case is None else self._group_of(case)
         if self._process is None or self._group != group:
             self._end()
@@ -181,8 +181,8 @@ class ProcessMeter:
         return not self._group_of(case)
 
     def _group_of(self, case: Case) -> str:
-        """Return the key of the cases that share a process: a source of kernels from outside, or an
-        installed package; empty: ours."""
+        """The key of cases that share a process: a source of kernels from outside, or an installed
+        package; empty: built-in kernels."""
         try:
             spec = registry.resolve(case.label, self.backend).spec
         except KernelError:
@@ -198,7 +198,7 @@ def _package_of(case: Case) -> str:
 
 
 def measured_of(values: Mapping[str, Any]) -> Measured:
-    """A Measured of plain values, as a worker writes them."""
+    """Convert a worker's plain values to a Measured."""
     lists = {
         "placement_medians_us": tuple(values["placement_medians_us"]),
         "samples_us": tuple(map(tuple, values["samples_us"])),

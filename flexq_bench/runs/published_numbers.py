@@ -1,4 +1,4 @@
-"""Published numbers from the package's file into the database, where pages read them."""
+"""Copy of the package's published numbers in the database, from which pages read them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from db.reference_store import ReferenceInfo, store_reference_values
 from workloads.published import PublishedValue, published_values
 
 
-def keep_references(database: Database) -> None:
-    """Make the database hold what this version knows to be published. Cheap where it does.
+def store_published_numbers(database: Database) -> None:
+    """Store the published numbers of this version; fast if they are stored already.
 
     Raises DatabaseError if it can't be written.
     """

@@ -1,4 +1,4 @@
-"""From what was measured to the record that is stored."""
+"""Conversion of a measurement to a stored record."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from workloads.probes import is_probe
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 _OPERATIONS_A_TERA = 1e12
 _US_A_SECOND = 1e6
-# Fields of a record that are null where our protocol timed nothing.
-_OF_TIMING = (
+# Fields of a record that are null for values not timed by our protocol.
+_TIMING_FIELDS = (
     "floor_us",
     "pct_of_floor",
     "launch_us",
@@ -31,10 +31,10 @@ _OF_TIMING = (
     "temperature_c",
     "throttle_mask",
 )
-# Fields of a record that are null where nothing was found.
-_FOUND = (*_OF_TIMING, "median_us", "ci_low_us", "ci_high_us", "tops", "binary_hash")
-# Fields of a record of a value that our protocol did not time: another tool's, or a static metric.
-UNTIMED: Mapping[str, Any] = dict.fromkeys(_OF_TIMING) | {
+# Fields of a record that are null without a result.
+_RESULT_FIELDS = (*_TIMING_FIELDS, "median_us", "ci_low_us", "ci_high_us", "tops", "binary_hash")
+# Values of fields for results not timed by our protocol: another tool's, or static metrics.
+UNTIMED: Mapping[str, Any] = dict.fromkeys(_TIMING_FIELDS) | {
     "input_distribution": "",
     "model": "",
     "layer": "",
@@ -45,9 +45,9 @@ UNTIMED: Mapping[str, Any] = dict.fromkeys(_OF_TIMING) | {
 
 
 def record_uuid(run_uuid: str, case_key: str, attempt: int, repetition: int = 1) -> str:
-    """The identity of a measurement, the same wherever it is computed."""
-    again = f" repetition {repetition}" if repetition > 1 else ""
-    return str(uuid.uuid5(_NAMESPACE, f"{run_uuid} {case_key} {attempt}{again}"))
+    """The deterministic uuid of a measurement."""
+    suffix = f" repetition {repetition}" if repetition > 1 else ""
+    return str(uuid.uuid5(_NAMESPACE, f"{run_uuid} {case_key} {attempt}{suffix}"))
 
 
 def build_record(
@@ -62,16 +62,16 @@ def build_record(
     repetition: int = 1,
     created_at: datetime | None = None,
 ) -> Record:
-    """The record of one measurement. created_at None: now.
+    """Build the record of one measurement. created_at None: now.
 
-    attempt: counts from 1 within the run. repetition: which of those that the run wants of a case.
+    attempt, repetition: numbers from 1 within the run and case.
 
-    accepted says that the result may enter a history: right, timed, at a sound clock, and of a
-    commit that others can check out, not of a dirty tree. A result that no database takes (a NUL
-    in a text, a time that is no number) becomes a failed one that says so.
+    The record is accepted, so that it may enter a history, if it is correct, timed at a valid
+    clock, on a GPU without other processes, and not of a dirty tree. A result that can't be stored
+    (a NUL in a text, a time that is not finite) becomes a failed one with the reason.
     """
     operations = None if is_probe(case.kernel) else case.gemm.operations
-    measured = _judged_by_neighbours(measured)
+    measured = _noisy_if_shared(measured)
     record = Record(
         uuid=record_uuid(run.uuid, case.key, attempt, repetition),
         case=case.key,
@@ -109,7 +109,7 @@ def build_record(
         tops=tera_operations(operations, measured.median_us),
         max_rel_error=measured.max_rel_error,
         exact=measured.exact,
-        accepted=measured.is_comparable and not commit.dirty and not _neighbours(measured),
+        accepted=measured.is_comparable and not commit.dirty and not _other_processes(measured),
         config=measured.config,
         binary_hash=measured.binary_hash,
         seed=measured.seed,
@@ -134,13 +134,13 @@ def build_record(
     return _storable(record)
 
 
-def _neighbours(measured: Measured) -> int:
-    """Processes that computed on the GPU beside the one that measured."""
+def _other_processes(measured: Measured) -> int:
+    """Number of other processes that used the GPU during the measurement."""
     return int(measured.extra.get("other_processes") or 0)
 
 
-def _judged_by_neighbours(measured: Measured) -> Measured:
-    others = _neighbours(measured)
+def _noisy_if_shared(measured: Measured) -> Measured:
+    others = _other_processes(measured)
     if not others or measured.status != "ok":
         return measured
     detail = (
@@ -151,26 +151,27 @@ def _judged_by_neighbours(measured: Measured) -> Measured:
 
 
 def _storable(record: Record) -> Record:
-    """The record with its detail as text; a failed one of the same series if it can't be stored."""
-    told = replace(record, detail=_clean(record.detail))
+    """Escape control characters of the detail; if the record can't be stored, return a failed one
+    of the same series."""
+    cleaned = replace(record, detail=_clean(record.detail))
     try:
-        canonical(told)
+        canonical(cleaned)
     except RecordError as error:
-        kept = {name: record.extra[name] for name in ("attempt", "repetition")}
+        extra = {name: record.extra[name] for name in ("attempt", "repetition")}
         return replace(
-            told,
+            cleaned,
             status="failed",
             detail=_clean(f"its result can't be stored: {error}"),
             accepted=False,
-            **dict.fromkeys(_FOUND),  # type: ignore[arg-type]  # fields that may be null
+            **dict.fromkeys(_RESULT_FIELDS),  # type: ignore[arg-type]  # fields that may be null
             placement_medians_us=(),
             samples_us=(),
             n_samples=0,
             n_invalid=0,
             config={},
-            extra=kept,
+            extra=extra,
         )
-    return told
+    return cleaned
 
 
 def _clean(text: str) -> str:
@@ -178,14 +179,14 @@ def _clean(text: str) -> str:
 
 
 def percent_of_floor(floor_us: float | None, median_us: float | None) -> float | None:
-    """100 · floor / median: 100 is as fast as merely reading the weights. None: one is missing."""
+    """100 · floor / median; 100 is the time of reading the weights. None: one is missing."""
     if floor_us is None or not median_us:
         return None
     return 100.0 * floor_us / median_us
 
 
 def tera_operations(operations: int | None, median_us: float | None) -> float | None:
-    """10^12 operations a second. None: no operations to count (a probe), or never timed."""
+    """10^12 operations per second. None: a probe, or never timed."""
     if operations is None or not median_us:
         return None
     return operations / _OPERATIONS_A_TERA / (median_us / _US_A_SECOND)

@@ -1,4 +1,4 @@
-"""The commands that let people see again what an alert says, for one of its decisions."""
+"""Commands that reproduce one decision of an alert."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SHA = 10
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """Command lines. compare, bisect None: there is no last good commit to set beside, or
-    another tool measured it.
+    """Command lines. compare, bisect None: there is no last good commit, or another tool measured
+    the results.
 
-    suite: the contents of the suite file that `compare` names; empty: it comes with the package.
+    suite: contents of the suite file in `compare`; empty: the suite is part of the package.
     """
 
     compare: str | None
@@ -32,7 +32,7 @@ class Reproduction:
 
 
 def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> Reproduction:
-    """Return commands that compare the decision's commits, bisect, and show the evidence."""
+    """Build commands that compare the decision's commits, bisect, and show the evidence."""
     arguments = database_arguments(database)
     explain = command("explain", str(alert.id), *arguments)
     if decision.base is None or alert.good is None or not is_reproducible(decision):
@@ -53,12 +53,12 @@ def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> 
 
 
 def is_reproducible(decision: DecisionRow) -> bool:
-    """Return True if the decision was measured here, and not by another tool."""
+    """Return True if the decision's results are not of another tool."""
     return decision.detector != history_verdict.DETECTOR
 
 
 def case_of(decision: DecisionRow) -> Case:
-    """The case that was judged."""
+    """The decision's case."""
     label = kernel_label(decision.kernel, decision.variant)
     return Case.from_key(
         f"{label} {decision.stage} {decision.cache} m{decision.m}n{decision.n}k{decision.k}"
@@ -66,12 +66,13 @@ def case_of(decision: DecisionRow) -> Case:
 
 
 def project_arguments(alert: AlertRow) -> tuple[str, ...]:
-    """Options for the commits of an alert, in a clone that holds them."""
+    """Options for an alert of a project, for use in a clone of it; else empty."""
     return ("--project", ".") if alert.bad.project else ()
 
 
 def _place_in_a_suite(case: Case, file: str) -> tuple[tuple[str, ...], str]:
-    """Options of `compare` that name the case's shape; the suite file, if none has it."""
+    """Options of `compare` that select the case's shape, and the text of a suite file with the
+    shape, which is empty if a suite of the package has it."""
     for name in list_suites():
         for suite_case in load_suite(name).cases([case.label]):
             if suite_case == case:

@@ -1,4 +1,4 @@
-"""The files of records that `run` and `sweep` write beside the database."""
+"""Files of records that `run` and `sweep` write in addition to the database."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OUT_SUFFIXES = (*_JSON_SUFFIXES, ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """Files to write the records to; None: not written. json "-": stdout.
+    """Files to write records to; None: not written. json "-": stdout.
 
-    Raises UsageError, before anything is measured, for a file that could not be written after.
+    Raises UsageError for a file that can't be written, so that this is known before measuring.
     """
 
     json: str | None = None
@@ -45,14 +45,14 @@ class ResultFiles:
         return tuple(path for path in (self.json, self.out) if path and path != STDOUT)
 
     def write(self, records: Iterable[AnyRecord]) -> None:
-        """Write all of them. Raises DatabaseError if a file can't be written."""
-        kept = list(records)
+        """Write the records to all files. Raises DatabaseError if a file can't be written."""
+        records = list(records)
         if self.uses_stdout:
-            for record in kept:
+            for record in records:
                 sys.stdout.write(record_line(record) + "\n")
             sys.stdout.flush()
         for path in self.paths:
-            write_records(path, kept)
+            write_records(path, records)
 
 
 def _check(path: str, option: str, suffixes: tuple[str, ...]) -> None:
@@ -62,7 +62,7 @@ def _check(path: str, option: str, suffixes: tuple[str, ...]) -> None:
 
 
 def check_writable(option: str, path: str) -> None:
-    """Raise UsageError unless a file of this name can be written: after measuring is too late."""
+    """Raise UsageError unless the file can be written. To be called before measuring."""
     try:
         file = Path(path).absolute()
         if not path.strip() or file.is_dir():

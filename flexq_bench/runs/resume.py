@@ -1,4 +1,4 @@
-"""Going on with a run: the cases that it lacks, if this code may measure them."""
+"""Resume of a run: its missing cases, and checks that they may be measured now."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workloads.suites import load_suite
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A stored run. cases: those without a result. first: a result that it has; None: none."""
+    """A stored run. cases: those without a result. first: one of its results; None: none."""
 
     run: RunInfo
     cases: tuple[Case, ...]
@@ -36,11 +36,11 @@ def read_unfinished(
     *,
     repetitions: bool,
 ) -> Unfinished:
-    """The run whose uuid begins with the prefix. suite_name None: whichever it has.
+    """Read the run whose uuid begins with the prefix. suite_name None: not checked.
 
-    repetitions: a cluster goes on with it: count a case as lacking while repetitions of it are
-    open. Raises NotFoundError, AmbiguousError, UsageError as check_same_work, and without
-    repetitions UsageError if somebody else measures the run now: that would measure cases twice.
+    repetitions: for a cluster; a case is also missing if some of its repetitions are. Raises
+    NotFoundError, AmbiguousError, UsageError as check_same_work, and without repetitions UsageError
+    if another process or a fleet is measuring the run, as cases would be measured twice.
     """
     with database.session() as session:
         summary = queries.run_by_uuid_prefix(session, prefix)
@@ -50,13 +50,13 @@ def read_unfinished(
         first = next(queries.run_records(session, summary.uuid), None)
         results = queries.run_results(session, summary.uuid)
         if not repetitions:
-            _check_unattended(session, summary.uuid)
+            _check_not_measured_now(session, summary.uuid)
     check_same_work(summary, suite_name, commit)
-    return Unfinished(run, cases_of_keys(missing, _named_shapes(run.suite, results)), first)
+    return Unfinished(run, cases_of_keys(missing, _shapes_with_names(run.suite, results)), first)
 
 
-def _check_unattended(session: Session, run: str) -> None:
-    """Raise UsageError if workers of a fleet, or another process on this host, measure the run."""
+def _check_not_measured_now(session: Session, run: str) -> None:
+    """Raise UsageError if a fleet, or another process on this host, is measuring the run."""
     leased = queries.leased_jobs(session, run)
     if leased:
         raise UsageError(
@@ -74,7 +74,7 @@ def _check_unattended(session: Session, run: str) -> None:
 def check_same_work(
     summary: queries.RunSummary, suite_name: str | None, commit: CommitInfo
 ) -> None:
-    """Raise UsageError if a run is of another suite, or was begun at another commit."""
+    """Raise UsageError if a run is of another suite or commit."""
     short = summary.uuid[:8]
     if suite_name is not None and suite_name != summary.suite:
         raise UsageError(f"run {short} is of suite {summary.suite}, not {suite_name}")
@@ -89,8 +89,8 @@ def _name(sha: str, dirty: bool) -> str:
     return (sha if sha.startswith("pkg-") else sha[:10]) + (" with changes" if dirty else "")
 
 
-def _named_shapes(suite_name: str, results: Sequence[queries.ResultRow]) -> Iterator[Shape]:
-    """The names of the run's shapes, which a stored key does not have."""
+def _shapes_with_names(suite_name: str, results: Sequence[queries.ResultRow]) -> Iterator[Shape]:
+    """Yield the run's shapes with model and layer names, which stored keys don't contain."""
     for result in results:
         yield Shape(result.n, result.k, result.layer, result.model)
     with suppress(WorkloadError):  # a sweep, or a suite file that has moved

@@ -1,4 +1,4 @@
-"""Kernel × GPU: the latest run of each, against a week before and against a release."""
+"""Scoreboard: the latest run of each kernel and GPU, relative to a week before and a release."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ WEEK = timedelta(days=7)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The latest results of some cases over earlier ones of the same: latest / then.
+    """Ratio of the latest results of some cases to earlier ones: latest / then.
 
-    ratio: geometric mean, with the 95 % interval of the ratio of levels. cases: how many it is
-    over; those without an earlier result of the same epoch are left out. then: sha of the commits
-    that the earlier results are of, the newest of them.
+    ratio: geometric mean, with the 95 % interval of the ratio of levels. cases: their number;
+    those without an earlier result of the same epoch are excluded. then: sha of the newest of the
+    earlier results' commits.
     """
 
     ratio: Interval
@@ -39,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class TrendPoint:
-    """A run: geometric mean of its times over those of the latest run, of the cases of both."""
+    """A run: geometric mean of its times over those of the latest run, for cases of both."""
 
     at: datetime
     commit: str
@@ -48,7 +48,7 @@ class TrendPoint:
 
 @dataclass(frozen=True, slots=True)
 class BoardRow:
-    """A kernel on a GPU. series: of its latest run. half_width: of one run's mean, ln, 95 %."""
+    """A kernel on a GPU. series: of its latest run. half_width: 95 %, of ln of one run's mean."""
 
     label: str
     gpu: str
@@ -74,12 +74,12 @@ class CaseChange:
 def board_rows(
     known: Iterable[SeriesName], noise: StoredNoise, *, release_order: int | None
 ) -> list[BoardRow]:
-    """A row a kernel and GPU that has results, by GPU and label.
+    """One row per kernel and GPU with results, sorted by GPU and label.
 
-    known: series of one metric and project. noise: with their histories. release_order: place of
-    the release in the ancestry; None: there is none. What is not newer than it has no change
-    since. The latest run is the newest that measured the kernel on the
-    GPU; only what it measured counts.
+    known: series of one metric and project. noise: with their histories. release_order: position
+    of the release in the ancestry; None: there is none. Results that are not newer than the release
+    have no change since it. The latest run is the newest one of the kernel on the GPU; only its
+    results are used.
     """
     by_row: dict[tuple[str, str], list[int]] = defaultdict(list)
     for one in known:
@@ -120,8 +120,8 @@ def board_rows(
 
 
 def case_changes(known: Iterable[SeriesName], noise: StoredNoise) -> list[CaseChange]:
-    """Each series with a result a week before its latest, the largest change first."""
-    found = []
+    """Changes of each series from a week before its latest result, the largest first."""
+    changes = []
     for one in known:
         points = noise.histories.get(one.id)
         if not points:
@@ -129,8 +129,8 @@ def case_changes(known: Iterable[SeriesName], noise: StoredNoise) -> list[CaseCh
         latest = points[-1]
         change = change_of({one.id: latest}, noise, _before(latest.created_at - WEEK))
         if change is not None:
-            found.append(CaseChange(one, change, latest))
-    return sorted(found, key=lambda one: -abs(math.log(one.change.ratio.estimate)))
+            changes.append(CaseChange(one, change, latest))
+    return sorted(changes, key=lambda one: -abs(math.log(one.change.ratio.estimate)))
 
 
 def change_of(
@@ -138,8 +138,8 @@ def change_of(
     noise: StoredNoise,
     is_then: Callable[[HistoryPoint], bool],
 ) -> Change | None:
-    """The change from the newest earlier result that qualifies, series by series; None: no series
-    has one of its latest epoch."""
+    """The change of several series since the newest earlier result for which is_then is True, of
+    the latest epoch of each; None: no series has one."""
     ratios, series, then = [], [], []
     for one, now in latest.items():
         earlier = [
@@ -161,7 +161,7 @@ def change_of(
 def _trend(
     latest: Mapping[int, HistoryPoint], histories: Mapping[int, Sequence[HistoryPoint]]
 ) -> tuple[TrendPoint, ...]:
-    """Run by run, oldest first, the latest one with ratio 1; of the latest epoch of each series."""
+    """One point per run, oldest first, relative to the latest run; of each series' latest epoch."""
     logs: dict[str, list[float]] = defaultdict(list)
     first: dict[str, HistoryPoint] = {}
     for one, now in latest.items():

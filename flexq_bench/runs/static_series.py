@@ -1,9 +1,9 @@
-"""Static metrics of this tree's kernels as records: series like any other, one value a commit.
+"""Records of static metrics of this tree's kernels, one value per series and commit.
 
-Every build, target and metric would be tens of thousands of numbers a night, most of them of
-configurations that no tuner picks. Stored are, of each kernel and target: its default configuration
-for one token and for a full block of tokens, since that is code that runs; and the worst of each
-resource over all its builds, since a spill anywhere must show.
+All builds, targets and metrics would be tens of thousands of numbers a night, most of them of
+configurations that are never chosen. Stored for each kernel and target are the metrics of its
+default configuration for one token and for a full block of tokens, and the worst value of each
+resource over all its builds, so that no spill is missed.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from kernels.runtime.resource_row import ResourceRow, resource_row
 from workloads.gemm import GemmWorkload
 
 BACKEND = "static"
-VERSION = 1  # of what the metrics mean, and of which are stored
-_ALL_BUILDS = GemmWorkload(1, 1, 1)  # stands for no shape: the worst over all builds
+VERSION = 1  # of the definition and selection of metrics
+_ALL_BUILDS = GemmWorkload(1, 1, 1)  # placeholder shape of the worst value over all builds
 
 OnStep = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class StaticValue:
-    """One number of one kernel on one target. build: the one that has it."""
+    """One value of one kernel on one target. build: the one it is of."""
 
     spec: KernelSpec
     target: str
@@ -56,21 +56,21 @@ class StaticValue:
 
     @property
     def case(self) -> str:
-        """Its key within a run, for example `flexq-w6a6 static sm_86 m1n4096k4096 registers`."""
+        """The key within a run, for example `flexq-w6a6 static sm_86 m1n4096k4096 registers`."""
         g = self.shape
         name = f"{self.spec.label} {BACKEND} {self.target}"
         return f"{name} m{g.m}n{g.n}k{g.k} {self.metric.name}"
 
 
 def kernels_with_code() -> tuple[str, ...]:
-    """Labels of the kernels that compile sources of ours."""
+    """Labels of the kernels that compile CUDA sources of this repository."""
     return tuple(label for label in labels("cuda") if resolve(label, "cuda").builds())
 
 
 def static_values(
     chosen: Iterable[str], targets: Sequence[str], on_step: OnStep = lambda _label: None
 ) -> Iterator[StaticValue]:
-    """The numbers of these kernels that are stored. Raises CompileError, UnsupportedError."""
+    """Compute the values to store of these kernels. Raises CompileError, UnsupportedError."""
     for label in chosen:
         on_step(label)
         spec = resolve(label, "cuda").spec
@@ -82,9 +82,9 @@ def static_values(
 
 
 def static_run(commit: CommitInfo, values: Iterable[StaticValue]) -> RunInfo:
-    """The run of one commit: the same for the same code, compiler and choice of kernels.
+    """The run of one commit; its uuid depends only on the code, the compiler and the cases.
 
-    It declares no plan: its values are stored all at once or not at all, so none can be missing.
+    It has no plan: its values are stored in one transaction, so none can be missing.
     """
     cases = sorted(value.case for value in values)
     salt = uuid.uuid4().hex if commit.dirty else ""
@@ -101,7 +101,7 @@ def static_run(commit: CommitInfo, values: Iterable[StaticValue]) -> RunInfo:
 
 
 def static_record(value: StaticValue, run: RunInfo, commit: CommitInfo) -> Record:
-    """The record of one number; accepted unless the tree is dirty."""
+    """The record of one value; accepted unless the tree is dirty."""
     spec, shape, metric = value.spec, value.shape, value.metric
     number = int(value.target.removeprefix("sm_"))
     return Record(
@@ -151,7 +151,7 @@ def static_record(value: StaticValue, run: RunInfo, commit: CommitInfo) -> Recor
 
 
 def _environment() -> dict[str, str]:
-    """All that the same source's machine code depends on: a new compiler opens an epoch."""
+    """The compiler and its flags; if they change, a new epoch begins."""
     return {"nvrtc": compiler_version(), "compiler_flags": " ".join(COMMON_OPTIONS)}
 
 
@@ -178,7 +178,7 @@ def _worst(label: str, target: str) -> Iterator[StaticValue]:
         rows_by_build = list(pool.map(lambda build: resource_rows(build, target), builds))
     worst: dict[Metric, tuple[float, Build]] = {}
     for build, rows in zip(builds, rows_by_build, strict=True):
-        for metric, value in (item for row in rows for item in _of_those_that_fit(row).items()):
+        for metric, value in (item for row in rows for item in _values_of_row(row).items()):
             known = worst.get(metric)
             if known is None or _is_worse(metric, value, known[0]):
                 worst[metric] = (value, build)
@@ -189,9 +189,9 @@ def _worst(label: str, target: str) -> Iterator[StaticValue]:
             yield StaticValue(kernel.spec, target, _ALL_BUILDS, named, value, build, None)
 
 
-def _of_those_that_fit(row: ResourceRow) -> Mapping[Metric, float]:
-    """Return the resource values, without occupancy where no block fits: `candidates` leaves such a
-    build out."""
+def _values_of_row(row: ResourceRow) -> Mapping[Metric, float]:
+    """The resource values; without occupancy if no block fits an SM, as such a build is never a
+    candidate."""
     values = resource_values(row)
     return values if row.fits else {m: v for m, v in values.items() if m != WARPS_PER_SM}
 

@@ -1,4 +1,4 @@
-"""Two stored runs beside each other: what can be said without interleaving."""
+"""Comparison of stored results of two runs or two kernels, without interleaved measurement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workloads.case import kernel_label
 
 
 class StoredResult(Result, Protocol):
-    """A result that knows its case, its series, its run, and when and how it was measured."""
+    """A result with its case, series, run, protocol version and time."""
 
     @property
     def case(self) -> str: ...
@@ -40,9 +40,9 @@ class StoredComparison:
     """One case of two runs.
 
     base_us, head_us: medians with the 95 % intervals of their levels, run-to-run noise included;
-    None: wrong, never timed, or not there. ratio: head / base; None: one of them is missing.
-    measured: the ratio with the interval of the two measurements alone, without the noise.
-    series: of base and head, where both were timed. reason: why the verdict is what it is.
+    None: wrong, never timed, or missing. ratio: head / base; None: one of them is missing.
+    measured: the ratio with the interval of the two measurements, without run-to-run noise.
+    series: of base and head, if both were timed. reason: of the verdict.
     """
 
     case: str
@@ -61,11 +61,12 @@ def compare_stored(
     head: Iterable[StoredResult],
     noise: StoredNoise | None = None,
 ) -> list[StoredComparison]:
-    """One row a case and GPU of either run, in the order of base, then what only head has.
+    """Compare two runs, one row per case and GPU: those of base in its order, then those only head
+    has.
 
-    Results compare where they are of one series. Between two runs, what differs may be the machine:
-    slower and faster need the whole interval of the ratio beyond 1 %, and noise, that of these
-    series from run to run, is part of it. None: intervals are of the measurements alone.
+    Only results of the same series are compared. The machine may have changed between the runs:
+    for slower and faster the whole interval of the ratio must be beyond 1 %, run-to-run noise
+    included. noise: of these series; None: intervals are of the measurements alone.
     """
     first = {(r.case, r.gpu): r for r in base}
     second = {(r.case, r.gpu): r for r in head}
@@ -83,12 +84,11 @@ def compare_labels(
     *,
     beside: Iterable[StoredResult] = (),
 ) -> list[StoredComparison]:
-    """One row a case of the kernel `head` and GPU, in the order of the results.
+    """Compare two kernels, one row per GPU and case of `head`, in the order of the results.
 
-    base, head: labels. results: one of each series, whichever run it comes from. beside: what the
-    runs of these results measured of base: a result of head is set against that of its own run
-    first. Otherwise the machine may differ as between two runs. A case is the same if all but the
-    kernel is.
+    base, head: labels. results: one of each series, of any runs. beside: results of base in the
+    same runs, which are preferred, as different runs may be of different states of the machine.
+    Cases match if they differ in the kernel only.
     """
     listed = list(results)
     bases = bases_of(listed, beside, base)
@@ -99,10 +99,11 @@ def compare_labels(
 def bases_of(
     results: Iterable[R], beside: Iterable[R], baseline: str
 ) -> Callable[[StoredResult], R | None]:
-    """By result the one of the baseline (a label) that it is set against; None: there is none.
+    """Return a function that maps a result to the baseline's result to compare with; None: none.
 
-    That of its own run, if it was right and timed; else the newest among results. Results of two
-    regimes, stages, cache modes or protocols are never set against each other.
+    baseline: a label. Its result of the same run is preferred, if correct and timed; else the
+    newest of `results` is used. Results of different regimes, stages, cache modes or protocols are
+    never compared.
     """
     newest: dict[Place, R] = {}
     for r in results:
@@ -123,14 +124,14 @@ Place = tuple[str, str, str, str, int, int, int, int]
 
 def place_of(result: StoredResult) -> Place:
     """Return the values that must be equal for the times of two kernels to be compared."""
-    regime = result.regime or ""  # protocol 1 named none
+    regime = result.regime or ""  # protocol 1 had no regimes
     path = (result.gpu, result.stage, result.cache, regime)
     return (*path, result.protocol_version, result.m, result.n, result.k)
 
 
 def newest_of_cases(results: Iterable[R]) -> list[R]:
-    """Of a kernel on a shape the newest alone, whichever version of the kernel or protocol it is
-    of; in the order given. Regimes, stages, cache modes and GPUs stay apart."""
+    """The newest result of each kernel, GPU, shape, regime, stage and cache mode, whatever version
+    of the kernel or protocol; in the given order."""
     newest: dict[object, R] = {}
     for r in results:
         protocol_less = (*place_of(r)[:4], *place_of(r)[5:])
@@ -175,8 +176,8 @@ def _compared(
 def level_ratio(top: StoredResult, bottom: StoredResult, noise: StoredNoise) -> Interval:
     """top / bottom with the 95 % interval of the ratio of their levels.
 
-    Within one run the noise is that of such ratios; between two each side brings its own. Raises
-    ValueError if one of them was never timed.
+    Within one run the noise of such ratios is included, between two runs the noise of both series.
+    Raises ValueError if one of them was never timed.
     """
     over, under = time_of(top), time_of(bottom)
     if over is None or under is None:
@@ -194,7 +195,7 @@ def _series(result: StoredResult | None) -> int:
 
 
 def verdict_of_ratio(ratio: Interval) -> Verdict:
-    """Slower or faster if the whole interval is beyond 1 %, the same if all of it is within."""
+    """Slower or faster if the whole interval is beyond 1 %, same if all of it is within."""
     low, high = np.log(ratio.low), np.log(ratio.high)
     if low >= SMALLEST_LOG_RATIO:
         return Verdict.SLOWER

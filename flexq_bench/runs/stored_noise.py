@@ -1,8 +1,8 @@
 """Run-to-run noise of stored series: of one, of a ratio within one run, of a mean over several.
 
-Estimated from the newest results of each series and from its A/A calibration. A series that has too
-few takes the noise that all series together show; where they show none, ASSUMED is taken, and
-`source` says so.
+Estimated from the newest results of each series and from its A/A calibration. A series with too few
+results gets the pooled noise of all series; if that can't be estimated, ASSUMED is used, and
+`source` reports it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from db.queries import HistoryPoint
 from flexq_bench.stats import Interval, RunNoise, larger_noise, run_noise, with_run_noise
 from flexq_bench.stats.run_noise import noise_of_changes
 
-# Where nothing is known: 1 % a run, the smallest change that counts anywhere.
+# Without data: 1 % per run, the smallest change that is ever reported.
 ASSUMED = RunNoise(0.01, math.inf)
 _ValueOf = Callable[[HistoryPoint], float | None]
 OWN, OF_ALL, NOT_KNOWN = "its own runs", "other series and A/A runs", "not known, 1 % assumed"
 
 
 class StoredNoise:
-    """The noise of the series that it was read for."""
+    """Noise of a set of series."""
 
     def __init__(
         self,
         histories: Mapping[int, Sequence[HistoryPoint]],
         calibration: Mapping[int, tuple[float, int]] | None = None,
     ) -> None:
-        """histories: as `recent_histories`. calibration: as `noise_sigmas`."""
+        """histories: from `recent_histories`. calibration: from `noise_sigmas`."""
         self.histories = histories
         self._calibration = calibration or {}
         self._own = {
-            series: run_noise([[p.median_us for p in part] for part in _stretches(points)])
+            series: run_noise([[p.median_us for p in part] for part in _by_epoch(points)])
             for series, points in histories.items()
         }
         changes = [
@@ -47,7 +47,7 @@ class StoredNoise:
         self._of_all = noise_of_changes(np.array(changes))
 
     def of_series(self, series_id: int) -> RunNoise:
-        """Of ln of the time of one run."""
+        """Noise of ln(time) of one run."""
         known = self._known(series_id)
         return known or larger_noise(self._of_all, self._calibrated(series_id)) or ASSUMED
 
@@ -59,21 +59,21 @@ class StoredNoise:
         return OF_ALL if self._of_all is not None or calibrated else NOT_KNOWN
 
     def time(self, series_id: int, measured: Interval, *, apart: bool = False) -> Interval:
-        """The interval of the level of a series, from the median of one run; same unit.
+        """The interval of a series' level, from the median and interval of one run; same unit.
 
-        apart: it is set against another run. Where no noise is known, ASSUMED counts only then: a
-        time by itself is what its run says.
+        apart: the time is compared with one of another run; only then ASSUMED is used for unknown
+        noise.
         """
         known = self.source(series_id) != NOT_KNOWN
         return with_run_noise(measured, self.of_series(series_id) if known or apart else None)
 
     def of_floor_share(self, series_id: int) -> RunNoise | None:
-        """Of ln(floor / median) within one run; None: too few runs have both."""
+        """Noise of ln(floor / median) within one run; None: too few runs have both."""
         points = self.histories.get(series_id, ())
         return noise_of_changes(np.array(_changes(points, _log_share)))
 
     def of_ratio(self, top: int, bottom: int) -> RunNoise | None:
-        """Of ln(top / bottom) within one run; None: too few runs have both series."""
+        """Noise of ln(top / bottom) within one run; None: too few runs have both series."""
         below = {p.run: p.median_us for p in self.histories.get(bottom, ())}
 
         def log_ratio(point: HistoryPoint) -> float | None:
@@ -83,19 +83,24 @@ class StoredNoise:
         return noise_of_changes(np.array(_changes(self.histories.get(top, ()), log_ratio)))
 
     def of_mean(self, series_ids: Sequence[int]) -> RunNoise:
-        """Of the mean of ln(time) over these series in one run, what they share included.
+        """Noise of the mean of ln(time) over these series in one run, including correlated noise.
 
-        From how the mean changed from run to run. Where too few runs measured them together, all of
-        their noise is taken to be shared, so that a mean over more cases is not better known.
+        Estimated from changes of the mean from run to run. If too few runs measured the series
+        together, their noise is assumed to be fully correlated, so that a mean over more cases is
+        not more precise.
         """
-        together: dict[tuple[str, str], list[float]] = defaultdict(list)
+        changes_of_pair: dict[tuple[str, str], list[float]] = defaultdict(list)
         for series in series_ids:
-            for part in _stretches(self.histories.get(series, ())):
+            for part in _by_epoch(self.histories.get(series, ())):
                 for before, after in pairwise(part):
                     change = math.log(after.median_us / before.median_us)
-                    together[before.run, after.run].append(change)
-        enough = [np.mean(one) for one in together.values() if 2 * len(one) >= len(series_ids)]
-        measured = noise_of_changes(np.array(enough))
+                    changes_of_pair[before.run, after.run].append(change)
+        mean_changes = [
+            np.mean(changes)
+            for changes in changes_of_pair.values()
+            if 2 * len(changes) >= len(series_ids)
+        ]
+        measured = noise_of_changes(np.array(mean_changes))
         if measured is not None:
             return measured
         each = [self.of_series(series) for series in series_ids]
@@ -110,31 +115,31 @@ class StoredNoise:
         return None if own is None else larger_noise(own, self._calibrated(series_id))
 
     def _calibrated(self, series_id: int) -> RunNoise | None:
-        """From comparisons of a commit with itself: their noise is that of two sides."""
+        """Noise from A/A comparisons, whose variance is that of two sides."""
         sigma, comparisons = self._calibration.get(series_id, (0.0, 0))
         return RunNoise(sigma / math.sqrt(2), comparisons) if comparisons else None
 
 
 def read_noise(session: Session, series_ids: Iterable[int]) -> StoredNoise:
-    """The noise of these series, from what is stored of them."""
+    """Read the histories and calibration of these series, and estimate their noise."""
     wanted = sorted(set(series_ids))
     return StoredNoise(
         queries.recent_histories(session, wanted), queries.noise_sigmas(session, wanted)
     )
 
 
-def _stretches(points: Sequence[HistoryPoint]) -> list[list[HistoryPoint]]:
-    """The results of each epoch, in their order."""
+def _by_epoch(points: Sequence[HistoryPoint]) -> list[list[HistoryPoint]]:
+    """Split results into epochs, in their order."""
     return [list(part) for _, part in groupby(points, key=lambda point: point.epoch)]
 
 
 def _changes(points: Sequence[HistoryPoint], value_of: _ValueOf) -> list[float]:
-    """Of a logarithm, from one run that has it to the next of the same epoch."""
-    found = []
-    for part in _stretches(points):
+    """Differences of value_of between consecutive runs of an epoch; runs with None are skipped."""
+    changes = []
+    for part in _by_epoch(points):
         values = [value for value in map(value_of, part) if value is not None]
-        found += [after - before for before, after in pairwise(values)]
-    return found
+        changes += [after - before for before, after in pairwise(values)]
+    return changes
 
 
 def _log_time(point: HistoryPoint) -> float:

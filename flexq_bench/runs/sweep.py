@@ -1,4 +1,4 @@
-"""A sweep as a value: kernels on shapes that a person chose, checked, and as plain data."""
+"""Sweeps: kernels on shapes chosen by the user, with validation and conversion to plain data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REGIMES: tuple[Regime, ...] = get_args(Regime)
 _FIELDS = ("kernels", "m", "shapes", "stages", "caches")
 _SHAPE_FIELDS = ("n", "k", "layer", "model")
 _LAYER = re.compile(r"[a-z0-9_.-]{0,64}")
-_MOST_VALUES = 1000  # of one list in data that somebody else wrote
+_MOST_VALUES = 1000  # per list in untrusted data
 
 Word = TypeVar("Word", Stage, CacheMode, Regime)
 
@@ -44,7 +44,7 @@ class Sweep:
         return Suite("sweep", "shapes that a person chose", "", (group,))
 
     def as_data(self) -> dict[str, Any]:
-        """Return the plain data that `sweep_of` reads."""
+        """Convert to plain data, which `sweep_of` parses."""
         return {
             "kernels": list(self.kernels),
             "m": list(self.m),
@@ -57,9 +57,10 @@ class Sweep:
 
 
 def sweep_of(data: Mapping[str, Any]) -> Sweep:
-    """The sweep of plain data that somebody else wrote; every part of it is checked.
+    """Parse a sweep from untrusted plain data.
 
-    Raises UsageError or WorkloadError for what is missing, unknown, no integer or out of bounds.
+    Raises UsageError or WorkloadError for values that are missing, unknown, of a wrong type or out
+    of bounds.
     """
     check_fields(data, _FIELDS, "a sweep")
     kernels = tuple(_text(kernel, "kernels") for kernel in _list(data, "kernels"))
@@ -75,7 +76,7 @@ def sweep_of(data: Mapping[str, Any]) -> Sweep:
 
 
 def known_words(kind: str, asked: Sequence[Any], known: tuple[Word, ...]) -> tuple[Word, ...]:
-    """Those of `known` that are asked for, in their order. Raises UsageError for any other."""
+    """Select the requested words, in the order of `known`. Raises UsageError for an unknown one."""
     for word in asked:
         if word not in known:
             raise UsageError(unknown(kind, str(word), known))
@@ -83,7 +84,7 @@ def known_words(kind: str, asked: Sequence[Any], known: tuple[Word, ...]) -> tup
 
 
 def check_cases(count: int, most: int, of: str) -> None:
-    """Raise UsageError if there are, or would be, more cases than `of` may have."""
+    """Raise UsageError if count is above most. of: names the object with cases in the message."""
     if count > most:
         raise UsageError(
             f"this makes {count:,} cases, and {of} may have {most:,}: leave some sizes or kernels "

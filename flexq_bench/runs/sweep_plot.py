@@ -1,4 +1,4 @@
-"""Results of a sweep as a picture: time over M, a line a kernel, a panel a shape."""
+"""Plot of a sweep's results: time over M, one line per kernel, one panel per shape."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _DPI = 120
 
 
 def write_plot(results: Sequence[ResultRow], path: Path) -> int:
-    """Draw the shapes of a sweep, the first twelve, and say how many there were.
+    """Plot the first twelve shapes of a sweep; returns the number of all shapes.
 
-    Both axes are logarithmic; the dashed line is the read floor. What was never timed is left out.
+    Both axes are logarithmic; the dashed line is the read floor. Results without a time are left
+    out.
     Raises InfrastructureError if the file can't be written.
     """
     from matplotlib.figure import Figure
@@ -57,7 +58,7 @@ _Points = list[tuple[int, float, float | None]]  # M, median in us, floor in us
 
 
 def _panels(results: Sequence[ResultRow]) -> dict[str, dict[str, _Points]]:
-    """By title of a panel and kernel; in the order of the results."""
+    """Points by panel title and kernel label, in the order of the results."""
     panels: dict[str, dict[str, _Points]] = defaultdict(lambda: defaultdict(list))
     for row in results:
         if row.median_us is None or is_probe(row.kernel):

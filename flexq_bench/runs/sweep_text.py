@@ -1,7 +1,7 @@
-"""A sweep of the words that people choose, at the command line or in a form.
+"""Parsing of a sweep from texts, for the command line and for a form of the dashboard.
 
-No word of it names a file: a form of the dashboard is filled in by people who may read none of the
-server's. The command line reads `@FILE` before (`flexq_bench.cli.size_files`).
+No text is used as a file name, as users of the dashboard must not read the server's files. The
+command line expands `@FILE` before (`flexq_bench.cli.size_files`).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def parse_sweep(
     shapes: tuple[Shape, ...] = (),
     most_cases: int = MAX_CASES,
 ) -> Sweep:
-    """The sweep that these words ask for. kernels: labels or globs, None: all.
+    """Parse a sweep. kernels: comma-separated labels or globs; None: all.
 
-    m, n, k: sizes, each once; m None: a few. model: its layers in place of n and k. layers:
-    `fused`, `separate`, or names. shapes: in place of model, n and k.
-    Raises UsageError or WorkloadError, which say what is wrong and
-    what there is; for more than most_cases before any shape of them is made.
+    m, n, k: distinct sizes; m None: 1, 2, 4, 8, 16. model: its layers replace n and k. layers:
+    `fused`, `separate`, or names. shapes: replace model, n and k.
+    Raises UsageError or WorkloadError with the valid values; for more than most_cases cases before
+    any shape is created.
     """
     labels = split_names(kernels) or _ALL_KERNELS
     sizes = tuple(m or _SIZES)
     stages = known_words("stage", split_names(stage) or (), STAGES)
     caches = known_words("cache", split_names(cache) or (), CACHES)
-    # A glob may find many kernels; how many, only the plan of a device knows.
+    # A glob may match many kernels; the number is known only when a device's plan is built.
     named = len({label for label in labels if not is_glob(label)}) or 1
-    of_a_shape = named * len(sizes) * len(stages) * len(caches)
+    cases_per_shape = named * len(sizes) * len(stages) * len(caches)
     if shapes:
         if model is not None or n is not None or k is not None:
             raise UsageError("--config brings its own N and K: leave out --model, --n and --k")
@@ -58,9 +58,9 @@ def parse_sweep(
     elif n is None or k is None:
         raise UsageError("which layers? Give --n and --k, --model (see list models), or --config")
     else:
-        check_cases(len(n) * len(k) * of_a_shape, most_cases, "a sweep")
+        check_cases(len(n) * len(k) * cases_per_shape, most_cases, "a sweep")
         shapes = tuple(Shape(a, b, layer="") for a, b in product(n, k))
-    check_cases(len({(s.n, s.k) for s in shapes}) * of_a_shape, most_cases, "a sweep")
+    check_cases(len({(s.n, s.k) for s in shapes}) * cases_per_shape, most_cases, "a sweep")
     return Sweep(labels, sizes, shapes, stages, caches)
 
 
@@ -70,9 +70,9 @@ def _model_shapes(model: str, layers: str) -> tuple[Shape, ...]:
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:
-    """A comma-separated list; a comma inside a variant's brackets separates nothing.
+    """Split a comma-separated list, except at commas within the brackets of a variant.
 
-    Raises UsageError for a text without names, which else would mean all of them.
+    Raises UsageError for a text without names, which must not mean all of them.
     """
     if text is None:
         return None
@@ -84,5 +84,5 @@ def split_names(text: str | None) -> tuple[str, ...] | None:
 
 
 def split_sizes(text: str | None) -> tuple[int, ...] | None:
-    """Sizes as workloads.ranges reads them. Raises WorkloadError."""
+    """Parse sizes by workloads.ranges. None: not given. Raises WorkloadError."""
     return None if text is None else parse_ranges(text)

@@ -1,4 +1,4 @@
-"""The results of a run as a table for people."""
+"""Terminal tables of a run's results."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SPEEDUP = -2  # the column before the last
 
 
 def results_table(rows: Sequence[Row[Result]], *, with_speedup: bool = True) -> Table:
-    """A table that fits 120 columns, ruled between shapes.
+    """Tabulate results in at most 120 columns, with a rule between shapes.
 
-    with_speedup: whether times are set against the baseline's.
+    with_speedup: include the speedup over the baseline.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("kernel", no_wrap=True)
@@ -42,9 +42,9 @@ def results_table(rows: Sequence[Row[Result]], *, with_speedup: bool = True) -> 
 
 
 def published_table(results: Sequence[Result], published: Sequence[PublishedValue]) -> Table | None:
-    """Tabulate published speedups beside the geometric means of ours; None: nothing to compare.
+    """Tabulate published speedups and the geometric means of measured ones; None: no common ones.
 
-    Ours is over the layers with cold weights for which a run has both times.
+    Measured means are over the layers with cold weights for which a run has both times.
     """
     table = Table(title="published, not measured here", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("kernel", "over", "M", "published", "on", "measured", "shapes", "source"):
@@ -69,24 +69,24 @@ def published_table(results: Sequence[Result], published: Sequence[PublishedValu
 
 
 def problem_lines(results: Iterable[Result], *, limit: int = 10) -> list[str]:
-    """Describe the problems, the worst kinds first: one line for all results with the same status
-    and detail, `limit` at most."""
+    """Describe problems, the most severe first, with one line per status and detail, `limit` lines
+    at most."""
     severity = ("incorrect", "failed", "unsupported", "noisy")
     bad = sorted(
         (r for r in results if r.status in severity), key=lambda r: severity.index(r.status)
     )
-    alike: dict[tuple[str, str], list[Result]] = {}
+    by_reason: dict[tuple[str, str], list[Result]] = {}
     for r in bad:
-        alike.setdefault((r.status, r.detail), []).append(r)
+        by_reason.setdefault((r.status, r.detail), []).append(r)
     lines = []
-    for (status, detail), group in list(alike.items())[:limit]:
+    for (status, detail), group in list(by_reason.items())[:limit]:
         r = group[0]
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         label = kernel_label(r.kernel, r.variant)
         where = f"{label} {r.stage} {r.cache} M={r.m} N={r.n} K={r.k}{more}"
         lines.append(f"{status}: {where}: {detail}")
-    if len(alike) > limit:
-        lines.append(f"… and {len(alike) - limit} other problems: the dashboard lists them")
+    if len(by_reason) > limit:
+        lines.append(f"… and {len(by_reason) - limit} other problems: the dashboard lists them")
     return lines
 
 
@@ -128,7 +128,7 @@ def _shape(result: Result) -> tuple[int, int]:
 
 
 def _number(value: float | None, digits: int = 4) -> str:
-    """Rounded to `digits` significant digits, never in exponential form."""
+    """Format with `digits` significant digits, never in exponential notation."""
     if value is None:
         return ""
     if value == 0 or not math.isfinite(value):
@@ -138,7 +138,7 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def result_line(record: Record) -> str:
-    """A result as it comes, in one line."""
+    """Format a result as one line."""
     if record.median_us is None:
         return f"{record.case} on {record.gpu}: {record.status}: {record.detail}"
     floor = "" if record.pct_of_floor is None else f", {record.pct_of_floor:.0f} % of floor"

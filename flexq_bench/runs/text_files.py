@@ -1,4 +1,4 @@
-"""Small text files that a person names on the command line, read no further than a bound."""
+"""Reading of small text files given on the command line, with a size limit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from flexq_bench.errors import UsageError
 def read_text(
     path: str, what: str, *, most_bytes: int, encoding: str = "utf-8", pipes: bool = False
 ) -> str:
-    """The text of a file. what: a name of it for errors, for example `a CSV file`.
+    """Read a text file. what: the expected kind of file for errors, for example `a CSV file`.
 
-    pipes: take also what is no regular file, such as a shell's `<(command)`; it may be waited for
-    without end. Raises UsageError for any other that is none, is larger than most_bytes, can't be
-    read or is no text. No message holds any of its content.
+    pipes: accept also files that are not regular, such as a shell's `<(command)`, which may block.
+    Raises UsageError if it is not a regular file, is larger than most_bytes, can't be read or is no
+    text. Messages contain none of its content.
     """
     file = Path(path)
     try:
-        # Asked before it is opened: opening a pipe waits for somebody who writes to it.
+        # Checked before opening, because opening a pipe blocks until there is a writer.
         if not pipes and file.exists() and not file.is_file():
             raise UsageError(f"{path} can't be read: it is no regular file: name {what}")
         with file.open("rb") as opened:
@@ -35,5 +35,5 @@ def read_text(
     try:
         return content.decode(encoding)
     except UnicodeDecodeError:
-        # Not as the cause: it holds the content, which --debug would print.
+        # `from None`, because the cause contains the content, which --debug would print.
         raise UsageError(f"{path} can't be read: it is no text: name {what}") from None

@@ -1,4 +1,4 @@
-"""A process that measures on one device: its description, and the result of one case there."""
+"""Description of a process that measures on one device, and measurement of one case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workloads.case import Case
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A device that measures, and the environment around it. pid: of the process on its host."""
+    """A process that measures: its device, environment and PID on its host."""
 
     device: DeviceInfo
     environment: dict[str, str]
@@ -28,7 +28,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a case. attempt: 1, or more where a worker died on the case before."""
+    """The result of a case. attempt: from 1; a worker that dies or is lost adds one."""
 
     case: Case
     measured: Measured
@@ -37,26 +37,26 @@ class Outcome:
 
 
 def worker_of(meter: Meter) -> Worker:
-    """This process as a worker."""
+    """Describe this process as a worker."""
     return Worker(meter.device_info, meter.environment, meter.capability, os.getpid())
 
 
 def measure_case(meter: Meter, case: Case) -> Measured:
-    """Measure a case; one that no longer fits the memory is a failed case, not the run's end.
+    """Measure a case; if it doesn't fit the memory, return a failed result.
 
-    The seconds that all of it took stand in `extra`: estimates are made of them.
+    The elapsed seconds are stored in `extra`, for estimates of measuring time.
     """
-    begun = time.perf_counter()
+    started = time.perf_counter()
     try:
         measured = meter.measure(case)
     except MeasureError as error:
         measured = failed(case, str(error), backend=meter.backend, seed=meter.seed)
-    wall_s = round(time.perf_counter() - begun, 3)
+    wall_s = round(time.perf_counter() - started, 3)
     return replace(measured, extra={**measured.extra, WALL_S: wall_s})
 
 
 def failed(case: Case, detail: str, *, backend: Backend, seed: int) -> Measured:
-    """A result without a time, in the series that its time would have been in."""
+    """A failed result, with the values that identify the case's series."""
     protocol = PROTOCOL_CPU if backend == "cpu" else PROTOCOL_CUDA
     try:
         spec = registry.resolve(case.label, backend).spec

@@ -16,7 +16,7 @@ from browsing import IN_A_BROWSER, ROOT, THEMES, body, click, dashboard_on, erro
 from db import queries
 from db.engine import open_database
 from db.exchange import import_file
-from flexq_bench.runs.published_numbers import keep_references
+from flexq_bench.runs.published_numbers import store_published_numbers
 
 POINT = ".js-plotly-plot .scatterlayer .point"
 pytestmark = IN_A_BROWSER
@@ -27,7 +27,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The dashboard on every example of an H200, with what papers state."""
     path = tmp_path_factory.mktemp("dashboard") / "gallery.sqlite"
     with open_database(str(path)) as database:
-        keep_references(database)
+        store_published_numbers(database)
         for file in sorted((ROOT / "examples" / "h200").glob("*.parquet")):
             with database.session() as session:
                 import_file(session, file)

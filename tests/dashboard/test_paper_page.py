@@ -15,7 +15,7 @@ from dashboard.views.paper.measured import measured_values
 from db.engine import open_database
 from db.queries import DecodeRow, ScoreRow
 from db.reference_store import ReferenceInfo
-from flexq_bench.runs.published_numbers import keep_references
+from flexq_bench.runs.published_numbers import store_published_numbers
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 RATIO = {"source": "Paper", "source_table": "Table 1", "value": 2.0, "unit": "×"}
@@ -25,7 +25,7 @@ RATIO = {"source": "Paper", "source_table": "Table 1", "value": 2.0, "unit": "×
 def published(store):
     """A database that knows what papers state."""
     with open_database(str(store.path)) as database:
-        keep_references(database)
+        store_published_numbers(database)
     return store
 
 

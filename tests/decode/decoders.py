@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flexq_bench.decode.architecture import of_config
-from flexq_bench.decode.decoder import Pieces
+from flexq_bench.decode.decoder import Chunks
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import linear_kernel, load
 from flexq_bench.decode.model_weights import StateDictWeights
@@ -155,7 +155,7 @@ def tokens_without_graphs(engine: Engine, ids: torch.Tensor, new: int) -> torch.
     batch, length = ids.shape
     slots = torch.arange(batch, device=ids.device)
     ends = torch.full_like(slots, length)
-    engine.read(Pieces(ids, torch.zeros_like(slots), ends, slots, length), batch)
+    engine.read(Chunks(ids, torch.zeros_like(slots), ends, slots, length), batch)
     for step in range(1, new):
         engine.advance(batch, engine.bucket(length + step))
     return engine.history[:batch, length : length + new].clone()

@@ -146,7 +146,7 @@ def test_a_run_that_goes_on_asks_for_what_lacks(start: Start) -> None:
     assert [len(record.processes) for record in last.values()] == [3] * 4
     assert [p.number for p in last[record.case].processes] == [0, 1, 2]
     cases = measuring.cases_of(SETUP, (1, 4), 15, (8,))
-    assert measuring.count_lacking(SETUP, cases, stopped) == 7
+    assert measuring.count_missing(SETUP, cases, stopped) == 7
     assert list(decoded(before=last)) == []
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from decoders import an_engine, prompts, small_llama
 
-from flexq_bench.decode.continuous_batching import Schedule, step_sizes
+from flexq_bench.decode.continuous_batching import Scheduler, step_sizes
 from flexq_bench.decode.requests import Request, drawn_requests, read_requests
 from flexq_bench.decode.serving import serve, slots_within
 from flexq_bench.errors import MeasureError, UsageError
@@ -19,58 +19,58 @@ GIB = 1 << 30
 
 
 def test_first_come_first_served_and_a_finished_one_is_replaced_at_once() -> None:
-    schedule = Schedule([Request(5, 2), Request(3, 4), Request(4, 1), Request(6, 2)], 2, 64)
+    scheduler = Scheduler([Request(5, 2), Request(3, 4), Request(4, 1), Request(6, 2)], 2, 64)
 
-    assert [(a.slot, a.index) for a in schedule.admit()] == [(0, 0), (1, 1)]
-    assert read_all(schedule) == [0, 1]
-    assert schedule.finish() == []
-    assert schedule.longest == 7
-    schedule.step()
-    assert schedule.finish() == [(0, 0)]
-    assert [(a.slot, a.index) for a in schedule.admit()] == [(0, 2)]
-    assert read_all(schedule) == [2]
-    assert schedule.finish() == [(0, 2)]  # one token, which its prompt gave
-    assert [(a.slot, a.index) for a in schedule.admit()] == [(0, 3)]
-    assert read_all(schedule) == [3]
-    schedule.step()
-    assert schedule.finish() == [(0, 3)]
-    schedule.step()
-    assert schedule.finish() == [(1, 1)]
-    assert schedule.is_done
+    assert [(a.slot, a.index) for a in scheduler.admit()] == [(0, 0), (1, 1)]
+    assert read_all(scheduler) == [0, 1]
+    assert scheduler.finish() == []
+    assert scheduler.longest == 7
+    scheduler.step()
+    assert scheduler.finish() == [(0, 0)]
+    assert [(a.slot, a.index) for a in scheduler.admit()] == [(0, 2)]
+    assert read_all(scheduler) == [2]
+    assert scheduler.finish() == [(0, 2)]  # one token, which its prompt gave
+    assert [(a.slot, a.index) for a in scheduler.admit()] == [(0, 3)]
+    assert read_all(scheduler) == [3]
+    scheduler.step()
+    assert scheduler.finish() == [(0, 3)]
+    scheduler.step()
+    assert scheduler.finish() == [(1, 1)]
+    assert scheduler.is_done
 
 
-def read_all(schedule: Schedule) -> list[int]:
-    begun = []
-    while (reading := schedule.next_reading()) is not None:
-        begun += schedule.read(reading)
-    return begun
+def read_all(scheduler: Scheduler) -> list[int]:
+    started = []
+    while (prefill := scheduler.next_prefill()) is not None:
+        started += scheduler.read(prefill)
+    return started
 
 
 def test_prompts_are_read_together_within_the_tokens_of_a_step_and_in_order() -> None:
-    schedule = Schedule([Request(100, 2), Request(300, 2), Request(60, 2)], 3, 512)
-    schedule.admit()
+    scheduler = Scheduler([Request(100, 2), Request(300, 2), Request(60, 2)], 3, 512)
+    scheduler.admit()
 
-    first = schedule.next_reading()
+    first = scheduler.next_prefill()
     assert first is not None
     assert (first.rows, first.tokens) == (2, 256)
-    assert [(p.index, p.start, p.count) for p in first.pieces] == [(0, 0, 100), (1, 0, 256)]
-    assert schedule.read(first) == [0]  # the second has 44 tokens left
-    second = schedule.next_reading()
+    assert [(p.index, p.start, p.count) for p in first.chunks] == [(0, 0, 100), (1, 0, 256)]
+    assert scheduler.read(first) == [0]  # the second has 44 tokens left
+    second = scheduler.next_prefill()
     assert second is not None
     assert (second.rows, second.tokens, second.longest) == (2, 64, 300)
-    assert [(p.index, p.start, p.count) for p in second.pieces] == [(1, 256, 44), (2, 0, 60)]
-    assert schedule.read(second) == [1, 2]
-    assert schedule.next_reading() is None
+    assert [(p.index, p.start, p.count) for p in second.chunks] == [(1, 256, 44), (2, 0, 60)]
+    assert scheduler.read(second) == [1, 2]
+    assert scheduler.next_prefill() is None
 
 
 def test_steps_need_the_slots_up_to_the_last_that_decodes() -> None:
-    schedule = Schedule([Request(2, 9), Request(2, 2), Request(2, 9)], 3, 192)
-    schedule.admit()
-    read_all(schedule)
-    assert schedule.decoding == 3
-    schedule.step()
-    schedule.finish()
-    assert schedule.decoding == 3  # the one in the middle is done
+    scheduler = Scheduler([Request(2, 9), Request(2, 2), Request(2, 9)], 3, 192)
+    scheduler.admit()
+    read_all(scheduler)
+    assert scheduler.decoding == 3
+    scheduler.step()
+    scheduler.finish()
+    assert scheduler.decoding == 3  # the one in the middle is done
 
     assert step_sizes(71) == [71, 32, 8]
     assert step_sizes(3) == [3]
@@ -79,13 +79,34 @@ def test_steps_need_the_slots_up_to_the_last_that_decodes() -> None:
 def test_prompts_and_steps_take_turns() -> None:
     requests = [Request(100, 2), Request(30, 3)]
 
-    turns = list(Schedule(requests, 1, 64).turns())
+    iterations = list(Scheduler(requests, 1, 64).iterations())
 
-    assert [turn.reading is not None for turn in turns] == [True, True, False, True, False, False]
-    assert [[a.index for a in turn.admitted] for turn in turns] == [[0], [], [], [1], [], []]
-    assert [turn.begun for turn in turns] == [(), (0,), (), (1,), (), ()]
-    assert [turn.finished for turn in turns] == [(), (), ((0, 0),), (), (), ((0, 1),)]
-    assert [(t.decoding, t.longest) for t in turns if t.reading is None] == [
+    assert [iteration.prefill is not None for iteration in iterations] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert [[a.index for a in iteration.admitted] for iteration in iterations] == [
+        [0],
+        [],
+        [],
+        [1],
+        [],
+        [],
+    ]
+    assert [iteration.started for iteration in iterations] == [(), (0,), (), (1,), (), ()]
+    assert [iteration.finished for iteration in iterations] == [
+        (),
+        (),
+        ((0, 0),),
+        (),
+        (),
+        ((0, 1),),
+    ]
+    assert [(t.decoding, t.longest) for t in iterations if t.prefill is None] == [
         (1, 102),
         (1, 32),
         (1, 33),

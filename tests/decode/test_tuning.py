@@ -81,7 +81,7 @@ def test_each_layer_is_chosen_behind_those_already_chosen(
     tuner = StepTuner(CPU, TorchOperations(), Tuning.REMEMBERED, frozenset((1,)))
     assert chosen(tuner, model, 1) == [0, 0, 0, 0]
 
-    tuner.settle(model)
+    tuner.tune(model)
 
     assert chosen(tuner, model, 1) == [2, 1, 0, 0]
     configs = tuner.configs(model, 1)
@@ -106,7 +106,7 @@ def test_what_is_near_is_timed_again_at_more_length(
     monkeypatch.setattr(tuning, "step_us", late_once)
     tuner = StepTuner(CPU, TorchOperations(), Tuning.FRESH, frozenset((1,)))
 
-    tuner.settle(model)
+    tuner.tune(model)
 
     assert chosen(tuner, model, 1)[0] == 0
     assert [number for number, samples in looks[:7] if samples == looks[0][1]] == [0, 1, 2, 3]
@@ -119,10 +119,10 @@ def test_choices_are_remembered_unless_they_are_to_be_fresh(
     for how, expected in ((Tuning.REMEMBERED, True), (Tuning.REMEMBERED, False)):
         timed.clear()
         tuner = StepTuner(CPU, TorchOperations(), how, frozenset((1,)))
-        tuner.settle(model)
+        tuner.tune(model)
         assert bool(timed) == expected
         assert chosen(tuner, model, 1) == [2, 1, 0, 0]
-    StepTuner(CPU, TorchOperations(), Tuning.FRESH, frozenset((1,))).settle(model)
+    StepTuner(CPU, TorchOperations(), Tuning.FRESH, frozenset((1,))).tune(model)
     assert timed
 
 
@@ -131,7 +131,7 @@ def test_without_tuning_the_heuristic_stays(
 ) -> None:
     tuner = StepTuner(CPU, TorchOperations(), Tuning.NONE, frozenset((1,)))
 
-    tuner.settle(model)
+    tuner.tune(model)
 
     assert not timed
     assert chosen(tuner, model, 1) == [0, 0, 0, 0]

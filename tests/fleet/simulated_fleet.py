@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from db.engine import Database, open_database
 from db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
-from flexq_bench.fleet.ray_worker import Greeting
+from flexq_bench.fleet.ray_worker import WorkerDescription
 from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Measured
 from flexq_bench.repository.provenance import ROOT, source_hash
@@ -52,8 +52,8 @@ def simulated_gpu(seconds: float) -> type:
             )
             self._worker = Worker(device, {"host": f"node {node[:8]}"}, (8, 6), os.getpid())
 
-        def describe(self) -> Greeting:
-            return Greeting(self._worker, source_hash(ROOT), "simulated")
+        def describe(self) -> WorkerDescription:
+            return WorkerDescription(self._worker, source_hash(ROOT), "simulated")
 
         def memory_obstacles(self, cases: tuple[Case, ...]) -> dict[str, str]:
             return {}

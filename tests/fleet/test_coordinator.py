@@ -264,7 +264,7 @@ def replace_gpu(table, a_case):
 def test_workers_are_seen_in_the_database(table, gpus, a_case):
     coordinator = table.coordinator(gpus({"H200": 1}))
     coordinator.carry_out([table.work("H200", [a_case(1), a_case(2)])])
-    coordinator.dismiss()
+    coordinator.mark_stopped()
 
     with table.database.session() as session:
         [worker] = queries.workers(session)

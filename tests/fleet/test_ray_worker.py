@@ -45,7 +45,7 @@ def test_a_worker_measures_and_says_what_it_is():
 
 
 def test_a_worker_refuses_a_gpu_that_others_compute_on(monkeypatch):
-    monkeypatch.setattr(actor, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(actor, "_RELEASE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(Meter, "other_processes", lambda self: 2)
 
     with pytest.raises(InfrastructureError, match="2 other processes compute on"):

@@ -14,7 +14,7 @@ from flexq_bench.fleet import request_worker
 from flexq_bench.fleet.local_pool import LocalPool
 from flexq_bench.measure import Measured
 from flexq_bench.runs import outage
-from flexq_bench.runs.process_meter import OwnMeter
+from flexq_bench.runs.process_meter import InProcessMeter
 from flexq_bench.runs.worker import Worker
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
@@ -85,7 +85,7 @@ def a_result():
 @pytest.fixture
 def a_pool():
     """a_pool(script): this process as a pool, which measures by the script."""
-    return lambda script: LocalPool(OwnMeter(ScriptedMeter(script)), "cpu")
+    return lambda script: LocalPool(InProcessMeter(ScriptedMeter(script)), "cpu")
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_a_run_of_a_live_process_is_not_resumed_beside_it(database, a_run, commi
     with subprocess.Popen(["sleep", "60"]) as other:
         from flexq_bench.runs import owner
 
-        start = f"{owner._here()} {owner._ticks(other.pid)}"
+        start = f"{owner._pid_scope()} {owner._start_ticks(other.pid)}"
         uuid = a_run(replace(this_process(), pid=other.pid, start=start))
         try:
             with pytest.raises(UsageError, match=f"process {other.pid} on this host measures"):

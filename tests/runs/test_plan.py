@@ -76,7 +76,7 @@ def test_a_kernel_that_a_person_asks_for_must_exist_and_one_of_a_suite_file_is_s
 
     assert build_plan(suite, "cpu", None).skipped == ("flexq-w9a9",)
     with pytest.raises(UsageError, match="no kernel 'flexq-w9a9': there are flexq-w6a"):
-        build_plan(suite, "cpu", None, asked_kernels=["flexq-w9a9"])
+        build_plan(suite, "cpu", None, requested_kernels=["flexq-w9a9"])
 
 
 def test_every_kernel_of_the_registry_can_be_planned_on_its_backend():

@@ -19,7 +19,7 @@ def the_worker(database):
 
 
 def test_a_worker_is_there_while_it_serves_and_has_stopped_after(database):
-    with presence.present(database, WORKER):
+    with presence.registered_worker(database, WORKER):
         here = the_worker(database)
         assert (here.state, here.gpu, here.pid) == ("idle", "A CPU", 42)
 
@@ -27,7 +27,7 @@ def test_a_worker_is_there_while_it_serves_and_has_stopped_after(database):
 
 
 def test_it_gives_signs_of_life(database):
-    with presence.present(database, WORKER, every=timedelta(milliseconds=20)):
+    with presence.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
         first = the_worker(database).heartbeat_at
         deadline = time.monotonic() + 10
         while the_worker(database).heartbeat_at == first:
@@ -45,7 +45,7 @@ def test_a_database_that_is_busy_for_a_moment_ends_nothing(database, monkeypatch
 
     monkeypatch.setattr(presence, "beat", busy_once)
 
-    with presence.present(database, WORKER, every=timedelta(milliseconds=20)):
+    with presence.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
         deadline = time.monotonic() + 10
         while len(calls) < 2:
             assert time.monotonic() < deadline

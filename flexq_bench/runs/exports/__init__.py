@@ -1,4 +1,4 @@
-"""Records in the formats of other services: one module a format, registered in `formats.py`."""
+"""Export of records in the formats of other services, one module per format (`formats.py`)."""
 
 from __future__ import annotations
 

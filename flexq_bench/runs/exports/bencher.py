@@ -1,7 +1,7 @@
 """Bencher Metric Format: benchmarks by name, each with its measures.
 
-The form is https://bencher.dev/docs/reference/bencher-metric-format, whose schema is
-https://bencher.dev/bmf.json. A time is its measure `latency`, which Bencher has in nanoseconds.
+Specification: https://bencher.dev/docs/reference/bencher-metric-format, schema:
+https://bencher.dev/bmf.json. Times are the measure `latency`, in nanoseconds.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 from db.records import Record
 from flexq_bench.runs.exports.selection import label_of, newest_of_each_series, place_of, shortened
 
-_LONGEST = 1024  # letters of a benchmark's name
+_LONGEST = 1024  # characters of a benchmark's name
 _LONGEST_MEASURE = 64
 _NS = 1e3  # nanoseconds of a microsecond
 
 
 def write(records: Iterable[Record]) -> tuple[str, int]:
-    """The text and how many metrics it has: the newest comparable result of each series."""
+    """Format the newest comparable result of each series; returns the text and its metric count."""
     benchmarks: dict[str, dict[str, Any]] = {}
     for record in newest_of_each_series(records):
         name = shortened(f"{label_of(record)} {place_of(record)} on {record.gpu}", _LONGEST)
         measures = benchmarks.setdefault(name, {})
         measure = _measure(record)
-        if measure in measures:  # series that differ in what their names do not say
+        if measure in measures:  # another series with the same name
             tail = f"{record.input_distribution} {record.protocol_version} {record.kernel_version}"
             name = shortened(f"{name} ({tail.strip()})", _LONGEST)
             measures = benchmarks.setdefault(name, {})

@@ -1,4 +1,4 @@
-"""Formats to export to: a format is a module with `write(records)`, and a line here."""
+"""Registry of export formats; a format is a module with a function `write(records)`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ EXPORTS: Mapping[str, Export] = {
 
 
 def write_export(format_name: str, path: str | Path, records: Iterable[Record]) -> int:
-    """Write records in a format; how many results the file has. It appears when it is whole.
+    """Write records to a file atomically; returns the number of results in it.
 
-    Raises ResultsFileError if the file can't be written; KeyError: there is no such format.
+    Raises ResultsFileError if the file can't be written, KeyError for an unknown format.
     """
     text, count = EXPORTS[format_name](records)
     with replacing(path) as file:

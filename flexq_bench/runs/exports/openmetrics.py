@@ -1,7 +1,7 @@
 """OpenMetrics text, version 1.0: gauges of the newest results.
 
-The form is https://prometheus.io/docs/specs/om/open_metrics_spec/. Times are seconds, as it asks
-for base units; a value of another metric is a gauge with its metric and unit as labels.
+Specification: https://prometheus.io/docs/specs/om/open_metrics_spec/. It requires base units, so
+times are in seconds; values of other metrics are gauges with metric and unit as labels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FAMILIES = (
 
 
 def write(records: Iterable[Record]) -> tuple[str, int]:
-    """The text and how many results it has: the newest comparable one of each series."""
+    """Format the newest comparable result of each series; returns the text and its result count."""
     newest = newest_of_each_series(records)
     lines: list[str] = []
     for name, unit, help_text, field in _FAMILIES:
@@ -40,7 +40,7 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
         f"{_seconds(record)}"
         for record in others
     ]
-    lines += _family("flexq_bench_value", "", "Value of a metric that is no time.", samples)
+    lines += _family("flexq_bench_value", "", "Value of a metric other than time.", samples)
     return "\n".join([*lines, "# EOF", ""]), len(newest)
 
 
@@ -52,7 +52,7 @@ def _family(name: str, unit: str, help_text: str, samples: list[str]) -> list[st
 
 
 def _labels(record: Record, **more: str) -> str:
-    told: Mapping[str, object] = {
+    labels: Mapping[str, object] = {
         "project": record.project,
         "kernel": record.kernel,
         "kernel_version": record.kernel_version,
@@ -72,7 +72,7 @@ def _labels(record: Record, **more: str) -> str:
         "commit": record.commit.sha,
         **more,
     }
-    pairs = (f'{name}="{_escaped(str(value))}"' for name, value in told.items() if value != "")
+    pairs = (f'{name}="{_escaped(str(value))}"' for name, value in labels.items() if value != "")
     return f"{{{','.join(pairs)}}}"
 
 

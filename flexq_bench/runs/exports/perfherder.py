@@ -1,8 +1,8 @@
 """Perfherder's performance artifact: suites with subtests.
 
-The form is https://treeherder.mozilla.org/schemas/v1/performance-artifact.json (in the repository
-mozilla/treeherder: schemas/performance-artifact.json). A kernel on a GPU is a suite, a case of it
-a subtest.
+Schema: https://treeherder.mozilla.org/schemas/v1/performance-artifact.json (in the repository
+mozilla/treeherder: schemas/performance-artifact.json). A suite is a kernel on a GPU, a subtest is
+one of its cases.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from db.records import Record
 from flexq_bench.runs.exports.selection import label_of, newest_of_each_series, place_of, shortened
 
 FRAMEWORK = "flexq-bench"
-_LONGEST_NAME = 80  # of a subtest, in the schema that Firefox has of it
+_LONGEST_NAME = 80  # of a subtest, in Firefox' version of the schema
 _LONGEST_UNIT = 20
 _LONGEST_OPTION = 100
 _LARGEST = 1e12
 
 
 def write(records: Iterable[Record]) -> tuple[str, int]:
-    """The text and how many subtests it has: the newest comparable result of each series."""
+    """Format the newest comparable result of each series; returns the text and subtest count."""
     suites: dict[tuple[str, str], dict[str, Any]] = {}
     count = 0
     for record in newest_of_each_series(records):

@@ -1,10 +1,10 @@
-"""Benchmark records of the PyTorch HUD, version 3: a JSON list, one record a result.
+"""Benchmark records of the PyTorch HUD, version 3: a JSON list with one record per result.
 
-The form is that of the page "PyTorch OSS benchmark infra" of PyTorch's wiki, section "Benchmark
-results format" (github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra). `extra_info` is a map
-of text to text, as the table `oss_ci_benchmark_v3` has it (pytorch/test-infra,
-clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql); a runner's `name` and `type` are, as its
-gather_runners_info.py has them, the platform and the device.
+The format is specified in PyTorch's wiki, page "PyTorch OSS benchmark infra", section "Benchmark
+results format" (github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra). `extra_info` maps
+strings to strings, as in the table `oss_ci_benchmark_v3` (pytorch/test-infra,
+clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql); a runner's `name` and `type` are the platform
+and the device, as in gather_runners_info.py there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flexq_bench.runs.exports.selection import comparable, label_of, place_of
 
 
 def write(records: Iterable[Record]) -> tuple[str, int]:
-    """The text and how many records it has: every comparable one."""
+    """Format every comparable record; returns the text and the number of records."""
     rows = [_row(record) for record in comparable(records)]
     return json.dumps(rows, indent=1, ensure_ascii=False) + "\n", len(rows)
 

@@ -9,16 +9,16 @@ from db.records import Record
 from db.writer import series_identity
 from workloads.case import kernel_label
 
-_HASH = 8  # hexadecimal digits behind a name that was cut
+_HASH = 8  # hexadecimal digits appended to a truncated name
 
 
 def comparable(records: Iterable[Record]) -> Iterable[Record]:
-    """Records with a value that may be compared: a service can't know that another one is wrong."""
+    """Select the records with a valid value: other services can't tell invalid ones."""
     return (record for record in records if record.accepted and record.median_us is not None)
 
 
 def newest_of_each_series(records: Iterable[Record]) -> list[Record]:
-    """The newest comparable record of each series, in the order in which the series came."""
+    """The newest comparable record of each series, ordered by first occurrence."""
     newest: dict[str, Record] = {}
     for record in comparable(records):
         key = repr(sorted(series_identity(record).items(), key=lambda item: item[0]))
@@ -29,20 +29,20 @@ def newest_of_each_series(records: Iterable[Record]) -> list[Record]:
 
 
 def label_of(record: Record) -> str:
-    """`flexq-w6a6[vanilla]`; of another project `project/name[variant]`."""
+    """The exported kernel name: `flexq-w6a6[vanilla]`; of a project `project/name[variant]`."""
     label = kernel_label(record.kernel, record.variant)
     return f"{record.project}/{label}" if record.project else label
 
 
 def place_of(record: Record) -> str:
-    """`gemm cold m1n4096k4096`: the stage, cache mode and shape, as far as there are such."""
+    """The exported case name, such as `gemm cold m1n4096k4096`, without empty parts."""
     shape = f"m{record.m}n{record.n}k{record.k}"
     regime = "sustained" if record.regime == "sustained" else ""
     return " ".join(filter(None, (record.stage, record.cache, shape, regime)))
 
 
 def shortened(text: str, most: int) -> str:
-    """Text of at most so many letters: a longer one keeps its begin, and a hash tells it apart."""
+    """Truncate a text to `most` characters; a hash of the full text keeps it unique."""
     if len(text) <= most:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()[:_HASH]
