@@ -11,6 +11,8 @@ KernelError
 
 from __future__ import annotations
 
+_MAX_CHARACTERS = 500  # of a message of external code
+
 
 class KernelError(Exception):
     """Base class of all exceptions that kernels/ raises."""
@@ -38,3 +40,13 @@ class CacheError(KernelError):
 
 class SourceError(KernelError):
     """Kernels of an external file, module or package can't be loaded; the message says why."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, truncated. Never raises."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # __str__ of external code may raise anything
+        lines = []
+    line = lines[0] if lines else "no message"
+    return line if len(line) <= _MAX_CHARACTERS else f"{line[: _MAX_CHARACTERS - 2]} …"

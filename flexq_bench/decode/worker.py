@@ -12,7 +12,7 @@ import sys
 import torch
 
 from flexq_bench.decode.operations import DecodeWorkerOperations
-from flexq_bench.measure.worker_server import own_stdout, serve
+from flexq_bench.measure.worker_server import own_pipes, serve
 
 MODULE = "flexq_bench.decode.worker"
 COMMAND = (sys.executable, "-m", MODULE)
@@ -23,12 +23,12 @@ def main() -> int:
     parser.add_argument("--device", required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    replies = own_stdout()
+    requests, replies = own_pipes()
     operations = DecodeWorkerOperations(options.device, options.seed)
     gc.freeze()  # excludes imported modules from garbage collection, which makes it faster
     if operations.device.type == "cuda":
         torch.cuda.set_device(operations.device)
-    serve(operations, sys.stdin.buffer, replies, operations.OPERATIONS)
+    serve(operations, requests, replies, operations.OPERATIONS)
     return 0
 
 

@@ -37,7 +37,7 @@ from flexq_bench.measure.tuning import Tuning
 from kernels import registry
 from kernels.autotune import TuningMemory
 from kernels.contract import Backend, Kernel, KernelSpec
-from kernels.errors import UnknownKernelError, UnsupportedError
+from kernels.errors import UnknownKernelError, UnsupportedError, first_line
 from workloads.case import Case, parse_kernel_label
 from workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
 
@@ -190,7 +190,7 @@ class Meter:
         except RuntimeError as error:
             raise InfrastructureError(
                 f"{self._device} stopped working after an earlier kernel "
-                f"({_first_line(error)}): go on in a new process"
+                f"({first_line(error)}): go on in a new process"
             ) from error
 
     def _measure_alone(self, case: Case) -> Measured:
@@ -214,9 +214,9 @@ class Meter:
         except FlexqError:
             raise
         except UnsupportedError as error:
-            return replace(blank, detail=_first_line(error))
+            return replace(blank, detail=first_line(error))
         except Exception as error:  # a kernel may raise anything, and that is its result
-            detail = f"{type(error).__name__}: {_first_line(error)}"
+            detail = f"{type(error).__name__}: {first_line(error)}"
             return replace(blank, status="failed", detail=detail)
         finally:
             self.release_memory()
@@ -386,8 +386,3 @@ def _describe(measured: Measured, spec: KernelSpec) -> Measured:
         group=spec.weight.group,
         source_hash=spec.source_hash,
     )
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else "no message"

@@ -14,9 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.measure.tampering import watch
-from flexq_bench.measure.worker_server import own_stdout, serve
+from flexq_bench.measure.worker_server import own_pipes, serve
 from kernels import registry
 from kernels.contract import LinearKernel
 from kernels.errors import SourceError
@@ -78,10 +80,12 @@ def _compiled(kernel: LinearKernel, target: str, out: Path) -> dict[str, str]:
 
 
 def add_kernels(arguments: list[str]) -> None:
-    """Load the sources of a worker's `--kernels-from` options.
+    """Load the sources of a worker's `--kernels-from` options, and turn gradients off: kernels of
+    modules have weights that require them.
 
     What a source that can't be had should have, this worker does not know; the others it does.
     """
+    torch.set_grad_enabled(False)
     if arguments:
         watch()
     for argument in arguments:
@@ -97,9 +101,9 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    replies = own_stdout()
+    requests, replies = own_pipes()
     limit_memory("cpu")
-    serve(Loader(), sys.stdin.buffer, replies, ("load", "installed", "machine_code"))
+    serve(Loader(), requests, replies, ("load", "installed", "machine_code"))
     return 0
 
 

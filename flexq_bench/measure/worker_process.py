@@ -24,6 +24,7 @@ from flexq_bench.repository.descendants import end_marked, new_mark
 
 _READ_BYTES = 1 << 16
 _GRACE_S = 5.0
+_SHOWN = 500  # characters of the last line of one that died
 
 
 class WorkerError(InfrastructureError):
@@ -60,6 +61,7 @@ class WorkerProcess:
         self._asked = 0
         self._operation = ""  # of the latest request
         self._unread = b""
+        self._said_before = 0  # bytes on stderr before the latest request
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self._process = subprocess.Popen(
             list(command),
@@ -115,12 +117,14 @@ class WorkerProcess:
         self._asked += 1
         self._operation = what
         message = {"id": self._asked, "do": what, **arguments}
+        said = self._said()
         try:
             assert self._process.stdin is not None  # a pipe was asked for
             self._process.stdin.write(encode(message))
             self._process.stdin.flush()
         except OSError:
             raise WorkerError(self._exit_reason()) from None
+        self._said_before = said
 
     def receive(self) -> dict[str, Any]:
         """The next reply to the latest request.
@@ -203,15 +207,18 @@ class WorkerProcess:
         return line
 
     def _exit_reason(self) -> str:
-        """Describe how the process ended, at which request, and its last line on stderr."""
+        """Describe how the process ended, at which request, and its last line on stderr since."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)
         code = self._process.poll()
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        self._log.seek(0)
+        self._log.seek(max(self._said_before, self._said() - _READ_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        last = f": {printable(lines[-1].strip())}" if lines else ""
+        last = f": {printable(lines[-1].strip())[:_SHOWN]}" if lines else ""
         return f"{self.name} died ({how}) at {self._operation!r}{last}"
+
+    def _said(self) -> int:
+        return os.fstat(self._log.fileno()).st_size
 
 
 def _variables(tree: Path, environment: Mapping[str, str] | None) -> dict[str, str]:

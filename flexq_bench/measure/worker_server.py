@@ -16,6 +16,7 @@ from flexq_bench.measure.worker_messages import decode, encode
 from kernels.errors import SourceError, UnknownKernelError, UnsupportedError
 from workloads.errors import WorkloadError
 
+_SHOWN = 2000  # characters of an error
 _REFUSALS = (FlexqError, SourceError, UnsupportedError, UnknownKernelError, WorkloadError)
 
 
@@ -46,11 +47,22 @@ def _answer(operations: object, message: dict[str, Any], names: Sequence[str]) -
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    try:
+        text = " ".join(str(error).split()) or type(error).__name__
+    except Exception:  # an error whose message can't be made
+        text = "no message"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 2]} …"
 
 
-def own_stdout() -> BinaryIO:
-    """Stdout for replies alone: what a library prints goes to stderr from now on."""
+def own_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Stdin for requests and stdout for replies alone.
+
+    From now on what a library prints goes to stderr, and one that reads stdin finds its end.
+    """
+    requests = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return replies
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    return requests, replies

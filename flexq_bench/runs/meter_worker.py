@@ -17,7 +17,7 @@ from flexq_bench.errors import MeasureError
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure.outside_loader import add_kernels, add_option
 from flexq_bench.measure.process_limits import limit_memory
-from flexq_bench.measure.worker_server import own_stdout, serve
+from flexq_bench.measure.worker_server import own_pipes, serve
 from flexq_bench.runs.worker import measure_case, worker_of
 from workloads.case import Case
 
@@ -56,12 +56,12 @@ def main() -> int:
     parser.add_argument("--tuning", type=Tuning, default=Tuning.REMEMBERED)
     add_option(parser)
     options = parser.parse_args()
-    replies = own_stdout()
+    requests, replies = own_pipes()
     limit_memory(options.device)
     add_kernels(options.kernels_from)
     meter = Meter(options.device, seed=options.seed, tuning=options.tuning)
     operations = MeterOperations(meter)
-    serve(operations, sys.stdin.buffer, replies, operations.OPERATIONS)
+    serve(operations, requests, replies, operations.OPERATIONS)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ _OWN = (
 _places: set[Path] = set()
 _calls: dict[Callable[[], object], None] = {}
 _imports: list[None] = []  # one for each that goes on
+# The name of a list in a module: of what was declared while its body ran, assigned or not.
+DECLARED = "__flexq_bench_kernels__"
 
 
 def before_import(call: Callable[[], object]) -> None:
@@ -40,6 +43,17 @@ def importing() -> Iterator[None]:
 
 def is_importing() -> bool:
     return bool(_imports)
+
+
+def note_declared(value: object) -> None:
+    """Keep a value, declared by code that is being imported, with the module whose body runs."""
+    if not is_importing():
+        return
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    if frame is not None:
+        frame.f_globals.setdefault(DECLARED, []).append(value)
 
 
 def add_place(place: Path) -> None:

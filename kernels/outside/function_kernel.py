@@ -20,6 +20,7 @@ from kernels.contract import (
 )
 from kernels.errors import KernelError, ShapeError
 from kernels.formats import NumberFormat, Operand, quantize
+from kernels.outside.foreign_code import note_declared
 from workloads.case import Stage
 from workloads.gemm import GemmWorkload
 
@@ -44,7 +45,8 @@ class FunctionConfig(Config):
     arguments: tuple[tuple[str, Any], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        return dict(self.arguments)
+        """As it is stored, and compared with what was stored."""
+        return {name: _as_json(value) for name, value in self.arguments}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,7 @@ class FunctionDefinition:
     machine_code: Callable[[str], bytes] | None = None
 
     def __post_init__(self) -> None:
+        self._check_arguments()
         for what, number, kinds in (
             ("weight", self.weight, _WEIGHTS),
             ("activation", self.activation, _ACTIVATIONS),
@@ -86,6 +89,23 @@ class FunctionDefinition:
         for backend in self.backends:
             if backend not in BACKENDS:
                 raise DefinitionError(f"{self.name}: no backend {backend!r}: there are cpu, cuda")
+        if not self.backends:
+            raise DefinitionError(f"{self.name}: backends is empty: name cpu, cuda or both")
+        note_declared(self)
+
+    def _check_arguments(self) -> None:
+        for what in ("function", "prepare_weight", "quantize_activation", "machine_code"):
+            value = getattr(self, what)
+            if not callable(value) and (value is not None or what == "function"):
+                raise DefinitionError(f"{self.name}: {what} must be a function, got {value!r:.80}")
+        given = self.configurations
+        if not callable(given):
+            _check_configurations(self.name, given)
+        capability = self.min_capability
+        if not isinstance(capability, Sequence) or [type(one) for one in capability] != [int, int]:
+            raise DefinitionError(
+                f"{self.name}: min_capability must be two integers, as (8, 0), got {capability!r}"
+            )
 
     def __call__(self, *arguments: Any, **named: Any) -> object:
         return self.function(*arguments, **named)
@@ -181,7 +201,7 @@ class FunctionKernel(LinearKernel):
     ) -> None:
         check_gemm(x, w, out)
         before = _identity(out)
-        arguments = {} if config is None else config.as_dict()
+        arguments = dict(config.arguments) if isinstance(config, FunctionConfig) else {}
         given = (*x.buffers.values(), *w.buffers.values(), out)
         returned = self._definition.function(*given, **arguments)
         self._check(returned, out, before)
@@ -194,6 +214,7 @@ class FunctionKernel(LinearKernel):
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         given = self._definition.configurations
         offered = given(gemm) if callable(given) else given
+        _check_configurations(self.spec.label, offered)
         return tuple(FunctionConfig(tuple(one.items())) for one in offered)
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
@@ -214,6 +235,34 @@ class FunctionKernel(LinearKernel):
                 f"{self.spec.label} exchanged out for {_described(out)}: write into the memory "
                 "that out has"
             )
+
+
+def _check_configurations(name: str, given: object) -> None:
+    """Stored as JSON and told apart by value: keyword arguments are plain values."""
+    named = isinstance(given, Sequence) and all(
+        isinstance(one, Mapping) and all(isinstance(key, str) for key in one) for one in given
+    )
+    if not isinstance(given, Sequence) or not named:
+        raise DefinitionError(
+            f"{name}: configurations must be a list of dicts of keyword arguments, "
+            f"got {given!r:.80}"
+        )
+    for key, value in (item for one in given for item in one.items()):
+        if not _is_plain(value):
+            raise DefinitionError(
+                f"{name}: configurations: {key} must be a number, a text, None or a tuple of "
+                f"them, got {value!r:.80}"
+            )
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str | None)
+
+
+def _as_json(value: object) -> object:
+    return [_as_json(one) for one in value] if isinstance(value, tuple | list) else value
 
 
 def _buffers(operand: Operand, fmt: NumberFormat) -> dict[str, torch.Tensor]:

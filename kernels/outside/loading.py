@@ -6,7 +6,7 @@ import contextlib
 import copy
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from types import ModuleType
@@ -41,8 +41,9 @@ class LoadedKernels:
 def load(source: KernelSource) -> LoadedKernels:
     """Import a source and name its kernels.
 
-    Its kernels are the module-level values that are decorated functions or LinearKernels. Raises
-    SourceError of one line for whatever is wrong with it.
+    Its kernels are the functions that it decorates, and the module-level values, also in lists,
+    that are decorated functions or LinearKernels. Raises SourceError of one line for whatever is
+    wrong with it.
     """
     printed = io.StringIO()
     with guarded_import(source.place), contextlib.redirect_stdout(printed):
@@ -91,7 +92,7 @@ def named_kernels(
     """
     taken: set[tuple[str, str]] = set()
     seen: set[int] = set()
-    for value in values.values():
+    for value in _flat(values.values()):
         if id(value) in seen:
             continue
         seen.add(id(value))
@@ -104,6 +105,12 @@ def named_kernels(
                 )
             taken.add(key)
             yield named
+
+
+def _flat(values: Iterable[object]) -> Iterator[object]:
+    """With what lists have in the place of each; others decorate in loops, and assign nothing."""
+    for value in values:
+        yield from value if type(value) in (list, tuple) else (value,)
 
 
 def _kernels_of(value: object) -> tuple[LinearKernel, ...]:

@@ -10,17 +10,19 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-from kernels.errors import SourceError
+from kernels.errors import SourceError, first_line
 from kernels.outside.foreign_code import importing
 
 _SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".so", ".toml", ".json"}
 _HASH_DIGITS = 16
+_PACKAGE = "__init__"  # the file of a package
+_OUTSIDE = "flexq_bench_outside_{}"  # names of modules that are files
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class KernelSource:
     def parse(cls, text: str, package: str = "") -> KernelSource:
         """`FILE.py` or `MODULE`, as a person writes it."""
         is_file = text.endswith(".py") or os.sep in text
-        return cls(str(Path(text).absolute()) if is_file else text, package)
+        return cls(str(Path(os.path.expanduser(text)).absolute()) if is_file else text, package)
 
     @property
     def is_file(self) -> bool:
@@ -52,7 +54,8 @@ class KernelSource:
         if self.package:
             return normalized(self.package)
         if self.is_file:
-            return normalized(Path(self.place).stem)
+            path = Path(self.place)
+            return normalized(path.parent.name if path.stem == _PACKAGE else path.stem)
         top = self.place.partition(".")[0]
         owners = metadata.packages_distributions().get(top) or [top]
         return normalized(owners[0])
@@ -99,8 +102,8 @@ class KernelSource:
             )
 
     def imported(self) -> tuple[ModuleType, str]:
-        """The module, and a hash of its sources: the file and the modules beside it that it
-        imports, or all files of a package.
+        """The module, and a hash of its sources: the file and the modules beside it, or in its
+        package, that it imports; or all files of a package.
 
         Raises SourceError if there is none, and whatever importing it raises.
         """
@@ -113,21 +116,20 @@ class KernelSource:
     def _imported_file(self) -> tuple[ModuleType, str]:
         path = self._unpacked()
         folder, before = path.parent, set(sys.modules)
-        name = f"flexq_bench_outside_{normalized(path.stem).replace('-', '_')}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None  # noqa: PT018  it ends in .py
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # where pickle, Triton and dataclasses look
         sys.path.insert(0, str(folder))
         try:
-            spec.loader.exec_module(module)
+            module = _executed(_OUTSIDE.format(_identifier(path.stem)), path)
         except ImportError as error:
             if "no known parent package" not in str(error):
                 raise
-            raise SourceError(
-                f"{path} imports from its package, by a dot: name it as a module (package.module) "
-                "in place of a file"
-            ) from error
+            if not (folder / f"{_PACKAGE}.py").is_file():
+                raise SourceError(
+                    f"{path} imports by a dot, and its folder is no package: put an __init__.py "
+                    "into it"
+                ) from error
+            sys.path.remove(str(folder))
+            folder = top_of_package(path)
+            module = _imported_in_package(path, folder)
         beside = _files_of(sys.modules.keys() - before, folder)
         return module, content_hash({path, *beside}, folder)
 
@@ -146,6 +148,42 @@ class KernelSource:
 
     def _imported_module(self) -> tuple[ModuleType, str]:
         return (module := importlib.import_module(self.place)), hash_of_module(module)
+
+
+def top_of_package(path: Path) -> Path:
+    """The folder of the outermost package that a file is in; the file's own if it is in none."""
+    top = path.parent
+    while (top / f"{_PACKAGE}.py").is_file() and (top.parent / f"{_PACKAGE}.py").is_file():
+        top = top.parent
+    return top
+
+
+def _imported_in_package(path: Path, top: Path) -> ModuleType:
+    """A file as a module of its package, whose relative imports then work."""
+    inside = path.relative_to(top).with_suffix("").parts
+    parts = inside[:-1] if inside[-1] == _PACKAGE else inside
+    sys.path.insert(0, str(top.parent))
+    with suppress(ImportError):
+        module = importlib.import_module(".".join((top.name, *parts)))
+        if Path(str(module.__file__)).samefile(path):
+            return module
+    # Another package has the name, for example one of ours: it gets a name that nobody has.
+    package = _executed(_OUTSIDE.format(f"package_{_identifier(top.name)}"), top / f"{_PACKAGE}.py")
+    return importlib.import_module(".".join((package.__name__, *parts)))
+
+
+def _executed(name: str, path: Path) -> ModuleType:
+    folders = [str(path.parent)] if path.stem == _PACKAGE else None
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folders)
+    assert spec is not None and spec.loader is not None  # noqa: PT018  it ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where pickle, Triton and dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
+def _identifier(name: str) -> str:
+    return normalized(name).replace("-", "_")
 
 
 def _no_module(name: str) -> bool:
@@ -178,7 +216,7 @@ def place_of(module: ModuleType, source: KernelSource | None = None) -> Path:
     the folder of the top-level package, or the module's file if there is none.
     """
     if source is not None and source.is_file:
-        return Path(str(module.__file__)).parent
+        return top_of_package(Path(str(module.__file__)))
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     folders = list(getattr(top, "__path__", ()))
     return Path(folders[0] if folders else str(module.__file__))
@@ -207,21 +245,24 @@ def _files_of(modules: Iterable[str], folder: Path) -> Iterator[Path]:
 @contextmanager
 def guarded_import(what: str) -> Iterator[None]:
     """Whatever importing code of others raises, also an exit, is a SourceError of one line."""
-    exit_now = os._exit
-    os._exit = _refuse_exit  # type: ignore[assignment]  # its type says that it never returns
+    exit_now, importer = os._exit, os.getpid()
+
+    def refuse_exit(code: int) -> None:
+        if os.getpid() != importer:  # one that the import forked, for example of multiprocessing
+            exit_now(code)
+        raise SystemExit(code)
+
+    os._exit = refuse_exit  # type: ignore[assignment]  # its type says that it never returns
     try:
         with importing():
             yield
     except (SourceError, KeyboardInterrupt):
         raise
     except SystemExit as error:
-        raise SourceError(f"{what} ends the process when it is imported: {error}") from error
+        code = "" if error.code is None else f": {first_line(error)}"
+        raise SourceError(f"{what} ends the process when it is imported{code}") from error
     except BaseException as error:
-        lines = str(error).strip().splitlines() or ["no message"]
-        raise SourceError(f"{what} does not import: {type(error).__name__}: {lines[0]}") from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise SourceError(f"{what} does not import: {reason}") from error
     finally:
         os._exit = exit_now
-
-
-def _refuse_exit(code: int) -> None:
-    raise SystemExit(code)

@@ -192,7 +192,7 @@ def test_whatever_a_kernel_does_the_run_goes_on(cli, a_file):
     stored = records(ran.out)
     said = {name: (one["status"], one["detail"]) for name, one in stored.items()}
     assert ran.code == 1  # a wrong one comes before those that failed
-    assert said["mine.good"][0] == said["mine.prints"][0] == "ok"
+    assert {said["mine.good"][0], said["mine.prints"][0]} <= {"ok", "noisy"}
     assert said["mine.raises"] == ("failed", "ValueError: first")
     assert said["mine.exits"][1].startswith("mine died (exit code 0) at 'measure'")
     assert said["mine.nan"][0] == "incorrect"

@@ -179,7 +179,11 @@ def test_the_hash_is_that_of_the_file_and_of_what_lies_beside_it_and_is_imported
         ("import sys; sys.exit(0)", "ends the process when it is imported: 0"),
         ("import os; os._exit(0)", "ends the process when it is imported: 0"),
         ("def f(:", "does not import: SyntaxError"),
-        ("from . import x", "imports from its package, by a dot: name it as a module"),
+        ("from . import x", "imports by a dot, and its folder is no package"),
+        ("import sys; sys.exit()", "ends the process when it is imported$"),
+        ("raise ValueError('z' * 1_000_000)", "does not import: ValueError: z{498} …$"),
+        (RIGHT.replace('fp16"', 'fp16", configurations={1: 2}'), "must be a list of dicts"),
+        (RIGHT.replace('fp16"', 'fp16", min_capability=8'), "must be two integers"),
         ("x = 1", "has no kernel: decorate a function"),
         (RIGHT.replace('"copied"', '"Bad Name"'), "a kernel is written name"),
     ],
@@ -189,6 +193,54 @@ def test_a_file_without_kernels_is_refused_in_one_line(a_file, text, said):
         load(a_file(text))
 
     assert "\n" not in str(caught.value)
+
+
+def test_every_function_that_a_file_decorates_is_a_kernel_assigned_or_not(a_file):
+    declared = """
+        a = dict(weight="int6/128", backends=["cpu"])
+        for name in ("one", "two"):
+            linear_kernel(name, **a)(lambda *given: None)
+        KERNELS = [linear_kernel("listed", **a)(print)]
+        import multiprocessing
+        child = multiprocessing.get_context("fork").Process(target=int)  # ends by os._exit
+        child.start()
+        child.join()
+    """
+    loaded = load(a_file(textwrap.dedent(RIGHT) + textwrap.dedent(declared)))
+
+    labels = {kernel.spec.name.partition(".")[2] for kernel in loaded.kernels}
+    assert labels == {"copied", "one", "two", "listed"}
+
+
+@pytest.mark.parametrize("name", ["acme_gemm", "kernels"])  # also one named as ours
+def test_a_file_of_a_package_may_import_from_it_by_dots(tmp_path, name):
+    inner = tmp_path / name / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / name / "common.py").write_text("value = 3")
+    for folder in (inner.parent, inner):
+        (folder / "__init__.py").touch()
+    (inner / "fast.py").write_text(
+        "from ..common import value\nassert value == 3\n" + textwrap.dedent(RIGHT)
+    )
+
+    loaded = load(KernelSource.parse(str(inner / "fast.py")))
+
+    assert {kernel.spec.name for kernel in loaded.kernels} == {"fast.copied"}
+
+
+def test_tuples_in_configurations_are_given_as_they_are_and_stored_as_lists():
+    given = []
+    definition = declared(
+        lambda x, w, out, tile: given.append(tile),
+        weight="fp16",
+        configurations=[{"tile": (1, 2)}],
+    )
+
+    computed(definition)
+
+    (kernel,) = definition.kernels()
+    assert given == [(1, 2)]
+    assert kernel.default_config(GEMM).as_dict() == {"tile": [1, 2]}
 
 
 def test_what_a_file_prints_is_kept_from_stdout(a_file, capsys):

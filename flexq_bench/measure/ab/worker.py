@@ -15,7 +15,7 @@ from flexq_bench.measure import Meter
 from flexq_bench.measure.ab.operations import WorkerOperations
 from flexq_bench.measure.outside_loader import add_kernels, add_option
 from flexq_bench.measure.process_limits import limit_memory
-from flexq_bench.measure.worker_server import own_stdout, serve
+from flexq_bench.measure.worker_server import own_pipes, serve
 
 OPERATIONS = (
     *("describe", "memory", "prepare", "place", "turn", "leave", "release"),
@@ -29,13 +29,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     add_option(parser)
     options = parser.parse_args()
-    replies = own_stdout()
+    requests, replies = own_pipes()
     if options.kernels_from:
         limit_memory(options.device)
-        add_kernels(options.kernels_from)
+    add_kernels(options.kernels_from)
     meter = Meter(options.device, seed=options.seed)
     with meter.device_guard():
-        serve(WorkerOperations(meter), sys.stdin.buffer, replies, OPERATIONS)
+        serve(WorkerOperations(meter), requests, replies, OPERATIONS)
     return 0
 
 

@@ -39,8 +39,9 @@ def compare_project_code(
     """Compare the cubins that the kernels of a project report; see compare_revisions.
 
     project: with base's file, which says how both are built. A kernel is one build; its block size
-    is not known, so its occupancy is not either. Raises BuildError if a commit does not build,
-    InfrastructureError if a file of kernels can't be imported there.
+    is not known, so its occupancy is not either. Kernels of a file that only base has are removed
+    ones. Raises BuildError if a commit does not build, InfrastructureError if a file of kernels
+    can't be imported there.
     """
     with ExitStack() as stack:
         codes = []
@@ -81,6 +82,8 @@ def _compiled(
     answers: list[dict[str, str]] = []
     labels: list[str] = []
     for source in built.sources:
+        if not is_trusted and source.is_file and not Path(source.place).is_file():
+            continue  # head has it no more, and base's file counts
         name = f"{revision.commit.sha[:10]} {Path(source.place).name}"
         environment = built.environment(variables)
         with WorkerProcess(
