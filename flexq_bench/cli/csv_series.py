@@ -122,7 +122,7 @@ def _mixed_units(numbers: NumberColumn) -> list[str]:
 
 def _read(path: str) -> list[tuple[int, list[str]]]:
     """Line number and cells of each row, without empty rows at both ends."""
-    text = read_text(path, "a CSV file", most_bytes=_MOST_BYTES, encoding="utf-8-sig", pipes=True)
+    text = read_text(path, "a CSV file", most_bytes=_MOST_BYTES, pipes=True)
     lines = text.splitlines()
     filled = next((line for line in lines if line.strip()), "")
     delimiter = max(_DELIMITERS, key=filled.count)

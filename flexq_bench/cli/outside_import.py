@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +28,7 @@ _STATEMENT_TIMEOUT_S = 3600.0  # statements over a large table take long
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
 _SHA = re.compile(r"[0-9a-f]{7,64}")
 _SUITE_KERNELS = ("cublas-fp16", "cublaslt-w8a8", "flexq-w6a8")  # of a new suite file
+_MAX_CLOCK_SKEW = timedelta(days=1)  # between machines and time zones
 _MOST_SHOWN = 20  # refused results that are printed by name
 
 ImportFormatOption = Annotated[
@@ -153,6 +154,9 @@ def import_outside(
     commit = _commit(options)
     read = read_traces if format_name == TRACES else partial(read_results, format_name)
     readings = [(path, read(path)) for path in files]
+    for path, reading in readings:
+        if not reading.results and not reading.refused:
+            raise UsageError(f"{path} has no results: did its tool run? Nothing was stored")
     done = []
     with open_database(db, silence_s=_STATEMENT_TIMEOUT_S) as database:
         for path, reading in readings:
@@ -229,12 +233,17 @@ def _records(
     time = iso_time(options.time)
     if options.time is not None and time is None:
         raise UsageError(f"--time {options.time}: write it as 2026-01-31T02:00:00+00:00")
+    created_at = time or reading.created_at or datetime.now(UTC).isoformat()
+    # It would be ordered after all later results.
+    if datetime.fromisoformat(created_at) > datetime.now(UTC) + _MAX_CLOCK_SKEW:
+        what = "--time" if time else f"{path}: its time"
+        raise UsageError(f"{what} is {created_at}, in the future: give --time")
     origin = Origin(
         project=commit.project,
         format=format_name,
         commit=commit,
         device=(options.device or "").strip()[:100],
-        created_at=time or reading.created_at or datetime.now(UTC).isoformat(),
+        created_at=created_at,
         file_hash=folder_hash(path) if Path(path).is_dir() else file_hash(path),
     )
     return outside_records(reading.results, origin)

@@ -151,9 +151,23 @@ def test_bad_results_are_named_and_the_others_stored(cli, tmp_path):
     assert "refused row 3: -1 µs is no time" in ran.err
 
 
+OF_P = ("--format", "csv", "--project", "p", "--commit", "b" * 40)
+
+
+def test_a_file_without_results_is_one_line(cli, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("benchmark,value\n")
+
+    ran = cli("db", "import", *OF_P, str(path))
+
+    assert ran.code == 2
+    assert "a.csv has no results: did its tool run?" in ran.error
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ((*OF_P, "--time", "9999-01-01"), "--time is 9999-01-01T00:00:00+00:00, in the future"),
         (("--format", "csv"), "--project NAME and --commit SHA"),
         (("--format", "svg", "--project", "p", "--commit", "a" * 40), "no format 'svg'"),
         (("--format", "csv", "--project", "a b", "--commit", "a" * 40), "--project 'a b'"),

@@ -38,7 +38,7 @@ _COLUMNS = (
 
 def read(path: str) -> Reading:
     """The results of the rows; empty rows are nothing. Raises UsageError for another header."""
-    text = read_text(path, _WHAT, most_bytes=MOST_BYTES, encoding="utf-8-sig")
+    text = read_text(path, _WHAT, most_bytes=MOST_BYTES)
     rows = csv.reader(io.StringIO(text))
     try:
         # In any letters, as spreadsheets have them.

@@ -42,10 +42,14 @@ def read(path: str) -> Reading:
     told = context if isinstance(context, dict) else {}
     by_name: dict[str, list[Any]] = {}
     for position, entry in enumerate(list_of(file, "benchmarks", path, _WHAT), start=1):
-        name = entry.get("run_name", entry.get("name")) if isinstance(entry, dict) else None
-        named = name if isinstance(name, str) and name else f"benchmark {position}"
-        by_name.setdefault(named, []).append(entry)
+        name = _name(entry) if isinstance(entry, dict) else ""
+        by_name.setdefault(name or f"benchmark {position}", []).append(entry)
     return collect(_entries(by_name, told), created_at=iso_time(told.get("date")))
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    name = entry.get("run_name", entry.get("name"))
+    return name if isinstance(name, str) else ""
 
 
 def _entries(
@@ -58,6 +62,8 @@ def _entries(
 def _result(
     name: str, entries: Sequence[Mapping[str, Any]], context: Mapping[str, Any]
 ) -> OutsideResult | None:
+    if not all(_name(e) for e in entries):
+        raise BadResult("it has no name")
     stem, parameters = _split(name)
     shape, variant = split_parameters(parameters)
     environment = {

@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from flexq_bench.errors import UsageError
 from flexq_bench.runs.outside.result import (
     MOST_SAMPLES,
     BadResult,
@@ -32,6 +33,7 @@ from flexq_bench.runs.outside.result import (
 )
 
 _WHAT = "an nvbench file: the benchmark's --json FILE"
+_FORM = 1  # major version of nvbench's JSON
 _US = 1e6  # microseconds of a second
 _95 = 1.96  # standard errors: half of a 95 % interval
 # Cache mode of ours, and the stem of nvbench's tags. `cold` clears the L2 before each launch.
@@ -47,6 +49,7 @@ def read(path: str) -> Reading:
     failed result with its reason. Raises UsageError for a file that is no such one.
     """
     file = read_json(path, _WHAT)
+    _check_form(file, path)
     devices = {d.get("id"): d for d in file.get("devices") or () if isinstance(d, dict)}
     version = _version(file)
     benchmarks = list_of(file, "benchmarks", path, _WHAT)
@@ -55,6 +58,15 @@ def read(path: str) -> Reading:
     entries = _states(benchmarks, devices, version, folder, others.keys())
     refused = ((f"device {number}", partial(_refuse, reason)) for number, reason in others.items())
     return collect(chain(entries, refused))
+
+
+def _check_form(file: Mapping[str, Any], path: str) -> None:
+    try:
+        major = file["meta"]["version"]["json"]["major"]
+    except (KeyError, TypeError):
+        return  # of before versions were written
+    if major != _FORM:
+        raise UsageError(f"{path} is of version {major!r} of nvbench's JSON, {_FORM} is read here")
 
 
 def _others_of_a_kind(benchmarks: list[Any], devices: Mapping[Any, Any]) -> dict[Any, str]:

@@ -17,9 +17,10 @@ MADE_BY_THE_TOOL = Path(__file__).parent
 
 @pytest.fixture
 def read(tmp_path):
-    def write_and_read(format_name, content, name="results"):
+    def write_and_read(format_name, content, name="results", encoding="utf-8"):
         path = tmp_path / name
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        text = content if isinstance(content, str) else json.dumps(content)
+        path.write_text(text, encoding)
         return read_results(format_name, str(path))
 
     return write_and_read
@@ -227,11 +228,14 @@ def test_google_benchmark_errors_and_bad_entries_are_told(read):
         iteration("BM_c", time_unit="hours"),
         iteration("BM_d", real_time="NaN"),
         {"name": "BM_e", "run_type": "iteration"},
+        iteration(None),
     ]
     reading = read("google-benchmark", google(failed, *bad))
 
     assert [(one.median, one.detail) for one in reading.results] == [(None, "no GPU")]
-    assert [text.split(":")[0] for text in refusals(reading)] == ["BM_b", "BM_c", "BM_d", "BM_e"]
+    assert [text.split(":")[0] for text in refusals(reading)] == [
+        *("BM_b", "BM_c", "BM_d", "BM_e", "benchmark 6")
+    ]
     assert "-0.001 µs is no time" in refusals(reading)[0]
 
 
@@ -416,6 +420,19 @@ def test_a_file_of_more_results_than_are_read_is_refused(read, monkeypatch):
 def test_a_file_of_another_kind_is_refused_as_a_whole(read, format_name, content):
     with pytest.raises(UsageError):
         read(format_name, content)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_tells_the_encoding(read, encoding):
+    (named,) = read("csv", "benchmark,value\nGröße,1\n", encoding=encoding).results
+    (other,) = read("google-benchmark", google(iteration()), encoding=encoding).results
+
+    assert (named.name, other.median is None) == ("Größe", False)
+
+
+def test_nvbench_of_another_major_version_is_refused(read):
+    with pytest.raises(UsageError, match="is of version 2 of nvbench's JSON, 1 is read here"):
+        read("nvbench", {**nvbench(state()), "meta": {"version": {"json": {"major": 2}}}})
 
 
 def test_a_file_of_another_tool_is_one_line(read):
