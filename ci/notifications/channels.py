@@ -103,16 +103,25 @@ def _post(url: str, secret: str | None, delivery: DeliveryRow) -> None:
     if secret is not None:
         headers[SIGNATURE] = signature(secret, body)
     try:
-        # A redirect would send the signed body to another host.
-        with _suppressed_logs():
-            response = requests.post(
-                url, data=body, headers=headers, timeout=TIMEOUT_S, allow_redirects=False
-            )
+        # A redirect would send the signed body to another host. stream: the body of the response
+        # is not read, which may be endless.
+        with (
+            _suppressed_logs(),
+            requests.post(
+                url,
+                data=body,
+                headers=headers,
+                timeout=TIMEOUT_S,
+                allow_redirects=False,
+                stream=True,
+            ) as response,
+        ):
+            status = response.status_code
     except (requests.RequestException, ValueError) as error:
         # The error's text contains the URL.
         raise ChannelError(f"the receiver can't be reached ({type(error).__name__})") from None
-    if not 200 <= response.status_code < 300:
-        raise ChannelError(f"the receiver answered with status {response.status_code}")
+    if not 200 <= status < 300:
+        raise ChannelError(f"the receiver answered with status {status}")
 
 
 def _through_apprise(url: str, subscription: Subscription, event: EventInfo) -> None:

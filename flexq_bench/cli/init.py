@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +24,6 @@ def init(
 
     if not folder.strip():
         raise UsageError(f"{folder!r} names nothing: name a folder, or leave it out for this one")
-    for path in write_first_files(Path(folder)):
+    for path in write_first_files(Path(os.path.expanduser(folder))):
         say(console(), f"wrote {path}")
-    say(console(), "commit them, then: flexq-bench run --project .")
+    say(console(), f"commit them, then: flexq-bench run --project {shlex.quote(folder)}")

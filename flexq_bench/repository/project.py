@@ -32,7 +32,7 @@ from pydantic import Field
 
 from db.records import CommitInfo
 from flexq_bench.errors import UsageError
-from flexq_bench.repository.git import GitError, git_output
+from flexq_bench.repository.git import GitError, git_output, run_git
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.repository.worktrees import is_shallow, repository_of, resolve_revision
 from kernels.outside.sources import KernelSource, normalized
@@ -132,7 +132,9 @@ def open_project(folder: str) -> Project:
     Raises UsageError if it is in no git repository or there is no project file, and WorkloadError
     if the file has another form.
     """
-    path = Path(folder)
+    if not folder.strip():
+        raise UsageError(f"--project {folder!r} names nothing: name a folder, or . for this one")
+    path = Path(os.path.expanduser(folder))
     start = path.parent if path.name == FILE else path
     root = repository_of(start).resolve()
     start = start.resolve()
@@ -149,9 +151,10 @@ def read_project_file(path: Path) -> ProjectFile:
     values = read_toml(path)
     version = values.get("version")
     if version != VERSION or isinstance(version, bool):
+        newer = type(version) is int and version > VERSION
+        todo = "update flexq-bench" if newer else f"begin with version = {VERSION}"
         raise WorkloadError(
-            f"{FILE}: version is {version!r}, this flexq-bench reads {VERSION}: begin with "
-            f"version = {VERSION}"
+            f"{FILE}: version is {version!r}, this flexq-bench reads {VERSION}: {todo}"
         )
     file = validated(ProjectFile, values, FILE)
     for text in file.kernels:
@@ -219,7 +222,8 @@ def commits_after(project: Project, good: str, bad: str) -> list[str]:
 
 
 def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
-    """Return notes on head's changes to the files that decide how it is judged; base's are used.
+    """Return notes on head's changes to the files that decide how it is judged, where base's are
+    used, and on files of kernels that base's project file names and head does not have.
 
     base, head: full ids of commits.
     """
@@ -227,9 +231,17 @@ def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
     named = (FILE, *(text for text in (file.suite, file.policy) if text.endswith(".toml")))
     deciding = [str(project.inside / text) for text in named]
     changed = git_output(project.root, "diff", "--name-only", base, head, "--", *deciding)
-    if not changed:
-        return ()
-    return (f"not judged: {', '.join(changed.splitlines())} changed by head; base's are used",)
+    notes = [f"not judged: {', '.join(changed.splitlines())} changed by head; base's are used"]
+    gone = [
+        text
+        for text in file.kernels
+        if _is_file(text)
+        and run_git(project.root, "cat-file", "-e", f"{head}:{project.inside / text}").returncode
+    ]
+    lost = (
+        f"{', '.join(gone)}, which base's {FILE} names, is not in head; --trust-head takes head's"
+    )
+    return (*(notes if changed else ()), *((lost,) if gone else ()))
 
 
 def _is_file(text: str) -> bool:

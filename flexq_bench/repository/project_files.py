@@ -16,6 +16,7 @@ from kernels.outside.sources import normalized
 
 WORKFLOW = Path(".github") / "workflows" / "flexq-bench.yml"
 _API = "flexq_bench.api"
+_TITLE = "FlexQ Bench"
 _EXAMPLE = "kernels.py"
 
 _PROJECT = """\
@@ -32,7 +33,7 @@ suite = "smoke"  # shapes; or a .toml of this repository
 _GATE = """\
 # Compares each pull request with its base on one machine, interleaved, and fails where a kernel is
 # slower or wrong. A GPU is a runner of your own: runs-on: [self-hosted, gpu].
-name: FlexQ Bench
+name: TITLE
 on: pull_request
 
 permissions:
@@ -77,9 +78,10 @@ def write_first_files(folder: Path) -> list[Path]:
     root, folder = repository_of(folder).resolve(), folder.resolve()
     inside = folder.relative_to(root)
     name = normalized(folder.name)
-    # A repository may have several projects.
+    # A repository may have several projects, whose checks are told apart by their names.
     workflow = WORKFLOW if folder == root else WORKFLOW.with_stem(f"{WORKFLOW.stem}-{name}")
-    gate = _GATE.replace("PROJECT", shlex.quote(str(inside)))
+    title = _TITLE if folder == root else f"{_TITLE} ({name})"
+    gate = _GATE.replace("TITLE", title).replace("PROJECT", shlex.quote(str(inside)))
     files = {folder / FILE: _project_file(folder, name), root / workflow: gate}
     for path in files:
         if path.exists():

@@ -271,6 +271,17 @@ def test_what_head_changes_of_the_files_that_decide_is_said_wherever_they_lie(ma
     )
 
 
+def test_files_of_kernels_that_head_has_no_more_are_said(made):
+    base = made.git("rev-parse", "HEAD")
+    project = open_project(str(made.path))
+    (name,) = project.file.kernels
+    made.git("mv", name, "renamed.py")
+    sha = made.commit(**{"flexq-bench_toml": TOML.replace(name, "renamed.py")})
+
+    *_, lost = project_notes(project, base, sha)
+    assert lost == f"{name}, which base's {FILE} names, is not in head; --trust-head takes head's"
+
+
 def test_commits_between_two_are_those_of_the_first_parents(made):
     good = made.git("rev-parse", "HEAD")
     later = [made.commit(), made.commit()]
@@ -285,7 +296,7 @@ def test_commits_between_two_are_those_of_the_first_parents(made):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (TOML.replace("version = 1", "version = 2"), "version is 2, this flexq-bench reads 1"),
+        (TOML.replace("version = 1", "version = 2"), "this flexq-bench reads 1: update"),
         (TOML + 'kernel = "x"\n', "no key 'kernel' here"),
         (TOML.replace('"fast.py"', '"../fast.py"'), r"\.\./fast\.py is not a file of the reposit"),
         (TOML.replace('["fast.py"]', "[]"), "kernels must be a list of strings"),
@@ -304,6 +315,8 @@ def test_a_repository_without_a_file_is_told_what_to_do(tmp_path, git):
 
     with pytest.raises(UsageError, match=r"has no flexq-bench\.toml: `flexq-bench init"):
         open_project(str(tmp_path))
+    with pytest.raises(UsageError, match="'' names nothing"):  # an unset variable
+        open_project("")
 
 
 def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
@@ -346,7 +359,9 @@ def test_first_files_of_a_folder_lie_in_it_and_its_workflow_at_the_root(tmp_path
 
     assert written == [inside / FILE, tmp_path / ".github/workflows/flexq-bench-fast.yml"]
     assert open_project(str(inside)).file.kernels == ("mine.py",)
-    assert "flexq-bench gate perf --project gemm/fast --base" in written[1].read_text()
+    workflow = written[1].read_text()
+    assert "flexq-bench gate perf --project gemm/fast --base" in workflow
+    assert "name: FlexQ Bench (fast)\n" in workflow
 
 
 def test_an_installed_program_hides_nothing_that_a_project_has_installed(tmp_path, cache):
