@@ -61,7 +61,7 @@ class WorkerProcess:
         self._asked = 0
         self._operation = ""  # of the latest request
         self._unread = b""
-        self._said_before = 0  # bytes on stderr before the latest request
+        self._stderr_start = 0  # bytes on stderr before the latest request
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self._process = subprocess.Popen(
             list(command),
@@ -117,14 +117,14 @@ class WorkerProcess:
         self._asked += 1
         self._operation = what
         message = {"id": self._asked, "do": what, **arguments}
-        said = self._said()
+        size = self._stderr_size()
         try:
             assert self._process.stdin is not None  # a pipe was asked for
             self._process.stdin.write(encode(message))
             self._process.stdin.flush()
         except OSError:
             raise WorkerError(self._exit_reason()) from None
-        self._said_before = said
+        self._stderr_start = size
 
     def receive(self) -> dict[str, Any]:
         """The next reply to the latest request.
@@ -212,12 +212,12 @@ class WorkerProcess:
             self._process.wait(_GRACE_S)
         code = self._process.poll()
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        self._log.seek(max(self._said_before, self._said() - _READ_BYTES))
+        self._log.seek(max(self._stderr_start, self._stderr_size() - _READ_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         last = f": {printable(lines[-1].strip())[:_SHOWN]}" if lines else ""
         return f"{self.name} died ({how}) at {self._operation!r}{last}"
 
-    def _said(self) -> int:
+    def _stderr_size(self) -> int:
         return os.fstat(self._log.fileno()).st_size
 
 

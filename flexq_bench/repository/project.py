@@ -231,17 +231,22 @@ def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
     named = (FILE, *(text for text in (file.suite, file.policy) if text.endswith(".toml")))
     deciding = [str(project.inside / text) for text in named]
     changed = git_output(project.root, "diff", "--name-only", base, head, "--", *deciding)
-    notes = [f"not judged: {', '.join(changed.splitlines())} changed by head; base's are used"]
-    gone = [
+    notes = []
+    if changed:
+        files = ", ".join(changed.splitlines())
+        notes.append(f"not judged: {files} changed by head; base's are used")
+    missing = [
         text
         for text in file.kernels
         if _is_file(text)
         and run_git(project.root, "cat-file", "-e", f"{head}:{project.inside / text}").returncode
     ]
-    lost = (
-        f"{', '.join(gone)}, which base's {FILE} names, is not in head; --trust-head takes head's"
-    )
-    return (*(notes if changed else ()), *((lost,) if gone else ()))
+    if missing:
+        files = ", ".join(missing)
+        notes.append(
+            f"{files}, which base's {FILE} names, is not in head; --trust-head takes head's"
+        )
+    return tuple(notes)
 
 
 def _is_file(text: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 # Python and this program may lie under the folder of a file of kernels, for example a home folder.
 _OWN = (
@@ -49,7 +50,7 @@ def note_declared(value: object) -> None:
     """Keep a value, declared by code that is being imported, with the module whose body runs."""
     if not is_importing():
         return
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
     if frame is not None:

@@ -45,7 +45,7 @@ class FunctionConfig(Config):
     arguments: tuple[tuple[str, Any], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """As it is stored, and compared with what was stored."""
+        """Return the arguments as they are stored, and compared with stored ones."""
         return {name: _as_json(value) for name, value in self.arguments}
 
 

@@ -110,7 +110,10 @@ def named_kernels(
 def _flat(values: Iterable[object]) -> Iterator[object]:
     """With what lists have in the place of each; others decorate in loops, and assign nothing."""
     for value in values:
-        yield from value if type(value) in (list, tuple) else (value,)
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
 
 
 def _kernels_of(value: object) -> tuple[LinearKernel, ...]:
