@@ -18,7 +18,7 @@ _OWN = (
 _places: set[Path] = set()
 _calls: dict[Callable[[], object], None] = {}
 _imports: list[None] = []  # one for each that goes on
-# The name of a list in a module: of what was declared while its body ran, assigned or not.
+# A module's list of what was declared while its body was executed, assigned or not.
 DECLARED = "__flexq_bench_kernels__"
 
 
@@ -47,7 +47,7 @@ def is_importing() -> bool:
 
 
 def note_declared(value: object) -> None:
-    """Keep a value, declared by code that is being imported, with the module whose body runs."""
+    """Add a value that imported code declares to DECLARED of the module being executed."""
     if not is_importing():
         return
     frame: FrameType | None = sys._getframe(1)

@@ -238,7 +238,7 @@ class FunctionKernel(LinearKernel):
 
 
 def _check_configurations(name: str, given: object) -> None:
-    """Stored as JSON and told apart by value: keyword arguments are plain values."""
+    """Raise DefinitionError unless they are dicts that JSON can store, to be compared by value."""
     named = isinstance(given, Sequence) and all(
         isinstance(one, Mapping) and all(isinstance(key, str) for key in one) for one in given
     )

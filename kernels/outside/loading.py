@@ -108,7 +108,7 @@ def named_kernels(
 
 
 def _flat(values: Iterable[object]) -> Iterator[object]:
-    """With what lists have in the place of each; others decorate in loops, and assign nothing."""
+    """Yield values, and the items of lists and tuples in their place."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from value

@@ -159,7 +159,7 @@ def top_of_package(path: Path) -> Path:
 
 
 def _imported_in_package(path: Path, top: Path) -> ModuleType:
-    """A file as a module of its package, whose relative imports then work."""
+    """Import a file as a module of its package, so that relative imports work."""
     inside = path.relative_to(top).with_suffix("").parts
     parts = inside[:-1] if inside[-1] == _PACKAGE else inside
     sys.path.insert(0, str(top.parent))
@@ -167,7 +167,7 @@ def _imported_in_package(path: Path, top: Path) -> ModuleType:
         module = importlib.import_module(".".join((top.name, *parts)))
         if Path(str(module.__file__)).samefile(path):
             return module
-    # Another package has the name, for example one of ours: it gets a name that nobody has.
+    # The name is taken by another package, for example `kernels`: use a unique one.
     package = _executed(_OUTSIDE.format(f"package_{_identifier(top.name)}"), top / f"{_PACKAGE}.py")
     return importlib.import_module(".".join((package.__name__, *parts)))
 
