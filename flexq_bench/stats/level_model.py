@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from flexq_bench.stats.clear_steps import EarlierLooks
 from flexq_bench.stats.log_series import SAME_VALUE, Floats, Ints
-from flexq_bench.stats.modes import Modes, find_modes
+from flexq_bench.stats.modes import STICKY, Modes, find_modes
 from flexq_bench.stats.recoveries import Excursion, find_recoveries, without_recoveries
 from flexq_bench.stats.returns import Returns, find_returns, find_sawtooth
 from flexq_bench.stats.seasons import find_season
@@ -24,7 +24,6 @@ from flexq_bench.stats.steps import (
 )
 
 FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_SEGMENT
-STICKY = 1 / 3  # memory of the mode from which on a switch is worth a word
 _MEMORY_ERRORS = 1.5  # by which it is below that, before a change of how often is looked for
 LONGEST_SPELL = 3  # values; longer, and it was a level
 _DRIFT_SIGMAS = 5.0
@@ -188,8 +187,13 @@ def _look(
     season = find_season(scaled, index, rules.periods)
     if season is not None:
         scaled = scaled - season.component
-    modes = find_modes(scaled, least_noise=rules.smallest / 5)
-    single = scaled if modes is None else scaled - modes.gap * modes.slow
+    modes = find_modes(
+        scaled,
+        least_noise=rules.smallest / 5,
+        longest_visit=rules.longest_visit,
+        significance=rules.significance,
+    )
+    single = scaled if modes is None else scaled - modes.offset
     recoveries = find_recoveries(single) if rules.earlier_looks else []
     fit = fit_steps(without_recoveries(single, recoveries), rules)
     bounds, short = _without_spells(fit, rules.significance)

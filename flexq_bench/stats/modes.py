@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from flexq_bench.stats.log_series import Floats, Ints, resolution_scale
 
 FEWEST_HOPS = 5  # there and back is a change and its repair, and so it may be twice
-LARGEST_VISIT = 25  # values, the median of: longer visits are levels
+LONGEST_VISIT = 25  # values, the median of: longer visits are levels
+STICKY = 1 / 3  # memory of the mode from which on a switch is worth a word
 _HOP_SIGMAS = 5.0  # of the difference of two neighbours: less is noise
 _SAME_HOP = 0.6  # share of the large differences that are of one size
 _ALTERNATING = 0.85  # share of the hops that undo the one before
@@ -33,11 +34,13 @@ Bools = NDArray[np.bool_]
 class Modes:
     """slow: [n] whether a value is in the upper mode. gap: of the two, in the unit of the values.
 
+    held: [n] the mode that the level is in: of the last visit that is too long for a switch.
     memory: lag-1 autocorrelation of the mode: about 0 where each value draws its own.
     memory_error: its standard error.
     """
 
     slow: Bools
+    held: Bools
     gap: float
     memory: float
     memory_error: float
@@ -49,14 +52,28 @@ class Modes:
 
     @property
     def switches(self) -> Ints:
-        """Indices of the values that are in another mode than the one before."""
-        return (np.flatnonzero(self.slow[1:] != self.slow[:-1]) + 1).astype(np.int64)
+        """Indices of the values that are in another mode than the one before, and no new level."""
+        apart = self.slow != self.held
+        return (np.flatnonzero(apart[1:] != apart[:-1]) + 1).astype(np.int64)
+
+    @property
+    def offset(self) -> Floats:
+        """[n] of each value from its level, by its mode."""
+        return self.gap * (self.slow.astype(np.float64) - self.held)
 
 
-def find_modes(values: Floats, *, least_noise: float = 0.0) -> Modes | None:
+def find_modes(
+    values: Floats,
+    *,
+    least_noise: float = 0.0,
+    longest_visit: int = LONGEST_VISIT,
+    significance: float = 0.002,
+) -> Modes | None:
     """The two modes of a series [n], whatever its steps are; None: it has none.
 
-    least_noise: sigma of a value in one mode that is taken for noise in any case.
+    least_noise: sigma of a value in one mode that is taken for noise in any case. longest_visit:
+    values, of the median visit: if it is longer, visits are levels. significance: chance of a visit
+    that is taken for a level among all that are none.
 
     Modes are told by hops: differences of neighbours that are of one size, far beyond those of all
     others, and undo each other. Of a random walk, or of a level that changes and is repaired, they
@@ -76,9 +93,11 @@ def find_modes(values: Floats, *, least_noise: float = 0.0) -> Modes | None:
         known, gap = gap, float(np.median(above[slow]) - np.median(above[~slow]))
         if abs(gap - known) < sigma / _BINS_A_SIGMA:
             break
-    if not _are_modes(values, base, slow, gap, sigma):
+    if not _are_modes(values, base, slow, gap, sigma, longest_visit):
         return None
-    return Modes(slow, gap, *_memory(slow))
+    memory, error = _memory(slow)
+    held = _held(slow, memory, longest_visit, significance)
+    return Modes(slow, held, gap, memory, error)
 
 
 def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
@@ -181,11 +200,13 @@ def _nearest_alias(
     return base, np.abs(values - base - gap) < np.abs(values - base)
 
 
-def _are_modes(values: Floats, base: Floats, slow: Bools, gap: float, sigma: float) -> bool:
+def _are_modes(
+    values: Floats, base: Floats, slow: Bools, gap: float, sigma: float, longest_visit: int
+) -> bool:
     switches = np.flatnonzero(slow[1:] != slow[:-1]) + 1
     visits = np.diff(np.concatenate(([0], switches, [slow.size])))
     median = float(np.median(visits))
-    if switches.size < max(FEWEST_HOPS, median / 3) or median > LARGEST_VISIT or gap <= 0:
+    if switches.size < max(FEWEST_HOPS, median / 3) or median > longest_visit or gap <= 0:
         return False
     rarer = slow if slow.mean() <= 0.5 else ~slow
     share = float(rarer.mean())
@@ -195,6 +216,27 @@ def _are_modes(values: Floats, base: Floats, slow: Bools, gap: float, sigma: flo
     about = np.abs(values - base - gap * slow)
     near = min(max(_NEAR_SIGMAS * sigma, gap / 12), gap / _NEAREST)
     return bool(np.mean(about[rarer] <= near) >= _NEAR_SHARE and np.mean(about > gap / 4) < 0.1)
+
+
+def _held(slow: Bools, memory: float, longest_visit: int, significance: float) -> Bools:
+    """[n] the mode of the last visit that is no switch: longer than any by chance.
+
+    Visits of a mode that is left at a constant rate are geometric (the median tells the rate). One
+    that is so long that not one series of 1 / significance has it is a level.
+    """
+    held = np.zeros(slow.size, dtype=np.bool_)
+    if memory < STICKY:
+        return held
+    switches = np.flatnonzero(slow[1:] != slow[:-1]) + 1
+    bounds = np.concatenate(([0], switches, [slow.size]))
+    visits = np.diff(bounds)
+    by_chance = np.log2(visits.size / significance) * float(np.median(visits))
+    long = np.flatnonzero(visits > max(longest_visit, by_chance))
+    if long.size:
+        held[:] = slow[bounds[long[0]]]
+        for start in bounds[long]:
+            held[start:] = slow[start]
+    return held
 
 
 def _memory(slow: Bools) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from flexq_bench.stats.log_series import Floats, difference_scale
-from flexq_bench.stats.modes import FEWEST_HOPS, LARGEST_VISIT
+from flexq_bench.stats.modes import FEWEST_HOPS, LONGEST_VISIT
 from flexq_bench.stats.recoveries import falls_back
 from flexq_bench.stats.segments import SHORTEST_SEGMENT, Segment
 from flexq_bench.stats.steps import Fit
@@ -134,13 +134,13 @@ def _recurring(fit: Fit, effects: list[float], stretches: list[_Stretch]) -> tup
         or any(same(other, at) for other in range(at + 2, count))
     ]
     visits = [stretches[at].size for at in {*switches, *(at + 1 for at in switches)}]
-    if len(switches) < FEWEST_HOPS or float(np.median(visits)) > LARGEST_VISIT:
+    if len(switches) < FEWEST_HOPS or float(np.median(visits)) > LONGEST_VISIT:
         switches = []
     newest = count - 1
     repeats = (
-        stretches[newest].size <= LARGEST_VISIT
+        stretches[newest].size <= LONGEST_VISIT
         and any(
-            same(at, newest) and stretches[at].size <= LARGEST_VISIT for at in range(1, newest - 1)
+            same(at, newest) and stretches[at].size <= LONGEST_VISIT for at in range(1, newest - 1)
         )
         and any(same(at, newest - 1) for at in range(newest - 2))
     )

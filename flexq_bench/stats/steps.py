@@ -19,6 +19,7 @@ from flexq_bench.stats.log_series import (
     step_proof_autocorrelation,
     without_spikes,
 )
+from flexq_bench.stats.modes import LONGEST_VISIT
 from flexq_bench.stats.seasons import CALENDAR, WEEK
 from flexq_bench.stats.segments import (
     SHORTEST_LINE,
@@ -76,7 +77,8 @@ class StepRules:
     wanders, so that more values would separate levels that people regard as the same.
     earlier_looks: a step that is not clear by itself must also be found without the newest value,
     the newest two and so on, this many times; more often if the noise is autocorrelated. 0: one
-    look decides. periods: of the seasonal components to look for, in values.
+    look decides. periods: of the seasonal components to look for, in values. longest_visit: number
+    of values of the median visit of a mode; longer visits are levels.
     """
 
     significance: float = SIGNIFICANCE
@@ -84,13 +86,14 @@ class StepRules:
     most_counted: float = 30.0
     earlier_looks: int = 0
     periods: tuple[int, ...] = CALENDAR
+    longest_visit: int = 15
 
 
 ANY_SERIES = StepRules()  # of any origin and unit
 # Of times that the protocol measures, with known noise and a unit, looked at every night. What
 # people are told of them is confirmed by a comparison.
 HISTORY_RULES = StepRules(
-    smallest=SMALLEST_STEP, most_counted=float("inf"), earlier_looks=6, periods=(WEEK,)
+    smallest=SMALLEST_STEP, most_counted=float("inf"), earlier_looks=6, periods=(WEEK,), longest_visit=LONGEST_VISIT
 )
 
 
