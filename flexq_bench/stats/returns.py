@@ -126,12 +126,20 @@ def _recurring(fit: Fit, effects: list[float], stretches: list[_Stretch]) -> tup
             return False
         return abs(a.level - b.level) <= min(usual, error * float(np.sqrt(1 / a.size + 1 / b.size)))
 
-    # Of a change of all levels neither is true: what was before it does not come back.
+    # What was before a change of all levels does not come back. Of a revert, the level between
+    # the two steps does not.
+    recurring = [
+        any(same(at, other) for other in range(count) if other != at) for at in range(count)
+    ]
     switches = [
         at
         for at in range(count - 1)
-        if any(same(other, at + 1) for other in range(at))
-        or any(same(other, at) for other in range(at + 2, count))
+        if recurring[at]
+        and recurring[at + 1]
+        and (
+            any(same(other, at + 1) for other in range(at))
+            or any(same(other, at) for other in range(at + 2, count))
+        )
     ]
     visits = [stretches[at].size for at in {*switches, *(at + 1 for at in switches)}]
     if len(switches) < FEWEST_HOPS or float(np.median(visits)) > LONGEST_VISIT:

@@ -262,7 +262,7 @@ def _tested(
         ]
         tested = [
             replace(one, p_value=1.0)
-            if _bends(cleaned, segments, i, residuals, memory)
+            if _bends(cleaned, segments, i, residuals, memory, floor)
             or _is_gradual(cleaned, segments, i, one.effect, residuals, memory, floor)
             else one
             for i, one in enumerate(tested)
@@ -281,19 +281,26 @@ def _is_kink(sums: Sums, segments: list[Segment], position: int, unit: float) ->
 
 
 def _bends(
-    values: Floats, segments: list[Segment], position: int, residuals: Floats, memory: float
+    values: Floats,
+    segments: list[Segment],
+    position: int,
+    residuals: Floats,
+    memory: float,
+    floor: float,
 ) -> bool:
     """Return True if a continuous line with a bend explains the two segments as well as a jump."""
     left, right = segments[position], segments[position + 1]
     if not (left.slope or right.slope):
         return False
-    part = values[left.start : right.stop]
     about = residuals[left.start : right.stop]
+    # A few values that belong to the next step would make any fit a bad one.
+    usual = np.abs(about) <= _CLIP_SIGMAS * float(robust_scale(about, floor=floor))
+    part, about = values[left.start : right.stop][usual], about[usual]
     jumping = float(about @ about)
-    time = np.arange(part.size, dtype=np.float64)
+    time = np.flatnonzero(usual).astype(np.float64)
     at = right.start - left.start
     best = np.inf
-    for knot in range(max(at - _BEND_REACH, 1), min(at + _BEND_REACH, part.size - 1) + 1, 2):
+    for knot in range(max(at - _BEND_REACH, 1), min(at + _BEND_REACH, usual.size - 1) + 1, 2):
         after = np.maximum(time - knot, 0)
         columns = [np.ones(part.size), after if right.slope else np.maximum(knot - time, 0)]
         if left.slope and right.slope:
