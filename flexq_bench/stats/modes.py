@@ -21,6 +21,8 @@ _PENALTY = 3.0  # of a step of both modes, times ln(n) variances
 _BINS_A_SIGMA = 2.0
 _MOST_BINS = 800
 _HOPS_OF_A_RARE_MODE = 10  # a few outliers alike are none
+_EXCURSION = 3  # values in the other mode
+_RARE = 0.1  # share of the values in them
 _LEAST_SHARE = 0.02  # of the values, in either mode
 _BOTH_MODES = 0.15  # share of the values of a base that makes two modes of it
 _NEAR_SHARE = 0.8  # of the values of a mode, that are near its level
@@ -203,14 +205,13 @@ def _nearest_alias(
 def _are_modes(
     values: Floats, base: Floats, slow: Bools, gap: float, sigma: float, longest_visit: int
 ) -> bool:
-    switches = np.flatnonzero(slow[1:] != slow[:-1]) + 1
-    visits = np.diff(np.concatenate(([0], switches, [slow.size])))
+    visits = np.diff(_bounds(slow))
     median = float(np.median(visits))
-    if switches.size < max(FEWEST_HOPS, median / 3) or median > longest_visit or gap <= 0:
+    if visits.size - 1 < max(FEWEST_HOPS, median / 3) or median > longest_visit or gap <= 0:
         return False
     rarer = slow if slow.mean() <= 0.5 else ~slow
     share = float(rarer.mean())
-    if share < _LEAST_SHARE or (share < _BOTH_MODES and switches.size < _HOPS_OF_A_RARE_MODE):
+    if share < _LEAST_SHARE or (share < _BOTH_MODES and visits.size - 1 < _HOPS_OF_A_RARE_MODE):
         return False
     # Outliers are anywhere, a mode is a level.
     about = np.abs(values - base - gap * slow)
@@ -219,24 +220,40 @@ def _are_modes(
 
 
 def _held(slow: Bools, memory: float, longest_visit: int, significance: float) -> Bools:
-    """[n] the mode of the last visit that is no switch: longer than any by chance.
+    """[n] the mode of the last visit that is no switch.
 
     Visits of a mode that is left at a constant rate are geometric (the median tells the rate). One
-    that is so long that not one series of 1 / significance has it is a level.
+    that is so long that not one series of 1 / significance has it is a level. So are all visits if
+    they are long once few and short excursions are left out: dips are one thing, and a step as
+    large as they are is another.
     """
-    held = np.zeros(slow.size, dtype=np.bool_)
+    visits = np.diff(_bounds(slow))
+    rest = _without_visits(slow, _EXCURSION)
+    if np.mean(rest != slow) <= _RARE:
+        between = np.diff(_bounds(rest))
+        if between.size == 1 or np.median(between) > 2 * longest_visit:
+            return _without_visits(rest, longest_visit)
     if memory < STICKY:
-        return held
-    switches = np.flatnonzero(slow[1:] != slow[:-1]) + 1
-    bounds = np.concatenate(([0], switches, [slow.size]))
-    visits = np.diff(bounds)
+        return np.zeros_like(slow)
     by_chance = np.log2(visits.size / significance) * float(np.median(visits))
-    long = np.flatnonzero(visits > max(longest_visit, by_chance))
-    if long.size:
-        held[:] = slow[bounds[long[0]]]
-        for start in bounds[long]:
-            held[start:] = slow[start]
-    return held
+    if visits.max() <= by_chance:
+        return np.zeros_like(slow)
+    return _without_visits(slow, max(longest_visit, by_chance))
+
+
+def _without_visits(slow: Bools, longest: float) -> Bools:
+    """[n] the mode of the last visit of more values than that, before the first one its own."""
+    bounds = _bounds(slow)
+    long = bounds[:-1][np.diff(bounds) > longest]
+    if not long.size:
+        return np.zeros_like(slow)
+    return np.repeat(slow[long], np.diff([0, *long[1:], slow.size]))
+
+
+def _bounds(slow: Bools) -> Ints:
+    """Where visits begin, and n."""
+    switches = np.flatnonzero(slow[1:] != slow[:-1]) + 1
+    return np.concatenate(([0], switches, [slow.size])).astype(np.int64)
 
 
 def _memory(slow: Bools) -> tuple[float, float]:
