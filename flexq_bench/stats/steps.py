@@ -50,6 +50,8 @@ _BEYOND_A_LINE = 4.0
 _BEYOND_A_BEND = 10.0
 _BESIDE = 5  # values on either side of a step between lines
 _LOCAL_SHARE = 1 / 3  # of the step that they show, at least
+_SETTLED = 25  # values after a step in which its level may settle
+_SETTLING = (0.25, 0.4, 0.6, 0.9, 1.4)  # time constants, of the time until the level seems to change
 _CLEARLY_LESS = 3.0  # standard errors
 _BEND_REACH = 15  # values between a boundary and the bend that explains it instead
 _CLIP_SIGMAS = 3.5
@@ -264,6 +266,7 @@ def _tested(
             replace(one, p_value=1.0)
             if _bends(cleaned, segments, i, residuals, memory, floor)
             or _is_gradual(cleaned, segments, i, one.effect, residuals, memory, floor)
+            or _settles(cleaned, segments, tested, i, residuals)
             else one
             for i, one in enumerate(tested)
         ]
@@ -341,6 +344,30 @@ def _is_gradual(
     return share < _LOCAL_SHARE and (1 - share) * abs(effect) > _CLEARLY_LESS * float(
         np.sqrt(variance)
     )
+
+
+def _settles(
+    values: Floats, segments: list[Segment], tested: list[Boundary], position: int, residuals: Floats
+) -> bool:
+    """Whether the level after a larger step approaches the next level exponentially."""
+    left, right = segments[position], segments[position + 1]
+    if position == 0 or left.size > _SETTLED or left.slope:
+        return False
+    if abs(tested[position - 1].effect) < abs(tested[position].effect):
+        return False
+    stop = min(right.stop, right.start + max(_SETTLED, 2 * left.size))
+    part = values[left.start : stop]
+    about = residuals[left.start : stop]
+    jumping = float(about @ about)
+    time = np.arange(part.size) / left.size
+    for scale in _SETTLING:
+        fading = np.exp(-time / scale)
+        fading -= fading.mean()
+        rest = part - part.mean()
+        rest = rest - fading * float(fading @ rest) / float(fading @ fading)
+        if float(rest @ rest) <= jumping:
+            return True
+    return False
 
 
 def _test(
