@@ -1,6 +1,7 @@
 """F1 and covering of change point detectors on labelled series, with the scorer of TCPDBench.
 
     python benchmarks/verdicts/labelled.py                    # series that are made here
+    python benchmarks/verdicts/labelled.py --shapes           # levels that come back or settle
     python benchmarks/verdicts/labelled.py --annotated        # made as a database's CI has them
     python benchmarks/verdicts/labelled.py --tcpd FOLDER      # public ones, docs/statistics.md
 
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from annotated_series import annotated_series
-from made_series import NOISES, made_series
+from made_series import NOISES, SHAPES, made_series, made_shape
 from numpy.typing import NDArray
 from yardsticks import DETECTORS, Detector
 
@@ -130,6 +131,13 @@ def made() -> Iterator[Labelled]:
             yield noise, values, {"made": places}
 
 
+def shapes() -> Iterator[Labelled]:
+    for shape in SHAPES:
+        for number in range(SERIES):
+            values, places = made_shape(shape, number)
+            yield shape, values, {"made": places}
+
+
 def annotated() -> Iterator[Labelled]:
     """The odd numbers: rules were tuned on even ones."""
     for number in range(1, 2 * ANNOTATED, 2):
@@ -195,13 +203,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tcpd", type=Path, metavar="FOLDER")
     parser.add_argument("--annotated", action="store_true")
+    parser.add_argument("--shapes", action="store_true")
     arguments = parser.parse_args()
     if arguments.tcpd is not None:
         for title, part in public_parts(arguments.tcpd):
             sys.stdout.write(f"\n{title}: {len(part)} series\n\n")
             score(part)
     else:
-        score(list(annotated() if arguments.annotated else made()))
+        made_here = annotated if arguments.annotated else shapes if arguments.shapes else made
+        score(list(made_here()))
 
 
 if __name__ == "__main__":

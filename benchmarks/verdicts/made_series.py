@@ -2,6 +2,9 @@
 
 Steps of 0.5 to 50 %, either way, and what disturbs them: noise that changes with the level, tails,
 memory, skew, ticks, weeks, trends, bursts of outliers. The labels are the steps that were made.
+
+SHAPES are levels that come back, settle or are interrupted, in Gaussian noise: reverted commits, a
+device with two clocks, a cache that warms up.
 """
 
 from __future__ import annotations
@@ -91,3 +94,76 @@ def made_series(noise: str, number: int) -> tuple[Floats, list[int]]:
         tick = float(np.median(values)) * sigma * rng.uniform(0.5, 4)
         values = np.maximum(np.round(values / tick), 1) * tick
     return values, places
+
+
+def _between(rng: np.random.Generator, low: float, high: float) -> int:
+    """Log-uniform."""
+    return int(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def _two_levels(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floats, list[int]]:
+    """Visits of 8 to 90 values to either of two levels, 5 to 15 sigma apart."""
+    places: list[int] = []
+    at = _between(rng, 8, 90)
+    while at < size - 4:
+        places.append(at)
+        at += _between(rng, 8, 90)
+    upper = np.searchsorted(places, np.arange(size), side="right") % 2
+    return rng.uniform(5, 15) * sigma * upper, places
+
+
+def _reverts(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floats, list[int]]:
+    """Every 60 values or so a step of 5 sigma to 30 %, undone after 4 to 30 values."""
+    levels, places = np.zeros(size), []
+    at = 10 + int(rng.exponential(60))
+    while at < size - 34:
+        length = int(rng.integers(4, 31))
+        jump = np.exp(rng.uniform(np.log(5 * sigma), np.log(0.3))) * rng.choice([-1, 1])
+        levels[at : at + length] += jump
+        places += [at, at + length]
+        at += length + 10 + int(rng.exponential(60))
+    return levels, places
+
+
+def _warming(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floats, list[int]]:
+    """Steps of 0.5 to 50 %, 20 to 50 % of some of which comes or goes over 3 to 15 values."""
+    levels, places = _steps(rng, size)
+    settling = levels.copy()
+    for at in places:
+        if rng.random() < 0.6:
+            fading = np.exp(-np.arange(size - at) / rng.uniform(3, 15))
+            share = rng.uniform(0.2, 0.5) * rng.choice([-1, 1])
+            settling[at:] += share * (levels[at] - levels[at - 1]) * fading
+    return settling, places
+
+
+def _dips(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floats, list[int]]:
+    """Steps, half of them as large as dips of one to three values, which begin at 3 %."""
+    levels, places = _steps(rng, size)
+    depth = rng.uniform(6, 20) * sigma
+    for at in places:
+        if rng.random() < 0.5:
+            levels[at:] += rng.choice([-1, 1]) * depth - (levels[at] - levels[at - 1])
+    dips = np.zeros(size)
+    for at in np.flatnonzero(rng.random(size) < 0.03):
+        dips[at : at + int(rng.integers(1, 4))] = depth
+    return levels - dips, places
+
+
+Shape = Callable[[np.random.Generator, int, float], tuple[Floats, list[int]]]
+
+SHAPES: dict[str, Shape] = {
+    "two levels, visits of 8 to 90": _two_levels,
+    "reverted steps": _reverts,
+    "levels that settle": _warming,
+    "dips as large as steps": _dips,
+}
+
+
+def made_shape(shape: str, number: int) -> tuple[Floats, list[int]]:
+    """A series of 60 to 1,000 positive values and its labels; by number, always the same."""
+    rng = np.random.default_rng(zlib.crc32(f"shape {shape} {number}".encode()))
+    size = _between(rng, 60, 1000)
+    sigma = float(np.exp(rng.uniform(np.log(0.002), np.log(0.02))))
+    levels, places = SHAPES[shape](rng, size, sigma)
+    return np.exp(levels + sigma * rng.standard_normal(size)), places

@@ -152,7 +152,7 @@ def _bases(values: Floats, gap: float, sigma: float) -> tuple[Floats, Bools]:
     path = _cheapest(cost, _PENALTY * float(np.log(values.size)))
     base = grid[path]
     slow = np.abs(values - base - gap) < np.abs(values - base)
-    return _nearest_alias(values, base, slow, gap, sigma)
+    return _put_off(values, *_nearest_alias(values, base, slow, gap, sigma), gap)
 
 
 def _cheapest(cost: Floats, penalty: float) -> Ints:
@@ -199,6 +199,29 @@ def _nearest_alias(
         other = step + (gap if shares[at] > 0.5 else -gap)
         if abs(other) + sigma < abs(step):
             base[start:stop] += other - step
+    return base, np.abs(values - base - gap) < np.abs(values - base)
+
+
+def _put_off(values: Floats, base: Floats, slow: Bools, gap: float) -> tuple[Floats, Bools]:
+    """Where a base changes by the gap and the level does not: the change where the level does.
+
+    The upper mode of one base and the lower mode of the next one are then the same level.
+    """
+    level = base + gap * slow
+    moved = np.abs(np.diff(base))
+    early = np.flatnonzero((moved > gap / 2) & (np.abs(np.diff(level)) < gap / 2)) + 1
+    if not early.size:
+        return base, slow
+    base = base.copy()
+    changes = np.flatnonzero(np.abs(np.diff(level)) > gap / 2) + 1
+    for at in early.tolist():
+        known = base[at - 1]
+        others = (
+            int(change)
+            for change in changes[np.searchsorted(changes, at) :]
+            if np.abs(level[change] - known - np.array([0.0, gap])).min() > gap / 4
+        )
+        base[at : next(others, base.size)] = known
     return base, np.abs(values - base - gap) < np.abs(values - base)
 
 

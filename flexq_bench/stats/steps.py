@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 from scipy import special
 
+from flexq_bench.stats.bends import CLIP_SIGMAS, bends, is_gradual, settles
 from flexq_bench.stats.log_series import (
     MAD_TO_SIGMA,
     MAX_AUTOCORRELATION,
@@ -46,15 +47,7 @@ _LOUDER = 2.0  # times: less is chance in so few
 _DOUBT = 1.0
 _PHI_DOUBT = 1.0  # the same of the estimate from differences, which is only a lower bound
 # By how many variances a step has to explain its surroundings better than a straight line does.
-_BEYOND_A_LINE = 4.0
-_BEYOND_A_BEND = 10.0
-_BESIDE = 5  # values on either side of a step between lines
-_LOCAL_SHARE = 1 / 3  # of the step that they show, at least
-_SETTLED = 25  # values after a step in which its level may settle
-_SETTLING = (0.25, 0.4, 0.6, 0.9, 1.4)  # time constants, of the time until the level seems to change
-_CLEARLY_LESS = 3.0  # standard errors
-_BEND_REACH = 15  # values between a boundary and the bend that explains it instead
-_CLIP_SIGMAS = 3.5
+_BEYOND_A_LINE = 1.0
 _STEP_SIGMAS = 5.0  # the smallest step that counts, in the smallest noise
 _NO_NOISE = 1e-6  # of all that the values span
 # Independent places of a step whose shorter side has m of n values: n / m times this. Short sides
@@ -95,7 +88,11 @@ ANY_SERIES = StepRules()  # of any origin and unit
 # Of times that the protocol measures, with known noise and a unit, looked at every night. What
 # people are told of them is confirmed by a comparison.
 HISTORY_RULES = StepRules(
-    smallest=SMALLEST_STEP, most_counted=float("inf"), earlier_looks=6, periods=(WEEK,), longest_visit=LONGEST_VISIT
+    smallest=SMALLEST_STEP,
+    most_counted=float("inf"),
+    earlier_looks=6,
+    periods=(WEEK,),
+    longest_visit=LONGEST_VISIT,
 )
 
 
@@ -138,7 +135,7 @@ def fit_steps(values: Floats, rules: StepRules) -> Fit:
     spikeless = without_spikes(values, difference_scale(values, floor=floor))
     first = _fit(spikeless, spikeless, rules, floor)
     residuals = residuals_of(values, list(first.segments))
-    limit = _CLIP_SIGMAS * float(robust_scale(residuals, floor=floor))
+    limit = CLIP_SIGMAS * float(robust_scale(residuals, floor=floor))
     if float(np.abs(residuals).max()) <= limit:
         return first
     # What is in no segment of its own is an outlier, as many as there are of them in a row.
@@ -262,11 +259,12 @@ def _tested(
         tested = [
             replace(again, p_value=one.p_value) for again, one in zip(tests(), tested, strict=True)
         ]
+        effects = [one.effect for one in tested]
         tested = [
             replace(one, p_value=1.0)
-            if _bends(cleaned, segments, i, residuals, memory, floor)
-            or _is_gradual(cleaned, segments, i, one.effect, residuals, memory, floor)
-            or _settles(cleaned, segments, tested, i, residuals)
+            if bends(cleaned, segments, i, residuals, memory, floor)
+            or is_gradual(cleaned, segments, i, one.effect, residuals, memory, floor)
+            or settles(cleaned, segments, effects, i, residuals)
             else one
             for i, one in enumerate(tested)
         ]
@@ -281,93 +279,6 @@ def _is_kink(sums: Sums, segments: list[Segment], position: int, unit: float) ->
         return False
     together = sums.fit(left.start, right.stop, 0.0).residual
     return together - left.residual - right.residual > (_PENALTY + _LINE_PENALTY) * unit
-
-
-def _bends(
-    values: Floats,
-    segments: list[Segment],
-    position: int,
-    residuals: Floats,
-    memory: float,
-    floor: float,
-) -> bool:
-    """Return True if a continuous line with a bend explains the two segments as well as a jump."""
-    left, right = segments[position], segments[position + 1]
-    if not (left.slope or right.slope):
-        return False
-    about = residuals[left.start : right.stop]
-    # A few values that belong to the next step would make any fit a bad one.
-    usual = np.abs(about) <= _CLIP_SIGMAS * float(robust_scale(about, floor=floor))
-    part, about = values[left.start : right.stop][usual], about[usual]
-    jumping = float(about @ about)
-    time = np.flatnonzero(usual).astype(np.float64)
-    at = right.start - left.start
-    best = np.inf
-    for knot in range(max(at - _BEND_REACH, 1), min(at + _BEND_REACH, usual.size - 1) + 1, 2):
-        after = np.maximum(time - knot, 0)
-        columns = [np.ones(part.size), after if right.slope else np.maximum(knot - time, 0)]
-        if left.slope and right.slope:
-            columns.append(time)
-        fitted = np.stack(columns, axis=1)
-        rest = part - fitted @ np.linalg.lstsq(fitted, part, rcond=None)[0]
-        best = min(best, float(rest @ rest))
-    inflation = (1 + memory) / (1 - memory)
-    return best - jumping < _BEYOND_A_BEND * inflation * jumping / part.size
-
-
-def _is_gradual(
-    values: Floats,
-    segments: list[Segment],
-    position: int,
-    effect: float,
-    residuals: Floats,
-    memory: float,
-    floor: float,
-) -> bool:
-    """Return True if the values next to a step between lines jump by clearly less than the lines.
-
-    A line that misses a bend ends too high or too low.
-    """
-    left, right = segments[position], segments[position + 1]
-    if not (left.slope or right.slope):
-        return False
-    size = min(_BESIDE, left.size, right.size)
-    at = right.start
-    jump = float(values[at : at + size].mean() - values[at - size : at].mean())
-    jump -= (left.slope + right.slope) / 2 * size
-    contrast = np.concatenate((np.full(size, -1 / size), np.full(size, 1 / size)))
-    apart = np.abs(np.subtract.outer(np.arange(2 * size), np.arange(2 * size)))
-    about = residuals[left.start : right.stop]
-    variance = max(float(about @ about) / about.size, floor * floor)
-    variance *= float(contrast @ memory**apart @ contrast)
-    share = jump * float(np.sign(effect)) / abs(effect)
-    return share < _LOCAL_SHARE and (1 - share) * abs(effect) > _CLEARLY_LESS * float(
-        np.sqrt(variance)
-    )
-
-
-def _settles(
-    values: Floats, segments: list[Segment], tested: list[Boundary], position: int, residuals: Floats
-) -> bool:
-    """Whether the level after a larger step approaches the next level exponentially."""
-    left, right = segments[position], segments[position + 1]
-    if position == 0 or left.size > _SETTLED or left.slope:
-        return False
-    if abs(tested[position - 1].effect) < abs(tested[position].effect):
-        return False
-    stop = min(right.stop, right.start + max(_SETTLED, 2 * left.size))
-    part = values[left.start : stop]
-    about = residuals[left.start : stop]
-    jumping = float(about @ about)
-    time = np.arange(part.size) / left.size
-    for scale in _SETTLING:
-        fading = np.exp(-time / scale)
-        fading -= fading.mean()
-        rest = part - part.mean()
-        rest = rest - fading * float(fading @ rest) / float(fading @ fading)
-        if float(rest @ rest) <= jumping:
-            return True
-    return False
 
 
 def _test(

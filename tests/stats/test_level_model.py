@@ -90,6 +90,57 @@ def test_a_change_of_how_often_the_slow_mode_is_drawn_is_a_change():
     assert found.of_share
 
 
+def visits(*lengths: int, gap: float) -> np.ndarray:
+    return gap * np.repeat(np.arange(len(lengths)) % 2, lengths)
+
+
+def test_visits_of_two_levels_for_weeks_are_levels_of_values_of_any_origin():
+    logs = noise(200, 7) + visits(30, 18, 40, 20, 16, 40, 18, 18, gap=0.1)
+
+    assert steps(logs) == [30, 48, 88, 108, 124, 164, 182]
+    stored = level_model(np.exp(logs), HISTORY_RULES)
+    assert stored.steps == ()
+    assert len(stored.switches) == 7
+
+
+def test_a_step_as_large_as_the_dips_of_a_series_is_a_step():
+    logs = noise(300, 8)
+    for at in range(10, 290, 20):
+        logs[at : at + 1 + at % 3] -= 0.1
+    logs[145:] += 0.1
+
+    assert [abs(at - 145) <= 1 for at in steps(logs)] == [True]
+
+
+def test_the_dips_about_a_step_as_large_as_they_are_stay_switches():
+    logs = noise(300, 8)
+    for at in range(10, 290, 20):
+        logs[at : at + 1 + at % 3] -= 0.1
+    logs[145:] += 0.1
+    model = level_model(np.exp(logs))
+
+    assert model.modes is not None
+    assert len(model.switches) == 2 * len(range(10, 290, 20))
+
+
+def test_a_level_that_settles_after_a_step_has_one_step():
+    settling = 0.1 - 0.04 * np.exp(-np.arange(100) / 6)
+
+    found = steps(noise(200, 9, sigma=0.003) + np.concatenate((np.zeros(100), settling)))
+
+    assert found == [100]
+
+
+def test_steps_that_are_reverted_one_after_the_other_are_steps_of_a_stored_history():
+    logs = noise(260, 10, sigma=0.003)
+    for at, jump in ((40, 0.05), (90, 0.11), (150, 0.03), (200, -0.07)):
+        logs[at : at + 15] += jump
+
+    found = [one.index for one in level_model(np.exp(logs), HISTORY_RULES).steps]
+
+    assert found == [40, 55, 90, 105, 150, 165, 200, 215]
+
+
 def test_a_few_slow_values_are_a_spell_once_the_level_is_back():
     logs = noise(80, 5)
     logs[50:53] += 0.05

@@ -1,0 +1,116 @@
+"""What looks like a step and is gradual: a bend of a line, a level that settles.
+
+All take a boundary of a fit: values [n], segments [k], residuals [n] about them, and the position
+of the segment before it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flexq_bench.stats.log_series import Floats, robust_scale
+from flexq_bench.stats.segments import Segment
+
+CLIP_SIGMAS = 3.5  # of a value that is no outlier
+_BEYOND_A_BEND = 10.0  # variances by which a jump has to be better than a bend
+_BESIDE = 5  # values on either side of a step between lines
+_LOCAL_SHARE = 1 / 3  # of the step that they show, at least
+_CLEARLY_LESS = 3.0  # standard errors
+_SETTLED = 25  # values after a step in which its level may settle
+# Time constants of settling, of the time until the level seems to change.
+_SETTLING = (0.25, 0.4, 0.6, 0.9, 1.4)
+_BEND_REACH = 15  # values between a boundary and the bend that explains it instead
+
+
+def bends(
+    values: Floats,
+    segments: list[Segment],
+    position: int,
+    residuals: Floats,
+    memory: float,
+    floor: float,
+) -> bool:
+    """Return True if a continuous line with a bend explains the two segments as well as a jump."""
+    left, right = segments[position], segments[position + 1]
+    if not (left.slope or right.slope):
+        return False
+    about = residuals[left.start : right.stop]
+    # A few values that belong to the next step would make any fit a bad one.
+    usual = np.abs(about) <= CLIP_SIGMAS * float(robust_scale(about, floor=floor))
+    part, about = values[left.start : right.stop][usual], about[usual]
+    jumping = float(about @ about)
+    time = np.flatnonzero(usual).astype(np.float64)
+    at = right.start - left.start
+    best = np.inf
+    for knot in range(max(at - _BEND_REACH, 1), min(at + _BEND_REACH, usual.size - 1) + 1, 2):
+        after = np.maximum(time - knot, 0)
+        columns = [np.ones(part.size), after if right.slope else np.maximum(knot - time, 0)]
+        if left.slope and right.slope:
+            columns.append(time)
+        fitted = np.stack(columns, axis=1)
+        rest = part - fitted @ np.linalg.lstsq(fitted, part, rcond=None)[0]
+        best = min(best, float(rest @ rest))
+    inflation = (1 + memory) / (1 - memory)
+    return best - jumping < _BEYOND_A_BEND * inflation * jumping / part.size
+
+
+def is_gradual(
+    values: Floats,
+    segments: list[Segment],
+    position: int,
+    effect: float,
+    residuals: Floats,
+    memory: float,
+    floor: float,
+) -> bool:
+    """Return True if the values next to a step between lines jump by clearly less than the lines.
+
+    A line that misses a bend ends too high or too low.
+    """
+    left, right = segments[position], segments[position + 1]
+    if not (left.slope or right.slope):
+        return False
+    size = min(_BESIDE, left.size, right.size)
+    at = right.start
+    jump = float(values[at : at + size].mean() - values[at - size : at].mean())
+    jump -= (left.slope + right.slope) / 2 * size
+    contrast = np.concatenate((np.full(size, -1 / size), np.full(size, 1 / size)))
+    apart = np.abs(np.subtract.outer(np.arange(2 * size), np.arange(2 * size)))
+    about = residuals[left.start : right.stop]
+    variance = max(float(about @ about) / about.size, floor * floor)
+    variance *= float(contrast @ memory**apart @ contrast)
+    share = jump * float(np.sign(effect)) / abs(effect)
+    return share < _LOCAL_SHARE and (1 - share) * abs(effect) > _CLEARLY_LESS * float(
+        np.sqrt(variance)
+    )
+
+
+def settles(
+    values: Floats,
+    segments: list[Segment],
+    effects: list[float],
+    position: int,
+    residuals: Floats,
+) -> bool:
+    """Return True if the level after a larger step approaches the next one exponentially.
+
+    A cache or a clock that warms up: there is one step, and no second one at its end.
+    """
+    left, right = segments[position], segments[position + 1]
+    if position == 0 or left.size > _SETTLED or left.slope:
+        return False
+    if abs(effects[position - 1]) < abs(effects[position]):
+        return False
+    stop = min(right.stop, right.start + max(_SETTLED, 2 * left.size))
+    part = values[left.start : stop]
+    about = residuals[left.start : stop]
+    jumping = float(about @ about)
+    time = np.arange(part.size) / left.size
+    for scale in _SETTLING:
+        fading = np.exp(-time / scale)
+        fading -= fading.mean()
+        rest = part - part.mean()
+        rest = rest - fading * float(fading @ rest) / float(fading @ fading)
+        if float(rest @ rest) <= jumping:
+            return True
+    return False
