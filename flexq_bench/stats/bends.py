@@ -18,7 +18,7 @@ _LOCAL_SHARE = 1 / 3  # of the step that they show, at least
 _CLEARLY_LESS = 3.0  # standard errors
 _SETTLED = 25  # values after a step in which its level may settle
 # Time constants of settling, of the time until the level seems to change.
-_SETTLING = (0.25, 0.4, 0.6, 0.9, 1.4)
+_SETTLING = np.array([0.25, 0.4, 0.6, 0.9, 1.4])
 _BEND_REACH = 15  # values between a boundary and the bend that explains it instead
 
 
@@ -101,16 +101,15 @@ def settles(
         return False
     if abs(effects[position - 1]) < abs(effects[position]):
         return False
+    inside = residuals[left.start : left.stop]
+    if float(inside @ np.arange(left.size)) * effects[position] <= 0:  # away from the next level
+        return False
     stop = min(right.stop, right.start + max(_SETTLED, 2 * left.size))
     part = values[left.start : stop]
     about = residuals[left.start : stop]
     jumping = float(about @ about)
-    time = np.arange(part.size) / left.size
-    for scale in _SETTLING:
-        fading = np.exp(-time / scale)
-        fading -= fading.mean()
-        rest = part - part.mean()
-        rest = rest - fading * float(fading @ rest) / float(fading @ fading)
-        if float(rest @ rest) <= jumping:
-            return True
-    return False
+    fading = np.exp(-np.arange(part.size) / (left.size * _SETTLING[:, None]))
+    fading -= fading.mean(axis=1, keepdims=True)
+    rest = part - part.mean()
+    saved = (fading @ rest) ** 2 / np.einsum("ij,ij->i", fading, fading)
+    return float(rest @ rest - saved.max()) <= jumping
