@@ -109,7 +109,7 @@ def _two_levels(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floa
         places.append(at)
         at += _between(rng, 8, 90)
     upper = np.searchsorted(places, np.arange(size), side="right") % 2
-    return rng.uniform(5, 15) * sigma * upper, places
+    return float(rng.uniform(5, 15)) * sigma * upper.astype(np.float64), places
 
 
 def _reverts(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floats, list[int]]:
@@ -145,8 +145,8 @@ def _dips(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floats, li
         if rng.random() < 0.5:
             levels[at:] += rng.choice([-1, 1]) * depth - (levels[at] - levels[at - 1])
     dips = np.zeros(size)
-    for at in np.flatnonzero(rng.random(size) < 0.03):
-        dips[at : at + int(rng.integers(1, 4))] = depth
+    for start in np.flatnonzero(rng.random(size) < 0.03):
+        dips[start : start + int(rng.integers(1, 4))] = depth
     return levels - dips, places
 
 
