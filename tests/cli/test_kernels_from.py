@@ -103,7 +103,7 @@ def test_a_kernel_that_ends_its_process_is_a_result_and_the_others_are_measured(
 
     stored = records(ran.out)
     assert ran.code == 5
-    assert stored["mine.good"]["status"] == "ok"
+    assert stored["mine.good"]["status"] in ("ok", "noisy")
     assert stored["mine.good"]["source_hash"]
     assert stored["read-8"]["source_hash"] is None
     assert stored["mine.ends"]["status"] == "failed"
