@@ -33,7 +33,7 @@ from flexq_bench.accuracy.perplexity import (
 from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.references import ModelReference, Reference, segments_of
-from flexq_bench.accuracy.reproduction import Reproduction
+from flexq_bench.accuracy.reproduction import Reproduction, as_checkpoint, quantized_copy
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     KERNELS,
@@ -279,28 +279,19 @@ class Evaluator:
         kept = self._reproduction
         if kept is None or (kept.scheme, kept.text) != (scheme, text_name):
             self._reproduction = None  # it goes before the next one is made
-            model = self._scheme_alone(scheme, self.reference.model.model)
+            model = self._scheme_alone(scheme, self.reference.model)
             kept = self._reproduction = Reproduction(scheme, text_name, model, reference)
         result = kept.first(tokens, count, self.context)
         return perplexity_results(scheme, text, result, kept.agreement(), parameters)
 
-    def _scheme_alone(self, scheme: str, original: Any) -> Any:
+    def _scheme_alone(self, scheme: str, original: LoadedModel) -> Any:
         """A copy of the original that a scheme has quantized, through the reference."""
-        used, seed, calibration = resolve(scheme), self._plan.seed, self._calibration
+        used, plan = resolve(scheme), self._plan
         if self._checkpoint is not None and self._is_stored(scheme):
-            stored = self._checkpoint.scheme
-            if stored.version != used.version:
-                raise AccuracyError(
-                    f"the checkpoint is of version {stored.version} of {scheme}, here is "
-                    f"{used.version}"
-                )
-            if used.needs_calibration:
-                raise AccuracyError(f"{scheme} learns from a text, which a checkpoint has not")
-            seed = stored.seed
-        copied = copy.deepcopy(original)
-        used.quantize(copied, calibration, seed=seed)
-        quantize_cache(copied, used.kv_bits)
-        return copied
+            return as_checkpoint(self._checkpoint, used, original, plan.calibration)
+        return quantized_copy(
+            original.model, used, self._calibration, seed=plan.seed, kv_bits=used.kv_bits
+        )
 
     def folds(self, scheme: str) -> Folds:
         """Scales that were folded into a scheme's model; of a checkpoint none is known."""

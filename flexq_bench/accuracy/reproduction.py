@@ -1,12 +1,24 @@
-"""Evaluation of the original, quantized by a scheme, on as many segments as requested."""
+"""The original, quantized as a checkpoint was, and its evaluation on as many segments as asked."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from typing import Any
 
 from flexq_bench.accuracy.agreement import Agreement, AgreementMeter, ReferenceLogits
 from flexq_bench.accuracy.bos import TextTokens
+from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, text_length
+from flexq_bench.accuracy.plan import CalibrationPlan
+from flexq_bench.accuracy.quantized_cache import quantize_cache
+from flexq_bench.accuracy.texts import tokenize
+from flexq_bench.checkpoints import QuantizedCheckpoint
+from flexq_bench.checkpoints.config import device_kind
+from flexq_bench.schemes.calibration import Calibration, calibration_segments
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.scheme import Scheme
 
 
 class Reproduction:
@@ -39,3 +51,78 @@ class Reproduction:
     def agreement(self) -> Agreement:
         """Return the agreement with the original on the segments evaluated so far."""
         return self._meter.result()
+
+
+def quantized_copy(
+    original: Any, scheme: Scheme, calibration: Calibration | None, *, seed: int, kv_bits: int
+) -> Any:
+    """A copy of the original that a scheme has quantized, through the reference."""
+    copied = copy.deepcopy(original)
+    scheme.quantize(copied, calibration, seed=seed)
+    quantize_cache(copied, kv_bits)
+    return copied
+
+
+def as_checkpoint(
+    checkpoint: QuantizedCheckpoint,
+    scheme: Scheme,
+    original: LoadedModel,
+    text: CalibrationPlan | None,
+) -> Any:
+    """A copy of the original that is quantized as the checkpoint was, through the reference.
+
+    text: that the scheme learned from; how many segments and how long they are is the checkpoint's.
+    Raises AccuracyError if that can't be repeated: another version of the scheme, other tokens,
+    another device or dtype, in which a scheme learns other values.
+    """
+    stored = checkpoint.scheme
+    if stored.version != scheme.version:
+        raise AccuracyError(
+            f"the checkpoint is of version {stored.version} of {scheme.name}, here is "
+            f"{scheme.version}"
+        )
+    calibration = None
+    if scheme.needs_calibration:
+        calibration = _calibration_of(checkpoint, original, text)
+    return quantized_copy(
+        original.model, scheme, calibration, seed=stored.seed, kv_bits=checkpoint.kv_bits
+    )
+
+
+def _calibration_of(
+    checkpoint: QuantizedCheckpoint, original: LoadedModel, text: CalibrationPlan | None
+) -> Calibration:
+    """The segments that a checkpoint's scheme learned from."""
+    learned = checkpoint.calibration
+    if learned is None:
+        raise AccuracyError(
+            "the checkpoint does not say what it was calibrated with: quantize the model again"
+        )
+    if text is None:
+        raise AccuracyError(
+            "the checkpoint was calibrated: give the text that it was calibrated with by "
+            "--calibration FILE"
+        )
+    device = device_kind(original.device)
+    if learned.device != device:
+        raise AccuracyError(
+            f"the checkpoint was calibrated on {learned.device}, here is {device}, where a scheme "
+            "may learn other values: judge it on such a device (--device)"
+        )
+    if learned.dtype != original.dtype:
+        raise AccuracyError(
+            f"the checkpoint was calibrated in {learned.dtype}, here is {original.dtype}, in which "
+            f"a scheme learns other values: give --dtype {learned.dtype}"
+        )
+    tokens = tokenize(text.text, original.tokenizer)
+    found = None
+    with contextlib.suppress(QuantizeError):  # too short: it is not that text
+        found = calibration_segments(
+            tokens, segments=learned.segments, length=learned.length, seed=checkpoint.scheme.seed
+        )
+    if found is None or found.digest != learned.tokens:
+        raise AccuracyError(
+            f"the checkpoint was calibrated with another text than {text.text.name}: give that of "
+            f"its {learned.segments} segments of {learned.length} tokens by --calibration FILE"
+        )
+    return found

@@ -13,7 +13,7 @@ from flexq_bench.checkpoints.reader import open_checkpoint
 
 if TYPE_CHECKING:
     from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
-    from flexq_bench.checkpoints.config import StoredScheme
+    from flexq_bench.checkpoints.config import StoredCalibration, StoredScheme
     from flexq_bench.checkpoints.errors import CheckpointError
     from flexq_bench.checkpoints.writer import CheckpointWriter
 
@@ -21,6 +21,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointWriter",
     "QuantizedCheckpoint",
+    "StoredCalibration",
     "StoredScheme",
     "is_checkpoint",
     "open_checkpoint",
@@ -30,6 +31,7 @@ _HOMES = {
     "CheckpointError": "errors",
     "CheckpointWriter": "writer",
     "QuantizedCheckpoint": "checkpoint",
+    "StoredCalibration": "config",
     "StoredScheme": "config",
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.checkpoints.config import StoredCalibration, StoredScheme
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 
@@ -19,6 +19,7 @@ class QuantizedCheckpoint(ABC):
     folder:           where it is.
     config:           Hugging Face's configuration, without `quantization_config`.
     scheme:           what made it.
+    calibration:      what the scheme learned from; None: from nothing, or it is not known.
     kv_bits:          of cached keys and values: 16, 8 or 4.
     content_hash:     SHA-256, hexadecimal, of everything that decides numbers.
     is_synthetic:     the weights are random, of a model's true shapes: for speed, not for sense.
@@ -30,6 +31,7 @@ class QuantizedCheckpoint(ABC):
     folder: Path
     config: dict[str, Any]
     scheme: StoredScheme
+    calibration: StoredCalibration | None = None
     kv_bits: int
     content_hash: str
     is_synthetic: bool = False

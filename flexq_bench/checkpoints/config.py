@@ -14,6 +14,7 @@ import math
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from flexq_bench.checkpoints.errors import CheckpointError
@@ -22,6 +23,7 @@ from flexq_bench.schemes.activations import (
     DynamicActivation,
     StaticActivation,
 )
+from flexq_bench.schemes.calibration import Calibration
 from kernels.errors import ShapeError
 from kernels.formats import NumberFormat
 
@@ -54,6 +56,33 @@ class StoredScheme(_Strict):
     version: int
     options: dict[str, Any] = {}
     seed: int = 0
+
+
+class StoredCalibration(_Strict):
+    """The token ids that a scheme learned from, and what it learned on.
+
+    tokens: SHA-256 of the ids, see Calibration.digest. length: tokens of a segment. device: `cpu`,
+    or the GPU's name. dtype: that the scheme saw the weights in, a name of torch's.
+    """
+
+    tokens: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    segments: Annotated[int, Field(ge=1, strict=True)]
+    length: Annotated[int, Field(ge=2, strict=True)]
+    device: Annotated[str, Field(min_length=1)]
+    dtype: Literal["float32", "float16", "bfloat16"]
+
+    @classmethod
+    def of(
+        cls, calibration: Calibration, device: torch.device, dtype: torch.dtype
+    ) -> StoredCalibration:
+        """The entry of a calibration on a device, of weights of a dtype."""
+        return cls(
+            tokens=calibration.digest,
+            segments=calibration.segments,
+            length=calibration.length,
+            device=device_kind(device),
+            dtype=str(dtype).removeprefix("torch."),  # type: ignore[arg-type]
+        )
 
 
 class ActivationEntry(_Strict):
@@ -199,7 +228,8 @@ class Extension(_Strict):
     synthetic: the weights are random, of a model's true shapes. files: SHA-256 of the tokenizer's
     files, by name. content_hash: see `hashing`. separated: some layers are not modules of
     transformers (schemes.linear_layers), so that other readers find no weights for them; null: all
-    layers are.
+    layers are. calibration: null for a scheme that learns from no text, and in checkpoints of
+    earlier versions; it is not part of the content hash.
     """
 
     version: Literal[1] = FORMAT_VERSION  # a reader refuses others before it looks further
@@ -210,6 +240,7 @@ class Extension(_Strict):
     files: dict[str, str] = {}
     content_hash: str = ""
     separated: Literal[True] | None = None
+    calibration: StoredCalibration | None = None
 
 
 class QuantizationSection(_Strict):
@@ -230,6 +261,11 @@ def parsed(name: str) -> NumberFormat:
         return NumberFormat.parse(name)
     except ShapeError as error:
         raise ValueError(str(error)) from error
+
+
+def device_kind(device: torch.device) -> str:
+    """`cpu`, or the name of a GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def section_of(extension: Extension, ignored: tuple[str, ...]) -> QuantizationSection:
@@ -307,7 +343,10 @@ def deciding(config: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if key not in _UNDECIDING}
     if SECTION not in kept[QUANTIZATION]:
         return kept  # others name no hash
-    extension = {**kept[QUANTIZATION][SECTION], "content_hash": ""}
+    # Equal bytes are one content, whatever they were learned from and on.
+    section = kept[QUANTIZATION][SECTION]
+    extension = {key: value for key, value in section.items() if key != "calibration"}
+    extension["content_hash"] = ""
     return {**kept, QUANTIZATION: {**kept[QUANTIZATION], SECTION: extension}}
 
 

@@ -3,7 +3,8 @@
 SHA-256 over the deciding parts of config.json (`config.deciding`: Hugging Face's configuration, the
 formats, the scheme with its options and seed, the bits of keys and values, the digests of the
 tokenizer's files) and over name, dtype, shape and the digest of the bytes of each tensor in the
-order of names. Sharding, paths and the versions of libraries have no part in it.
+order of names. Sharding, paths, the versions of libraries and the record of the calibration have no
+part in it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import nn
 
-from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.checkpoints.config import StoredCalibration, StoredScheme
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.model_source import ModelSource
 from flexq_bench.checkpoints.peak_memory import PeakMemory, freed_at_once
@@ -77,6 +77,9 @@ def quantize_checkpoint(
     stored = StoredScheme(
         name=scheme.name, version=scheme.version, options=asdict(scheme.options), seed=seed
     )
+    learned = None
+    if calibration is not None and scheme.needs_calibration:
+        learned = StoredCalibration.of(calibration, device, dtype)
     with (
         TemporaryDirectory() as scratch,
         CheckpointWriter(
@@ -84,6 +87,7 @@ def quantize_checkpoint(
             source.config_dict() | ({"tie_word_embeddings": False} if scheme.changes_ends else {}),
             stored,
             kv_bits=scheme.kv_bits if kv_bits is None else kv_bits,
+            calibration=learned,
             is_synthetic=source.is_synthetic,
             is_separated=streamed.is_separated,
             overwrite=overwrite,

@@ -43,6 +43,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
         self._section = section
         self.config = {key: value for key, value in whole.items() if key != QUANTIZATION}
         self.scheme = extension.scheme
+        self.calibration = extension.calibration
         self.kv_bits = extension.kv_bits
         self.content_hash = extension.content_hash
         self.is_synthetic = extension.synthetic

@@ -18,6 +18,7 @@ from flexq_bench.checkpoints.config import (
     SECTION,
     Extension,
     LayerEntry,
+    StoredCalibration,
     StoredScheme,
     dumped_section,
 )
@@ -40,6 +41,7 @@ class CheckpointWriter:
     folder:      must not exist, or be empty; with overwrite it may hold a quantized checkpoint.
     hf_config:   Hugging Face's configuration of the model.
     kv_bits:     of cached keys and values: 16, 8 or 4.
+    calibration: what the scheme learned from; None: from nothing.
     is_synthetic: the weights are random.
     is_separated: see Extension.separated.
     shard_bytes: a shard is closed when it has reached so many, or by `close_shard`.
@@ -54,6 +56,7 @@ class CheckpointWriter:
         scheme: StoredScheme,
         *,
         kv_bits: int = 16,
+        calibration: StoredCalibration | None = None,
         is_synthetic: bool = False,
         is_separated: bool = False,
         shard_bytes: int = SHARD_BYTES,
@@ -62,6 +65,7 @@ class CheckpointWriter:
         self.folder = Path(os.path.abspath(folder))
         self._config = {key: value for key, value in hf_config.items() if key != QUANTIZATION}
         self._scheme = scheme
+        self._calibration = calibration
         if kv_bits not in KV_BITS:
             raise CheckpointError(f"keys and values have 16, 8 or 4 bits, got {kv_bits}")
         self._kv_bits = kv_bits
@@ -197,6 +201,7 @@ class CheckpointWriter:
     def _described(self) -> dict[str, Any]:
         extension = Extension(
             scheme=self._scheme,
+            calibration=self._calibration,
             kv_bits=self._kv_bits,  # type: ignore[arg-type]
             layers=self._layers,
             synthetic=self._is_synthetic,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ class Calibration:
     @property
     def length(self) -> int:
         return self.tokens.shape[1]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, hexadecimal, of the ids as little-endian int64, segment by segment."""
+        return hashlib.sha256(self.tokens.numpy().astype("<i8").tobytes()).hexdigest()
 
 
 def calibration_segments(

@@ -26,6 +26,13 @@ CONFIG = {
     "num_attention_heads": 4,
     "num_hidden_layers": 2,
 }
+CALIBRATED = {
+    "tokens": "0" * 64,
+    "segments": 8,
+    "length": 256,
+    "device": "cpu",
+    "dtype": "float32",
+}
 UP = "model.layers.0.mlp.up_proj"
 
 
@@ -162,6 +169,14 @@ def test_another_version_of_the_format(folder):
         (lambda c, s, e: e["layers"][UP]["activation"].pop("scale"), "has a scale"),
         (lambda c, s, e: e.update(kv_bits=5), "kv_bits"),
         (lambda c, s, e: e.pop("scheme"), "scheme"),
+        (lambda c, s, e: e.update(calibration=CALIBRATED | {"tokens": "ab"}), "calibration.tokens"),
+        (lambda c, s, e: e.update(calibration=CALIBRATED | {"segments": "8"}), "segments"),
+        (lambda c, s, e: e.update(calibration=CALIBRATED | {"segments": 0}), "segments"),
+        (lambda c, s, e: e.update(calibration=CALIBRATED | {"length": 1.5}), "length"),
+        (lambda c, s, e: e.update(calibration=CALIBRATED | {"dtype": "int8"}), "dtype"),
+        (lambda c, s, e: e.update(calibration=CALIBRATED | {"device": 3}), "device"),
+        (lambda c, s, e: e.update(calibration={"segments": 8}), "calibration"),
+        (lambda c, s, e: e.update(calibration="c4"), "calibration"),
         (lambda c, s, e: s.update(format="pack-quantized"), "say something else"),
         (lambda c, s, e: e["layers"][UP].update(shape=[96, 256]), "its config.json says"),
         (lambda c, s, e: c.update(hidden_size=64), "asks for"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from flexq_bench.checkpoints import StoredScheme, open_checkpoint
+from flexq_bench.checkpoints import StoredCalibration, StoredScheme, open_checkpoint
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels.formats import NumberFormat, quantize
@@ -37,6 +37,17 @@ def test_neither_shards_nor_paths_nor_versions_of_libraries_decide_it(write):
 
     assert len(list(shards.glob("*.safetensors"))) > 1
     assert hash_of(whole) == hash_of(shards)
+
+
+def test_what_it_was_calibrated_with_does_not_decide_it(write):
+    """So checkpoints of versions that did not store it have the same hash."""
+    learned = StoredCalibration(
+        tokens="0" * 64, segments=8, length=256, device="cpu", dtype="float32"
+    )
+    with_it = write(layers(), at="with", calibration=learned)
+    assert open_checkpoint(with_it).calibration == learned
+    assert open_checkpoint(write(layers(), at="without")).calibration is None
+    assert hash_of(with_it) == hash_of(with_it.with_name("without"))
 
 
 def test_all_that_decides_numbers_decides_it(write, tmp_path):

@@ -39,11 +39,15 @@ def test_a_scheme_is_calibrated_and_a_cache_is_chosen(cli, tmp_path):
     ran = cli(
         *("quantize", str(TINY_LLAMA), "--scheme", "smoothquant-w8a8", "--out", str(out)),
         *("--calibration", str(CALIBRATION), "--calibration-segments", "2"),
-        *("--calibration-length", "32", "--kv-bits", "8"),
+        *("--calibration-length", "32", "--kv-bits", "8", "--device", "cpu"),
     )
 
     assert ran.code == 0, ran.err
-    assert open_checkpoint(out).kv_bits == 8
+    checkpoint = open_checkpoint(out)
+    assert checkpoint.kv_bits == 8
+    learned = checkpoint.calibration
+    assert (learned.segments, learned.length) == (2, 32)
+    assert (learned.device, len(learned.tokens)) == ("cpu", 64)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,186 @@
+"""The fidelity limit on checkpoints of schemes that learn from a text.
+
+`pytest -s -m slow` prints the differences of five schemes and three damages.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.checkpoints import CheckpointWriter, open_checkpoint
+from flexq_bench.exit_codes import ExitCode
+
+POLICY = """
+version = 1
+schemes = ["w6a6"]
+max_tokens = {tokens}
+
+[fidelity]
+text = "heldout"
+percent = 0.4
+kl_percent = 8
+kl = 0.0002
+"""
+DAMAGED = "model.layers.1.mlp.down_proj"
+
+
+def scale_up(operand, factor=1.05):
+    """Of DGQ the scales of rows, as those of groups are integers."""
+    field = "scales" if operand.row_scales is None else "row_scales"
+    scales = getattr(operand, field)
+    return replace(operand, **{field: (scales.float() * factor).to(scales.dtype)})
+
+
+def swap_rows(operand):
+    values = operand.values.clone()
+    values[[0, 1]] = values[[1, 0]]
+    return replace(operand, values=values)
+
+
+def reverse_channels(operand):
+    """The first 64, which have codes of as many bits under every scheme."""
+    values = operand.values.clone()
+    values[:, :64] = values[:, :64].flip(1)
+    return replace(operand, values=values)
+
+
+@pytest.fixture
+def quantize(cli, tiny_llama, tmp_path):
+    """quantize("awq-w4a16", "--kv-bits", "8"): tiny-llama's checkpoint, of 2 short segments."""
+
+    def run(scheme: str, *options: str, segments=("2", "64")) -> Path:
+        folder = tmp_path / "checkpoint"
+        text = str(tiny_llama / "calibration.txt")
+        given = ("--calibration", text, "--calibration-segments", segments[0])
+        given = (*given, "--calibration-length", segments[1], "--device", "cpu")
+        ran = cli(
+            "quantize", str(tiny_llama), "--scheme", scheme, "--out", str(folder), *given, *options
+        )
+        assert ran.code == ExitCode.PASS, ran.error
+        return folder
+
+    return run
+
+
+@pytest.fixture
+def damaged(tiny_llama, tmp_path):
+    """damaged(checkpoint, damage): a copy after `damage(weight)` of one layer, hashes made anew."""
+
+    def make(folder: Path, damage) -> Path:
+        source, copied = open_checkpoint(folder), tmp_path / "damaged"
+        with CheckpointWriter(
+            copied,
+            source.config,
+            source.scheme,
+            kv_bits=source.kv_bits,
+            calibration=source.calibration,
+            overwrite=True,
+        ) as writer:
+            for name in source.layers:
+                layer = source.layer(name)
+                if name == DAMAGED:
+                    layer = replace(layer, weight=damage(layer.weight))
+                writer.add_layer(name, layer)
+            for name in source.tensor_names:
+                writer.add_tensor(name, source.tensor(name))
+            for file in ("tokenizer.json", "tokenizer_config.json"):
+                writer.add_file(tiny_llama / file)
+            writer.finish()
+        return copied
+
+    return make
+
+
+@pytest.fixture
+def fidelity(cli, tiny_llama, tmp_path):
+    """fidelity(checkpoint, "calibration.txt"): exit code, and the two checks of the gate."""
+
+    def run(checkpoint: Path, text: str | None, *options: str, tokens: int = 1275):
+        path = tmp_path / "mine.toml"
+        path.write_text(POLICY.format(tokens=tokens))
+        given = () if text is None else ("--calibration", str(tiny_llama / text))
+        ran = cli(
+            *("gate", "accuracy", "--model", str(tiny_llama), "--checkpoint", str(checkpoint)),
+            *("--policy", str(path), "--data", str(tiny_llama / "heldout.txt"), *given),
+            *("--device", "cpu", "--no-diagnosis", "--json", "-", *options),
+        )
+        assert ran.out.startswith("{"), ran.error
+        return ran.code, json.loads(ran.out)["checks"]
+
+    return run
+
+
+@pytest.mark.parametrize("scheme", ["smoothquant-w8a8", "awq-w4a16"])
+def test_a_calibrated_checkpoint_passes_and_a_damaged_one_fails(
+    quantize, damaged, fidelity, scheme
+):
+    """The segments are the checkpoint's: the gate is given the text alone."""
+    checkpoint = quantize(scheme, "--seed", "3")
+    code, checks = fidelity(checkpoint, "calibration.txt")
+    assert code == ExitCode.PASS, checks
+    # Percent; activations of 8 bits turn codes over where norms are stored in FP16.
+    assert all(abs(check["change"]) < 2 for check in checks)
+    code, checks = fidelity(damaged(checkpoint, swap_rows), "calibration.txt")
+    assert code == ExitCode.REGRESSION, checks
+    assert checks[1]["outcome"] == "regression"
+
+
+def test_what_can_not_be_repeated_is_not_judged_and_says_what_to_do(quantize, fidelity, tmp_path):
+    def changed(name, change):
+        folder = tmp_path / name
+        shutil.copytree(checkpoint, folder)
+        config = json.loads((folder / "config.json").read_text())
+        change(config["quantization_config"]["flexq_bench"])
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    checkpoint = quantize("smoothquant-w8a8")
+    older = changed("older", lambda section: section.pop("calibration"))
+    elsewhere = changed("gpu", lambda section: section["calibration"].update(device="NVIDIA H200"))
+    half = changed("half", lambda section: section["calibration"].update(dtype="float16"))
+    for folder, text, said in (
+        (checkpoint, None, "give the text that it was calibrated with by --calibration FILE"),
+        (checkpoint, "LICENSE-PSF.txt", "another text than LICENSE-PSF: give that of its 2 segm"),
+        (elsewhere, "calibration.txt", "was calibrated on NVIDIA H200, here is cpu, where"),
+        (half, "calibration.txt", "here is float32, in which a scheme learns other values: give"),
+        (older, "calibration.txt", "does not say what it was calibrated with: quantize"),
+    ):
+        code, checks = fidelity(folder, text, tokens=255)
+        assert code == ExitCode.PASS
+        assert {check["outcome"] for check in checks} == {"pass"}
+        assert all(check["reason"].startswith("not judged: the checkpoint") for check in checks)
+        assert all(said in check["reason"] for check in checks), checks
+
+
+def test_a_cache_that_the_checkpoint_chose_is_no_damage(quantize, fidelity):
+    """`quantize --kv-bits 4`, where the scheme has 16."""
+    code, checks = fidelity(quantize("smoothquant-w8a8", "--kv-bits", "4"), "calibration.txt")
+    assert code == ExitCode.PASS, checks
+    assert checks[1]["value"] == pytest.approx(checks[1]["base"], rel=0.08)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "scheme", ["awq-w4a16", "gptq-w4a16", "smoothquant-w8a8", "dgq-w4a8", "atom-w4a4"]
+)
+def test_damage_past_the_limits_fails_under_every_calibrated_scheme(
+    quantize, damaged, fidelity, scheme, capsys
+):
+    """What moves the perplexity by 0.5 % or the mean KL divergence by 10 % fails."""
+    checkpoint = quantize(scheme, segments=("8", "256"))
+    for damage in (None, scale_up, swap_rows, reverse_channels):
+        folder = damaged(checkpoint, damage) if damage else checkpoint
+        code, checks = fidelity(folder, "calibration.txt", tokens=2550)
+        changes = [check["change"] for check in checks]
+        name = damage.__name__ if damage else "none"
+        row = f"| `{scheme}` | {name} | {changes[0]:+.2f} | {changes[1]:+.1f} | {code} |\n"
+        with capsys.disabled():
+            sys.stdout.write(row)
+        past = abs(changes[0]) >= 0.5 or abs(changes[1]) >= 10
+        assert code == ExitCode.PASS if damage is None else not past or code != ExitCode.PASS
