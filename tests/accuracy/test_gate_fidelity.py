@@ -1,6 +1,6 @@
 """The fidelity limit on checkpoints of schemes that learn from a text.
 
-`pytest -s -m slow` prints the differences of five schemes and three damages.
+`pytest -m slow` prints the differences of five schemes and three damages.
 """
 
 from __future__ import annotations
