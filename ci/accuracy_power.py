@@ -26,8 +26,8 @@ _STEPS = 5  # looks after which the segments needed are there
 GROWTH = 0.5  # of the segments, from one look at the other limits to the next
 
 Undecided = Callable[[str, str, Sequence[MetricResult], float], bool]
-"""Whether a limit of a scheme on a text, beside the planned test, is ambiguous by these results of
-it; the last argument is the part of its errors that the look may spend."""
+"""Predicate: a limit of a scheme on a text, other than the planned test's, is ambiguous by these
+results; the last argument is the part of its errors that the look may spend."""
 
 
 @dataclass(frozen=True, slots=True)

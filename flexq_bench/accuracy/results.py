@@ -37,10 +37,10 @@ PERPLEXITY_VERSION = "2"
 
 Direction = Literal["lower", "higher"]
 Through = Literal["reference", "kernels"]
-"""What computes quantized layers: dequantized weights in torch, or the registry's kernels."""
+"""Implementations of quantized layers: dequantized weights in torch, or the registry's kernels."""
 
 Bos = Literal["segment", "text", "none"]
-"""Where the token that begins texts goes: see flexq_bench.accuracy.bos."""
+"""Placements of the BOS token: see flexq_bench.accuracy.bos."""
 
 REFERENCE: Through = "reference"
 KERNELS: Through = "kernels"

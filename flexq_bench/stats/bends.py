@@ -1,6 +1,6 @@
-"""What looks like a step and is gradual: a bend of a line, a level that settles.
+"""Gradual changes that resemble a step: a bend of a line, a level that settles.
 
-All take a boundary of a fit: values [n], segments [k], residuals [n] about them, and the position
+All functions take a boundary of a fit: values [n], segments [k], residuals [n] about them, and the position
 of the segment before it.
 """
 

@@ -203,7 +203,7 @@ def _nearest_alias(
 
 
 def _put_off(values: Floats, base: Floats, slow: Bools, gap: float) -> tuple[Floats, Bools]:
-    """Where a base changes by the gap and the level does not: the change where the level does.
+    """Move changes of the base by the gap to the places where the level changes.
 
     The upper mode of one base and the lower mode of the next one are then the same level.
     """
@@ -274,7 +274,7 @@ def _without_visits(slow: Bools, longest: float) -> Bools:
 
 
 def _bounds(slow: Bools) -> Ints:
-    """Where visits begin, and n."""
+    """Return the indices at which visits begin, and n."""
     switches = np.flatnonzero(slow[1:] != slow[:-1]) + 1
     return np.concatenate(([0], switches, [slow.size])).astype(np.int64)
 

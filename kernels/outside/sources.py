@@ -244,7 +244,7 @@ def _files_of(modules: Iterable[str], folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def guarded_import(what: str) -> Iterator[None]:
-    """Whatever importing code of others raises, also an exit, is a SourceError of one line."""
+    """Turn anything that an import of foreign code raises, also an exit, into a SourceError."""
     exit_now, importer = os._exit, os.getpid()
 
     def refuse_exit(code: int) -> None:
