@@ -1,7 +1,7 @@
 """Gradual changes that resemble a step: a bend of a line, a level that settles.
 
-All functions take a boundary of a fit: values [n], segments [k], residuals [n] about them, and the position
-of the segment before it.
+All functions take a boundary of a fit: values [n], segments [k], residuals [n] about them, and the
+position of the segment before it.
 """
 
 from __future__ import annotations
