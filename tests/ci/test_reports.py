@@ -66,7 +66,7 @@ def test_the_comment_folds_probes_and_says_what_changed_beside_a_kernel(gate, co
     row = next(line for line in text.splitlines() if "flexq-w6a6" in line)
     assert "beside it the floor +" in row
     assert "is left to the code" in row
-    assert "<summary>1 probe, which" in text
+    assert "<summary>1 probe, baselines of other cases" in text
 
 
 def test_every_row_of_the_comment_has_every_cell(report):

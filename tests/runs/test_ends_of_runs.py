@@ -162,7 +162,7 @@ def where(database, commit, a_pool, monkeypatch):
     worker = SimpleNamespace(
         device=DeviceInfo("CPU-1", "A CPU", "cpu"), environment={}, capability=None, pid=1
     )
-    monkeypatch.setattr(interrupts, "_heard", False)
+    monkeypatch.setattr(interrupts, "_received", False)
     return SimpleNamespace(
         database=database,
         commit=commit,
