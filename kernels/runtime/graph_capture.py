@@ -26,8 +26,10 @@ def captured(
 ) -> Iterator[torch.cuda.CUDAGraph]:
     """Capture the launches of the block on `stream`, which is the current stream within it.
 
-    pool: memory pool shared by graphs that never run at the same time; None: a new one. Only calls
-    of this thread can invalidate the capture. The graph is complete when the block is left.
+    pool: memory pool shared by graphs that never run at the same time; None: a new one. After a
+    failed capture its graphs can be replayed, but nothing more captured in it: torch 2.11 can't end
+    what its allocator of pinned memory records. Only calls of this thread can invalidate the
+    capture. The graph is complete when the block is left.
 
     Raises the block's error, or torch.AcceleratorError (a RuntimeError) for work that can't be
     captured; the device remains usable in either case.
@@ -78,7 +80,7 @@ def _complete_capture_end(
 def _end_pool_allocation(device: int, pool: Pool, *, shared: bool) -> None:
     """End the allocator's part of a capture. Raises RuntimeError if none is active.
 
-    shared: keep the pool, because other captures may still use it.
+    shared: keep the pool, because other graphs may still use it.
     """
     bindings: Any = torch._C  # private, may be missing: then the memory stays reserved
     end = getattr(bindings, "_cuda_endAllocateToPool", None)

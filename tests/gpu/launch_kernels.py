@@ -1,10 +1,13 @@
 """Launches the kernels named in the arguments in every configuration, for compute-sanitizer to see.
 
 compute-sanitizer --tool memcheck python tests/gpu/launch_kernels.py flexq-w6a6 cublaslt-w8a8
+
+With --own only in those that launch a kernel of ours: not in a library's.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import torch
@@ -28,7 +31,7 @@ SHAPES = (
 )
 
 
-def launch_linear(kernel: LinearKernel, gemm: GemmWorkload) -> None:
+def launch_linear(kernel: LinearKernel, gemm: GemmWorkload, own: bool) -> None:
     generator = torch.Generator("cuda").manual_seed(gemm.m)
     real = torch.randn(gemm.m, gemm.k, generator=generator, device="cuda")
     weight = torch.randn(gemm.n, gemm.k, generator=generator, device="cuda")
@@ -36,11 +39,17 @@ def launch_linear(kernel: LinearKernel, gemm: GemmWorkload) -> None:
     w = kernel.pack_weight(kernel.quantize_weight(weight.half()))
     packed = kernel.pack_activation(kernel.quantize_activation(x))
     bias = torch.randn(gemm.n, generator=generator, device="cuda").half()
-    for config in (None, *kernel.candidates(gemm)):
+    launched = [
+        config
+        for config in (None, *kernel.candidates(gemm))
+        if not own or kernel.builds_for(gemm, config)
+    ]
+    for config in launched:
         out = torch.full((gemm.m, gemm.n), torch.nan, dtype=torch.float16, device="cuda")
         kernel.gemm(packed, w, out, bias=bias, config=config)
         assert bool(torch.isfinite(out).all()), f"{kernel.spec.label} left outputs unwritten"
-    kernel.linear(x, kernel.empty_activation(gemm.m, gemm.k, x.device), w, out)
+    if None in launched:
+        kernel.linear(x, kernel.empty_activation(gemm.m, gemm.k, x.device), w, out)
     torch.cuda.synchronize()
 
 
@@ -52,12 +61,16 @@ def launch_probe(probe: Probe, gemm: GemmWorkload) -> None:
 
 
 def main() -> None:
-    for label in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("labels", nargs="+")
+    parser.add_argument("--own", action="store_true")
+    arguments = parser.parse_args()
+    for label in arguments.labels:
         kernel = resolve(label, "cuda")
         for shape in SHAPES:
             try:
                 if isinstance(kernel, LinearKernel):
-                    launch_linear(kernel, GemmWorkload(*shape))
+                    launch_linear(kernel, GemmWorkload(*shape), arguments.own)
                 else:
                     launch_probe(kernel, GemmWorkload(*shape))
             except UnsupportedError as error:  # a library's answer to a shape

@@ -123,9 +123,17 @@ def test_a_batch_decodes_what_each_sequence_decodes_alone(small: Small, scheme: 
     ids = prompts(3, 20, DEVICE)
     together = engine.generate(ids, 40).tokens
 
-    alone = torch.cat([engine.generate(ids[i : i + 1], 40).tokens for i in range(3)])
-
-    assert torch.equal(together, alone)
+    for i, new in enumerate(together):
+        alone = engine.generate(ids[i : i + 1], 40).tokens[0]
+        differing = torch.nonzero(new != alone).flatten()
+        if not len(differing):
+            continue
+        # GEMMs of other sizes may add up in another order: of equally good tokens any may come.
+        first = int(differing[0])
+        read = torch.cat([ids[i], new[:first].int()])[None]
+        likeliest = engine.logits(read)[0, -1].float()
+        apart = likeliest[new[first]] - likeliest[alone[first]]
+        assert abs(float(apart)) <= 2 * TOLERANCE, first
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])

@@ -154,14 +154,18 @@ def test_a_failed_capture_draws_nothing_and_keeps_no_memory():
     assert torch.equal(torch.randn(8, device="cuda"), expected)
 
 
-def test_a_pool_that_captures_share_serves_after_one_of_them_failed():
+def test_graphs_of_a_pool_stay_right_after_a_capture_in_it_failed():
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     x = torch.ones(8, device="cuda")
-    spoil(stream, pool)
-
-    with captured(stream, pool=pool) as graph:
+    with captured(stream, pool=pool) as earlier:
         y = x + 1
-    graph.replay()
+
+    spoil(stream, pool)
+    with captured(stream) as later:
+        z = x + 2
+    earlier.replay()
+    later.replay()
     torch.cuda.synchronize()
 
     assert torch.equal(y, torch.full_like(y, 2))
+    assert torch.equal(z, torch.full_like(z, 3))

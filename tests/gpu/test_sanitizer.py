@@ -20,8 +20,9 @@ SANITIZER = shutil.which("compute-sanitizer") or shutil.which(
 AT_ONCE = 8  # processes: the tool spends its time on the CPU
 # 49 widths of one source: these stand for all of them.
 ABQ = ("abq-w2a2", "abq-w3a5", "abq-w6a6", "abq-w8a8")
-# racecheck reports hazards in a kernel of cuBLASLt's (nvjet_…) and breaks if told to skip it.
-OF_A_LIBRARY = {("racecheck", "cublaslt-fp8")}
+# racecheck reports hazards in kernels of cuBLASLt's (nvjet_…) and breaks if told to skip them.
+OF_A_LIBRARY = {("racecheck", label) for label in ("cublaslt-fp8", "cublas-fp16", "fp16")}
+PARTLY_OURS = ("fp16",)
 
 pytestmark = pytest.mark.skipif(
     SANITIZER is None, reason="needs compute-sanitizer (NVIDIA's CUDA toolkit)"
@@ -57,6 +58,7 @@ def test_the_sanitizer_finds_nothing_in_any_kernel_and_configuration(tool: str) 
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), *sys.path])
     every = [label for label in watched() if (tool, label) not in OF_A_LIBRARY]
     programs = [[*program, *every[first::AT_ONCE]] for first in range(AT_ONCE)]
+    programs.append([*program, "--own", *PARTLY_OURS])
     programs.append([sys.executable, str(HERE / "launch_operations.py")])
     started = [
         subprocess.Popen(
