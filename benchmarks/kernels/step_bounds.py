@@ -62,7 +62,9 @@ class Step:
 
 def granule_of(config: Blocks) -> int:
     """Tokens of one MMA."""
-    return 128 if isinstance(config, PersistentConfig) else min(64, config.tokens)
+    if isinstance(config, PersistentConfig):
+        return 128
+    return next(granule for granule in (64, 48, 32) if config.tokens % granule == 0)
 
 
 def step_of(config: Blocks, tiles: TileFormat) -> Step:

@@ -10,6 +10,7 @@ from kernels.cuda.imma.configuration_choice import (
     DUAL_GRAINED,
     FLEXQ,
     TWO_LEVEL,
+    bucket_of,
     choose,
     waves_of,
 )
@@ -22,6 +23,7 @@ from kernels.cuda.imma.configurations import (
     WgmmaConfig,
 )
 from kernels.cuda.imma.dual_grained import DualGrainedGemm
+from kernels.runtime.occupancy import occupancy
 from workloads.gemm import GemmWorkload
 
 TOKENS = (1, 3, 8, 9, 16, 17, 32, 33, 64, 100, 512, 4096)
@@ -89,10 +91,16 @@ def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
 @pytest.mark.parametrize(
     ("m", "n", "k", "config"),
     [
-        (32, 8192, 8192, ClusterConfig(2, 1, 32, 12, 2, 1, 1)),
-        (64, 4096, 4096, ClusterConfig(2, 1, 64, 9, 2, 1, 1)),
+        (32, 12288, 4096, ClusterConfig(3, 1, 32, 8, 2, 1, 1)),
+        (32, 4096, 4096, ClusterConfig(2, 1, 32, 5, 2, 2, 1)),
+        (48, 4096, 4096, ClusterConfig(2, 1, 48, 4, 2, 2, 1)),
+        (48, 28672, 8192, ClusterConfig(3, 1, 48, 7, 1, 1, 1)),
+        (64, 4096, 4096, ClusterConfig(2, 1, 64, 4, 2, 2, 1)),
+        (64, 9488, 2832, ClusterConfig(2, 1, 64, 4, 1, 2, 1)),
         (64, 12288, 4096, ClusterConfig(3, 1, 64, 7, 2, 1, 1)),
         (64, 28672, 8192, ClusterConfig(3, 1, 64, 7, 1, 1, 1)),
+        (96, 4096, 14336, ClusterConfig(2, 1, 96, 7, 2, 1, 1)),
+        (96, 28672, 8192, ClusterConfig(3, 1, 96, 5, 1, 1, 1)),
         (128, 12288, 4096, ClusterConfig(2, 1, 128, 6, 1, 1, 1)),
     ],
 )
@@ -102,7 +110,9 @@ def test_tens_of_tokens_take_what_was_fastest(m, n, k, config):
     assert choose(can_run, GemmWorkload(m, n, k), 132, FLEXQ) == config
 
 
-@pytest.mark.parametrize(("m", "tokens"), [(17, 32), (32, 32), (33, 64), (65, 128), (128, 128)])
+@pytest.mark.parametrize(
+    ("m", "tokens"), [(17, 32), (32, 32), (33, 48), (49, 64), (65, 96), (97, 128), (128, 128)]
+)
 def test_clusters_have_room_for_all_tokens_and_least_to_spare(m, tokens):
     clusters = [c for c in FLEXQ.for_tokens(m, in_mma_order=True) if isinstance(c, ClusterConfig)]
 
@@ -135,6 +145,29 @@ def test_persistent_clusters_share_all_steps_of_k(config: ClusterConfig) -> None
         assert shares.longest * config.k_split * clusters >= outputs * steps
         for step in range(0, outputs * steps, max(1, steps - 1)):
             assert step // steps - (step * shares.inverse >> 32) in (0, 1)
+
+
+@pytest.mark.parametrize("config", [c for c in STREAMS if c.resident > 1], ids=str)
+def test_the_next_launch_finds_room_beside_a_persistent_block(config: ClusterConfig) -> None:
+    registers = FLEXQ.costs[config].registers
+
+    found = occupancy(
+        "sm_90",
+        registers=registers,
+        threads=config.threads,
+        shared_bytes=config.shared_bytes(SIX_BITS),
+    )
+
+    assert found.blocks == config.resident
+
+
+@pytest.mark.parametrize(
+    ("m", "bucket"),
+    [(1, 1), (3, 4), (17, 32), (33, 48), (48, 48), (49, 64), (65, 96), (97, 128), (130, 256)],
+)
+def test_a_bucket_is_what_tiles_have_room_for(m: int, bucket: int) -> None:
+    assert bucket_of(m) == bucket
+    assert FLEXQ.for_tokens(m, in_mma_order=True) == FLEXQ.for_tokens(bucket, in_mma_order=True)
 
 
 def test_clusters_leave_places_for_blocks_empty():

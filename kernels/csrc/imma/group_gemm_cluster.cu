@@ -8,7 +8,8 @@
 //
 // STREAM_K 1: clusters are persistent, a block an SM, and have an equal share each of all output tiles' steps of K
 // (stream_k.cuh). A warpgroup of its own has the thread that loads. At the end of an output the warps of the same rows
-// exchange their sums (warp_sums.cuh), while stages of the next output load.
+// exchange their sums (warp_sums.cuh), while stages of the next output load. RESIDENT 2: the next kernel's blocks fit
+// beside this one's and load their first weights meanwhile.
 // STREAM_K 0: a cluster has one output. A thread of the first warp loads, and RESIDENT blocks fit on an SM, so that
 // the next kernel's load their first weights beside this one's last. Partial sums are added once, through distributed
 // shared memory. Either way in a fixed order: results are deterministic.
@@ -23,7 +24,8 @@
 constexpr int TILES = ROW_WARPGROUPS * 4;
 constexpr int THREADS = ROW_WARPGROUPS * K_WARPGROUPS * 128;
 constexpr int OUT_PARTS = K_WARPGROUPS;
-constexpr int GRANULE = TOKENS < 64 ? TOKENS : 64, GRANULES = TOKENS / GRANULE;  // tokens of one MMA
+constexpr int GRANULE = TOKENS % 64 == 0 ? 64 : TOKENS <= 48 ? TOKENS : TOKENS / 2;  // tokens of one MMA
+constexpr int GRANULES = TOKENS / GRANULE;
 constexpr int SHARERS = 1, K_PARTS = K_SPLIT, K_SETS = K_WARPGROUPS;
 #include "imma/block_tile.cuh"
 #include "imma/stream_k.cuh"
@@ -42,11 +44,12 @@ constexpr int LOADED_BYTES = TILES * (TILE_BYTES + SCALE_BYTES) + TOKENS * GROUP
 constexpr int WARPS = THREADS / 32;
 constexpr int SLOTS_AT = STAGES * STAGE_BYTES, OUT_AT = SLOTS_AT + WARPS * WARP_SLOTS_BYTES;  // STREAM_K only
 constexpr int BARRIERS_AT = STREAM_K ? OUT_AT + WARPS * WARP_OUT_BYTES : STAGES * STAGE_BYTES;
-static_assert(!STREAM_K || (!INT8_TAIL && RESIDENT == 1), "a step is a group, and a block has an SM");
+static_assert(!STREAM_K || !INT8_TAIL, "a step is a group");
 constexpr int PRODUCERS = STREAM_K ? 128 : 0;  // threads, of which one requests
 // Registers of a consumer's thread and of a producer's; together no more than a block begins with.
 constexpr int FEWER_REGISTERS = 32;
-constexpr int MORE_REGISTERS = ((65536 / (THREADS + 128) / 8 * 8) * (THREADS + 128) - FEWER_REGISTERS * 128) / THREADS / 8 * 8;
+constexpr int REGISTERS = 65536 / RESIDENT / (THREADS + 128) / 8 * 8;
+constexpr int MORE_REGISTERS = (REGISTERS * (THREADS + 128) - FEWER_REGISTERS * 128) / THREADS / 8 * 8;
 
 // A place in the ring that goes round it, to every BY-th stage.
 template <int BY>
@@ -234,6 +237,14 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
   const int at_first = min(STAGES, work.count);
 
   let_next_kernel_start();
+  if constexpr (STREAM_K && RESIDENT > 1) {
+    // A cluster without work stays until the kernel before has ended. By then the next one's blocks have their SMs, one
+    // each: had this block left its SM before, two of them would be there.
+    if (begin >= grid.outputs * grid.steps) {
+      wait_for_previous_kernel();
+      return;
+    }
+  }
   if (threadIdx.x == (STREAM_K ? THREADS : 0)) {
     prefetch_tensor_map(w), prefetch_tensor_map(sw), prefetch_tensor_map(x);
     if constexpr (A_GROUPED) prefetch_tensor_map(sx_of_groups);

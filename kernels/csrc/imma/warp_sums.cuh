@@ -22,7 +22,7 @@ constexpr int WARP_SLOTS_BYTES = (CONTRIBUTORS - 1) * SLOT_BYTES;
 // Partial sums of a warp in memory. Where they are few each has a mark beside it, the number of the launch: nobody waits
 // for a fence. Memory with marks is set to zero once for each replay of a graph, so it should not be large.
 constexpr bool MARKED = CONTRIBUTORS > 1;
-constexpr int READ_AT_ONCE = EVEN && MOST_CHUNKS > 1 ? 4 : 2;  // sums of 8 tokens, while waiting for their marks
+constexpr int READ_AT_ONCE = EVEN && MOST_CHUNKS % 2 == 0 ? 4 : 2;  // sums of 8 tokens, while waiting for their marks
 static_assert(!MARKED || MOST_CHUNKS * 2 % READ_AT_ONCE == 0, "none is read past the last");
 constexpr int WARP_SHARE_FLOATS = SLOT_BYTES / 4 * (MARKED ? 2 : 1);
 constexpr int OUT_CHUNKS = MOST_CHUNKS < 4 ? MOST_CHUNKS : 4;            // that are written at once

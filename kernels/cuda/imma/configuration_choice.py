@@ -127,8 +127,11 @@ class Candidates:
 
 
 def bucket_of(m: int) -> int:
-    """The power of two that m tokens are rounded up to: they have the same configurations."""
-    return 1 << (m - 1).bit_length()
+    """Tokens that m are rounded up to, and that have the same configurations: a power of two, or 48
+    or 96, for which group_gemm_cluster.cu has tiles."""
+    most = 1 << (m - 1).bit_length()
+    between = most // 4 * 3
+    return between if between in (48, 96) and m <= between else most
 
 
 def choose(

@@ -26,8 +26,9 @@ LEAST_STEPS = 4  # of K that are worth a block of its own
 # Of a persistent block: the epilogue of an output tile and adding another block's partial sums, in
 # steps of K. By a regression of times of group_gemm_persistent.cu on an H200.
 _OUTPUT_STEPS, _ADDED_STEPS = 2.5, 1.25
-# The same of group_gemm_cluster.cu with stream_k.
-_CLUSTER_OUTPUT_STEPS, _CLUSTER_ADDED_STEPS = 0.5, 1.0
+# The same of group_gemm_cluster.cu with stream_k, by the warps that first add up their sums in a
+# cluster. By a regression of the times in examples/h200/token-tiles-times.json.gz.
+_CLUSTER_OUTPUT_STEPS, _CLUSTER_ADDED_STEPS = {1: 1.5, 2: 2.5}, {1: 1.0, 2: 1.5}
 _NEARLY_ALL = 0.95  # of the clusters: so many are as good as all
 
 
@@ -188,7 +189,8 @@ class WgmmaConfig(Config):
 class ClusterConfig(Config):
     """A block is row_warpgroups of 64 rows each by tokens; k_warpgroups sets of them take the
     stages of its ring in turn; k_split: blocks of a cluster that share an output tile; resident:
-    blocks that fit on an SM; stream_k: 1 where clusters are persistent and share output tiles."""
+    blocks that fit on an SM; stream_k: 1 where clusters are persistent and share output tiles, and
+    resident 2 is room for a block of the next launch."""
 
     row_warpgroups: int
     k_warpgroups: int
@@ -242,16 +244,18 @@ class ClusterConfig(Config):
     def shares(self, m: int, n: int, steps: int, sms: int) -> Shares:
         """Division of all output tiles' steps of K among persistent clusters."""
         outputs = -(-n // self.rows) * -(-m // self.tokens)
-        clusters = sms * self.resident // self.k_split
+        clusters = sms // self.k_split
         clusters = max(1, min(clusters, outputs * steps // (LEAST_STEPS * self.k_split)))
         clusters = _even(clusters, outputs)
         each, longer = divmod(outputs * steps, clusters)
         shared = outputs if longer or each % steps else 0
-        longest = (
-            -(-(each + (longer > 0)) // self.k_split) + -(-each // steps) * _CLUSTER_OUTPUT_STEPS
-        )
+        is_aligned = not longer and 0 in (each % steps, steps % each)
+        own_outputs = -(-each // steps) if is_aligned else (each - 1) // steps + 2
+        most = min(self.contributors, 2)
+        longest = -(-(each + (longer > 0)) // self.k_split)
+        longest += own_outputs * _CLUSTER_OUTPUT_STEPS[most]
         if shared:
-            longest += _CLUSTER_OUTPUT_STEPS + -(-steps // each) * _CLUSTER_ADDED_STEPS
+            longest += -(-steps // each) * _CLUSTER_ADDED_STEPS[most]
         inverse = ((1 << 32) - 1) // steps
         return Shares(clusters * self.k_split, shared, each, longer, inverse, longest)
 

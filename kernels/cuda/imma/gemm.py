@@ -141,7 +141,9 @@ class ImmaGemm(LinearKernel):
                 shares = c.shares(shape.m, shape.n, steps, sms)
                 shared = _partial_sums(c, shares, out.device)
                 sums = (*shared, shares.each, shares.longer, shares.inverse)
-                grid = shares.blocks, 1, 1
+                # Where the next kernel's blocks fit beside this one's, each SM has one of each.
+                blocks = sms // c.k_split * c.k_split if c.resident > 1 else shares.blocks
+                grid = blocks, 1, 1
             arguments = (*self._tensor_maps(x, w, c.rows, c.tokens, c.tokens), *rest, *sums)
         else:
             arguments = (w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"], *rest)
