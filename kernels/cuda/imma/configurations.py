@@ -252,8 +252,8 @@ class ClusterConfig(Config):
         is_aligned = not longer and 0 in (each % steps, steps % each)
         own_outputs = -(-each // steps) if is_aligned else (each - 1) // steps + 2
         most = min(self.contributors, 2)
-        longest = -(-(each + (longer > 0)) // self.k_split)
-        longest += own_outputs * _CLUSTER_OUTPUT_STEPS[most]
+        own_steps = -(-(each + (longer > 0)) // self.k_split)
+        longest = own_steps + own_outputs * _CLUSTER_OUTPUT_STEPS[most]
         if shared:
             longest += -(-steps // each) * _CLUSTER_ADDED_STEPS[most]
         inverse = ((1 << 32) - 1) // steps
