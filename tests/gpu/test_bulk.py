@@ -83,6 +83,28 @@ def test_clusters_give_any_shape_the_same_at_every_launch(
     _assert_right_at_every_launch(label, config, m, n, k)
 
 
+@pytest.mark.parametrize("config", CLUSTERS, ids=str)
+def test_a_launch_beside_the_one_before_reads_what_that_one_wrote(config: ClusterConfig) -> None:
+    kernel, k = linear_kernel("flexq-imma-w6a8"), 4096
+    generator = torch.Generator(device="cuda").manual_seed(config.tokens)
+    weight = torch.randn(k, k, generator=generator, device="cuda") / k**0.5
+    w = kernel.pack_weight(kernel.quantize_weight(weight.half()))
+    x = torch.randn(config.tokens, k, generator=generator, device="cuda").half()
+    packed = kernel.empty_activation(config.tokens, k, x.device)
+
+    def chained(*, one_by_one: bool) -> torch.Tensor:
+        out = x
+        for _ in range(8):
+            kernel.activate(out, packed)
+            out = torch.full_like(x, torch.nan)
+            kernel.gemm(packed, w, out, config=config)
+            if one_by_one:
+                torch.cuda.synchronize()
+        return out
+
+    assert torch.equal(chained(one_by_one=False), chained(one_by_one=True))
+
+
 def _assert_right_at_every_launch(
     label: str, config: PersistentConfig | ClusterConfig, m: int, n: int, k: int
 ) -> None:
