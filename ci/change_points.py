@@ -1,12 +1,20 @@
-"""The retrospective pass: where the levels of a run's series changed, stored with its evidence."""
+"""The retrospective pass: where the levels of a run's series changed, stored with its evidence.
+
+A level that changes with the device is no change point, unless other series changed otherwise with
+the same two devices.
+"""
 
 from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+
+import numpy as np
+from scipy import special
 
 from db import queries
 from db.decisions import DecisionInfo
@@ -16,18 +24,21 @@ from db.nightly import add_change_point, restore_change_point, retract_change_po
 from db.queries import HistoryPoint
 from db.records import CommitInfo, DeviceInfo
 from db.verdict_store import add_decision
+from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 from flexq_bench.stats.level_model import (
+    DeviceChange,
     LevelModel,
     Step,
     level_model,
 )
+from flexq_bench.stats.log_series import robust_scale
 from flexq_bench.stats.segments import SHORTEST_SEGMENT
 from flexq_bench.stats.steps import HISTORY_RULES, POINTS_BEFORE_FIRST
 from flexq_bench.verdicts import Cause, Verdict
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 5
+VERSION = 6
 PARAMETERS = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_segment": SHORTEST_SEGMENT,
@@ -37,16 +48,22 @@ PARAMETERS = {
 }
 _REACH = SHORTEST_SEGMENT - 1  # results that a step may move by and be the same
 _NEARBY = 10
+_FEWEST_OTHERS = 5
 _LONGEST = 600  # newest results of a series that are looked at
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 
 @dataclass(frozen=True, slots=True)
 class LookedBack:
-    """Numbers of change points that a pass stored or restored, and that it retracted."""
+    """Numbers of change points that a pass stored or restored, and that it retracted.
+
+    device_changes: number of series whose level changed with the device two results before the
+    newest, where nothing tells whether a commit did it.
+    """
 
     stored: int
     retracted: int
+    device_changes: int = 0
 
 
 def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> LookedBack:
@@ -54,17 +71,75 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
 
     A result of a commit outside of a git tree has no place in an order, and takes no part.
     """
-    stored = retracted = 0
+    stored = retracted = changed = 0
     series = {row.series_id for row in queries.run_results(session, run_uuid)}
+    # Series with a change of device that may hide a step wait for what the others say of it.
+    waiting: dict[int, LevelModel] = {}
+    changes: dict[tuple[int, int, str], dict[int, DeviceChange]] = defaultdict(dict)
     for series_id in sorted(series):
-        points = queries.series_history(session, series_id, without_sweeps=True)
-        last = points[-1].epoch if points else 0
-        usable = [p for p in points if p.epoch == last and p.topo_order is not None][-_LONGEST:]
-        model = level_model([result.median_us for result in usable], HISTORY_RULES)
+        usable = _usable(session, series_id)
+        model = level_model(
+            [result.median_us for result in usable],
+            HISTORY_RULES,
+            [result.device for result in usable],
+        )
+        if model.device_changes:
+            waiting[series_id] = model
+            for one in model.device_changes:
+                first, before = usable[one.index], usable[one.index - 1]
+                changes[before.device, first.device, first.run][series_id] = one
+            newest = model.device_changes[-1]
+            changed += (
+                len(usable) - newest.index == SHORTEST_SEGMENT
+                and abs(newest.relative_change) >= HISTORY_RULES.smallest
+            )
+            continue
         retracted += _retract(session, series_id, usable, model)
         for step in model.steps:
             stored += _store(session, series_id, usable, step, device)
-    return LookedBack(stored, retracted)
+    beside: dict[int, list[Step]] = defaultdict(list)
+    for same in changes.values():
+        for series_id, step in steps_beside_others(same).items():
+            beside[series_id].append(step)
+    for series_id, model in waiting.items():
+        usable = _usable(session, series_id)  # read again: all of them at once are large
+        steps = sorted((*model.steps, *beside[series_id]), key=lambda step: step.index)
+        model = replace(model, steps=tuple(steps))
+        retracted += _retract(session, series_id, usable, model)
+        for step in model.steps:
+            stored += _store(session, series_id, usable, step, device)
+    return LookedBack(stored, retracted, changed)
+
+
+def steps_beside_others(changes: Mapping[int, DeviceChange]) -> dict[int, Step]:
+    """The steps among the changes of level, by series, that came with one change of device.
+
+    What a device changes, it changes in all series alike. A step is what differs from the median of
+    the others by 1 % and, for their robust scatter and its own error, by Student's t, at the chance
+    of one look at one series for all of them together. With fewer than 5 others there is none.
+    """
+    if len(changes) <= _FEWEST_OTHERS:
+        return {}
+    shifts = {series: math.log(one.after / one.before) for series, one in changes.items()}
+    found = {}
+    for series, change in changes.items():
+        others = np.array([shift for other, shift in shifts.items() if other != series])
+        middle = float(np.median(others))
+        scatter = float(robust_scale(others)) * math.sqrt(1 + math.pi / 2 / others.size)
+        beyond = shifts[series] - middle
+        error = max(scatter, math.hypot(change.error, scatter / math.sqrt(others.size)))
+        p_value = 2 * float(special.stdtr(others.size - 1, -abs(beyond) / error))
+        p_value = min(p_value * len(changes), 1.0)
+        if abs(beyond) >= SMALLEST_LOG_RATIO and p_value <= HISTORY_RULES.significance:
+            before = change.before * math.exp(middle)
+            found[series] = Step(change.index, before, change.after, p_value)
+    return found
+
+
+def _usable(session: Session, series_id: int) -> list[HistoryPoint]:
+    points = queries.series_history(session, series_id, without_sweeps=True)
+    last = points[-1].epoch if points else 0
+    return [p for p in points if p.epoch == last and p.topo_order is not None][-_LONGEST:]
 
 
 def _retract(
@@ -87,6 +162,8 @@ def _retract(
 
 def no_step_reason(model: LevelModel, index: int) -> str:
     """Explain in words why a model has no step at an index of its series."""
+    if any(abs(change.index - index) <= _REACH for change in model.device_changes):
+        return "the level changed with the device"
     for spell in model.spells:
         if spell.start - _REACH <= index <= spell.stop + _REACH:
             return f"the level was back after {spell.stop - spell.start} results"
@@ -125,6 +202,7 @@ def _store(
         return True
     evidence = {
         "values": [result.median_us for result in results],
+        "devices": [result.device for result in results],
         "commits": [result.commit for result in results],
         "index": step.index,
         "p_value": step.p_value,

@@ -179,6 +179,11 @@ def conclude(
     with database.session() as session:
         night = record_night(session, comparisons, machine, commits, alerting=rules.alerting)
         stored_points = store_change_points(session, info.run, machine.device)
+        if stored_points.device_changes:
+            notes.append(
+                f"{stored_points.device_changes} series changed with the device: no commit is "
+                "named, as no device measured them before and after"
+            )
         verdicts: dict[str, int] = defaultdict(int)
         for judged in night.judged:
             if not judged.is_canary:

@@ -1,11 +1,12 @@
 """Series unlike those that the retrospective pass was made on: rare modes, ticks, switches, spells.
 
 Prints the tables that docs/statistics.md quotes, from fixed seeds (2 minutes):
-    python benchmarks/verdicts/hostile.py
+    python benchmarks/verdicts/hostile.py [--kind TEXT]
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import zlib
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from flexq_bench.stats import change_points
 from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Draw = Callable[[np.random.Generator, int], Floats]
 
 SERIES = 50
@@ -78,15 +80,20 @@ def on_ticks(logs: Floats) -> Floats:
     return rounded
 
 
+def devices_of(rng: np.random.Generator, nights: int, stay: float) -> Ints:
+    """One of four devices measures a night; stay: the chance that it is the same again."""
+    device = rng.integers(4, size=nights)
+    for night in range(1, nights):
+        if rng.random() < stay:
+            device[night] = device[night - 1]
+    return device
+
+
 def devices(stay: float) -> Draw:
-    """One of four devices, with 0, +0.8, -0.8 and +2 %, measures a night; stay: the same again."""
+    """Four devices with 0, +0.8, -0.8 and +2 %."""
 
     def draw(rng: np.random.Generator, nights: int) -> Floats:
-        device = rng.integers(4, size=nights)
-        for night in range(1, nights):
-            if rng.random() < stay:
-                device[night] = device[night - 1]
-        offsets: Floats = np.array([0, 0.008, -0.008, 0.02])[device]
+        offsets: Floats = np.array([0, 0.008, -0.008, 0.02])[devices_of(rng, nights, stay)]
         return quiet(rng, nights, 0.002) + offsets
 
     return draw
@@ -185,6 +192,13 @@ KINDS: dict[str, Draw] = {
     "4 % mode, visits of 3 nights": sticky(0.03, 0.3, 0.04),
     "4 % mode, visits of 20 nights": sticky(0.05, 0.05, 0.04),
 }
+# The same series as of the kinds without the second part. Their devices are recorded, and in the
+# last the step comes with the change of device that is nearest.
+RECORDED = {
+    "another device each night, recorded": 0.0,
+    "another device each 10 nights, recorded": 0.9,
+    "another device each 10 nights, recorded, the step with a change": 0.9,
+}
 SHORT: dict[str, Draw] = {
     "Gaussian, σ 1 %": lambda rng, nights: quiet(rng, nights, 0.01),
     "Student t(2)": KINDS["Student t(2)"],
@@ -205,15 +219,35 @@ def found(kind: str, draw: Draw, nights: int, step: float, number: int) -> list[
     return [point.index for point in change_points(20 * np.exp(logs), HISTORY_RULES)]
 
 
+def found_recorded(kind: str, nights: int, step: float, number: int) -> tuple[list[int], int]:
+    """The change points of a series whose devices are recorded, and where its step is."""
+    same = kind.split(", ")[0]
+    seed = zlib.crc32(f"{same} {nights} {step} {number}".encode())
+    device = devices_of(np.random.default_rng(seed), nights, RECORDED[kind])
+    logs = KINDS[same](np.random.default_rng(seed), nights)
+    at = STEP_AT
+    if kind.endswith("with a change"):
+        changes = np.flatnonzero(np.diff(device)) + 1
+        at = int(changes[np.abs(changes - STEP_AT).argmin()])
+    logs[at:] += np.log1p(step) * (-1) ** number
+    points = change_points(20 * np.exp(logs), HISTORY_RULES, device.tolist())
+    return [point.index for point in points], at
+
+
 def false_share(kind: str, draw: Draw, nights: int) -> float:
     return float(np.mean([bool(found(kind, draw, nights, 0.0, i)) for i in range(SERIES)]))
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", default="", help="only kinds that have this text in their names")
+    text = parser.parse_args().kind
     out = sys.stdout.write
     out("| noise, 150 nights | a false one | 2 % found within ±3 nights | 5 % | 10 % |\n")
     out("| --- | ---: | ---: | ---: | ---: |\n")
     for kind, draw in KINDS.items():
+        if text not in kind:
+            continue
         out(f"| {kind} | {false_share(kind, draw, NIGHTS):.1%} |")
         for step in STEPS:
             near = [
@@ -223,6 +257,21 @@ def main() -> None:
             out(f" {np.mean(near):.1%} |")
         out("\n")
         sys.stdout.flush()
+    for kind in RECORDED:
+        if text not in kind:
+            continue
+        out(f"| {kind} |")
+        for step in (0.0, *STEPS):
+            series = [found_recorded(kind, NIGHTS, step, number) for number in range(SERIES)]
+            hits = [
+                any(abs(one - at) <= 3 for one in places) if step else bool(places)
+                for places, at in series
+            ]
+            out(f" {np.mean(hits):.1%} |")
+        out("\n")
+        sys.stdout.flush()
+    if text:
+        return
     out(f"\n| noise, a false one in | {' | '.join(f'{n} nights' for n in LENGTHS)} |\n")
     out(f"| --- |{' ---: |' * len(LENGTHS)}\n")
     for kind, draw in SHORT.items():

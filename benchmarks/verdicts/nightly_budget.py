@@ -2,7 +2,7 @@
 
 One series, or some of a family, has a step; by evidence (`verdicts.budget`) and, beside it, by the
 size of the change:
-    python benchmarks/verdicts/nightly_budget.py [--processes 1]
+    python benchmarks/verdicts/nightly_budget.py [--processes 1] [--trials 60] [--slowed NAME]
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def trial(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=1)
-    processes = parser.parse_args().processes
+    parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("--slowed", default="", help="only rows whose first column has this text")
+    options = parser.parse_args()
     out = sys.stdout.write
     out(
         "| slowed | nights | order | candidates a night | compared | pairs of processes | GPU min |"
@@ -120,15 +122,15 @@ def main() -> None:
         ("ten quiet ones of a family", 5, 10, False),
         ("one of two speeds", 5, 1, True),
     ]
-    for name, most, slowed, two_speeds in rows:
+    for name, most, slowed, two_speeds in (row for row in rows if options.slowed in row[0]):
         for by_size in (True, False) if most == 1 else (False,):
             todo = [
                 (number, step, most, slowed, two_speeds, by_size)
                 for step in STEPS
-                for number in range(TRIALS)
+                for number in range(options.trials)
             ]
-            found, counts, pairs = np.array(list(in_processes(trial, todo, processes))).T
-            shares = found.reshape(len(STEPS), TRIALS).mean(axis=1)
+            found, counts, pairs = np.array(list(in_processes(trial, todo, options.processes))).T
+            shares = found.reshape(len(STEPS), options.trials).mean(axis=1)
             compared = min(BUDGET, counts.mean())
             taken = compared * pairs.mean()
             way = "size" if by_size else "evidence"

@@ -85,7 +85,7 @@ class HistoryPoint:
     """One accepted result of a series.
 
     epoch: counts from 1 in the order of the history; the points of an epoch have the same
-    environment and no acknowledged change between them.
+    environment and no acknowledged change between them. device: id of the device with its settings.
     """
 
     commit: str  # sha
@@ -100,6 +100,7 @@ class HistoryPoint:
     floor_us: float | None
     sm_clock_mhz: float | None
     subject: str = ""  # of the commit; empty: unknown
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,7 @@ def history_columns() -> tuple[Any, ...]:
         Measurement.floor_us,
         Measurement.sm_clock_mhz,
         Commit.subject,
+        Measurement.device_id,
     )
 
 

@@ -14,7 +14,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.runs.text_files import read_text
 from workloads.names import listed, unknown
 
-LABELS = ("commit", "time")  # columns that are read in addition to the number
+LABELS = ("commit", "time", "device")  # columns that are read in addition to the number
 _UNIT_STEPS = (1e3, 1e6, 1e9)  # of ns, µs, ms and s
 _UNIT_TOLERANCE = 1.6  # largest deviation of a ratio from a factor between units
 _GAPS = frozenset({"", "nan", "na", "n/a", "null", "none"})
@@ -28,8 +28,8 @@ class NumberColumn:
     """A column of numbers, one per data row.
 
     name None: the file has no header. values: NaN for an empty cell or a marker of missing data.
-    rows: line number of each in the file, from 1. labels: the columns `commit` and `time`, if the
-    file has them.
+    rows: line number of each in the file, from 1. labels: the columns `commit`, `time`
+    and `device`, if the file has them.
     """
 
     name: str | None

@@ -44,7 +44,7 @@ def detect(
         typer.Option(
             "--column",
             metavar="NAME",
-            help="Of the CSV. Default: the only one beside commit and time.",
+            help="Of the CSV. Default: the only one beside commit, time and device.",
             show_default=False,
         ),
     ] = None,
@@ -56,6 +56,7 @@ def detect(
     A level has at least three values, and the first change has five before it. In a stored series a
     change is at least 0.5 %, and an unclear one is reported only with more values. Drifts, switches
     between levels, seasonal patterns of seven values and spells are not changes; they are listed.
+    What a device adds is no change, if the CSV has a column device that names it.
     Indices count from 0. Empty values and NaN are gaps.
     """
     if column is not None and csv is None:
@@ -90,6 +91,7 @@ def _from_database(series: int, db: str | None) -> _Source:
         "commit": [point.commit for point in points],
         "time": [point.created_at for point in points],
         "epoch": [point.epoch for point in points],
+        "device": [point.device for point in points],
     }
     values = tuple(point.median_us for point in points)
     caveat = f"{projects[series]}'s: {history_verdict.CAVEAT}" if series in projects else ""
@@ -98,10 +100,21 @@ def _from_database(series: int, db: str | None) -> _Source:
 
 def _show(source: _Source, as_json: bool) -> None:
     from flexq_bench.stats.level_model import FEWEST_POINTS, level_model, usable_values
-    from flexq_bench.stats.steps import ANY_SERIES, HISTORY_RULES
+    from flexq_bench.stats.steps import ANY_SERIES, HISTORY_RULES, SMALLEST_STEP
 
     usable = usable_values(source.values)[0].size
-    model = level_model(source.values, HISTORY_RULES if source.is_stored else ANY_SERIES)
+    rules = HISTORY_RULES if source.is_stored else ANY_SERIES
+    model = level_model(source.values, rules, source.labels.get("device"))
+    device_changes = [
+        {
+            "index": change.index,
+            "level_before": change.before,
+            "level_after": change.after,
+            "relative_change": change.relative_change,
+        }
+        for change in model.device_changes
+        if abs(change.relative_change) >= SMALLEST_STEP
+    ]
     rows = [
         {
             "index": step.index,
@@ -125,6 +138,8 @@ def _show(source: _Source, as_json: bool) -> None:
                 "drifts": [asdict(drift) for drift in model.drifts],
                 "modes": None if model.modes is None else asdict(model.modes),
                 "mode_switches": [asdict(switch) for switch in model.switches],
+                "devices_apart": model.device_span,
+                "device_changes": device_changes,
                 "spells": [asdict(spell) for spell in model.spells],
                 "season": {"period": model.period, "depth": model.seasonal}
                 if model.period
@@ -146,11 +161,11 @@ def _show(source: _Source, as_json: bool) -> None:
     else:
         say(out, f"{counted}: {len(rows)} change point{'s' if len(rows) > 1 else ''}")
         out.print(_table(rows))
-    for line in (*_describe(model), *source.doubts):
+    for line in (*_describe(model, device_changes), *source.doubts):
         say(out, line)
 
 
-def _describe(model: LevelModel) -> Iterator[str]:
+def _describe(model: LevelModel, device_changes: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Describe a series' components other than its change points."""
     for drift in model.drifts:
         yield (
@@ -168,6 +183,14 @@ def _describe(model: LevelModel) -> Iterator[str]:
     if model.period:
         depth = f"{model.seasonal:.1%} from its lowest to its highest"
         yield f"a seasonal component of {model.period} values, {depth}"
+    if model.device_span:
+        yield f"devices up to {model.device_span:.1%} apart; levels are those on the newest one"
+    for change in device_changes:
+        yield (
+            f"the device changed at index {change['index']}, and the level with it "
+            f"({change['relative_change']:+.2%}): no device measured before and after, which would "
+            "tell whether a commit did it"
+        )
     for spell in model.spells:
         yield f"a spell of {spell.change:+.1%} from index {spell.start} to {spell.stop - 1}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,13 +35,16 @@ class ChangePoint:
     p_value: float
 
 
-def change_points(values: ArrayLike, rules: StepRules = ANY_SERIES) -> tuple[ChangePoint, ...]:
+def change_points(
+    values: ArrayLike, rules: StepRules = ANY_SERIES, devices: Sequence[Hashable] | None = None
+) -> tuple[ChangePoint, ...]:
     """The changes of level of a series, oldest first: the steps of its `level_model`.
 
-    A drift, a switch between two modes and a spell of 3 values are no change points. The
-    model says more of them. Raises ValueError if values is not one-dimensional.
+    A drift, a switch between two modes, a spell of 3 values and what a device adds are no change
+    points. The model says more of them. devices: [n] what each value was measured on; None: on one.
+    Raises ValueError if values is not one-dimensional, or devices has another length.
     """
     return tuple(
         ChangePoint(one.index, one.before, one.after, one.relative_change, one.p_value)
-        for one in level_model(values, rules).steps
+        for one in level_model(values, rules, devices).steps
     )

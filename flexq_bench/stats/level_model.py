@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from flexq_bench.stats.clear_steps import EarlierLooks
+from flexq_bench.stats.device_effects import DeviceEffects, device_effects
 from flexq_bench.stats.log_series import SAME_VALUE, Floats, Ints
 from flexq_bench.stats.modes import STICKY, Modes, find_modes
 from flexq_bench.stats.recoveries import Excursion, find_recoveries, without_recoveries
@@ -17,6 +19,7 @@ from flexq_bench.stats.segments import SHORTEST_SEGMENT, Segment
 from flexq_bench.stats.steps import (
     ANY_SERIES,
     POINTS_BEFORE_FIRST,
+    SURROUNDINGS,
     Boundary,
     Fit,
     StepRules,
@@ -29,6 +32,12 @@ LONGEST_SPELL = 3  # values; longer, and it was a level
 _DRIFT_SIGMAS = 5.0
 _SMALLEST_DRIFT = 0.01  # from its onset to its end
 _SAME_STEP = 3  # values that two findings of one step lie apart at most
+
+
+def _relative(before: float, after: float) -> float:
+    if before == 0:
+        return float(np.copysign(np.inf, after))
+    return (after - before) / abs(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +58,7 @@ class Step:
     @property
     def relative_change(self) -> float:
         """after / before - 1 for positive levels; infinite from a level of 0."""
-        if self.before == 0:
-            return float(np.copysign(np.inf, self.after))
-        return (self.after - self.before) / abs(self.before)
+        return _relative(self.before, self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +104,35 @@ class ModePair:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceChange:
+    """A change of device that no device was there before and after, so that nothing in the series
+    tells the device's effect from a step.
+
+    index: of the first value on another device. before, after: levels beside it, in the unit of the
+    series. error: standard error of ln(after / before), or of their difference in units of the
+    median size if values have any sign.
+    """
+
+    index: int
+    before: float
+    after: float
+    error: float
+
+    @property
+    def relative_change(self) -> float:
+        """after / before - 1 for positive levels; infinite from a level of 0."""
+        return _relative(self.before, self.after)
+
+
+@dataclass(frozen=True, slots=True)
 class LevelModel:
     """All of a series [size] in the unit and the indices that it was given in, oldest first.
 
     sigma: of one value about its level, as a fraction. memory: AR(1), of neighbours.
     period: of the seasonal component, in values; 0: none. seasonal: its range, a fraction; levels
-    are its mean.
+    are its mean. device_span: between the effects of the slowest device and the fastest one, a
+    fraction; 0: one device. Levels are those on the newest one. device_changes: those that may hide
+    a step, however small; they are no steps.
     """
 
     size: int
@@ -115,6 +145,8 @@ class LevelModel:
     memory: float = 0.0
     period: int = 0
     seasonal: float = 0.0
+    device_span: float = 0.0
+    device_changes: tuple[DeviceChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +171,19 @@ def usable_values(values: ArrayLike) -> tuple[Floats, Ints]:
     return array[index], index.astype(np.int64)
 
 
-def level_model(values: ArrayLike, rules: StepRules = ANY_SERIES) -> LevelModel:
+def level_model(
+    values: ArrayLike, rules: StepRules = ANY_SERIES, devices: Sequence[Hashable] | None = None
+) -> LevelModel:
     """The steps, drifts, modes and spells that explain a series together.
 
     values: [n], any unit and sign; NaN and infinities are gaps. Of positive values the logarithms
     are looked at, others are taken as they are. Fewer than 8 usable ones, or equal ones, have no
     step: never an error. A level holds for 3 values or more and 5 come before the first step.
     rules: by default those for values of any origin; `HISTORY_RULES` are for times of this project.
-    Raises ValueError if values is not one-dimensional.
+    devices: [n] what each value was measured on; None: on one. What a device adds is no step, nor
+    is a change of level that comes with a change of device, unless a device that was there before
+    and after tells the two apart. Raises ValueError if values is not one-dimensional, or devices
+    has another length.
 
     Segments of a level or a line: `segments`; the test of each step: `steps`; modes: `modes`. With
     rules that ask for it also jumps that fade, `recoveries`; levels that come back, `returns`; and
@@ -154,12 +191,16 @@ def level_model(values: ArrayLike, rules: StepRules = ANY_SERIES) -> LevelModel:
     """
     usable, index = usable_values(values)
     size = int(np.asarray(values).size)
-    model, beside_lines = _look(usable, index, size, rules)
+    if devices is not None and len(devices) != size:
+        raise ValueError(f"one device per value is needed, got {len(devices)} for {size}")
+    codes = _numbered(devices, index)
+    model, beside_lines = _look(usable, index, size, rules, codes)
     if not (model.steps and rules.earlier_looks):
         return model
 
     def steps_without(newest: int) -> tuple[int, ...]:
-        earlier, _ = _look(usable[:-newest], index[:-newest], size, rules)
+        known = None if codes is None else codes[:-newest]
+        earlier, _ = _look(usable[:-newest], index[:-newest], size, rules, known)
         return tuple(one.index for one in earlier.steps)
 
     looks = EarlierLooks(steps_without, rules.earlier_looks)
@@ -177,8 +218,34 @@ def level_model(values: ArrayLike, rules: StepRules = ANY_SERIES) -> LevelModel:
     return replace(model, steps=steps)
 
 
+def on_newest_device(
+    values: ArrayLike, devices: Sequence[Hashable], rules: StepRules = ANY_SERIES
+) -> Floats:
+    """[n] the values as the newest device would have measured them; arguments as `level_model`'s.
+
+    A change that comes with a device that stays is the device's here.
+    """
+    usable, index = usable_values(values)
+    moved = np.array(values, dtype=np.float64)
+    codes = _numbered(devices, index)
+    if codes is None or usable.size < FEWEST_POINTS:
+        return moved
+    scaled, scale = _scaled(usable)
+    rest, _, _ = _without_devices(scaled, codes, _modes(scaled, rules), rules)
+    moved[index] = np.exp(rest) if scale.unit is None else rest * scale.unit
+    return moved
+
+
+def _numbered(devices: Sequence[Hashable] | None, index: Ints) -> Ints | None:
+    """A number for each device, of the values at these indices; None: there is one device."""
+    if devices is None or len(set(devices)) < 2:
+        return None
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(devices))}
+    return np.array([numbers[devices[at]] for at in index.tolist()], dtype=np.int64)
+
+
 def _look(
-    usable: Floats, index: Ints, size: int, rules: StepRules
+    usable: Floats, index: Ints, size: int, rules: StepRules, devices: Ints | None
 ) -> tuple[LevelModel, list[bool]]:
     """The model of one look, and which of its steps have a line on a side."""
     if usable.size < FEWEST_POINTS or np.ptp(usable) <= SAME_VALUE * np.abs(usable).max():
@@ -187,12 +254,10 @@ def _look(
     season = find_season(scaled, index, rules.periods)
     if season is not None:
         scaled = scaled - season.component
-    modes = find_modes(
-        scaled,
-        least_noise=rules.smallest / 5,
-        longest_visit=rules.longest_visit,
-        significance=rules.significance,
-    )
+    modes = _modes(scaled, rules)
+    effects = None
+    if devices is not None:
+        scaled, modes, effects = _without_devices(scaled, devices, modes, rules)
     single = scaled if modes is None else scaled - modes.offset
     recoveries = find_recoveries(single) if rules.earlier_looks else []
     fit = fit_steps(without_recoveries(single, recoveries), rules)
@@ -234,8 +299,56 @@ def _look(
         memory=fit.memory,
         period=0 if season is None else season.period,
         seasonal=0.0 if season is None else scale.fraction(season.depth),
+        device_span=0.0 if effects is None else scale.fraction(effects.span),
+        device_changes=_device_changes(effects, fit, scale, index),
     )
     return model, [beside for _, beside in steps]
+
+
+def _modes(scaled: Floats, rules: StepRules) -> Modes | None:
+    return find_modes(
+        scaled,
+        least_noise=rules.smallest / 5,
+        longest_visit=rules.longest_visit,
+        significance=rules.significance,
+    )
+
+
+def _without_devices(
+    scaled: Floats, devices: Ints, modes: Modes | None, rules: StepRules
+) -> tuple[Floats, Modes | None, DeviceEffects | None]:
+    """The values without the effects of devices, the modes of the rest, and the effects."""
+    effects = device_effects(scaled, devices, modes, rules)
+    if effects is None:
+        return scaled, modes, None
+    rest = scaled - effects.component
+    return rest, _modes(rest, rules), effects
+
+
+def _device_changes(
+    effects: DeviceEffects | None, fit: Fit, scale: _Scale, index: Ints
+) -> tuple[DeviceChange, ...]:
+    """Changes of device that may hide a step; their errors are of 60 values on either side."""
+    if effects is None:
+        return ()
+    inflation = float(np.sqrt((1 + fit.memory) / (1 - fit.memory)))
+    places = [0, *(at for at, _ in effects.unresolved), index.size]
+    changes = []
+    for (low, at, high), (_, jump) in zip(
+        zip(places, places[1:], places[2:], strict=False), effects.unresolved, strict=True
+    ):
+        level = next(one for one in fit.segments if one.start < at <= one.stop).at(at - 0.5)
+        before = level + float(effects.component[at - 1])
+        sides = [min(at - low, SURROUNDINGS), min(high - at, SURROUNDINGS)]
+        changes.append(
+            DeviceChange(
+                int(index[at]),
+                scale.value(before),
+                scale.value(before + jump),
+                fit.sigma * inflation * float(np.sqrt(1 / sides[0] + 1 / sides[1])),
+            )
+        )
+    return tuple(changes)
 
 
 def _beside_a_line(fit: Fit, position: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -9,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO, change_points
-from flexq_bench.stats.level_model import FEWEST_POINTS
+from flexq_bench.stats.change_points import SMALLEST_CHANGE, SMALLEST_LOG_RATIO, change_points
+from flexq_bench.stats.level_model import FEWEST_POINTS, level_model, on_newest_device
 from flexq_bench.stats.log_series import (
     SCALE_FLOOR,
     SPIKE_SIGMAS,
@@ -32,6 +33,7 @@ class Pattern(StrEnum):
     CLOCK_DROP = "clock-drop"  # the clock explains the change
     SPIKE = "spike"  # one or two nights, and back
     STEP = "step"
+    NEW_DEVICE = "new-device"  # the level changed with the device; it may be no more than that
     DRIFT = "drift"  # creeps, without a step that explains it
     TOO_FEW = "too-few"  # nothing shows, of too few nights to look for a step
     STEADY = "steady"
@@ -42,13 +44,15 @@ class Nights:
     """A series with what was recorded beside it; all [n], oldest first.
 
     values: any unit. days: ordinal of the night. epochs: equal where the environment was.
-    clocks_mhz: SM clock while measuring; None: unknown.
+    clocks_mhz: SM clock while measuring; None: unknown. devices: equal where the device was; None:
+    one device.
     """
 
     values: ArrayLike
     days: ArrayLike
     epochs: ArrayLike
     clocks_mhz: ArrayLike | None = None
+    devices: Sequence[Hashable] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,10 @@ def classify(nights: Nights) -> Classification:
     """The pattern that explains a series, the outermost cause first.
 
     A single night is a new series; fewer than 3 after a change of environment, a new epoch.
-    Otherwise the newest epoch is looked at by itself: a step that the clock explains, a drift, a
-    step, a spike. With fewer nights than change points are looked for in, what shows none of them
-    is too few, and not steady. Raises ValueError if lengths differ.
+    Otherwise the newest epoch is looked at by itself, as the newest device would have measured it:
+    a step that the clock explains, a drift, a step, a spike, a level that changed with the device.
+    With fewer nights than change points are looked for in, what shows none of them is too few, and
+    not steady. Raises ValueError if lengths differ.
     """
     values = np.asarray(nights.values, dtype=np.float64)
     epochs, days = np.asarray(nights.epochs), np.asarray(nights.days, dtype=np.int64)
@@ -77,6 +82,8 @@ def classify(nights: Nights) -> Classification:
     for other in (epochs, days, clocks):
         if other is not None and other.shape != values.shape:
             raise ValueError(f"one entry a night is needed, got {other.shape}, {values.shape}")
+    if nights.devices is not None and len(nights.devices) != values.size:
+        raise ValueError(f"one device a night is needed, got {len(nights.devices)}, {values.size}")
     missing = missing_nights(days)
     _, usable = positive_logs(values)
     if usable.size <= 1:
@@ -84,7 +91,17 @@ def classify(nights: Nights) -> Classification:
     start = epoch_start(epochs)
     if start > 0 and values.size - start < 3:
         return Classification(Pattern.NEW_EPOCH, start, missing)
-    pattern, index = _shape(values[start:], None if clocks is None else clocks[start:])
+    newest = values[start:]
+    if nights.devices is not None:
+        newest = on_newest_device(newest, nights.devices[start:], HISTORY_RULES)
+    pattern, index = _shape(newest, None if clocks is None else clocks[start:])
+    if pattern is Pattern.STEADY and nights.devices is not None:
+        model = level_model(values[start:], HISTORY_RULES, nights.devices[start:])
+        changes = [
+            one.index for one in model.device_changes if abs(one.relative_change) >= SMALLEST_CHANGE
+        ]
+        if changes:
+            pattern, index = Pattern.NEW_DEVICE, changes[-1]
     if pattern is Pattern.STEADY and positive_logs(values[start:])[1].size < FEWEST_POINTS:
         return Classification(Pattern.TOO_FEW, None, missing)
     return Classification(pattern, None if index is None else start + index, missing)

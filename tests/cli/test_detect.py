@@ -48,6 +48,18 @@ def test_commit_and_time_are_kept_beside_the_number(cli, csv, separator):
     assert "c20" in cli("detect", "--csv", file).out
 
 
+def test_a_level_that_changes_with_the_device_is_named_and_is_no_change_point(cli, csv):
+    rows = [f"{number},{'a' if i < 20 else 'b'}" for i, number in enumerate(STEP)]
+    file = csv("us,device", *rows)
+
+    ran = cli("detect", "--csv", file, "--json")
+
+    assert points(ran) == []
+    (change,) = json.loads(ran.out)["device_changes"]
+    assert change["index"] == 20
+    assert "the device changed at index 20" in cli("detect", "--csv", file).out
+
+
 def test_a_column_is_chosen_by_its_name(cli, csv):
     file = csv("flat,us", *(f"5,{number}" for number in STEP))
 

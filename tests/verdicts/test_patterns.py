@@ -23,6 +23,18 @@ def test_a_quiet_series_is_steady():
     assert (found.pattern, found.index, found.missing) == (Pattern.STEADY, None, ())
 
 
+def test_a_level_that_changes_with_the_device_is_no_step():
+    values = quiet()
+    values[30:] *= 1.03
+    devices = ["one"] * 30 + ["other"] * 30
+
+    found = classify(nights(values, devices=devices))
+
+    assert (found.pattern, found.index) == (Pattern.NEW_DEVICE, 30)
+    back = classify(nights(values, devices=["one"] * 40 + ["other"] * 20))
+    assert (back.pattern, back.index) == (Pattern.STEP, 30)
+
+
 def test_a_step_is_one_from_where_it_begins():
     values = quiet()
     values[40:] *= 1.03

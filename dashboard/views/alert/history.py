@@ -79,7 +79,8 @@ def _change_points(frame: pd.DataFrame) -> list[_Step]:
     steps = []
     for _, part in frame.groupby("epoch", sort=False):
         rows = part.reset_index(drop=True)
-        for change in change_points(rows["value"].to_numpy(), HISTORY_RULES):
+        values, devices = rows["value"].to_numpy(), rows["device"].tolist()
+        for change in change_points(values, HISTORY_RULES, devices):
             row = rows.iloc[change.index]
             steps.append(
                 _Step(int(row["place"]), str(row["commit"]), change.relative_change, change.p_value)

@@ -19,6 +19,7 @@ _WORDS = {
     Pattern.CLOCK_DROP: "the GPU's clock changed, not the work",
     Pattern.SPIKE: "a spike: one or two results, and back",
     Pattern.STEP: "a step",
+    Pattern.NEW_DEVICE: "another GPU: the level changed with it",
     Pattern.DRIFT: "a drift: it creeps, without a step",
     Pattern.TOO_FEW: f"too few results to tell: {FEWEST_POINTS} of one epoch are needed",
     Pattern.STEADY: "steady",
@@ -50,6 +51,7 @@ def _pattern(points: tuple[HistoryPoint, ...]) -> tuple[str, str, int]:
             days=[point.created_at.toordinal() for point in points],
             epochs=[point.epoch for point in points],
             clocks_mhz=[float("nan") if clock is None else clock for clock in clocks],
+            devices=[point.device for point in points],
         )
     )
     since = "" if result.index is None else short_commit(points[result.index].commit, dirty=False)

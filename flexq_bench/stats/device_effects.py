@@ -1,0 +1,185 @@
+"""What each device adds to the values of one series, as far as its changes of device tell.
+
+Without a device that was there before and after it, a change of device says nothing of what else
+changed at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from flexq_bench.stats.log_series import Floats, Ints, difference_scale, robust_scale
+from flexq_bench.stats.modes import Modes
+from flexq_bench.stats.segments import SHORTEST_SEGMENT, residuals_of
+from flexq_bench.stats.steps import POINTS_BEFORE_FIRST, Fit, StepRules, fit_steps
+
+_BESIDE = 5  # values on either side of a change of device that tell how much it changed
+_ALIKE = 1e-3  # weight of devices being alike, of a change's: it only decides between equals
+_CLIP_SIGMAS = 4.0
+_REFITS = 2
+_SELDOM = 0.3  # share of the values at a change of device, if its coinciding with one is no chance
+_COINCIDING = 0.8  # share of the switches of modes, if the modes are the devices'
+_PURE = 0.95  # share of the values of each device in one mode, if the modes are the devices'
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEffects:
+    """component: [n] what the device adds to each value; 0 for the newest one's.
+
+    span: between the largest and the smallest. unresolved: indices of changes of device that no
+    device was there before and after, each with the jump, which the component includes.
+    """
+
+    component: Floats
+    span: float
+    unresolved: tuple[tuple[int, float], ...] = ()
+
+
+def device_effects(
+    values: Floats, devices: Ints, modes: Modes | None, rules: StepRules
+) -> DeviceEffects | None:
+    """The effects of devices [n, any integers] on values [n]; None: they are of one device.
+
+    A device with fewer than 3 values has no effect of its own. Effects agree with as many changes
+    of device as possible (least absolute deviations of the medians of 5 values on either side) and,
+    between equals, are as small as possible, so that one change too many is a step. Then effects
+    and levels are fitted together. At a change of device that no device was there before and after,
+    all of the difference is an effect; where there are eight and more blocks between such changes,
+    each counts as one value, and what is a step of those is no effect. modes: of the values; unless
+    they are the devices' themselves, the effects are those on a mode.
+    """
+    _, codes, counts = np.unique(devices, return_inverse=True, return_counts=True)
+    known = np.flatnonzero((counts >= SHORTEST_SEGMENT)[codes])
+    if np.unique(codes[known]).size < 2:
+        return None
+    single = values
+    if modes is not None and not _are_devices(modes, codes[known], known):
+        single = values - modes.offset
+    used = single[known]
+    code = np.unique(codes[known], return_inverse=True)[1].astype(np.int64)
+    blocks = _blocks(code)
+    added = _effects_of_blocks(used, code, blocks, rules)
+    if blocks.size - 1 >= POINTS_BEFORE_FIRST + SHORTEST_SEGMENT:
+        added = added - _steps_of_blocks(added, blocks, rules)
+    component = np.zeros_like(values)
+    component[known] = added
+    component -= added[-1]
+    changes = tuple((int(known[at]), float(added[at] - added[at - 1])) for at in blocks[1:-1])
+    return DeviceEffects(component, float(np.ptp(added)), changes)
+
+
+def _effects_of_blocks(values: Floats, code: Ints, blocks: Ints, rules: StepRules) -> Floats:
+    """[n] effects of devices inside each block, and between blocks all of their difference."""
+    added = np.zeros_like(values)
+    before = 0.0
+    for low, high in pairwise(blocks):
+        inside = np.unique(code[low:high], return_inverse=True)[1].astype(np.int64)
+        effects, first, last = _inside_block(values[low:high], inside, rules)
+        added[low:high] = effects + first - before
+        before += last - first
+    return added
+
+
+def _inside_block(values: Floats, code: Ints, rules: StepRules) -> tuple[Floats, float, float]:
+    """[n] effects of devices that come back, and the levels where the block begins and ends."""
+    offsets = np.zeros(int(code.max()) + 1)
+    if offsets.size > 1:
+        offsets = _from_changes(values, code, floor=rules.smallest / 5)
+    effects = offsets[code]
+    if values.size < POINTS_BEFORE_FIRST + SHORTEST_SEGMENT:
+        level = float(np.mean(values - effects))
+        return effects, level, level
+    fit = fit_steps(values - effects, rules)
+    for _ in range(_REFITS if offsets.size > 1 else 0):
+        offsets = offsets + _beside_levels(fit, values - effects, code, rules.smallest / 5)
+        effects = offsets[code]
+        fit = fit_steps(values - effects, rules)
+    return effects, fit.segments[0].at(0), fit.segments[-1].at(values.size - 1)
+
+
+def _are_devices(modes: Modes, codes: Ints, known: Ints) -> bool:
+    """Return True if the mode changes with the device, or each device has one nearly always."""
+    changed = np.zeros(modes.slow.size, dtype=np.bool_)
+    changed[known[1:]] = np.diff(codes) != 0
+    switched = np.flatnonzero(np.diff(modes.slow)) + 1
+    if changed.mean() < _SELDOM and changed[switched].mean() >= _COINCIDING:
+        return True
+    shares = [float(np.mean(modes.slow[known[codes == one]])) for one in np.unique(codes)]
+    pure = all(max(share, 1 - share) >= _PURE for share in shares)
+    return pure and min(shares) < 0.5 < max(shares)
+
+
+def _from_changes(values: Floats, code: Ints, *, floor: float) -> Floats:
+    """[devices] offsets that explain the jumps at changes of device best, by their absolute sum."""
+    from scipy.optimize import linprog  # only for series of several devices
+
+    bounds = np.concatenate(([0], np.flatnonzero(np.diff(code)) + 1, [code.size]))
+    count, changes = int(code.max()) + 1, bounds.size - 2
+    sigma = max(difference_scale(values, floor=floor), np.finfo(np.float64).tiny)
+    jumps = np.zeros(changes + count)
+    weights = np.zeros(changes + count)
+    effects = np.zeros((changes + count, count))
+    for row, (start, at, stop) in enumerate(zip(bounds, bounds[1:], bounds[2:], strict=False)):
+        left, right = values[max(start, at - _BESIDE) : at], values[at : min(stop, at + _BESIDE)]
+        jumps[row] = (np.median(right) - np.median(left)) / sigma
+        weights[row] = 1 / np.sqrt(1 / left.size + 1 / right.size)
+        effects[row, code[at]] += 1
+        effects[row, code[at - 1]] -= 1
+    weights[changes:] = _ALIKE * weights[:changes].min()
+    effects[changes:] = np.eye(count)
+    identity = np.eye(changes + count)
+    solved = linprog(
+        np.concatenate([np.zeros(count), weights, weights]),
+        A_eq=np.hstack([effects, identity, -identity]),
+        b_eq=jumps,
+        bounds=[(None, None)] * count + [(0, None)] * (2 * (changes + count)),
+        method="highs",
+    )
+    offsets: Floats = sigma * solved.x[:count]
+    return offsets
+
+
+def _beside_levels(fit: Fit, values: Floats, code: Ints, floor: float) -> Floats:
+    """[devices] what is to be added to offsets, by least squares together with the segments."""
+    rest = residuals_of(values, list(fit.segments))
+    limit = _CLIP_SIGMAS * float(robust_scale(rest, floor=floor))
+    rest = np.clip(rest, -limit, limit)
+    columns = [(code == one).astype(np.float64) for one in range(int(code.max()) + 1)]
+    devices = len(columns)
+    place = np.arange(values.size)
+    for one in fit.segments:
+        within = ((place >= one.start) & (place < one.stop)).astype(np.float64)
+        columns.append(within)
+        if one.slope:
+            columns.append(within * (place - (one.start + one.stop - 1) / 2) / one.size)
+    design = np.stack(columns, axis=1)
+    # One value's worth of staying: what cannot be told from a step is not moved.
+    stay = np.eye(len(columns))[:devices]
+    solved = np.linalg.lstsq(
+        np.vstack([design, stay]), np.concatenate([rest, np.zeros(devices)]), rcond=None
+    )[0]
+    moved: Floats = solved[:devices]
+    return moved
+
+
+def _blocks(code: Ints) -> Ints:
+    """Bounds [blocks + 1] between which each device has all of its values."""
+    place = np.arange(code.size)
+    last = np.zeros(int(code.max()) + 1, dtype=np.int64)
+    np.maximum.at(last, code, place)
+    ends = np.flatnonzero(np.maximum.accumulate(last[code]) == place) + 1
+    return np.concatenate(([0], ends)).astype(np.int64)
+
+
+def _steps_of_blocks(added: Floats, blocks: Ints, rules: StepRules) -> Floats:
+    """[n] the levels of the blocks' effects, where each block counts as one value."""
+    levels = np.array([float(np.mean(added[low:high])) for low, high in pairwise(blocks)])
+    fit = fit_steps(levels, rules)
+    stepped = np.zeros_like(levels)
+    for position, one in enumerate(fit.boundaries):
+        if one.p_value <= rules.significance:
+            stepped[fit.segments[position + 1].start :] += one.effect
+    return np.repeat(stepped, np.diff(blocks))
