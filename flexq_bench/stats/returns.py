@@ -68,7 +68,8 @@ def find_sawtooth(fit: Fit, steps: list[int]) -> tuple[int, ...]:
 
     At least five jumps of one direction after which the level returns to where it was before the
     next one, half of the way or more gradually. Other jumps that are reversed before the next one
-    belong to it too, and so does the newest one if it is between the same levels.
+    belong to it too, and so do the newest one and further ones of this direction, if they are
+    between the same levels.
     """
     if len(steps) < FEWEST_HOPS:
         return ()
@@ -89,15 +90,18 @@ def find_sawtooth(fit: Fit, steps: list[int]) -> tuple[int, ...]:
     if len(gradual) < FEWEST_HOPS:
         return ()
     found = [position for at, to in reverted for position in range(at, to)]
-    newest = range(int(jumps[-1]), len(steps))
     levels = [level for at, _ in reverted for level in (before[at], after[at])]
-    if all(
-        min(levels) - same <= level <= max(levels) + same
-        for at in newest
-        for level in (before[at], after[at])
-    ):
+
+    def is_between(at: int) -> bool:
+        ends = before[at], after[at]
+        return min(levels) - same <= min(ends) and max(ends) <= max(levels) + same
+
+    newest = range(int(jumps[-1]), len(steps))
+    if all(is_between(at) for at in newest):
         found += newest
-    return tuple(steps[at] for at in found)
+    # Where one of the next jumps was missed, the level before it is not that before the next one.
+    found += [int(at) for at in jumps if abs(effects[at]) >= same and is_between(at)]
+    return tuple(steps[at] for at in sorted(set(found)))
 
 
 def _stretches(fit: Fit, steps: list[int]) -> list[_Stretch]:

@@ -55,8 +55,10 @@ _NO_NOISE = 1e-6  # of all that the values span
 _TRIALS = 48.0
 
 
-# Chance of a step where there is none, in one look at one series.
-SIGNIFICANCE = 0.002
+# Chance of a step where there is none, in one look at one series: of any origin, which nothing
+# confirms, and of a stored history.
+SIGNIFICANCE = 0.001
+HISTORY_SIGNIFICANCE = 0.002
 # The smallest step of a stored history of times: a fraction of the level. What a comparison must
 # exceed to alert is `flexq_bench.verdicts.alert_rule`'s.
 SMALLEST_STEP = 0.005
@@ -88,6 +90,7 @@ ANY_SERIES = StepRules()  # of any origin and unit
 # Of times that the protocol measures, with known noise and a unit, looked at every night. What
 # people are told of them is confirmed by a comparison.
 HISTORY_RULES = StepRules(
+    significance=HISTORY_SIGNIFICANCE,
     smallest=SMALLEST_STEP,
     most_counted=float("inf"),
     earlier_looks=6,
