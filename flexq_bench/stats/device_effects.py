@@ -6,8 +6,10 @@ changed at the same time.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 
 import numpy as np
 
@@ -122,10 +124,11 @@ def _from_changes(values: Floats, code: Ints, *, floor: float) -> Floats:
     jumps = np.zeros(changes + count)
     weights = np.zeros(changes + count)
     effects = np.zeros((changes + count, count))
+    scaled = (values / sigma).tolist()
     for row, (start, at, stop) in enumerate(zip(bounds, bounds[1:], bounds[2:], strict=False)):
-        left, right = values[max(start, at - _BESIDE) : at], values[at : min(stop, at + _BESIDE)]
-        jumps[row] = (np.median(right) - np.median(left)) / sigma
-        weights[row] = 1 / np.sqrt(1 / left.size + 1 / right.size)
+        left, right = scaled[max(start, at - _BESIDE) : at], scaled[at : min(stop, at + _BESIDE)]
+        jumps[row] = median(right) - median(left)
+        weights[row] = 1 / math.sqrt(1 / len(left) + 1 / len(right))
         effects[row, code[at]] += 1
         effects[row, code[at - 1]] -= 1
     weights[changes:] = _ALIKE * weights[:changes].min()

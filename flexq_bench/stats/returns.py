@@ -16,6 +16,7 @@ from flexq_bench.stats.steps import Fit
 _SAME_SIGMAS = 3.0  # standard errors that two visits of one level differ by at most
 _SAME_SHARE = 0.25  # of a usual step, the same
 _GRADUAL = 0.5  # share of a jump that a ramp reverses
+_NEIGHBOURS = 3  # jumps of a sawtooth on either side, between whose levels its other ones are
 _FADING = 15  # values after a jump in which it may be the first of a recovery
 
 
@@ -68,8 +69,8 @@ def find_sawtooth(fit: Fit, steps: list[int]) -> tuple[int, ...]:
 
     At least five jumps of one direction after which the level returns to where it was before the
     next one, half of the way or more gradually. Other jumps that are reversed before the next one
-    belong to it too, and so do the newest one and further ones of this direction, if they are
-    between the same levels.
+    belong to it too, and so do the newest one if it is between the same levels, and further ones of
+    this direction if they are between the levels of the nearest ones.
     """
     if len(steps) < FEWEST_HOPS:
         return ()
@@ -90,18 +91,26 @@ def find_sawtooth(fit: Fit, steps: list[int]) -> tuple[int, ...]:
     if len(gradual) < FEWEST_HOPS:
         return ()
     found = [position for at, to in reverted for position in range(at, to)]
-    levels = [level for at, _ in reverted for level in (before[at], after[at])]
 
-    def is_between(at: int) -> bool:
+    def is_within(at: int, teeth: list[int], beyond: float) -> bool:
+        levels = [level for tooth in teeth for level in (before[tooth], after[tooth])]
         ends = before[at], after[at]
-        return min(levels) - same <= min(ends) and max(ends) <= max(levels) + same
+        return min(levels) - beyond <= min(ends) and max(ends) <= max(levels) + beyond
 
+    teeth = [int(at) for at, _ in reverted]
     newest = range(int(jumps[-1]), len(steps))
-    if all(is_between(at) for at in newest):
+    if all(is_within(at, teeth, same) for at in newest):
         found += newest
-    # Where one of the next jumps was missed, the level before it is not that before the next one.
-    found += [int(at) for at in jumps if abs(effects[at]) >= same and is_between(at)]
-    return tuple(steps[at] for at in sorted(set(found)))
+    # Where the jump after it was missed, the level before it is not the next one's. A lasting step
+    # is not between the levels of its neighbours on either side.
+    for at in set(jumps.tolist()) - set(found):
+        sides = (
+            [one for one in teeth if one < at][-_NEIGHBOURS:],
+            [one for one in teeth if one > at][:_NEIGHBOURS],
+        )
+        if abs(effects[at]) >= same and all(is_within(at, one, same / 2) for one in sides if one):
+            found.append(at)
+    return tuple(steps[at] for at in sorted(found))
 
 
 def _stretches(fit: Fit, steps: list[int]) -> list[_Stretch]:

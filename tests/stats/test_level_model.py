@@ -292,6 +292,24 @@ def test_jumps_of_a_sawtooth_are_switches_and_its_ramps_no_drifts():
     assert [one.index for one in model.switches] == pytest.approx(np.arange(30, 300, 30), abs=2)
 
 
+def test_a_lasting_step_as_large_as_the_teeth_is_a_step():
+    logs = noise(300, 19, 0.004) + 0.12 * (1 - np.arange(300) % 30 / 30)
+    logs[165:] += 0.12
+
+    # Which of the two jumps up it was cannot be told: the tooth's at 150 or this one.
+    (step,) = level_model(np.exp(logs)).steps
+    assert 149 <= step.index <= 166
+
+
+def test_a_jump_of_a_sawtooth_before_one_that_is_missed_is_a_switch():
+    logs = noise(300, 19, 0.004) + 0.12 * (1 - np.arange(300) % 30 / 30)
+    # Instead of a jump, the level goes back within 30 values.
+    logs[180:210] = logs[180:210][::-1]
+    logs[150:180] = np.linspace(logs[150], logs[180], 30)
+
+    assert level_model(np.exp(logs)).steps == ()
+
+
 def test_a_lasting_step_within_a_sawtooth_is_a_step():
     logs = noise(300, 19, 0.004) + 0.12 * (1 - np.arange(300) % 30 / 30)
     logs[165:] += 0.3
