@@ -1,4 +1,4 @@
-"""What each device adds to the values of one series, as far as its changes of device tell.
+"""Effects of devices on the values of one series, as far as changes of device show them.
 
 Without a device that was there before and after it, a change of device says nothing of what else
 changed at the same time.
@@ -146,7 +146,7 @@ def _from_changes(values: Floats, code: Ints, *, floor: float) -> Floats:
 
 
 def _beside_levels(fit: Fit, values: Floats, code: Ints, floor: float) -> Floats:
-    """[devices] what is to be added to offsets, by least squares together with the segments."""
+    """[devices] corrections of offsets to offsets, by least squares together with the segments."""
     rest = residuals_of(values, list(fit.segments))
     limit = _CLIP_SIGMAS * float(robust_scale(rest, floor=floor))
     rest = np.clip(rest, -limit, limit)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # its helper: made_nights
+
+from made_nights import SUITE, MadePool, unseen
+
 from ci.gate_perf import GateReport, gate_perf
+from ci.nightly import Rules, conclude, measure_night
 from ci.policy import load_policy
 from db.engine import Database
 from db.records import DeviceInfo
@@ -44,5 +50,20 @@ def gate(database: Database, tmp_path: Path, commits, sha) -> Callable[..., Gate
             alerting=alerting,
             today=TODAY,
         )
+
+    return run
+
+
+@pytest.fixture
+def a_night(database, commits, sha, compared, monkeypatch):
+    """a_night(3): the third commit's night; us: what a case takes there."""
+    monkeypatch.setattr("ci.nightly.commit_at", lambda root, one: commits[one])
+
+    def run(order, *, us=20.0, name=None, gpus=("A CPU",), pool=None, canaries=0, **options):
+        commit = commits[sha(order)]
+        pool = pool or MadePool(database, commit, compared, us, gpus)
+        rules = Rules(name or f"2025-11-{order:02}", Path(), canaries=canaries, **options)
+        infos = measure_night(database, pool, SUITE, commit, rules, progress=unseen)
+        return pool, [conclude(database, pool, info, commit, rules) for info in infos]
 
     return run

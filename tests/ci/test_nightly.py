@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 import subprocess
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
+from made_nights import MadePool
 
 from ci.backfill import fill_gap, find_gaps
-from ci.change_points import steps_beside_others
-from ci.nightly import Rules, conclude, measure_night
+from ci.nightly import Rules
 from ci.reports import nightly as night_report
 from db import queries
-from db.records import DeviceInfo
 from db.releases import store_releases
 from flexq_bench.cli.app import main
 from flexq_bench.cli.nightly import exit_code
@@ -25,84 +23,9 @@ from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.fleet import PoolOptions
 from flexq_bench.fleet.prometheus import prometheus_text
-from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import new_run
-from flexq_bench.runs.machine import Machine
-from flexq_bench.runs.record import build_record
-from flexq_bench.stats.level_model import DeviceChange
-from workloads.probes import is_probe
-from workloads.suite import Group, Shape, Suite
 
-SUITE = Suite("made", "", "", (Group(("flexq-w6a6",), (1,), (Shape(256, 256, "o_proj"),)),))
 KEY = "flexq-w6a6 gemm cold m1n256k256"
-IDENTITY = (
-    *("protocol_version", "input_distribution", "kernel_version"),
-    *("weight_bits", "act_bits", "group"),
-)
-
-
-@dataclass
-class Kind:
-    gpu: str
-    backend: str = "cpu"
-    capability: None = None
-
-
-def unseen(total):
-    assert total > 0, "a night without a case to come was begun"
-    return nullcontext(lambda record: None)
-
-
-class MadePool:
-    """Kinds of device on which every case takes `us`; what it was asked for is kept."""
-
-    def __init__(self, database, commit, compared, us=20.0, gpus=("A CPU",)):
-        self.database, self.commit, self.us = database, commit, us
-        self.kinds = [Kind(gpu) for gpu in gpus]
-        self.measured, self.contests, self._compared = [], [], compared
-
-    def measure(self, works, on_record):
-        for one in works:
-            for case in one.cases:
-                self.measured.append((one.gpu, case.key))
-                machine = self.machine(one.gpu)
-                identity = {name: machine.series_of(case)[name] for name in IDENTITY}
-                found = Measured("ok", "", 0, median_us=self.us, **identity)
-                record = build_record(case, found, one.run.info, self.commit, machine.device, {})
-                one.run.add(record)
-
-    def machine(self, gpu):
-        return Machine("cpu", DeviceInfo(f"{gpu} 1", gpu, "cpu"))
-
-    def compare(self, gpu, repository, base, head, cases):
-        self.contests.append((base, head, [case.key for case in cases]))
-        order = {sha: int(sha, 16) for sha in (base, head)}
-        return [
-            self._compared(
-                case.kernel,
-                1.0 if base == head or is_probe(case.kernel) else self.us / 20.0,
-                base=order[base],
-                head=order[head],
-                shape=(case.gemm.m, case.gemm.n, case.gemm.k),
-                cache=case.cache,
-            )
-            for case in cases
-        ]
-
-
-@pytest.fixture
-def a_night(database, commits, sha, compared, monkeypatch):
-    """a_night(3): the third commit's night; us: what a case takes there."""
-    monkeypatch.setattr("ci.nightly.commit_at", lambda root, one: commits[one])
-
-    def run(order, *, us=20.0, name=None, gpus=("A CPU",), pool=None, canaries=0, **options):
-        commit = commits[sha(order)]
-        pool = pool or MadePool(database, commit, compared, us, gpus)
-        rules = Rules(name or f"2025-11-{order:02}", Path(), canaries=canaries, **options)
-        infos = measure_night(database, pool, SUITE, commit, rules, progress=unseen)
-        return pool, [conclude(database, pool, info, commit, rules) for info in infos]
-
-    return run
 
 
 def test_a_second_start_of_a_night_does_nothing(a_night):
@@ -366,104 +289,6 @@ def test_a_canary_goes_to_the_noise_book_and_alerts_nobody(a_night, database, sh
     assert (report.canaries, report.opened) == (1, ())
     with database.session() as session:
         assert len(queries.aa_calibration(session)) == 1
-
-
-def test_looking_back_stores_a_change_point_once(a_night, database, sha):
-    for order in range(1, 18):
-        _, [report] = a_night(order, us=20.0 if order <= 12 else 22.0)
-
-    with database.session() as session:
-        series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
-        [found] = queries.change_points_of(session, series)
-    assert (found.commit, found.before, found.after) == (
-        sha(13),
-        pytest.approx(20.0),
-        pytest.approx(22.0),
-    )
-    assert report.change_points == 0
-
-
-def test_a_change_point_that_moves_by_a_night_is_the_same(a_night, database):
-    # Found at the 13th night on the 15th, and at the 14th on the 18th.
-    before = (19.95, 19.91, 19.82, 19.81, 20.13, 20.1, 19.84, 20.17, 19.92, 20.18, 19.81, 20.04)
-    after = (20.29, 20.61, 20.76, 20.59, 20.48, 20.75, 20.76, 20.68)
-
-    found = [a_night(at, us=us)[1][0].change_points for at, us in enumerate((*before, *after), 1)]
-
-    # Of the kernel and of the two probes, which are made to take as long.
-    assert [count for count in found if count] == [3]
-
-
-def test_a_change_point_is_taken_back_once_the_level_is_back(a_night, database):
-    times = (*[20.0] * 11, *[22.0] * 3, *[20.0] * 6)
-    reports = [a_night(order, us=us)[1][0] for order, us in enumerate(times, 1)]
-
-    assert sum(report.change_points for report in reports) == 3
-    assert "3 retracted" in "\n".join(night_report.lines(reports))
-    with database.session() as session:
-        series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
-        [found] = queries.change_points_of(session, series, with_retracted=True)
-    assert found.retracted == "the level was back after 3 results"
-
-
-class PoolOfTwo(MadePool):
-    """On a second device each case takes 2 % longer. device: which of the two measures."""
-
-    device = 1
-
-    def measure(self, works, on_record):
-        self.us *= 1.02 if self.device == 2 else 1.0
-        super().measure(works, on_record)
-
-    def machine(self, gpu):
-        return Machine("cpu", DeviceInfo(f"{gpu} {self.device}", gpu, "cpu"))
-
-
-def test_a_level_that_changes_with_the_device_is_a_note_and_no_change_point(
-    a_night, database, commits, sha, compared
-):
-    reports = []
-    for order in range(1, 17):
-        pool = PoolOfTwo(database, commits[sha(order)], compared)
-        pool.device = 1 if order <= 9 else 2
-        reports += a_night(order, pool=pool)[1]
-
-    assert [report.change_points for report in reports] == [0] * 16
-    noted = [report.night for report in reports if "changed with the device" in str(report.notes)]
-    assert noted == ["2025-11-12"]
-
-
-def test_a_step_with_the_device_is_a_change_point_once_the_old_device_is_back(
-    a_night, database, commits, sha, compared
-):
-    for order in range(1, 19):
-        us = 20.0 if order <= 7 else 21.0
-        pool = PoolOfTwo(database, commits[sha(order)], compared, us)
-        pool.device = 2 if 8 <= order <= 11 else 1
-        a_night(order, pool=pool)
-
-    with database.session() as session:
-        series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
-        [found] = queries.change_points_of(session, series)
-    assert found.commit == sha(8)
-    assert found.after / found.before == pytest.approx(1.05, abs=0.003)
-
-
-def test_a_series_that_changes_otherwise_than_the_others_with_the_device_is_a_step():
-    rng = np.random.default_rng(1)
-    shifts = 0.02 + 0.003 * rng.standard_normal(40)
-    shifts[7] += 0.03
-    changes = {
-        series: DeviceChange(60, 20.0, 20.0 * float(np.exp(shift)), 0.001)
-        for series, shift in enumerate(shifts)
-    }
-
-    [(series, step)] = steps_beside_others(changes).items()
-
-    assert (series, step.index) == (7, 60)
-    assert step.relative_change == pytest.approx(0.03, abs=0.008)
-    few = {series: changes[series] for series in range(4, 9)}
-    assert steps_beside_others(few) == {}
 
 
 def test_what_cannot_be_compared_is_a_note(a_night, database, commits, sha, compared):

@@ -1,0 +1,68 @@
+"""Nights on devices on which every case takes the same, for tests of what follows from them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from db.records import DeviceInfo
+from flexq_bench.measure import Measured
+from flexq_bench.runs.machine import Machine
+from flexq_bench.runs.record import build_record
+from workloads.probes import is_probe
+from workloads.suite import Group, Shape, Suite
+
+SUITE = Suite("made", "", "", (Group(("flexq-w6a6",), (1,), (Shape(256, 256, "o_proj"),)),))
+IDENTITY = (
+    *("protocol_version", "input_distribution", "kernel_version"),
+    *("weight_bits", "act_bits", "group"),
+)
+
+
+@dataclass
+class Kind:
+    gpu: str
+    backend: str = "cpu"
+    capability: None = None
+
+
+def unseen(total):
+    assert total > 0, "a night without a case to come was begun"
+    return nullcontext(lambda record: None)
+
+
+class MadePool:
+    """Kinds of device on which every case takes `us`; what it was asked for is kept."""
+
+    def __init__(self, database, commit, compared, us=20.0, gpus=("A CPU",)):
+        self.database, self.commit, self.us = database, commit, us
+        self.kinds = [Kind(gpu) for gpu in gpus]
+        self.measured, self.contests, self._compared = [], [], compared
+
+    def measure(self, works, on_record):
+        for one in works:
+            for case in one.cases:
+                self.measured.append((one.gpu, case.key))
+                machine = self.machine(one.gpu)
+                identity = {name: machine.series_of(case)[name] for name in IDENTITY}
+                found = Measured("ok", "", 0, median_us=self.us, **identity)
+                record = build_record(case, found, one.run.info, self.commit, machine.device, {})
+                one.run.add(record)
+
+    def machine(self, gpu):
+        return Machine("cpu", DeviceInfo(f"{gpu} 1", gpu, "cpu"))
+
+    def compare(self, gpu, repository, base, head, cases):
+        self.contests.append((base, head, [case.key for case in cases]))
+        order = {sha: int(sha, 16) for sha in (base, head)}
+        return [
+            self._compared(
+                case.kernel,
+                1.0 if base == head or is_probe(case.kernel) else self.us / 20.0,
+                base=order[base],
+                head=order[head],
+                shape=(case.gemm.m, case.gemm.n, case.gemm.k),
+                cache=case.cache,
+            )
+            for case in cases
+        ]

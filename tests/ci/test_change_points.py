@@ -1,0 +1,112 @@
+"""Looking back over the nights: each change point is stored once, and those of devices never."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from made_nights import MadePool
+
+from ci.change_points import steps_beside_others
+from ci.reports import nightly as night_report
+from db import queries
+from db.records import DeviceInfo
+from flexq_bench.runs.machine import Machine
+from flexq_bench.stats.level_model import DeviceChange
+
+
+def test_looking_back_stores_a_change_point_once(a_night, database, sha):
+    for order in range(1, 18):
+        _, [report] = a_night(order, us=20.0 if order <= 12 else 22.0)
+
+    with database.session() as session:
+        series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
+        [found] = queries.change_points_of(session, series)
+    assert (found.commit, found.before, found.after) == (
+        sha(13),
+        pytest.approx(20.0),
+        pytest.approx(22.0),
+    )
+    assert report.change_points == 0
+
+
+def test_a_change_point_that_moves_by_a_night_is_the_same(a_night, database):
+    # Found at the 13th night on the 15th, and at the 14th on the 18th.
+    before = (19.95, 19.91, 19.82, 19.81, 20.13, 20.1, 19.84, 20.17, 19.92, 20.18, 19.81, 20.04)
+    after = (20.29, 20.61, 20.76, 20.59, 20.48, 20.75, 20.76, 20.68)
+
+    found = [a_night(at, us=us)[1][0].change_points for at, us in enumerate((*before, *after), 1)]
+
+    # Of the kernel and of the two probes, which are made to take as long.
+    assert [count for count in found if count] == [3]
+
+
+def test_a_change_point_is_taken_back_once_the_level_is_back(a_night, database):
+    times = (*[20.0] * 11, *[22.0] * 3, *[20.0] * 6)
+    reports = [a_night(order, us=us)[1][0] for order, us in enumerate(times, 1)]
+
+    assert sum(report.change_points for report in reports) == 3
+    assert "3 retracted" in "\n".join(night_report.lines(reports))
+    with database.session() as session:
+        series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
+        [found] = queries.change_points_of(session, series, with_retracted=True)
+    assert found.retracted == "the level was back after 3 results"
+
+
+class PoolOfTwo(MadePool):
+    """On a second device each case takes 2 % longer. device: which of the two measures."""
+
+    device = 1
+
+    def measure(self, works, on_record):
+        self.us *= 1.02 if self.device == 2 else 1.0
+        super().measure(works, on_record)
+
+    def machine(self, gpu):
+        return Machine("cpu", DeviceInfo(f"{gpu} {self.device}", gpu, "cpu"))
+
+
+def test_a_level_that_changes_with_the_device_is_a_note_and_no_change_point(
+    a_night, database, commits, sha, compared
+):
+    reports = []
+    for order in range(1, 17):
+        pool = PoolOfTwo(database, commits[sha(order)], compared)
+        pool.device = 1 if order <= 9 else 2
+        reports += a_night(order, pool=pool)[1]
+
+    assert [report.change_points for report in reports] == [0] * 16
+    noted = [report.night for report in reports if "changed with the device" in str(report.notes)]
+    assert noted == ["2025-11-12"]
+
+
+def test_a_step_with_the_device_is_a_change_point_once_the_old_device_is_back(
+    a_night, database, commits, sha, compared
+):
+    for order in range(1, 19):
+        us = 20.0 if order <= 7 else 21.0
+        pool = PoolOfTwo(database, commits[sha(order)], compared, us)
+        pool.device = 2 if 8 <= order <= 11 else 1
+        a_night(order, pool=pool)
+
+    with database.session() as session:
+        series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
+        [found] = queries.change_points_of(session, series)
+    assert found.commit == sha(8)
+    assert found.after / found.before == pytest.approx(1.05, abs=0.003)
+
+
+def test_a_series_that_changes_otherwise_than_the_others_with_the_device_is_a_step():
+    rng = np.random.default_rng(1)
+    shifts = 0.02 + 0.003 * rng.standard_normal(40)
+    shifts[7] += 0.03
+    changes = {
+        series: DeviceChange(60, 20.0, 20.0 * float(np.exp(shift)), 0.001)
+        for series, shift in enumerate(shifts)
+    }
+
+    [(series, step)] = steps_beside_others(changes).items()
+
+    assert (series, step.index) == (7, 60)
+    assert step.relative_change == pytest.approx(0.03, abs=0.008)
+    few = {series: changes[series] for series in range(4, 9)}
+    assert steps_beside_others(few) == {}
