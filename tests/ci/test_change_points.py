@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from made_nights import MadePool
+from made_nights import IDENTITY, MadePool
 
-from ci.change_points import steps_beside_others
+from ci.change_points import steps_beside_others, store_change_points
 from ci.reports import nightly as night_report
 from db import queries
 from db.records import DeviceInfo
+from db.store import add_record, begin_run
+from flexq_bench.measure import Measured
+from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.machine import Machine
+from flexq_bench.runs.record import build_record
 from flexq_bench.stats.level_model import DeviceChange
+from workloads.case import Case
 
 
 def test_looking_back_stores_a_change_point_once(a_night, database, sha):
@@ -110,3 +117,34 @@ def test_a_series_that_changes_otherwise_than_the_others_with_the_device_is_a_st
     assert step.relative_change == pytest.approx(0.03, abs=0.008)
     few = {series: changes[series] for series in range(4, 9)}
     assert steps_beside_others(few) == {}
+
+
+def test_such_a_step_is_stored_and_stays(database, commits, sha):
+    rng = np.random.default_rng(2)
+    cases = [Case.from_key(f"flexq-w6a6 gemm cold m{m}n256k256") for m in range(1, 9)]
+    seen = []
+    for order in range(1, 17):
+        name = "A CPU 1" if order < 10 else "A CPU 2"
+        machine = Machine("cpu", DeviceInfo(name, "A CPU", "cpu"))
+        run = replace(
+            new_run("made", "nightly", tuple(case.key for case in cases)),
+            created_at=f"2025-11-{order:02}T00:00:00+00:00",
+        )
+        with database.session() as session:
+            begin_run(session, run, commits[sha(order)])
+            for case in cases:
+                us = 20.0 * np.exp(0.002 * rng.standard_normal()) * (1.02 if order >= 10 else 1.0)
+                us *= 1.05 if order >= 10 and case.gemm.m == 8 else 1.0
+                identity = {name: machine.series_of(case)[name] for name in IDENTITY}
+                measured = Measured("ok", "", 0, median_us=float(us), **identity)
+                at = commits[sha(order)]
+                add_record(session, build_record(case, measured, run, at, machine.device, {}))
+            seen.append(store_change_points(session, run.uuid, machine.device))
+
+    assert sum(one.stored for one in seen) == 1
+    assert sum(one.retracted for one in seen) == 0
+    with database.session() as session:
+        slower = next(s.id for s in queries.series_names(session) if s.m == 8)
+        [found] = queries.change_points_of(session, slower)
+    assert found.commit == sha(10)
+    assert found.after / found.before == pytest.approx(1.05, abs=0.006)
