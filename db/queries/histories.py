@@ -10,7 +10,13 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, aliased
 
 from db.queries.latest import SWEEP
-from db.queries.series import HistoryPoint, explained_orders, history_columns, points_of
+from db.queries.series import (
+    HistoryPoint,
+    epoch_environments,
+    explained_orders,
+    history_columns,
+    points_of,
+)
 from db.tables import Commit, Measurement, Noise, Run, Series
 
 _BATCH = 500  # series per statement
@@ -86,8 +92,9 @@ def _histories(
         )
     )
     breaks = explained_orders(session, series_ids)
+    environments = epoch_environments(session, series_ids)
     rows = session.connection().execute(query).all()  # Core, not ORM: faster
     return {
-        series: points_of((row[1:] for row in group), breaks.get(series, ()))
+        series: points_of((row[1:] for row in group), breaks.get(series, ()), environments)
         for series, group in groupby(rows, key=itemgetter(0))
     }

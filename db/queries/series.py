@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -12,9 +12,20 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.decisions import OPEN_STATES
+from db.hashing import fingerprint
 from db.queries.filters import Filters
 from db.records import TIME_METRICS
-from db.tables import Alert, Commit, Decision, EpochBreak, Measurement, Run, Series
+from db.tables import (
+    Alert,
+    Commit,
+    Decision,
+    Environment,
+    Epoch,
+    EpochBreak,
+    Measurement,
+    Run,
+    Series,
+)
 
 OUTSIDE = "outside"  # backend of results measured by another tool
 TRAIL = 5  # nightly runs within which a step of 2 % is detected (docs/statistics.md)
@@ -85,7 +96,8 @@ class HistoryPoint:
     """One accepted result of a series.
 
     epoch: counts from 1 in the order of the history; the points of an epoch have the same
-    environment and no acknowledged change between them. device: id of the device with its settings.
+    environment, whatever the host, and no acknowledged change between them. device: id of the
+    device with its settings.
     """
 
     commit: str  # sha
@@ -194,7 +206,7 @@ def series_history(
     if without_sweeps:
         query = query.where(Run.trigger != "sweep")
     breaks = explained_orders(session, [series_id]).get(series_id, ())
-    return points_of(session.execute(query), breaks)
+    return points_of(session.execute(query), breaks, epoch_environments(session, [series_id]))
 
 
 def history_columns() -> tuple[Any, ...]:
@@ -219,20 +231,40 @@ def history_columns() -> tuple[Any, ...]:
     )
 
 
-def points_of(rows: Iterable[Sequence[Any]], breaks: Sequence[int]) -> list[HistoryPoint]:
+def points_of(
+    rows: Iterable[Sequence[Any]], breaks: Sequence[int], environments: Mapping[int, str]
+) -> list[HistoryPoint]:
     """Convert rows of one series to points, and number their epochs.
 
     rows: values in the order of `history_columns`; tuples, since converting the 15,000 rows of a
     page to mappings took half of its time. breaks: topo_order of the commits at which an
-    acknowledged change opens an epoch.
+    acknowledged change opens an epoch. environments: of `epoch_environments`.
     """
-    numbers: dict[tuple[int, int], int] = {}
+    numbers: dict[tuple[str, int], int] = {}
     points = []
     for commit, order, epoch_id, *others in rows:
         passed = 0 if order is None else bisect_right(breaks, order)
-        epoch = numbers.setdefault((epoch_id, passed), len(numbers) + 1)
+        epoch = numbers.setdefault((environments[epoch_id], passed), len(numbers) + 1)
         points.append(HistoryPoint(commit, order, epoch, *others))
     return points
+
+
+def epoch_environments(session: Session, series_ids: Sequence[int]) -> dict[int, str]:
+    """Return a hash of the environment of each stored epoch of these series, without its host.
+
+    A container has a new host name each time, and what a host changes is its device's: with the
+    name in it no epoch would have a second result.
+    """
+    query = select(Epoch.id, Epoch.environment_id).where(Epoch.series_id.in_(series_ids))
+    of_epoch = {row.id: row.environment_id for row in session.execute(query)}
+    contents = select(Environment.id, Environment.content).where(
+        Environment.id.in_(set(of_epoch.values()))
+    )
+    hashes = {
+        row.id: fingerprint({name: value for name, value in row.content.items() if name != "host"})
+        for row in session.execute(contents)
+    }
+    return {epoch: hashes[environment] for epoch, environment in of_epoch.items()}
 
 
 def trusted_base(session: Session, series_id: int, *, trail: int = TRAIL) -> str | None:

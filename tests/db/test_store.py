@@ -89,6 +89,24 @@ def test_a_change_of_environment_opens_an_epoch_and_its_return_reuses_the_old_on
     assert first == third != second
 
 
+def test_another_host_opens_no_epoch_and_is_kept(session, build):
+    for order in (1, 2, 3):  # as in containers, whose host names are drawn anew
+        environment = {"driver": "580", "host": f"container-{order}"}
+        record = build.a_record(
+            f"at {order}", commit=build.a_commit(order), environment=environment
+        )
+        add_record(session, record)
+
+    (series,) = queries.list_series(session)
+    points = queries.series_history(session, series.id)
+    hosts = [
+        queries.result_detail(session, point.measurement).environment["host"] for point in points
+    ]
+    assert [point.epoch for point in points] == [1, 1, 1]
+    assert queries.trusted_base(session, series.id) == points[0].commit
+    assert hosts == ["container-1", "container-2", "container-3"]
+
+
 def test_an_epoch_begins_with_its_earliest_result_whatever_arrived_first(session, build):
     late, early = build.a_run("late"), build.a_run("early")
     add_record(session, build.a_record(run=late, created_at="2025-11-22T00:00:00+00:00"))
