@@ -47,7 +47,7 @@ from flexq_bench.accuracy.results import ORIGINAL, REFERENCE, Through
 from flexq_bench.accuracy.setup import PreparedModel
 from flexq_bench.accuracy.texts import Text
 from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.errors import FlexqError, MissingResultsError, UsageError
+from flexq_bench.errors import FlexqError, MissingResultsError, UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
 from kernels.errors import KernelError
 
@@ -250,7 +250,7 @@ class _Gate:
         except CheckpointError:
             raise  # a damaged file is not a failure of the scheme
         except (UsageError, ValueError) as error:  # other schemes may still succeed
-            self.failures[scheme] = " ".join(str(error).split())
+            self.failures[scheme] = one_line(error)
 
     def _evaluate_base(self) -> None:
         try:
@@ -358,7 +358,7 @@ class _Gate:
         try:
             reproduced = evaluator.reproduced(scheme, limit.text, len(result.values))
         except (UsageError, ValueError) as error:
-            return {}, " ".join(str(error).split())
+            return {}, one_line(error)
         return {limit.text: [replace(one, scheme=scheme) for one in reproduced]}, ""
 
 
@@ -440,5 +440,5 @@ def diagnose_scheme(setup: PreparedModel, scheme: str) -> Diagnosis:
             return Diagnosis(scheme, None, (), differing, tokens, note)
         kl, layers = losses_of_layers(original, model, folds, segments)
     except (FlexqError, RuntimeError, ValueError, AttributeError) as error:
-        return Diagnosis(scheme, None, (), (), tokens, " ".join(str(error).split()))
+        return Diagnosis(scheme, None, (), (), tokens, one_line(error))
     return Diagnosis(scheme, kl, layers, differing, tokens)

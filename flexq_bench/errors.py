@@ -55,3 +55,11 @@ class BrokenRevisionError(InfrastructureError):
 
 class CancelledError(FlexqError):
     """The requester cancelled the work; results measured so far are stored."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an exception on one line; its class if it has none. Never raises."""
+    try:
+        return " ".join(str(error).split()) or type(error).__name__
+    except Exception:  # __str__ of external code may raise anything
+        return "no message"

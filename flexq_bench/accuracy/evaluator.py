@@ -52,6 +52,7 @@ from flexq_bench.accuracy.stored_reference import store_reference
 from flexq_bench.accuracy.tasks import check_chat_template, run_task, task_name
 from flexq_bench.accuracy.texts import Text, tokenize
 from flexq_bench.checkpoints import QuantizedCheckpoint
+from flexq_bench.errors import one_line
 from flexq_bench.schemes.calibration import Calibration, calibration_segments
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.model_map import map_model
@@ -463,7 +464,7 @@ class Evaluator:
             n_items=0,
             values=(),
             parameters=self.parameters(scheme, task),
-            detail=" ".join(str(error).split())[:500],
+            detail=one_line(error)[:500],
         )
 
 

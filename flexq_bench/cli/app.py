@@ -39,8 +39,8 @@ from flexq_bench.cli import (
     sweep,
     worker,
 )
-from flexq_bench.cli.failures import exit_code_of, one_line
-from flexq_bench.errors import UsageError
+from flexq_bench.cli.failures import exit_code_of
+from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
 from flexq_bench.logs import JsonFormatter

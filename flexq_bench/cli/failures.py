@@ -48,8 +48,3 @@ def exit_code_of(error: Exception) -> ExitCode | None:
 
 def _is_full(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text or type(error).__name__

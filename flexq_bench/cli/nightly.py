@@ -31,7 +31,7 @@ from flexq_bench.cli.options import (
     TimesOption,
     tuning_of,
 )
-from flexq_bench.errors import UsageError
+from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.sweep_text import split_names
 
@@ -210,7 +210,6 @@ def _notify_broken_night(
     """Notify that the night failed. Errors of the database are ignored, not to hide the cause."""
     from ci.notifications import events
     from db.errors import DatabaseError
-    from flexq_bench.cli.failures import one_line
     from flexq_bench.cli.notify import send_if_subscribed
 
     with suppress(DatabaseError):

@@ -12,7 +12,7 @@ import typer
 
 from flexq_bench.cli.options import DATABASE, DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
-from flexq_bench.errors import UsageError
+from flexq_bench.errors import FlexqError, UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -94,8 +94,6 @@ def send_if_subscribed(database: Database) -> None:
     """
     from ci.notifications.delivery import deliver
     from ci.notifications.subscriptions import ENVIRONMENT_VARIABLE, load_subscriptions
-    from flexq_bench.cli.failures import one_line
-    from flexq_bench.errors import FlexqError
     from workloads.errors import WorkloadError
 
     path = os.environ.get(ENVIRONMENT_VARIABLE)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from flexq_bench.errors import one_line
 from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.measure.tampering import watch
 from flexq_bench.measure.worker_server import own_pipes, serve
@@ -71,7 +72,7 @@ def _compiled(kernel: LinearKernel, target: str, out: Path) -> dict[str, str]:
         if code is not None and not isinstance(code, bytes):
             raise TypeError(f"machine_code must return bytes, got {type(code).__name__}")
     except Exception as error:  # of others: it may be anything
-        return {"error": " ".join(str(error).split()) or type(error).__name__}
+        return {"error": one_line(error)}
     if code is None:
         raise _NoCodeError
     name = f"{hashlib.sha256(code).hexdigest()}.cubin"

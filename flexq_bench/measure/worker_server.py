@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
-from flexq_bench.errors import FlexqError
+from flexq_bench.errors import FlexqError, one_line
 from flexq_bench.measure.worker_messages import decode, encode
 from kernels.errors import SourceError, UnknownKernelError, UnsupportedError
 from workloads.errors import WorkloadError
@@ -41,16 +41,13 @@ def _answer(operations: object, message: dict[str, Any], names: Sequence[str]) -
     try:
         return {"reply": operation(**arguments)}
     except _REFUSALS as error:
-        return {"error": _one_line(error), "refused": True}
+        return {"error": _message(error), "refused": True}
     except Exception as error:  # a kernel may raise anything; who asked decides what it means
-        return {"error": f"{type(error).__name__}: {_one_line(error)}", "refused": False}
+        return {"error": f"{type(error).__name__}: {_message(error)}", "refused": False}
 
 
-def _one_line(error: Exception) -> str:
-    try:
-        text = " ".join(str(error).split()) or type(error).__name__
-    except Exception:  # an error whose message can't be made
-        text = "no message"
+def _message(error: Exception) -> str:
+    text = one_line(error)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 2]} …"
 
 

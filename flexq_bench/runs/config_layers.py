@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flexq_bench.errors import UsageError
+from flexq_bench.errors import UsageError, one_line
 from flexq_bench.runs.text_files import read_text
 from workloads.model_spec import LayerShape
 from workloads.names import unknown
@@ -112,9 +112,9 @@ def _build_model(values: Mapping[str, Any], file: str) -> tuple[torch.nn.Module,
             )
         return model, int(config.hidden_size)
     except Exception as error:  # model code raises any exception for impossible sizes
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(
-            f"{version} builds no decoder of {file} ({reason:.120}): mend it, or name another"
+            f"{version} builds no decoder of {file} ({one_line(error):.120}): mend it, or "
+            "name another"
         ) from error
     finally:
         logging.set_verbosity(verbosity)

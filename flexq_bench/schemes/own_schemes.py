@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flexq_bench.errors import one_line
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.errors import QuantizeError
@@ -99,8 +100,8 @@ class OwnScheme:
         try:
             returned = self.quantize(weight, statistics)
         except (Exception, SystemExit) as error:  # a user's function may raise anything
-            what = " ".join(str(error).split()) or type(error).__name__
-            raise QuantizeError(f"{self.name}: {layer}: {type(error).__name__}: {what}") from error
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise QuantizeError(f"{self.name}: {layer}: {reason}") from error
         try:
             codes, scales = returned
             return self._checked(codes, scales, tuple(weight.shape))
@@ -254,8 +255,8 @@ def _of_file(path: str) -> tuple[OwnScheme, ...]:
         try:
             values = runpy.run_path(path)
         except (Exception, SystemExit) as error:  # a user's file may raise anything
-            what = " ".join(str(error).split())
-            raise QuantizeError(f"{path}: {type(error).__name__}: {what}") from error
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise QuantizeError(f"{path}: {reason}") from error
         _loaded["file", path] = _schemes_among(values.values(), path)
     return _loaded["file", path]
 
@@ -266,8 +267,8 @@ def _of_entry_point(point: metadata.EntryPoint) -> tuple[OwnScheme, ...]:
         try:
             value = point.load()
         except (Exception, SystemExit) as error:  # another package's import may, too
-            what = " ".join(str(error).split())
-            raise QuantizeError(f"entry point {key[1]}: {type(error).__name__}: {what}") from error
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise QuantizeError(f"entry point {key[1]}: {reason}") from error
         values = vars(value).values() if isinstance(value, ModuleType) else [value]
         _loaded[key] = _schemes_among(values, f"entry point {key[1]}")
     return _loaded[key]

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from packaging.specifiers import SpecifierSet
 
-from kernels.errors import UnsupportedError
+from kernels.errors import UnsupportedError, first_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def load(package: Package, submodule: str = "") -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:  # a package built for another torch or CUDA may raise anything
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise UnsupportedError(
             f"{package.name} can't be imported ({reason}): install one for this torch"
         ) from error
