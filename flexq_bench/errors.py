@@ -63,3 +63,16 @@ def one_line(error: BaseException) -> str:
         return " ".join(str(error).split()) or type(error).__name__
     except Exception:  # __str__ of external code may raise anything
         return "no message"
+
+
+def library_reason(error: BaseException) -> str:
+    """Return the first line of the message of a library's exception; its class if it has none.
+
+    A first line that only announces the second one, by a colon, is returned with it.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    if isinstance(error, KeyError):  # whose message is the key alone
+        return f"there is no {lines[0]}"
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -20,9 +20,10 @@ from flexq_bench.accuracy.loading import (
 from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.results import KERNELS, Through
 from flexq_bench.checkpoints import QuantizedCheckpoint
-from flexq_bench.checkpoints.model_source import expected_tensors, first_line, quiet_transformers
+from flexq_bench.checkpoints.model_source import expected_tensors, quiet_transformers
 from flexq_bench.checkpoints.streaming import EmptyOnMeta
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
+from flexq_bench.errors import library_reason
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.linear_layers import with_linear_layers
 from flexq_bench.schemes.model_map import replace_module
@@ -83,7 +84,7 @@ def _without_weights(checkpoint: QuantizedCheckpoint, dtype: torch.dtype) -> Any
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         return with_linear_layers(model)
     except Exception as error:  # from an unknown kind of model to a field of another type
-        raise AccuracyError(f"can't load {checkpoint.folder}: {first_line(error)}") from error
+        raise AccuracyError(f"can't load {checkpoint.folder}: {library_reason(error)}") from error
 
 
 def _check_whole(checkpoint: QuantizedCheckpoint, model: nn.Module) -> None:

@@ -13,9 +13,9 @@ from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
 from flexq_bench.checkpoints.model_source import (
     check_block_count,
     check_no_more,
-    first_line,
     quiet_transformers,
 )
+from flexq_bench.errors import library_reason
 from flexq_bench.schemes.linear_layers import with_linear_layers
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles, find_model
 
@@ -100,10 +100,10 @@ def tokenizer_at(folder: Path, gguf: str | None = None) -> Any:
     except Exception as error:  # each kind of tokenizer file has its own way to be wrong
         if gguf is not None:
             raise AccuracyError(
-                f"can't read {folder / gguf} ({first_line(error)}): download it again"
+                f"can't read {folder / gguf} ({library_reason(error)}): download it again"
             ) from error
         raise AccuracyError(
-            f"{folder} has no tokenizer that transformers reads ({first_line(error)}): put "
+            f"{folder} has no tokenizer that transformers reads ({library_reason(error)}): put "
             "the model's tokenizer.json and tokenizer_config.json there"
         ) from error
 
@@ -117,7 +117,7 @@ def _check_config(files: ModelFiles) -> None:
     try:
         config = AutoConfig.from_pretrained(files.folder, trust_remote_code=False)
     except Exception as error:  # from an unknown kind of model to a field of another type
-        raise AccuracyError(f"can't load {files.name}: {first_line(error)}") from error
+        raise AccuracyError(f"can't load {files.name}: {library_reason(error)}") from error
     check_block_count(files, config)
 
 
@@ -135,7 +135,7 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
             **_gguf(files.gguf),
         )
     except Exception as error:  # from a wrong config.json to an unknown architecture
-        raise AccuracyError(f"can't load {files.name}: {first_line(error)}") from error
+        raise AccuracyError(f"can't load {files.name}: {library_reason(error)}") from error
     if info["mismatched_keys"]:
         name, theirs, ours = min(info["mismatched_keys"])
         raise AccuracyError(

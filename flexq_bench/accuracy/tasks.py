@@ -23,7 +23,7 @@ from typing import Any
 from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.local_tasks import LOCAL_TASKS, ZERO_SHOT_TASKS, write_local_task
-from flexq_bench.errors import FlexqError
+from flexq_bench.errors import FlexqError, library_reason
 
 ZERO_SHOT = tuple(ZERO_SHOT_TASKS)
 _NEAREST = 5
@@ -169,8 +169,8 @@ def run_task(
             raise  # of the model; whoever evaluates several knows what to do
         except Exception as error:  # of lm-eval, its data sets, their templates
             raise MissingTaskError(
-                f"lm-eval can't evaluate {name}: {_first_line(error)}; offline, give its data with "
-                "--task-data or a task file that names local files"
+                f"lm-eval can't evaluate {name}: {library_reason(_root_cause(error))}; offline, "
+                "give its data with --task-data or a task file that names local files"
             ) from error
     if evaluation is None or not evaluation["samples"]:
         raise AccuracyError(f"lm-eval gave no result of {name}")
@@ -279,12 +279,10 @@ def _is_file(name: str) -> bool:
     return name.endswith((".yaml", ".yml"))
 
 
-def _first_line(error: BaseException) -> str:
-    """Message of the error that began it."""
+def _root_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return error
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.errors import library_reason
 from workloads.names import unknown
 
 _C4_ROWS = 1100  # of the first validation shard, as GPTQ's code takes them
@@ -206,8 +207,8 @@ def _from_hub(name: str) -> str:
     try:
         rows = load_dataset(**_ON_THE_HUB[name])["text"]
     except Exception as error:  # what a network and a server can do is not one class
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise AccuracyError(
-            f"no file {name}, and the hub did not give that data set ({reason[0]}): give a file"
+            f"no file {name}, and the hub did not give that data set ({library_reason(error)}): "
+            "give a file"
         ) from error
     return "\n\n".join(rows) if name == "wikitext2" else " ".join(rows[:_C4_ROWS])

@@ -19,6 +19,7 @@ from flexq_bench.checkpoints.config import CONFIG
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, read_tensor
+from flexq_bench.errors import library_reason
 from flexq_bench.schemes.linear_layers import Origin
 from flexq_bench.schemes.model_files import ModelFiles
 from flexq_bench.schemes.model_map import stored_names
@@ -98,7 +99,7 @@ class FolderSource(ModelSource):
         try:
             config = AutoConfig.from_pretrained(self._files.folder, trust_remote_code=False)
         except Exception as error:  # from an unknown kind of model to a field of another type
-            raise CheckpointError(f"can't load {self.name}: {first_line(error)}") from error
+            raise CheckpointError(f"can't load {self.name}: {library_reason(error)}") from error
         check_block_count(self._files, config)
         return config
 
@@ -241,7 +242,7 @@ class GgufSource(ModelSource):
             ) from error
         except Exception as error:
             raise CheckpointError(
-                f"can't read {self._path} ({first_line(error)}): {_AGAIN}"
+                f"can't read {self._path} ({library_reason(error)}): {_AGAIN}"
             ) from error
 
 
@@ -356,16 +357,6 @@ def check_block_count(files: ModelFiles, config: Any) -> None:
             f"{files.name} has {len(files.tensors)} weights, and its {CONFIG} asks for {blocks} "
             f"blocks: {_AGAIN}"
         )
-
-
-def first_line(error: Exception) -> str:
-    """Message of an exception in one line; with the second where the first only announces it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    if isinstance(error, KeyError):  # whose message is the key alone
-        return f"there is no {lines[0]}"
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 @contextmanager

@@ -20,10 +20,10 @@ from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.model_source import (
     ModelSource,
     expected_tensors,
-    first_line,
     quiet_transformers,
 )
 from flexq_bench.checkpoints.peak_memory import give_back_free_memory
+from flexq_bench.errors import library_reason
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.linear_layers import linear_origins
 from flexq_bench.schemes.model_map import ModelMap, map_model
@@ -164,4 +164,4 @@ def _without_weights(source: ModelSource) -> Any:
         with quiet_transformers(), EmptyOnMeta():
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # from a wrong configuration to an unknown architecture
-        raise CheckpointError(f"can't load {source.name}: {first_line(error)}") from error
+        raise CheckpointError(f"can't load {source.name}: {library_reason(error)}") from error

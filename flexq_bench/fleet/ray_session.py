@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from flexq_bench.errors import InfrastructureError
+from flexq_bench.errors import InfrastructureError, library_reason
 from flexq_bench.repository.provenance import ROOT
 
 LOCAL = "local"
@@ -162,7 +162,7 @@ def _scratch_folder() -> Iterator[Path]:
 
 
 def _explain(address: str, error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = library_reason(error)
     if address == LOCAL:
         return f"Ray did not start on this machine ({reason}): see `flexq-bench doctor`"
     token = ", that this machine has its token (~/.ray/auth_token)"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flexq_bench.errors import UsageError
+from flexq_bench.errors import UsageError, library_reason
 
 CONFIG = "config.json"
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -214,10 +214,9 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UsageError(
             f"no model {name}: there is no such folder, and the Hugging Face hub gave none "
-            f"({reason[0]}): check the name, or give a folder"
+            f"({library_reason(error)}): check the name, or give a folder"
         ) from error
 
 
