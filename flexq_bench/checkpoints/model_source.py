@@ -21,7 +21,7 @@ from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, read_tensor
 from flexq_bench.errors import library_reason
 from flexq_bench.schemes.linear_layers import Origin
-from flexq_bench.schemes.model_files import ModelFiles
+from flexq_bench.schemes.model_files import ModelFiles, merged_tensors
 from flexq_bench.schemes.model_map import stored_names
 
 Named = tuple[str, torch.Tensor]
@@ -88,9 +88,7 @@ class FolderSource(ModelSource):
     def __init__(self, files: ModelFiles) -> None:
         self.name = files.name
         self._files = files
-        self._infos: dict[str, TensorInfo] = {}
-        for path in files.weights:
-            self._infos |= read_header(path)
+        self._infos = merged_tensors(files.weights, read_header)
         self._places: dict[str, _Place] = {}
 
     def config(self) -> Any:
@@ -119,9 +117,9 @@ class FolderSource(ModelSource):
         unused = set(self._infos)
 
         def find(name: str) -> TensorInfo | None:
-            for stored in dict.fromkeys((name, renamed(name))):
-                if found := self._infos.get(stored.removeprefix(prefix)):
-                    unused.discard(stored.removeprefix(prefix))
+            for key in (name.removeprefix(prefix), renamed(name).removeprefix(prefix)):
+                if found := self._infos.get(key):
+                    unused.discard(key)
                     return found
             return None
 

@@ -6,10 +6,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flexq_bench.errors import UsageError, library_reason
 
@@ -26,6 +26,8 @@ _PACKED = (
 _REAL = ("F16", "BF16", "F32", "F64")  # as safetensors calls them
 _QUANTIZED = ("quantization_config", "compression_config")  # in config.json
 _PIECE = 1 << 22
+
+Tensor = TypeVar("Tensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,7 @@ def _of_folder(folder: Path, *, name: str | None = None) -> ModelFiles:
         raise UsageError(f"{folder} holds no model: there is neither {CONFIG} nor a .gguf file")
     _check_config(folder / CONFIG)
     weights = safetensors_files(folder)
-    tensors: dict[str, StoredTensor] = {}
-    for path in weights:
-        stored = dict(_tensors(path))
-        check_once(tensors, stored, path)
-        tensors |= stored
-    return ModelFiles(name, folder, None, weights, tensors)
+    return ModelFiles(name, folder, None, weights, merged_tensors(weights, _tensors))
 
 
 def _check_config(path: Path) -> None:
@@ -170,25 +167,37 @@ def safetensors_files(folder: Path) -> tuple[Path, ...]:
     raise UsageError(f"{folder} has {files[0].name} and no {_WHOLE}: give it that name")
 
 
-def check_once(others: Mapping[str, object], of_file: Mapping[str, object], path: Path) -> None:
-    """Raise UsageError if a file has a tensor that files before it have: which one is meant?"""
-    twice = min(others.keys() & of_file.keys(), default=None)
-    if twice is not None:
-        raise UsageError(
-            f"{path.parent} has {twice} in two files, one of them {path.name}: download it again"
-        )
+def merged_tensors(
+    files: Iterable[Path], read: Callable[[Path], Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Merge what `read` returns for each file, by tensor name.
+
+    Raises UsageError if two files have the same tensor: either one may be outdated.
+    """
+    merged: dict[str, Tensor] = {}
+    for path in files:
+        of_file = read(path)
+        twice = min(merged.keys() & of_file.keys(), default=None)
+        if twice is not None:
+            raise UsageError(
+                f"{path.parent} has {twice} in two files, one of them {path.name}: download it "
+                "again"
+            )
+        merged |= of_file
+    return merged
 
 
-def _tensors(path: Path) -> list[tuple[str, StoredTensor]]:
+def _tensors(path: Path) -> dict[str, StoredTensor]:
     from safetensors import SafetensorError, safe_open
 
-    stored, packed = [], []
+    stored: dict[str, StoredTensor] = {}
+    packed = []
     try:
         path.open("rb").close()  # safetensors has no word for a file that may not be read
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no dictionary
                 tensor = file.get_slice(name)
-                stored.append((name, StoredTensor(path, tuple(tensor.get_shape()))))
+                stored[name] = StoredTensor(path, tuple(tensor.get_shape()))
                 if name.endswith(_PACKED):
                     packed.append(name)
                 elif name.endswith(".weight") and tensor.get_dtype() not in _REAL:

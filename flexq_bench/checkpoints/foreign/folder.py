@@ -9,7 +9,7 @@ import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.safetensors_io import DTYPES, TensorInfo, read_header, read_tensor
-from flexq_bench.schemes.model_files import check_once, safetensors_files
+from flexq_bench.schemes.model_files import merged_tensors, safetensors_files
 
 HALVES = (torch.float16, torch.bfloat16)
 REALS = (*HALVES, torch.float32)
@@ -25,12 +25,9 @@ class FolderTensors:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        infos: dict[str, TensorInfo] = {}
-        for path in safetensors_files(folder):
-            of_file = read_header(path)
-            check_once(infos, of_file, path)
-            infos |= of_file
-        self.infos: Mapping[str, TensorInfo] = infos
+        self.infos: Mapping[str, TensorInfo] = merged_tensors(
+            safetensors_files(folder), read_header
+        )
 
     def __contains__(self, name: str) -> bool:
         return name in self.infos
