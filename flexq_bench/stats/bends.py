@@ -1,8 +1,4 @@
-"""Gradual changes that resemble a step: a bend of a line, a level that settles.
-
-All functions take a boundary of a fit: values [n], segments [k], residuals [n] about them, and the
-position of the segment before it.
-"""
+"""Gradual changes that resemble a step: a bend of a line, a level that settles."""
 
 from __future__ import annotations
 
@@ -22,7 +18,28 @@ _SETTLING = np.array([0.25, 0.4, 0.6, 0.9, 1.4])
 _BEND_REACH = 15  # values between a boundary and the bend that explains it instead
 
 
-def bends(
+def is_gradual(
+    values: Floats,
+    segments: list[Segment],
+    effects: list[float],
+    position: int,
+    residuals: Floats,
+    memory: float,
+    floor: float,
+) -> bool:
+    """Return True if a gradual change explains a boundary of a fit as well as a step does.
+
+    values: [n]. residuals: [n] about the segments [k]. effects: [k - 1], of boundaries. position:
+    of the segment before the boundary. memory: of the residuals. floor: least sigma of a value.
+    """
+    return (
+        _bends(values, segments, position, residuals, memory, floor)
+        or _jumps_less(values, segments, position, effects[position], residuals, memory, floor)
+        or _settles(values, segments, effects, position, residuals)
+    )
+
+
+def _bends(
     values: Floats,
     segments: list[Segment],
     position: int,
@@ -54,7 +71,7 @@ def bends(
     return best - jumping < _BEYOND_A_BEND * inflation * jumping / part.size
 
 
-def is_gradual(
+def _jumps_less(
     values: Floats,
     segments: list[Segment],
     position: int,
@@ -85,7 +102,7 @@ def is_gradual(
     )
 
 
-def settles(
+def _settles(
     values: Floats,
     segments: list[Segment],
     effects: list[float],

@@ -55,8 +55,7 @@ class Modes:
     @property
     def switches(self) -> Ints:
         """Indices of the values that are in another mode than the one before, and no new level."""
-        apart = self.slow != self.held
-        return (np.flatnonzero(apart[1:] != apart[:-1]) + 1).astype(np.int64)
+        return _bounds(self.slow != self.held)[1:-1]
 
     @property
     def offset(self) -> Floats:
@@ -65,11 +64,7 @@ class Modes:
 
 
 def find_modes(
-    values: Floats,
-    *,
-    least_noise: float = 0.0,
-    longest_visit: int = LONGEST_VISIT,
-    significance: float = 0.002,
+    values: Floats, *, least_noise: float, longest_visit: int, significance: float
 ) -> Modes | None:
     """The two modes of a series [n], whatever its steps are; None: it has none.
 
@@ -184,8 +179,7 @@ def _nearest_alias(
     first base that shows both modes decides also for the bases before it.
     """
     base = base.copy()
-    bounds = np.concatenate(([0], np.flatnonzero(np.diff(base)) + 1, [base.size]))
-    parts = list(pairwise(bounds.tolist()))
+    parts = list(pairwise(_bounds(base).tolist()))
     shares = [float(slow[start:stop].mean()) for start, stop in parts]
     sure = [_BOTH_MODES < share < 1 - _BOTH_MODES for share in shares]
     anchor = sure.index(True) if True in sure else 0
@@ -273,10 +267,10 @@ def _without_visits(slow: Bools, longest: float) -> Bools:
     return np.repeat(slow[long], np.diff([0, *long[1:], slow.size]))
 
 
-def _bounds(slow: Bools) -> Ints:
-    """Return the indices at which visits begin, and n."""
-    switches = np.flatnonzero(slow[1:] != slow[:-1]) + 1
-    return np.concatenate(([0], switches, [slow.size])).astype(np.int64)
+def _bounds(values: Bools | Floats) -> Ints:
+    """Return the indices at which runs of equal values [n] begin, and n."""
+    switches = np.flatnonzero(values[1:] != values[:-1]) + 1
+    return np.concatenate(([0], switches, [values.size])).astype(np.int64)
 
 
 def _memory(slow: Bools) -> tuple[float, float]:

@@ -133,39 +133,29 @@ def _recurring(fit: Fit, effects: list[float], stretches: list[_Stretch]) -> tup
     usual = _SAME_SHARE * float(np.median(np.abs(effects)))
     error = _SAME_SIGMAS * fit.sigma * float(np.sqrt((1 + fit.memory) / (1 - fit.memory)))
 
-    def same(one: int, other: int) -> bool:
-        a, b = stretches[one], stretches[other]
-        if a.level is None or b.level is None:
-            return False
-        return abs(a.level - b.level) <= min(usual, error * float(np.sqrt(1 / a.size + 1 / b.size)))
-
+    levels = np.array([np.nan if one.level is None else one.level for one in stretches])
+    sizes = np.array([one.size for one in stretches])
+    inverse = 1 / sizes
+    same = np.abs(np.subtract.outer(levels, levels)) <= np.minimum(
+        usual, error * np.sqrt(np.add.outer(inverse, inverse))
+    )
+    np.fill_diagonal(same, val=False)
     # What was before a change of all levels does not come back. Of a revert, the level between
     # the two steps does not.
-    recurring = [
-        any(same(at, other) for other in range(count) if other != at) for at in range(count)
-    ]
+    recurring = same.any(axis=0)
     switches = [
         at
         for at in range(count - 1)
         if recurring[at]
         and recurring[at + 1]
-        and (
-            any(same(other, at + 1) for other in range(at))
-            or any(same(other, at) for other in range(at + 2, count))
-        )
+        and (same[:at, at + 1].any() or same[at + 2 :, at].any())
     ]
-    visits = [stretches[at].size for at in {*switches, *(at + 1 for at in switches)}]
+    visits = sizes[list({*switches, *(at + 1 for at in switches)})]
     if len(switches) < FEWEST_HOPS or float(np.median(visits)) > LONGEST_VISIT:
         switches = []
-    newest = count - 1
-    repeats = (
-        stretches[newest].size <= LONGEST_VISIT
-        and any(
-            same(at, newest) and stretches[at].size <= LONGEST_VISIT for at in range(1, newest - 1)
-        )
-        and any(same(at, newest - 1) for at in range(newest - 2))
-    )
-    return switches, repeats
+    short = sizes <= LONGEST_VISIT
+    repeats = short[-1] and (same[1:-2, -1] & short[1:-2]).any() and same[:-3, -2].any()
+    return switches, bool(repeats)
 
 
 def _first_fading(values: Floats, fit: Fit, steps: list[int]) -> int:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from scipy import special
 
-from flexq_bench.stats.bends import CLIP_SIGMAS, bends, is_gradual, settles
+from flexq_bench.stats.bends import CLIP_SIGMAS, is_gradual
 from flexq_bench.stats.log_series import (
     MAD_TO_SIGMA,
     MAX_AUTOCORRELATION,
@@ -265,9 +265,7 @@ def _tested(
         effects = [one.effect for one in tested]
         tested = [
             replace(one, p_value=1.0)
-            if bends(cleaned, segments, i, residuals, memory, floor)
-            or is_gradual(cleaned, segments, i, one.effect, residuals, memory, floor)
-            or settles(cleaned, segments, effects, i, residuals)
+            if is_gradual(cleaned, segments, effects, i, residuals, memory, floor)
             else one
             for i, one in enumerate(tested)
         ]
