@@ -118,9 +118,9 @@ class Candidates:
 
     def _clusters(self, m: int) -> list[ManyConfig]:
         """Those whose blocks have room for m tokens, and least to spare."""
-        rooms = [c.tokens for c in self.costs if isinstance(c, ClusterConfig) and c.tokens >= m]
-        clusters = (c for c in self.costs if isinstance(c, ClusterConfig))
-        return [c for c in clusters if rooms and c.tokens == min(rooms)]
+        roomy = [c for c in self.costs if isinstance(c, ClusterConfig) and c.tokens >= m]
+        least = min((c.tokens for c in roomy), default=0)
+        return [c for c in roomy if c.tokens == least]
 
     def _of(self, kind: type[ManyConfig]) -> list[ManyConfig]:
         return [config for config in self.costs if isinstance(config, kind)]
@@ -189,14 +189,11 @@ def waves_of(
     by_shared = _SM_SHARED_BYTES // (config.shared_bytes(tiles) + _BLOCK_SHARED_BYTES)
     resident = max(1, min(by_registers, by_shared))
     steps = math.ceil(gemm.k / (GROUP * config.k_split))
-    if isinstance(config, ClusterConfig):
+    is_cluster = isinstance(config, ClusterConfig)
+    if is_cluster or cost.each_wave:
         share = _CLUSTERED_SHARE if config.k_split > 2 else 1.0
         whole, rest = divmod(x * y, int(sms * resident * share))
-        return Waves(whole, resident, min(resident, -(-rest // sms)), steps, whole + (rest > 0))
-    if cost.each_wave:
-        share = _CLUSTERED_SHARE if config.k_split > 2 else 1.0
-        whole, rest = divmod(x * y, int(sms * resident * share))
-        is_spread = config.k_split == 1 or rest <= sms
+        is_spread = is_cluster or config.k_split == 1 or rest <= sms
         last = math.ceil(rest / sms / (1.0 if is_spread else _SPREAD_SHARE))
         return Waves(whole, resident, min(resident, last), steps, whole + (rest > 0))
     whole, rest = divmod(x * y, sms * resident)
