@@ -98,9 +98,8 @@ class FunctionDefinition:
             value = getattr(self, what)
             if not callable(value) and (value is not None or what == "function"):
                 raise DefinitionError(f"{self.name}: {what} must be a function, got {value!r:.80}")
-        given = self.configurations
-        if not callable(given):
-            _check_configurations(self.name, given)
+        if not callable(self.configurations):
+            _check_configurations(self.name, self.configurations)
         capability = self.min_capability
         if not isinstance(capability, Sequence) or [type(one) for one in capability] != [int, int]:
             raise DefinitionError(
@@ -213,9 +212,10 @@ class FunctionKernel(LinearKernel):
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         given = self._definition.configurations
-        offered = given(gemm) if callable(given) else given
-        _check_configurations(self.spec.label, offered)
-        return tuple(FunctionConfig(tuple(one.items())) for one in offered)
+        if callable(given):
+            given = given(gemm)
+            _check_configurations(self.spec.label, given)
+        return tuple(FunctionConfig(tuple(one.items())) for one in given)
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
         return next(iter(self.candidates(gemm)), None)
@@ -239,10 +239,9 @@ class FunctionKernel(LinearKernel):
 
 def _check_configurations(name: str, given: object) -> None:
     """Raise DefinitionError unless they are dicts that JSON can store, to be compared by value."""
-    named = isinstance(given, Sequence) and all(
+    if not isinstance(given, Sequence) or not all(
         isinstance(one, Mapping) and all(isinstance(key, str) for key in one) for one in given
-    )
-    if not isinstance(given, Sequence) or not named:
+    ):
         raise DefinitionError(
             f"{name}: configurations must be a list of dicts of keyword arguments, "
             f"got {given!r:.80}"
