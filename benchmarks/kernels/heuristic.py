@@ -30,7 +30,8 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
+from operator import attrgetter
 from pathlib import Path
 from types import UnionType
 
@@ -44,7 +45,6 @@ from kernels.cuda.imma.configuration_choice import (
     Cost,
     ManyConfig,
     choose,
-    cost_us,
     read_us,
     waves_of,
 )
@@ -78,7 +78,7 @@ SMALLEST, LARGEST = 2e6, 240e6  # weights of a layer
 PAPERS = ("paper-fig10", "paper-fp6")
 LARGEST_LOSS = 1.0  # in a greedy choice: of a configuration that was not timed, too
 
-COSTS = ("start_us", "alone_us", "each_us")
+costs_of = attrgetter("start_us", "alone_us", "each_us")
 COST_RANGE = 0.05, 20.0  # in microseconds
 LARGE_ERROR = 0.15  # of a time's logarithm: outliers beyond
 FEWEST_TIMES = 10  # of a configuration, for a fit to them
@@ -200,12 +200,34 @@ def write_table(times: Times, sms: int, kernel: str) -> None:
 
 def estimated_us(costs: np.ndarray, waves: np.ndarray, floor: np.ndarray) -> np.ndarray:
     """Estimate times as cost_us of configuration_choice.py, from arrays whose last axis is one
-    configuration's costs or waves. floor: of reading, in microseconds."""
+    configuration's costs or the fields of its Waves. floor: of reading, in microseconds."""
     start, alone, each = np.moveaxis(costs, -1, 0)
     whole, resident, last, steps, starts = np.moveaxis(waves, -1, 0)
     busy = whole * np.maximum(alone, each * resident)
     busy = busy + (last > 0) * np.maximum(alone, each * last)
     return np.asarray(((starts * start + steps * busy) ** 4 + floor**4) ** 0.25)
+
+
+def fit_to_times(
+    known: np.ndarray,
+    waves: np.ndarray,
+    floor: np.ndarray,
+    us: np.ndarray,
+    *,
+    large_error: float = math.inf,
+) -> np.ndarray:
+    """Fit the costs of one configuration to the logarithms of its times, by least squares near the
+    known costs; errors from large_error on count by their absolute value."""
+    logs, known = np.log(us), np.log(known)
+
+    def error(tried: np.ndarray) -> float:
+        off = np.abs(np.log(estimated_us(np.exp(tried), waves, floor)) - logs)
+        capped = np.minimum(off, large_error)
+        return float(np.mean(capped * (2 * off - capped)) + 1e-3 * np.mean((tried - known) ** 2))
+
+    begun = (known, known + np.array([-1.0, 0.2, 0.2]))
+    results = [minimize(error, x, method="Nelder-Mead") for x in begun]
+    return np.asarray(np.exp(min(results, key=lambda r: r.fun).x))
 
 
 class CostSamples:
@@ -230,15 +252,15 @@ class CostSamples:
         us = us.reshape(-1, len(self.configs))
         self.us, self.missing = us, np.isnan(us)
         self.losses = np.nan_to_num(us / np.nanmin(us, axis=1, keepdims=True) - 1)
-        waves = [
-            [waves_of(c, costs[c], gemm, sms, tiles) for c in self.configs] for gemm, _ in rows
-        ]
         self.waves = np.array(
-            [[(w.whole, w.resident, w.last, w.steps, w.starts) for w in r] for r in waves]
+            [
+                [astuple(waves_of(c, costs[c], gemm, sms, tiles)) for c in self.configs]
+                for gemm, _ in rows
+            ]
         )
         self.floor = np.array([[read_us(gemm)] for gemm, _ in rows])
         known = [costs[config] for config in self.configs]
-        self.known = np.array([(c.start_us, c.alone_us, c.each_us) for c in known]).ravel()
+        self.known = np.array([costs_of(cost) for cost in known]).ravel()
         self.begins_at_times = any(c.each_wave for c in known)
 
     def estimates(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
@@ -250,30 +272,20 @@ class CostSamples:
         return np.where(self.missing[chosen], np.inf, us)
 
     def of_times(self, chosen: Sequence[int]) -> np.ndarray:
-        """Fit costs of each configuration to the logarithms of its times, by least squares, large
-        errors by their absolute value. Where it has few times: the known ones."""
-        found = np.log(self.known.reshape(-1, 3))
-        for j, known in enumerate(found.copy()):
+        """Fit the costs of each configuration to its times; of one with few times the known ones
+        stay."""
+        costs = self.known.reshape(-1, 3).copy()
+        for j, known in enumerate(self.known.reshape(-1, 3)):
             own = [i for i in chosen if not self.missing[i, j]]
-            if len(own) < FEWEST_TIMES:
-                continue
-            waves, floor, logs = self.waves[own, j], self.floor[own, 0], np.log(self.us[own, j])
-
-            def error(
-                tried: np.ndarray,
-                known: np.ndarray = known,
-                waves: np.ndarray = waves,
-                floor: np.ndarray = floor,
-                logs: np.ndarray = logs,
-            ) -> float:
-                off = np.abs(np.log(estimated_us(np.exp(tried), waves, floor)) - logs)
-                capped = np.where(off < LARGE_ERROR, off**2, LARGE_ERROR * (2 * off - LARGE_ERROR))
-                return float(np.mean(capped) + 1e-3 * np.mean((tried - known) ** 2))
-
-            begun = (known, known + np.array([-1.0, 0.2, 0.2]))
-            results = [minimize(error, x, method="Nelder-Mead") for x in begun]
-            found[j] = min(results, key=lambda r: r.fun).x
-        return np.asarray(np.clip(np.exp(found), *COST_RANGE).ravel())
+            if len(own) >= FEWEST_TIMES:
+                costs[j] = fit_to_times(
+                    known,
+                    self.waves[own, j],
+                    self.floor[own, 0],
+                    self.us[own, j],
+                    large_error=LARGE_ERROR,
+                )
+        return np.asarray(np.clip(costs, *COST_RANGE).ravel())
 
     def lost(self, costs: np.ndarray, chosen: Sequence[int]) -> list[float]:
         """By the configuration of the lowest estimate, at each chosen index."""
@@ -378,28 +390,13 @@ def fit(times: Times, sms: int, kernel: str) -> None:
         if isinstance(config, ClusterConfig):
             own = {gemm: timed[config] for gemm, timed in times.items() if config in timed}
             if len(own) >= FEWEST_TIMES:
-                found_us = fit_times(config, cost, own, sms, found.tiles)
-                say(f"{config}: ({', '.join(f'{us:.3g}' for us in found_us)})")
-
-
-def fit_times(
-    config: ManyConfig, cost: Cost, us: Mapping[GemmWorkload, float], sms: int, tiles: TileFormat
-) -> np.ndarray:
-    """Costs of one configuration by least squares of the logarithms of its times.
-
-    Of those that were timed at too few shapes for a fit to what the choice loses.
-    """
-    waves = {gemm: waves_of(config, cost, gemm, sms, tiles) for gemm in us}
-    known = np.log([cost.start_us, cost.alone_us, cost.each_us])
-
-    def error(logs: np.ndarray) -> float:
-        tried = replace(cost, **dict(zip(COSTS, np.exp(logs), strict=True)))
-        off = [math.log(cost_us(tried, waves[gemm], gemm) / us[gemm]) for gemm in us]
-        return float(np.mean(np.square(off)) + 1e-3 * np.mean((logs - known) ** 2))
-
-    begun = (known, known + np.array([-1.0, 0.2, 0.2]))
-    best = min((minimize(error, x, method="Nelder-Mead") for x in begun), key=lambda r: r.fun)
-    return np.asarray(np.exp(best.x))
+                fitted_us = fit_to_times(
+                    np.array(costs_of(cost)),
+                    np.array([astuple(waves_of(config, cost, g, sms, found.tiles)) for g in own]),
+                    np.array([read_us(gemm) for gemm in own]),
+                    np.array(list(own.values())),
+                )
+                say(f"{config}: ({', '.join(f'{us:.3g}' for us in fitted_us)})")
 
 
 def say_unseen(samples: CostSamples) -> np.ndarray:
