@@ -218,7 +218,7 @@ def fit_to_times(
 ) -> np.ndarray:
     """Fit the costs of one configuration to the logarithms of its times, by least squares near the
     known costs; errors from large_error on count by their absolute value."""
-    logs, known = np.log(us), np.log(known)
+    logs, known = np.log(us), np.log(np.clip(known, *COST_RANGE))  # a known cost may be 0
 
     def error(tried: np.ndarray) -> float:
         off = np.abs(np.log(estimated_us(np.exp(tried), waves, floor)) - logs)
