@@ -202,16 +202,17 @@ def score(series: Sequence[Labelled]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tcpd", type=Path, metavar="FOLDER")
-    parser.add_argument("--annotated", action="store_true")
-    parser.add_argument("--shapes", action="store_true")
+    for family in (annotated, shapes):
+        parser.add_argument(
+            f"--{family.__name__}", action="store_const", const=family, default=made, dest="family"
+        )
     arguments = parser.parse_args()
     if arguments.tcpd is not None:
         for title, part in public_parts(arguments.tcpd):
             sys.stdout.write(f"\n{title}: {len(part)} series\n\n")
             score(part)
     else:
-        made_here = annotated if arguments.annotated else shapes if arguments.shapes else made
-        score(list(made_here()))
+        score(list(arguments.family()))
 
 
 if __name__ == "__main__":

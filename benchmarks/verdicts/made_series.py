@@ -22,6 +22,10 @@ _CLOSEST = 12  # values between two steps
 _A_STEP_IN = 80  # values, on average
 
 
+def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
 def _steps(rng: np.random.Generator, size: int) -> tuple[Floats, list[int]]:
     """ln levels [size], and the indices where they change."""
     places: list[int] = []
@@ -85,7 +89,7 @@ def made_series(noise: str, number: int) -> tuple[Floats, list[int]]:
     rng = np.random.default_rng(zlib.crc32(f"made {noise} {number}".encode()))
     size = int(rng.integers(50, 800))
     levels, places = _steps(rng, size)
-    sigma = float(np.exp(rng.uniform(np.log(0.001), np.log(0.03))))
+    sigma = _log_uniform(rng, 0.001, 0.03)
     logs = levels + sigma * NOISES[noise](rng, size)
     if number % 4 == 1:
         logs += rng.uniform(-0.5, 0.5) * np.arange(size) / size
@@ -96,18 +100,13 @@ def made_series(noise: str, number: int) -> tuple[Floats, list[int]]:
     return values, places
 
 
-def _between(rng: np.random.Generator, low: float, high: float) -> int:
-    """Log-uniform."""
-    return int(np.exp(rng.uniform(np.log(low), np.log(high))))
-
-
 def _two_levels(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floats, list[int]]:
     """Visits of 8 to 90 values to either of two levels, 5 to 15 sigma apart."""
     places: list[int] = []
-    at = _between(rng, 8, 90)
+    at = int(_log_uniform(rng, 8, 90))
     while at < size - 4:
         places.append(at)
-        at += _between(rng, 8, 90)
+        at += int(_log_uniform(rng, 8, 90))
     upper = np.searchsorted(places, np.arange(size), side="right") % 2
     return float(rng.uniform(5, 15)) * sigma * upper.astype(np.float64), places
 
@@ -118,7 +117,7 @@ def _reverts(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floats,
     at = 10 + int(rng.exponential(60))
     while at < size - 34:
         length = int(rng.integers(4, 31))
-        jump = np.exp(rng.uniform(np.log(5 * sigma), np.log(0.3))) * rng.choice([-1, 1])
+        jump = _log_uniform(rng, 5 * sigma, 0.3) * rng.choice([-1, 1])
         levels[at : at + length] += jump
         places += [at, at + length]
         at += length + 10 + int(rng.exponential(60))
@@ -163,7 +162,7 @@ SHAPES: dict[str, Shape] = {
 def made_shape(shape: str, number: int) -> tuple[Floats, list[int]]:
     """A series of 60 to 1,000 positive values and its labels; by number, always the same."""
     rng = np.random.default_rng(zlib.crc32(f"shape {shape} {number}".encode()))
-    size = _between(rng, 60, 1000)
-    sigma = float(np.exp(rng.uniform(np.log(0.002), np.log(0.02))))
+    size = int(_log_uniform(rng, 60, 1000))
+    sigma = _log_uniform(rng, 0.002, 0.02)
     levels, places = SHAPES[shape](rng, size, sigma)
     return np.exp(levels + sigma * rng.standard_normal(size)), places
