@@ -14,14 +14,13 @@ one is fp16, if it was decoded the same way. Prints what is drawn, and what is l
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from checkpoints import read_rows
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -71,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     sys.stdout.write(drawn[["scheme", "checkpoint", "x", "increase", "low", "high"]].to_string())
     sys.stdout.write("\n")
-    draw(asked.out, drawn, dense, title, TITLES[asked.across])
+    draw(asked.out, drawn, dense, title, asked.across)
     return 0
 
 
@@ -111,30 +110,28 @@ def chosen(what: str, asked: str | None, there: Sequence[str]) -> str:
 
 def speed_of_dense(decodes: Sequence[DecodeRow], setting: Setting | None) -> float | None:
     """Tokens a second of fp16, decoded alike; None: it was not."""
-    alike = [
-        row
-        for row in decodes
-        if row.scheme == FULL_PRECISION and setting is not None and Setting.of(row) == setting
-    ]
-    last = alike[-1] if alike else None
-    return None if last is None or not last.token_ms else 1000 * last.batch / last.token_ms
+    alike = [row for row in decodes if row.scheme == FULL_PRECISION and Setting.of(row) == setting]
+    return 1000 * alike[-1].batch / alike[-1].token_ms if alike and alike[-1].token_ms else None
 
 
 def bits_by_hash(path: Path) -> dict[str, float]:
     """Bits a weight by the first twelve digits of the content hash."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
     return {
-        row["content_hash"][:12]: row["bits_per_weight"] for row in rows if "content_hash" in row
+        row["content_hash"][:12]: row["bits_per_weight"]
+        for row in read_rows(path)
+        if "content_hash" in row
     }
 
 
 def draw(path: Path, drawn: pd.DataFrame, dense: float | None, title: str, across: str) -> None:
-    """A point with its interval a row of columns x, increase, low, high, scheme; named beside."""
+    """A point with its interval a row of columns x, increase, low, high, scheme; named beside.
+
+    across: what x is, a key of TITLES.
+    """
     figure = Figure(SIZE_IN, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    cost = drawn.assign(cost=-drawn["x"] if across == TITLES[SPEED] else drawn["x"])
+    cost = drawn.assign(cost=-drawn["x"] if across == SPEED else drawn["x"])
     best = front(cost, "cost")
     axes.plot(best["x"], best["increase"], linestyle=":", linewidth=1, color="gray")
     worst_first = drawn.sort_values("increase", ascending=False).to_dict("records")
@@ -157,7 +154,7 @@ def draw(path: Path, drawn: pd.DataFrame, dense: float | None, title: str, acros
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_ylabel(INCREASE)
-    axes.set_xlabel(across)
+    axes.set_xlabel(TITLES[across])
     axes.set_title(title, fontsize="small")
     axes.grid(alpha=0.3)
     figure.savefig(path)
