@@ -42,7 +42,7 @@ class Judge:
     def __init__(self, folder: Path, db: Path, more: list[str]) -> None:
         self.folder, self.more = folder, more
         self.environment = {**os.environ, "FLEXQ_BENCH_DB": str(db)}
-        self.unlike = 0
+        self.mismatches = 0
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The service, with everything that it prints."""
@@ -58,7 +58,7 @@ class Judge:
         start = time.monotonic()
         done = self.command(*words, "--project", str(self.folder))
         if done.returncode != code:
-            self.unlike += 1
+            self.mismatches += 1
             sys.stdout.write(f"{done.stdout[-3000:]}\n{done.stderr[-2000:]}\n")
         self.say(name, f"exit {done.returncode}, expected {code}", time.monotonic() - start)
         return done.stdout
@@ -88,9 +88,9 @@ class Judge:
         measured = {commits[number - 1] for number in numbers}
         found = json.loads(self.command("alerts", "list", "--state", "all", "--json").stdout)
         named = {tags.get(alert["bad"]["sha"], alert["bad"]["sha"]) for alert in found}
-        should = {tags[commit] for commit in measured if tags.get(commit) in SLOWER}
-        self.unlike += named != should
-        self.say("alerts", f"{sorted(named)}, expected {sorted(should)}")
+        expected = {tags[commit] for commit in measured if tags.get(commit) in SLOWER}
+        self.mismatches += named != expected
+        self.say("alerts", f"{sorted(named)}, expected {sorted(expected)}")
 
     def gates(self) -> None:
         """Each seeded commit, and one with no change, against the commit before it."""
@@ -110,7 +110,7 @@ class Judge:
             search = ("bisect", case, "--good", "slower~10", "--bad", "fast-again~1", "--json")
             out = self.expect(1, f"bisect {label}", *search, *self.more)
             named = json.loads(out)["suspects"] if out else []
-            self.unlike += named != [self.git("rev-parse", "slower")]
+            self.mismatches += named != [self.git("rev-parse", "slower")]
             self.say(f"bisect {label}", f"names {named}")
 
 
@@ -130,7 +130,7 @@ def main() -> int:
         judge.gates()
     if options.bisect:
         judge.bisect()
-    return judge.unlike > 0
+    return judge.mismatches > 0
 
 
 if __name__ == "__main__":
