@@ -250,12 +250,13 @@ class ClusterConfig(Config):
         each, longer = divmod(outputs * steps, clusters)
         shared = outputs if longer or each % steps else 0
         is_aligned = not longer and 0 in (each % steps, steps % each)
+        # A share that begins inside an output ends inside one more.
         own_outputs = -(-each // steps) if is_aligned else (each - 1) // steps + 2
-        most = min(self.contributors, 2)
+        adders = min(self.contributors, 2)
         own_steps = -(-(each + (longer > 0)) // self.k_split)
-        longest = own_steps + own_outputs * _CLUSTER_OUTPUT_STEPS[most]
+        longest = own_steps + own_outputs * _CLUSTER_OUTPUT_STEPS[adders]
         if shared:
-            longest += -(-steps // each) * _CLUSTER_ADDED_STEPS[most]
+            longest += -(-steps // each) * _CLUSTER_ADDED_STEPS[adders]
         inverse = ((1 << 32) - 1) // steps
         return Shares(clusters * self.k_split, shared, each, longer, inverse, longest)
 
