@@ -43,6 +43,7 @@ from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, segmen
 from flexq_bench.accuracy.results import KERNELS, REFERENCE
 from flexq_bench.accuracy.setup import best_device
 from flexq_bench.checkpoints import open_checkpoint
+from flexq_bench.checkpoints.config import device_kind
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
@@ -87,7 +88,7 @@ def measure(
         "equal_tokens": equal_tokens(decoded, evaluated),
         "equal_in_one_pass": once,
         "gap_steps": None if once == arguments.new else gaps[once],
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": device_kind(device),
     }
 
 

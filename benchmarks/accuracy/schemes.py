@@ -28,6 +28,7 @@ import torch
 
 from flexq_bench.accuracy import load_model, read_text, tokenize
 from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.checkpoints.config import device_kind
 from flexq_bench.schemes import calibration_segments, resolve
 from flexq_bench.stats.paired import is_clear, mean_difference_interval
 
@@ -112,7 +113,7 @@ def run(arguments: argparse.Namespace) -> None:
             "segments": arguments.segments,
             "length": arguments.length,
             "dtype": loaded.dtype,
-            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+            "device": device_kind(device),
         }
         with arguments.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
