@@ -49,7 +49,7 @@ from workloads.data_files import (
 )
 from workloads.errors import WorkloadError
 from workloads.names import unknown
-from workloads.patterns import check_patterns, is_glob, matches
+from workloads.patterns import check_patterns, is_glob, matches_any
 from workloads.probes import is_probe
 from workloads.ranges import parse_ranges
 from workloads.suite import Suite
@@ -133,7 +133,7 @@ class Policy:
 
     def owner_of_label(self, label: str) -> str:
         """Return the owner of a kernel, by its label alone; empty: the policy names none."""
-        fitting = (limit for limit in self.limits if _fits_label(limit.kernels, label))
+        fitting = (limit for limit in self.limits if matches_any(limit.kernels, label))
         return next(fitting, self.default).owner or self.default.owner
 
     def waiver_of(self, case: Case, today: date) -> Waiver | None:
@@ -246,8 +246,4 @@ def _check_measured(patterns: tuple[str, ...], suite: Suite) -> None:
 
 
 def _fits(patterns: tuple[str, ...], case: Case) -> bool:
-    return _fits_label(patterns, case.label)
-
-
-def _fits_label(patterns: tuple[str, ...], label: str) -> bool:
-    return any(matches(pattern, label) for pattern in patterns)
+    return matches_any(patterns, case.label)

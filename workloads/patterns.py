@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from workloads.case import parse_kernel_label
 from workloads.errors import WorkloadError
@@ -46,7 +47,17 @@ def matches(pattern: str, label: str) -> bool:
     """
     if pattern == label:
         return True
-    return re.fullmatch("".join(map(_expression, _WILDCARD.split(pattern))), label) is not None
+    return _compiled(pattern).fullmatch(label) is not None
+
+
+def matches_any(patterns: Iterable[str], label: str) -> bool:
+    """Return True if a label matches one of the patterns."""
+    return any(matches(pattern, label) for pattern in patterns)
+
+
+@lru_cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile("".join(map(_expression, _WILDCARD.split(pattern))))
 
 
 def _expression(part: str) -> str:

@@ -15,7 +15,7 @@ from workloads.errors import WorkloadError
 from workloads.gemm import GemmWorkload
 from workloads.model_spec import ModelSpec
 from workloads.names import nearest_first
-from workloads.patterns import check_pattern, is_glob, matches, select
+from workloads.patterns import check_pattern, is_glob, matches, matches_any, select
 from workloads.probes import is_probe
 
 MAX_CASES = 100_000
@@ -203,7 +203,7 @@ class Suite:
 
         Globs are not included: they match what exists.
         """
-        named = [p for p in self.kernels if all(_matches_any(p, f) for f in self.kernel_filters)]
+        named = [p for p in self.kernels if all(matches_any(f, p) for f in self.kernel_filters)]
         requested = [p for patterns in self.kernel_filters for p in patterns]
         return tuple(
             label
@@ -275,10 +275,6 @@ def _combine(group: Group, labels: Sequence[str]) -> Iterator[Case]:
                 model=shape.model,
                 layer=shape.layer,
             )
-
-
-def _matches_any(label: str, patterns: Sequence[str]) -> bool:
-    return any(matches(pattern, label) for pattern in patterns)
 
 
 def _filtered(items: Iterable[T], keep: Callable[[T], bool]) -> tuple[T, ...]:

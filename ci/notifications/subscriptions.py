@@ -32,7 +32,7 @@ from db.outbox import EVENT_KINDS, SEVERITIES, EventInfo
 from workloads.data_files import DataTable, Entries, Text, Texts, parsed_text, read_toml, validated
 from workloads.errors import WorkloadError
 from workloads.names import unknown
-from workloads.patterns import matches
+from workloads.patterns import matches_any
 
 ENVIRONMENT_VARIABLE = "FLEXQ_BENCH_SUBSCRIPTIONS"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -96,9 +96,7 @@ class Subscriptions:
         if one.gpus and event.gpus and not _matches_any_gpu(one.gpus, event.gpus):
             return False
         labels = [
-            label
-            for label in event.kernels
-            if not one.kernels or _matches_any_label(one.kernels, label)
+            label for label in event.kernels if not one.kernels or matches_any(one.kernels, label)
         ]
         if one.owner is not None:
             labels = [label for label in labels if self._owner(label) == one.owner]
@@ -138,10 +136,6 @@ def _policy_path(file: Path, policy: str) -> str:
 
 def _rank(severity: str) -> int:
     return SEVERITIES.index(severity)
-
-
-def _matches_any_label(patterns: tuple[str, ...], label: str) -> bool:
-    return any(matches(pattern, label) for pattern in patterns)
 
 
 def _matches_any_gpu(patterns: tuple[str, ...], names: tuple[str, ...]) -> bool:

@@ -26,7 +26,7 @@ from kernels.errors import SourceError
 from kernels.outside.described import spec_as_plain
 from kernels.outside.loading import load, load_installed
 from kernels.outside.sources import KernelSource
-from workloads.patterns import matches
+from workloads.patterns import matches_any
 
 
 class Loader:
@@ -53,7 +53,7 @@ class Loader:
         compiled: list[dict[str, str]] = []
         for kernel in kernels:
             label = kernel.spec.label
-            if patterns is not None and not any(matches(one, label) for one in patterns):
+            if patterns is not None and not matches_any(patterns, label):
                 continue
             for target in targets:
                 with suppress(_NoCodeError):

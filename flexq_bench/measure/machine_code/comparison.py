@@ -33,7 +33,7 @@ from kernels.runtime.nvrtc import Build, Cubin
 from kernels.runtime.occupancy import TARGETS
 from kernels.runtime.resource_row import resource_row
 from workloads.names import unknown
-from workloads.patterns import matches
+from workloads.patterns import matches, matches_any
 
 OnProgress = Callable[[int, int], None]  # compiled so far, to be compiled
 WORKING_TREE = "."  # the files as they are in the folder now
@@ -209,8 +209,7 @@ def chosen_builds(
     return {
         listed.build.name: listed
         for listed in builds
-        if patterns is None
-        or any(matches(pattern, label) for pattern in patterns for label in _labels(listed))
+        if patterns is None or any(matches_any(patterns, label) for label in _labels(listed))
     }
 
 
