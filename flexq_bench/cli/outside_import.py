@@ -153,14 +153,13 @@ def import_outside(
         return
     commit = _commit(options)
     read = read_traces if format_name == TRACES else partial(read_results, format_name)
-    readings = [(path, read(path)) for path in files]
-    for path, reading in readings:
-        if not reading.results and not reading.refused:
-            raise UsageError(f"{path} has no results: did its tool run? Nothing was stored")
+    of_files = []
+    for path in files:  # all of them before the first one is stored
+        reading = read(path)
+        of_files.append((path, reading, _records(path, reading, format_name, options, commit)))
     done = []
     with open_database(db, silence_s=_STATEMENT_TIMEOUT_S) as database:
-        for path, reading in readings:
-            records = _records(path, reading, format_name, options, commit)
+        for path, reading, records in of_files:
             with database.session() as session:
                 added, verdicts = _store(session, records, alerting=options.alert)
             one = _Imported(
@@ -228,25 +227,34 @@ def _records(
 ) -> list[Record]:
     from flexq_bench.runs.flashinfer_traces import folder_hash
     from flexq_bench.runs.outside.records import Origin, file_hash, outside_records
-    from flexq_bench.runs.outside.times import iso_time
 
-    time = iso_time(options.time)
-    if options.time is not None and time is None:
-        raise UsageError(f"--time {options.time}: write it as 2026-01-31T02:00:00+00:00")
-    created_at = time or reading.created_at or datetime.now(UTC).isoformat()
-    # It would be ordered after all later results.
-    if datetime.fromisoformat(created_at) > datetime.now(UTC) + _MAX_CLOCK_SKEW:
-        what = "--time" if time else f"{path}: its time"
-        raise UsageError(f"{what} is {created_at}, in the future: give --time")
+    if not reading.results and not reading.refused:
+        raise UsageError(f"{path} has no results: did its tool run? Nothing was stored")
     origin = Origin(
         project=commit.project,
         format=format_name,
         commit=commit,
         device=(options.device or "").strip()[:100],
-        created_at=created_at,
+        created_at=_created_at(path, reading, options),
         file_hash=folder_hash(path) if Path(path).is_dir() else file_hash(path),
     )
     return outside_records(reading.results, origin)
+
+
+def _created_at(path: str, reading: Reading, options: OutsideOptions) -> str:
+    """The time of results, ISO 8601 in UTC. Raises UsageError."""
+    from flexq_bench.runs.outside.times import iso_time
+
+    now = datetime.now(UTC)
+    time = iso_time(options.time)
+    if options.time is not None and time is None:
+        raise UsageError(f"--time {options.time}: write it as 2026-01-31T02:00:00+00:00")
+    created_at = time or reading.created_at or now.isoformat()
+    # It would be ordered after all later results.
+    if datetime.fromisoformat(created_at) > now + _MAX_CLOCK_SKEW:
+        what = "--time" if time else f"{path}: its time"
+        raise UsageError(f"{what} is {created_at}, in the future: give --time")
+    return created_at
 
 
 def _commit(options: OutsideOptions) -> CommitInfo:

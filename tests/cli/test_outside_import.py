@@ -164,6 +164,25 @@ def test_a_file_without_results_is_one_line(cli, tmp_path):
     assert "a.csv has no results: did its tool run?" in ran.error
 
 
+def test_a_file_from_the_future_keeps_the_files_before_it_from_being_stored(
+    cli, tmp_path, database
+):
+    paths = []
+    for year in (2026, 9999):
+        benchmark = {"name": "gemm", "run_type": "iteration", "real_time": 1, "time_unit": "us"}
+        context = {"date": f"{year}-01-01T00:00:00+00:00"}
+        paths.append(tmp_path / f"{year}.json")
+        paths[-1].write_text(json.dumps({"context": context, "benchmarks": [benchmark]}))
+    options = ("--format", "google-benchmark", "--project", "p", "--commit", "b" * 40)
+
+    ran = cli("db", "import", *options, *map(str, paths))
+
+    assert ran.code == 2
+    assert "9999.json: its time is 9999-01-01T00:00:00+00:00, in the future" in ran.error
+    assert not database.exists()
+    assert cli("db", "import", *options, str(paths[0])).code == 0
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
