@@ -51,10 +51,12 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         self._section = section
         self._tensors = FolderTensors(folder)
         self._layers = read_layers(self._tensors, self._section)
-        self.layers = tuple(name for name in self._layers.names if _IN_A_BLOCK.search(f".{name}"))
+        weights = {f"{name}.weight": name for name in self._layers.names}
         self._outside = {
-            f"{name}.weight": name for name in self._layers.names if name not in self.layers
+            weight: name for weight, name in weights.items() if not _IN_A_BLOCK.search(f".{name}")
         }
+        self.layers = tuple(name for weight, name in weights.items() if weight not in self._outside)
+        self._quantized = frozenset(self.layers)
         if not self.layers:
             raise CheckpointError(f"{folder} has no quantized layer in a block of a decoder")
         for name in self.layers:
@@ -65,7 +67,7 @@ class ForeignCheckpoint(QuantizedCheckpoint):
             for name in self._tensors.infos
             if name not in owned and not name.endswith(_PASSED_OVER)
         ]
-        twice = next((n for n in dense if n.removesuffix(".weight") in self._layers.names), None)
+        twice = next((name for name in dense if name in weights), None)
         if twice is not None:
             raise CheckpointError(
                 f"{folder} has {twice} beside the codes of that layer: which of them is meant? "
@@ -90,7 +92,7 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         return content_hash({**self.config, QUANTIZATION: section}, self._tensors.infos)
 
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
-        if name not in self.layers:
+        if name not in self._quantized:
             raise CheckpointError(f"{self.folder} has no quantized layer {name}")
         return self._layers.layer(name, device)
 
