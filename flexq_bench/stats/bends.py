@@ -58,17 +58,28 @@ def _bends(
     jumping = float(about @ about)
     time = np.flatnonzero(usual).astype(np.float64)
     at = right.start - left.start
-    best = np.inf
-    for knot in range(max(at - _BEND_REACH, 1), min(at + _BEND_REACH, usual.size - 1) + 1, 2):
-        after = np.maximum(time - knot, 0)
-        columns = [np.ones(part.size), after if right.slope else np.maximum(knot - time, 0)]
-        if left.slope and right.slope:
-            columns.append(time)
-        fitted = np.stack(columns, axis=1)
-        rest = part - fitted @ np.linalg.lstsq(fitted, part, rcond=None)[0]
-        best = min(best, float(rest @ rest))
+    knots = np.arange(max(at - _BEND_REACH, 1), min(at + _BEND_REACH, usual.size - 1) + 1, 2)
+    if not knots.size:
+        return False
+    beyond = time - knots[:, None] if right.slope else knots[:, None] - time
+    columns = [np.maximum(beyond, 0)]
+    if left.slope and right.slope:
+        columns.append(np.broadcast_to(time, beyond.shape))
+    best = _least_rest(part, np.stack(columns, axis=1))
     inflation = (1 + memory) / (1 - memory)
     return best - jumping < _BEYOND_A_BEND * inflation * jumping / part.size
+
+
+def _least_rest(values: Floats, designs: Floats) -> float:
+    """Least sum of squares that a fit leaves of values [n], of a constant and the rows of one of
+    the designs [d, c, n]."""
+    designs = designs - designs.mean(axis=2, keepdims=True)
+    about = values - values.mean()
+    projected = designs @ about
+    # A pseudoinverse: behind the last value a bend has no column.
+    inverse = np.linalg.pinv(designs @ designs.transpose(0, 2, 1), hermitian=True)
+    saved = np.einsum("di,dij,dj->d", projected, inverse, projected)
+    return float(about @ about - saved.max())
 
 
 def _jumps_less(
