@@ -13,8 +13,9 @@ import hmac
 import json
 import logging
 import os
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 SIGNATURE = "X-FlexQ-Bench-Signature-256"
 DELIVERY = "X-FlexQ-Bench-Delivery"
-TIMEOUT_S = 20.0  # to connect, and to receive a response
+TIMEOUT_S = 20.0  # to connect, and between two parts of a response
+DEADLINE_S = 2 * TIMEOUT_S  # of a message altogether: a response may come byte by byte
 VERSION = 1  # of the webhook's JSON
 _NOT_INSTALLED = "Apprise is not installed: pip install 'flexq-bench[notify]'"
 _SENDERS = ("apprise", "requests", "requests_oauthlib", "urllib3", "http.client")
@@ -53,9 +55,10 @@ def send(
             f"{subscription.url_env} is not set: it must have the URL of {subscription.name}"
         )
     if url.startswith(("https://", "http://")):
-        _post(url, _secret(subscription, environment), delivery)
+        secret = _secret(subscription, environment)
+        _by_deadline(lambda: _post(url, secret, delivery))
     else:
-        _through_apprise(url, subscription, delivery.event)
+        _by_deadline(lambda: _through_apprise(url, subscription, delivery.event))
 
 
 def payload(delivery: DeliveryRow) -> bytes:
@@ -79,6 +82,31 @@ def payload(delivery: DeliveryRow) -> bytes:
 def signature(secret: str, body: bytes) -> str:
     """Return `sha256=` and the HMAC-SHA-256 (RFC 2104) of a body, 64 hexadecimal digits."""
     return f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}"
+
+
+def _by_deadline(sends: Callable[[], None]) -> None:
+    """Call a function that sends; ChannelError if it takes longer than DEADLINE_S.
+
+    Neither looking up a name nor a response as a whole has a timeout in the libraries.
+    """
+    raised: list[ChannelError] = []
+
+    def call() -> None:
+        try:
+            sends()
+        except ChannelError as error:
+            raised.append(error)
+        except Exception as error:  # of a library or its plugin; its text may have the URL
+            raised.append(ChannelError(f"sending failed ({type(error).__name__})"))
+
+    # A daemon: what hangs does not keep the process from ending.
+    thread = threading.Thread(target=call, name="notification", daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    if thread.is_alive():
+        raise ChannelError(f"the receiver did not answer within {DEADLINE_S:g} s")
+    if raised:
+        raise raised[0]
 
 
 def _secret(subscription: Subscription, environment: Mapping[str, str]) -> str | None:
@@ -147,18 +175,27 @@ def _through_apprise(url: str, subscription: Subscription, event: EventInfo) -> 
         raise ChannelError(f"the service of {subscription.name} rejected the message")
 
 
+_suppressing = threading.Lock()
+_suppressed: list[dict[str, int]] = []  # levels before each of the messages that are being sent
+
+
 @contextmanager
 def _suppressed_logs() -> Iterator[None]:
     """Suppress log lines of the sending libraries, which contain URLs with credentials.
 
-    Sets the level: disabling a logger would not affect its children.
+    Sets the level: disabling a logger would not affect its children. Levels are restored when no
+    message is being sent, also none that is past its deadline.
     """
-    loggers = [logging.getLogger(name) for name in _SENDERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
+    with _suppressing:
+        _suppressed.append({name: logging.getLogger(name).level for name in _SENDERS})
+        for name in _SENDERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        with _suppressing:
+            # The first to be entered has the levels from before; the others have ours.
+            levels = _suppressed.pop()
+            if not _suppressed:
+                for name, level in levels.items():
+                    logging.getLogger(name).setLevel(level)

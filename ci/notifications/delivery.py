@@ -23,8 +23,8 @@ from db.outbox import (
 FIRST_RETRY = timedelta(minutes=1)  # after the first failure; each further one doubles it
 LONGEST_RETRY = timedelta(hours=6)
 OLDEST = timedelta(days=7)  # older events, from before a subscription, are not sent
-# A claim without a result expires after this time, which is longer than any request may take.
-HOLD = timedelta(seconds=5 * channels.TIMEOUT_S)
+# A claim without a result expires after this time, which is longer than a message may take.
+HOLD = timedelta(seconds=2.5 * channels.DEADLINE_S)
 
 Send = Callable[[Subscription, DeliveryRow], None]
 

@@ -107,6 +107,7 @@ def send_if_subscribed(database: Database) -> None:
         return
     for name, why in sent.failures.items():
         say(out, f"{name}: not delivered, flexq-bench notify tries again: {why}")
+    _say_unconfigured(sent)
 
 
 def _subscriptions(given: Path | None) -> Subscriptions:
@@ -165,5 +166,9 @@ def _say(sent: DeliveryResult, database: Database) -> None:
         say(out, f"{sent.old} events are older than a week: they are not sent")
     for name, why in sent.failures.items():
         say(errors, f"{name}: {why}; it is tried again later")
+    _say_unconfigured(sent)
+
+
+def _say_unconfigured(sent: DeliveryResult) -> None:
     for name in sent.unconfigured:
-        say(errors, f"{name}: the variable that its url_env names is not set here")
+        say(console(stderr=True), f"{name}: the variable that its url_env names is not set here")

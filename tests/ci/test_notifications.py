@@ -6,7 +6,9 @@ import hashlib
 import hmac
 import json
 import logging
+import socket
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -14,7 +16,7 @@ import pytest
 
 from ci.late_night import check_late_night
 from ci.nightly import KindReport
-from ci.notifications import events
+from ci.notifications import channels, events
 from ci.notifications.channels import DELIVERY, SIGNATURE
 from ci.notifications.delivery import HOLD, LONGEST_RETRY, deliver, retry_after
 from ci.notifications.subscriptions import load_subscriptions
@@ -276,6 +278,53 @@ def test_a_receiver_that_cannot_be_reached_is_told_without_its_url(
     assert "can't be reached" in why
     assert "token" not in why
     assert "127.0.0.1" not in why
+
+
+def test_a_receiver_that_answers_byte_by_byte_is_left_at_the_deadline(
+    database, receiver, subscribe, monkeypatch, caplog
+):
+    """A timeout of each part of a response is none of the whole."""
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(channels, "DEADLINE_S", 0.3)
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip():
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX-A: ")
+                while not ended.wait(0.05):
+                    connection.sendall(b"a")
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        monkeypatch.setenv("DRIP_URL", f"http://127.0.0.1:{listening.getsockname()[1]}/in-the-url")
+        drips = '[[subscription]]\nname = "drips"\nurl_env = "DRIP_URL"\n'
+        with database.session() as session:
+            add_event(session, an_event())
+
+        sent = sending(database, subscribe(drips))
+
+        assert sent.failures == {"drips": "the receiver did not answer within 0.3 s"}
+        assert (sent.sent, sent.waiting) == (1, 1)
+        ended.set()
+        thread.join()
+    sender = next((t for t in threading.enumerate() if t.name == "notification"), None)
+    if sender is not None:
+        sender.join()
+    assert "in-the-url" not in caplog.text  # what it logs at last, neither
+    assert logging.getLogger("urllib3").level == logging.NOTSET
+
+
+def test_a_library_that_raises_is_a_failed_delivery(database, receiver, subscribe, monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError(arguments[0])
+
+    monkeypatch.setattr("requests.post", broken)
+    with database.session() as session:
+        add_event(session, an_event())
+
+    assert sending(database, subscribe()).failures == {"hook": "sending failed (RuntimeError)"}
 
 
 def test_libraries_that_send_log_no_url(database, receiver, subscribe, monkeypatch, caplog):

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from db.engine import open_database
+from flexq_bench.cli.notify import send_if_subscribed
 
 pytest.importorskip("requests")
 TOKEN = "xoxb-very-secret"
@@ -90,3 +91,12 @@ def test_without_subscriptions_it_says_how_to_give_them(cli, monkeypatch):
     monkeypatch.delenv("FLEXQ_BENCH_SUBSCRIPTIONS", raising=False)
 
     assert "--subscriptions FILE, or set FLEXQ_BENCH_SUBSCRIPTIONS" in cli("notify").error
+
+
+@pytest.mark.usefixtures("subscribed")
+def test_a_night_names_the_receivers_that_have_no_url(database, capsys):
+    with open_database(str(database)) as opened:
+        send_if_subscribed(opened)
+
+    said = capsys.readouterr().err
+    assert "unset: the variable that its url_env names is not set here" in said
