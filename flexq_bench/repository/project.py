@@ -175,11 +175,22 @@ class ProjectRevision:
 
 def working_tree(project: Project) -> ProjectRevision:
     """Return the checked-out commit with the changes of tracked files on top of it. A line in the
-    log names sources that are not tracked, and therefore not included."""
+    log names sources that are not tracked, and therefore not included.
+
+    Raises UsageError if there is no commit yet, or a merge with conflicts is not finished.
+    """
     head = resolve_revision(project.root, "HEAD")
+    unmerged = git_output(project.root, "diff", "--name-only", "--diff-filter=U").splitlines()
+    if unmerged:
+        raise UsageError(
+            f"{project.root} has conflicts of a merge, in {unmerged[0]}: resolve and git add them "
+            "first, or abort the merge"
+        )
     others = ("ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
     names = git_output(project.root / project.inside, *others).split("\0")
     _log_left_out(tuple(name for name in names if name))
+    # Files with another time and the same content: `stash create` takes them for changes and fails.
+    run_git(project.root, "update-index", "-q", "--refresh")
     changed = git_output(project.root, "stash", "create", "flexq-bench", environment=_NOBODY)
     commit = project.commit(head)
     return ProjectRevision(replace(commit, dirty=bool(changed)), changed or head)

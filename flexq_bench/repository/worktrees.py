@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import os
 import re
+import shlex
 import shutil
 import socket
 import tempfile
@@ -24,9 +25,17 @@ _NAMED = 8  # revisions that an error names, nearest first
 def repository_of(folder: Path) -> Path:
     """The top folder of the git tree that `folder` lies in. Raises UsageError if there is none."""
     done = run_git(folder, "rev-parse", "--show-toplevel")
-    if done.returncode != 0:
-        raise UsageError(f"{folder} is not in a git repository: {_last_line(done.stderr)}")
-    return Path(done.stdout.strip())
+    if done.returncode == 0:
+        return Path(done.stdout.strip())
+    if run_git(folder, "rev-parse", "--is-bare-repository").stdout.strip() == "true":
+        raise UsageError(
+            f"{folder} is a bare repository, which has no files: make a checkout of it "
+            f"(git clone, or git -C {shlex.quote(str(folder))} worktree add FOLDER) and name that"
+        )
+    said = _last_line(done.stderr)
+    if "safe.directory" in said:
+        raise UsageError(f"git does not trust {folder}, whose owner is another user: {said}")
+    raise UsageError(f"{folder} is not in a git repository: {said}")
 
 
 def resolve_revision(repository: Path, revision: str) -> str:
@@ -44,6 +53,8 @@ def resolve_revision(repository: Path, revision: str) -> str:
             "(in a workflow: fetch-depth: 0)"
         )
     names = run_git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
+    if not names and find_revision(repository, "HEAD") is None:
+        raise UsageError(f"{repository} has no commit yet: git commit first")
     near = difflib.get_close_matches(revision, names, n=_NAMED, cutoff=0.0)
     there_are = ", ".join(near) or "no branches and no tags"
     raise UsageError(f"no revision {revision!r} in {repository}: there are {there_are}")
@@ -146,4 +157,4 @@ def _is_alive(pid: int) -> bool:
 
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
-    return lines[-1] if lines else "it says nothing"
+    return lines[-1].strip() if lines else "it says nothing"

@@ -23,6 +23,8 @@ _SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".so", ".toml", ".json"
 _HASH_DIGITS = 16
 _PACKAGE = "__init__"  # the file of a package
 _OUTSIDE = "flexq_bench_outside_{}"  # names of modules that are files
+# Packages that are this program's, whatever lies beside a file; its own name nobody else has.
+_OURS = ("db", "kernels", "workloads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +119,15 @@ class KernelSource:
         path = self._unpacked()
         folder, before = path.parent, set(sys.modules)
         sys.path.insert(0, str(folder))
+        _share_name(top_of_package(path))
         try:
             module = _executed(_OUTSIDE.format(_identifier(path.stem)), path)
         except ImportError as error:
+            if error.name is not None and _is_ours(error.name):
+                raise SourceError(
+                    f"{path} imports from {error.name}, which is flexq-bench's here: import files "
+                    f"of a package of this name by a dot, or rename it ({first_line(error)})"
+                ) from error
             if "no known parent package" not in str(error):
                 raise
             if not (folder / f"{_PACKAGE}.py").is_file():
@@ -147,7 +155,17 @@ class KernelSource:
         return copy
 
     def _imported_module(self) -> tuple[ModuleType, str]:
-        return (module := importlib.import_module(self.place)), hash_of_module(module)
+        try:
+            module = importlib.import_module(self.place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not _is_ours(error.name):
+                raise
+            file = self.place.replace(".", os.sep)
+            raise SourceError(
+                f"there is no module {error.name} in flexq-bench's own package of this name: name "
+                f"a file of yours by its path, such as {file}.py"
+            ) from error
+        return module, hash_of_module(module)
 
 
 def top_of_package(path: Path) -> Path:
@@ -158,15 +176,29 @@ def top_of_package(path: Path) -> Path:
     return top
 
 
+def _share_name(folder: Path) -> None:
+    """Let the files of a folder import each other as `kernels.common`, where it has the name of a
+    package of ours: what ours does not have is looked for in this folder."""
+    if folder.name in _OURS:
+        ours = importlib.import_module(folder.name)
+        if str(folder) not in ours.__path__:
+            ours.__path__.append(str(folder))
+
+
+def _is_ours(name: str) -> bool:
+    return name.partition(".")[0] in _OURS
+
+
 def _imported_in_package(path: Path, top: Path) -> ModuleType:
     """Import a file as a module of its package, so that relative imports work."""
     inside = path.relative_to(top).with_suffix("").parts
     parts = inside[:-1] if inside[-1] == _PACKAGE else inside
     sys.path.insert(0, str(top.parent))
-    with suppress(ImportError):
-        module = importlib.import_module(".".join((top.name, *parts)))
-        if Path(str(module.__file__)).samefile(path):
-            return module
+    if not _is_ours(top.name):  # whose modules would be taken for those beside the file
+        with suppress(ImportError):
+            module = importlib.import_module(".".join((top.name, *parts)))
+            if Path(str(module.__file__)).samefile(path):
+                return module
     # The name is taken by another package, for example `kernels`: use a unique one.
     package = _executed(_OUTSIDE.format(f"package_{_identifier(top.name)}"), top / f"{_PACKAGE}.py")
     return importlib.import_module(".".join((package.__name__, *parts)))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import kernels
 from flexq_bench import api
 from flexq_bench.measure import Meter
 from flexq_bench.measure.inputs import realistic_inputs
@@ -216,16 +217,70 @@ def test_every_function_that_a_file_decorates_is_a_kernel_assigned_or_not(a_file
 def test_a_file_of_a_package_may_import_from_it_by_dots(tmp_path, name):
     inner = tmp_path / name / "inner"
     inner.mkdir(parents=True)
-    (tmp_path / name / "common.py").write_text("value = 3")
+    (tmp_path / name / "errors.py").write_text("value = 3")  # `kernels` has one of its own
     for folder in (inner.parent, inner):
         (folder / "__init__.py").touch()
     (inner / "fast.py").write_text(
-        "from ..common import value\nassert value == 3\n" + textwrap.dedent(RIGHT)
+        "from ..errors import value\nassert value == 3\n" + textwrap.dedent(RIGHT)
     )
 
     loaded = load(KernelSource.parse(str(inner / "fast.py")))
 
     assert {kernel.spec.name for kernel in loaded.kernels} == {"fast.copied"}
+
+
+@pytest.fixture
+def in_kernels(tmp_path, monkeypatch):
+    """in_kernels(imports): a source kernels/fast.py with these imports, beside kernels/help_of.py,
+    whose package has the name of ours."""
+    monkeypatch.setattr(kernels, "__path__", list(kernels.__path__))
+    monkeypatch.delitem(sys.modules, "kernels.help_of", raising=False)
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    (folder / "help_of.py").write_text("value = 3")
+
+    def write(imports):
+        text = f"{imports}\nassert value == 3\n{textwrap.dedent(RIGHT)}"
+        (folder / "fast.py").write_text(text)
+        return KernelSource.parse(str(folder / "fast.py"))
+
+    yield write
+    sys.modules.pop("kernels.help_of", None)
+
+
+@pytest.mark.parametrize("has_init", [True, False])
+def test_a_file_of_a_package_named_as_ours_may_import_from_it_by_its_name(in_kernels, has_init):
+    source = in_kernels("from kernels.help_of import value")
+    if has_init:
+        (Path(source.place).parent / "__init__.py").touch()
+
+    before, _ = load(source).kernels
+    sys.modules.pop("kernels.help_of")
+    Path(source.place).with_name("help_of.py").write_text("value = 3  # edited")
+    after, _ = load(source).kernels
+
+    assert before.spec.name == "fast.copied"
+    assert before.spec.source_hash != after.spec.source_hash
+
+
+@pytest.mark.parametrize(
+    ("imports", "said"),
+    [
+        ("from kernels.errors import value", "imports from kernels.errors, which is flexq-bench's"),
+        ("from kernels.no_such import value", "imports from kernels.no_such, which is flexq-bench"),
+        ("from kernels import get_kernel", "imports from kernels, which is flexq-bench's here"),
+    ],
+)
+def test_what_only_ours_has_by_that_name_is_said_to_be_ours(in_kernels, imports, said):
+    with pytest.raises(SourceError, match=said) as caught:
+        load(in_kernels(imports))
+
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_in_a_package_named_as_ours_is_to_be_named_by_its_path():
+    with pytest.raises(SourceError, match=r"by its path, such as kernels/no_such_one\.py$"):
+        load(KernelSource.parse("kernels.no_such_one"))
 
 
 def test_tuples_in_configurations_are_given_as_they_are_and_stored_as_lists():

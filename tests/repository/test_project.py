@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -225,6 +227,46 @@ def test_a_working_tree_with_changes_is_measured_as_it_is_and_dirty(made):
     assert found.commit.sha == made.git("rev-parse", "HEAD")
     built = built_tree(project, found.checkout)
     assert (built.folder / "fast.py").read_text().endswith("# edited\n")
+
+
+def test_files_that_were_only_touched_are_no_changes(made):
+    os.utime(made.path / "fast.py", (1, 1))  # as after a copy of the folder
+
+    assert not working_tree(open_project(str(made.path))).commit.dirty
+
+
+def test_a_merge_with_conflicts_is_one_line(made):
+    made.git("checkout", "-q", "-b", "feature/other")
+    made.commit(fast_py=KERNEL + "# theirs\n")
+    made.git("checkout", "-q", "main")
+    made.commit(fast_py=KERNEL + "# ours\n")
+    with suppress(subprocess.CalledProcessError):
+        made.git("merge", "-q", "feature/other")
+
+    with pytest.raises(UsageError, match=r"conflicts of a merge, in fast\.py: resolve"):
+        working_tree(open_project(str(made.path)))
+
+
+def test_a_repository_without_a_commit_is_one_line(tmp_path, git):
+    git(tmp_path, "init", "-q")
+    (tmp_path / FILE).write_text(TOML)
+
+    with pytest.raises(UsageError, match="has no commit yet: git commit first"):
+        working_tree(open_project(str(tmp_path)))
+
+
+def test_a_bare_repository_is_told_to_be_checked_out(made, tmp_path, git):
+    git(tmp_path, "clone", "-q", "--bare", str(made.path), "bare ü.git")
+
+    with pytest.raises(UsageError, match=r"is a bare repository.* worktree add FOLDER"):
+        open_project(str(tmp_path / "bare ü.git"))
+
+
+def test_a_repository_of_another_user_is_told_what_git_asks_for(made, monkeypatch):
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+
+    with pytest.raises(UsageError, match="whose owner is another user: git config --global --add"):
+        open_project(str(made.path))
 
 
 def test_sources_that_git_does_not_track_are_said_to_be_left_out(made, caplog):
