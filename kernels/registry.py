@@ -217,6 +217,7 @@ _ENTRIES: tuple[_Entry, ...] = (
 
 
 _outside: dict[str, _Entry] = {}  # external kernels by label
+_not_loaded: dict[str, str] = {}  # by package, why a source of it did not load in this process
 
 
 def add(kernels: Iterable[LinearKernel]) -> None:
@@ -232,6 +233,14 @@ def add(kernels: Iterable[LinearKernel]) -> None:
         }
         _outside[label] = replace(entry, **factories)  # type: ignore[arg-type]  # names are backends
     resolve.cache_clear()
+
+
+def add_failure(package: str, reason: str) -> None:
+    """Keep why a source did not load, for the message of kernels that are then unknown.
+
+    package: prefix of the names of its kernels.
+    """
+    _not_loaded.setdefault(package, reason)
 
 
 def remove(external_labels: Iterable[str]) -> None:
@@ -297,6 +306,16 @@ def _unknown(label: str) -> str:
     variants = [entry for entry in known if parse_kernel_label(entry)[0] == name]
     if variant and variants:
         return f"{name} has no variant {variant!r}: there are {', '.join(variants)}"
+    package, dot, _ = name.partition(".")
+    if dot and package in _not_loaded:
+        return f"no kernel {label!r}: {_not_loaded[package]}"
+    if dot:
+        own = [entry for entry in known if entry.startswith(f"{package}.")]
+        near = difflib.get_close_matches(label, own, n=_SUGGESTIONS, cutoff=0.0)
+        return (
+            f"no kernel {label!r}: {package} has {', '.join(near) or 'none'} here; a renamed "
+            "kernel is compared only while it has its old name, too"
+        )
     near = difflib.get_close_matches(label, known, n=_SUGGESTIONS, cutoff=0.0)
     left = len(known) - len(near)
     return (

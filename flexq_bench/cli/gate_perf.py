@@ -112,6 +112,8 @@ def perf(
         )
     _write(report, files)
     if plan and report.compared == 0:
+        for note in report.notes:
+            say(out, note)
         raise MissingResultsError(
             f"nothing of suite {report.suite} could be compared between {first.sha[:10]} and "
             f"{second.sha[:10]}: {report.findings[0].reason}"

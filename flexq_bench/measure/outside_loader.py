@@ -84,15 +84,17 @@ def add_kernels(arguments: list[str]) -> None:
     """Load the sources of a worker's `--kernels-from` options, and turn gradients off: kernels of
     modules have weights that require them.
 
-    What a source that can't be had should have, this worker does not know; the others it does.
+    A source that does not load is no error here: each of its kernels is refused with the reason.
     """
     torch.set_grad_enabled(False)
     if arguments:
         watch()
     for argument in arguments:
+        source = KernelSource.of_argument(argument)
         try:
-            registry.add(load(KernelSource.of_argument(argument)).kernels)
+            registry.add(load(source).kernels)
         except SourceError as error:
+            registry.add_failure(source.prefix, str(error))
             sys.stderr.write(f"{error}\n")
 
 

@@ -141,6 +141,15 @@ def test_a_base_without_any_result_is_missing_in_one_line(gate, tmp_path, ratio,
     assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 4
 
 
+def test_notes_are_said_also_where_nothing_was_compared(gate, policy):
+    Path(policy).write_text(POLICY + '[[limit]]\nkernels = ["marlin*"]\nslower_percent = 9\n')
+
+    ran = gate(None)
+
+    assert ran.code == ExitCode.MISSING
+    assert "limit of marlin* fits no planned case" in ran.out
+
+
 def test_a_revision_that_git_does_not_know_is_wrong_usage(gate):
     ran = gate(1.0, "--head", "mian")
 

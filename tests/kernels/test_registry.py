@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 
+from kernels import registry
 from kernels.errors import UnknownKernelError, UnsupportedError
 from kernels.registry import labels, list_kernels, resolve
 
@@ -19,6 +23,19 @@ def test_every_label_resolves_to_a_kernel_that_says_the_same_label(backend: str)
 def test_an_unknown_name_lists_the_nearest_first() -> None:
     with pytest.raises(UnknownKernelError, match="'flexq-w6a7': there are flexq-w6a"):
         resolve("flexq-w6a7", "cpu")
+
+
+def test_an_unknown_kernel_of_a_package_lists_those_of_the_package_alone(monkeypatch) -> None:
+    one = resolve("flexq-w6a6", "cpu")
+    named = copy.copy(one)
+    named.spec = replace(one.spec, name="acme.fast-w6a6")  # type: ignore[misc]
+    monkeypatch.setattr(registry, "_outside", {})
+    registry.add([named])  # type: ignore[list-item]
+
+    with pytest.raises(UnknownKernelError, match=r"'acme.w6a6': acme has acme\.fast-w6a6 here; "):
+        resolve("acme.w6a6", "cpu")
+    with pytest.raises(UnknownKernelError, match="'other.w6a6': other has none here; a renamed"):
+        resolve("other.w6a6", "cpu")
 
 
 def test_a_kernel_of_another_backend_is_not_unknown() -> None:

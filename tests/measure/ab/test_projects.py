@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
 from flexq_bench.measure.ab import InterleaveRules, compare_project
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.repository.project import FILE, open_project, revision
@@ -20,26 +22,45 @@ def dense(x, w, out):
 """
 
 
-def test_it_does_not_wait_for_itself_to_be_done_with_the_device(tmp_path, git, monkeypatch):
+CASE = Case("acme.dense", GemmWorkload(1, 64, 64))
+RULES = InterleaveRules(processes=1, placements=5, looks=1)
+
+
+@pytest.fixture
+def theirs(tmp_path, git, monkeypatch):
+    """A repository with one commit."""
     for name in ("cache", "locks", "theirs"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FLEXQ_BENCH_LOCKS", str(tmp_path / "locks"))
+    folder = tmp_path / "theirs"
+    (folder / FILE).write_text('version = 1\nname = "acme"\nkernels = ["k.py"]\nsuite = "smoke"\n')
+    (folder / "k.py").write_text(KERNEL)
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "--all")
+    git(folder, "commit", "-q", "-m", "a kernel")
+    return folder
+
+
+def test_it_does_not_wait_for_itself_to_be_done_with_the_device(theirs, monkeypatch):
     monkeypatch.setattr(
         "flexq_bench.measure.ab.experiment.device_alone", partial(device_alone, wait_s=1.0)
     )
-    theirs = tmp_path / "theirs"
-    (theirs / FILE).write_text('version = 1\nname = "acme"\nkernels = ["k.py"]\nsuite = "smoke"\n')
-    (theirs / "k.py").write_text(KERNEL)
-    git(theirs, "init", "-q", "-b", "main")
-    git(theirs, "add", "--all")
-    git(theirs, "commit", "-q", "-m", "a kernel")
     project = open_project(str(theirs))
     head = revision(project, "HEAD")
-    rules = InterleaveRules(processes=1, placements=5, looks=1)
-    case = Case("acme.dense", GemmWorkload(1, 64, 64))
 
-    (compared,) = compare_project(project, head, head, [case], device="cpu", rules=rules)
+    (compared,) = compare_project(project, head, head, [CASE], device="cpu", rules=RULES)
 
     assert compared.detail == ""
     assert len(compared.comparison.base_us) == 10
+
+
+def test_a_head_that_does_not_import_is_told_by_its_reason(theirs, git):
+    (theirs / "k.py").write_text(f"import no_such_thing\n{KERNEL}")
+    git(theirs, "commit", "-q", "-a", "-m", "an import")
+    project = open_project(str(theirs))
+    base, head = (revision(project, text) for text in ("HEAD~1", "HEAD"))
+
+    (compared,) = compare_project(project, base, head, [CASE], device="cpu", rules=RULES)
+
+    assert "No module named 'no_such_thing'" in compared.detail
