@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from ci.accuracy_fidelity import judge_fidelity
@@ -42,6 +43,7 @@ from flexq_bench.accuracy.diagnosis import (
     losses_of_layers,
     worst_tokens,
 )
+from flexq_bench.accuracy.local_tasks import LOCAL_TASKS, where_data_lies
 from flexq_bench.accuracy.records import OnUnit, execute
 from flexq_bench.accuracy.results import ORIGINAL, REFERENCE, Through
 from flexq_bench.accuracy.setup import PreparedModel
@@ -69,6 +71,7 @@ class AccuracyReport:
     reference_hash: str | None = None  # of its files; None: there is none
     warnings: tuple[str, ...] = ()  # about the evaluation
     diagnoses: tuple[Diagnosis, ...] = ()  # of failing schemes
+    absent: tuple[str, ...] = ()  # texts and tasks of the policy without data, and what gives them
 
     @property
     def exit_code(self) -> ExitCode:
@@ -140,7 +143,8 @@ def _missing_texts(policy: AccuracyPolicy, texts: Sequence[Text]) -> dict[str, s
         if name not in required:
             raise UsageError(
                 f"policy {policy.name} has no limit on a text called {name}: its texts are "
-                f"{', '.join(required) or 'none'}; name yours with --data NAME=FILE"
+                f"{', '.join(required) or 'none'}; name yours with --data "
+                f"{next(iter(required), 'NAME')}=FILE"
             )
     return {n: f"no text: give --data {n}=FILE" for n in required if n not in given}
 
@@ -190,6 +194,7 @@ def gate_accuracy(
         reference_hash=reference.content_hash if reference else None,
         warnings=() if setup.warning is None else (setup.warning,),
         diagnoses=tuple(diagnose_scheme(setup, s) for s in failing) if diagnose else (),
+        absent=gate.absent(),
     )
 
 
@@ -240,6 +245,18 @@ class _Gate:
             for scheme in self._schemes:
                 self._evaluate_or_fail(scheme)
         return [one for scheme in self._schemes for one in self._judged(scheme)]
+
+    def absent(self) -> tuple[str, ...]:
+        """Return the texts and tasks of the policy that have no data, and the option for each."""
+        texts = [name for name in self._policy.texts if name in self._missing]
+        tasks = [name for name in self._missing if name not in texts]
+        given = [f"the text {name} (--data {name}=FILE)" for name in texts]
+        for name in tasks:
+            if name in LOCAL_TASKS and find_spec("lm_eval") is not None:
+                given.append(f"the task {name} (--task-data DIR with {where_data_lies(name)})")
+            else:
+                given.append(f"the task {name} ({self._missing[name]})")
+        return tuple(given)
 
     def _evaluate_or_fail(self, scheme: str) -> None:
         try:
@@ -327,7 +344,7 @@ class _Gate:
 
     def _test(self, judged: Judged, limit: PerplexityLimit) -> TextTest | None:
         """Return the planned test, with all segments if it did not run during the evaluation."""
-        if self._schedule is None:
+        if self._schedule is None or limit.text in self._missing:
             return None
         test = self._schedule.test(judged.scheme, limit.text)
         first, second = judged.pair(limit.text, PERPLEXITY)

@@ -56,9 +56,11 @@ def terminal(report: AccuracyReport) -> Table:
 
 
 def notes(report: AccuracyReport) -> Iterator[str]:
-    """Yield warnings and the diagnoses of failing schemes, as lines of plain text."""
+    """Yield warnings, what lacks data and diagnoses of failing schemes, as lines of plain text."""
     for warning in report.warnings:
         yield f"warning: {warning}"
+    if report.absent:
+        yield f"missing: {'; '.join(report.absent)}"
     for one in report.diagnoses:
         if one.differing:
             yield f"{one.scheme}: differs from the original: {'; '.join(one.differing[:_SHOWN])}"

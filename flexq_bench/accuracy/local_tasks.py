@@ -72,6 +72,13 @@ _TASKS = ZERO_SHOT_TASKS | {
 LOCAL_TASKS = (*_TASKS, _MMLU)
 
 
+def where_data_lies(task: str) -> str:
+    """Return the folder within `--task-data DIR` of the questions of a task of LOCAL_TASKS."""
+    if task == _MMLU:
+        return f"{_MMLU}/SUBJECT/test"
+    return f"{_TASKS[task].folder}/{_TASKS[task].split}"
+
+
 def write_local_task(task: str, data: Path, scratch: Path) -> Path:
     """A new folder in `scratch` with task files that read a task's data from the folder `data`.
 

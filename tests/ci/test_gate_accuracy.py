@@ -15,6 +15,8 @@ from ci.accuracy_fidelity import judge_fidelity
 from ci.accuracy_limits import Judged
 from ci.accuracy_policy import FidelityLimit, load_accuracy_policy
 from ci.gate_accuracy import AccuracyReport, gate_accuracy
+from ci.gate_perf import Outcome
+from ci.reports.accuracy import notes
 from db.records import CommitInfo, DeviceInfo
 from flexq_bench.accuracy.errors import MissingTaskError
 from flexq_bench.accuracy.records import Origin
@@ -62,9 +64,11 @@ def gate(database, tmp_path) -> Callable[..., AccuracyReport]:
     gate.evaluated: the units of the last call.
     """
 
-    def run(limits: str, *findings: MetricResult | Exception, missing=None) -> AccuracyReport:
+    def run(
+        limits: str, *findings: MetricResult | Exception, missing=None, head=HEAD
+    ) -> AccuracyReport:
         path = tmp_path / "mine.toml"
-        path.write_text(HEAD + limits)
+        path.write_text(head + limits)
 
         run.evaluated = []
 
@@ -84,7 +88,7 @@ def gate(database, tmp_path) -> Callable[..., AccuracyReport]:
             through="reference",
             reference=None,
             context=32,
-            distinct_segments=lambda text: (range(NLL.size), NLL.size),
+            distinct_segments=run.distinct_segments,
         )
         origin = Origin(
             model="made",
@@ -113,6 +117,7 @@ def gate(database, tmp_path) -> Callable[..., AccuracyReport]:
             on_unit=lambda unit, found: None,
         )
 
+    run.distinct_segments = lambda text: (range(NLL.size), NLL.size)
     return run
 
 
@@ -309,6 +314,19 @@ def test_a_text_that_nobody_gave_is_missing_with_the_reason(gate):
     report = gate(text_limit("percent = 5"), missing=missing)
     assert report.exit_code == ExitCode.MISSING
     assert report.judged[0].reason == missing["wikitext"]
+    assert "missing: the text wikitext (--data wikitext=FILE)" in notes(report)
+
+
+def test_a_task_alone_is_judged_where_nobody_gave_the_planned_text(gate):
+    def unknown(text):
+        raise KeyError(text)
+
+    gate.distinct_segments = unknown
+    missing = {"wikitext": "no text: give --data wikitext=FILE"}
+    limits = f"{text_limit('')}{TASK}"
+    report = gate(limits, piqa("fp16"), piqa("w6a6"), missing=missing, head=f"{HEAD}detect = 1.0\n")
+    assert report.exit_code == ExitCode.MISSING
+    assert report.judged[0].outcome is Outcome.MISSING
 
 
 @pytest.mark.parametrize(
@@ -337,6 +355,11 @@ def test_a_task_that_can_not_be_evaluated_here_is_missing(gate):
     report = gate(TASK, MissingTaskError("tasks need lm_eval"))
     assert report.exit_code == ExitCode.MISSING
     assert report.judged[0].reason == "tasks need lm_eval"
+    (line,) = notes(report)
+    assert line in (
+        "missing: the task piqa (--task-data DIR with piqa/validation)",
+        "missing: the task piqa (tasks need lm_eval)",  # where it is not installed
+    )
     # A download that is tried in vain takes half a minute: once is enough.
     assert [task for _, task in gate.evaluated].count("piqa") == 1
 
