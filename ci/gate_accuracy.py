@@ -192,7 +192,7 @@ def gate_accuracy(
         judged=tuple(judged),
         reference=reference.name if reference else "",
         reference_hash=reference.content_hash if reference else None,
-        warnings=() if setup.warning is None else (setup.warning,),
+        warnings=setup.warnings,
         diagnoses=tuple(diagnose_scheme(setup, s) for s in failing) if diagnose else (),
         absent=gate.absent(),
     )

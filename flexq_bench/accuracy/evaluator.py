@@ -20,6 +20,7 @@ from flexq_bench.accuracy.as_decode import (
     decoded_architecture,
 )
 from flexq_bench.accuracy.bos import chosen_bos, first_tokens_warning, text_tokens
+from flexq_bench.accuracy.calibration_overlap import calibration_overlaps
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 from flexq_bench.accuracy.kernel_linear import through_kernels
@@ -141,6 +142,9 @@ class Evaluator:
             map_model(loaded.model)
         needing = [name for name, scheme in self._schemes.items() if scheme.needs_calibration]
         self._calibration = self._calibrate(needing)
+        self._overlaps = calibration_overlaps(
+            ", ".join(needing), self._calibration, checkpoint, plan.texts, self._tokens, loaded
+        )
 
     def check_kernels(self) -> None:
         """Raise QuantizeError if a layer of a scheme has no kernel and is to be computed by one."""
@@ -149,12 +153,13 @@ class Evaluator:
             for scheme in self._schemes.values():
                 _check_kernels(scheme, gated=gated)
 
-    def warning(self) -> str | None:
-        """Return a warning about the model on the first text; None: no warning, or no text."""
+    def warnings(self) -> tuple[str, ...]:
+        """Return warnings: about the model on the first text, and about calibration on a text."""
         if not self._plan.texts:
-            return None
+            return ()
         tokens = self._tokens[self._plan.texts[0].name]
-        return first_tokens_warning(self._loaded.model, self._loaded.tokenizer, tokens)
+        of_model = first_tokens_warning(self._loaded.model, self._loaded.tokenizer, tokens)
+        return (*([of_model] if of_model else []), *map(str, self._overlaps))
 
     def save_reference(self, path: Path) -> str:
         """Store the predictions of the model as it is on the texts; the file's content hash.

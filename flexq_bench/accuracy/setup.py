@@ -37,13 +37,13 @@ _LIBRARIES = ("transformers", "tokenizers", "lm_eval")
 class PreparedModel:
     """A model that is ready to be evaluated, with the origin of its results.
 
-    warning: what looks wrong with how it is evaluated; None: nothing.
+    warnings: what looks wrong with how it is evaluated.
     """
 
     plan: EvaluationPlan
     evaluator: Evaluator
     origin: Origin
-    warning: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ def prepare(
         evaluator = Evaluator(loaded, plan, checkpoint, reference)
         if not each_by_itself:
             evaluator.check_kernels()
-    warning = evaluator.warning()
-    if warning is not None:
+    warnings = evaluator.warnings()
+    for warning in warnings:
         log.warning("%s: %s", loaded.name, warning)
     handle = None if chosen.type == "cpu" else open_handle(chosen)
     origin = Origin(
@@ -151,7 +151,7 @@ def prepare(
         device=describe_device(chosen, handle),
         environment=describe_environment(chosen, handle) | _versions(),
     )
-    return PreparedModel(plan, evaluator, origin, warning)
+    return PreparedModel(plan, evaluator, origin, warnings)
 
 
 def _stored_reference(named: str | None) -> StoredReference | None:

@@ -63,6 +63,7 @@ class StoredCalibration(_Strict):
 
     tokens: SHA-256 of the ids, see Calibration.digest. length: tokens of a segment. device: `cpu`,
     or the GPU's name. dtype: that the scheme saw the weights in, a name of torch's.
+    segment_hashes: as Calibration has them; empty in checkpoints of earlier versions.
     """
 
     tokens: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -70,6 +71,7 @@ class StoredCalibration(_Strict):
     length: Annotated[int, Field(ge=2, strict=True)]
     device: Annotated[str, Field(min_length=1)]
     dtype: Literal["float32", "float16", "bfloat16"]
+    segment_hashes: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")], ...] = ()
 
     @classmethod
     def of(
@@ -82,6 +84,7 @@ class StoredCalibration(_Strict):
             length=calibration.length,
             device=device_kind(device),
             dtype=str(dtype).removeprefix("torch."),  # type: ignore[arg-type]
+            segment_hashes=calibration.segment_hashes,
         )
 
 

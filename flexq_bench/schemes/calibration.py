@@ -15,6 +15,8 @@ from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.model_map import LinearSite, ModelMap
 
 Observer = Callable[[LinearSite, torch.Tensor], None]
+_HASHED_TOKENS = 64  # at the start of a segment: texts share shorter passages by chance
+_HASH_DIGITS = 16
 _MOST_AT_ONCE = 8  # segments
 _FILLS_A_GPU = 2**30  # parameters times segments: below, a GPU waits for launches
 
@@ -36,7 +38,32 @@ class Calibration:
     @property
     def digest(self) -> str:
         """SHA-256, hexadecimal, of the ids as little-endian int64, segment by segment."""
-        return hashlib.sha256(self.tokens.numpy().astype("<i8").tobytes()).hexdigest()
+        return hashlib.sha256(_id_bytes(self.tokens)).hexdigest()
+
+    @property
+    def segment_hashes(self) -> tuple[str, ...]:
+        """Of each segment the hash of its first tokens, for `contained_segments`."""
+        width = min(_HASHED_TOKENS, self.length)
+        return tuple(_hash(_id_bytes(segment[:width])) for segment in self.tokens)
+
+
+def contained_segments(hashes: Sequence[str], length: int, tokens: torch.Tensor) -> int:
+    """Number of segments whose first tokens stand anywhere in a text, tokens [T].
+
+    hashes: segment_hashes of a Calibration with segments of `length` tokens.
+    """
+    data, width = _id_bytes(tokens), 8 * min(_HASHED_TOKENS, length)
+    starts = range(0, len(data) - width + 1, 8) if hashes else ()
+    present = {_hash(data[start : start + width]) for start in starts}
+    return sum(one in present for one in hashes)
+
+
+def _id_bytes(tokens: torch.Tensor) -> bytes:
+    return tokens.cpu().numpy().astype("<i8").tobytes()
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:_HASH_DIGITS]
 
 
 def calibration_segments(

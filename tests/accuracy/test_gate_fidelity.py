@@ -12,9 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from flexq_bench.checkpoints import CheckpointWriter, open_checkpoint
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.schemes.calibration import calibration_segments
 
 POLICY = """
 version = 1
@@ -156,6 +159,42 @@ def test_what_can_not_be_repeated_is_not_judged_and_says_what_to_do(quantize, fi
         assert {check["outcome"] for check in checks} == {"pass"}
         assert all(check["reason"].startswith("not judged: the checkpoint") for check in checks)
         assert all(said in check["reason"] for check in checks), checks
+
+
+@pytest.mark.parametrize("stores_hashes", [True, False])
+def test_a_checkpoint_is_not_judged_on_the_text_that_it_was_calibrated_with(
+    quantize, cli, tiny_llama, tmp_path, stores_hashes
+):
+    checkpoint = quantize("smoothquant-w8a8", segments=("8", "64"))
+    config = json.loads((checkpoint / "config.json").read_text())
+    learned = config["quantization_config"]["flexq_bench"]["calibration"]
+    if not stores_hashes:  # as earlier versions wrote it
+        del learned["segment_hashes"]
+        (checkpoint / "config.json").write_text(json.dumps(config))
+    policy = tmp_path / "mine.toml"
+    policy.write_text(POLICY.format(tokens=255))
+
+    def gate(text):
+        return cli(
+            *("gate", "accuracy", "--model", str(tiny_llama), "--checkpoint", str(checkpoint)),
+            *("--policy", str(policy), "--data", f"heldout={text}", "--device", "cpu"),
+            *("--no-diagnosis", "--json", "-"),
+        )
+
+    same = gate(tiny_llama / "calibration.txt")
+    assert same.code == ExitCode.USAGE
+    assert "8 of its 8 calibration segments are in heldout" in same.error
+    if not stores_hashes:
+        return
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    ids = tokenizer((tiny_llama / "calibration.txt").read_text()).input_ids
+    tokens = calibration_segments(torch.tensor(ids), segments=8, length=64).tokens
+    quoted = tmp_path / "quoted.txt"
+    passages = "".join(tokenizer.decode(segment) for segment in tokens[:2].tolist())
+    quoted.write_text((tiny_llama / "heldout.txt").read_text()[:5000] + passages)
+    partly = gate(quoted)
+    (warning,) = json.loads(partly.out)["warnings"]
+    assert "of its 8 calibration segments are in heldout, where it loses less" in warning
 
 
 def test_a_cache_that_the_checkpoint_chose_is_no_damage(quantize, fidelity):

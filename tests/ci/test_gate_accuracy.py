@@ -105,7 +105,7 @@ def gate(database, tmp_path) -> Callable[..., AccuracyReport]:
             ),
             evaluator=evaluator,
             origin=origin,
-            warning=None,
+            warnings=(),
         )
         return gate_accuracy(
             load_accuracy_policy(str(path)),
