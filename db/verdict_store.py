@@ -73,14 +73,21 @@ def add_decision(session: Session, info: DecisionInfo) -> bool:
 
 
 def open_alert(
-    session: Session, family: str, good_sha: str, bad_sha: str, opened_at: datetime
+    session: Session,
+    family: str,
+    good_sha: str,
+    bad_sha: str,
+    opened_at: datetime,
+    *,
+    project: str = "",
 ) -> int:
     """Return the id of the alert of this range and family, created as `new` if there is none.
 
-    Raises NotFoundError unless both commits are stored, without local changes.
+    project: name of an external project; empty: this repository, or the family has it. Raises NotFoundError unless both commits are stored, without local changes.
     """
     lock_for_writing(session.connection())
-    key = fingerprint({"family": family, "good": good_sha, "bad": bad_sha})
+    of = {"project": project} if project else {}
+    key = fingerprint({"family": family, "good": good_sha, "bad": bad_sha} | of)
     stored_id = session.scalar(select(Alert.id).where(Alert.group_key == key))
     if stored_id is not None:
         return stored_id

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from db.queries.filters import of_project
 from db.tables import ChangePoint, Commit, Night, Run, Series
 
 
@@ -77,15 +78,11 @@ def night_states(
         .order_by(Night.name.desc(), Night.gpu)
         .limit(limit)
     )
-    filters = (
-        (Night.key, key),
-        (Night.name, name),
-        (Night.suite, suite),
-        (Commit.project, project),
-    )
-    for column, value in filters:
+    for column, value in ((Night.key, key), (Night.name, name), (Night.suite, suite)):
         if value is not None:
             query = query.where(column == value)
+    if project is not None:
+        query = query.where(of_project(project))
     return [NightState(**row) for row in session.execute(query).mappings()]
 
 

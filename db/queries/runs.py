@@ -14,7 +14,7 @@ from db.clock import database_time
 from db.errors import AmbiguousError, NotFoundError
 from db.fleet import OPEN_JOB_STATES
 from db.leases import JOB_LEASES
-from db.queries.filters import is_latest_attempt
+from db.queries.filters import is_latest_attempt, of_project
 from db.records import RunInfo, RunOwner
 from db.tables import Commit, Job, Measurement, PlannedCase, Run, Series
 
@@ -190,7 +190,8 @@ def _start_conditions(
 ) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if project is not None:
-        conditions.append(Run.commit_id.in_(select(Commit.id).where(Commit.project == project)))
+        of_commit = select(Commit.id).where(Commit.id == Run.commit_id, of_project(project))
+        conditions.append(of_commit.correlate(Run).exists())
     if trigger is not None:
         conditions.append(Run.trigger == trigger)
     if without:

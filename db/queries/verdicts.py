@@ -6,15 +6,15 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from db.errors import NotFoundError
-from db.tables import Alert, AlertEvent, Commit, Decision, DecisionEvidence, Series
+from db.tables import Alert, AlertEvent, Commit, Decision, DecisionEvidence, Measurement, Series
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,24 @@ def commits_between(
             Commit.topo_order > after,
             Commit.topo_order <= up_to,
             ~Commit.dirty,
-            Commit.project == project,
+            or_(Commit.project == project, _has_results_of(project)) if project else (
+                Commit.project == ""
+            ),
         )
         .order_by(Commit.topo_order, Commit.sha)
     )
     return [CommitRow(*row) for row in session.execute(query)]
+
+
+def _has_results_of(project: str) -> ColumnElement[bool]:
+    """A commit that another project of its repository stored first has that one's name."""
+    return (
+        select(Measurement.id)
+        .join(Series, Measurement.series_id == Series.id)
+        .where(Series.project == project, Measurement.commit_id == Commit.id)
+        .correlate(Commit)
+        .exists()
+    )
 
 
 def alert_decisions(session: Session, alert_id: int) -> list[DecisionRow]:
@@ -226,6 +239,9 @@ def canaries(
     return _decisions(session, *conditions, order=(Decision.created_at, Decision.id))
 
 
+_MEMBER = (Decision.series_id, Series.gpu, Series.kernel, Series.variant, Series.project)
+
+
 def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow]:
     rows = session.execute(
         select(*Alert.__table__.columns)
@@ -235,12 +251,12 @@ def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow
     commits = _commits(session, {r.bad_commit_id for r in rows} | {r.good_commit_id for r in rows})
     members: dict[int, list[Any]] = defaultdict(list)
     for member in session.execute(
-        select(Decision.alert_id, Decision.series_id, Series.gpu, Series.kernel, Series.variant)
+        select(Decision.alert_id, *_MEMBER)
         .add_columns(func.count().label("decisions"))
         .add_columns(func.max(Decision.log_ratio).label("worst"))
         .join(Series, Decision.series_id == Series.id)
         .where(Decision.alert_id.in_([row.id for row in rows]))
-        .group_by(Decision.alert_id, Decision.series_id, Series.gpu, Series.kernel, Series.variant)
+        .group_by(Decision.alert_id, *_MEMBER)
         .order_by(Decision.series_id)
     ):
         members[member.alert_id].append(member)
@@ -249,8 +265,10 @@ def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow
             id=row.id,
             family=row.family,
             state=row.state,
-            good=commits.get(row.good_commit_id),
-            bad=commits[row.bad_commit_id],
+            good=None
+            if row.good_commit_id is None
+            else _in_project(commits[row.good_commit_id], members[row.id]),
+            bad=_in_project(commits[row.bad_commit_id], members[row.id]),
             opened_at=row.opened_at,
             closed_at=row.closed_at,
             note=row.note,
@@ -262,6 +280,11 @@ def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow
         )
         for row in rows
     ]
+
+
+def _in_project(commit: CommitRow, members: Sequence[Any]) -> CommitRow:
+    """Return the commit with the project of an alert's series, see db.queries.filters.of_project."""
+    return replace(commit, project=members[0].project) if members else commit
 
 
 def _kernels(members: Sequence[Any]) -> tuple[str, ...]:

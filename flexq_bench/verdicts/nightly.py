@@ -125,9 +125,18 @@ def open_or_join_alerts(
     opened: dict[int, None] = {}
     joined: dict[int, None] = {}
     for group in groups:
-        known = alert_of(group, queries.alerts(session, family=group.family))
+        # Floors, and kernels of files that are named alike, are of one family in all projects.
+        alerts = queries.alerts(session, family=group.family)
+        known = alert_of(group, [one for one in alerts if one.bad.project == group.bad.project])
         if known is None:
-            alert_id = open_alert(session, group.family, group.good.sha, group.bad.sha, at)
+            alert_id = open_alert(
+                session,
+                group.family,
+                group.good.sha,
+                group.bad.sha,
+                at,
+                project=group.bad.project,
+            )
             opened[alert_id] = None
         else:
             alert_id = known.id

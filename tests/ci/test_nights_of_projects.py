@@ -14,18 +14,21 @@ from test_nightly import SUITE, MadePool, unseen
 
 from ci.nightly import Rules, conclude, measure_night
 from db import queries
+from db.records import DeviceInfo
+from flexq_bench.runs.machine import Machine
+from flexq_bench.verdicts.nightly import record_night
 
 
 @pytest.fixture
 def a_night(database, commits, sha, compared):
     """a_night("acme", 3): the report on the third commit's night; nothing is compared."""
 
-    def run(project, order, *, us=20.0, gpu="A CPU"):
+    def run(project, order, *, us=20.0, gpu="A CPU", suite=SUITE):
         name = sha(order) if not project else f"{order:x}" * 40
         commit = replace(commits[sha(order)], sha=name, project=project)
         pool = MadePool(database, commit, compared, us=us, gpus=(gpu,))
         rules = Rules(f"2025-11-{order:02}", None, canaries=0, candidates=0)
-        nights = measure_night(database, pool, SUITE, commit, rules, progress=unseen)
+        nights = measure_night(database, pool, suite, commit, rules, progress=unseen)
         [report] = [conclude(database, pool, info, commit, rules) for info in nights]
         return report
 
@@ -52,3 +55,35 @@ def test_what_waits_in_another_project_is_not_ours(a_night):
 
     assert [nights for _, nights, _ in waiting.not_compared] == [1] * waiting.candidates
     assert [nights for _, nights, _ in theirs.not_compared] == [1] * theirs.candidates
+
+
+def test_projects_of_one_repository_have_nights_and_commits_of_their_own(a_night, database):
+    """Both are at the same commits, which were stored for the first of them."""
+    suites = {name: replace(SUITE, name=f"{name}.suite") for name in ("gemm", "attention")}
+    for order in (1, 2):
+        for name, suite in suites.items():
+            a_night(name, order, suite=suite)
+
+    with database.session() as session:
+        for name, suite in suites.items():
+            nights = queries.night_states(session, project=name)
+            assert [night.suite for night in nights] == [suite.name] * 2
+            runs = queries.latest_runs(session, project=name).values()
+            assert [run.suite for run in runs] == [suite.name]
+            assert len(queries.commits_between(session, 0, 9, project=name)) == 2
+        assert queries.commits_between(session, 0, 9, project="other") == []
+
+
+def test_alerts_name_their_own_project_and_join_no_other_s(database, commits, compared):
+    for name, ratio in (("gemm", 1.2), ("attention", 1.3)):
+        machine = Machine("cpu", DeviceInfo("CPU-1", "A CPU", "cpu"), name)
+        theirs = {sha: replace(commit, project=name) for sha, commit in commits.items()}
+        with database.session() as session:
+            slower = [compared("flexq-w6a6", ratio)]
+            night = record_night(session, slower, machine, theirs, alerting=True)
+        assert (len(night.opened), len(night.joined)) == (1, 0)
+
+    with database.session() as session:
+        alerts = queries.alerts(session)
+    named = [(one.bad.project, one.good.project) for one in alerts]
+    assert sorted(named) == [("attention", "attention"), ("gemm", "gemm")]
