@@ -83,7 +83,8 @@ def open_alert(
 ) -> int:
     """Return the id of the alert of this range and family, created as `new` if there is none.
 
-    project: name of an external project; empty: this repository, or the family has it. Raises NotFoundError unless both commits are stored, without local changes.
+    project: name of an external project; empty: this repository, or the family has it. Raises
+    NotFoundError unless both commits are stored, without local changes.
     """
     lock_for_writing(session.connection())
     of = {"project": project} if project else {}
