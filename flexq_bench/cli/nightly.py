@@ -122,6 +122,7 @@ def nightly(
     from flexq_bench.interrupts import ended_by_terminate
     from flexq_bench.repository.project_builds import BuildError
     from flexq_bench.repository.provenance import current_commit
+    from flexq_bench.repository.worktrees import is_shallow
     from flexq_bench.runs.command_lines import command, database_arguments
     from workloads.suites import load_suite
 
@@ -144,6 +145,13 @@ def nightly(
             current_commit(),
         )
         repository = _repository()
+    if repository is not None and is_shallow(repository):
+        say(
+            console(stderr=True),
+            f"{repository} is a shallow clone: this commit has no place in the history, and is not "
+            "compared with commits that the clone lacks: git fetch --unshallow first (in a "
+            "workflow: fetch-depth: 0)",
+        )
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     options = PoolOptions(
         cluster,

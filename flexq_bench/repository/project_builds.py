@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from flexq_bench.errors import BrokenRevisionError
@@ -73,22 +74,27 @@ def built_tree(
     submodules, missing = _submodules(project.root, commit)
     home = _home(project, tree, missing, Path(own_cache) if own_cache else cache_folder())
     folder, site = home / "tree" / project.inside, home / "site"
+    for name in missing:
+        _log_missing(commit, name)
     with only_process(home.with_suffix(".lock")):
         if not (home / _DONE).is_file():
             shutil.rmtree(home, ignore_errors=True)
             log.info("building %s of %s", commit[:10], project.name)
-            for name in missing:
-                log.warning(
-                    "%s: the submodule %s is not in this clone as that commit has it: "
-                    "git submodule update --init --recursive",
-                    *(commit[:10], name),
-                )
             _check_out(project, commit, home / "tree", submodules)
             # Of code that nobody reviewed the output goes with the folder.
             output = None if own_cache else home / _OUTPUT
             _build(_Build(project.file.build, folder, commit, output), site, variables)
             write_atomically(home / _DONE, json.dumps({"tree": tree}).encode())
     return BuiltTree(folder, site if site.is_dir() else None, project.file.sources(folder))
+
+
+@cache  # once a process
+def _log_missing(commit: str, submodule: str) -> None:
+    log.warning(
+        "%s: the submodule %s is not in this clone as that commit has it: "
+        "git submodule update --init --recursive",
+        *(commit[:10], submodule),
+    )
 
 
 def _home(project: Project, tree: str, missing: list[str], cache: Path) -> Path:
@@ -200,7 +206,8 @@ def _run(
             errors="replace",
         )
     except OSError as error:
-        raise BuildError(f"{does_not}: {command[0]}: {error.strerror}") from error
+        hint = ": pip install uv, or take environment = \"pip\"" if command[0] == "uv" else ""
+        raise BuildError(f"{does_not}: {command[0]}: {error.strerror}{hint}") from error
     with process:
         try:
             said, _ = process.communicate(timeout=timeout_s)

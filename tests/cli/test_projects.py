@@ -288,6 +288,17 @@ def test_a_static_gate_compares_the_machine_code_that_kernels_of_a_project_tell_
     assert (unknown.code, "there is acme.fast" in unknown.error) == (2, True)
 
 
+@pytest.mark.usefixtures("made_times")
+def test_a_night_in_a_shallow_clone_says_what_it_lacks(cli, seeded, tmp_path, git):
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{seeded}", "clone ü")
+
+    ran = cli("nightly", "--project", str(tmp_path / "clone ü"), "--backend", "cpu")
+
+    assert ran.code == 0
+    assert "is a shallow clone: this commit has no place in the history" in ran.err
+    assert "git fetch --unshallow first" in ran.err
+
+
 @pytest.mark.slow  # 30 nights
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("made_times")

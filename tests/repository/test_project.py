@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import time
 from contextlib import suppress
@@ -183,6 +184,18 @@ def test_submodules_are_built_at_the_commits_that_each_commit_has(made, tmp_path
     without = built_tree(project, shas[1]).folder
     assert without not in folders  # what lacks files is no build of that commit
     assert "the submodule deps/library is not in this clone" in caplog.text
+
+
+def test_a_missing_uv_is_said_with_what_to_do(made, tmp_path, monkeypatch):
+    sha = with_build(made, "true", environment='"uv"', packages='["einops"]')
+    project = open_project(str(made.path))
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "git").symlink_to(shutil.which("git"))
+    monkeypatch.setenv("PATH", str(programs))
+
+    with pytest.raises(BuildError, match="does not build: uv: No such file or directory: pip inst"):
+        built_tree(project, sha)
 
 
 def test_a_build_that_hangs_is_ended(made):
