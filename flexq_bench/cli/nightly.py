@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from db.engine import Database
     from db.records import CommitInfo
     from flexq_bench.fleet import PoolOptions
+    from flexq_bench.repository.project import Project
 
 
 def nightly(
@@ -168,6 +169,8 @@ def nightly(
         today = f"{datetime.now(UTC):%F}"
         name = unfinished_night(database, chosen.name, commit) if resume else night or today
         rules = Rules(name, repository, canaries, comparisons, alerting=alert)
+        if opened is not None:
+            _warn_of_another_repository(database, chosen.name, opened.project)
         display_name = chosen.name if opened is None else f"{opened.project.name} {chosen.name}"
         try:
             with open_pool(database, options, commit) as pool:
@@ -225,6 +228,24 @@ def _notify_broken_night(
             at = datetime.now(UTC)
             events.add_broken_night_event(session, night, suite, commit.sha, one_line(error), at=at)
         send_if_subscribed(database)
+
+
+def _warn_of_another_repository(database: Database, suite: str, project: Project) -> None:
+    """Say so if the project's last night was at a commit that its repository does not have."""
+    from db import queries
+    from flexq_bench.cli.output import console, say
+    from flexq_bench.repository.worktrees import find_revision, is_shallow
+
+    with database.session() as session:
+        nights = queries.night_states(session, suite=suite, limit=1)
+    for night in nights:
+        if find_revision(project.root, night.commit) is None and not is_shallow(project.root):
+            say(
+                console(stderr=True),
+                f"night {night.name} of project {project.name} was at {night.commit[:10]}, which "
+                f"{project.root} does not have: if that is another project, give this one another "
+                "name in flexq-bench.toml, as their results would mix",
+            )
 
 
 def _notify_failed_build(db: str | None, night: str, folder: str, error: Exception) -> None:

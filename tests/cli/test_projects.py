@@ -299,6 +299,17 @@ def test_a_night_in_a_shallow_clone_says_what_it_lacks(cli, seeded, tmp_path, gi
     assert "git fetch --unshallow first" in ran.err
 
 
+@pytest.mark.usefixtures("made_times")
+def test_a_night_of_another_repository_with_the_same_project_name_is_told(cli, acme, seeded):
+    nights = [
+        cli("nightly", "--project", folder, "--backend", "cpu", "--night", name)
+        for folder, name in ((acme, "1"), (acme, "2"), (seeded, "3"))
+    ]
+
+    assert [ran.code for ran in nights] == [0, 0, 0]
+    assert [ran.err.count("give this one another name") for ran in nights] == [0, 0, 1]
+
+
 @pytest.mark.slow  # 30 nights
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("made_times")
