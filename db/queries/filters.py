@@ -95,7 +95,7 @@ def is_latest_attempt() -> ColumnElement[bool]:
 
 
 def of_project(project: str) -> ColumnElement[bool]:
-    """Return the condition on runs, joined with their commits, of a project; empty: this repository.
+    """Return the condition on runs, with their commits, of a project; empty: this repository.
 
     The names of a project's suites begin with its own. The commit alone does not tell: projects in
     one repository share its commits, whose rows have the name of the first one that was stored.

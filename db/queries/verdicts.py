@@ -139,9 +139,9 @@ def commits_between(
             Commit.topo_order > after,
             Commit.topo_order <= up_to,
             ~Commit.dirty,
-            or_(Commit.project == project, _has_results_of(project)) if project else (
-                Commit.project == ""
-            ),
+            or_(Commit.project == project, _has_results_of(project))
+            if project
+            else (Commit.project == ""),
         )
         .order_by(Commit.topo_order, Commit.sha)
     )
@@ -283,7 +283,7 @@ def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow
 
 
 def _in_project(commit: CommitRow, members: Sequence[Any]) -> CommitRow:
-    """Return the commit with the project of an alert's series, see db.queries.filters.of_project."""
+    """Return the commit with the project of an alert's series, see filters.of_project."""
     return replace(commit, project=members[0].project) if members else commit
 
 

@@ -206,7 +206,7 @@ def _run(
             errors="replace",
         )
     except OSError as error:
-        hint = ": pip install uv, or take environment = \"pip\"" if command[0] == "uv" else ""
+        hint = ': pip install uv, or take environment = "pip"' if command[0] == "uv" else ""
         raise BuildError(f"{does_not}: {command[0]}: {error.strerror}{hint}") from error
     with process:
         try:

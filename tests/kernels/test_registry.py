@@ -32,9 +32,9 @@ def test_an_unknown_kernel_of_a_package_lists_those_of_the_package_alone(monkeyp
     monkeypatch.setattr(registry, "_outside", {})
     registry.add([named])  # type: ignore[list-item]
 
-    with pytest.raises(UnknownKernelError, match=r"'acme.w6a6': acme has acme\.fast-w6a6 here; "):
+    with pytest.raises(UnknownKernelError, match=r"'acme\.w6a6': acme has acme\.fast-w6a6 here; "):
         resolve("acme.w6a6", "cpu")
-    with pytest.raises(UnknownKernelError, match="'other.w6a6': other has none here; a renamed"):
+    with pytest.raises(UnknownKernelError, match=r"'other\.w6a6': other has none here; a renamed"):
         resolve("other.w6a6", "cpu")
 
 
