@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from test_nightly import SUITE, MadePool, unseen
+from made_nights import SUITE, MadePool, unseen
 
 from ci.nightly import Rules, conclude, measure_night
 from db import queries
