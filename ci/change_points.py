@@ -72,6 +72,12 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
     A result of a commit outside of a git tree has no place in an order, and takes no part.
     """
     stored = retracted = changed = 0
+
+    def revise(series_id: int, usable: Sequence[HistoryPoint], model: LevelModel) -> None:
+        nonlocal stored, retracted
+        retracted += _retract(session, series_id, usable, model)
+        stored += sum(_store(session, series_id, usable, step, device) for step in model.steps)
+
     series = {row.series_id for row in queries.run_results(session, run_uuid)}
     # Series with a change of device that may hide a step wait for what the others say of it.
     waiting: dict[int, LevelModel] = {}
@@ -93,10 +99,8 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
                 len(usable) - newest.index == SHORTEST_SEGMENT
                 and abs(newest.relative_change) >= HISTORY_RULES.smallest
             )
-            continue
-        retracted += _retract(session, series_id, usable, model)
-        for step in model.steps:
-            stored += _store(session, series_id, usable, step, device)
+        else:
+            revise(series_id, usable, model)
     beside: dict[int, list[Step]] = defaultdict(list)
     for same in changes.values():
         for series_id, step in steps_beside_others(same).items():
@@ -104,10 +108,7 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
     for series_id, model in waiting.items():
         usable = _usable(session, series_id)  # read again: all of them at once are large
         steps = sorted((*model.steps, *beside[series_id]), key=lambda step: step.index)
-        model = replace(model, steps=tuple(steps))
-        retracted += _retract(session, series_id, usable, model)
-        for step in model.steps:
-            stored += _store(session, series_id, usable, step, device)
+        revise(series_id, usable, replace(model, steps=tuple(steps)))
     return LookedBack(stored, retracted, changed)
 
 

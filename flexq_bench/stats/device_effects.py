@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from flexq_bench.stats.log_series import Floats, Ints, difference_scale, robust_scale
+from flexq_bench.stats.log_series import Floats, Ints, difference_scale, robust_scale, run_bounds
 from flexq_bench.stats.modes import Modes
 from flexq_bench.stats.segments import SHORTEST_SEGMENT, residuals_of
 from flexq_bench.stats.steps import POINTS_BEFORE_FIRST, Fit, StepRules, fit_steps
@@ -118,7 +118,7 @@ def _from_changes(values: Floats, code: Ints, *, floor: float) -> Floats:
     """[devices] offsets that explain the jumps at changes of device best, by their absolute sum."""
     from scipy.optimize import linprog  # only for series of several devices
 
-    bounds = np.concatenate(([0], np.flatnonzero(np.diff(code)) + 1, [code.size]))
+    bounds = run_bounds(code)
     count, changes = int(code.max()) + 1, bounds.size - 2
     sigma = max(difference_scale(values, floor=floor), np.finfo(np.float64).tiny)
     jumps = np.zeros(changes + count)

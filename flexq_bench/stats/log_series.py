@@ -34,6 +34,12 @@ def positive_logs(values: ArrayLike) -> tuple[Floats, Ints]:
     return np.log(array[index]), index.astype(np.int64)
 
 
+def run_bounds(values: NDArray[np.bool_] | Floats | Ints) -> Ints:
+    """Return the indices at which runs of equal values [n] begin, and n."""
+    switches = np.flatnonzero(values[1:] != values[:-1]) + 1
+    return np.concatenate(([0], switches, [values.size])).astype(np.int64)
+
+
 def robust_scale(windows: Floats, *, floor: float = SCALE_FLOOR) -> Floats:
     """Median absolute deviation as a Gaussian sigma, [...] of windows [..., n]; at least floor."""
     center = np.median(windows, axis=-1, keepdims=True)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats.log_series import Floats, Ints, resolution_scale
+from flexq_bench.stats.log_series import Floats, Ints, resolution_scale, run_bounds
 
 FEWEST_HOPS = 5  # there and back is a change and its repair, and so it may be twice
 LONGEST_VISIT = 25  # values, the median of: longer visits are levels
@@ -55,7 +55,7 @@ class Modes:
     @property
     def switches(self) -> Ints:
         """Indices of the values that are in another mode than the one before, and no new level."""
-        return _bounds(self.slow != self.held)[1:-1]
+        return run_bounds(self.slow != self.held)[1:-1]
 
     @property
     def offset(self) -> Floats:
@@ -179,7 +179,7 @@ def _nearest_alias(
     first base that shows both modes decides also for the bases before it.
     """
     base = base.copy()
-    parts = list(pairwise(_bounds(base).tolist()))
+    parts = list(pairwise(run_bounds(base).tolist()))
     shares = [float(slow[start:stop].mean()) for start, stop in parts]
     sure = [_BOTH_MODES < share < 1 - _BOTH_MODES for share in shares]
     anchor = sure.index(True) if True in sure else 0
@@ -222,7 +222,7 @@ def _put_off(values: Floats, base: Floats, slow: Bools, gap: float) -> tuple[Flo
 def _are_modes(
     values: Floats, base: Floats, slow: Bools, gap: float, sigma: float, longest_visit: int
 ) -> bool:
-    visits = np.diff(_bounds(slow))
+    visits = np.diff(run_bounds(slow))
     median = float(np.median(visits))
     if visits.size - 1 < max(FEWEST_HOPS, median / 3) or median > longest_visit or gap <= 0:
         return False
@@ -244,10 +244,10 @@ def _held(slow: Bools, memory: float, longest_visit: int, significance: float) -
     they are long once few and short excursions are left out: dips are one thing, and a step as
     large as they are is another.
     """
-    visits = np.diff(_bounds(slow))
+    visits = np.diff(run_bounds(slow))
     rest = _without_visits(slow, _EXCURSION)
     if np.mean(rest != slow) <= _RARE:
-        between = np.diff(_bounds(rest))
+        between = np.diff(run_bounds(rest))
         if between.size == 1 or np.median(between) > 2 * longest_visit:
             return _without_visits(rest, longest_visit)
     if memory < STICKY:
@@ -260,17 +260,11 @@ def _held(slow: Bools, memory: float, longest_visit: int, significance: float) -
 
 def _without_visits(slow: Bools, longest: float) -> Bools:
     """[n] the mode of the last visit of more values than that, before the first one its own."""
-    bounds = _bounds(slow)
+    bounds = run_bounds(slow)
     long = bounds[:-1][np.diff(bounds) > longest]
     if not long.size:
         return np.zeros_like(slow)
     return np.repeat(slow[long], np.diff([0, *long[1:], slow.size]))
-
-
-def _bounds(values: Bools | Floats) -> Ints:
-    """Return the indices at which runs of equal values [n] begin, and n."""
-    switches = np.flatnonzero(values[1:] != values[:-1]) + 1
-    return np.concatenate(([0], switches, [values.size])).astype(np.int64)
 
 
 def _memory(slow: Bools) -> tuple[float, float]:

@@ -92,11 +92,13 @@ def classify(nights: Nights) -> Classification:
     if start > 0 and values.size - start < 3:
         return Classification(Pattern.NEW_EPOCH, start, missing)
     newest = values[start:]
-    if nights.devices is not None:
-        newest = on_newest_device(newest, nights.devices[start:], HISTORY_RULES)
+    devices = nights.devices[start:] if nights.devices is not None else ()
+    has_several = len(set(devices)) > 1  # of one, a second model would say nothing more
+    if has_several:
+        newest = on_newest_device(newest, devices, HISTORY_RULES)
     pattern, index = _shape(newest, None if clocks is None else clocks[start:])
-    if pattern is Pattern.STEADY and nights.devices is not None:
-        model = level_model(values[start:], HISTORY_RULES, nights.devices[start:])
+    if pattern is Pattern.STEADY and has_several:
+        model = level_model(values[start:], HISTORY_RULES, devices)
         changes = [
             one.index for one in model.device_changes if abs(one.relative_change) >= SMALLEST_CHANGE
         ]
