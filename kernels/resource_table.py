@@ -19,7 +19,7 @@ from kernels.decoder.cuda_operations import builds as decoder_builds
 from kernels.registry import labels, resolve
 from kernels.runtime.machine_code import resources
 from kernels.runtime.nvrtc import Build, compile_build
-from kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
+from kernels.runtime.occupancy import RUN_TARGETS, TARGETS
 from kernels.runtime.resource_row import ResourceRow, resource_row
 
 _TEXT_COLUMNS = ("build", "target", "function")
@@ -47,11 +47,15 @@ def largest_builds(target: str) -> tuple[Build, ...]:
     return tuple(by_source.values())
 
 
-def measure_table() -> list[ResourceRow]:
-    """Compile every build of the table and read its resources, in order. Needs no GPU."""
-    rows = measure_resources(all_builds(), RUN_TARGETS)
-    for target in COMPILED_ONLY:
-        rows += measure_resources(largest_builds(target), (target,))
+def measure_table(whole: Sequence[str] = RUN_TARGETS) -> list[ResourceRow]:
+    """Compile builds of the table and read their resources, in order. Needs no GPU.
+
+    whole: targets with every build; the others have the largest of each source.
+    """
+    rows = measure_resources(all_builds(), whole)
+    for target in TARGETS:
+        if target not in whole:
+            rows += measure_resources(largest_builds(target), (target,))
     return sorted(rows)
 
 

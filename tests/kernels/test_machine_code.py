@@ -23,13 +23,12 @@ from kernels.resource_table import (
 from kernels.runtime import nvrtc
 from kernels.runtime.machine_code import innermost_loops, instructions, resources
 from kernels.runtime.nvrtc import Build, compile_build
-from kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS, TARGETS
+from kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
 from kernels.runtime.resource_row import ResourceRow
 
 TABLE = Path(__file__).parent / "resources.csv"
-WHOLE_TARGET = (
-    "sm_90"  # has more sources than the others: for all of them it takes four times as long
-)
+# Has more sources than the others: for all of them it takes four times as long.
+WHOLE_TARGET = "sm_90"
 HOPPERS = ("wgmma", "cluster", "persistent")  # imma/group_gemm_*.cu with warpgroup MMA
 
 
@@ -50,12 +49,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def measured() -> list[ResourceRow]:
-    """Every build for one target, and the largest of each source for the others."""
-    rows = measure_resources(all_builds(), (WHOLE_TARGET,))
-    for target in TARGETS:
-        if target != WHOLE_TARGET:
-            rows += measure_resources(largest_builds(target), (target,))
-    return sorted(rows)
+    return measure_table([WHOLE_TARGET])
 
 
 def test_nothing_spills_on_any_target(measured: list[ResourceRow]) -> None:

@@ -27,7 +27,7 @@ LEAST_STEPS = 4  # of K that are worth a block of its own
 # steps of K. By a regression of times of group_gemm_persistent.cu on an H200.
 _OUTPUT_STEPS, _ADDED_STEPS = 2.5, 1.25
 # The same of group_gemm_cluster.cu with stream_k, by the warps that first add up their sums in a
-# cluster. By a regression of the times in examples/h200/token-tiles-times.json.gz.
+# cluster. By a regression of times like those in examples/h200/token-tiles-times.json.gz.
 _CLUSTER_OUTPUT_STEPS, _CLUSTER_ADDED_STEPS = {1: 1.5, 2: 2.5}, {1: 1.0, 2: 1.5}
 _NEARLY_ALL = 0.95  # of the clusters: so many are as good as all
 
@@ -260,6 +260,13 @@ class ClusterConfig(Config):
         inverse = ((1 << 32) - 1) // steps
         return Shares(clusters * self.k_split, shared, each, longer, inverse, longest)
 
+    def launched_blocks(self, shares: Shares, sms: int) -> int:
+        """Blocks of a launch, those without a share included.
+
+        Where the next launch's blocks fit beside this one's, every SM must have one of each.
+        """
+        return sms // self.k_split * self.k_split if self.resident > 1 else shares.blocks
+
 
 @dataclass(frozen=True, slots=True)
 class PersistentConfig(Config):
@@ -309,11 +316,6 @@ class PersistentConfig(Config):
     @property
     def k_sets(self) -> int:
         """Warps of a block that have the same rows."""
-        return 1
-
-    @property
-    def resident(self) -> int:
-        """Blocks that fit on an SM."""
         return 1
 
     @property

@@ -141,9 +141,7 @@ class ImmaGemm(LinearKernel):
                 shares = c.shares(shape.m, shape.n, steps, sms)
                 shared = _partial_sums(c, shares, out.device)
                 sums = (*shared, shares.each, shares.longer, shares.inverse)
-                # Where the next kernel's blocks fit beside this one's, each SM has one of each.
-                blocks = sms // c.k_split * c.k_split if c.resident > 1 else shares.blocks
-                grid = blocks, 1, 1
+                grid = c.launched_blocks(shares, sms), 1, 1
             arguments = (*self._tensor_maps(x, w, c.rows, c.tokens, c.tokens), *rest, *sums)
         else:
             arguments = (w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"], *rest)
@@ -269,7 +267,7 @@ def _partial_sums(
     warps = config.rows // MMA_ROWS * config.k_sets
     words = warps * chunks_of(config.tokens, config.contributors) * CHUNK * MMA_ROWS
     if config.contributors > 1:  # each sum has a mark beside it
-        marked, number = launch_flags(current_gpu().sms * config.resident * words * 2)
+        marked, number = launch_flags(current_gpu().sms * words * 2)
         return marked, None, number
     sums = torch.empty(shares.blocks, words, dtype=torch.float32, device=device)
     return sums, *launch_flags(current_gpu().sms * warps)
