@@ -60,7 +60,10 @@ def calibration_overlaps(
         if checkpoint is not None and learned is not None:
             name, seed = checkpoint.scheme.name, checkpoint.scheme.seed
             count = contained_segments(learned.segment_hashes, learned.length, ids)
-            if _is_drawn_from(learned, text, seed, loaded):
+            # Of a text with none of them they were not drawn, unless all are the first segment,
+            # which may begin with a BOS token that `ids` lack.
+            may_be_drawn = count or not learned.segment_hashes or learned.segments == 1
+            if may_be_drawn and _is_drawn_from(learned, text, seed, loaded):
                 count = learned.segments
             found.append(CalibrationOverlap(name, text.name, count, learned.segments))
     for one in found:

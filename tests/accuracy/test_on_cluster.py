@@ -151,8 +151,8 @@ def test_workers_of_a_cluster_find_what_one_process_finds(cli, tiny_llama):
     for ran in (alone, together):
         records = [json.loads(line) for line in ran.out.splitlines() if line.startswith("{")]
         values.append({(r["scheme"], r["metric"]): r["value"] for r in records})
-    assert len(values[0]) == 7
+    assert {scheme for scheme, _ in values[0]} == {"fp16", "w6a6", "w4a4"}
     assert values[1] == pytest.approx(values[0], rel=1e-5)
     wrong = cli(*asked[:2], "nowhere", *asked[3:], "--cluster", "local")
     assert wrong.code == ExitCode.USAGE
-    assert wrong.error.startswith("flexq-bench: no model nowhere")
+    assert "flexq-bench: no model nowhere" in wrong.err.splitlines()[-1]
