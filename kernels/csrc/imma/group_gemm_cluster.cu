@@ -24,10 +24,10 @@
 constexpr int TILES = ROW_WARPGROUPS * 4;
 constexpr int THREADS = ROW_WARPGROUPS * K_WARPGROUPS * 128;
 constexpr int OUT_PARTS = K_WARPGROUPS;
-constexpr int GRANULE = TOKENS % 64 == 0 ? 64 : TOKENS <= 48 ? TOKENS : TOKENS / 2;  // tokens of one MMA
-constexpr int GRANULES = TOKENS / GRANULE;
 constexpr int SHARERS = 1, K_PARTS = K_SPLIT, K_SETS = K_WARPGROUPS;
 #include "imma/block_tile.cuh"
+constexpr int GRANULE = TOKENS <= 64 || TOKENS == 96 ? TOKENS : TOKENS / 2;  // tokens of one MMA
+constexpr int GRANULES = TOKENS / GRANULE;
 #include "imma/stream_k.cuh"
 #include "imma/warp_sums.cuh"
 #include "ptx/cluster.cuh"
