@@ -12,6 +12,7 @@
 #include <cuda_runtime.h>
 
 #include "ptx/memory.cuh"
+#include "ptx/synchronization.cuh"
 #include "ptx/wgmma.cuh"
 
 constexpr int BLOCKS = 132, SHARED_BYTES = 128 * 1024, TOKENS_AT = 64 * 1024, CHAINED = 8;
@@ -79,9 +80,9 @@ __global__ void __launch_bounds__(256, 1) both(Taken* taken, int rounds, bool mu
       ++round;
       if (issues && round % 4 == 0) {  // all warps learn of the end in the same round
         if (threadIdx.x == 0) seen = done;
-        wait_at_named(4, 128);
+        named_barrier_sync(4, 128);
         if (seen) break;
-        wait_at_named(4, 128);
+        named_barrier_sync(4, 128);
       }
     }
     const long long cycles = clock64() - begin;
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(256, 1) both(Taken* taken, int rounds, bool mu
 #pragma unroll
     for (int i = 0; i < 64; ++i) all += t[i] + s[i];
     if (all == 1.2345f) taken[BLOCKS].issuing = 1;
-    wait_at_named(5, 128);
+    named_barrier_sync(5, 128);
     if (threadIdx.x == 128) done = 1, taken[blockIdx.x].issuing = cycles;
   }
 #endif

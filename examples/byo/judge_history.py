@@ -8,7 +8,7 @@ static` of each seeded commit, and of one with no change, against the one before
 search for the commit that made each kernel slower, from ten commits before. A line for each command
 says how long it took and what it ended with; exit code 1: one ended otherwise than it should, or
 alerts name other commits. Started again with the same --db and later --nights it goes on. Options
-that are not this script's (`--processes 2`) go to the commands that measure.
+that are not this script's (`--processes 2`) go to `gate perf` and `bisect`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Judge:
             tag = tags.get(commit, "")
             code = SEEDED[tag][0] if tag else 0
             night = f"2026-01-{number:02}"
-            self.expect(code, f"night {number} {tag}", "nightly", "--night", night, *self.more)
+            self.expect(code, f"night {number} {tag}", "nightly", "--night", night)
         self.git("checkout", "--quiet", "main")
         measured = {commits[number - 1] for number in numbers}
         found = json.loads(self.command("alerts", "list", "--state", "all", "--json").stdout)
@@ -121,7 +121,7 @@ def main() -> int:
     parser.add_argument("--nights", default="1:30", help="FIRST:LAST; empty: none.")
     parser.add_argument("--gates", action="store_true")
     parser.add_argument("--bisect", action="store_true")
-    options, more = parser.parse_known_args()  # the rest goes to commands that measure
+    options, more = parser.parse_known_args()  # the rest goes to commands that compare
     judge = Judge(options.folder, options.db, more)
     if options.nights:
         first, last = (int(number) for number in options.nights.split(":"))
