@@ -131,8 +131,8 @@ def _new_steps(
         info = DecisionInfo(
             uuid=identity,
             series=queries.series_identity_of(session, row.id),
-            base=_commit(before),
-            head=_commit(first),
+            base=_commit(before, row.project),
+            head=_commit(first, row.project),
             device=DeviceInfo(f"{row.backend} {row.gpu}", row.gpu, row.backend),
             watched=watched,
             detector=DETECTOR,
@@ -157,19 +157,21 @@ def _new_steps(
 
 def _groups(found: Sequence[_NewStep]) -> list[Group]:
     """Lasting steps for the worse, by family and range of commits."""
-    members: dict[tuple[str, str, str], list[_NewStep]] = {}
+    members: dict[tuple[str, str, str, str], list[_NewStep]] = {}
     for one in found:
         if one.step.verdict is Verdict.SLOWER and one.lasts:
-            family = family_of(one.series.project, one.series.kernel)
-            members.setdefault((family, one.before.commit, one.first.commit), []).append(one)
+            project = one.series.project
+            family = family_of(project, one.series.kernel)
+            key = family, project, one.before.commit, one.first.commit
+            members.setdefault(key, []).append(one)
     return [
         Group(
             family,
-            _commit(those[0].before),
-            _commit(those[0].first),
+            _commit(those[0].before, project),
+            _commit(those[0].first, project),
             tuple(one.uuid for one in those),
         )
-        for (family, _, _), those in members.items()
+        for (family, project, _, _), those in members.items()
     ]
 
 
@@ -219,6 +221,6 @@ def _has_come_back(
     return after and is_back(good, located[-1].after, direction)
 
 
-def _commit(point: HistoryPoint) -> CommitInfo:
+def _commit(point: HistoryPoint, project: str) -> CommitInfo:
     # The rest is stored already, and what is unknown here changes none of it.
-    return CommitInfo(point.commit, None, point.topo_order, dirty=False)
+    return CommitInfo(point.commit, None, point.topo_order, dirty=False, project=project)

@@ -222,7 +222,13 @@ def upgrade(database: Database) -> schema.Upgrade:
     Raises NewerSchemaError, NotADatabaseError, LockedError, ReadOnlyError.
     """
     name = database.url
-    with translated(name), _named(name), database.engine.begin() as connection:
+    with (
+        translated(name),
+        _named(name),
+        database.engine.connect() as connection,
+        _copied_tables(connection),
+        connection.begin(),
+    ):
         lock_for_writing(connection)
         return schema.migrate(connection)
 
@@ -248,6 +254,25 @@ def network_file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str 
     ]
     kind = max(mounted, default=(0, ""))[1]
     return kind if kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse.ssh") else None
+
+
+@contextmanager
+def _copied_tables(connection: Connection) -> Iterator[None]:
+    """Allow a migration to replace a table that others refer to by an altered copy of it.
+
+    SQLite alters no constraint of a table, and deletes the rows of a table that is dropped, which
+    its foreign keys forbid; the setting has no effect within a transaction
+    (https://sqlite.org/lang_altertable.html, 7).
+    """
+    if connection.dialect.name != SQLITE:
+        yield
+        return
+    driver: Any = connection.connection.driver_connection
+    driver.execute("PRAGMA foreign_keys=OFF")
+    try:
+        yield
+    finally:
+        driver.execute("PRAGMA foreign_keys=ON")
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from db.errors import NotFoundError, RecordError
 from db.locking import lock_for_writing
-from db.tables import ChangePoint, Commit, Decision, Night, Run
+from db.tables import ChangePoint, Decision, Night, Run, Series
+from db.verdict_store import clean_commit_id
 
 NIGHT_STATES = (
     "measuring",  # its run is not complete
@@ -71,12 +72,15 @@ def add_change_point(
     """
     lock_for_writing(session.connection())
     decision = session.execute(
-        select(Decision.id, Decision.series_id).where(Decision.uuid == decision_uuid)
+        select(Decision.id, Decision.series_id, Series.project)
+        .join(Series, Decision.series_id == Series.id)
+        .where(Decision.uuid == decision_uuid)
     ).one_or_none()
-    commit_id = session.scalar(select(Commit.id).where(Commit.sha == sha, ~Commit.dirty))
-    if decision is None or decision.series_id is None or commit_id is None:
-        missing = f"commit {sha}" if commit_id is None else f"decision {decision_uuid}"
-        raise NotFoundError(f"no {missing} is stored: name another database with --db")
+    if decision is None:
+        raise NotFoundError(
+            f"no decision {decision_uuid} is stored: name another database with --db"
+        )
+    commit_id = clean_commit_id(session, sha, decision.project)
     known = select(ChangePoint.id).where(
         ChangePoint.series_id == decision.series_id, ChangePoint.commit_id == commit_id
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -53,15 +54,21 @@ _COPIED = (
 def add_decision(session: Session, info: DecisionInfo) -> bool:
     """Store a decision with its evidence; return False if its uuid is stored.
 
-    Raises ValueError if the evidence is not plain JSON.
+    Its commits are those of its series' project. Raises ValueError if the evidence is not plain
+    JSON.
     """
     writer = Writer(session)
     if session.scalar(select(Decision.id).where(Decision.uuid == info.uuid)) is not None:
         return False
+    project = str(info.series.get("project", ""))
+    base, head = (
+        writer.commit(replace(canonical(commit), project=project))
+        for commit in (info.base, info.head)
+    )
     row = {name: getattr(info, name) for name in _COPIED} | {
         "series_id": writer.series(info.series),
-        "base_commit_id": writer.commit(canonical(info.base)),
-        "head_commit_id": writer.commit(canonical(info.head)),
+        "base_commit_id": base,
+        "head_commit_id": head,
         "device_id": writer.device(info.device),
         "parameters": dict(info.parameters),
         "input_hash": fingerprint(info.evidence),
@@ -83,8 +90,8 @@ def open_alert(
 ) -> int:
     """Return the id of the alert of this range and family, created as `new` if there is none.
 
-    project: name of an external project; empty: this repository, or the family has it. Raises
-    NotFoundError unless both commits are stored, without local changes.
+    project: of both commits; empty: this repository. Raises NotFoundError unless both are stored,
+    without local changes.
     """
     lock_for_writing(session.connection())
     of = {"project": project} if project else {}
@@ -96,8 +103,8 @@ def open_alert(
         "group_key": key,
         "family": family,
         "state": _FIRST_STATE,
-        "good_commit_id": _commit_id(session, good_sha),
-        "bad_commit_id": _commit_id(session, bad_sha),
+        "good_commit_id": clean_commit_id(session, good_sha, project),
+        "bad_commit_id": clean_commit_id(session, bad_sha, project),
         "opened_at": opened_at,
         "note": "",
     }
@@ -264,8 +271,11 @@ def _add_event(
     session.execute(insert(AlertEvent).values(row))
 
 
-def _commit_id(session: Session, sha: str) -> int:
-    commit_id = session.scalar(select(Commit.id).where(Commit.sha == sha, ~Commit.dirty))
+def clean_commit_id(session: Session, sha: str, project: str) -> int:
+    """Return the id of a commit without local changes. Raises NotFoundError."""
+    query = select(Commit.id).where(Commit.sha == sha, ~Commit.dirty, Commit.project == project)
+    commit_id = session.scalar(query)
     if commit_id is None:
-        raise NotFoundError(f"no commit {sha} is stored: name another database with --db")
+        of = f" of project {project}" if project else ""
+        raise NotFoundError(f"no commit {sha}{of} is stored: name another database with --db")
     return commit_id

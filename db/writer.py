@@ -7,7 +7,7 @@ valid.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -136,7 +136,7 @@ class Writer:
                 "committed_at": _parse_time(info.committed_at) if info.committed_at else None,
                 "project": info.project,
             }
-            self._ids[key] = self._row_id(Commit, row, by=("sha", "dirty"))
+            self._ids[key] = self._row_id(Commit, row, by=("sha", "dirty", _PROJECT))
             self._complete_commit(self._ids[key], row)
         return self._ids[key]
 
@@ -214,7 +214,7 @@ class Writer:
         return self._ids[key]
 
     def _first_of_each_repetition(self, records: Sequence[Record]) -> list[Record]:
-        runs = [self.run(record.run, self.commit(record.commit)) for record in records]
+        runs = [self.run(record.run, self._commit_of(record)) for record in records]
         keys = [
             (run, record.case, _repetition(record))
             for run, record in zip(runs, records, strict=True)
@@ -285,7 +285,7 @@ class Writer:
             rows[pair] = {
                 "series_id": pair[0],
                 "environment_id": pair[1],
-                "first_run_id": self.run(record.run, self.commit(record.commit)),
+                "first_run_id": self.run(record.run, self._commit_of(record)),
                 "opened_at": at,
             }
         if not rows:
@@ -302,8 +302,15 @@ class Writer:
             self._ids["epoch", row.series_id, row.environment_id] = row.id
             self._opened[row.id] = row.opened_at
 
+    def _commit_of(self, record: Record) -> int:
+        """Return the id of a record's commit, in the project of its series."""
+        commit = record.commit
+        if commit.project != record.project:  # from when projects shared the rows of commits
+            commit = replace(commit, project=record.project)
+        return self.commit(commit)
+
     def _measurement_row(self, record: Record) -> dict[str, Any]:
-        commit_id = self.commit(record.commit)
+        commit_id = self._commit_of(record)
         run_id = self.run(record.run, commit_id)
         series_id = self.series(series_identity(record))
         created_at = _parse_time(record.created_at)
@@ -351,7 +358,7 @@ class Writer:
         new_values = {
             name: value
             for name, value in row.items()
-            if stored[name] in unknown and value not in unknown and name != _PROJECT
+            if stored[name] in unknown and value not in unknown
         }
         if new_values:
             self._session.execute(update(Commit).where(Commit.id == commit_id).values(new_values))

@@ -38,10 +38,11 @@ def search(database: Database, text: str) -> list[SearchHit]:
         return []
     with database.session() as session:
         series = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
-        commits = queries.recent_commits(session, limit=_COMMITS)
+        project = queries.main_project(session)  # the page that hits lead to compares its commits
+        commits = queries.recent_commits(session, limit=_COMMITS, project=project)
         runs = []
         if _HEX.fullmatch(words):
-            commits += queries.recent_commits(session, limit=0, prefixes=[words])
+            commits += queries.recent_commits(session, limit=0, prefixes=[words], project=project)
             with suppress(NotFoundError):
                 runs = [queries.run_by_uuid_prefix(session, words)]
     labels = {kernel_label(s.kernel, s.variant): s.kernel for s in series}

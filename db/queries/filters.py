@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, and_, exists, or_
 from sqlalchemy.orm import aliased
 
-from db.tables import Commit, Measurement, Run, Series
+from db.tables import Measurement, Run, Series
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,3 @@ def is_latest_attempt() -> ColumnElement[bool]:
             and_(later.created_at == Measurement.created_at, later.id > Measurement.id),
         ),
     )
-
-
-def of_project(project: str) -> ColumnElement[bool]:
-    """Return the condition on runs, with their commits, of a project; empty: this repository.
-
-    The names of a project's suites begin with its own. The commit alone does not tell: projects in
-    one repository share its commits, whose rows have the name of the first one that was stored.
-    """
-    if not project:
-        return Commit.project == ""
-    own = or_(Run.suite == project, Run.suite.startswith(f"{project}.", autoescape=True))
-    return or_(own, and_(Commit.project == project, ~Run.suite.contains(".")))

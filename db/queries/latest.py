@@ -70,10 +70,14 @@ def regimes_of(session: Session, gpu: str) -> tuple[str, ...]:
 
 
 def results_at_commit(
-    session: Session, sha: str, filters: Filters | None = None
+    session: Session, sha: str, filters: Filters | None = None, *, project: str = ""
 ) -> list[ResultRow]:
-    """Return the newest accepted time of every series at a clean commit, as latest_results."""
-    at = select(Commit.id).where(Commit.sha == sha, Commit.dirty.is_(False)).scalar_subquery()
+    """Return the newest accepted time of every series at a clean commit, as latest_results.
+
+    project: of the commit; empty: this repository.
+    """
+    of_sha = select(Commit.id).where(Commit.sha == sha, Commit.dirty.is_(False))
+    at = of_sha.where(Commit.project == project).scalar_subquery()
     return _newest_of_series(session, filters or Filters(), [_newest.commit_id == at], BOOST)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.queries.filters import of_project
 from db.tables import ChangePoint, Commit, Night, Run, Series
 
 
@@ -78,11 +77,15 @@ def night_states(
         .order_by(Night.name.desc(), Night.gpu)
         .limit(limit)
     )
-    for column, value in ((Night.key, key), (Night.name, name), (Night.suite, suite)):
+    filters = (
+        (Night.key, key),
+        (Night.name, name),
+        (Night.suite, suite),
+        (Commit.project, project),
+    )
+    for column, value in filters:
         if value is not None:
             query = query.where(column == value)
-    if project is not None:
-        query = query.where(of_project(project))
     return [NightState(**row) for row in session.execute(query).mappings()]
 
 

@@ -110,19 +110,23 @@ def latest_nights(session: Session) -> list[NightRow]:
     return nights
 
 
-def verdicts_of_commit(session: Session, sha: str | None) -> dict[str, int]:
+def verdicts_of_commit(session: Session, sha: str | None, *, project: str = "") -> dict[str, int]:
     """Count the decisions about a commit, against other commits, by verdict.
 
     sha: may be abbreviated; None: the newest commit by ancestry that was judged on the watched
-    branch of this repository. Returns an empty dict if nothing was judged.
+    branch. project: name of an external project; empty: this repository. Returns an empty dict if
+    nothing was judged.
     """
     is_verdict = Decision.base_commit_id.is_distinct_from(Decision.head_commit_id)
     judged = select(Decision.id).where(Decision.head_commit_id == Commit.id, is_verdict)
-    newest = select(Commit.id).order_by(Commit.topo_order.desc().nulls_last(), Commit.id).limit(1)
+    newest = (
+        select(Commit.id)
+        .where(Commit.project == project)
+        .order_by(Commit.topo_order.desc().nulls_last(), Commit.id)
+        .limit(1)
+    )
     if sha is None:
-        newest = newest.where(
-            Commit.project == "", judged.where(Decision.watched.is_(True)).exists()
-        )
+        newest = newest.where(judged.where(Decision.watched.is_(True)).exists())
     else:
         newest = newest.where(Commit.sha.startswith(sha, autoescape=True), judged.exists())
     counts = (

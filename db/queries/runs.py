@@ -14,7 +14,7 @@ from db.clock import database_time
 from db.errors import AmbiguousError, NotFoundError
 from db.fleet import OPEN_JOB_STATES
 from db.leases import JOB_LEASES
-from db.queries.filters import is_latest_attempt, of_project
+from db.queries.filters import is_latest_attempt
 from db.records import RunInfo, RunOwner
 from db.tables import Commit, Job, Measurement, PlannedCase, Run, Series
 
@@ -36,6 +36,7 @@ class RunSummary:
     created_at: datetime
     finished_at: datetime | None  # None: not finished, or imported
     commit: str
+    project: str  # empty: this repository
     dirty: bool
     planned: int
     missing: int
@@ -190,8 +191,7 @@ def _start_conditions(
 ) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if project is not None:
-        of_commit = select(Commit.id).where(Commit.id == Run.commit_id, of_project(project))
-        conditions.append(of_commit.correlate(Run).exists())
+        conditions.append(Run.commit_id.in_(select(Commit.id).where(Commit.project == project)))
     if trigger is not None:
         conditions.append(Run.trigger == trigger)
     if without:
@@ -353,6 +353,7 @@ def _summaries(session: Session, run_ids: Sequence[int]) -> list[RunSummary]:
             Run.created_at,
             Run.finished_at,
             Commit.sha.label("commit"),
+            Commit.project,
             Commit.dirty,
         )
         .join(Commit, Run.commit_id == Commit.id)

@@ -6,15 +6,15 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, aliased
 
 from db.errors import NotFoundError
-from db.tables import Alert, AlertEvent, Commit, Decision, DecisionEvidence, Measurement, Series
+from db.tables import Alert, AlertEvent, Commit, Decision, DecisionEvidence, Series
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,24 +139,11 @@ def commits_between(
             Commit.topo_order > after,
             Commit.topo_order <= up_to,
             ~Commit.dirty,
-            or_(Commit.project == project, _has_results_of(project))
-            if project
-            else (Commit.project == ""),
+            Commit.project == project,
         )
         .order_by(Commit.topo_order, Commit.sha)
     )
     return [CommitRow(*row) for row in session.execute(query)]
-
-
-def _has_results_of(project: str) -> ColumnElement[bool]:
-    """A commit that another project of its repository stored first has that one's name."""
-    return (
-        select(Measurement.id)
-        .join(Series, Measurement.series_id == Series.id)
-        .where(Series.project == project, Measurement.commit_id == Commit.id)
-        .correlate(Commit)
-        .exists()
-    )
 
 
 def alert_decisions(session: Session, alert_id: int) -> list[DecisionRow]:
@@ -213,11 +200,14 @@ def decisions_between(session: Session, base_sha: str, head_sha: str) -> dict[in
 
 
 def recent_commits(
-    session: Session, *, limit: int, prefixes: Sequence[str] = ()
+    session: Session, *, limit: int, prefixes: Sequence[str] = (), project: str = ""
 ) -> list[CommitRow]:
-    """Return the newest clean commits by ancestry, then one commit per sha prefix."""
+    """Return the newest clean commits by ancestry, then one commit per sha prefix.
+
+    project: name of an external project; empty: this repository.
+    """
     query = select(Commit.sha, Commit.topo_order, Commit.subject, Commit.author).where(
-        ~Commit.dirty, Commit.project == ""
+        ~Commit.dirty, Commit.project == project
     )
     newest = query.order_by(Commit.topo_order.desc().nulls_last(), Commit.id.desc()).limit(limit)
     rows = list(session.execute(newest))
@@ -239,7 +229,7 @@ def canaries(
     return _decisions(session, *conditions, order=(Decision.created_at, Decision.id))
 
 
-_MEMBER = (Decision.series_id, Series.gpu, Series.kernel, Series.variant, Series.project)
+_MEMBER = (Decision.series_id, Series.gpu, Series.kernel, Series.variant)
 
 
 def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow]:
@@ -265,10 +255,8 @@ def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow
             id=row.id,
             family=row.family,
             state=row.state,
-            good=None
-            if row.good_commit_id is None
-            else _in_project(commits[row.good_commit_id], members[row.id]),
-            bad=_in_project(commits[row.bad_commit_id], members[row.id]),
+            good=commits.get(row.good_commit_id),
+            bad=commits[row.bad_commit_id],
             opened_at=row.opened_at,
             closed_at=row.closed_at,
             note=row.note,
@@ -280,11 +268,6 @@ def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow
         )
         for row in rows
     ]
-
-
-def _in_project(commit: CommitRow, members: Sequence[Any]) -> CommitRow:
-    """Return the commit with the project of an alert's series, see filters.of_project."""
-    return replace(commit, project=members[0].project) if members else commit
 
 
 def _kernels(members: Sequence[Any]) -> tuple[str, ...]:

@@ -12,10 +12,13 @@ from db.tables.base import Base
 
 
 class Commit(Base):
-    """A commit. A tree with local changes is a row of its own (dirty), never a baseline."""
+    """A commit of a project: projects of one repository have rows of their own.
+
+    A tree with local changes is a row of its own (dirty), never a baseline.
+    """
 
     __tablename__ = "commit"
-    __table_args__ = (UniqueConstraint("sha", "dirty"), Index(None, "topo_order"))
+    __table_args__ = (UniqueConstraint("sha", "dirty", "project"), Index(None, "topo_order"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     sha: Mapped[str]

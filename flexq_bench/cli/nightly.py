@@ -176,8 +176,7 @@ def nightly(
             with open_pool(database, options, commit) as pool:
                 gpus_here = [kind.gpu for kind in pool.kinds]
                 nights = measure_night(database, pool, chosen, commit, rules, progress=progress)
-                if opened is None:
-                    _store_release_tags(database, rules.repository)
+                _store_release_tags(database, rules.repository, commit.project)
                 reports = []
                 with shown_progress("comparing", len(nights)) as bar:
                     for info in nights:
@@ -258,14 +257,14 @@ def _notify_failed_build(db: str | None, night: str, folder: str, error: Excepti
         _notify_broken_night(database, night, project.name, working_tree(project).commit, error)
 
 
-def _store_release_tags(database: Database, repository: Path | None) -> None:
+def _store_release_tags(database: Database, repository: Path | None, project: str) -> None:
     """Store the release tags, as results are also compared with the last release."""
     from db.releases import store_releases
     from flexq_bench.repository.git import commits_of_tags
 
     if repository is not None:
         with database.session() as session:
-            store_releases(session, commits_of_tags(repository))
+            store_releases(session, commits_of_tags(repository), project=project)
 
 
 def unfinished_night(database: Database, suite: str, commit: CommitInfo) -> str:

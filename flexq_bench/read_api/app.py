@@ -179,7 +179,8 @@ def api_app(database: Database, *, repository: Path | None = None) -> ASGIApp:
     def badge(request: Request) -> _Content:
         def answer() -> bytes:
             with database.session() as session:
-                return badge_of(session, request.query_params.get("of"), repository).encode()
+                of, project = (request.query_params.get(name) for name in ("of", "project"))
+                return badge_of(session, of, repository, project=project or "").encode()
 
         return _guarded(answer, _SVG)
 

@@ -33,14 +33,18 @@ _UNKNOWN = "#5A6978"
 _LETTER_PX, _PAD_PX, _HEIGHT_PX = 7, 10, 20
 
 
-def badge_of(session: Session, of: str | None, repository: Path | None) -> str:
+def badge_of(
+    session: Session, of: str | None, repository: Path | None, *, project: str = ""
+) -> str:
     """Return the badge of a branch or commit. of: name, sha or prefix; None: the watched branch.
 
-    repository: for branch names; None: only commits. Raises UsageError if `of` is neither a commit
-    nor a branch, GitError if git does not run.
+    repository: for branch names; None: only commits. project: name of an external project; empty:
+    this repository, or the first project where it has no timed result. Raises UsageError if `of` is
+    neither a commit nor a branch, GitError if git does not run.
     """
     sha = None if of is None else _sha(of, repository)
-    counts = queries.verdicts_of_commit(session, sha)
+    project = project or queries.main_project(session)
+    counts = queries.verdicts_of_commit(session, sha, project=project)
     worst = next((verdict for verdict in _WORST_FIRST if counts.get(verdict.value)), None)
     if worst is None:
         return svg("kernels", "not judged", _UNKNOWN)

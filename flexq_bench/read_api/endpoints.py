@@ -142,7 +142,14 @@ _BADGE = {
                 "description": "a branch (with --repository), or a commit by its sha or a prefix "
                 "of at least 7 digits; default: the newest judged commit of the watched branch",
                 "schema": {"type": "string"},
-            }
+            },
+            {
+                "name": "project",
+                "in": "query",
+                "description": "the project of the commit; default: this repository, or the first "
+                "project by name where it has no timed result",
+                "schema": {"type": "string"},
+            },
         ],
         "responses": {
             "200": {

@@ -68,7 +68,7 @@ def record_night(
     if not alerting:
         return Night(tuple(judged))
     opened, joined = open_or_join_alerts(session, groups_of(new, commits), moment)
-    fixed = _close_fixed(session, comparisons, moment)
+    fixed = _close_fixed(session, comparisons, commits, moment)
     return Night(tuple(judged), opened, joined, fixed)
 
 
@@ -146,13 +146,16 @@ def open_or_join_alerts(
 
 
 def _close_fixed(
-    session: Session, comparisons: Sequence[Compared], at: datetime
+    session: Session,
+    comparisons: Sequence[Compared],
+    commits: Mapping[str, CommitInfo],
+    at: datetime,
 ) -> tuple[int, ...]:
-    bases = {compared.base for compared in comparisons}
+    bases = {(compared.base, commits[compared.base].project) for compared in comparisons}
     heads = ", ".join(sorted({compared.head[:10] for compared in comparisons}))
     fixed = []
     for alert in queries.alerts(session, states=OPEN_STATES):
-        if alert.good is None or alert.good.sha not in bases:
+        if alert.good is None or (alert.good.sha, alert.good.project) not in bases:
             continue
         latest = queries.latest_decisions_from(session, alert.good.sha, alert.series)
         if is_fixed(alert, latest):

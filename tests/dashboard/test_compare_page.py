@@ -297,3 +297,15 @@ def test_kernels_of_a_model_match_by_shape(store, open_compare):
     app = open_compare(kind="kernels", model="llama-2-70b")
 
     assert table(app, "rows")["change"].tolist() == [pytest.approx(100 * (8 / 12 - 1))]
+
+
+def test_commits_of_a_project_are_compared_where_nothing_else_is_stored(store, open_compare):
+    for name, order in (("one", 1), ("two", 2)):
+        commit = replace(COMMIT, sha=f"{order:040x}", topo_order=order, project="acme")
+        run = a_run(name, suite="acme.suite", created_at=f"2025-11-2{order}T10:00:00+00:00")
+        store.add(sharp(run, median_us=8.0 * order, commit=commit, project="acme"))
+
+    for kind in ("commits", "runs"):
+        said = words(open_compare(kind=kind))
+        assert "compare 0000000000 0000000000 --project ." in said
+        assert "--suite" not in said

@@ -122,6 +122,19 @@ def test_relative_to_a_release_every_series_has_100_percent_there(told, open_his
     assert chart(app)["layout"]["yaxis"]["title"]["text"] == "time / time at v1 (%)"
 
 
+def test_a_release_is_of_the_project_whose_series_are_drawn(told, open_history):
+    theirs = replace(COMMIT, sha="04" * 20, topo_order=4, project="acme")
+    told.add(a_record(a_run("theirs"), m=1, project="acme", commit=theirs))
+    tagged(told, v1=2, v2=4)
+
+    ours = open_history(kernel="flexq-w6a6", m="1", show="relative to a release", release="v1")
+    shown = {"show": "relative to a release", "release": "v1"}
+    alone = open_history(kernel="flexq-w6a6", m="1", project="acme", **shown)
+
+    assert len(listed_points(ours)) == 5  # the series of theirs is none of a line of ours
+    assert listed_points(alone)["time / time at v2 (%)"].tolist() == pytest.approx([100])
+
+
 def test_the_newest_release_is_taken_and_linked(told, open_history):
     tagged(told, v1=2, v2=4)
 

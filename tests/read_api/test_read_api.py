@@ -241,6 +241,8 @@ def test_the_badge_and_the_latest_results_leave_other_projects_out(slower, ask, 
         )
 
     assert ET.fromstring(ask("/badge.svg").body).get("aria-label") == "kernels: 1 slower"
+    theirs = ET.fromstring(ask("/badge.svg?project=acme").body)
+    assert theirs.get("aria-label") == "kernels: faster"
     assert plain(ask("/v1/results/latest")) == before
 
 

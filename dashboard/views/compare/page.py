@@ -129,9 +129,16 @@ def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> 
         {series: row for series, row in decisions.items() if series in measured},
     )
     first, second = (f"run {uuid[:8]}" for uuid in chosen)
-    interleaved = ["compare", *(sha[:10] for sha in commits), "--suite", by_uuid[chosen[1]].suite]
-    again = command_lines.command(*interleaved) if commits[0] != commits[1] else ""
+    again = ""
+    if commits[0] != commits[1] and sides[0].project == sides[1].project:
+        again = _interleaved(commits, sides[1].project, by_uuid[chosen[1]].suite)
     return _Compared(frame, first, second, again, noise)
+
+
+def _interleaved(commits: Sequence[str], project: str, suite: str) -> str:
+    """Return the command that compares two commits; of a project on its own suite, in its clone."""
+    on = ("--project", ".") if project else ("--suite", suite)
+    return command_lines.command("compare", *(sha[:10] for sha in commits), *on)
 
 
 def _default_pair(database: Database, by_uuid: Mapping[str, RunName]) -> tuple[str, str]:
@@ -163,7 +170,8 @@ def _pairs(base: Sequence[ResultRow], head: Sequence[ResultRow], noise: StoredNo
 def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
     prefixes = [p for side in ("base", "head") for p in st.query_params.get_all(f"{side}-commits")]
     with database.session() as session:
-        commits = queries.recent_commits(session, limit=_LISTED, prefixes=prefixes)
+        project = queries.main_project(session)
+        commits = queries.recent_commits(session, limit=_LISTED, prefixes=prefixes, project=project)
     if not commits:
         show_empty_database(database)
         return None
@@ -184,7 +192,9 @@ def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) 
     suite = choose_suite(st.sidebar, controls, suites)
     filters = Filters(suites=(suite,)) if suite else Filters()
     with database.session() as session:
-        base, head = (queries.results_at_commit(session, sha, filters) for sha in sides)
+        base, head = (
+            queries.results_at_commit(session, sha, filters, project=project) for sha in sides
+        )
         decisions = queries.decisions_between(session, *sides)
         measured = {r.series_id for r in (*base, *head)}
         noise = read_noise(session, measured)
@@ -194,9 +204,9 @@ def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) 
         _pairs(base, head, noise),
         decisions,
     )
-    again = ["compare", *(sha[:10] for sha in sides), "--suite", suite or "nightly"]
+    again = _interleaved(sides, project, suite or "nightly")
     first, second = (short_commit(sha, dirty=False) for sha in sides)
-    return _Compared(frame, first, second, command_lines.command(*again), noise)
+    return _Compared(frame, first, second, again, noise)
 
 
 def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:

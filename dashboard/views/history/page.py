@@ -92,7 +92,10 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
         shown = controls.one(st.container(), "show", "Show", ways, _ABSOLUTE, in_a_row=True)
     release = None
     if shown == _RELATIVE:
-        release = _choose_release(controls, database)
+        # A tag has a place in the history of one repository, no place in that of another.
+        project = min((series.project for series in chosen), default="")
+        chosen = [series for series in chosen if series.project == project]
+        release = _choose_release(controls, database, project)
         if release is None:
             return None
     if not chosen:
@@ -146,9 +149,10 @@ def _draw(figure: go.Figure) -> None:
             st.switch_page(measurement.as_page(), query_params=measurement.link_of(str(uuid)))
 
 
-def _choose_release(controls: Controls, database: Database) -> ReleaseRow | None:
+def _choose_release(controls: Controls, database: Database, project: str) -> ReleaseRow | None:
     with database.session() as session:
-        known = [row for row in queries.releases(session) if row.topo_order is not None]
+        stored = queries.releases(session, project=project)
+    known = [row for row in stored if row.topo_order is not None]
     if not known:
         keep = command_lines.command("db", "tags", *command_lines.database_arguments(database))
         st.info(

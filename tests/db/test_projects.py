@@ -1,0 +1,176 @@
+"""Projects of one repository, and a fork of it: the same commits, and rows of their own."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from alembic import command
+from sqlalchemy import create_engine, inspect, text
+
+from db import queries, schema
+from db.accuracy_store import add_accuracy
+from db.decisions import DecisionInfo
+from db.engine import open_database, upgrade
+from db.errors import NotFoundError
+from db.nightly import add_change_point
+from db.queries import Filters
+from db.queries.records import export_records
+from db.releases import store_releases
+from db.store import add_record, begin_run
+from db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
+from db.writer import series_identity
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+PROJECTS = ("", "acme", "acme.attention")  # a name that begins with another one's
+
+
+@pytest.fixture
+def fill(build):
+    """fill(session): a night of each project at commit 2, compared with commit 1, with an alert."""
+
+    def store(session):
+        for project in PROJECTS:
+            first, second = (build.a_commit(order, project=project) for order in (1, 2))
+            suite = f"{project}.nightly" if project else "nightly"
+            run = build.a_run(project, suite=suite)
+            record = build.a_record(project, run=run, commit=second, project=project)
+            add_record(session, record)
+            info = DecisionInfo(
+                uuid=project, series=series_identity(record), base=first, head=second,
+                device=record.device, watched=True, detector="interleaved", detector_version=1,
+                parameters={}, evidence={}, verdict="slower", cause="code", reason="+10 %",
+                log_ratio=0.1, log_ratio_low=0.05, log_ratio_high=0.2, created_at=NOW,
+            )  # fmt: skip
+            add_decision(session, info)
+            alert = open_alert(session, "w6a8", first.sha, second.sha, NOW, project=project)
+            join_alert(session, alert, [project])
+            set_alert_state(session, alert, "explained", person="", note="", at=NOW)
+            add_change_point(session, project, second.sha, before=1.0, after=2.0)
+            # A night on a device that was absent: a run without results.
+            begin_run(session, build.a_run(f"{project} absent", suite=suite), second)
+        add_accuracy(session, [build.an_accuracy_record(commit=build.a_commit(2))])
+        store_releases(session, {"v1": build.a_commit(1).sha})
+
+    return store
+
+
+@pytest.fixture
+def filled(session, fill):
+    fill(session)
+    return session
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_each_has_its_own(filled, build, project):
+    sha = build.a_commit(2).sha
+
+    assert len(queries.commits_between(filled, 0, 9, project=project)) == 2
+    assert len(queries.recent_commits(filled, limit=9, prefixes=[sha], project=project)) == 2
+    assert [row.name for row in queries.releases(filled, project=project)] == ["v1"]
+    assert queries.verdicts_of_commit(filled, None, project=project) == {"slower": 1}
+    assert queries.verdicts_of_commit(filled, sha[:9], project=project) == {"slower": 1}
+    [run] = queries.latest_runs(filled, project=project).values()
+    assert run.suite == (f"{project}.nightly" if project else "nightly")
+    [result] = queries.results_at_commit(filled, sha, project=project)
+    assert result.series_id in {
+        row.id for row in queries.list_series(filled, Filters(projects=(project,)))
+    }
+    [alert] = [one for one in queries.alerts(filled) if one.bad.project == project]
+    assert alert.good.project == project
+    [record] = export_records(filled, Filters(projects=(project,)))
+    assert (record.project, record.commit.project) == (project, project)
+
+
+def test_what_another_project_has_stored_is_not_found(filled, build):
+    sha = build.a_commit(2).sha
+
+    assert queries.results_at_commit(filled, sha, project="other") == []
+    assert queries.recent_commits(filled, limit=9, prefixes=[sha], project="other") == []
+    with pytest.raises(NotFoundError, match=rf"^no commit {sha} of project other is stored: "):
+        open_alert(filled, "w6a8", sha, sha, NOW, project="other")
+
+
+def test_a_tag_of_one_project_moves_no_other_s(filled, build):
+    moved = {"v1": build.a_commit(2).sha}
+
+    assert store_releases(filled, moved, project="acme") == ["v1"]
+    shas = {one: queries.releases(filled, project=one)[0].sha for one in PROJECTS}
+    assert shas == {**dict.fromkeys(PROJECTS, build.a_commit(1).sha), "acme": moved["v1"]}
+
+
+def test_a_result_whose_commit_names_another_project_is_stored_in_its_own(session, build):
+    """As files that were exported while projects shared the rows of commits have it."""
+    commit = build.a_commit(project="acme")
+    add_record(session, build.a_record(project="gemm", commit=commit))
+
+    [record] = export_records(session)
+    assert record.commit.project == "gemm"
+    assert queries.recent_commits(session, limit=9, project="acme") == []
+
+
+def _references(connection):
+    """Each row that refers to a commit, by names that stay, with the project of that commit."""
+    of_series = (
+        "SELECT '{0} ' || s.project, c.project FROM {0} x JOIN series s ON s.id = x.series_id"
+    )
+    of_alert = (
+        "SELECT '{0} ' || d.uuid, c.project FROM alert x JOIN decision d ON d.alert_id = x.id"
+    )
+    of_run = "SELECT '{0} ' || x.suite || x.uuid, c.project FROM run x"
+    of_release = "SELECT '{0}', c.project FROM release x"
+    of_accuracy = "SELECT '{0}', c.project FROM accuracy_result x"
+    rows = []
+    for query, table, columns in (
+        (of_series, "measurement", ("commit_id",)),
+        (of_series, "change_point", ("commit_id",)),
+        (of_series, "epoch_break", ("commit_id",)),
+        (of_series, "decision", ("base_commit_id", "head_commit_id")),
+        (of_alert, "alert", ("good_commit_id", "bad_commit_id")),
+        (of_run, "run", ("commit_id",)),
+        (of_release, "release", ("commit_id",)),
+        (of_accuracy, "accuracy_result", ("commit_id",)),
+    ):
+        for column in columns:
+            join = f'{query.format(table)} JOIN "commit" c ON c.id = x.{column}'
+            rows += map(tuple, connection.execute(text(join)))
+    return sorted(rows)
+
+
+def test_shared_rows_are_divided_by_an_upgrade_and_merged_by_a_downgrade(database, fill):
+    with database.session() as session:
+        fill(session)
+        records = list(export_records(session))
+    with database.engine.connect() as connection:
+        before = _references(connection)
+    address = f"sqlite:///{database.path}" if database.path else database.engine.url
+    plain = create_engine(address)
+    with plain.begin() as connection:
+        command.downgrade(schema.alembic_config(connection), "0021")
+        rows = connection.execute(text('SELECT id, sha, project FROM "commit"')).all()
+        assert len(rows) == 2
+        unique = inspect(connection).get_unique_constraints("release")
+        assert [one["column_names"] for one in unique] == [["name"]]
+        # The first project to store a commit need not have been this repository.
+        connection.execute(text("UPDATE \"commit\" SET project = 'acme'"))
+        assert {project for _, project in _references(connection)} == {"acme"}
+    plain.dispose()
+
+    # Not the quick tables: the revision itself is what is tried.
+    assert upgrade(database).after == schema.revisions()[-1]
+    with database.engine.connect() as connection:
+        after = _references(connection)
+        if database.path is not None:
+            assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
+            assert connection.execute(text("PRAGMA foreign_keys")).scalar_one() == 1
+    releases = [row for row in after if row[0] == "release"]
+    assert releases == [("release", "acme")]
+    assert [row for row in after if row not in releases] == [
+        row for row in before if row[0] != "release"
+    ]
+    with open_database(_address(database)) as again, again.session() as session:
+        assert list(export_records(session)) == records
+
+
+def _address(database):
+    return str(database.path or database.engine.url.render_as_string(hide_password=False))
