@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # its helper: made_projects
+
+from made_projects import make_times
+
 from flexq_bench.cli.app import main
+from flexq_bench.measure import outside_kernels
 from flexq_bench.repository.provenance import current_commit
 
 
@@ -68,3 +74,11 @@ def cli(database: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def made_times(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Times of kernels of projects are made from their sources."""
+    make_times(monkeypatch)
+    yield
+    outside_kernels.forget()

@@ -6,130 +6,22 @@ everything else is done as ever. The slow tests below run the kernels.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
-import random
-import re
-import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from made_projects import CASE, QUICK, made_repository
 
-from db import queries
 from db.engine import open_database
 from db.outbox import events_to_address
-from flexq_bench.measure import Measured, outside_kernels
-from flexq_bench.measure.ab.case_comparison import Block, SampleBatch
-from flexq_bench.measure.ab.experiment import ABExperiment
-from flexq_bench.measure.local_devices import device_info
 from flexq_bench.measure.machine_code import projects
 from flexq_bench.measure.outside_loader import Loader
-from flexq_bench.runs.machine import Machine
-from flexq_bench.runs.worker import Worker
-from kernels.outside.described import DescribedKernel
-from kernels.outside.loading import load
-from workloads.probes import is_probe
-
-SCRIPT = Path(__file__).parents[2] / "examples" / "byo" / "make_repository.py"
-CASE = "acme.torch-w6a8 gemm cold m16n1024k1024"
-IDENTITY = (
-    *("protocol_version", "input_distribution", "kernel_version"),
-    *("weight_bits", "act_bits", "group"),
-)
-NOISE = random.Random(7)
-QUICK = ("--backend", "cpu", "--processes", "1")
-
-
-def made_repository(folder, percent):
-    spec = importlib.util.spec_from_file_location("make_repository", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    script.make(folder, ("torch",), percent)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
 def acme(tmp_path_factory):
     return made_repository(tmp_path_factory.mktemp("theirs") / "acme", (100, 50))
-
-
-class Commit:
-    """What a commit's kernels are made to do, by the source that its build has."""
-
-    def __init__(self, source):
-        text = Path(source.place).read_text()
-        self.us = 1000.0 * (1 + int(re.search(r"PADDING_PERCENT = (\d+)", text)[1]) / 100)
-        self.is_wrong = "SIGN = -1" in text
-
-    def sample(self, kernel):
-        return (1000.0 if is_probe(kernel) else self.us) * NOISE.gauss(1, 0.001)
-
-    def breaks(self, kernel):
-        return self.is_wrong and kernel == "acme.torch-w6a8"
-
-
-class MadeMeter:
-    """In place of processes that measure cases."""
-
-    backend = "cpu"
-
-    def __init__(self, options, kernels):
-        self.commit = Commit(kernels.sources[0])
-        self.machine = Machine("cpu", device_info("cpu"), kernels.sources[0].prefix)
-        self.worker = Worker(self.machine.device, {}, None, 1)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def check(self, case):
-        pass
-
-    def in_order(self, cases):
-        return cases
-
-    def measure(self, case):
-        series = self.machine.series_of(case)  # as that of its verdicts
-        identity = {name: series[name] for name in IDENTITY}
-        if self.commit.breaks(case.kernel):
-            return Measured("incorrect", "y[0,0] = -1, expected 1", 0, median_us=1000.0, **identity)
-        return Measured("ok", "", 0, median_us=self.commit.sample(case.kernel), **identity)
-
-
-def made_blocks(experiment, pairs, process):
-    """In place of two processes that take turns."""
-    sides = [Commit(side.kernels_from[0]) for side in (experiment.base, experiment.head)]
-    for pair in pairs:
-        for commit, side in zip(sides, (pair.base, pair.head), strict=True):
-            side.wrong = "y[0,0] = -1, expected 1" if commit.breaks(side.case.kernel) else ""
-        for placement in range(experiment.rules.placements):
-            for _ in range(experiment.rules.blocks):
-                base, head = (
-                    tuple(
-                        SampleBatch((commit.sample(pair.base.case.kernel),), None, True)
-                        for _ in "AB"
-                    )
-                    for commit in sides
-                )
-                pair.blocks.append(Block(process, placement, base, head))
-    return ()
-
-
-@pytest.fixture
-def made_times(monkeypatch):
-    def described(source, **options):
-        return tuple(DescribedKernel(kernel.spec) for kernel in load(source).kernels)
-
-    monkeypatch.setattr(outside_kernels, "described", described)
-    pools = importlib.import_module("flexq_bench.fleet.open_pool")  # the package has its function
-    monkeypatch.setattr(pools, "ProcessMeter", MadeMeter)
-    monkeypatch.setattr(ABExperiment, "_pair_of_processes", made_blocks)
-    yield
-    outside_kernels.forget()
 
 
 @pytest.fixture(scope="module")
@@ -310,91 +202,6 @@ def test_a_night_of_another_repository_with_the_same_project_name_is_told(cli, a
 
     assert [ran.code for ran in nights] == [0, 0, 0]
     assert [ran.err.count("give this one another name") for ran in nights] == [0, 0, 1]
-
-
-@pytest.fixture(scope="module")
-def monorepo(tmp_path_factory, git):
-    """Two projects of one repository, in folders with a space: one gets slower at tag `slower`,
-    the other at `slower-too`, two commits later."""
-    whole = Path(made_repository(tmp_path_factory.mktemp("whole") / "acme", (10, 10)))
-    root = tmp_path_factory.mktemp("mono repo")
-    git(root, "init", "-q", "-b", "main")
-    for number in range(9):
-        for name, slower in (("gemm", 6), ("attention", 8)):
-            git(whole, "checkout", "-q", "slower" if number >= slower else "slower~1")
-            folder = root / "kernels of" / name
-            shutil.copytree(whole, folder, ignore=lambda *_: [".git"], dirs_exist_ok=True)
-            for file in ("flexq-bench.toml", "bench/suite.toml", "bench/policy.toml"):
-                text = (folder / file).read_text()
-                (folder / file).write_text(text.replace("acme", name))
-        (root / "CHANGES").write_text(f"{number}")
-        git(root, "add", "--all")
-        git(root, "commit", "-q", "-m", f"change {number}")
-        git(root, "tag", {6: "slower", 8: "slower-too"}.get(number, f"v{number}"))
-    return root
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("made_times")
-def test_projects_of_one_repository_are_gated_and_searched_each_by_its_own_kernels(
-    cli, monorepo, git
-):
-    codes, suspects = {}, {}
-    for name in ("gemm", "attention"):
-        project = ("--project", str(monorepo / "kernels of" / name))
-        for tag in ("slower", "slower-too"):
-            gate = ("gate", "perf", *project, "--base", f"{tag}~1", "--head", tag)
-            codes[name, tag] = cli(*gate, "--device", "cpu").code
-        case = CASE.replace("acme", name)
-        bisect = ("bisect", case, "--good", "v0", "--bad", "main", *project, *QUICK, "--json")
-        suspects[name] = json.loads(cli(*bisect).out)["suspects"]
-
-    assert {key for key, code in codes.items() if code} == {
-        ("gemm", "slower"),
-        ("attention", "slower-too"),
-    }
-    assert set(codes.values()) == {0, 1}
-    assert suspects == {
-        "gemm": [git(monorepo, "rev-parse", "slower")],
-        "attention": [git(monorepo, "rev-parse", "slower-too")],
-    }
-
-
-@pytest.mark.slow  # 18 nights
-@pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("made_times")
-def test_nights_of_projects_of_one_repository_are_those_of_each(cli, monorepo, git, database):
-    codes = {}
-    shas = git(monorepo, "rev-list", "--reverse", "main").splitlines()
-    for number, sha in enumerate(shas):
-        git(monorepo, "checkout", "-q", sha)
-        for name in ("gemm", "attention"):
-            night = ("nightly", "--project", str(monorepo / "kernels of" / name))
-            codes[name, number] = cli(*night, "--night", f"2026-01-{number:02}", *QUICK[:2]).code
-    git(monorepo, "checkout", "-q", "main")
-
-    assert {key for key, code in codes.items() if code == 1} == {("gemm", 6), ("attention", 8)}
-    alerts = json.loads(cli("alerts", "list", "--state", "all", "--json").out)
-    assert {
-        (one["good"]["project"], one["bad"]["project"], one["bad"]["sha"]) for one in alerts
-    } == {
-        ("gemm", "gemm", shas[6]),
-        ("attention", "attention", shas[8]),
-    }
-    with open_database(str(database)) as opened, opened.session() as session:
-        for name in ("gemm", "attention"):
-            nights = queries.night_states(session, project=name)
-            assert [(one.project, one.commit) for one in nights] == [
-                (name, sha) for sha in reversed(shas)
-            ]
-            assert len(queries.commits_between(session, 0, 99, project=name)) == len(shas)
-            assert len(queries.releases(session, project=name)) == len(shas)
-        histories = [
-            (series.project, [point.commit for point in queries.series_history(session, series.id)])
-            for series in queries.series_names(session)
-        ]
-    assert {project for project, _ in histories} == {"gemm", "attention"}
-    assert all(commits == shas for _, commits in histories)
 
 
 @pytest.mark.slow  # 30 nights

@@ -1,0 +1,112 @@
+"""The sample repository of examples/byo, and times that the sources of its kernels tell."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import random
+import re
+from pathlib import Path
+
+from flexq_bench.measure import Measured, outside_kernels
+from flexq_bench.measure.ab.case_comparison import Block, SampleBatch
+from flexq_bench.measure.ab.experiment import ABExperiment
+from flexq_bench.measure.local_devices import device_info
+from flexq_bench.runs.machine import Machine
+from flexq_bench.runs.worker import Worker
+from kernels.outside.described import DescribedKernel
+from kernels.outside.loading import load
+from workloads.probes import is_probe
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "byo" / "make_repository.py"
+CASE = "acme.torch-w6a8 gemm cold m16n1024k1024"
+IDENTITY = (
+    *("protocol_version", "input_distribution", "kernel_version"),
+    *("weight_bits", "act_bits", "group"),
+)
+NOISE = random.Random(7)
+QUICK = ("--backend", "cpu", "--processes", "1")
+
+
+def made_repository(folder, percent):
+    spec = importlib.util.spec_from_file_location("make_repository", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.make(folder, ("torch",), percent)
+    return str(folder)
+
+
+class Commit:
+    """What a commit's kernels are made to do, by the source that its build has."""
+
+    def __init__(self, source):
+        text = Path(source.place).read_text()
+        self.us = 1000.0 * (1 + int(re.search(r"PADDING_PERCENT = (\d+)", text)[1]) / 100)
+        self.is_wrong = "SIGN = -1" in text
+
+    def sample(self, kernel):
+        return (1000.0 if is_probe(kernel) else self.us) * NOISE.gauss(1, 0.001)
+
+    def breaks(self, kernel):
+        return self.is_wrong and kernel == "acme.torch-w6a8"
+
+
+class MadeMeter:
+    """In place of processes that measure cases."""
+
+    backend = "cpu"
+
+    def __init__(self, options, kernels):
+        self.commit = Commit(kernels.sources[0])
+        self.machine = Machine("cpu", device_info("cpu"), kernels.sources[0].prefix)
+        self.worker = Worker(self.machine.device, {}, None, 1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def check(self, case):
+        pass
+
+    def in_order(self, cases):
+        return cases
+
+    def measure(self, case):
+        series = self.machine.series_of(case)  # as that of its verdicts
+        identity = {name: series[name] for name in IDENTITY}
+        if self.commit.breaks(case.kernel):
+            return Measured("incorrect", "y[0,0] = -1, expected 1", 0, median_us=1000.0, **identity)
+        return Measured("ok", "", 0, median_us=self.commit.sample(case.kernel), **identity)
+
+
+def made_blocks(experiment, pairs, process):
+    """In place of two processes that take turns."""
+    sides = [Commit(side.kernels_from[0]) for side in (experiment.base, experiment.head)]
+    for pair in pairs:
+        for commit, side in zip(sides, (pair.base, pair.head), strict=True):
+            side.wrong = "y[0,0] = -1, expected 1" if commit.breaks(side.case.kernel) else ""
+        for placement in range(experiment.rules.placements):
+            for _ in range(experiment.rules.blocks):
+                base, head = (
+                    tuple(
+                        SampleBatch((commit.sample(pair.base.case.kernel),), None, True)
+                        for _ in "AB"
+                    )
+                    for commit in sides
+                )
+                pair.blocks.append(Block(process, placement, base, head))
+    return ()
+
+
+def make_times(monkeypatch):
+    """Take the times of kernels of projects from their sources; all else is done as ever."""
+
+    def described(source, **options):
+        return tuple(DescribedKernel(kernel.spec) for kernel in load(source).kernels)
+
+    monkeypatch.setattr(outside_kernels, "described", described)
+    pools = importlib.import_module("flexq_bench.fleet.open_pool")  # the package has its function
+    monkeypatch.setattr(pools, "ProcessMeter", MadeMeter)
+    monkeypatch.setattr(ABExperiment, "_pair_of_processes", made_blocks)
