@@ -64,10 +64,7 @@ def accuracy_results(
 
 def export_accuracy(session: Session, filters: Filters) -> Iterator[AccuracyRecord]:
     """Iterate over accuracy results that match; none if a filter does not apply to them."""
-    applicable = Filters(
-        runs=filters.runs, suites=filters.suites, models=filters.models, gpus=filters.gpus
-    )
-    if filters == applicable:
+    if filters.can_match_models():
         yield from accuracy_results(
             session,
             runs=filters.runs,

@@ -62,10 +62,7 @@ def serving_results(
 
 def export_decodes(session: Session, filters: Filters) -> Iterator[DecodeRecord | ServingRecord]:
     """Iterate over matching decode and serving results; none if a filter does not apply to them."""
-    applicable = Filters(
-        runs=filters.runs, suites=filters.suites, models=filters.models, gpus=filters.gpus
-    )
-    if filters == applicable:
+    if filters.can_match_models():
         narrowed = (filters.runs, filters.suites, filters.models, filters.gpus)
         yield from _results(session, DecodeRecord, *narrowed)
         yield from _results(session, ServingRecord, *narrowed)

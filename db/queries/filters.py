@@ -51,6 +51,17 @@ class Filters:
             if values
         ]
 
+    def can_match_models(self) -> bool:
+        """Return True if results of whole models, which are all of this repository, can match."""
+        applicable = Filters(
+            runs=self.runs,
+            suites=self.suites,
+            models=self.models,
+            gpus=self.gpus,
+            projects=self.projects,
+        )
+        return self == applicable and (not self.projects or "" in self.projects)
+
     def on_measurement(self) -> list[ColumnElement[bool]]:
         """Return the conditions on columns of Measurement and Run."""
         conditions: list[ColumnElement[bool]] = [

@@ -71,10 +71,7 @@ def gate_history(session: Session, model: str, *, limit: int) -> list[GateRow]:
 
 def export_gates(session: Session, filters: Filters) -> Iterator[GateRecord]:
     """Iterate over gate records that match; none if a filter does not apply to them."""
-    applicable = Filters(
-        runs=filters.runs, suites=filters.suites, models=filters.models, gpus=filters.gpus
-    )
-    if filters != applicable:
+    if not filters.can_match_models():
         return
     query = (
         select(AccuracyGate, Commit, Device, Environment, Run.uuid.label("run_uuid"))

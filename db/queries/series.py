@@ -117,7 +117,7 @@ class HistoryPoint:
 
 @dataclass(frozen=True, slots=True)
 class FilterValues:
-    """Options of each filter, sorted; models and layers without the empty label."""
+    """Options of each filter, sorted; models, layers and projects without the empty name."""
 
     suites: tuple[str, ...]
     kernels: tuple[str, ...]
@@ -128,6 +128,7 @@ class FilterValues:
     caches: tuple[str, ...]
     statuses: tuple[str, ...]
     m: tuple[int, ...]
+    projects: tuple[str, ...]
 
 
 def list_series(session: Session, filters: Filters | None = None) -> list[SeriesRow]:
@@ -329,4 +330,5 @@ def filter_values(session: Session) -> FilterValues:
         caches=distinct(Series.cache),
         statuses=distinct(Measurement.status),
         m=distinct(Series.m),
+        projects=distinct(Series.project),
     )

@@ -13,7 +13,7 @@ import typer
 
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
-from flexq_bench.cli.outside_export import write_outside
+from flexq_bench.cli.outside_export import OWN_PROJECT, refuse_projects, write_outside
 from flexq_bench.cli.outside_import import (
     AlertOption,
     CommitOption,
@@ -136,6 +136,14 @@ def export(
         str | None, typer.Option("--devices", metavar="SKUS", help="As list devices shows them.")
     ] = None,
     m: Annotated[str | None, typer.Option("--m", metavar="RANGES")] = None,
+    projects: Annotated[
+        str | None,
+        typer.Option(
+            "--project",
+            metavar="NAMES",
+            help=f"Only results of these projects; {OWN_PROJECT}: those of this repository.",
+        ),
+    ] = None,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -170,8 +178,13 @@ def export(
             models=_known("model", models, known.models),
             gpus=_known("device", devices, known.gpus),
             m=split_sizes(m) or (),
+            projects=tuple(
+                "" if name == OWN_PROJECT else name
+                for name in _known("project", projects, (*known.projects, OWN_PROJECT))
+            ),
         )
         if format_name is not None:
+            refuse_projects(format_name, filters.projects)
             count = write_outside(format_name, file, counted(export_records(session, filters)))
             if as_json:
                 print_json({"file": file, "format": format_name, "results": count})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from flexq_bench.cli.outside_import import TRACES
@@ -10,6 +10,19 @@ from flexq_bench.errors import UsageError
 
 if TYPE_CHECKING:
     from db.records import Record
+
+
+OWN_PROJECT = "flexq-bench"  # as a name for the results of this repository, which have none
+
+
+def refuse_projects(format_name: str, projects: Sequence[str]) -> None:
+    """Raise UsageError if the format has no place for results of projects that were asked for."""
+    others = [name for name in projects if name]
+    if format_name == TRACES and others:
+        raise UsageError(
+            f"{TRACES} traces are of kernels of this repository, whose formats are known: leave "
+            f"--project {others[0]} out, or take another format"
+        )
 
 
 def write_outside(format_name: str, file: str, records: Iterable[Record]) -> int:

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,12 @@ from db import queries
 from db.engine import open_database
 from db.records import CommitInfo
 from db.store import add_records
+from flexq_bench.runs.exports import EXPORTS
 from flexq_bench.runs.outside import Origin, outside_records, read_results
 from flexq_bench.runs.outside.records import file_hash
 
 PROJECT = "their/kernels"
+OTHER = "elsewhere-gemms"
 
 
 def an_nvbench_file(us, name="gemm-w6a8"):
@@ -244,3 +247,49 @@ def test_records_of_a_project_go_out_and_in_again(cli, history, tmp_path, databa
     with open_database(str(tmp_path / "other.sqlite")) as opened, opened.session() as session:
         (series,) = queries.project_series(session)
     assert (series.project, series.kernel) == (PROJECT, "gemm-w6a8")
+
+
+@pytest.fixture
+def of_two_projects(cli, measured, tmp_path):
+    """Three results of this repository, and one of each of two projects at the same commit."""
+    for project in (PROJECT, OTHER):
+        path = tmp_path / "one.csv"
+        path.write_text(f"benchmark,value,gpu\n{project.replace('/', '-')},20.0,NVIDIA H200\n")
+        at = ("--commit", "1" * 40, "--no-alert")
+        assert (
+            cli("db", "import", "--format", "csv", "--project", project, *at, str(path)).code == 0
+        )
+
+
+@pytest.mark.usefixtures("of_two_projects")
+@pytest.mark.parametrize("name", [*EXPORTS, None])
+@pytest.mark.parametrize(
+    ("projects", "count"), [(PROJECT, 1), (f"{PROJECT},{OTHER}", 2), ("flexq-bench", 3), (None, 5)]
+)
+def test_an_export_is_of_the_projects_that_are_named(cli, tmp_path, name, projects, count):
+    file = str(tmp_path / "out.jsonl")
+    options = [] if name is None else ["--format", name]
+    options += [] if projects is None else ["--project", projects]
+
+    ran = cli("db", "export", file, *options, "--json")
+
+    assert json.loads(ran.out)["records" if name is None else "results"] == count
+    text = Path(file).read_text()
+    named = projects.split(",") if projects else [PROJECT, OTHER, "flexq-bench"]
+    assert [project in text for project in (PROJECT, OTHER)] == [
+        project in named for project in (PROJECT, OTHER)
+    ]
+    assert ("cublas-fp16" in text) == ("flexq-bench" in named)
+
+
+@pytest.mark.usefixtures("of_two_projects")
+def test_an_export_of_a_project_that_can_have_no_results_is_wrong_usage(cli, tmp_path):
+    ran = cli("db", "export", str(tmp_path / "r.jsonl"), "--project", "acme")
+    assert (ran.code, "no project 'acme'" in ran.error, PROJECT in ran.error) == (2, True, True)
+
+    folder = str(tmp_path / "traces")
+    ran = cli("db", "export", folder, "--format", "flashinfer-bench", "--project", PROJECT)
+    assert (ran.code, f"leave --project {PROJECT} out" in ran.error) == (2, True)
+    assert not Path(folder).exists()
+    ours = ("--format", "flashinfer-bench", "--project", "flexq-bench")
+    assert cli("db", "export", folder, *ours).code == 0

@@ -24,6 +24,7 @@ _LARGEST = 1e12
 def write(records: Iterable[Record]) -> tuple[str, int]:
     """Format the newest comparable result of each series; returns the text and subtest count."""
     suites: dict[tuple[str, str], dict[str, Any]] = {}
+    known: set[tuple[str, str, str]] = set()
     count = 0
     for record in newest_of_each_series(records):
         value = record.median_us
@@ -40,6 +41,9 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
         )
         version = f" v{record.kernel_version}" if record.kernel_version != 1 else ""
         name = f"{record.metric} {place_of(record)}{version} p{record.protocol_version}"
+        if (label, record.gpu, name) in known:  # another series with the same name
+            name = f"{name} {record.input_distribution} w{record.weight_bits}a{record.act_bits}"
+        known.add((label, record.gpu, name))
         suite["subtests"].append(
             {
                 "name": shortened(name, _LONGEST_NAME),

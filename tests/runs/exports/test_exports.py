@@ -242,6 +242,16 @@ def test_perfherder_has_a_suite_a_kernel_and_gpu(exported):
     assert subtest in plain["subtests"]
 
 
+@pytest.mark.parametrize("name", ["bencher", "perfherder"])
+def test_series_that_differ_by_their_inputs_alone_have_names_of_their_own(build, tmp_path, name):
+    records = [build.a_record(one, input_distribution=one) for one in ("normal", "zeros")]
+
+    assert write_export(name, tmp_path / "out", records) == 2
+    text = (tmp_path / "out").read_text()
+    assert text.count("m1n4096k4096 p1" if name == "perfherder" else "on NVIDIA H200") == 2
+    assert text.count("zeros") == 1
+
+
 def test_pytorch_hud_has_every_result_with_its_commit(exported, records):
     rows = json.loads(exported("pytorch-hud")[0])
 
