@@ -33,6 +33,7 @@ from flexq_bench.runs.plan import build_plan
 from flexq_bench.verdicts import Compared, Judged
 from flexq_bench.verdicts.nightly import record_night
 from workloads.case import Case
+from workloads.errors import WorkloadError
 from workloads.suite import Suite
 
 MOST_CANDIDATES = 50  # comparisons per night and kind of GPU of outliers, and as many of others
@@ -170,7 +171,7 @@ def conclude(
         for base, head, cases in _comparisons(database, info, commit, suspects, rules):
             try:
                 comparisons.extend(pool.compare(info.gpu, rules.repository, base, head, cases))
-            except FlexqError as error:
+            except (FlexqError, WorkloadError) as error:  # the latter: of a base's project file
                 notes.append(f"{len(cases)} cases of {base[:10]} and {head[:10]}: {error}")
     shas = {sha for one in comparisons for sha in (one.base, one.head)}
     commits = {sha: commit if sha == commit.sha else _commit_of(rules, commit, sha) for sha in shas}

@@ -114,9 +114,15 @@ def perf(
     if plan and report.compared == 0:
         for note in report.notes:
             say(out, note)
+        reason = report.findings[0].reason
+        if project is not None and not trust_head and "does not import: KeyError" in reason:
+            reason += (
+                "; a gate passes on no variable of your environment: name those that kernels need "
+                "under [variables] in flexq-bench.toml"
+            )
         raise MissingResultsError(
             f"nothing of suite {report.suite} could be compared between {first.sha[:10]} and "
-            f"{second.sha[:10]}: {report.findings[0].reason}"
+            f"{second.sha[:10]}: {reason}"
         )
     _print(report, out)
     raise typer.Exit(code_with_failures(int(report.exit_code)))

@@ -10,6 +10,9 @@ policy = "bench/policy.toml"         # optional: of `gate perf`
 slower_percent = 2.0                 # optional, without a policy: the largest accepted slow-down
 owner = "kernels"                    # optional, without a policy: who is asked
 
+[variables]                          # optional: of the environment of builds and of kernels
+ACME_MODE = "fast"
+
 [build]                              # optional
 command = "make"                     # run by a shell in a fresh checkout; default: nothing to build
 environment = "pip"                  # none, pip or uv: installs `packages` beside those of ours
@@ -21,7 +24,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -60,6 +65,8 @@ _NOBODY = {
 }
 # Of files that kernels are made of; others lie in working trees that nobody means to measure.
 _SOURCES = ("*.py", "*.cu", "*.cuh", "*.cpp", "*.h", "*.hpp", "*.toml")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OURS = ("HOME", "PYTHONPATH", "TMPDIR")
 Environment = Literal["none", "pip", "uv"]
 
 log = logging.getLogger(__name__)
@@ -84,6 +91,7 @@ class ProjectFile(DataTable):
     policy: AnyText = ""
     slower_percent: Amount = 2.0
     owner: AnyText = ""
+    variables: dict[str, str] = Field(default_factory=dict)
     build: BuildTable = Field(default_factory=BuildTable)
 
     def sources(self, folder: Path) -> tuple[KernelSource, ...]:
@@ -112,17 +120,41 @@ class Project:
         return replace(commit_at(self.root, sha), project=self.name)
 
     def at(self, sha: str) -> Project:
-        """The project with the file that a commit has. Raises WorkloadError if it has none."""
-        try:
-            text = git_output(self.root, "cat-file", "blob", f"{sha}:{self.inside / FILE}")
-        except GitError:
+        """The project as a commit has it: its file, and the folder that it lies in there.
+
+        Raises WorkloadError if the commit has no file of the project, or one of another form.
+        """
+        inside = self.place_in(sha)
+        if inside is None:
             raise WorkloadError(
                 f"{sha[:10]} has no {self.inside / FILE}: commit it, or take a later commit"
-            ) from None
+            )
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / FILE
-            path.write_text(text, "utf-8")
-            return replace(self, file=read_project_file(path))
+            path.write_text(self._text_in(sha, inside), "utf-8")
+            return replace(self, file=read_project_file(path), inside=inside)
+
+    def moved_to(self, sha: str) -> Project:
+        """The project with this file, in the folder where a commit has its own."""
+        return replace(self, inside=self.place_in(sha) or self.inside)
+
+    def place_in(self, sha: str) -> Path | None:
+        """The folder of the project's file in a commit: this one, else the one that it was moved
+        from or to, by the project's name; None: there is none."""
+        if run_git(self.root, "cat-file", "-e", f"{sha}:{self.inside / FILE}").returncode == 0:
+            return self.inside
+        named = git_output(self.root, "ls-tree", "-r", "-z", "--name-only", "--full-tree", sha)
+        places = [Path(name).parent for name in named.split("\0") if Path(name).name == FILE]
+        return next((one for one in places if self._name_in(sha, one) == self.name), None)
+
+    def _name_in(self, sha: str, inside: Path) -> str:
+        try:
+            return normalized(str(tomllib.loads(self._text_in(sha, inside)).get("name", "")))
+        except (tomllib.TOMLDecodeError, GitError):
+            return ""
+
+    def _text_in(self, sha: str, inside: Path) -> str:
+        return git_output(self.root, "cat-file", "blob", f"{sha}:{inside / FILE}")
 
 
 def open_project(folder: str) -> Project:
@@ -161,6 +193,12 @@ def read_project_file(path: Path) -> ProjectFile:
         inside = os.path.normpath(text)
         if _is_file(text) and (os.path.isabs(text) or inside.startswith("..")):
             raise WorkloadError(f"{FILE}: kernels: {text} is not a file of the repository")
+    for name in file.variables:
+        if not _VARIABLE.fullmatch(name) or name in _OURS or name.startswith("FLEXQ_BENCH_"):
+            raise WorkloadError(
+                f"{FILE}: variables: {name} is set by flexq-bench, or no name of a variable: "
+                "leave it out"
+            )
     return file
 
 
@@ -240,17 +278,20 @@ def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
     """
     file = project.file
     named = (FILE, *(text for text in (file.suite, file.policy) if text.endswith(".toml")))
-    deciding = [str(project.inside / text) for text in named]
-    changed = git_output(project.root, "diff", "--name-only", base, head, "--", *deciding)
+    places = sorted({project.inside, project.moved_to(head).inside})
+    deciding = [str(place / text) for place in places for text in named]
+    # A file that was moved and not changed decides nothing.
+    diff = ("diff", "--name-only", "-M100%", "--diff-filter=r")
+    changed = git_output(project.root, *diff, base, head, "--", *deciding)
     notes = []
     if changed:
         files = ", ".join(changed.splitlines())
         notes.append(f"not judged: {files} changed by head; base's are used")
+    moved = project.moved_to(head)
     missing = [
         text
         for text in file.kernels
-        if _is_file(text)
-        and run_git(project.root, "cat-file", "-e", f"{head}:{project.inside / text}").returncode
+        if _is_in(project, base, text) and not _is_in(moved, head, text)
     ]
     if missing:
         files = ", ".join(missing)
@@ -258,6 +299,23 @@ def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
             f"{files}, which base's {FILE} names, is not in head; --trust-head takes head's"
         )
     return tuple(notes)
+
+
+def _is_in(project: Project, commit: str, kernels: str) -> bool:
+    """Whether a commit has a file of kernels, or a module of them beside the project file."""
+    if _is_file(kernels):
+        paths = [Path(kernels)]
+    else:
+        path = Path(*kernels.split("."))
+        paths = [
+            folder / file
+            for folder in (Path(), Path("src"))
+            for file in (path.with_suffix(".py"), path / "__init__.py")
+        ]
+    return any(
+        run_git(project.root, "cat-file", "-e", f"{commit}:{project.inside / path}").returncode == 0
+        for path in paths
+    )
 
 
 def _is_file(text: str) -> bool:

@@ -15,7 +15,7 @@ import tempfile
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -45,11 +45,13 @@ class BuildError(BrokenRevisionError):
 @dataclass(frozen=True, slots=True)
 class BuiltTree:
     """A commit that is checked out and built. folder: the project's, with its files. site: what was
-    installed for it; None: nothing. sources: of its kernels."""
+    installed for it; None: nothing. sources: of its kernels. variables: as the project's file has
+    them."""
 
     folder: Path
     site: Path | None
     sources: tuple[KernelSource, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, variables: Mapping[str, str] | None = None) -> dict[str, str]:
         """Variables of the processes that run its kernels, over these; None: ours."""
@@ -57,7 +59,11 @@ class BuiltTree:
         places = [self.folder, self.folder / SOURCES, *([self.site] if self.site else [])]
         paths = [str(place) for place in places if place.is_dir()]
         others = own.get("PYTHONPATH")
-        return {**own, "PYTHONPATH": os.pathsep.join([*paths, *([others] if others else [])])}
+        return {
+            **own,
+            **self.variables,
+            "PYTHONPATH": os.pathsep.join([*paths, *([others] if others else [])]),
+        }
 
 
 def built_tree(
@@ -83,9 +89,11 @@ def built_tree(
             _check_out(project, commit, home / "tree", submodules)
             # Of code that nobody reviewed the output goes with the folder.
             output = None if own_cache else home / _OUTPUT
-            _build(_Build(project.file.build, folder, commit, output), site, variables)
+            given = {**(os.environ if variables is None else variables), **project.file.variables}
+            _build(_Build(project.file.build, folder, commit, output), site, given)
             write_atomically(home / _DONE, json.dumps({"tree": tree}).encode())
-    return BuiltTree(folder, site if site.is_dir() else None, project.file.sources(folder))
+    sources = project.file.sources(folder)
+    return BuiltTree(folder, site if site.is_dir() else None, sources, project.file.variables)
 
 
 @cache  # once a process
@@ -100,7 +108,8 @@ def _log_missing(commit: str, submodule: str) -> None:
 def _home(project: Project, tree: str, missing: list[str], cache: Path) -> Path:
     """By all that decides what comes of a build."""
     table = project.file.build.model_dump_json()
-    identity = [str(project.root), str(project.inside), tree, *missing, table, sys.version]
+    given = [json.dumps(project.file.variables, sort_keys=True)] if project.file.variables else []
+    identity = [str(project.root), str(project.inside), tree, *missing, table, sys.version, *given]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
     return cache / "projects" / project.name / key
 
@@ -158,10 +167,9 @@ class _Build:
     output: Path | None
 
 
-def _build(build: _Build, site: Path, variables: Mapping[str, str] | None) -> None:
+def _build(build: _Build, site: Path, variables: Mapping[str, str]) -> None:
     table = build.table
-    environment = dict(os.environ if variables is None else variables)
-    environment |= _version_without_history(build.folder)
+    environment = {**variables, **_version_without_history(build.folder)}
     if table.environment != "none" and table.packages:
         installer = {
             "pip": (sys.executable, "-m", "pip", "install", "--quiet", "--target", str(site)),

@@ -65,13 +65,15 @@ def compare_judged_project(
 ) -> Iterator[CaseComparison]:
     """Compare base with a head that nobody has reviewed, in a project; see compare_judged.
 
-    project: with base's file, which says how both are built. This process checks results and times,
-    and runs no code of either commit. Each side is built and run in a clean environment.
+    project: with base's file, which says how both are built, also where head moved its folder. This
+    process checks results and times, and runs no code of either commit. Each side is built and run
+    in a clean environment, with the variables of base's file.
     """
     with ExitStack() as stack:
         judge = JudgingDevice.on(device, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         first, second = (
-            _side(project, one, stack.enter_context(clean_environment())) for one in (base, head)
+            _side(project.moved_to(one.checkout), one, stack.enter_context(clean_environment()))
+            for one in (base, head)
         )
         experiment = partial(ABExperiment, rules=rules, device=device, seed=seed, on_block=on_block)
         pair = partial(judged_pair, judge=judge, believes_binary=False)

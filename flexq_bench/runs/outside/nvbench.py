@@ -66,7 +66,10 @@ def _check_form(file: Mapping[str, Any], path: str) -> None:
     except (KeyError, TypeError):
         return  # of before versions were written
     if major != _FORM:
-        raise UsageError(f"{path} is of version {major!r} of nvbench's JSON, {_FORM} is read here")
+        raise UsageError(
+            f"{path} is of version {major!r} of nvbench's JSON, {_FORM} is read here: "
+            "update flexq-bench, or write the file with an earlier nvbench"
+        )
 
 
 def _others_of_a_kind(benchmarks: list[Any], devices: Mapping[Any, Any]) -> dict[Any, str]:
