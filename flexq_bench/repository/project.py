@@ -302,7 +302,7 @@ def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
 
 
 def _is_in(project: Project, commit: str, kernels: str) -> bool:
-    """Whether a commit has a file of kernels, or a module of them beside the project file."""
+    """Return True if a commit has a file of kernels, or a module beside the project file."""
     if _is_file(kernels):
         paths = [Path(kernels)]
     else:

@@ -24,6 +24,7 @@ from flexq_bench.exit_codes import ExitCode
 from flexq_bench.fleet import PoolOptions
 from flexq_bench.fleet.prometheus import prometheus_text
 from flexq_bench.runs.lifecycle import new_run
+from workloads.errors import WorkloadError
 
 KEY = "flexq-w6a6 gemm cold m1n256k256"
 
@@ -291,10 +292,11 @@ def test_a_canary_goes_to_the_noise_book_and_alerts_nobody(a_night, database, sh
         assert len(queries.aa_calibration(session)) == 1
 
 
-def test_what_cannot_be_compared_is_a_note(a_night, database, commits, sha, compared):
+@pytest.mark.parametrize("kind", [InfrastructureError, WorkloadError])
+def test_what_cannot_be_compared_is_a_note(a_night, database, commits, sha, compared, kind):
     class Broken(MadePool):
         def compare(self, *arguments):
-            raise InfrastructureError("the node has no git")
+            raise kind("the node has no git")
 
     _, [report] = a_night(1, pool=Broken(database, commits[sha(1)], compared), canaries=1)
 
