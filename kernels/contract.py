@@ -40,6 +40,8 @@ class KernelSpec:
     rounds_to: significant bits to which a package rounds scaled weights or outputs, if at most
         those of FP16; results are then checked to this precision and never bit for bit.
         None: sums are FP32 or exact, and only the output is rounded to FP16.
+    integer_sums: whether it sums products of integer codes as integers. False: it may scale codes
+        first and round the products, so results are judged relative to the sum of their magnitudes.
     source_hash: hash of the sources of an external kernel; not part of the series' identity.
         None: a kernel of this repository, identified by its commit.
     """
@@ -58,6 +60,7 @@ class KernelSpec:
     overlaps_launches: bool = False
     package: Package | None = None
     rounds_to: int | None = None
+    integer_sums: bool = True
     source_hash: str | None = None
 
     @property

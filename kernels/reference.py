@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernels.contract import KernelSpec
 from kernels.errors import ShapeError
 from kernels.formats import Operand
 
@@ -30,8 +31,8 @@ class Reference:
     """y: float64 [M,N]. magnitude: float64 [M,N], the sum of the absolute values of its terms.
 
     Terms are the values that a kernel rounds: the contribution of a group if both operands are
-    codes (sums of integers are exact), else each product. The error of an element is judged
-    relative to its magnitude, which accounts for cancellation.
+    codes and it sums them as integers, which is exact, else each product. The error of an element
+    is judged relative to its magnitude, which accounts for cancellation.
     sum_bits: significant bits of the accumulator.
     output_bits: significant bits of the result, 11 for FP16.
     """
@@ -54,14 +55,25 @@ class Reference:
         return replace(self, sum_bits=sum_bits, output_bits=output_bits)
 
 
-def reference_gemm(x: Operand, w: Operand, bias: torch.Tensor | None = None) -> Reference:
+def reference_of(spec: KernelSpec, x: Operand, w: Operand) -> Reference:
+    """Return what a kernel must give for X [M,K] · W [N,K]^T, with the roundings that it may do.
+
+    Raises ShapeError as reference_gemm does.
+    """
+    return reference_gemm(x, w, integer_sums=spec.integer_sums).rounded_to(spec.rounds_to)
+
+
+def reference_gemm(
+    x: Operand, w: Operand, bias: torch.Tensor | None = None, *, integer_sums: bool = True
+) -> Reference:
     """X [M,K] · W [N,K]^T (+ bias [N]) in float64 from codes and scales (or dense values).
 
-    Raises ShapeError if K differs, or if both have groups of different length.
+    integer_sums: see KernelSpec. Raises ShapeError if K differs, or if both have groups of
+    different length.
     """
     _check(x, w)
     length, groups = _group_length(x, w)
-    floating = x.values.is_floating_point() or w.values.is_floating_point()
+    floating = x.values.is_floating_point() or w.values.is_floating_point() or not integer_sums
     x_groups = _in_groups(x.dequantize(), groups, length)
     step = max(1, _CHUNK_VALUES // x.k)
     ys, magnitudes = [], []

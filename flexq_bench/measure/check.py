@@ -16,7 +16,7 @@ from flexq_bench.measure.inputs import (
     small_sum_inputs,
 )
 from kernels.contract import LinearKernel
-from kernels.reference import FP16_BITS, Reference, reference_gemm
+from kernels.reference import FP16_BITS, Reference, reference_of
 from workloads.case import Stage
 from workloads.gemm import GemmWorkload
 
@@ -75,7 +75,7 @@ def check_linear(
     """
     inputs = realistic_inputs(kernel, gemm, device, derive_seed(seed, "realistic"))
     spec = kernel.spec
-    reference = reference_gemm(inputs.x, inputs.w).rounded_to(spec.rounds_to)
+    reference = reference_of(spec, inputs.x, inputs.w)
     y = _run_poisoned(run, inputs, gemm, device)
     result = judge_error(y, reference, tolerance)
     is_integer = spec.weight.is_integer and spec.activation.is_integer
@@ -158,7 +158,7 @@ def _exact_full_range(
         inputs = full_range_inputs(
             kernel, gemm, stage, device, derive_seed(seed, "full"), density=density
         )
-        reference = reference_gemm(inputs.x, inputs.w)
+        reference = reference_of(kernel.spec, inputs.x, inputs.w)
         if float(reference.magnitude.max()) < FP32_INTEGERS * _quantum(inputs):
             break
     return inputs, reference
@@ -168,7 +168,7 @@ def _exact_small(
     kernel: LinearKernel, gemm: GemmWorkload, stage: Stage, device: torch.device, seed: int
 ) -> tuple[LinearInputs, Reference]:
     inputs = small_sum_inputs(kernel, gemm, stage, device, derive_seed(seed, "small"))
-    return inputs, reference_gemm(inputs.x, inputs.w)
+    return inputs, reference_of(kernel.spec, inputs.x, inputs.w)
 
 
 def _quantum(inputs: LinearInputs) -> float:

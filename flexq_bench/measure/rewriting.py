@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import torch
@@ -210,25 +210,17 @@ def draw_contents(
         xs.append(quantized.take_rows(rows.to(device)))
     w_rows = torch.cat([order[columns] for order in orders]).to(device)
     x, w = Operand.stacked(xs), own.w.take_rows(w_rows)
-    exact = reference_gemm(x, w)
     # A stale result is far off. What a kernel may round, such as sums of single bit planes, which
     # cancel where their total is small, is judged against all products; the announced checks are
     # those that judge rounding.
-    magnitude = x.dequantize().double().abs() @ w.dequantize().double().abs().T
+    exact = reference_gemm(x, w, integer_sums=False).rounded_to(kernel.spec.rounds_to)
 
     def by_content(values: torch.Tensor) -> torch.Tensor:
         shaped = values.view(len(inputs), len(rows), len(orders), len(columns))
         return shaped.permute(2, 0, 1, 3).contiguous()
 
-    reference = Reference(
-        by_content(exact.y), by_content(magnitude), exact.sum_bits, exact.output_bits
-    )
-    return Contents(
-        inputs,
-        rows.to(device),
-        columns.to(device),
-        reference.rounded_to(kernel.spec.rounds_to),
-    )
+    reference = replace(exact, y=by_content(exact.y), magnitude=by_content(exact.magnitude))
+    return Contents(inputs, rows.to(device), columns.to(device), reference)
 
 
 def _columns(orders: Sequence[torch.Tensor], n: int, generator: torch.Generator) -> torch.Tensor:

@@ -28,7 +28,7 @@ from flexq_bench.measure.rewriting import (
 )
 from flexq_bench.measure.shared_weights import LayerWeights, SharedWeights
 from kernels.contract import Config, Kernel, KernelSpec, LinearKernel, PackedOperand, Probe
-from kernels.reference import reference_gemm
+from kernels.reference import reference_of
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -128,8 +128,7 @@ class _LinearSubject(Subject):
         self._rewriting = rewriting
         drawn = derive_seed(seed, case.gemm, "timed")
         self._inputs = realistic_inputs(kernel, case.gemm, device, drawn, w=weights.operand)
-        exact = reference_gemm(self._inputs.x, self._inputs.w)
-        self._reference = exact.rounded_to(kernel.spec.rounds_to)
+        self._reference = reference_of(kernel.spec, self._inputs.x, self._inputs.w)
         self._orders, self._weights = weights.orders, weights.packed
 
     @property

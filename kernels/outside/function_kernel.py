@@ -142,6 +142,7 @@ class FunctionKernel(LinearKernel):
             stages=definition.stages,
             min_capability=definition.min_capability,
             rounds_to=definition.rounds_to,
+            integer_sums=False,  # a function may dequantize its operands first
         )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from flexq_bench.measure.check import CheckResult, judge_error, relative_error
+from flexq_bench.api import linear_kernel
+from flexq_bench.measure.check import CheckResult, check_linear, judge_error, relative_error
 from flexq_bench.measure.inputs import full_range_inputs, realistic_inputs, small_sum_inputs
 from kernels import registry
 from kernels.reference import Reference, reference_gemm
@@ -147,3 +148,27 @@ def test_dense_results_near_zero_are_judged_with_their_cancellation():
     y = (inputs.x.values.float() @ inputs.w.values.float().T).half()
 
     assert judge_error(y, reference, 1e-3).is_correct
+
+
+@linear_kernel("float-w6a8", weight="int6/128", activation="int8/128", backends=["cpu"])
+def float_w6a8(x_codes, x_scales, w_codes, w_scales, out):
+    """Dequantizes both operands to FP32 first."""
+    x, w = (
+        codes * scales.float().repeat_interleave(128, 1)
+        for codes, scales in ((x_codes, x_scales), (w_codes, w_scales))
+    )
+    out.copy_(x @ w.T)
+
+
+# By these seeds products cancel within both groups of an element, but for FP32's rounding.
+@pytest.mark.parametrize("seed", [38, 44, 67, 139])
+def test_a_function_may_round_products_that_cancel_within_a_group(seed):
+    (kernel,) = float_w6a8.kernels()
+
+    def run(inputs, out):
+        kernel.gemm(kernel.pack_activation(inputs.x), kernel.pack_weight(inputs.w), out)
+
+    gemm = GemmWorkload(64, 64, 256)
+    result = check_linear(kernel, gemm, "gemm", CPU, run, seed=seed, tolerance=1e-3)
+
+    assert result == CheckResult(result.max_rel_error, exact=True)

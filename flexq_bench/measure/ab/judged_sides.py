@@ -30,7 +30,7 @@ from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
 from flexq_bench.measure.worker_process import WorkerError
 from kernels.contract import LinearKernel
-from kernels.reference import reference_gemm
+from kernels.reference import reference_of
 from kernels.registry import resolve
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
@@ -184,8 +184,8 @@ class JudgedSide(CaseSide):
         """Check output cells that are chosen now. Return what is wrong; empty: nothing."""
         gemm = self.case.gemm
         rows, columns = self._some(gemm.m, _ROWS), self._some(gemm.n, _COLUMNS)
-        reference = reference_gemm(inputs.x.take_rows(rows), inputs.w.take_rows(columns))
-        reference = reference.rounded_to(self.judge.kernel_of(self.case).spec.rounds_to)
+        spec = self.judge.kernel_of(self.case).spec
+        reference = reference_of(spec, inputs.x.take_rows(rows), inputs.w.take_rows(columns))
         wrong = judge_error(output[rows][:, columns], reference, self.judge.protocol.tolerance)
         return f"wrong in a timed turn: {wrong.detail}" if wrong.detail else ""
 
