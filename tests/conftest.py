@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import math
 import os
 import shutil
@@ -12,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,6 +27,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Tests beside these measure on the same CPU, and need not wait for each other.
 os.environ["FLEXQ_BENCH_LOCKS"] = tempfile.mkdtemp(prefix="flexq-locks-")
 atexit.register(shutil.rmtree, os.environ["FLEXQ_BENCH_LOCKS"], ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def build() -> ModuleType:
+    """Builders of what a database holds: build.a_record(m=8), build.a_run(), build.a_commit(3)."""
+    path = Path(__file__).parent / "db" / "builders.py"
+    spec = importlib.util.spec_from_file_location("builders_of_records", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session", autouse=True)

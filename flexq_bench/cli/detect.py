@@ -56,7 +56,8 @@ def detect(
     A level has at least three values, and the first change has five before it. In a stored series a
     change is at least 0.5 %, and an unclear one is reported only with more values. Drifts, switches
     between levels, seasonal patterns of seven values and spells are not changes; they are listed.
-    What a device adds is no change, if the CSV has a column device that names it.
+    What a device adds is no change, if the CSV has a column device that names it. Of a stored
+    series each epoch is looked at by itself: one environment, between two acknowledged changes.
     Indices count from 0. Empty values and NaN are gaps.
     """
     if column is not None and csv is None:
@@ -99,12 +100,17 @@ def _from_database(series: int, db: str | None) -> _Source:
 
 
 def _show(source: _Source, as_json: bool) -> None:
-    from flexq_bench.stats.level_model import FEWEST_POINTS, level_model, usable_values
+    from flexq_bench.stats.epoch_models import level_model_by_epoch
+    from flexq_bench.stats.level_model import FEWEST_POINTS, usable_values
     from flexq_bench.stats.steps import ANY_SERIES, HISTORY_RULES, SMALLEST_STEP
 
-    usable = usable_values(source.values)[0].size
+    places = usable_values(source.values)[1]
+    usable = places.size
     rules = HISTORY_RULES if source.is_stored else ANY_SERIES
-    model = level_model(source.values, rules, source.labels.get("device"))
+    # A file's column of that name is a label, not an environment.
+    labels: Sequence[Any] = source.labels["epoch"] if source.is_stored else [0] * len(source.values)
+    epochs = _epochs(labels, places.tolist())
+    model = level_model_by_epoch(source.values, labels, rules, source.labels.get("device"))
     device_changes = [
         {
             "index": change.index,
@@ -126,7 +132,7 @@ def _show(source: _Source, as_json: bool) -> None:
         }
         for step in model.steps
     ]
-    enough = usable >= FEWEST_POINTS
+    enough = any(one["values"] >= FEWEST_POINTS for one in epochs)
     if as_json:
         print_json(
             {
@@ -134,6 +140,7 @@ def _show(source: _Source, as_json: bool) -> None:
                 "values": len(source.values),
                 "gaps": len(source.values) - usable,
                 "enough": enough,
+                "epochs": epochs,
                 "change_points": rows,
                 "drifts": [asdict(drift) for drift in model.drifts],
                 "modes": None if model.modes is None else asdict(model.modes),
@@ -154,15 +161,34 @@ def _show(source: _Source, as_json: bool) -> None:
         say(out, f"{source.name} is {source.caveat}")
     gaps = len(source.values) - usable
     counted = f"{source.name}: {usable} values" + (f" and {gaps} gaps" if gaps else "")
+    if len(epochs) > 1:
+        counted += f" in {len(epochs)} epochs"
     if not enough:
-        say(out, f"{counted}: too few to say, {FEWEST_POINTS} are needed")
+        each = " in one epoch" if len(epochs) > 1 else ""
+        say(out, f"{counted}: too few to say, {FEWEST_POINTS} are needed{each}")
     elif not rows:
         say(out, f"{counted}: no change point")
     else:
         say(out, f"{counted}: {len(rows)} change point{'s' if len(rows) > 1 else ''}")
         out.print(_table(rows))
+    for epoch in epochs[1:]:
+        few = "" if epoch["values"] >= FEWEST_POINTS else f", {FEWEST_POINTS} are needed"
+        say(
+            out,
+            f"epoch {epoch['epoch']} begins at index {epoch['first']}, with another environment or "
+            f"an acknowledged change; its levels are its own ({epoch['values']} values{few})",
+        )
     for line in (*_describe(model, device_changes), *source.doubts):
         say(out, line)
+
+
+def _epochs(labels: Sequence[Any], usable: Sequence[int]) -> list[dict[str, Any]]:
+    """The epochs of a series by their first usable value; labels: [n] of each value."""
+    counts: dict[Any, dict[str, Any]] = {}
+    for at in usable:
+        one = counts.setdefault(labels[at], {"epoch": labels[at], "first": at, "values": 0})
+        one["values"] += 1
+    return list(counts.values())
 
 
 def _describe(model: LevelModel, device_changes: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from flexq_bench.stats.block_bootstrap import (
 from flexq_bench.stats.bootstrap import Interval, hierarchical_interval, median_interval
 from flexq_bench.stats.change_points import ChangePoint, change_points
 from flexq_bench.stats.device_offsets import DeviceOffset, device_offsets
+from flexq_bench.stats.epoch_models import level_model_by_epoch
 from flexq_bench.stats.group_sequential import Decision, GroupSequentialTest, TestPlan
 from flexq_bench.stats.level_model import LevelModel, level_model
 from flexq_bench.stats.paired import (
@@ -52,6 +53,7 @@ __all__ = [
     "item_difference",
     "larger_noise",
     "level_model",
+    "level_model_by_epoch",
     "loss_p_value",
     "mean_difference_interval",
     "median_interval",

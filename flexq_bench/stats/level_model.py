@@ -238,10 +238,11 @@ def on_newest_device(
 
 def _numbered(devices: Sequence[Hashable] | None, index: Ints) -> Ints | None:
     """A number for each device, of the values at these indices; None: there is one device."""
-    if devices is None or len(set(devices)) < 2:
+    if devices is None:
         return None
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(devices))}
-    return np.array([numbers[devices[at]] for at in index.tolist()], dtype=np.int64)
+    names = [devices[at] for at in index.tolist()]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], dtype=np.int64) if len(numbers) > 1 else None
 
 
 def _look(

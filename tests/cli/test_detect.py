@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from db.engine import open_database
+from db.store import add_record
 from flexq_bench.exit_codes import ExitCode
 
 STEP = [f"{100 + i % 3 * 0.1}" for i in range(20)] + [f"{110 + i % 3 * 0.1}" for i in range(20)]
@@ -150,6 +152,31 @@ def test_a_stored_series_is_looked_up_by_its_id(cli, measured):
     unknown = cli("detect", "999")
     assert unknown.code == ExitCode.USAGE
     assert "no series 999" in unknown.error
+
+
+def test_levels_of_a_stored_series_are_compared_within_one_epoch(cli, database, build):
+    drivers = ["580"] * 20 + ["590"] * 20 + ["600"] * 5
+    medians = [*map(float, STEP), *[130.0] * 5]
+    medians[30:40] = [1.05 * one for one in medians[30:40]]
+    with open_database(str(database)) as opened, opened.session() as session:
+        for order, (driver, median) in enumerate(zip(drivers, medians, strict=True), 1):
+            values = {"median_us": median, "ci_low_us": None, "ci_high_us": None}
+            at = {"run": build.a_run(f"{order}"), "commit": build.a_commit(order)}
+            add_record(session, build.a_record(environment={"driver": driver}, **at, **values))
+
+    ran = cli("detect", "1", "--json")
+
+    (found,) = points(ran)
+    assert (found["index"], found["epoch"]) == (30, 2)
+    assert json.loads(ran.out)["epochs"] == [
+        {"epoch": 1, "first": 0, "values": 20},
+        {"epoch": 2, "first": 20, "values": 20},
+        {"epoch": 3, "first": 40, "values": 5},
+    ]
+    shown = " ".join(cli("detect", "1").out.split())
+    assert "45 values in 3 epochs: 1 change point" in shown
+    assert "epoch 2 begins at index 20" in shown
+    assert "its levels are its own (5 values, 8 are needed)" in shown
 
 
 def test_a_file_of_something_else_is_not_quoted(cli, csv):

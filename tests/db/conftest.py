@@ -1,8 +1,7 @@
-"""Databases of both kinds, fresh for each test, and the builders of what goes into them."""
+"""Databases of both kinds, fresh for each test."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import shutil
 import subprocess
@@ -10,8 +9,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -20,23 +17,6 @@ from sqlalchemy.orm import Session
 from db.engine import Database, open_database, upgrade
 
 _numbers = itertools.count()
-
-
-def _load_builders() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "db_test_builders", Path(__file__).with_name("builders.py")
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def build() -> Any:
-    """The builders: build.a_record(m=8), build.a_run(), build.a_commit(3), build.a_device()."""
-    return _load_builders()
 
 
 @pytest.fixture(scope="session")

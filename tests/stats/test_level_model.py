@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flexq_bench.stats import level_model
+from flexq_bench.stats import level_model, level_model_by_epoch
 from flexq_bench.stats.level_tracker import LevelTracker
 from flexq_bench.stats.steps import HISTORY_RULES
 
@@ -375,3 +375,19 @@ def test_a_step_that_was_told_stays_told():
 
         assert told == sorted(told)
         assert told[2]
+
+
+def test_levels_are_compared_within_an_epoch():
+    rng = np.random.default_rng(9)
+    values = 20 * np.exp(0.003 * rng.standard_normal(90))
+    values[30:60] *= 1.05  # with another driver, after which the old one was back
+    values[45:60] *= 1.03
+    epochs = [1] * 30 + [2] * 30 + [1] * 30
+
+    assert [one.index for one in level_model(values, HISTORY_RULES).steps] == [30, 45, 60]
+    assert [one.index for one in level_model_by_epoch(values, epochs, HISTORY_RULES).steps] == [45]
+    values[75:] *= 1.03
+    found = level_model_by_epoch(values, epochs, HISTORY_RULES).steps
+    assert [one.index for one in found] == [45, 75]
+    with pytest.raises(ValueError, match="one epoch per value is needed, got 1 for 90"):
+        level_model_by_epoch(values, [1])
