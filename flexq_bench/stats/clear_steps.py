@@ -14,7 +14,7 @@ _MEMORY_OF_STRICT_TESTS = 0.3  # its doubt makes them strict enough, and a secon
 _CLEAR = 2e-5
 _LEAST_WITH_MEMORY = 5e-4  # however often it was there: memory that is underrated lasts for weeks
 _CLEAR_BESIDE_A_LINE = 1e-6  # while what follows is too short to be told from a line itself
-_MOVES = 2  # values that a step may move by from one look to the next
+_MOVES = 3  # values that a step may move by from one look to the next
 
 
 @dataclass

@@ -9,6 +9,12 @@ import numpy as np
 from scipy.ndimage import maximum_filter1d
 
 from flexq_bench.stats.log_series import Floats, Ints
+from flexq_bench.stats.step_likelihood import (
+    best_place,
+    costs_between_lines,
+    innovation_variance,
+    step_costs,
+)
 
 SHORTEST_SEGMENT = 3
 SHORTEST_LINE = 20  # values: on fewer, a line passes for a step, and a step for a line
@@ -16,9 +22,7 @@ _LENGTH_RATIO = 1.5  # between the lengths of windows that are tried: a finer gr
 _MOST_CANDIDATES = 1200
 _REACH = 15  # values that a boundary is moved by at most
 _BOUND_SIGMAS = 3.0  # of a value that is no outlier
-# Share of the AR(1) memory that is removed to locate a boundary. Removing all of it locates worse,
-# as the levels are estimates (benchmarks/verdicts/location_bound.py).
-_LOCATION_MEMORY = 0.5
+_NEARBY = 60  # values on either side of a boundary that tell the levels beside it
 _CANDIDATE_SIGMAS = 1.2  # below the largest contrast that chance makes
 
 Columns = tuple[Floats, Floats]
@@ -163,34 +167,40 @@ def settle(
 ) -> list[int]:
     """Boundaries of segments, each moved to where it fits best between its neighbours' middles.
 
-    The levels stay; squares are of what half of the AR(1) memory leaves over, so that a wandering
-    night beside the step hardly pulls it along, and bounded (Fearnhead and Rigaill 2019), so that
-    an outlier does not. values: [n], not clipped. sigma: of one value. first: the earliest place of
-    a boundary.
+    Two levels are estimated anew with each place, from 60 values on either side; a line stays
+    (`step_likelihood`). values: [n], not clipped, with AR(1) memory. sigma: of one value. first:
+    the earliest place of a boundary.
     """
-    memory *= _LOCATION_MEMORY
-    most = (_BOUND_SIGMAS * sigma) ** 2 * (1 - memory * memory)
     moved = [0]
     for left, right in pairwise(segments):
         at = right.start
         low = max(first, moved[-1] + SHORTEST_SEGMENT, at - _REACH, (left.start + at) // 2)
         high = min(right.stop - SHORTEST_SEGMENT, at + _REACH, (at + right.stop + 1) // 2)
         if low < high:
-            time = np.arange(low, high + 1)
-            about = [
-                values[low - 1 : high + 1]
-                - (one.level + one.slope * (np.arange(low - 1, high + 1) - one.start))
-                for one in (left, right)
-            ]
-            before = np.minimum((about[0][1:] - memory * about[0][:-1]) ** 2, most)
-            after = np.minimum((about[1][1:] - memory * about[1][:-1]) ** 2, most)
-            jump = np.minimum((about[1][1:] - memory * about[0][:-1]) ** 2, most)
-            # The cost of a step at low + i: values before it, the one that jumps, those after it.
-            left_cost = np.concatenate(([0.0], np.cumsum(before)[:-1]))
-            right_cost = np.cumsum(after[::-1])[::-1] - after
-            at = int(time[np.argmin(left_cost + jump + right_cost)])
+            at = low + _place(values, left, right, np.arange(low, high + 1), memory, sigma)
         moved.append(at)
     return [*moved, segments[-1].stop]
+
+
+def _place(
+    values: Floats, left: Segment, right: Segment, places: Ints, memory: float, sigma: float
+) -> int:
+    """Position, among neighbouring places, of the boundary of two segments."""
+    start = max(left.start, int(places[0]) - _NEARBY)
+    stop = min(right.stop, int(places[-1]) + _NEARBY)
+    time, part = np.arange(start, stop), values[start:stop]
+    lines = [one.level + one.slope * (time - one.start) for one in (left, right)]
+    beyond = _BOUND_SIGMAS * sigma
+    if left.slope or right.slope:
+        most = beyond * float(np.sqrt(1 - memory * memory))
+        about = part - lines[0], part - lines[1]
+        costs = costs_between_lines(*about, places - start, memory, most)
+        return best_place(costs, np.zeros(costs.size), innovation_variance(costs, part.size, sigma))
+    # An outlier is as far from either level, and does not move the boundary.
+    low, high = np.minimum(*lines) - beyond, np.maximum(*lines) + beyond
+    part = np.where((part < low) | (part > high), (lines[0] + lines[1]) / 2, part) - lines[0]
+    costs, information = step_costs(part, part, places - start, memory)
+    return best_place(costs, information, innovation_variance(costs, part.size, sigma))
 
 
 def residuals_of(values: Floats, segments: list[Segment]) -> Floats:

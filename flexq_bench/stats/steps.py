@@ -32,6 +32,7 @@ from flexq_bench.stats.segments import (
     residuals_of,
     settle,
 )
+from flexq_bench.stats.step_likelihood import best_place, innovation_variance, step_costs
 
 POINTS_BEFORE_FIRST = 5
 # Costs of a boundary and of a slope, times ln(n) variances. The search proposes, the tests decide.
@@ -269,8 +270,78 @@ def _tested(
             else one
             for i, one in enumerate(tested)
         ]
+    segments, tested = _with_single_steps(
+        cleaned, sums, segments, tested, residuals, rules, memory, floor
+    )
+    residuals = residuals_of(cleaned, segments)
     spread = float(np.sqrt(np.mean(residuals * residuals)))
     return Fit(tuple(segments), tuple(tested), cleaned, max(spread, floor), memory)
+
+
+def _with_single_steps(
+    cleaned: Floats,
+    sums: Sums,
+    segments: list[Segment],
+    tested: list[Boundary],
+    residuals: Floats,
+    rules: StepRules,
+    memory: float,
+    floor: float,
+) -> tuple[list[Segment], list[Boundary]]:
+    """Segments and boundaries, with one step in place of lines that explain no more than it does.
+
+    Noise with memory bends a step into a line, or a line between two levels. A commit makes steps.
+    """
+    first = 0
+    while first < len(segments):
+        last = first
+        while last < len(tested) and tested[last].p_value > rules.significance:
+            last += 1
+        stretch = segments[first : last + 1]
+        if any(one.slope for one in stretch) or len(stretch) > 2:
+            at = _single_step(cleaned, stretch, residuals, memory, floor)
+            if at is not None:
+                bounds = (stretch[0].start, at, stretch[-1].stop)
+                two = [sums.fit(low, high, np.inf) for low, high in pairwise(bounds)]
+                others = [*segments[:first], *two, *segments[last + 1 :]]
+                about = residuals_of(cleaned, others)
+                known = [*tested[:first], None, *tested[last:]]
+                again = [
+                    _test(
+                        sums, about, others, i, memory, floor, rules.most_counted, old is not None
+                    )
+                    for i, old in enumerate(known)
+                ]
+                step, effects = again[first], [one.effect for one in again]
+                if (
+                    step.p_value <= rules.significance
+                    and abs(step.effect) >= rules.smallest
+                    and not is_gradual(cleaned, others, effects, first, about, memory, floor)
+                ):
+                    segments, residuals, last = others, about, first + 1
+                    tested = [
+                        one if old is None else replace(one, p_value=old.p_value)
+                        for one, old in zip(again, known, strict=True)
+                    ]
+        first = last + 1
+    return segments, tested
+
+
+def _single_step(
+    cleaned: Floats, stretch: list[Segment], residuals: Floats, memory: float, floor: float
+) -> int | None:
+    """The place of one step that explains a stretch better than its segments; None: it is worse."""
+    start, stop = stretch[0].start, stretch[-1].stop
+    first = SHORTEST_SEGMENT if start else POINTS_BEFORE_FIRST
+    places = np.arange(first, stop - start - SHORTEST_SEGMENT + 1)
+    about = cleaned[start:stop] - float(cleaned[start:stop].mean())
+    costs, information = step_costs(about, about, places, memory)
+    sigma = max(float(np.sqrt(np.mean(residuals * residuals))), floor)
+    variance = innovation_variance(costs, about.size, sigma)
+    explained = _innovations(residuals[start:stop], memory)
+    if explained - float(costs.min()) < _BEYOND_A_LINE * variance:
+        return None
+    return start + int(places[best_place(costs, information, variance)])
 
 
 def _is_kink(sums: Sums, segments: list[Segment], position: int, unit: float) -> bool:
@@ -290,6 +361,7 @@ def _test(
     memory: float,
     floor: float,
     most_counted: float,
+    or_line: bool = True,
 ) -> Boundary:
     left, right = segments[position], segments[position + 1]
     at = right.start
@@ -317,7 +389,12 @@ def _test(
     t = abs(effect) / float(np.sqrt(error))
     p_value = 2 * float(special.stdtr(freedom, -t))
     p_value = min(1.0, p_value * _TRIALS * sums.size / min(left.size, right.size))
-    if not (left.slope or right.slope) and min(left.size, right.size) > 5 and p_value < 1.0:
+    if (
+        or_line
+        and not (left.slope or right.slope)
+        and min(left.size, right.size) > 5
+        and p_value < 1.0
+    ):
         line = sums.fit(left.start, right.stop, 0.0)
         about_line = residuals[left.start : right.stop] + (left.level - line.level)
         about_line[left.size :] += right.level - left.level
