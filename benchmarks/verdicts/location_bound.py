@@ -3,8 +3,8 @@
 Beside it, the results of the level model on the same kinds of noise.
 
 Two oracles know the sigma and the AR(1) memory of Gaussian noise; series and steps are those of
-`retrospective.py`. One knows the levels too and picks the place whose ±5 nights hold most of the
-posterior: no detector does better. The other has to estimate levels, and a drift, by least squares
+`retrospective.py`. Each picks the place whose ±5 nights hold most of the posterior. One knows the
+levels too: no detector does better. The other has to estimate levels, and a drift, by least squares
 of whitened values.
     python benchmarks/verdicts/location_bound.py [--series 1000]
 """
@@ -33,6 +33,12 @@ def whitened(columns: Floats, memory: float) -> Floats:
     return rest
 
 
+def most_held(log_posterior: Floats) -> int:
+    """Index of the place whose ±5 nights hold most of a posterior [k]."""
+    posterior = np.exp(log_posterior - log_posterior.max())
+    return int(np.convolve(posterior, np.ones(2 * WITHIN + 1), "same").argmax())
+
+
 def shares(memory: float, slope: float, step: float, series: int) -> tuple[float, float]:
     """Of series whose step is placed within ±5 nights, by either oracle."""
     rng = np.random.default_rng(round(1e4 * step) + round(100 * memory))
@@ -45,16 +51,16 @@ def shares(memory: float, slope: float, step: float, series: int) -> tuple[float
     basis, _ = np.linalg.qr(whitened(nuisance, memory))
     free = whitened(after, memory)
     free -= basis @ (basis.T @ free)
-    free /= np.sqrt((free * free).sum(axis=0))
+    weights = np.sqrt((free * free).sum(axis=0))
+    free /= weights
     told = estimated = 0
     for _ in range(series):
         innovations = sigma * rng.standard_normal(LONG)
         innovations += known[:, STEP_AT - _ENDS]
         log_posterior = -((innovations[:, None] - known) ** 2).sum(axis=0) / (2 * sigma**2)
-        posterior = np.exp(log_posterior - log_posterior.max())
-        held = np.convolve(posterior, np.ones(2 * WITHIN + 1), "same")
-        told += abs(int(places[held.argmax()]) - STEP_AT) <= WITHIN
-        estimated += abs(int(places[np.abs(free.T @ innovations).argmax()]) - STEP_AT) <= WITHIN
+        told += abs(int(places[most_held(log_posterior)]) - STEP_AT) <= WITHIN
+        log_posterior = (free.T @ innovations) ** 2 / (2 * sigma**2) - np.log(weights)
+        estimated += abs(int(places[most_held(log_posterior)]) - STEP_AT) <= WITHIN
     return told / series, estimated / series
 
 

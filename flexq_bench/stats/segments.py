@@ -196,10 +196,10 @@ def _place(
         about = part - lines[0], part - lines[1]
         costs = costs_between_lines(*about, places - start, memory, most)
         return best_place(costs, np.zeros(costs.size), innovation_variance(costs, part.size, sigma))
-    # An outlier is as far from either level, and does not move the boundary.
-    low, high = np.minimum(*lines) - beyond, np.maximum(*lines) + beyond
-    part = np.where((part < low) | (part > high), (lines[0] + lines[1]) / 2, part) - lines[0]
-    costs, information = step_costs(part, part, places - start, memory)
+    # An outlier counts as any value of the nearer level does, and hardly moves the boundary.
+    low, high = np.minimum(*lines), np.maximum(*lines)
+    part = np.where(part < low - beyond, low, np.where(part > high + beyond, high, part)) - lines[0]
+    costs, information = step_costs(part, places - start, memory)
     return best_place(costs, information, innovation_variance(costs, part.size, sigma))
 
 

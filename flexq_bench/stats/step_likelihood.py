@@ -7,31 +7,29 @@ import numpy as np
 from flexq_bench.stats.log_series import Floats, Ints
 
 WITHIN = 5  # values that a place may be off by and still lead people to the commit
-_EXACT = 0.25  # what an exact place counts more
+_EXACT = 0.5  # what an exact place counts more
 _LEAST = 0.1  # of the sigma of one value: noise is not taken for less
 
 
-def step_costs(before: Floats, after: Floats, places: Ints, memory: float) -> tuple[Floats, Floats]:
+def step_costs(values: Floats, places: Ints, memory: float) -> tuple[Floats, Floats]:
     """Sums of squared innovations [k] of a step at each place, and ln of their information.
 
-    before, after: [n] values about the lines on either side of the step, the same ones if nothing
-    is known of them. The levels of both are those that leave the least (generalized least squares).
-    places: [k], of the first value after the step, 1 to n - 1. The information is the determinant
-    of the normal equations: half of its logarithm is what the likelihood loses where the levels are
-    integrated out.
+    values: [n], with AR(1) memory. places: [k], of the first value after the step, 1 to n - 1. The
+    levels are those that leave the least (generalized least squares). The information is the
+    determinant of the normal equations: half of its logarithm is what the likelihood loses where
+    the levels are integrated out.
     """
-    rest = before[1:] - memory * before[:-1], after[1:] - memory * after[:-1]
-    jumps = (after[1:] - memory * before[:-1])[places - 1]
-    sums = [np.concatenate(([0.0], np.cumsum(one))) for one in rest]
-    squares = [np.concatenate(([0.0], np.cumsum(one * one))) for one in rest]
+    rest = values[1:] - memory * values[:-1]
+    jumps = rest[places - 1]
+    sums = np.concatenate(([0.0], np.cumsum(rest)))
     kept = 1 - memory
-    left = kept * sums[0][places - 1] - memory * jumps
-    right = kept * (sums[1][-1] - sums[1][places]) + jumps
+    left = kept * sums[places - 1] - memory * jumps
+    right = kept * (sums[-1] - sums[places]) + jumps
     left_weight = kept * kept * (places - 1) + memory * memory
-    right_weight = kept * kept * (before.size - 1 - places) + 1
+    right_weight = kept * kept * (values.size - 1 - places) + 1
     information = left_weight * right_weight - memory * memory
-    total = squares[0][places - 1] + squares[1][-1] - squares[1][places] + jumps * jumps
     explained = right_weight * left * left + 2 * memory * left * right + left_weight * right * right
+    total = float(rest @ rest)
     return np.maximum(total - explained / information, 0), np.log(information)
 
 
@@ -40,8 +38,9 @@ def costs_between_lines(
 ) -> Floats:
     """Sums of squared innovations [k] of a step at each place between two lines that are known.
 
-    Arguments as those of `step_costs`. most: an innovation counts as no more than this squared, so
-    that an outlier does not move the step (Fearnhead and Rigaill 2019).
+    before, after: [n] values about the line on either side. places, memory: as `step_costs`'s.
+    most: an innovation counts as no more than this squared, so that an outlier does not move the
+    step (Fearnhead and Rigaill 2019).
     """
     bound = most * most
     rest = before[1:] - memory * before[:-1], after[1:] - memory * after[:-1]
@@ -54,8 +53,8 @@ def costs_between_lines(
 def best_place(costs: Floats, log_information: Floats, variance: float) -> int:
     """Index of the place to report, of neighbouring places with these costs [k].
 
-    The one of the largest expected score: 1 if the step is within 5 values of it, and a quarter
-    more if it is exact. Where noise leaves several places possible, that is one that most of them
+    The one of the largest expected score: 1 if the step is within 5 values of it, and a half more
+    if it is exact. Where noise leaves several places possible, that is one that most of them
     are near. variance: of an innovation.
     """
     minus_2_ln = costs / variance + log_information

@@ -335,7 +335,7 @@ def _single_step(
     first = SHORTEST_SEGMENT if start else POINTS_BEFORE_FIRST
     places = np.arange(first, stop - start - SHORTEST_SEGMENT + 1)
     about = cleaned[start:stop] - float(cleaned[start:stop].mean())
-    costs, information = step_costs(about, about, places, memory)
+    costs, information = step_costs(about, places, memory)
     sigma = max(float(np.sqrt(np.mean(residuals * residuals))), floor)
     variance = innovation_variance(costs, about.size, sigma)
     explained = _innovations(residuals[start:stop], memory)
