@@ -64,7 +64,7 @@ def granule_of(config: Blocks) -> int:
     """Tokens of one MMA."""
     if isinstance(config, PersistentConfig):
         return 128
-    return next(granule for granule in (64, 48, 32) if config.tokens % granule == 0)
+    return 64 if config.tokens == 128 else config.tokens
 
 
 def step_of(config: Blocks, tiles: TileFormat) -> Step:

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from kernels.errors import CompileError, UnsupportedError
@@ -94,6 +95,7 @@ class _Listing:
         )
 
 
+@lru_cache(maxsize=128)  # half a second each
 def _listings(cubin: Cubin) -> dict[str, _Listing]:
     found: dict[str, _Listing] = {}
     current = _Listing()

