@@ -4,14 +4,14 @@
 #   PYTHON       the Python to build .venv with; default: python3.11, else python3.12, else python3
 #   TORCH_INDEX  package index to take torch from, where the default one's CUDA is too new
 #   SUITE        what `make bench` measures
-#   WORKERS      processes that `make test` spreads its files over
+#   WORKERS      processes that `make test` spreads its files over; a third of them waits most of the time
 #   ROUNDS       seeded rounds of each fault that `make test-faults` goes through
 #   ARGS         more arguments for what `make bench`, `make test` or `make dashboard` starts
 
 PYTHON ?=
 TORCH_INDEX ?=
 SUITE ?= smoke
-WORKERS ?= 2
+WORKERS ?= 3
 ROUNDS ?= 1
 ARGS ?=
 

@@ -162,16 +162,26 @@ def test_every_build_compiles_where_none_ever_ran(target: str) -> None:
     assert [row for row in rows if row.local_bytes or row.stack_bytes > 16] == []
 
 
-def test_tensor_cores_of_a_warpgroup_get_more_than_one_instruction_at_a_time() -> None:
+@pytest.mark.parametrize(
+    "label",
+    [
+        "flexq-imma-w6a6",
+        *(
+            pytest.param(label, marks=pytest.mark.slow)
+            for label in ("dual-w6a8", "dgq-w4a8", "group-w4a8", "atom-w4a4")
+        ),
+    ],
+)
+def test_tensor_cores_of_a_warpgroup_get_more_than_one_instruction_at_a_time(label: str) -> None:
     # Where the compiler can't tell what is in flight it waits for each (C7514 in its log).
     sources = [f"imma/group_gemm_{name}.cu" for name in HOPPERS]
-    builds = [build for build in all_builds() if build.source in sources]
+    builds = [build for build in resolve(label, "cuda").builds() if build.source in sources]
 
     for build in builds:
         assert build.block is not None
         counts = instructions(compile_build(build, "sm_90"))[build.block.function]
         assert counts["IGMMA"] > counts["WARPGROUP"], build.name
-    assert len(builds) > 10
+    assert len(builds) > 5
 
 
 @pytest.mark.parametrize("label", ["flexq-imma-w6a6", "flexq-imma-w6a8", "atom-w4a4"])

@@ -10,11 +10,18 @@ from functools import partial
 import pytest
 
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.measure import device_lock
 from flexq_bench.measure.device_lock import device_alone
 
+# The module alone: its package imports torch, which takes seconds in each process.
 HOLD = (
-    "import sys; from flexq_bench.measure.device_lock import device_alone\n"
-    "with device_alone('GPU-1', shared={shared}): print('held', flush=True); sys.stdin.read()"
+    "import importlib.util, sys\n"
+    f"spec = importlib.util.spec_from_file_location('device_lock', {device_lock.__file__!r})\n"
+    "module = sys.modules['device_lock'] = importlib.util.module_from_spec(spec)\n"
+    "spec.loader.exec_module(module)\n"
+    "with module.device_alone('GPU-1', shared={shared}):\n"
+    "    print('held', flush=True)\n"
+    "    sys.stdin.read()"
 )
 
 
