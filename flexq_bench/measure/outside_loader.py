@@ -20,6 +20,7 @@ from flexq_bench.errors import one_line
 from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.measure.tampering import watch
 from flexq_bench.measure.worker_server import own_pipes, serve
+from flexq_bench.repository.build_imports import import_from_build
 from kernels import registry
 from kernels.contract import LinearKernel
 from kernels.errors import SourceError
@@ -88,6 +89,7 @@ def add_kernels(arguments: list[str]) -> None:
     """
     torch.set_grad_enabled(False)
     if arguments:
+        import_from_build()
         watch()
     for argument in arguments:
         source = KernelSource.of_argument(argument)
@@ -106,6 +108,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def main() -> int:
     requests, replies = own_pipes()
     limit_memory("cpu")
+    import_from_build()
     serve(Loader(), requests, replies, ("load", "installed", "machine_code"))
     return 0
 

@@ -18,8 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from flexq_bench.errors import BrokenRevisionError
+from flexq_bench.repository.build_imports import BuildPlace
 from flexq_bench.repository.descendants import end_marked, new_mark
 from flexq_bench.repository.git import git_output, run_git
 from flexq_bench.repository.project import BuildTable, Project
@@ -35,6 +38,14 @@ _SHOWN = 200  # characters of why a build failed
 _REASON = re.compile(r"\berror\b.*: |^\s*(\w+\.)*\w*Error: ", re.IGNORECASE)
 _WRAPS = re.compile(r"^(make|ninja)\b|subprocess-exited-with-error|metadata-generation-failed")
 
+_LFS = "version https://git-lfs.github.com/spec/v1"
+_LFS_POINTER = re.compile(rf"{re.escape(_LFS)}\n(?:ext-.*\n)*oid sha256:([0-9a-f]{{64}})\n")
+# Of packages without a [project] table: where their names stand.
+_NAMES = {
+    "setup.cfg": re.compile(r"^name\s*=\s*([\w.-]+)\s*$", re.MULTILINE),
+    "setup.py": re.compile(r"""\bname\s*=\s*["']([\w.-]+)["']"""),
+}
+
 log = logging.getLogger(__name__)
 
 
@@ -45,23 +56,29 @@ class BuildError(BrokenRevisionError):
 @dataclass(frozen=True, slots=True)
 class BuiltTree:
     """A commit that is checked out and built. folder: the project's, with its files. site: what was
-    installed for it; None: nothing. sources: of its kernels. variables: as the project's file has
-    them."""
+    installed for it; None: nothing. sources: of its kernels. place: where its modules may be
+    imported from. variables: as the project's file has them."""
 
     folder: Path
     site: Path | None
     sources: tuple[KernelSource, ...]
+    place: BuildPlace
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, variables: Mapping[str, str] | None = None) -> dict[str, str]:
         """Variables of the processes that run its kernels, over these; None: ours."""
         own = dict(os.environ if variables is None else variables)
-        places = [self.folder, self.folder / SOURCES, *([self.site] if self.site else [])]
+        places = [self.folder, self.folder / SOURCES]
+        if self.site is not None:
+            # What was installed of the folder itself has its compiled modules, too; a release
+            # that something requires must not hide the commit's.
+            places.insert(0 if _is_installed(self.folder, self.site) else 2, self.site)
         paths = [str(place) for place in places if place.is_dir()]
         others = own.get("PYTHONPATH")
         return {
             **own,
             **self.variables,
+            **self.place.variables(),
             "PYTHONPATH": os.pathsep.join([*paths, *([others] if others else [])]),
         }
 
@@ -78,22 +95,35 @@ def built_tree(
     tree = git_output(project.root, "rev-parse", f"{commit}^{{tree}}")
     own_cache = (variables or {}).get("FLEXQ_BENCH_CACHE")
     submodules, missing = _submodules(project.root, commit)
-    home = _home(project, tree, missing, Path(own_cache) if own_cache else cache_folder())
-    folder, site = home / "tree" / project.inside, home / "site"
     for name in missing:
         _log_missing(commit, name)
+    large, pointers = _large_files(project.root, commit)
+    for name in pointers:
+        _log_pointer(commit, name)
+    missing += pointers
+    home = _home(project, tree, missing, Path(own_cache) if own_cache else cache_folder())
+    folder, site = home / "tree" / project.inside, home / "site"
     with only_process(home.with_suffix(".lock")):
         if not (home / _DONE).is_file():
             shutil.rmtree(home, ignore_errors=True)
             log.info("building %s of %s", commit[:10], project.name)
             _check_out(project, commit, home / "tree", submodules)
+            for name, content in large.items():
+                shutil.copyfile(content, home / "tree" / name)
             # Of code that nobody reviewed the output goes with the folder.
             output = None if own_cache else home / _OUTPUT
             given = {**(os.environ if variables is None else variables), **project.file.variables}
             _build(_Build(project.file.build, folder, commit, output), site, given)
             write_atomically(home / _DONE, json.dumps({"tree": tree}).encode())
     sources = project.file.sources(folder)
-    return BuiltTree(folder, site if site.is_dir() else None, sources, project.file.variables)
+    place = BuildPlace(
+        home=os.path.realpath(home),
+        builds=os.path.realpath(home.parent.parent),
+        checkout=os.path.realpath(project.root),
+        distribution=_distribution(folder),
+    )
+    has_site = site if site.is_dir() else None
+    return BuiltTree(folder, has_site, sources, place, project.file.variables)
 
 
 @cache  # once a process
@@ -102,6 +132,14 @@ def _log_missing(commit: str, submodule: str) -> None:
         "%s: the submodule %s is not in this clone as that commit has it: "
         "git submodule update --init --recursive",
         *(commit[:10], submodule),
+    )
+
+
+@cache  # once a process
+def _log_pointer(commit: str, file: str) -> None:
+    log.warning(
+        "%s: %s is a pointer of git-lfs, whose file is not in this clone: git lfs fetch --all",
+        *(commit[:10], file),
     )
 
 
@@ -134,6 +172,28 @@ def _submodules(
         there += [(repository, sha, path), *inner]
         missing += lost
     return there, missing
+
+
+def _large_files(root: Path, commit: str) -> tuple[dict[str, Path], list[str]]:
+    """Files of a commit that git-lfs has, and their contents in this clone; and those whose content
+    it does not have. None of its programs is run."""
+    contents: dict[str, Path] = {}
+    missing: list[str] = []
+    search = ("grep", "-z", "-l", "-I", "--full-name", "-F", "-e", _LFS, commit)
+    for found in run_git(root, *search).stdout.split("\0"):
+        name = found.removeprefix(f"{commit}:")
+        pointer = git_output(root, "cat-file", "blob", f"{commit}:{name}") if name else ""
+        oid = _LFS_POINTER.match(pointer)
+        if oid is None:
+            continue  # text that speaks of pointers
+        content = Path("lfs", "objects", oid[1][:2], oid[1][2:4], oid[1])
+        path = Path(git_output(root, "rev-parse", "--git-common-dir")) / content
+        path = root / path  # which it tells relative to the folder
+        if path.is_file():
+            contents[name] = path
+        else:
+            missing.append(name)
+    return contents, missing
 
 
 def _check_out(
@@ -183,14 +243,49 @@ def _build(build: _Build, site: Path, variables: Mapping[str, str]) -> None:
 
 def _version_without_history(folder: Path) -> dict[str, str]:
     """Return variables for packages that take their version from git, which a built tree lacks."""
-    try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
-        if "version" not in project.get("dynamic", ()):
-            return {}
-        name = re.sub(r"[-_.]+", "_", project["name"]).upper()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}  # no such package, or one of another form, of which its build says more
+    package = _package_table(folder)
+    if "version" not in package.get("dynamic", ()) or not isinstance(package.get("name"), str):
+        return {}
+    name = re.sub(r"[-_.]+", "_", package["name"]).upper()
     return {f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{name}": "0"}
+
+
+def _package_table(folder: Path) -> Mapping[str, Any]:
+    """The table `project` of a pyproject.toml; empty: no such package, or one of another form, of
+    which its build says more."""
+    try:
+        table = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def _distribution(folder: Path) -> str:
+    """The name of the package that a folder has; empty: none, or one whose name is computed."""
+    name = _package_table(folder).get("name")
+    if isinstance(name, str):
+        return name
+    for file, pattern in _NAMES.items():
+        try:
+            found = pattern.search((folder / file).read_text("utf-8", "replace"))
+        except OSError:
+            continue
+        if found:
+            return found[1]
+    return ""
+
+
+def _is_installed(folder: Path, site: Path) -> bool:
+    """Return True if a package of this folder was installed into `site`, not editable."""
+    for path in site.glob("*.dist-info/direct_url.json"):
+        try:
+            url = json.loads(path.read_text("utf-8"))
+            place = Path(unquote(urlsplit(url["url"]).path))
+            if not url["dir_info"].get("editable") and place.resolve() == folder.resolve():
+                return True
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # of an archive, or of a repository
+    return False
 
 
 def _run(

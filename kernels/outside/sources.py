@@ -119,6 +119,7 @@ class KernelSource:
         path = self._unpacked()
         folder, before = path.parent, set(sys.modules)
         sys.path.insert(0, str(folder))
+        _find_own_package(path)
         _share_name(top_of_package(path))
         try:
             module = _executed(_OUTSIDE.format(_identifier(path.stem)), path)
@@ -176,6 +177,16 @@ def top_of_package(path: Path) -> Path:
     return top
 
 
+def _find_own_package(path: Path) -> None:
+    """Let a file in a package import from it by its full name, before what is installed."""
+    beside = top_of_package(path).parent
+    is_package = (path.parent / f"{_PACKAGE}.py").is_file()
+    if is_package and top_of_package(path).name not in _OURS and str(beside) not in sys.path:
+        program = str(Path(__file__).parents[2])
+        at = sys.path.index(program) + 1 if program in sys.path else 1
+        sys.path.insert(at, str(beside))
+
+
 def _share_name(folder: Path) -> None:
     """Let the files of a folder import each other as `kernels.common`, where it has the name of a
     package of ours: what ours does not have is looked for in this folder."""
@@ -221,8 +232,10 @@ def _identifier(name: str) -> str:
 def _no_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is None
-    except (ImportError, ValueError):  # of what a process began with: it has no spec
+    except ValueError:  # of what a process began with: it has no spec
         return True
+    except ImportError as error:  # of a finder, which knows more
+        raise SourceError(first_line(error)) from error
 
 
 def normalized(name: str) -> str:

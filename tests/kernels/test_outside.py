@@ -229,6 +229,19 @@ def test_a_file_of_a_package_may_import_from_it_by_dots(tmp_path, name):
     assert {kernel.spec.name for kernel in loaded.kernels} == {"fast.copied"}
 
 
+def test_a_file_of_a_package_finds_that_package_before_an_installed_one(tmp_path, monkeypatch):
+    for place, value in (("installed", 1), ("checkout/python", 3)):
+        folder = tmp_path / place / "acme_twice"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / "scales.py").write_text(f"value = {value}")
+    text = "from acme_twice.scales import value\nassert value == 3\n" + textwrap.dedent(RIGHT)
+    (folder / "fast.py").write_text(text)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "installed")])
+
+    assert load(KernelSource.parse(str(folder / "fast.py"))).kernels
+
+
 @pytest.fixture
 def in_kernels(tmp_path, monkeypatch):
     """in_kernels(imports): a source kernels/fast.py with these imports, beside kernels/help_of.py,

@@ -55,12 +55,14 @@ def test_it_does_not_wait_for_itself_to_be_done_with_the_device(theirs, monkeypa
     assert len(compared.comparison.base_us) == 10
 
 
-def test_a_head_that_does_not_import_is_told_by_its_reason(theirs, git):
+def test_a_head_that_imports_what_only_the_checkout_has_is_told_by_it(theirs, git, monkeypatch):
     (theirs / "k.py").write_text(f"import no_such_thing\n{KERNEL}")
     git(theirs, "commit", "-q", "-a", "-m", "an import")
+    (theirs / "no_such_thing.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(theirs))
     project = open_project(str(theirs))
     base, head = (revision(project, text) for text in ("HEAD~1", "HEAD"))
 
     (compared,) = compare_project(project, base, head, [CASE], device="cpu", rules=RULES)
 
-    assert "No module named 'no_such_thing'" in compared.detail
+    assert f"ImportError: no_such_thing is found in {theirs}/no_such_thing.py" in compared.detail
