@@ -214,18 +214,35 @@ def add_nightly_event(session: Session, report: KindReport, *, at: datetime | No
 
 
 def add_broken_night_event(
-    session: Session, night: str, suite: str, commit: str, reason: str, *, at: datetime
+    session: Session, night: str, suite: str, commit: str, lines: Sequence[str], *, at: datetime
 ) -> None:
-    """Add an event of a nightly run that ended with an error."""
+    """Add an event of a nightly run that ended with an error. lines: the reason, what to do."""
     _add(
         session,
         key=f"nightly {night} {suite} {commit} broken",
         kind="nightly",
         severity="critical",
         subject=f"Night {night} ({suite}) is broken",
-        lines=[reason, "resume with: flexq-bench nightly --resume"],
+        lines=lines,
         content={"night": night, "suite": suite, "commit": commit},
         at=at,
+    )
+
+
+def add_unloaded_kernels_event(
+    session: Session, night: str, suite: str, commit: str, reasons: Sequence[str]
+) -> None:
+    """Add an event of a nightly run without the kernels of some sources, which do not load."""
+    count = f"{len(reasons)} file{'s' if reasons[1:] else ''} of kernels"
+    _add(
+        session,
+        key=f"nightly {night} {suite} {commit} unloaded",
+        kind="nightly",
+        severity="warning",
+        subject=f"Night {night} ({suite}) is without {count}, which did not load",
+        lines=_truncated(reasons),
+        content={"night": night, "suite": suite, "commit": commit},
+        at=None,
     )
 
 

@@ -121,7 +121,6 @@ def nightly(
     from flexq_bench.cli.project import refuse_beside_project, use_project
     from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.interrupts import ended_by_terminate
-    from flexq_bench.repository.project_builds import BuildError
     from flexq_bench.repository.provenance import current_commit
     from flexq_bench.repository.worktrees import is_shallow
     from flexq_bench.runs.command_lines import command, database_arguments
@@ -135,10 +134,13 @@ def nightly(
         refuse_beside_project(kernels_from=kernels_from)
         try:
             opened = use_project(project)
-        except BuildError as error:
-            _notify_failed_build(db, night or f"{datetime.now(UTC):%F}", project, error)
+            own_suite = opened.suite() if suite is None else None
+        except UsageError:
             raise
-        chosen, commit = opened.suite(suite), opened.revision.commit
+        except Exception as error:
+            _notify_commit_without_night(db, night or f"{datetime.now(UTC):%F}", project, error)
+            raise
+        chosen, commit = own_suite or opened.suite(suite), opened.revision.commit
         repository: Path | None = opened.project.root
     else:
         chosen, commit = (
@@ -171,7 +173,6 @@ def nightly(
         rules = Rules(name, repository, canaries, comparisons, alerting=alert)
         if opened is not None:
             _warn_of_another_repository(database, chosen.name, opened.project)
-        display_name = chosen.name if opened is None else f"{opened.project.name} {chosen.name}"
         try:
             with open_pool(database, options, commit) as pool:
                 gpus_here = [kind.gpu for kind in pool.kinds]
@@ -184,7 +185,7 @@ def nightly(
                         bar.advance(f"comparing: {info.gpu}")
             if opened is None:  # gaps of projects are filled by nights at their commits
                 _backfill(database, options, db, chosen.name, gpus_here, rules, backfill)
-            _judge_and_notify(database, name, display_name, reports, alerting=alert)
+            _judge_and_notify(database, name, chosen.name, commit, reports, alerting=alert)
         except KeyboardInterrupt:
             named = () if suite is None else (suite,)
             of = () if project is None else ("--project", project)
@@ -192,22 +193,32 @@ def nightly(
             say(console(stderr=True), f"interrupted: what was measured is stored, go on: {again}")
             raise
         except Exception as error:
-            _notify_broken_night(database, name, display_name, commit, error)
+            _notify_broken_night(database, name, chosen.name, commit, error)
             raise
         _show(reports, as_json, report)
     raise typer.Exit(code_with_failures(exit_code(reports, alerting=alert)))
 
 
 def _judge_and_notify(
-    database: Database, night: str, suite: str, reports: Sequence[KindReport], *, alerting: bool
+    database: Database,
+    night: str,
+    suite: str,
+    commit: CommitInfo,
+    reports: Sequence[KindReport],
+    *,
+    alerting: bool,
 ) -> None:
     """Judge histories of other projects, and create and send the night's notifications."""
     from ci.history_alerts import judge_histories
     from ci.notifications import events
     from flexq_bench.cli.notify import send_if_subscribed
+    from flexq_bench.cli.outside import failures_to_load
 
     with database.session() as session:
         verdicts = judge_histories(session, alerting=alerting)
+        unloaded = failures_to_load()
+        if unloaded:
+            events.add_unloaded_kernels_event(session, night, suite, commit.sha, unloaded)
         if alerting:
             events.add_history_events(session, verdicts)
             events.add_digest_event(session, night, suite, reports)
@@ -215,7 +226,13 @@ def _judge_and_notify(
 
 
 def _notify_broken_night(
-    database: Database, night: str, suite: str, commit: CommitInfo, error: Exception
+    database: Database,
+    night: str,
+    suite: str,
+    commit: CommitInfo,
+    error: Exception,
+    *,
+    todo: str = "resume with: flexq-bench nightly --resume",
 ) -> None:
     """Notify that the night failed. Errors of the database are ignored, not to hide the cause."""
     from ci.notifications import events
@@ -225,7 +242,8 @@ def _notify_broken_night(
     with suppress(DatabaseError):
         with database.session() as session:
             at = datetime.now(UTC)
-            events.add_broken_night_event(session, night, suite, commit.sha, one_line(error), at=at)
+            lines = [one_line(error), todo]
+            events.add_broken_night_event(session, night, suite, commit.sha, lines, at=at)
         send_if_subscribed(database)
 
 
@@ -247,14 +265,19 @@ def _warn_of_another_repository(database: Database, suite: str, project: Project
             )
 
 
-def _notify_failed_build(db: str | None, night: str, folder: str, error: Exception) -> None:
-    """Notify that a project's commit does not build, so that it has no night."""
+def _notify_commit_without_night(
+    db: str | None, night: str, folder: str, error: Exception
+) -> None:
+    """Notify that a project's commit can't be measured: it does not build, its file or suite is
+    wrong, or none of its kernels loads."""
     from db.engine import open_database
-    from flexq_bench.repository.project import open_project, working_tree
+    from db.errors import DatabaseError
+    from flexq_bench.repository.project import broken_commit
 
-    project = open_project(folder)
-    with open_database(db) as database:
-        _notify_broken_night(database, night, project.name, working_tree(project).commit, error)
+    commit = broken_commit(folder)
+    todo = "repair the commit: the next night measures it"
+    with suppress(DatabaseError), open_database(db) as database:
+        _notify_broken_night(database, night, commit.project, commit, error, todo=todo)
 
 
 def _store_release_tags(database: Database, repository: Path | None, project: str) -> None:

@@ -84,6 +84,9 @@ def code_with_failures(code: int) -> int:
     """The exit code, at least MISSING if sources failed to load."""
     from flexq_bench.runs.lifecycle import worst
 
-    if _STATE_MODULE in sys.modules and adopted().failures:
-        return worst((code, ExitCode.MISSING))
-    return code
+    return worst((code, ExitCode.MISSING)) if failures_to_load() else code
+
+
+def failures_to_load() -> list[str]:
+    """Why sources of kernels failed to load, a line each."""
+    return list(adopted().failures.values()) if _STATE_MODULE in sys.modules else []

@@ -66,6 +66,7 @@ _NOBODY = {
 # Of files that kernels are made of; others lie in working trees that nobody means to measure.
 _SOURCES = ("*.py", "*.cu", "*.cuh", "*.cpp", "*.h", "*.hpp", "*.toml")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = re.compile(r"""^\s*name\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
 _OURS = ("HOME", "PYTHONPATH", "TMPDIR")
 Environment = Literal["none", "pip", "uv"]
 
@@ -164,6 +165,21 @@ def open_project(folder: str) -> Project:
     Raises UsageError if it is in no git repository or there is no project file, and WorkloadError
     if the file has another form.
     """
+    root, place = _find_file(folder)
+    return Project(root, read_project_file(place / FILE), place.relative_to(root))
+
+
+def broken_commit(folder: str) -> CommitInfo:
+    """The checked-out commit of a project whose file may be broken, under the name that its text
+    gives, else that of its folder. Raises UsageError as `open_project`."""
+    root, place = _find_file(folder)
+    named = _NAME.search((place / FILE).read_text("utf-8", "replace"))
+    name = normalized(named[1] if named else place.name)
+    return replace(commit_at(root, resolve_revision(root, "HEAD")), project=name)
+
+
+def _find_file(folder: str) -> tuple[Path, Path]:
+    """The repository's root, and the nearest folder from this one up that has a project file."""
     if not folder.strip():
         raise UsageError(f"--project {folder!r} names nothing: name a folder, or . for this one")
     path = Path(os.path.expanduser(folder))
@@ -172,7 +188,7 @@ def open_project(folder: str) -> Project:
     start = start.resolve()
     for place in (start, *start.parents):
         if (place / FILE).is_file():
-            return Project(root, read_project_file(place / FILE), place.relative_to(root))
+            return root, place
         if place == root:
             break
     raise UsageError(f"{start} has no {FILE}: `flexq-bench init {start}` writes a first one")

@@ -204,6 +204,47 @@ def test_a_night_of_another_repository_with_the_same_project_name_is_told(cli, a
     assert [ran.err.count("give this one another name") for ran in nights] == [0, 0, 1]
 
 
+@pytest.mark.usefixtures("made_times")
+def test_who_owns_a_project_is_told_once_of_a_commit_that_can_not_be_measured(
+    cli, git, tmp_path, database
+):
+    root = tmp_path / "theirs"
+    root.mkdir()
+    git(root, "init", "-q", "-b", "master")
+    kernel = """# PADDING_PERCENT = 0
+from flexq_bench.api import linear_kernel
+
+
+@linear_kernel("dense", weight="fp16")
+def dense(x, w, out): ...
+"""
+    (root / "fine.py").write_text(kernel)
+    (root / "breaks.py").write_text("import no_such_thing")
+    toml = 'version = 1\nname = "Acme"\nsuite = "smoke"\n'
+    both, one = 'kernels = ["fine.py", "breaks.py"]\n', 'kernels = ["breaks.py"]\n'
+    codes = []
+    for text in (toml, toml + "kernels = fine.py", toml + one, toml + both):
+        (root / "flexq-bench.toml").write_text(text)
+        git(root, "add", "--all")
+        git(root, "commit", "-q", "--allow-empty", "-m", "a change")
+        night = ("nightly", "--project", str(root), "--backend", "cpu", "--night", "today")
+        codes.append([cli(*night).code for _ in range(2 if text == toml else 1)])
+    (root / "flexq-bench.toml").unlink()
+    codes.append([cli(*night).code])  # what is no project is wrong usage
+
+    assert codes == [[2, 2], [2], [4], [4], [2]]
+    with open_database(str(database)) as opened, opened.session() as session:
+        events = [event for _, event in events_to_address(session) if event.kind == "nightly"]
+    told = [(event.subject, event.body.splitlines()[0]) for event in events]
+    assert [subject for subject, _ in told] == [
+        *["Night today (acme) is broken"] * 3,
+        "Night today (acme.smoke) is without 1 file of kernels, which did not load",
+    ]
+    reasons = ("kernels is missing", "line 4", *["No module named 'no_such_thing'"] * 2)
+    assert all(why in line for why, (_, line) in zip(reasons, told, strict=True)), told
+    assert events[0].body.endswith("repair the commit: the next night measures it")
+
+
 @pytest.mark.slow  # 30 nights
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("made_times")
