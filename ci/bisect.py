@@ -18,6 +18,7 @@ from flexq_bench.measure.device import describe_device, find_device
 from flexq_bench.verdicts import Confirmation, Verdict
 from kernels.runtime.files import cache_folder, write_atomically
 from workloads.case import Case
+from workloads.errors import WorkloadError
 from workloads.gemm import GemmWorkload
 
 _EXIT_CODES_WITHOUT_SEARCH = {
@@ -103,7 +104,8 @@ def bisect(
     commits: after good, oldest first; the last one is bad. compare: measures a commit against
     good. journal: results of the same search if it was interrupted; deleted at the end.
     on_step: called with each result; on_resume: with the number of results in the journal. A commit
-    that can't be measured (BrokenRevisionError, UsageError), or gives no data twice, is skipped;
+    that can't be measured (BrokenRevisionError, UsageError, or WorkloadError of its project file),
+    or gives no data twice, is skipped;
     for the bad commit the error is raised. Raises InfrastructureError if the machine fails, because
     skipping commits for this reason would change the suspects.
     """
@@ -129,7 +131,7 @@ def bisect(
                 compared.confirmation.verdict is Verdict.NO_DATA
             ):  # the worker died, perhaps because of the commit: retry
                 compared = compare(commit)
-        except (BrokenRevisionError, UsageError) as error:
+        except (BrokenRevisionError, UsageError, WorkloadError) as error:
             step = Step(commit, Outcome.SKIPPED, str(error))
         except InfrastructureError as error:
             raise InfrastructureError(

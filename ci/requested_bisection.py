@@ -22,4 +22,4 @@ def answered(search_input: BisectionInput) -> str:
         on_step=lambda step: search_input.on_step(step_line(step)),
         on_resume=lambda count: search_input.on_step(f"{count} results of an interrupted search"),
     )
-    return line(report)
+    return line(report, search_input.repository)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ci.bisect import BisectReport, Step
-from flexq_bench.measure.ab.revisions import subject_of
+from flexq_bench.measure.ab.revisions import MergedBranch, merged_branches, subject_of
+from flexq_bench.runs.command_lines import command
 from flexq_bench.runs.comparison_report import as_plain as comparison_as_plain
 
 _SHA = 10
@@ -20,8 +21,19 @@ def step_line(step: Step) -> str:
     return f"{step.commit[:_SHA]} {step.outcome}: {step.reason}"
 
 
-def lines(report: BisectReport, repository: Path) -> Iterator[str]:
-    """Yield the suspects with their commits' subjects, or the reason why nothing was searched."""
+def merged(report: BisectReport, repository: Path) -> list[MergedBranch]:
+    """Branches to go on in, if the one suspect is a merge, whose commits were not searched."""
+    if report.location is None or len(report.location.suspects) > 1:
+        return []
+    (suspect,) = report.location.suspects
+    return merged_branches(repository, suspect, report.location.last_unchanged)
+
+
+def lines(report: BisectReport, repository: Path, options: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the suspects with their commits' subjects, or the reason why nothing was searched.
+
+    A suspect that is a merge is followed by a command that searches what it merged, with `options`.
+    """
     if report.location is None or report.change is None:
         if report.ends is not None:
             confirmed = report.ends.confirmation
@@ -35,24 +47,35 @@ def lines(report: BisectReport, repository: Path) -> Iterator[str]:
         yield f"one of these made it {word}; those between could not be judged:"
     for suspect in report.location.suspects:
         yield f"  {suspect[:_SHA]} {subject_of(repository, suspect)}"
+    branches = merged(report, repository)
+    for branch in branches:
+        count = f"{branch.commits} commit{'s' if branch.commits > 1 else ''}"
+        ends = ("--good", branch.good[:_SHA], "--bad", branch.bad[:_SHA])
+        again = command("bisect", report.case.key, *ends, *options)
+        yield f"it merges {count}, go on there: {again}"
+    if branches:
+        yield f"if nothing made it {word} there, the merge itself did"
 
 
-def line(report: BisectReport) -> str:
+def line(report: BisectReport, repository: Path) -> str:
     """Format the result in one line, as `abcdef1234 made it 4.1 % slower`."""
     if report.location is None or report.change is None:
-        return "; ".join(lines(report, Path()))
+        return "; ".join(lines(report, repository))
     size = f"{100 * abs(math.expm1(report.change)):.1f} %"
     word = f"{size} {'slower' if report.change > 0 else 'faster'}"
     first, *others = (suspect[:_SHA] for suspect in report.location.suspects)
     if not others:
-        return f"{first} made it {word}"
+        branches = merged(report, repository)
+        ends = (f"--good {one.good[:_SHA]} --bad {one.bad[:_SHA]}" for one in branches)
+        go_on = f", a merge: go on with bisect {' and '.join(ends)}" if branches else ""
+        return f"{first} made it {word}{go_on}"
     return (
         f"one of {len(others) + 1} commits, {first} to {others[-1]}, made it {word}: those before "
         "the last could not be judged"
     )
 
 
-def as_plain(report: BisectReport) -> dict[str, Any]:
+def as_plain(report: BisectReport, repository: Path) -> dict[str, Any]:
     """Return values for JSON; if nothing was searched, those of the comparison of the ends."""
     code = int(report.exit_code)
     if report.location is None or report.change is None:
@@ -65,6 +88,7 @@ def as_plain(report: BisectReport) -> dict[str, Any]:
         "relative_change": math.expm1(report.change),
         "suspects": list(report.location.suspects),
         "last_unchanged": report.location.last_unchanged,
+        "merged": [asdict(branch) for branch in merged(report, repository)],
         "steps": [asdict(step) for step in report.location.steps.values()],
         "exit_code": code,
     }

@@ -54,7 +54,8 @@ def bisect(
     """Find the commit that made a series slower or faster, by interleaved comparisons with GOOD.
 
     Commits that don't build, whose worker fails, or whose result is ambiguous are skipped and
-    reported. An interrupted search is resumed when it is started again.
+    reported. Of merges the search follows the first parents; if a merge made the change, a command
+    searches what it merged. An interrupted search is resumed when it is started again.
 
     Exit code 0: no regression (BAD is not slower); 1: the commit that made it slower was found; 3:
     it is one of several, or GOOD and BAD can't be told apart; 4: BAD or GOOD has no data; 130:
@@ -124,11 +125,23 @@ def bisect(
         say(console(stderr=True), "interrupted: the same command goes on where this one was")
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        print_json(reports.as_plain(report))
+        print_json(reports.as_plain(report, folder))
     else:
-        for line in reports.lines(report, folder):
+        same = _options(
+            project=project,
+            repository=None if repository == "." else repository,
+            backend=None if backend is BackendChoice.AUTO else backend.value,
+            device=device,
+            db=db,
+        )
+        for line in reports.lines(report, folder, same):
             say(out, line)
     raise typer.Exit(int(report.exit_code))
+
+
+def _options(**values: str | None) -> list[str]:
+    """Options with values, for a command that goes on in the same way."""
+    return [part for name, value in values.items() if value for part in (f"--{name}", value)]
 
 
 def _compared_here(

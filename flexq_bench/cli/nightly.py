@@ -265,9 +265,7 @@ def _warn_of_another_repository(database: Database, suite: str, project: Project
             )
 
 
-def _notify_commit_without_night(
-    db: str | None, night: str, folder: str, error: Exception
-) -> None:
+def _notify_commit_without_night(db: str | None, night: str, folder: str, error: Exception) -> None:
     """Notify that a project's commit can't be measured: it does not build, its file or suite is
     wrong, or none of its kernels loads."""
     from db.engine import open_database

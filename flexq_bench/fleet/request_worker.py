@@ -76,12 +76,13 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class BisectionInput:
-    """Input of a search by bisection.
+    """Input of a search by bisection in a repository.
 
     commits: after good up to bad, oldest first. compare: compares a commit with good. device: uuid
     of the device, or of one of several. on_step: called with one line after each comparison.
     """
 
+    repository: Path
     case: Case
     good: str
     commits: Sequence[str]
@@ -187,7 +188,9 @@ def _bisect(
     except PLANNING_REFUSALS as error:
         return _finish(database, request, "failed", None, str(error))
     try:
-        detail = search(BisectionInput(bisection.case, good, commits, device, compare, on_step))
+        case = bisection.case
+        given = BisectionInput(repository, case, good, commits, device, compare, on_step)
+        detail = search(given)
     except CancelledError as error:
         return Served(request.uuid, "cancelled", None, str(error))
     except REVISION_REFUSALS as error:

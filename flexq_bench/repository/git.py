@@ -61,6 +61,16 @@ def git_output(
     return done.stdout.strip()
 
 
+def commits_with(folder: Path, good: str, bad: str) -> list[str]:
+    """Commits after `good` up to `bad`, oldest first: of bad's first parents those that contain
+    good. Before a branch with `good` was merged, the others did not. Raises GitError."""
+    between = f"{good}..{bad}"
+    # Both in one call would follow `good` along first parents alone.
+    containing = set(git_output(folder, "rev-list", "--ancestry-path", between).splitlines())
+    first = git_output(folder, "rev-list", "--first-parent", "--reverse", between).splitlines()
+    return [commit for commit in first if commit in containing]
+
+
 def commits_of_tags(folder: Path) -> dict[str, str]:
     """The full sha of the commit of each tag, by the tag's name. Raises GitError outside of git."""
     # What an annotated tag points at stands in the last field, which a plain one leaves empty.

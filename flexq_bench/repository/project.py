@@ -37,7 +37,7 @@ from pydantic import Field
 
 from db.records import CommitInfo
 from flexq_bench.errors import UsageError
-from flexq_bench.repository.git import GitError, git_output, run_git
+from flexq_bench.repository.git import GitError, commits_with, git_output, run_git
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.repository.worktrees import is_shallow, repository_of, resolve_revision
 from kernels.outside.sources import KernelSource, normalized
@@ -266,7 +266,7 @@ def revision(project: Project, text: str) -> ProjectRevision:
 
 
 def commits_after(project: Project, good: str, bad: str) -> list[str]:
-    """Commits after `good` up to `bad`, oldest first, by first parents.
+    """Commits after `good` up to `bad`, oldest first, by first parents, that contain `good`.
 
     Raises UsageError if good is not an ancestor of bad.
     """
@@ -282,8 +282,7 @@ def commits_after(project: Project, good: str, bad: str) -> list[str]:
             f"{good[:10]} is not an ancestor of {bad[:10]}: name a good revision that bad was "
             "made from"
         ) from None
-    between = ("rev-list", "--first-parent", "--reverse", f"{good}..{bad}")
-    return git_output(project.root, *between).splitlines()
+    return commits_with(project.root, good, bad)
 
 
 def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from flexq_bench.fleet.requests import Bisection, bisect_request, submit
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.verdicts import Comparison, confirm
 from workloads.case import Case
+from workloads.errors import WorkloadError
 
 CASE = "cublas-fp16 gemm hot m1n32k32"
 
@@ -107,17 +109,56 @@ def test_a_commit_that_made_it_faster_is_no_regression(cli, commits, speeds):
 
 def test_commits_whose_worker_fails_are_skipped_and_said(cli, commits, speeds):
     by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
-    for broken in (3, 5):
-        by_commit[commits[broken]] = BrokenRevisionError("it died: SyntaxError")
+    by_commit[commits[3]] = WorkloadError("flexq-bench.toml: kernels is missing")
+    by_commit[commits[5]] = BrokenRevisionError("it died: SyntaxError")
     speeds(by_commit)
 
     ran = bisected(cli, commits)
 
     assert ran.code == 3
+    assert f"{commits[3][:10]} skipped: flexq-bench.toml: kernels is missing" in ran.out
     assert f"{commits[5][:10]} skipped: it died: SyntaxError" in ran.out
     assert [line.split()[0] for line in ran.out.splitlines()[-2:]] == [
         commits[5][:10],
         commits[6][:10],
+    ]
+
+
+def test_a_merge_that_made_it_slower_is_followed_into_its_branch(cli, commits, speeds, git):
+    def commit(name):
+        Path(f"flexq_bench/{name}.py").touch()
+        git(Path(), "add", ".")
+        git(Path(), "commit", "-q", "-m", name)
+        return git(Path(), "rev-parse", "HEAD")
+
+    git(Path(), "checkout", "-q", "-b", "branch", commits[3])
+    inner = [commit(f"inner{number}") for number in range(3)]
+    git(Path(), "checkout", "-q", "main")
+    git(Path(), "merge", "-q", "--no-ff", "-m", "merge of a branch", "branch")
+    merge = git(Path(), "rev-parse", "HEAD")
+    times = dict.fromkeys(commits, 100) | dict.fromkeys((*inner[1:], merge, commit("last")), 104)
+    speeds(times | {inner[0]: 100})
+
+    ran = bisected(cli, [commits[0], "main"])
+    *_, suspect, hint, otherwise = ran.out.splitlines()
+
+    assert (ran.code, suspect) == (1, f"  {merge[:10]} merge of a branch")
+    words, line = hint.split(": ", 1)
+    assert words == "it merges 3 commits, go on there"
+    assert otherwise == "if nothing made it slower there, the merge itself did"
+    arguments = shlex.split(line[line.index("bisect ") :])
+    again = cli(*arguments)
+    assert again.out.splitlines()[-1] == f"  {inner[1][:10]} inner1"
+    assert arguments[2:6] == ["--good", commits[3][:10], "--bad", inner[-1][:10]]
+
+    # From a commit of the branch on: what main got meanwhile was in no comparison before the merge.
+    ran = bisected(cli, [inner[0], "main"], "--json")
+    assert ran.code == 1, ran.err
+    found = json.loads(ran.out)
+    assert found["suspects"] == [merge]
+    assert [(one["good"], one["commits"]) for one in found["merged"]] == [
+        (commits[3], 4),
+        (inner[0], 2),
     ]
 
 

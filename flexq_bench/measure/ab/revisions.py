@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.ab.worker_command import WORKER_MODULES, file_of, worker_module
-from flexq_bench.repository.git import GitError, git_output
+from flexq_bench.repository.git import GitError, commits_with, git_output, run_git
 from flexq_bench.repository.provenance import PACKAGES
 from flexq_bench.repository.worktrees import resolve_revision
 
@@ -51,7 +51,8 @@ def resolve_pair(repository: Path, base: str, head: str) -> tuple[Revision, Revi
 
 
 def commits_between(repository: Path, good: str, bad: str) -> list[str]:
-    """Commits after `good` up to `bad` that change our packages, oldest first, by first parents.
+    """Commits after `good` up to `bad` that change our packages and contain `good`, oldest first,
+    by first parents.
 
     good, bad: ids. Raises RevisionError if good is not an ancestor of bad.
     """
@@ -62,11 +63,39 @@ def commits_between(repository: Path, good: str, bad: str) -> list[str]:
             f"{good[:10]} is not an ancestor of {bad[:10]}: name a good revision that bad was "
             "made from"
         ) from None
-    between = f"{good}..{bad}"
-    listed = git_output(
-        repository, "rev-list", "--first-parent", "--reverse", between, "--", *PACKAGES
-    )
-    return listed.splitlines()
+    listed = ("rev-list", "--first-parent", f"{good}..{bad}", "--", *PACKAGES)
+    changing = set(git_output(repository, *listed).splitlines())
+    return [commit for commit in commits_with(repository, good, bad) if commit in changing]
+
+
+@dataclass(frozen=True, slots=True)
+class MergedBranch:
+    """Commits that a merge brought in: those after `good` up to `bad`."""
+
+    good: str
+    bad: str
+    commits: int
+
+
+def merged_branches(repository: Path, commit: str, unchanged: str) -> list[MergedBranch]:
+    """Branches that a merge joined to what a search by first parents has seen; empty: no merge.
+
+    unchanged: the last commit of the search before the merge.
+    """
+    # What hours of comparisons found must not be lost for the sake of a hint.
+    parents = run_git(repository, "log", "-1", "--format=%P", commit)
+    first, *others = parents.stdout.split() or [""]
+    if not others:
+        return []
+    seen = run_git(repository, "merge-base", "--is-ancestor", unchanged, first).returncode == 0
+    known = (f"^{unchanged}", *([f"^{first}"] if seen else []))
+    branches = []
+    for tip in others if seen else (first, *others):
+        count = int(git_output(repository, "rev-list", "--count", tip, *known))
+        base = run_git(repository, "merge-base", unchanged, tip).stdout.strip()
+        if count and base:  # unrelated histories have none
+            branches.append(MergedBranch(base, tip, count))
+    return branches
 
 
 def subject_of(repository: Path, commit: str) -> str:
