@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OUTSIDE = "Results of other tools"
 TRACES = "flashinfer-bench"  # a folder, unlike the formats of runs.outside
 _STATEMENT_TIMEOUT_S = 3600.0  # statements over a large table take long
+_WHOLE = (40, 64)  # hexadecimal digits of a commit, by SHA-1 and SHA-256
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
 _SHA = re.compile(r"[0-9a-f]{7,64}")
 _SUITE_KERNELS = ("cublas-fp16", "cublaslt-w8a8", "flexq-w6a8")  # of a new suite file
@@ -159,7 +160,11 @@ def import_outside(
         of_files.append((path, reading, _records(path, reading, format_name, options, commit)))
     done = []
     with open_database(db, silence_s=_STATEMENT_TIMEOUT_S) as database:
-        for path, reading, records in of_files:
+        whole = _whole(database, commit)
+        for path, reading, of_given in of_files:
+            records = of_given
+            if whole != commit:
+                records = _records(path, reading, format_name, options, whole)
             with database.session() as session:
                 added, verdicts = _store(session, records, alerting=options.alert)
             one = _Imported(
@@ -278,12 +283,35 @@ def _commit(options: OutsideOptions) -> CommitInfo:
     except UsageError:
         if options.repository is not None:
             raise
-    if not _SHA.fullmatch(options.commit):
+    sha = options.commit.lower()
+    if not _SHA.fullmatch(sha):
         raise UsageError(
             f"--commit {options.commit!r} is no hexadecimal sha, and no revision of the git tree "
             "you are in: give its sha, or --repository FOLDER"
         )
-    return CommitInfo(options.commit, None, None, dirty=False, project=options.project)
+    return CommitInfo(sha, None, None, dirty=False, project=options.project)
+
+
+def _whole(database: Database, commit: CommitInfo) -> CommitInfo:
+    """An abbreviated commit as the database has it; a line on stderr if it has not."""
+    from dataclasses import replace
+
+    from db import queries
+
+    if len(commit.sha) in _WHOLE:
+        return commit
+    with database.session() as session:
+        known = queries.recent_commits(
+            session, limit=0, prefixes=[commit.sha], project=commit.project
+        )
+    if known:
+        return replace(commit, sha=known[0].sha)
+    say(
+        console(stderr=True),
+        f"commit {commit.sha} is abbreviated, and no repository here tells the rest: give all of "
+        "it, or results under the whole sha will be another commit's",
+    )
+    return commit
 
 
 def _say(one: _Imported, database: Database) -> None:

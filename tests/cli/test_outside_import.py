@@ -239,6 +239,22 @@ def test_a_repository_tells_the_order_of_commits(cli, tmp_path, database, monkey
     assert listed == []  # commits of others are not offered beside ours
 
 
+def test_an_abbreviated_commit_is_the_stored_one_and_said_where_there_is_none(
+    cli, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # no repository tells more
+    Path("a.csv").write_text("benchmark,value\ngemm,1\n")
+
+    def imported(commit):
+        project = ("--format", "csv", "--project", "p", "--commit", commit)
+        ran = cli("db", "import", *project, "a.csv")
+        return ran.out.split(" results")[0], "is abbreviated" in ran.err
+
+    assert imported("ab" * 5) == ("a.csv: 1 of 1", True)
+    assert imported("cd" * 20) == ("a.csv: 1 of 1", False)
+    assert imported("CD" * 5) == ("a.csv: 0 of 1", False)
+
+
 def test_records_of_a_project_go_out_and_in_again(cli, history, tmp_path, database):
     history(steady(2))
     cli("db", "export", str(tmp_path / "out.jsonl"))

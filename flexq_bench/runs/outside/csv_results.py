@@ -39,10 +39,10 @@ _COLUMNS = (
 def read(path: str) -> Reading:
     """The results of the rows; empty rows are nothing. Raises UsageError for another header."""
     text = read_text(path, _WHAT, most_bytes=MOST_BYTES)
-    rows = csv.reader(io.StringIO(text))
+    rows = csv.reader(io.StringIO(text, newline=None))
     try:
-        # In any letters, as spreadsheets have them.
-        header = [name.strip().lower() for name in next(rows, [])]
+        # In any letters, and with empty columns at the end, as spreadsheets have them.
+        header = _without_empty_end([name.strip().lower() for name in next(rows, [])])
     except csv.Error:
         raise UsageError(f"{path} is no CSV: name {_WHAT}") from None
     for name in header:
@@ -73,7 +73,13 @@ def _entries(
             yield f"row {place}", partial(_result, row, header)
 
 
+def _without_empty_end(row: list[str]) -> list[str]:
+    filled = [place for place, cell in enumerate(row, start=1) if cell.strip()]
+    return row[: max(filled, default=0)]
+
+
 def _result(row: list[str], header: list[str]) -> OutsideResult:
+    row = _without_empty_end(row)
     if len(row) > len(header):
         raise BadResult(f"it has {len(row)} cells, the header has {len(header)}")
     told = {name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()}

@@ -27,6 +27,7 @@ from flexq_bench.runs.outside.result import (
 from flexq_bench.runs.outside.times import iso_time
 
 _WHAT = "a Google Benchmark file: --benchmark_out=FILE --benchmark_out_format=json"
+_OLD_AGGREGATES = ("mean", "median", "stddev")
 _CENTRES = ("median", "mean")  # aggregates that are a time, the better one first
 
 
@@ -41,10 +42,26 @@ def read(path: str) -> Reading:
     context = file.get("context")
     told = context if isinstance(context, dict) else {}
     by_name: dict[str, list[Any]] = {}
-    for position, entry in enumerate(list_of(file, "benchmarks", path, _WHAT), start=1):
+    for position, entry in enumerate(_typed(list_of(file, "benchmarks", path, _WHAT)), start=1):
         name = _name(entry) if isinstance(entry, dict) else ""
         by_name.setdefault(name or f"benchmark {position}", []).append(entry)
     return collect(_entries(by_name, told), created_at=iso_time(told.get("date")))
+
+
+def _typed(entries: Sequence[Any]) -> list[Any]:
+    """Entries with their run types, which old versions do not write: there an aggregate's name is
+    its benchmark's with `_mean`, `_median` or `_stddev` behind it, and all are there or none."""
+    names = {_name(entry) for entry in entries if isinstance(entry, dict)}
+    typed = []
+    for entry in entries:
+        stem, _, suffix = _name(entry).rpartition("_") if isinstance(entry, dict) else ("", "", "")
+        aggregates = {f"{stem}_{one}" for one in _OLD_AGGREGATES}
+        if "run_type" in (entry if isinstance(entry, dict) else ()) or not aggregates <= names:
+            typed.append(entry)
+        else:
+            kind = {"run_type": "aggregate", "run_name": stem, "aggregate_name": suffix}
+            typed.append({**entry, **kind} if suffix in _OLD_AGGREGATES else entry)
+    return typed
 
 
 def _name(entry: Mapping[str, Any]) -> str:
@@ -82,7 +99,8 @@ def _result(
         # One repetition is an average over its iterations, and tells no interval.
         median, low, high = of_samples(times) if len(times) > 1 else (times[0], None, None)
         repetitions = [e.get("repetition_index") for e in runs]
-        if len(times) > 1 and len(set(map(str, repetitions))) != len(times):
+        told = set(map(str, repetitions)) != {"None"}  # old versions do not
+        if len(times) > 1 and told and len(set(map(str, repetitions))) != len(times):
             raise BadResult("there is another result of this name and these parameters")
         iterations = [count(e.get("iterations", 0), "iterations") for e in runs]
         return OutsideResult(

@@ -36,6 +36,7 @@ _WHAT = "an nvbench file: the benchmark's --json FILE"
 _FORM = 1  # major version of nvbench's JSON
 _US = 1e6  # microseconds of a second
 _95 = 1.96  # standard errors: half of a 95 % interval
+_NOT_FINITE = ("inf", "-inf", "nan", "-nan", "Infinity", "NaN")  # as numbers are written as text
 # Cache mode of ours, and the stem of nvbench's tags. `cold` clears the L2 before each launch.
 _MODES = (("cold", "nv/cold"), ("hot", "nv/batch"), ("", "nv/cpu_only"))
 
@@ -181,7 +182,9 @@ def _timed(
         }  # fmt: skip
     if mean is None:
         return None
-    relative = value(f"{time}/stdev/relative")
+    # Of fewer than five samples nvbench writes an infinite deviation.
+    deviation = summaries.get(f"{time}/stdev/relative", {}).get("value")
+    relative = None if str(deviation) in _NOT_FINITE else value(f"{time}/stdev/relative")
     reach = None if relative is None or not n else _95 * relative * mean * _US / math.sqrt(n)
     centre = mean * _US
     return "mean", {

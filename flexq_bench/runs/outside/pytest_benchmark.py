@@ -27,6 +27,7 @@ from flexq_bench.runs.outside.times import iso_time
 
 _WHAT = "a pytest-benchmark file: pytest --benchmark-json=FILE"
 _US = 1e6  # microseconds of a second
+_FAILED = "the benchmark raised an error, which the file does not tell"
 
 
 def read(path: str) -> Reading:
@@ -52,39 +53,39 @@ def _entries(
 
 
 def _result(entry: Mapping[str, Any], machine: Mapping[str, Any], version: str) -> OutsideResult:
-    name, _, _ = str(entry["fullname"]).partition("[")
+    name, _, identity = str(entry["fullname"]).partition("[")
     parameters = entry.get("params")
     if isinstance(parameters, Mapping):
         shape, variant = split_parameters({str(k): v for k, v in parameters.items()})
     else:
         shape, variant = split_parameters({})
-        variant = str(entry.get("param") or "")
+        variant = str(entry.get("param") or identity.removesuffix("]"))
+    cpu = machine.get("cpu")
+    processor = cpu.get("brand_raw") if isinstance(cpu, Mapping) else None
+    common: dict[str, Any] = {
+        "name": name,
+        "variant": variant,
+        "shape": shape,
+        "device": cleaned(processor or machine.get("processor") or machine.get("machine") or ""),
+        "environment": {
+            "tool": "pytest-benchmark",
+            "tool_version": version,
+            "python": cleaned(machine.get("python_version", "")),
+        },
+        "extra": {
+            "group": cleaned(entry.get("group") or ""),
+            "host": cleaned(machine.get("node", "")),
+        },
+    }
+    if entry.get("has_error"):
+        return OutsideResult(**common, median=None, detail=cleaned(entry.get("error") or _FAILED))
     stats = entry["stats"]
     median, q1, q3 = (number(stats[key], key) * _US for key in ("median", "q1", "q3"))
     rounds = count(stats["rounds"], "rounds")
     low, high = notches(median, q1, q3, rounds) if rounds else (None, None)
     data = stats.get("data") or ()
     samples = tuple(number(value, "a sample") * _US for value in data[: MOST_SAMPLES + 1])
-    cpu = machine.get("cpu")
-    processor = cpu.get("brand_raw") if isinstance(cpu, Mapping) else None
+    common["environment"]["statistic"] = "median"
     return OutsideResult(
-        name=name,
-        variant=variant,
-        shape=shape,
-        median=median,
-        low=low,
-        high=high,
-        samples=samples,
-        n_samples=rounds,
-        device=cleaned(processor or machine.get("processor") or machine.get("machine") or ""),
-        environment={
-            "tool": "pytest-benchmark",
-            "tool_version": version,
-            "statistic": "median",
-            "python": cleaned(machine.get("python_version", "")),
-        },
-        extra={
-            "group": cleaned(entry.get("group") or ""),
-            "host": cleaned(machine.get("node", "")),
-        },
+        **common, median=median, low=low, high=high, samples=samples, n_samples=rounds
     )

@@ -20,6 +20,7 @@ _LONGEST_NAME = 400
 _LONGEST_DETAIL = 300
 _SMALLEST_US, _LARGEST_US = 1e-6, 1e12  # 1 ps to 11 days
 _LARGEST_SIZE = 2**31 - 1
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object: another one in each process
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}  # microseconds of a unit
 
@@ -131,7 +132,8 @@ def number(value: object, name: str) -> float:
     try:
         real = float(value)
     except (ValueError, OverflowError):
-        raise BadResult(f"{name} is no number") from None
+        hint = ": write it with a decimal point" if "," in str(value) else ""
+        raise BadResult(f"{name} is no number{hint}") from None
     if not math.isfinite(real):
         raise BadResult(f"{name} is {real}")
     return real
@@ -160,7 +162,7 @@ def split_parameters(parameters: Mapping[str, object]) -> tuple[tuple[int, int, 
     """
     sizes, others = {"m": 1, "n": 1, "k": 1}, []
     for key, value in parameters.items():
-        text = str(value)
+        text = _ADDRESS.sub("", str(value))
         if key.lower() in sizes and re.fullmatch(r"[1-9][0-9]{0,9}", text):
             sizes[key.lower()] = int(text)
         else:

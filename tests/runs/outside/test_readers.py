@@ -87,6 +87,16 @@ def test_nvbench_medians_and_batches_are_read(read):
     assert (hot.cache, hot.median) == ("hot", pytest.approx(9.0))
 
 
+@pytest.mark.parametrize("deviation", ["inf", "-nan"])
+def test_nvbench_of_few_samples_has_no_interval(read, deviation):
+    """It writes an infinite deviation of fewer than five."""
+    few = state(summary("nv/cold/time/gpu/stdev/relative", deviation))
+
+    (one,) = read("nvbench", nvbench(few)).results
+
+    assert (one.median, one.low, one.high) == (pytest.approx(20.0), None, None)
+
+
 def binary(filename, size):
     return {
         "tag": "nv/json/bin:nv/cold/sample_times",
@@ -239,6 +249,22 @@ def test_google_benchmark_errors_and_bad_entries_are_told(read):
     assert "-0.001 µs is no time" in refusals(reading)[0]
 
 
+def test_google_benchmark_aggregates_of_old_versions_are_no_benchmarks(read):
+    """They tell neither run types nor which repetition it was."""
+
+    def entry(name, time):
+        return {"name": name, "iterations": 9, "real_time": time, "time_unit": "us"}
+
+    aggregates = [entry(f"BM_a_{one}", 5) for one in ("mean", "median", "stddev")]
+    file = google(*(entry("BM_a", time) for time in (1, 3, 2)), *aggregates, entry("BM_mean", 7))
+
+    reading = read("google-benchmark", file)
+
+    assert [(one.name, one.median) for one in reading.results] == [("BM_a", 2), ("BM_mean", 7)]
+    (centre, other) = read("google-benchmark", google(*aggregates, entry("BM_mean", 7))).results
+    assert (centre.name, centre.median, other.median) == ("BM_a", 5, 7)
+
+
 # pytest-benchmark
 
 
@@ -266,6 +292,22 @@ def test_pytest_benchmark_entries_without_statistics_are_refused(read):
         "test_b.py::test_sum[1-64]: 'median' is missing",
         "benchmark 3: it has another form",
     ]
+
+
+def test_pytest_benchmark_errors_and_names_of_parameters_are_kept_apart(read):
+    file = json.loads((MADE_BY_THE_TOOL / "pytest_benchmark.json").read_text())
+    fine = file["benchmarks"][0] | {"params": {"run": "<function gemm at 0x7f00>"}}
+    broken = fine | {"fullname": "b.py::test_c", "has_error": True, "stats": None}
+    unnamed = [fine | {"fullname": f"b.py::test_d[{one}]", "params": None, "param": None}
+               for one in "12"]  # fmt: skip
+
+    reading = read("pytest-benchmark", file | {"benchmarks": [fine, broken, *unnamed]})
+
+    assert reading.refused == ()
+    assert [one.variant for one in reading.results[::2]] == ["run=<function gemm>", "1"]
+    assert reading.results[3].variant == "2"
+    assert reading.results[1].median is None
+    assert "raised an error" in reading.results[1].detail
 
 
 # Criterion
@@ -395,6 +437,13 @@ def test_csv_rows_out_of_range_are_refused(read, row, why):
 
     assert [one.name for one in reading.results] == ["good"]
     assert refusals(reading) == [f"row 2: {why}"]
+
+
+def test_csv_as_spreadsheets_write_it_is_read_and_a_decimal_comma_said(read):
+    reading = read("csv", 'benchmark,value,,\rgemm,1,,\rother,"1,5",,\r')
+
+    assert [(one.name, one.median) for one in reading.results] == [("gemm", 1.0)]
+    assert refusals(reading) == ["row 3: value is no number: write it with a decimal point"]
 
 
 def test_the_same_result_twice_is_refused_once(read):
