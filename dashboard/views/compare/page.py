@@ -83,7 +83,7 @@ def page() -> None:
 class _Compared:
     """Two compared sides. base, head: names for display.
 
-    again: command of their interleaved measurement; empty: both are of one commit.
+    again: how to measure both by interleaved A/B, as Markdown; empty: both are of one commit.
     """
 
     frame: pd.DataFrame
@@ -130,15 +130,26 @@ def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> 
     )
     first, second = (f"run {uuid[:8]}" for uuid in chosen)
     again = ""
-    if commits[0] != commits[1] and sides[0].project == sides[1].project:
+    if sides[0].project != sides[1].project:
+        again = _of_two_projects(*(run.project for run in sides))
+    elif commits[0] != commits[1]:
         again = _interleaved(commits, sides[1].project, by_uuid[chosen[1]].suite)
     return _Compared(frame, first, second, again, noise)
 
 
 def _interleaved(commits: Sequence[str], project: str, suite: str) -> str:
-    """Return the command that compares two commits; of a project on its own suite, in its clone."""
+    """Return how to compare two commits; of a project on its own suite, in its clone."""
     on = ("--project", ".") if project else ("--suite", suite)
-    return command_lines.command("compare", *(sha[:10] for sha in commits), *on)
+    return as_code(command_lines.command("compare", *(sha[:10] for sha in commits), *on))
+
+
+def _of_two_projects(*names: str) -> str:
+    """Return how to compare kernels of two projects, whose commits can't be in one comparison."""
+    placeholders = {"": "KERNEL"} | {name: f"FILE_OF_{name}.KERNEL" for name in names if name}
+    files = [part for name in names if name for part in ("--kernels-from", f"FILE_OF_{name}.py")]
+    again = command_lines.command("compare", *(placeholders[name] for name in names), *files)
+    both = " and ".join(as_text(name or "flexq-bench") for name in names)
+    return f"a kernel of each, as they are of two projects, {both}: {as_code(again)}"
 
 
 def _default_pair(database: Database, by_uuid: Mapping[str, RunName]) -> tuple[str, str]:
@@ -245,7 +256,7 @@ def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) 
         noise = read_noise(session, {r.series_id for r in results})
     frame = compare_frame(pairs_of_labels(results, base, head, noise, baselines))
     again = ["compare", base, head, "--suite", suite or "nightly"]
-    return _Compared(frame, base, head, command_lines.command(*again), noise)
+    return _Compared(frame, base, head, as_code(command_lines.command(*again)), noise)
 
 
 def _label(result: ResultRow) -> str:
@@ -268,9 +279,7 @@ def _commit_title(row: CommitRow) -> str:
 
 def _show(controls: Controls, database: Database, compared: _Compared) -> None:
     if compared.frame.empty:
-        how = (
-            f" Measure them by interleaved A/B: {as_code(compared.again)}" if compared.again else ""
-        )
+        how = f" Measure by interleaved A/B: {compared.again}" if compared.again else ""
         st.info(
             f"Nothing is stored of both {as_text(compared.base)} and {as_text(compared.head)}.{how}"
         )
@@ -313,8 +322,10 @@ def _show_summary(frame: pd.DataFrame, compared: _Compared) -> None:
     st.markdown(f"{as_text(compared.head)} against {as_text(compared.base)}: {words}")
     compared_rows = frame[frame["ratio"].notna()]
     apart = int((compared_rows["evidence"] == APART).sum())
+    if compared_rows.empty and compared.again:
+        st.info(f"No case has a result on both sides. Measure by interleaved A/B: {compared.again}")
     if apart:
-        how = f"To be sure, measure both by interleaved A/B on one GPU: {as_code(compared.again)}"
+        how = f"To be sure, measure by interleaved A/B on one GPU: {compared.again}"
         st.warning(
             f"{apart} of {len(compared_rows)} rows {_APART} {_noise_in_words(frame, compared)} "
             + (how if compared.again else "Both are of one commit: it is not the code."),
