@@ -321,6 +321,6 @@ def test_runs_of_two_projects_say_how_their_kernels_are_compared(store, open_com
 
     said = words(open_compare(kind="runs"))
 
-    assert "a kernel of each, as they are of two projects, flexq-bench and acme" in said
-    assert "compare KERNEL FILE_OF_acme.KERNEL --kernels-from FILE_OF_acme.py" in said
+    assert "a kernel of each, as they are of two projects, acme and flexq-bench" in said
+    assert "compare FILE_OF_acme.KERNEL KERNEL --kernels-from FILE_OF_acme.py" in said
     assert "of one commit" not in said
