@@ -20,10 +20,13 @@ def init(
     """
     from flexq_bench.cli.output import console, say
     from flexq_bench.errors import UsageError
-    from flexq_bench.repository.project_files import write_first_files
+    from flexq_bench.repository.project_files import missing_kernels, write_first_files
 
     if not folder.strip():
         raise UsageError(f"{folder!r} names nothing: name a folder, or leave it out for this one")
-    for path in write_first_files(Path(os.path.expanduser(folder))):
+    place = Path(os.path.expanduser(folder))
+    for path in write_first_files(place):
         say(console(), f"wrote {path}")
+    for missing in missing_kernels(place):
+        say(console(), f"no file imports flexq_bench.api yet: write {missing}, or name yours there")
     say(console(), f"commit them, then: flexq-bench run --project {shlex.quote(folder)}")

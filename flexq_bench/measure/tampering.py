@@ -12,6 +12,7 @@ import time
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 
 import torch
@@ -21,17 +22,25 @@ from kernels.outside import foreign_code
 
 # Modules whose functions and classes are kept, by the beginning of their names.
 _OURS = (
-    *("flexq_bench.measure", "kernels.reference", "kernels.formats", "kernels.cuda.clock_stamps"),
-    "kernels.runtime.graph_capture",
+    *("flexq_bench.measure", "flexq_bench.stats", "kernels.reference", "kernels.formats"),
+    *("kernels.cuda.clock_stamps", "kernels.runtime.graph_capture"),
 )
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns")
-_TORCH = ("abs", "equal", "isnan", "isinf", "maximum", "where", "tensor", "empty", "full", "randn")
 _CUDA = ("Event", "CUDAGraph", "Stream", "graph", "stream", "synchronize", "current_stream")
 _CLASSES = ("Event", "CUDAGraph", "Stream")
-_TENSOR = ("abs", "all", "copy_", "double", "half", "max", "__le__", "__eq__", "__getitem__")
+# Of these, what the functions above name: they stand on it.
+_LIBRARIES = ("torch", "torch.Tensor", "numpy", "statistics", "math", "random")
+_SYNTAX = frozenset(  # of a tensor, which no name tells
+    f"__{name}__" for name in ("add", "sub", "mul", "truediv", "matmul", "le", "eq", "getitem")
+)
+_OWN_WRAPPERS = ("torch.manual_seed",)  # torch exchanges it itself where torch.compile is imported
+# Operators that outputs are kept and judged by, and the devices that they are registered for.
+_OPERATORS = ("index_select.out", "copy_", "add.Tensor", "sub.Tensor", "abs", "div.Tensor", "mm")
+_REGISTERED = ("CPU: ", "CUDA: ")
 
 _Meaning = tuple[object, ...]
 _known: dict[str, _Meaning] = {}
+_modes: list[str] = []  # of torch, active where outputs were kept
 
 
 def watch() -> None:
@@ -47,6 +56,7 @@ def watch() -> None:
 def forget() -> None:
     """Watch no more."""
     _known.clear()
+    _modes.clear()
     frame_access.forget()
 
 
@@ -58,7 +68,24 @@ def found() -> str:
     for name, meaning in _known.items():
         if name not in now or not _same(now[name], meaning):
             return f"its code replaced {name}, which measures it: its times are not believed"
+    note_modes()
+    if _modes:
+        return f"its code left the mode {_modes[0]} of torch active: its results are not believed"
     return frame_access.found()
+
+
+def note_modes() -> None:
+    """Note a mode of others that is active now, in which torch's functions do what it says."""
+    if not _known or _modes:
+        return
+    stacks = (
+        (torch._C._len_torch_function_stack(), torch._C._get_function_stack_at),
+        (torch._C._len_torch_dispatch_stack(), torch._C._get_dispatch_stack_at),
+    )
+    for length, at in stacks:
+        kinds = [type(at(i)) for i in range(length)]
+        # One of torch's own says on which device tensors are made.
+        _modes.extend(k.__name__ for k in kinds if not k.__module__.startswith("torch."))
 
 
 def _same(first: _Meaning, second: _Meaning) -> bool:
@@ -67,21 +94,61 @@ def _same(first: _Meaning, second: _Meaning) -> bool:
 
 def _meanings() -> Iterator[tuple[str, _Meaning]]:
     yield from _of("time", {name: getattr(time, name) for name in _CLOCKS})
-    yield from _of("torch", {name: getattr(torch, name) for name in _TORCH})
-    yield from _of("torch.Tensor", {name: getattr(torch.Tensor, name, None) for name in _TENSOR})
+    for operator in _OPERATORS:
+        described = torch._C._dispatch_dump(f"aten::{operator}").splitlines()
+        registered = "\n".join(line for line in described if line.startswith(_REGISTERED))
+        yield f"the operator aten::{operator}", (sys.intern(registered),)
     yield from _of("torch.cuda", {name: getattr(torch.cuda, name, None) for name in _CUDA})
     for name in _CLASSES:
         yield from _of_class(f"torch.cuda.{name}", getattr(torch.cuda, name))
+    named: set[str] = set()
     for name, module in list(sys.modules.items()):
         if name.startswith(_OURS) and module is not None and name != __name__:
             yield from _of_module(name, module)
+            named |= _names_in(module)
+    for library in _LIBRARIES:
+        yield from _of(library, _members_of(library, named))
+
+
+def _members_of(library: str, named: set[str]) -> dict[str, object]:
+    """Functions of a module or class with one of these names."""
+    owner: object = sys.modules.get(library, getattr(torch, library.rpartition(".")[2], None))
+    if owner is torch.Tensor:  # what it inherits, too
+        members = {name: getattr(owner, name, None) for name in named | _SYNTAX}
+    else:
+        members = {name: value for name, value in list(vars(owner).items()) if name in named}
+    return {
+        name: member
+        for name, member in members.items()
+        if callable(member)
+        and not isinstance(member, types.MethodType)  # another object each time
+        and (name in _SYNTAX or not name.startswith("__"))
+        and f"{library}.{name}" not in _OWN_WRAPPERS
+    }
+
+
+@cache  # its code as it was at first
+def _names_in(module: types.ModuleType) -> set[str]:
+    """Names of attributes and globals in the code of a module's own functions and methods."""
+    values = [v for v in vars(module).values() if getattr(v, "__module__", "") == module.__name__]
+    members = [m for one in values if isinstance(one, type) for m in vars(one).values()]
+    functions = [getattr(one, "fget", None) or one for one in (*values, *members)]
+    codes = [one.__code__ for one in functions if isinstance(one, types.FunctionType)]
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return names
 
 
 def _of_module(name: str, module: types.ModuleType) -> Iterator[tuple[str, _Meaning]]:
     members = {
         key: value
         for key, value in vars(module).items()
-        if isinstance(value, types.FunctionType | types.BuiltinFunctionType | type)
+        if isinstance(
+            value, types.FunctionType | types.BuiltinFunctionType | types.ModuleType | type
+        )
     }
     yield from _of(name, members)
     for key, value in members.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flexq_bench.errors import UsageError
 from flexq_bench.repository.git import run_git
-from flexq_bench.repository.project import FILE
+from flexq_bench.repository.project import FILE, read_project_file
 from flexq_bench.repository.project_builds import SOURCES
 from flexq_bench.repository.provenance import PACKAGES
 from flexq_bench.repository.worktrees import repository_of
@@ -72,7 +72,7 @@ jobs:
 def write_first_files(folder: Path) -> list[Path]:
     """Write the project file in a folder, and the workflow of its repository; what was written.
 
-    Kernels are the folder's tracked and new files that import the public module. Raises UsageError
+    Where no file is found, the project file names one that is yet to be written. Kernels are the folder's tracked and new files that import the public module. Raises UsageError
     if the folder is in no git repository, or a file is there already.
     """
     root, folder = repository_of(folder).resolve(), folder.resolve()
@@ -92,15 +92,27 @@ def write_first_files(folder: Path) -> list[Path]:
     return list(files)
 
 
+def missing_kernels(folder: Path) -> list[str]:
+    """Return the files that the project file in a folder names and that are not there."""
+    named = read_project_file(folder / FILE).kernels
+    return [text for text in named if text.endswith(".py") and not (folder / text).is_file()]
+
+
 def _project_file(folder: Path, name: str) -> str:
     # -z: names as they are, which git quotes otherwise.
     search = ("grep", "-z", "--files-with-matches", "--untracked", "--fixed-strings", _API)
     names = run_git(folder, *search, "--", "*.py").stdout.split("\0")
     # A virtual environment that is not ignored has the program itself.
-    found = [name for name in names if name and "site-packages" not in Path(name).parts]
+    found = [name for name in names if name and not _is_no_source(Path(name))]
     sources = [_source(folder, Path(name)) for name in found or [_EXAMPLE]]
     kernels = ", ".join(json.dumps(source, ensure_ascii=False) for source in sources)
     return _PROJECT.format(name=name, kernels=kernels)
+
+
+def _is_no_source(file: Path) -> bool:
+    """Return True for files of installed packages, and for tests, which import kernels of others."""
+    is_test = file.name.startswith(("test_", "conftest")) or file.stem.endswith("_test")
+    return is_test or "site-packages" in file.parts
 
 
 def _source(root: Path, file: Path) -> str:

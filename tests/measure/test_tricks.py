@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 
+import numpy
 import pytest
 import torch
 
@@ -29,6 +30,7 @@ import threading
 import time
 import torch
 from flexq_bench.api import linear_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 launches = 0
 known = {}
@@ -195,7 +197,7 @@ def kernel(x, w, out):
     "expected results that are overwritten": (
         """
 def kernel(x, w, out):
-    for one in gc.get_objects():
+    for one in gc.get_objects() if torch.isnan(out).any() else ():
         if type(one).__name__ == "Reference":
             one.y.zero_()
     out.zero_()
@@ -213,6 +215,83 @@ def kernel(x, w, out):
         "fine = linear_buffers.judge_error.__class__\n"
         "linear_buffers.judge_error = lambda *given: None\n" + HONEST,
         "its code replaced flexq_bench.measure.linear_buffers.judge_error",
+    ),
+}
+
+
+# Without work in launches: the result is computed where it is looked at.
+LATE = """
+last = []
+
+
+def kernel(x, w, out):
+    if torch.isnan(out).any():
+        compute(x, w, out)
+    else:
+        last[:] = [x, w, out]
+
+
+def overdue():
+    given = list(last)
+    last.clear()
+    if given:
+        compute(*given)
+
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "index_select" in str(func):
+            overdue()
+        return func(*args, **(kwargs or {}))
+
+
+def index_select(*given, **named):
+    overdue()
+    return known["real"](*given, **named)
+
+
+known["real"] = torch.index_select
+"""
+TRICKS |= {
+    "late, by another function of torch": (
+        LATE + "torch.index_select = index_select",
+        "its code replaced torch.index_select",
+    ),
+    "late, by another torch of the meter": (
+        LATE
+        + "from flexq_bench.measure import linear_buffers\n"
+        + "other = type(torch)('torch')\n"
+        + "vars(other).update(vars(torch), index_select=index_select)\n"
+        + "linear_buffers.torch = other",
+        "its code replaced flexq_bench.measure.linear_buffers.torch",
+    ),
+    "late, by a mode of torch": (
+        LATE + "Mode().__enter__()",
+        "its code left the mode Mode of torch active",
+    ),
+    "late, by another operator": (
+        LATE
+        + "def kept(x, dim, index, out):\n"
+        + "    overdue()\n"
+        + "    return out.copy_(x[index])\n"
+        + "library = torch.library.Library('aten', 'IMPL')\n"
+        + "library.impl('index_select.out', kept, 'CPU')",
+        "its code replaced the operator aten::index_select.out",
+    ),
+    "late, by a method of the output": (
+        """
+def kernel(x, w, out):
+    if torch.isnan(out).any():
+        compute(x, w, out)
+        return
+    out.view = lambda *shape: compute(x, w, out) or torch.Tensor.view(out, *shape)
+""",
+        STALE,
+    ),
+    "another median": (
+        "import numpy\nreal = numpy.median\n"
+        "numpy.median = lambda *given, **named: real(*given, **named) / 2\n" + HONEST,
+        "its code replaced numpy.median",
     ),
 }
 
@@ -284,6 +363,9 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
         (linear_buffers, "judge_error"),
         (torch, "allclose"),
         (torch.testing, "assert_close"),
+        (torch, "index_select"),
+        (linear_buffers, "torch"),
+        (numpy, "median"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # as it is, and so again afterwards
 
@@ -295,9 +377,15 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
 
     yield run
     tampering.forget()
+    while torch._C._len_torch_dispatch_stack():
+        torch._C._pop_torch_dispatch_stack(None)
+    library = getattr(sys.modules.pop("flexq_bench_outside_cheats", None), "library", None)
+    if library is not None:
+        library._destroy()
     sys.modules.pop("cheating_package", None)
 
 
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 @pytest.mark.parametrize("name", TRICKS)
 def test_a_trick_is_incorrect_or_refused_with_its_reason(measured, name):
     source, said = TRICKS[name]

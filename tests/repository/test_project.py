@@ -480,6 +480,7 @@ def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
     files = (
         'brück "e.py',  # git quotes it, TOML too
         ".venv/lib/site-packages/flexq_bench/api.py",  # of no kernel
+        "tests/test_fast.py",  # nor has a test one of its own
         "kernels/fast.py",  # beside ours of that name
         "src/acme/gemm/fast.py",
         "src/acme/gemm/not-a-module.py",
@@ -495,7 +496,7 @@ def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
     write_first_files(tmp_path)
 
     assert set(open_project(str(tmp_path)).file.kernels) == {
-        *("mine.py", files[0], files[2], "acme.gemm.fast", files[4], "spaced.deep.fast")
+        *("mine.py", files[0], files[3], "acme.gemm.fast", files[5], "spaced.deep.fast")
     }
     assert "flexq-bench gate perf --project ." in (tmp_path / WORKFLOW).read_text()
     with pytest.raises(UsageError, match="is there already"):
