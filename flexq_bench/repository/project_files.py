@@ -72,8 +72,9 @@ jobs:
 def write_first_files(folder: Path) -> list[Path]:
     """Write the project file in a folder, and the workflow of its repository; what was written.
 
-    Where no file is found, the project file names one that is yet to be written. Kernels are the folder's tracked and new files that import the public module. Raises UsageError
-    if the folder is in no git repository, or a file is there already.
+    Kernels are the folder's tracked and new files that import the public module; where there is
+    none, the project file names one that is to be written. Raises UsageError if the folder is in
+    no git repository, or a file is there already.
     """
     root, folder = repository_of(folder).resolve(), folder.resolve()
     inside = folder.relative_to(root)
@@ -110,7 +111,7 @@ def _project_file(folder: Path, name: str) -> str:
 
 
 def _is_no_source(file: Path) -> bool:
-    """Return True for files of installed packages, and for tests, which import kernels of others."""
+    """Return True for files of installed packages, and for tests, which have no kernels."""
     is_test = file.name.startswith(("test_", "conftest")) or file.stem.endswith("_test")
     return is_test or "site-packages" in file.parts
 

@@ -27,7 +27,7 @@ from flexq_bench.repository.project import (
     working_tree,
 )
 from flexq_bench.repository.project_builds import BuildError, built_tree
-from flexq_bench.repository.project_files import WORKFLOW, write_first_files
+from flexq_bench.repository.project_files import WORKFLOW, missing_kernels, write_first_files
 from workloads.errors import WorkloadError
 
 ROOT = Path(__file__).parents[2]
@@ -517,6 +517,9 @@ def test_first_files_of_a_folder_lie_in_it_and_its_workflow_at_the_root(tmp_path
     workflow = written[1].read_text()
     assert "flexq-bench gate perf --project gemm/fast --base" in workflow
     assert "name: FlexQ Bench (fast)\n" in workflow
+    assert missing_kernels(inside) == []
+    (inside / "mine.py").unlink()
+    assert missing_kernels(inside) == ["mine.py"]
 
 
 def test_an_installed_program_hides_nothing_that_a_project_has_installed(tmp_path, cache):
