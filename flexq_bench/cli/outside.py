@@ -88,5 +88,5 @@ def code_with_failures(code: int) -> int:
 
 
 def failures_to_load() -> list[str]:
-    """Why sources of kernels failed to load, a line each."""
+    """Reasons of the sources of kernels that failed to load, a line each."""
     return list(adopted().failures.values()) if _STATE_MODULE in sys.modules else []
