@@ -29,7 +29,7 @@ _DRIFT_SIGNIFICANCE = 1e-4
 
 class Pattern(StrEnum):
     NEW_SERIES = "new-series"  # nothing before it: nothing to compare with
-    NEW_EPOCH = "new-epoch"  # driver, CUDA or host changed: judged from here on
+    NEW_EPOCH = "new-epoch"  # driver, CUDA or torch changed: judged from here on
     CLOCK_DROP = "clock-drop"  # the clock explains the change
     SPIKE = "spike"  # one or two nights, and back
     STEP = "step"
