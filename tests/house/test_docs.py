@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import re
-from functools import reduce
+import shlex
+from functools import cache, reduce
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import typer.main
 
+from db.exchange import read_records
 from db.records import STATUSES
 from db.tables import Base
 from flexq_bench.cli.app import app
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA
+from flexq_bench.schemes.kernel_choice import kernel_label
+from flexq_bench.schemes.registry import resolve as resolve_scheme
+from kernels.formats import NumberFormat
+from kernels.registry import labels
+from workloads.patterns import matches_any
 from workloads.suites import read_suite
 
 ROOT = Path(__file__).parents[2]
@@ -21,15 +30,35 @@ README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PROTOCOL = ROOT / "docs" / "protocol.md"
 DATABASE = ROOT / "docs" / "database.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = ROOT / "examples"
+OTHERS = [EXAMPLES / "README.md", ROOT / "ci" / "cluster" / "README.md"]
+PAGES = [README, *OTHERS, *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = [
+    path
+    for room in ("flexq_bench", "kernels", "workloads", "db", "dashboard", "ci")
+    for path in (ROOT / room).rglob("*.py")
+]
+# Names of files that are a user's, another project's, or written by a command.
+NOT_OURS = {
+    "FILE.py", "flexq-bench.toml", "merges.txt", "my_kernels.py", "nightly.md", "results.parquet",
+    "test_cublas_kernel.cu",
+}  # fmt: skip
 ROOMS = "flexq_bench|kernels|workloads|db|dashboard|ci|tests|docs|benchmarks|examples"
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+every_page = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix().removeprefix("docs/")
+)
 
 
+@cache
+def program():
+    return typer.main.get_command(app)
+
+
+@cache
 def commands(command=None, name=()):
     """Words of every verb: ("run",), ("db", "upgrade"), …"""
-    command = command or typer.main.get_command(app)
+    command = command or program()
     if not hasattr(command, "commands"):
         return {name}
     return {
@@ -46,6 +75,43 @@ def test_links_lead_to_files_that_are_there(page):
     links = re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text())
 
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def headings(page):
+    """Anchors of a page's headings, as GitHub derives them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    titles = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@every_page
+def test_links_to_headings_lead_to_headings_that_are_there(page):
+    links = re.findall(r"\]\((?!https?://)([^)#]*)#([^)]+)\)", page.read_text())
+
+    assert [
+        f"{file}#{anchor}"
+        for file, anchor in links
+        if anchor not in headings(page.parent / file if file else page)
+    ] == []
+
+
+@cache
+def file_names():
+    rooms = (path for room in ROOMS.split("|") for path in (ROOT / room).rglob("*.*"))
+    return {path.name for path in (*rooms, *ROOT.glob("*.*"))}
+
+
+@every_page
+def test_files_in_the_text_are_there_by_name(page):
+    code = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text())
+    kinds = r"py|cuh?|toml|csv|parquet|json\.gz|jsonl\.gz|yml|md|txt"
+    named = {
+        Path(name).name
+        for part in code
+        for name in re.findall(rf"(?:^|(?<=[\s/(]))([\w.-]+\.(?:{kinds}))(?=$|[\s:,)])", part)
+    }
+
+    assert named - file_names() - NOT_OURS == set()
 
 
 @every_page
@@ -78,21 +144,116 @@ def test_commands_in_the_text_are_verbs_of_the_program(page):
     assert [words for words in written if not known & {words[:1], words}] == []
 
 
+def command_lines(page):
+    """Words of each command of a page: of its blocks of code, and in the text."""
+    text = page.read_text().replace("\\\n", " ")
+    blocks = "".join(re.findall(r"^```(?:sh|bash)?\n(.*?)^```", text, re.M | re.S))
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    spans = [span.replace("\n", " ") for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose)]
+    lines = [*blocks.splitlines(), *re.findall(r"^    (\S.*)$", prose, re.M), *spans]
+    for line in lines:
+        line = line.partition(" #")[0].strip()
+        if re.match(r"flexq-bench |python3? ", line):
+            yield shlex.split(line.replace("…", ""))
+
+
+def program_commands(page):
+    """Each command of the program on a page: its click command and its further words."""
+    verbs = program().commands
+    for words in command_lines(page):
+        rest = words[1:] if words[0] == "flexq-bench" else words[3:]
+        ours = words[0] == "flexq-bench" or words[1:3] == ["-m", "flexq_bench"]
+        if not ours or rest[0] not in verbs:
+            continue
+        command = verbs[rest[0]]
+        if hasattr(command, "commands"):
+            if len(rest) < 2 or rest[1] not in command.commands:
+                continue
+            command, rest = command.commands[rest[1]], rest[1:]
+        yield command, rest[1:]
+
+
+def options_of(command):
+    return {"--help"} | {
+        name for option in command.params for name in (*option.opts, *option.secondary_opts)
+    }
+
+
 @every_page
 def test_options_in_the_text_are_options_of_the_verb(page):
-    verbs = typer.main.get_command(app).commands
-    lines = re.findall(
-        r"^(?:flexq-bench|python3 -m flexq_bench\.cli) (.+)$", page.read_text(), re.M
-    )
+    assert [
+        f"{command.name} {word}"
+        for command, rest in program_commands(page)
+        for word in rest
+        if word.startswith("--") and word.partition("=")[0] not in options_of(command)
+    ] == []
+
+
+@cache
+def script_options(script):
+    """Options of a script, and of the modules beside it that it imports."""
+    text = script.read_text()
+    beside = [path for path in script.parent.glob("*.py") if path != script]
+    text += "".join(path.read_text() for path in beside if is_used_beside(path, [script]))
+    named = re.findall(r"^def ([a-z]+)", text, re.M) if 'f"--{' in text else []
+    return {"--help", *re.findall(r"""["'](--[a-z][a-z-]*)["']""", text)} | {
+        f"--{name}" for name in named
+    }
+
+
+@every_page
+def test_scripts_in_the_text_have_the_options_that_they_are_given(page):
     unknown = []
-    for line in lines:
-        verb, *rest = line.partition("#")[0].split()
-        has_verbs = hasattr(verbs[verb], "commands")
-        command = verbs[verb].commands[rest[0]] if has_verbs else verbs[verb]
-        options = {name for parameter in command.params for name in parameter.opts}
-        unknown += [word for word in rest if word.startswith("--") and word not in options]
+    for words in command_lines(page):
+        if words[0] not in ("python", "python3") or not words[1].endswith(".py"):
+            continue
+        script = ROOT / words[1]
+        known = script_options(script)
+        unknown += [f"{words[1]} {word}" for word in words[2:] if word[:2] == "--" != word
+                    and word.partition("=")[0] not in known]  # fmt: skip
 
     assert unknown == []
+
+
+@cache
+def kernel_labels():
+    return [*labels("cuda"), *labels("cpu")]
+
+
+@every_page
+def test_kernels_and_schemes_of_commands_in_the_text_are_in_the_registries(page):
+    unknown = []
+    for _, rest in program_commands(page):
+        for option, value in pairwise(rest):
+            names = re.split(r",(?![^\[{]*[\]}])", value)
+            if option == "--kernels":
+                unknown += [
+                    name
+                    for name in names
+                    if "my-kernels" not in name
+                    and "<" not in name
+                    and not any(matches_any([name], label) for label in kernel_labels())
+                ]
+            if option in ("--scheme", "--schemes") and "SCHEME" not in value:
+                for name in names:
+                    resolve_scheme(name)
+
+    assert unknown == []
+
+
+def test_commands_in_messages_are_commands_of_the_program():
+    verbs = program().commands
+    known = commands() | {(verb,) for verb in verbs}
+    # After a bracket or a backtick it is a command; elsewhere it may be a name in a sentence.
+    command = re.compile(r"[`(]flexq-bench ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?")
+    named = [
+        (path.relative_to(ROOT).as_posix(), words)
+        for path in SOURCES
+        for words in command.findall(path.read_text())
+    ]
+
+    assert len(named) > 20
+    assert [(path, words) for path, words in named if not known & {words[:1], words}] == []
 
 
 @every_page
@@ -122,7 +283,7 @@ def test_every_table_of_the_database_is_explained():
 
 def test_every_benchmark_is_named_by_a_page_or_used_by_another_benchmark():
     files = [path for path in (ROOT / "benchmarks").rglob("*.*") if path.suffix in (".py", ".toml")]
-    text = "".join(page.read_text() for page in [*PAGES, ROOT / "examples" / "README.md"])
+    text = "".join(page.read_text() for page in PAGES)
 
     unnamed = [
         path.relative_to(ROOT)
@@ -197,3 +358,62 @@ def test_the_service_is_few_packages_and_few_loose_files():
     assert len([path for path in service.iterdir() if (path / "__init__.py").is_file()]) <= 13
     loose = [path.name for path in service.glob("*.py") if not path.name.startswith("__")]
     assert len(loose) <= 5
+
+
+def cells(page, title):
+    """Rows of the first table of a section, without its head."""
+    lines = [line for line in section(page, title).splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def test_the_kernels_for_checkpoints_of_other_tools_are_those_that_layers_get():
+    page = ROOT / "docs" / "others-checkpoints.md"
+    checked = 0
+    for weights, activation, kernel in cells(page, "Which kernel runs it"):
+        if weights.startswith("any"):
+            continue
+        for weight in re.sub(r"\(.*\)", "", weights).split(","):
+            formats = NumberFormat.parse(weight.strip()), NumberFormat.parse(activation)
+            assert (kernel_label(*formats) or "none") == kernel.strip(), weight
+            checked += 1
+
+    assert checked > 10
+
+
+def test_every_record_of_the_examples_is_explained():
+    text = (EXAMPLES / "README.md").read_text()
+    records = [
+        path.relative_to(EXAMPLES).as_posix()
+        for path in EXAMPLES.rglob("*.*")
+        if path.suffix in (".parquet", ".gz") and path.parts[-2] != "interleave"
+    ]
+
+    assert len(records) > 20
+    assert [name for name in records if f"`{name}`" not in text] == []
+
+
+def test_the_figures_of_the_readme_are_those_of_the_records():
+    times = {
+        (one.kernel, one.m, one.n, one.k): one.median_us
+        for one in read_records(EXAMPLES / "h200" / "paper-fig10-flexq.parquet")
+        if one.m in (1, 4, 8) and not one.variant and one.median_us
+    }
+    speedups = [
+        times["cublaslt-w8a8", *case] / time
+        for (kernel, *case), time in times.items()
+        if kernel == "flexq"
+    ]
+    mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
+    token_ms = {
+        one.scheme: one.token_ms
+        for one in read_records(EXAMPLES / "h200" / "decode-llama.jsonl.gz")
+        if (one.model, one.batch, one.new_tokens, one.kv_bits) == ("llama-13b", 1, 128, 16)
+    }
+    text = " ".join(README.read_text().split())
+
+    assert len(speedups) == 60
+    assert f"`flexq` is {min(speedups):.1f} to {max(speedups):.1f} times as fast" in text
+    assert f"{mean:.2f} in the geometric mean" in text
+    ours, dense, int8 = (token_ms[name] for name in ("flexq-w6ax", "fp16", "smoothquant-w8a8"))
+    said = f"{ours:.2f} ms a token with `flexq-w6ax`, {dense:.2f} in FP16 and {int8:.2f} in W8A8"
+    assert said in text
