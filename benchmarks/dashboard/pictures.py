@@ -1,7 +1,7 @@
 """Make the pictures of the dashboard that the documents show.
 
-Those of Leaderboard and Kernels are of the repository's example records. Scoreboard and Alert are
-of a database that benchmarks/db/fill.py made, since the examples hold no alert and no nights:
+Those of Leaderboard, Kernels and Accuracy are of the repository's example records. Scoreboard and
+Alert are of a database that benchmarks/db/fill.py made: the examples have no alert and no nights.
 
     python benchmarks/db/fill.py made-up.sqlite --nights 20
     python benchmarks/dashboard/pictures.py --made-up made-up.sqlite
@@ -25,6 +25,8 @@ WIDTH_PX = 1500
 OF_EXAMPLES = {
     "leaderboard": ("leaderboard?model=llama-2-7b&layer=down_proj", 1300),
     "kernels": ("kernels?view=heat+map", 1100),
+    "linear": ("kernels?view=gemm+against+linear&tokens=8", 1150),
+    "accuracy": ("accuracy?model=tiny-llama", 1650),
 }
 MADE_UP = {"scoreboard": ("", 1100), "alert": ("alert", 1500)}
 _BUSY = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"

@@ -114,7 +114,7 @@ def accuracy(
         typer.Option(
             "--resume",
             metavar="RUN",
-            help="Go on with this run: what it has of the same plan is not evaluated again.",
+            help="Resume this run: results that it already has are not evaluated again.",
         ),
     ] = None,
     db: DbOption = None,

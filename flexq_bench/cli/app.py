@@ -99,7 +99,7 @@ def _show_version(wanted: bool) -> None:
 def configure(
     debug: Annotated[bool, typer.Option(DEBUG, help="Tracebacks, and every log line.")] = False,
     verbose: Annotated[
-        int, typer.Option("-v", "--verbose", count=True, help="Say what is done; -vv: all of it.")
+        int, typer.Option("-v", "--verbose", count=True, help="Log progress; -vv: log everything.")
     ] = 0,
     log_json: Annotated[
         bool,

@@ -147,7 +147,7 @@ def decode(
         typer.Option(
             "--resume",
             metavar="RUN",
-            help="Go on with this run (its uuid's beginning); all else as it was begun.",
+            help="Resume this run (a prefix of its uuid) with its own options.",
             show_default=False,
         ),
     ] = None,

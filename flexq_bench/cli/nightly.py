@@ -53,7 +53,7 @@ def nightly(
         typer.Option("--night", metavar="NAME", help="Default: today's date, UTC."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the latest night that is not done.")
+        bool, typer.Option("--resume", help="Resume the latest night that is not done.")
     ] = False,
     cluster: ClusterOption = "none",
     gpus: GpusOption = None,
@@ -66,7 +66,7 @@ def nightly(
             min=0,
             max=LARGEST_COUNT,
             metavar="CASES",
-            help="Of earlier nights, at most.",
+            help="At most so many missing cases of earlier nights.",
         ),
     ] = 500,
     canaries: Annotated[
@@ -109,8 +109,8 @@ def nightly(
     is done. Earlier nights with missing results are then completed at their own commits, newest
     first.
 
-    Exit code 0: no regression; 1: a regression or a wrong kernel; 4: planned results are missing;
-    5: a case failed; 130: interrupted (go on with --resume).
+    Exit code 0: none of the following; 1: a new alert (with --no-alert a regression) or a wrong
+    kernel; 4: planned results are missing; 5: a case failed; 130: interrupted (resume with --resume).
     """
     from ci.nightly import Rules, conclude, measure_night
     from db.engine import open_database

@@ -60,7 +60,7 @@ KernelsFromOption = Annotated[
     typer.Option(
         "--kernels-from",
         metavar="FILE.py|MODULE",
-        help="Kernels from outside beside those of the suite, as package.name; may be repeated.",
+        help="External kernels of this file or module, named package.name; may be repeated.",
         show_default=False,
         rich_help_panel=CASES,
     ),
@@ -157,7 +157,7 @@ RepeatOption = Annotated[
         "--repeat",
         min=1,
         max=100,
-        help="With --cluster: measure each case so often, on different GPUs of its kind.",
+        help="With --cluster: measurements of each case, on different GPUs of its kind.",
         rich_help_panel=DEVICE,
     ),
 ]
@@ -184,7 +184,7 @@ NoTuneOption = Annotated[
     bool,
     typer.Option(
         "--no-tune",
-        help="Time no configurations: each kernel's own heuristic chooses.",
+        help="Do not autotune: use the configuration that each kernel's heuristic chooses.",
         rich_help_panel=MEASURING,
     ),
 ]

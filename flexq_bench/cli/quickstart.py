@@ -76,12 +76,12 @@ def _steps(machine: Machine, database: tuple[str, ...]) -> Iterator[Step]:
     if machine.commits and machine.changed:
         yield Step(
             command("compare", "HEAD", ".", "--m", "4", "--processes", "1"),
-            "is what you changed slower? Both are measured in turns on one device",
+            "are your changes slower? Both sides are measured interleaved on one device",
         )
     elif machine.commits > 1:
         yield Step(
             command("compare", "HEAD~1", "HEAD", "--m", "4", "--processes", "1"),
-            "did the last commit make anything slower? Both are measured in turns on one device",
+            "did the last commit make anything slower? Both sides are measured interleaved",
         )
     yield Step(command("list", "kernels"), "see what can be measured")
     yield Step(command("doctor", *database), "see what this machine lacks")

@@ -58,7 +58,7 @@ def run(
     times: TimesOption = None,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="RUN", help="Go on with this run (its uuid's beginning)."),
+        typer.Option("--resume", metavar="RUN", help="Resume this run (a prefix of its uuid)."),
     ] = None,
     trigger: Annotated[
         str, typer.Option("--trigger", help="Why it runs: manual, nightly or gate.")

@@ -95,6 +95,13 @@ def test_links_to_headings_lead_to_headings_that_are_there(page):
     ] == []
 
 
+def test_every_image_is_shown_on_a_page():
+    text = "".join(page.read_text() for page in PAGES)
+    images = [path.name for path in (ROOT / "docs" / "images").iterdir()]
+
+    assert [name for name in images if f"images/{name})" not in text] == []
+
+
 @cache
 def file_names():
     rooms = (path for room in ROOMS.split("|") for path in (ROOT / room).rglob("*.*"))
