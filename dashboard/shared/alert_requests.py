@@ -56,7 +56,7 @@ def show_buttons(
 def no_bisection_reason(row: AlertRow) -> str:
     """Return the reason why no bisection is possible; empty: it is possible."""
     if row.good is None:
-        return "It was bad when it was first measured: there is no last good commit."
+        return "It was already bad when it was first measured, so there is no last good commit."
     if row.bad.project:
         return "Commits of another repository: bisect in a clone of it (flexq-bench bisect)."
     if None not in (orders := (row.good.topo_order, row.bad.topo_order)):
@@ -72,7 +72,7 @@ def show_requests(database: Database, alert: int | None = None) -> None:
     with database.session() as session:
         live = queries.workers(session, live=True, limit=1)
     if not live:
-        st.caption("No worker is alive: what is queued here waits for one (flexq-bench worker).")
+        st.caption("No worker is alive: requests wait until one is started (flexq-bench worker).")
     if requests:
         is_open = any(request.state in OPEN_REQUEST_STATES for request in requests)
         st.fragment(_progress, run_every=_REFRESH_INTERVAL if is_open else None)(database, alert)

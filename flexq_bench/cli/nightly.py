@@ -110,7 +110,7 @@ def nightly(
     first.
 
     Exit code 0: none of the following; 1: a new alert (with --no-alert a regression) or a wrong
-    kernel; 4: planned results are missing; 5: a case failed; 130: interrupted (resume with --resume).
+    kernel; 4: planned results are missing; 5: a case failed; 130: interrupted (see --resume).
     """
     from ci.nightly import Rules, conclude, measure_night
     from db.engine import open_database

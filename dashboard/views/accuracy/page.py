@@ -44,7 +44,7 @@ from flexq_bench.runs import command_lines
 _COMMITS = 20  # newest commits in the history
 _GATES = 100  # newest gates in the table
 _INTERVALS = (
-    "Bars are 95 % intervals over the same segments or questions under both; one that holds the "
+    "Bars are 95 % intervals over the same segments or questions under both; one that includes the "
     "dashed line is a change within noise."
 )
 

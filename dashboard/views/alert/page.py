@@ -156,14 +156,14 @@ def _show_commits(row: AlertRow, commits: Sequence[CommitRow]) -> None:
 
 def _range_in_words(row: AlertRow) -> str:
     if row.good is None:
-        return "It was bad when it was first measured: there is no last good commit."
+        return "It was already bad when it was first measured, so there is no last good commit."
     if row.good.topo_order is None or row.bad.topo_order is None:
-        return "Where these commits are in the ancestry is not known."
+        return "The position of these commits in the ancestry is not known."
     wide = row.bad.topo_order - row.good.topo_order
     if wide == 1:
-        return "These two follow each other: the second one did it."
+        return "The two are adjacent, so the second one is the cause."
     return (
-        f"The cause is one of {wide} commits. Listed are those that anything was measured at; "
+        f"The cause is one of {wide} commits. The list has only those with a measurement; "
         "bisect, below, tries the others."
     )
 

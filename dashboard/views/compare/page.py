@@ -104,7 +104,9 @@ def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> 
         again = command_lines.command(
             "run", suite or "smoke", *command_lines.database_arguments(database)
         )
-        st.info(f"There is one run to compare with nothing. Measure again: {as_code(again)}")
+        st.info(
+            f"Only one run is stored: nothing to compare it with. Measure again: {as_code(again)}"
+        )
         return None
     zone = zone_named(st.context.timezone)
     first, second = _default_pair(database, by_uuid)
@@ -296,7 +298,7 @@ def _show(controls: Controls, database: Database, compared: _Compared) -> None:
     model = controls.many(st.sidebar, "model", "Model", models)
     frame = narrowed_to(narrowed(compared.frame, filters), places, model, ())
     if frame.empty:
-        st.info("No case passes all filters: take one away, or clear them all.")
+        st.info("No case passes all filters: remove one, or clear them all.")
         return
     _show_summary(frame, compared)
     with database.session() as session:
@@ -328,7 +330,7 @@ def _show_summary(frame: pd.DataFrame, compared: _Compared) -> None:
         how = f"To be sure, measure by interleaved A/B on one GPU: {compared.again}"
         st.warning(
             f"{apart} of {len(compared_rows)} rows {_APART} {_noise_in_words(frame, compared)} "
-            + (how if compared.again else "Both are of one commit: it is not the code."),
+            + (how if compared.again else "Both are of one commit, so the code is not the cause."),
             icon=":material/rule:",
         )
     if ONE_RUN in set(compared_rows["evidence"]):

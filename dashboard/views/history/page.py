@@ -99,7 +99,7 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
         if release is None:
             return None
     if not chosen:
-        st.info("No series passes all filters: take one away, or clear them all.")
+        st.info("No series passes all filters: remove one, or clear them all.")
         return None
     drawn = chosen[:_DRAWN]
     with database.session() as session:
@@ -156,7 +156,7 @@ def _choose_release(controls: Controls, database: Database, project: str) -> Rel
     if not known:
         keep = command_lines.command("db", "tags", *command_lines.database_arguments(database))
         st.info(
-            "No release is stored. In a clone of the repository, remember its tags: "
+            "No release is stored. Store the tags of the repository, in a clone of it: "
             f"{as_code(keep)}",
             icon=":material/sell:",
         )

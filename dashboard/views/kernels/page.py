@@ -100,7 +100,7 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.Dat
     st.markdown(f"**{as_text(gpu)}** · {describe_regime(frame, regime)}")
     narrow = _narrow(controls, frame)
     if narrow.empty:
-        st.info("No result passes all filters: take one away, or clear them all.")
+        st.info("No result passes all filters: remove one, or clear them all.")
         return None
     used = zip(frame["kernel"], frame["variant"], strict=True)
     styles = kernel_styles(kernels, used)

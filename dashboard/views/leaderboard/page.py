@@ -94,7 +94,7 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
     if table.empty:
         sweep = ("sweep", "--kernels", "*", "--m", str(shape.m), "--n", str(shape.n))
         measure = command_lines.command(*sweep, "--k", str(shape.k))
-        st.info(f"No kernel was right and timed there. Measure them: {as_code(measure)}")
+        st.info(f"No correct result with a time is stored here. Measure: {as_code(measure)}")
         return
     _show_fastest(table)
     _show_table(table)

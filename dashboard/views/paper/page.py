@@ -69,7 +69,7 @@ def _show(
     metric = controls.many(st.sidebar, "metric", "What", sorted({v.metric for v in stated}))
     measured_only = controls.switch(
         st.sidebar, "measured", "Only what is measured here",
-        hint="Leave out what a paper states and this database has nothing of.",
+        hint="Hide published numbers for which this database has no result.",
     )  # fmt: skip
     selected = [
         value
@@ -81,7 +81,7 @@ def _show(
         frame = frame[frame["ours"].notna()]
     frame = frame.sort_values("ours", na_position="last", key=lambda v: v.isna(), kind="stable")
     if frame.empty:
-        st.info("Nothing passes all filters: take one away, or clear them all.")
+        st.info("Nothing passes all filters: remove one, or clear them all.")
         return None
     st.caption(
         "Published numbers are the papers': none of them was measured here, and they have no "
