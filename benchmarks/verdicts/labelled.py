@@ -3,7 +3,8 @@
     python benchmarks/verdicts/labelled.py                    # series that are made here
     python benchmarks/verdicts/labelled.py --shapes           # levels that come back or settle
     python benchmarks/verdicts/labelled.py --annotated        # made as a database's CI has them
-    python benchmarks/verdicts/labelled.py --tcpd FOLDER      # public ones, docs/statistics.md
+    python benchmarks/verdicts/labelled.py --ci               # the same by kind of noise
+    python benchmarks/verdicts/labelled.py --tcpd FOLDER      # public ones, docs/labelled-series.md
 
 FOLDER holds annotations.json (indices by series and annotator) and, anywhere below, <series>.json
 in the format of the Turing Change Point Dataset. Tables are of its series whose level jumps, of the
@@ -22,6 +23,8 @@ from pathlib import Path
 
 import numpy as np
 from annotated_series import annotated_series
+from ci_series import DEVELOPMENT as DEVELOPMENT_NOISES
+from ci_series import HELD_OUT, ci_series
 from made_series import NOISES, SHAPES, made_series, made_shape
 from numpy.typing import NDArray
 from yardsticks import DETECTORS, Detector
@@ -45,6 +48,8 @@ OTHERS = (
 # Every second one by name: only their errors were examined. The rest is held out.
 DEVELOPMENT = frozenset(sorted((*STEP_LIKE, *OTHERS))[::2])
 ANNOTATED = 200
+CI_SERIES = 40  # of each noise, a third of them short
+_SHORT_CI = 250  # values
 _SHORT = 120  # values
 NEAR = 5  # a finding this far from every annotator's is false
 
@@ -145,6 +150,14 @@ def annotated() -> Iterator[Labelled]:
         yield "short" if values.size < _SHORT else "long", values, marks
 
 
+def ci_parts() -> Iterator[tuple[str, list[Labelled]]]:
+    """Titles and series of kinds of noise that were seen in development and of others, by size."""
+    for title, kinds in (("development", DEVELOPMENT_NOISES), ("held out", HELD_OUT)):
+        series = [(kind, *ci_series(kind, number)) for kind in kinds for number in range(CI_SERIES)]
+        yield f"{title}, under 250 values", [one for one in series if one[1].size < _SHORT_CI]
+        yield f"{title}, 500 to 2,000 values", [one for one in series if one[1].size >= _SHORT_CI]
+
+
 def among_annotators(series: Sequence[Labelled]) -> tuple[float, float]:
     """F1 and covering of each annotator, judged by the others."""
     scores = [
@@ -206,9 +219,10 @@ def main() -> None:
         parser.add_argument(
             f"--{family.__name__}", action="store_const", const=family, default=made, dest="family"
         )
+    parser.add_argument("--ci", action="store_true")
     arguments = parser.parse_args()
-    if arguments.tcpd is not None:
-        for title, part in public_parts(arguments.tcpd):
+    if arguments.ci or arguments.tcpd is not None:
+        for title, part in ci_parts() if arguments.ci else public_parts(arguments.tcpd):
             sys.stdout.write(f"\n{title}: {len(part)} series\n\n")
             score(part)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from flexq_bench.stats.log_series import Floats, robust_scale
@@ -37,6 +39,13 @@ def is_gradual(
         or _jumps_less(values, segments, position, effects[position], residuals, memory, floor)
         or _settles(values, segments, effects, position, residuals)
     )
+
+
+def ramps(before: int, after: int, effect: float, lengths: tuple[int, ...]) -> Iterator[Floats]:
+    """Ramps over so many values in place of a step between so many values, less the step: [n]."""
+    time = np.arange(-before, after) + 0.5
+    for length in lengths:
+        yield effect * (np.clip(time / length + 0.5, 0, 1) - (time > 0))
 
 
 def _bends(

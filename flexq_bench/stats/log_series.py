@@ -131,3 +131,10 @@ def autocorrelation(residuals: Floats, *, levels: int) -> float:
         return 0.0
     phi = float(residuals[1:] @ residuals[:-1]) / power + levels / residuals.size
     return min(max(phi, 0.0), MAX_AUTOCORRELATION)
+
+
+def effective_size(size: int, memory: float) -> float:
+    """Independent values that the mean of `size` with AR(1) memory is worth."""
+    inflation = (1 + memory) / (1 - memory)
+    inflation -= 2 * memory * (1 - memory**size) / (size * (1 - memory) ** 2)
+    return size / max(inflation, 1.0)

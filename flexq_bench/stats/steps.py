@@ -8,13 +8,14 @@ from itertools import pairwise
 import numpy as np
 from scipy import special
 
-from flexq_bench.stats.bends import CLIP_SIGMAS, is_gradual
+from flexq_bench.stats.bends import CLIP_SIGMAS, is_gradual, ramps
 from flexq_bench.stats.log_series import (
     MAD_TO_SIGMA,
     MAX_AUTOCORRELATION,
     Floats,
     autocorrelation,
     difference_scale,
+    effective_size,
     resolution_scale,
     robust_scale,
     step_proof_autocorrelation,
@@ -33,6 +34,7 @@ from flexq_bench.stats.segments import (
     settle,
 )
 from flexq_bench.stats.step_likelihood import best_place, innovation_variance, step_costs
+from flexq_bench.stats.wander import Wander, find_wander
 
 POINTS_BEFORE_FIRST = 5
 # Costs of a boundary and of a slope, times ln(n) variances. The search proposes, the tests decide.
@@ -85,6 +87,8 @@ class StepRules:
     earlier_looks: int = 0
     periods: tuple[int, ...] = CALENDAR
     longest_visit: int = 15
+    wander_errors: float = 2.0
+    ramps: tuple[int, ...] = (4, 7, 10)
 
 
 ANY_SERIES = StepRules()  # of any origin and unit
@@ -97,6 +101,8 @@ HISTORY_RULES = StepRules(
     earlier_looks=6,
     periods=(WEEK,),
     longest_visit=LONGEST_VISIT,
+    wander_errors=3.5,
+    ramps=(),
 )
 
 
@@ -222,7 +228,7 @@ def _tested(
 
     def tests() -> list[Boundary]:
         return [
-            _test(sums, residuals, segments, i, memory, floor, rules.most_counted)
+            _test(sums, residuals, segments, i, memory, floor, rules, without_own[i])
             for i in range(len(segments) - 1)
         ]
 
@@ -231,6 +237,13 @@ def _tested(
     # Too many segments leave no memory over, and differences of neighbours do not see them.
     shortest = phi - _PHI_DOUBT * float(np.sqrt(2 / cleaned.size))
     memory = max(_memory(residuals, segments), shortest)
+    wander, without_own = find_wander(
+        residuals,
+        segments,
+        memory,
+        max(float(np.sqrt(np.mean(residuals * residuals))), floor),
+        errors=rules.wander_errors,
+    )
     tested = tests()
     while tested:
         excess = [
@@ -247,7 +260,7 @@ def _tested(
         merged = sums.fit(segments[worst].start, segments[worst + 1].stop, line)
         segments[worst : worst + 2] = [merged]
         residuals = residuals_of(cleaned, segments)
-        del tested[worst]
+        del tested[worst], without_own[worst]
         memory = max(_memory(residuals, segments), shortest)
         tested = tests()
     if tested:
@@ -271,7 +284,7 @@ def _tested(
             for i, one in enumerate(tested)
         ]
     segments, tested = _with_single_steps(
-        cleaned, sums, segments, tested, residuals, rules, memory, floor
+        cleaned, sums, segments, tested, residuals, rules, memory, floor, wander
     )
     residuals = residuals_of(cleaned, segments)
     spread = float(np.sqrt(np.mean(residuals * residuals)))
@@ -287,6 +300,7 @@ def _with_single_steps(
     rules: StepRules,
     memory: float,
     floor: float,
+    wander: Wander,
 ) -> tuple[list[Segment], list[Boundary]]:
     """Segments and boundaries, with one step in place of lines that explain no more than it does.
 
@@ -308,7 +322,15 @@ def _with_single_steps(
                 known = [*tested[:first], None, *tested[last:]]
                 again = [
                     _test(
-                        sums, about, others, i, memory, floor, rules.most_counted, old is not None
+                        sums,
+                        about,
+                        others,
+                        i,
+                        memory,
+                        floor,
+                        rules,
+                        wander,
+                        or_line=old is not None,
                     )
                     for i, old in enumerate(known)
                 ]
@@ -360,7 +382,9 @@ def _test(
     position: int,
     memory: float,
     floor: float,
-    most_counted: float,
+    rules: StepRules,
+    wander: Wander,
+    *,
     or_line: bool = True,
 ) -> Boundary:
     left, right = segments[position], segments[position + 1]
@@ -381,11 +405,13 @@ def _test(
         now = float(np.median(np.abs(before[-_NOW:]))) * MAD_TO_SIGMA / _LOUDER
         variances = [max(variance, now * now) for variance in variances]
     error = sum(
-        variance * 4.0 / _effective(one.size, memory)
+        variance * 4.0 / effective_size(one.size, memory)
         if one.slope
-        else variance / min(_effective(one.size, memory), most_counted)
+        else variance / min(effective_size(one.size, memory), rules.most_counted)
         for variance, one in zip(variances, (left, right), strict=True)
     )
+    sigma = max(float(np.sqrt(residuals @ residuals / residuals.size)), floor)
+    error += wander.variance(min(left.size, right.size), memory, sigma)
     t = abs(effect) / float(np.sqrt(error))
     p_value = 2 * float(special.stdtr(freedom, -t))
     p_value = min(1.0, p_value * _TRIALS * sums.size / min(left.size, right.size))
@@ -399,11 +425,14 @@ def _test(
         about_line = residuals[left.start : right.stop] + (left.level - line.level)
         about_line[left.size :] += right.level - left.level
         about_line -= line.slope * np.arange(about_line.size)
-        saved = _innovations(about_line, memory) - _innovations(
-            residuals[left.start : right.stop], memory
-        )
+        about = residuals[left.start : right.stop]
+        saved = _innovations(about_line, memory) - _innovations(about, memory)
         # The variance of what memory does not tell of the next value.
-        if saved < _BEYOND_A_LINE * max(variances) * (1 - memory * memory):
+        least = _BEYOND_A_LINE * max(variances) * (1 - memory * memory)
+        if saved < least and not any(
+            _innovations(about_line, memory) - _innovations(about - ramp, memory) >= least
+            for ramp in ramps(left.size, right.size, effect, rules.ramps)
+        ):
             p_value = 1.0
     return Boundary(at, effect, p_value)
 
@@ -412,13 +441,6 @@ def _innovations(residuals: Floats, memory: float) -> float:
     """Sum of squares of what AR(1) memory leaves over."""
     rest = residuals[1:] - memory * residuals[:-1]
     return float(rest @ rest)
-
-
-def _effective(size: int, memory: float) -> float:
-    """Independent values that the mean of `size` with AR(1) memory is worth."""
-    inflation = (1 + memory) / (1 - memory)
-    inflation -= 2 * memory * (1 - memory**size) / (size * (1 - memory) ** 2)
-    return size / max(inflation, 1.0)
 
 
 def _memory(residuals: Floats, segments: list[Segment]) -> float:
