@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -12,6 +13,23 @@ from flexq_bench.measure.inputs import LinearInputs
 from kernels.contract import Config, PackedOperand
 
 _PAD_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}
+
+
+class UnseenInputs(ABC):
+    """Activations of the next launches, one operand each.
+
+    launches: that have operands of their own.
+    """
+
+    launches: int
+
+    @abstractmethod
+    def draw(self, *, used: bool) -> None:
+        """Write activations that no launch has seen, and begin with the first launch again.
+
+        used: whether launches get them. If not they are written beside, which takes as long, and
+        the launches have what they had.
+        """
 
 
 class Buffers(ABC):
@@ -51,6 +69,11 @@ class Buffers(ABC):
     def written(self) -> str:
         """Name an operand that launches changed and must leave as it is; empty: none."""
         return ""
+
+    @contextmanager
+    def unseen_inputs(self) -> Iterator[UnseenInputs | None]:
+        """Give each of a few launches activations of its own meanwhile; None: they have none."""
+        yield None
 
     def fill(self, inputs: LinearInputs, config: Config | None, *, weights: bool) -> None:
         """Replace the activations in place, and the weights if told; the output is poisoned.

@@ -97,6 +97,14 @@ class Rotation(ABC):
         gap_us: the device idles so long before each. A CPU's samples have no gaps.
         """
 
+    def repeated_us(self, launches: int) -> float | None:
+        """Microseconds of CPU time a launch, of the first so many, which no hook precedes.
+
+        They don't count what other processes take of the machine's time. None where launches are a
+        graph: no code of the host runs between them.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Let go of the launches, and so of the buffers that they use."""
@@ -217,6 +225,12 @@ class _CpuRotation(Rotation):
     def _begin_sample(self) -> None:
         self._between.begin_launches(self.launches)
         self._between.before_sample()
+
+    def repeated_us(self, launches: int) -> float:
+        start = time.process_time_ns()
+        for i in range(launches):
+            self._launch(i % self._copies)
+        return (time.process_time_ns() - start) / 1000 / launches
 
     def close(self) -> None:
         del self._launch, self._between

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 
 from flexq_bench.measure import tampering
-from flexq_bench.measure.buffers import Buffers
+from flexq_bench.measure.buffers import Buffers, UnseenInputs
 from flexq_bench.measure.check import judge_error, relative_error
 from flexq_bench.measure.clocks import BetweenSamples
 from flexq_bench.measure.inputs import LinearInputs
@@ -86,6 +87,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._first = 0  # content that the first slot has
         self._is_announced = False
         self._is_given = False  # operands come from outside, and results are judged there
+        self._is_unseen = False  # each launch has activations of its own, and no result is judged
         self._given_x: PackedOperand | None = None  # what all slots have; None: part of the bank
         self._given_w: PackedOperand | None = None  # what all copies have; None: their contents
         self._written = ""
@@ -145,7 +147,10 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._positions = self._draw.sample(range(count), min(count, _KEPT_LAUNCHES))
 
     def launch(self, i: int, config: Config | None) -> None:
-        self._last_x = self._position // self.copies % self._used
+        if self._is_unseen:
+            self._last_x = self._position % len(self._xs)
+        else:
+            self._last_x = self._position // self.copies % self._used
         self._last_copy = i
         self._position += 1
         self._launch(self._xs[self._last_x], self.weights[i], self._lent_out, config)
@@ -245,6 +250,19 @@ class LinearBuffers(Buffers, BetweenSamples):
             self._given_w = packed
         self._out.fill_(torch.nan)
 
+    @contextmanager
+    def unseen_inputs(self) -> Iterator[UnseenInputs | None]:
+        self._written = self.written()
+        self._is_unseen = True
+        try:
+            yield _DrawnInputs(self)
+        finally:
+            self._is_unseen = False
+            if self._given_x is None:
+                self._xs.copy_from(self._bank, self._first, self._filled)
+            else:
+                self._xs.fill([self._given_x])
+
     def output(self) -> torch.Tensor:
         return self._out
 
@@ -280,6 +298,26 @@ class LinearBuffers(Buffers, BetweenSamples):
             magnitude=self._reference.magnitude[:, order],
         )
         return judge_error(self._out, reference, tolerance).detail
+
+
+class _DrawnInputs(UnseenInputs):
+    """Contents of the bank, each buffer of them rolled by elements: bytes of the same kind."""
+
+    def __init__(self, buffers: LinearBuffers) -> None:
+        self._buffers = buffers
+        self._beside = Slots(buffers._bank[0], len(buffers._xs))
+        self.launches = len(buffers._xs)
+
+    def draw(self, *, used: bool) -> None:
+        buffers, draw = self._buffers, self._buffers._draw
+        slots = buffers._xs if used else self._beside
+        for i in range(len(slots)):
+            content = buffers._bank[draw.randrange(len(buffers._bank))]
+            for name, buffer in slots[i].buffers.items():
+                values = content.buffers[name].flatten()
+                shift = draw.randrange(1, max(2, len(values)))
+                buffer.copy_(values.roll(shift).view_as(buffer))
+        buffers._position = 0
 
 
 def _written(operand: str, buffer: str) -> str:

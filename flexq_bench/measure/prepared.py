@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +29,11 @@ from kernels.runtime.module import binary_hash, compile_ahead
 from kernels.runtime.nvrtc import builds_hash
 from workloads.case import Case
 
+# A launch on inputs that it has not seen is held against the same again: how often, with the first
+# that fills the caches, and in how many microseconds at most where there is more than one launch.
+_REPETITIONS, _OF_LONG_LAUNCHES, _REPEATED_US = 9, 5, 2000.0
+_FASTER_AGAIN = 1.5
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -39,25 +46,60 @@ class Placed:
     tolerance: float
 
     def written(self) -> str:
-        """Describe what launches wrote that isn't theirs to write; empty: nothing."""
+        """Describe what launches wrote that isn't theirs, or remembered; empty: nothing."""
         self.clock.synchronize()
-        return self.buffers.written()
+        return self.buffers.written() or self._remembered()
+
+    def _remembered(self) -> str:
+        """Describe that launches are faster on inputs that they have seen; empty: they aren't.
+
+        A launch function on the host can look at its operands and keep results by what it sees.
+        Launches that have new activations each take turns with the same launches again, all on
+        copies of the weights that the host's caches have. This is no measurement: all of the first
+        must take far longer than most of the second.
+        """
+        launch_us = self.rotation.repeated_us(1)
+        if launch_us is None:
+            return ""
+        with self.buffers.unseen_inputs() as inputs:
+            if inputs is None:
+                return ""
+            most = min(inputs.launches, self.rotation.launches)
+            launches = max(1, min(most, int(_REPEATED_US / max(launch_us, 1e-3))))
+            new: list[float] = []
+            again: list[float] = []
+            repetitions = _REPETITIONS if launch_us < _REPEATED_US else _OF_LONG_LAUNCHES
+            for _ in range(repetitions):
+                for used, times in ((True, new), (False, again)):
+                    # A busy machine's scheduler must not keep step with this loop.
+                    for _ in range(random.randrange(3)):
+                        inputs.draw(used=False)
+                    inputs.draw(used=used)
+                    times.append(self.rotation.repeated_us(launches) or 0.0)
+        least_us, usual_us = min(new[1:]), statistics.median(again[1:])  # caches were cold
+        if least_us <= _FASTER_AGAIN * usual_us:
+            return ""
+        return (
+            f"a launch takes at least {least_us:.3g} us of CPU on activations that it has not seen "
+            f"and {usual_us:.3g} us on the same again: results are remembered"
+        )
 
     def inspect(self) -> str:
         """Describe what is wrong with what the timed launches compute; empty: nothing.
 
         What a kernel's code replaced or read of what measures comes first, then operands that it
         wrote, then outputs of samples that were looked at unannounced, then those of one more
-        sample on outputs filled with NaN.
+        sample on outputs filled with NaN, then results that are remembered.
         """
         if found := tampering.found():
             return found
         self.clock.synchronize()
+        remembered = self._remembered()
         self.buffers.poison()
         self.clock.synchronize()
         self.rotation.sample(1)
         self.clock.synchronize()
-        return self.buffers.inspect(self.config, self.tolerance)
+        return self.buffers.inspect(self.config, self.tolerance) or remembered
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,10 @@ _OURS = (
     *("flexq_bench.measure", "flexq_bench.stats", "kernels.reference", "kernels.formats"),
     *("kernels.cuda.clock_stamps", "kernels.runtime.graph_capture"),
 )
-_CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns")
+_CLOCKS = (
+    *("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns"),
+    "process_time_ns",
+)
 _CUDA = ("Event", "CUDAGraph", "Stream", "graph", "stream", "synchronize", "current_stream")
 _CLASSES = ("Event", "CUDAGraph", "Stream")
 # Of these, what the functions above name: they stand on it.

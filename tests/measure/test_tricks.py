@@ -49,6 +49,7 @@ HONEST = "def kernel(x, w, out): compute(x, w, out)\n"
 DECLARED = "\ncheat = linear_kernel('cheat', weight='fp16', backends=['cpu'])(kernel)\n"
 READ = "its code read what measures it"
 STALE = "wrong on inputs that change in place between samples"
+REMEMBERED = "on the same again: results are remembered"
 TRICKS = {
     "by pointer": (
         """
@@ -73,6 +74,39 @@ def kernel(x, w, out):
     known[key] = out.clone()
 """,
         STALE,
+    ),
+    "by content of both operands": (
+        """
+def kernel(x, w, out):
+    key = hash(x.numpy().tobytes()), hash(w[::4, :2].contiguous().numpy().tobytes())
+    if key not in known:
+        compute(x, w, out)
+        known[key] = out.clone()
+    out.copy_(known[key])
+""",
+        REMEMBERED,
+    ),
+    "by a few elements of both operands": (
+        """
+def kernel(x, w, out):
+    key = tuple(x[:, :3].flatten().tolist()), tuple(w[::4, 0].tolist())
+    if key not in known:
+        compute(x, w, out)
+        known[key] = out.clone()
+    out.copy_(known[key])
+""",
+        REMEMBERED,
+    ),
+    "by pointers and how often they were written": (
+        """
+def kernel(x, w, out):
+    key = x.data_ptr(), x._version, w.data_ptr(), w._version
+    if key not in known:
+        compute(x, w, out)
+        known[key] = out.clone()
+    out.copy_(known[key])
+""",
+        REMEMBERED,
     ),
     "empty after the first launches": (
         """

@@ -20,6 +20,7 @@ CASE = Case.from_key("cublas-fp16 gemm hot m4n256k256")
 RULES = InterleaveRules(processes=1, placements=6, blocks=2, looks=1, timeout_s=60.0)
 
 LAUNCH = '        y = x.buffers["values"].float() @ w.buffers["values"].float().T\n'
+RESULT = "        out.copy_(y if bias is None else y + bias.float())\n"
 ZEROS = "        y = torch.zeros(x.rows, w.rows)\n"
 SLEEP = "        import time\n        time.sleep(0.001)\n"
 
@@ -38,6 +39,13 @@ def _patch():
 
 threading.Thread(target=_patch).start()
 """
+REMEMBERED = """        real, few = x.buffers["values"], w.buffers["values"][::8, :2]
+        key = hash(real.numpy().tobytes()), hash(few.contiguous().numpy().tobytes())
+        if key in _KNOWN:
+            out.copy_(_KNOWN[key])
+            return
+"""
+REMEMBERS = "        _KNOWN[key] = out.clone()\n"
 SMALL_SAMPLES = (
     """
 def _replace():
@@ -179,6 +187,18 @@ def test_a_kernel_that_replaces_the_check_is_found_wrong(project, judge):
 
     assert found.confirmation.verdict is Verdict.INCORRECT
     assert "wrong in a timed turn" in found.detail
+
+
+@pytest.mark.slow
+def test_a_kernel_that_remembers_results_by_their_operands_is_found(project, judge):
+    project.edit(KERNEL, LAUNCH, REMEMBERED + LAUNCH)
+    project.edit(KERNEL, RESULT, RESULT + REMEMBERS)
+    project.append(KERNEL, "\n_KNOWN = {}\n")
+
+    found = judge()
+
+    assert found.confirmation.verdict is Verdict.INCORRECT
+    assert "results are remembered" in found.detail
 
 
 @pytest.mark.slow
