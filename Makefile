@@ -43,7 +43,7 @@ dashboard: $(PACKAGE) ## open the stored results in the browser
 
 test: lint ## set up .venv for tests, check style, types and imports, run the fast tests
 	$(PY) -m pytest -m "not slow and not gpu and not faults" --ignore tests/gpu --ignore tests/faults \
-	  -n $(WORKERS) --dist loadfile $(ARGS)
+	  -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(TESTING) ## the tests that take longer
 	$(PY) -m pytest -m "slow and not gpu and not faults" $(ARGS)

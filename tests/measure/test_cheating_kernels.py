@@ -17,6 +17,9 @@ from cheats import (
 # Whatever this CPU has: cold is then three copies of 512 KiB, each launched on often.
 L2_BYTES = {"cold": 1 << 16, "hot": 1 << 20}
 
+# Which comes first is chance: what recurs in a placement is drawn by lot.
+REASONS = ("wrong on inputs that change in place between samples", "results are remembered")
+
 
 @pytest.fixture
 def measured(a_meter, a_case):
@@ -34,7 +37,7 @@ def test_a_kernel_that_skips_work_is_incorrect(measured, cheat, cache):
     result = measured(cheat(), cache)
 
     assert result.status == "incorrect"
-    assert "wrong on inputs that change in place between samples" in result.detail
+    assert any(reason in result.detail for reason in REASONS)
     assert result.exact is True  # the checks that announce themselves found nothing
 
 
@@ -43,7 +46,7 @@ def test_so_is_one_that_is_given_real_activations(measured, cheat):
     result = measured(cheat(), "hot", "linear")
 
     assert result.status == "incorrect"
-    assert "wrong on inputs that change in place between samples" in result.detail
+    assert any(reason in result.detail for reason in REASONS)
 
 
 @pytest.mark.parametrize("cache", ["cold", "hot"])

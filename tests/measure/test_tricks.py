@@ -80,7 +80,8 @@ def kernel(x, w, out):
 def kernel(x, w, out):
     key = hash(x.numpy().tobytes()), hash(w[::4, :2].contiguous().numpy().tobytes())
     if key not in known:
-        compute(x, w, out)
+        for _ in range(8):  # far longer than it takes to make the key
+            compute(x, w, out)
         known[key] = out.clone()
     out.copy_(known[key])
 """,
@@ -91,7 +92,8 @@ def kernel(x, w, out):
 def kernel(x, w, out):
     key = tuple(x[:, :3].flatten().tolist()), tuple(w[::4, 0].tolist())
     if key not in known:
-        compute(x, w, out)
+        for _ in range(8):  # far longer than it takes to make the key
+            compute(x, w, out)
         known[key] = out.clone()
     out.copy_(known[key])
 """,
@@ -102,9 +104,10 @@ def kernel(x, w, out):
 def kernel(x, w, out):
     key = x.data_ptr(), x._version, w.data_ptr(), w._version
     if key not in known:
-        compute(x, w, out)
-        known[key] = out.clone()
-    out.copy_(known[key])
+        for _ in range(8):  # far longer than it takes to make the key
+            compute(x, w, out)
+        known[key] = out.clone(), x, w  # so that nothing else gets their addresses
+    out.copy_(known[key][0])
 """,
         REMEMBERED,
     ),
@@ -427,7 +430,8 @@ def test_a_trick_is_incorrect_or_refused_with_its_reason(measured, name):
     result = measured(source)
 
     assert result.status in ("incorrect", "failed")
-    assert said in result.detail
+    # Which of two reasons comes first is chance: what recurs in a placement is drawn by lot.
+    assert said in result.detail or (said == STALE and REMEMBERED in result.detail)
 
 
 @pytest.mark.parametrize("name", ["another clock", "the stack by an exception"])
