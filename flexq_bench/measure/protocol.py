@@ -93,7 +93,7 @@ class Protocol:
     confidence: float = 0.95
     min_placements: int = 5
     min_clock_fraction: float = 0.97
-    min_device_clock_fraction: float = 0.7
+    min_device_clock_fraction: float = 0.55
     sustained_placements: int = 3
     turn_s: float = 0.01
     telemetry_period_s: float = 0.02
@@ -114,7 +114,7 @@ class Protocol:
 PROTOCOL_CUDA = Protocol(
     version=PROTOCOL_VERSION,
     warm_up=WarmUp(min_s=0.2, max_s=1.0),
-    rewarm=WarmUp(min_s=0.01, max_s=0.1),
+    rewarm=WarmUp(min_s=0.01, max_s=0.02),
     retune=WarmUp(min_s=0.004, max_s=0.05),
     min_sample_us=50.0,
     target_sample_us=400.0,
@@ -126,8 +126,8 @@ PROTOCOL_CUDA = Protocol(
     min_samples=30,
     min_device_s=0.02,
     long_device_s=0.1,
-    placement_s=0.1,
-    budget_s=4.0,
+    placement_s=0.06,
+    budget_s=12.0,
     gaps=(2.0, 6.0, 18.0),
     sustained=WarmUp(min_s=1.0, max_s=1.0),
     sustained_s=0.6,

@@ -25,6 +25,8 @@ _MIN_GAPPED, _MOST_BATCHES = 3, 10
 _HALF_WIDTH = 2.46
 # That tell a case's own clock without a power limit; and idle time that no limit outlasts.
 _FREE_SAMPLES, _LONGEST_FREE_GAP_S = 5, 0.02
+# Placements whose spread tells how many more it takes. Of fewer, too many may lie apart by chance.
+_TELL = 10
 Place = Callable[[int], AbstractContextManager[Rotation]]
 Now = Callable[[], float]
 
@@ -309,7 +311,7 @@ class _Sampler:
             return "closed"
         if interval is None and len(self._placements) >= protocol.min_placements:
             return "hopeless"
-        if len(counted) >= protocol.min_placements:
+        if len(counted) >= max(_TELL, protocol.min_placements):
             needed = placements_needed([p.valid_us for p in counted], protocol.ci_tolerance)
             if elapsed_s * needed / len(self._placements) > protocol.budget_s:
                 return "hopeless"
@@ -326,13 +328,13 @@ def are_enough(counted: Sequence[Placement], protocol: Protocol) -> bool:
 def placements_needed(placements: Sequence[Sequence[float]], tolerance: float) -> float:
     """About how many placements it takes until their interval is ± tolerance wide.
 
-    placements: samples of those so far, any unit. One median in five may lie apart: it doesn't keep
-    the interval open for long. What counts is the standard deviation of the others.
+    placements: samples of those so far, any unit. Two medians in five may lie apart: a minority
+    doesn't keep the interval open for long. What counts is the standard deviation of the others.
     """
     medians = [statistics.median(samples) for samples in placements]
     centre = statistics.median(medians)
     near = sorted(medians, key=lambda median: abs(median - centre))
-    sigma = statistics.stdev(near[: len(near) - len(near) // 5])
+    sigma = statistics.stdev(near[: len(near) - 2 * len(near) // 5])
     return math.ceil((_HALF_WIDTH * sigma / (tolerance * centre)) ** 2)
 
 

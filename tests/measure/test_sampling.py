@@ -104,8 +104,8 @@ def test_two_speeds_that_no_budget_can_settle_end_at_once_with_the_interval_that
     sampling = run(World([1.0, 1.12]))
 
     assert sampling.stopped == "hopeless"
-    assert len(sampling.placements) == PROTOCOL_CUDA.min_placements
-    assert sampling.elapsed_s < 1.5
+    assert len(sampling.placements) == 10
+    assert sampling.elapsed_s < 2.0
     assert 0.0025 < sampling.interval.half_width / sampling.interval.estimate < 0.13
 
 
@@ -118,10 +118,11 @@ def test_one_placement_that_lies_apart_does_not_end_a_case():
 
 def test_a_case_never_takes_much_longer_than_its_budget():
     # Their scatter is small, but the median stays between two speeds.
-    sampling = run(World([1.0, 1.006], sigma=0.0001))
+    protocol = replace(PROTOCOL_CUDA, budget_s=4.0)
+    sampling = run(World([1.0, 1.006], sigma=0.0001), protocol)
 
     assert sampling.stopped == "budget"
-    assert sampling.elapsed_s < PROTOCOL_CUDA.budget_s + 0.3
+    assert sampling.elapsed_s < 4.3
 
 
 def test_how_many_placements_are_needed_grows_with_the_square_of_their_scatter():
@@ -208,12 +209,12 @@ def test_gaps_become_longer_where_the_power_limit_takes_a_case_below_its_own_clo
 
 
 def test_a_case_that_is_never_clocked_high_enough_is_sustained_and_says_why():
-    sampling = run(World([1.0], sigma=0.0005, mhz=lambda gap: 1300.0))
+    sampling = run(World([1.0], sigma=0.0005, mhz=lambda gap: 1000.0))
 
     assert sampling.regime == "sustained"
-    assert sampling.interval.estimate == pytest.approx(40.0 * 2000 / 1300, rel=0.001)
+    assert sampling.interval.estimate == pytest.approx(40.0 * 2000 / 1000, rel=0.001)
     # 70 % of what the device runs at without load.
-    assert "clocked below 1400 MHz (1300 MHz in the median)" in sampling.no_boost
+    assert "clocked below 1100 MHz (1000 MHz in the median)" in sampling.no_boost
     assert sampling.n_invalid > 0  # what was measured under boost is kept
     assert sampling.gap_us == 0.0
 
