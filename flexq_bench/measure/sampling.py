@@ -27,6 +27,7 @@ _HALF_WIDTH = 2.46
 _FREE_SAMPLES, _LONGEST_FREE_GAP_S = 5, 0.02
 # Placements whose spread tells how many more it takes. Of fewer, too many may lie apart by chance.
 _TELL = 10
+_RAISED = 1.01  # times the clock before: by longer gaps
 Place = Callable[[int], AbstractContextManager[Rotation]]
 Now = Callable[[], float]
 
@@ -381,17 +382,24 @@ def warm_up_under_boost(
     """Warm up with gaps, and with longer ones while most samples are clocked too low to count.
 
     gap: of protocol.gaps, to begin with. Returns the one that it ended with and the clocks that are
-    known then, too.
+    known then, too. Gaps that do not raise the clock are not taken: power is not what limits it.
     """
+    shorter: tuple[Warmed, float] | None = None  # with the gap before this one, and its clock
     while True:
         warmed = warm_up(rotation, phase, protocol.batch_s, now, gap=protocol.gaps[gap])
-        clocks = warmed.batch.sm_mhz
-        if free.case_mhz is None and any(mhz is not None for mhz in clocks):
+        clocks = [mhz for mhz in warmed.batch.sm_mhz if mhz is not None]
+        if free.case_mhz is None and clocks:
             free = free.with_case(rotation, warmed.sample_s, protocol)
-        low = sum(is_low(mhz, free.least_mhz(protocol)) for mhz in clocks)
-        if 2 * low <= len(clocks) or gap + 1 == len(protocol.gaps):
+        mhz = _median(clocks)
+        if mhz is not None and shorter is not None and mhz < _RAISED * shorter[1]:
+            return shorter[0], gap - 1, free
+        if (
+            mhz is None
+            or not is_low(mhz, free.least_mhz(protocol))
+            or gap + 1 == len(protocol.gaps)
+        ):
             return warmed, gap, free
-        gap, phase = gap + 1, protocol.rewarm
+        gap, phase, shorter = gap + 1, protocol.rewarm, (warmed, mhz)
 
 
 def is_low(mhz: float | None, least_mhz: float | None) -> bool:

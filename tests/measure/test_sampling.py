@@ -208,12 +208,24 @@ def test_gaps_become_longer_where_the_power_limit_takes_a_case_below_its_own_clo
     assert sampling.placements[-1].gap_us == pytest.approx(PROTOCOL_CUDA.gaps[1] * 435.0, rel=0.01)
 
 
+def test_gaps_stay_short_where_longer_ones_do_not_raise_the_clock():
+    world = World([1.0], sigma=0.0005)
+    # Of a short kernel, whose clock scatters about the least that counts.
+    scatter = np.random.default_rng(1)
+    world.mhz = lambda gap: FREE_MHZ if world.time_s < 0.3 else scatter.choice([1935.0, 1945.0])
+
+    sampling = run(world)
+
+    assert (sampling.regime, sampling.converged) == ("boost", True)
+    assert sampling.gap_us == pytest.approx(PROTOCOL_CUDA.gaps[0] * 412.0, rel=0.02)
+
+
 def test_a_case_that_is_never_clocked_high_enough_is_sustained_and_says_why():
     sampling = run(World([1.0], sigma=0.0005, mhz=lambda gap: 1000.0))
 
     assert sampling.regime == "sustained"
     assert sampling.interval.estimate == pytest.approx(40.0 * 2000 / 1000, rel=0.001)
-    # 70 % of what the device runs at without load.
+    # 55 % of what the device runs at without load.
     assert "clocked below 1100 MHz (1000 MHz in the median)" in sampling.no_boost
     assert sampling.n_invalid > 0  # what was measured under boost is kept
     assert sampling.gap_us == 0.0
