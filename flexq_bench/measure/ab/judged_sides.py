@@ -44,6 +44,9 @@ TOLERATED = 0.05
 _CHANCE = 1e-3
 _FEWEST_TURNS = 12
 _CLOCKS_DIFFER = 1.01  # of this process and of a GPU
+# Placements, of which one drawn by lot has its whole result checked, as the first one has: it takes
+# longer than the placement's samples, of which some cells are checked always.
+_WHOLE_OF = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class JudgedSide(CaseSide):
     left_s: list[tuple[float, float]] = field(default_factory=list, kw_only=True)
     _worker: Worker | None = field(default=None, init=False)
     _weights: LinearInputs | None = field(default=None, init=False)
+    _is_checked: bool = field(default=False, init=False)  # a whole result
 
     def prepare(self, worker: Worker, favourite: dict[str, Any] | None) -> None:
         self._worker = worker
@@ -115,7 +119,9 @@ class JudgedSide(CaseSide):
         return turn
 
     def leave(self, worker: Worker) -> None:
-        self.wrong = self.wrong or self._wrong_result(worker)
+        if not self._is_checked or secrets.randbelow(_WHOLE_OF) == 0:
+            self.wrong = self.wrong or self._wrong_result(worker)
+            self._is_checked = True
         super().leave(worker)
         if self.opponent is not None:
             self.wrong = self.wrong or _unaccounted(self.left_s, self.opponent.left_s)
