@@ -87,15 +87,23 @@ def _without_weights(checkpoint: QuantizedCheckpoint, dtype: torch.dtype) -> Any
         raise AccuracyError(f"can't load {checkpoint.folder}: {library_reason(error)}") from error
 
 
-def _check_whole(checkpoint: QuantizedCheckpoint, model: nn.Module) -> None:
+def _check_whole(checkpoint: QuantizedCheckpoint, model: Any) -> None:
     given = {*checkpoint.tensor_names}
-    given |= {f"{layer}.{part}" for layer in checkpoint.layers for part in ("weight", "bias")}
+    for layer in checkpoint.layers:
+        given.add(f"{layer}.weight")
+        if checkpoint.has_bias(layer):
+            given.add(f"{layer}.bias")
     lacking = expected_tensors(model).keys() - given
     if lacking:
         raise AccuracyError(
             f"{checkpoint.folder} lacks {len(lacking)} weights of its architecture "
             f"({min(lacking)} …): quantize the model again"
         )
+    if getattr(model.config, "tie_word_embeddings", False):
+        words = model.get_input_embeddings()
+        tied = {f"{name}.weight" for name, part in model.named_modules() if part is words}
+        for name in tied:
+            checkpoint.check_tied_head(name)
 
 
 def _put_in(

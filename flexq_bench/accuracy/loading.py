@@ -11,6 +11,7 @@ import torch
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
 from flexq_bench.checkpoints.model_source import (
+    GgufSource,
     check_block_count,
     check_no_more,
     quiet_transformers,
@@ -124,9 +125,12 @@ def _check_config(files: ModelFiles) -> None:
 def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
+    source = None if files.gguf is None else GgufSource(files)
+    config = None if source is None else source.config()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             files.folder,
+            config=config,
             dtype=dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported below
@@ -150,6 +154,8 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
     blocks = f"{model.base_model_prefix}."
     unused = [name for name in info["unexpected_keys"] if name.startswith(blocks)]
     check_no_more(files.name, unused)
+    if source is not None:
+        source.check_used(model)
     # What transformers dequantizes stays marked as quantized, and could not be saved or patched.
     model.config.quantization_config = None
     del model.config.quantization_config

@@ -10,7 +10,10 @@ from typing import Any
 import torch
 
 from flexq_bench.checkpoints.config import StoredCalibration, StoredScheme
+from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
+
+_HEAD = "lm_head.weight"
 
 
 class QuantizedCheckpoint(ABC):
@@ -56,6 +59,24 @@ class QuantizedCheckpoint(ABC):
         """Name of the model that it was made of, where it says that; else of its folder."""
         made_of = Path(str(self.config.get("_name_or_path") or "")).name
         return made_of or self.folder.resolve().name
+
+    @abstractmethod
+    def has_bias(self, name: str) -> bool:
+        """True if a layer of `layers` has a bias."""
+
+    def check_tied_head(self, embedding: str) -> None:
+        """Raise CheckpointError if it has an output head beside the embedding that is to be it.
+
+        embedding: name of the embedding, of a model whose configuration ties the two.
+        """
+        if _HEAD in self.tensor_names and embedding in self.tensor_names:
+            head, words = self.tensor(_HEAD), self.tensor(embedding)
+            if head.shape != words.shape or not torch.equal(head.float(), words.float()):
+                raise CheckpointError(
+                    f"{self.folder}: {_HEAD} is not {embedding}, and config.json says that they "
+                    'are one ("tie_word_embeddings"): set that to false if the model has a head '
+                    "of its own"
+                )
 
     @abstractmethod
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:

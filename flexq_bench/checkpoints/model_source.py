@@ -17,6 +17,7 @@ import torch
 
 from flexq_bench.checkpoints.config import CONFIG
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.gguf_config import check_tensors_used, complete_config
 from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, read_tensor
 from flexq_bench.errors import library_reason
@@ -162,16 +163,24 @@ class GgufSource(ModelSource):
         self._stored: dict[str, Any] = {}  # gguf.ReaderTensor, by transformers' name
         self._processor: Any = None
         self._config: Any = None  # reading it takes as long as its vocabulary
+        self._header: Any = None  # and so does this
 
     def config(self) -> Any:
         from transformers import AutoConfig
 
         if self._config is None:
             with self._readable():
-                self._config = AutoConfig.from_pretrained(
+                config = AutoConfig.from_pretrained(
                     self._path.parent, gguf_file=self._path.name, trust_remote_code=False
                 )
+                complete_config(config, self._reader(), self._path)
+            self._config = config
         return self._config
+
+    def check_used(self, model: Any) -> None:
+        """Raise CheckpointError if the file has tensors that a model has no place for."""
+        with self._readable():
+            check_tensors_used(self._names(model), self._reader(), self._path)
 
     def companions(self, scratch: Path) -> list[Path]:
         from transformers import AutoTokenizer
@@ -189,25 +198,15 @@ class GgufSource(ModelSource):
                 f"{self._path.name} is a {type(model).__name__}, which is not quantized from a "
                 "GGUF file: give its folder of safetensors"
             )
-        from gguf import GGUFReader
-        from transformers.modeling_gguf_pytorch_utils import (
-            TENSOR_PROCESSORS,
-            TensorProcessor,
-            get_gguf_hf_weights_map,
-            read_field,
-        )
-
         with self._readable():
-            reader = GGUFReader(self._path)
-            architecture = read_field(reader, "general.architecture")[0]
-            kind = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
-            self._processor = kind(config=model.config.to_dict())
-            names = get_gguf_hf_weights_map(_AsOne(model), self._processor)
+            names = self._names(model)
             self._stored = {
                 names[tensor.name]: _GgufTensor(self._path, tensor)
-                for tensor in reader.tensors
+                for tensor in self._reader().tensors
                 if tensor.name in names
             }
+            check_tensors_used(names, self._reader(), self._path)
+        self._header = None  # its list of tokens takes tens of MiB
         check_tensors(self.name, model, {name: t.shape for name, t in self._stored.items()})
 
     def read(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
@@ -228,12 +227,37 @@ class GgufSource(ModelSource):
             values = stored.values(dtype)
             return torch.from_numpy(self._processor.process(values, stored.name).weights)
 
+    def _reader(self) -> Any:
+        """The file's header, gguf.GGUFReader: its tensors are mapped, not read."""
+        from gguf import GGUFReader
+
+        if self._header is None:
+            self._header = GGUFReader(self._path)
+        return self._header
+
+    def _names(self, model: Any) -> dict[str, str]:
+        """The model's tensors by those of the file."""
+        from transformers.modeling_gguf_pytorch_utils import (
+            TENSOR_PROCESSORS,
+            TensorProcessor,
+            get_gguf_hf_weights_map,
+            read_field,
+        )
+
+        architecture = read_field(self._reader(), "general.architecture")[0]
+        kind = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+        self._processor = kind(config=model.config.to_dict())
+        names: dict[str, str] = get_gguf_hf_weights_map(_AsOne(model), self._processor)
+        return names
+
     @contextmanager
     def _readable(self) -> Iterator[None]:
         """Turn what its readers stumble over in a damaged file into one line."""
         try:
             with quiet_transformers():
                 yield
+        except CheckpointError:
+            raise
         except ImportError as error:
             raise CheckpointError(
                 f"{self._path.name} needs gguf: pip install 'flexq-bench[accuracy]'"

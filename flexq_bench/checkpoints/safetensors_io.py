@@ -176,7 +176,9 @@ def _info(path: Path, entry: dict[str, Any], begin: int, digest: str) -> TensorI
     shape = tuple(int(length) for length in entry["shape"])
     dtype = DTYPES.get(entry["dtype"])
     if dtype is None:
-        raise ValueError(f"unknown dtype {entry['dtype']}")
+        raise CheckpointError(
+            f"{path} has tensors of type {entry['dtype']!s:.20}; read here are {', '.join(DTYPES)}"
+        )
     size = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or start < 0 or stop - start != size:
         raise ValueError("a tensor's shape and bytes disagree")

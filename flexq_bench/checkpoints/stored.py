@@ -29,7 +29,7 @@ from flexq_bench.checkpoints.safetensors_io import (
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 _AGAIN = "copy the folder again, or quantize again"
-_BLOCK = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+BLOCK = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
 class StoredCheckpoint(QuantizedCheckpoint):
@@ -70,6 +70,9 @@ class StoredCheckpoint(QuantizedCheckpoint):
         section = dumped_section(extension, ignored)
         return content_hash({**self.config, QUANTIZATION: section}, self._infos)
 
+    def has_bias(self, name: str) -> bool:
+        return self._entries[name].bias
+
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
         """Read one layer. Raises CheckpointError in one line if there is none or it is damaged."""
         entry = self._entries.get(name)
@@ -108,7 +111,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
     def _check_blocks(self) -> None:
         """Blocks and widths are those of Hugging Face's configuration, where that names them."""
         blocks = self.config.get("num_hidden_layers")
-        found = {int(match[1]) for name in self.layers if (match := _BLOCK.search(f".{name}"))}
+        found = {int(match[1]) for name in self.layers if (match := BLOCK.search(f".{name}"))}
         if isinstance(blocks, int) and found and found != set(range(blocks)):
             raise CheckpointError(
                 f"{self.folder} has layers of {len(found)} blocks, its {CONFIG} asks for {blocks}: "

@@ -41,7 +41,7 @@ class StreamedModel:
 
     def __init__(self, source: ModelSource, device: torch.device, dtype: torch.dtype) -> None:
         self._source, self._device, self._dtype = source, device, dtype
-        self.module: Any = _without_weights(source).eval()
+        self.module: Any = without_weights(source).eval()
         _drop_weights(self.module)  # those of norms were made
         origins = linear_origins(self.module)
         self.is_separated = bool(origins)
@@ -156,7 +156,8 @@ class EmptyOnMeta(TorchFunctionMode):
         return func(*args, **given)
 
 
-def _without_weights(source: ModelSource) -> Any:
+def without_weights(source: ModelSource) -> Any:
+    """A model as its source's configuration says, on the meta device. Raises CheckpointError."""
     from transformers import AutoModelForCausalLM
 
     config = source.config()

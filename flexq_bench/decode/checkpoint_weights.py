@@ -35,17 +35,26 @@ class CheckpointWeights(NamedWeights):
         self.is_synthetic = checkpoint.is_synthetic
         self._checkpoint = checkpoint
         self._quantized = frozenset(checkpoint.layers)
-        left = {*checkpoint.tensor_names, *(f"{path}.weight" for path in checkpoint.layers)}
-        for tensor, bias in self._expected():
-            if tensor not in left:
-                raise UsageError(f"{name} has no tensor {tensor}: its {CONFIG} is of another model")
+        left = {*checkpoint.tensor_names}
+        for layer in checkpoint.layers:
+            left |= {f"{layer}.weight", *([f"{layer}.bias"] if checkpoint.has_bias(layer) else [])}
+        for tensor, bias, biased in self._expected():
+            lacking = tensor if tensor not in left else bias if biased and bias not in left else ""
+            if lacking:
+                raise UsageError(
+                    f"{name} has no tensor {lacking}: its {CONFIG} is of another model"
+                )
             left -= {tensor, bias}
+        if self.architecture.dimensions.tied_embeddings:
+            checkpoint.check_tied_head(f"{self._root}.embed_tokens.weight")
         check_no_more(name, left)
+        self._shapes = dict(self._dense_tensors())
 
-    def _expected(self) -> Iterator[tuple[str, str]]:
-        """Names of all tensors of the architecture and of their optional biases."""
-        yield from ((name, "") for name, _ in self._dense_tensors())
-        yield from ((f"{path}.weight", f"{path}.bias") for path, _, _ in self._layers())
+    def _expected(self) -> Iterator[tuple[str, str, bool]]:
+        """Names of all tensors and of their biases, and True if the architecture has that bias."""
+        yield from ((name, "", False) for name, _ in self._dense_tensors())
+        for path, _, biased in self._layers():
+            yield f"{path}.weight", f"{path}.bias", biased
 
     def formats(self) -> dict[str, LayerFormats]:
         layers = self.block(0, _CPU).linears
@@ -60,16 +69,21 @@ class CheckpointWeights(NamedWeights):
                 self._load(f"{name}.weight", device),
                 self._load(f"{name}.bias", device) if biased else None,
             )
-        given = layer.weight.rows, layer.weight.k
-        if given != shape:
-            raise UsageError(
-                f"{self.architecture.dimensions.name}: {name} is {list(given)}, its {CONFIG} asks "
-                f"for {list(shape)}: quantize it again"
-            )
+        self._check_shape(name, (layer.weight.rows, layer.weight.k), shape)
         return layer
 
     def _tensor(self, name: str) -> torch.Tensor:
-        return self._checkpoint.tensor(name)
+        tensor = self._checkpoint.tensor(name)
+        shape = self._shapes.get(name, tuple(tensor.shape))
+        self._check_shape(name, tuple(tensor.shape), shape)
+        return tensor
+
+    def _check_shape(self, name: str, given: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if given != expected:
+            raise UsageError(
+                f"{self.architecture.dimensions.name}: {name} is {list(given)}, its {CONFIG} asks "
+                f"for {list(expected)}: quantize it again"
+            )
 
 
 def checkpoint_weights(path: Path) -> CheckpointWeights:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from flexq_bench.checkpoints.model_source import check_no_more
+from flexq_bench.checkpoints.model_source import check_no_more, expected_tensors, open_source
+from flexq_bench.checkpoints.streaming import without_weights
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture, of_config
 from flexq_bench.decode.fused_layers import fused
 from flexq_bench.decode.weights import (
@@ -23,6 +24,7 @@ from flexq_bench.decode.weights import (
     parts_of,
 )
 from flexq_bench.errors import UsageError
+from flexq_bench.schemes.linear_layers import linear_origins
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles, StoredTensor, is_there, model_at
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
@@ -42,7 +44,7 @@ def open_weights(path: Path) -> DenseWeights:
         raise UsageError(f"no model {str(path)!r}: give a catalog name, a folder or a .gguf file")
     files = model_at(path)
     if files.gguf is not None:
-        return open_gguf(files.folder / files.gguf)
+        return GgufWeights(files)
     return FolderWeights(files)
 
 
@@ -192,6 +194,22 @@ class FolderWeights(_NamedTensors):
         return tensor
 
 
+class GgufWeights(_NamedTensors):
+    """Dequantizes tensors of a GGUF file on demand."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._source = open_source(files)
+        model = without_weights(self._source)
+        config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+        architecture = of_config(config, files.name)
+        self._source.bind(model, linear_origins(model))
+        super().__init__(architecture, expected_tensors(model))
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        (_, tensor) = next(iter(self._source.read([name], torch.device("cpu"))))
+        return tensor
+
+
 class StateDictWeights(_NamedTensors):
     """The tensors of a transformers model in memory."""
 
@@ -201,24 +219,6 @@ class StateDictWeights(_NamedTensors):
 
     def _tensor(self, name: str) -> torch.Tensor:
         return self._tensors[name]
-
-
-def open_gguf(path: Path) -> StateDictWeights:
-    """Open a GGUF file, dequantized by transformers into host memory. Raises UsageError."""
-    try:
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, trust_remote_code=False
-        )
-    except ImportError as error:
-        raise UsageError(
-            f"{path.name} needs transformers and gguf: pip install 'flexq-bench[accuracy]'"
-        ) from error
-    except Exception as error:  # for a damaged file the reader may raise anything
-        raise UsageError(f"can't read {path}: {error}: download the model again") from error
-    config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
-    return StateDictWeights(of_config(config, path.stem), model.state_dict())
 
 
 def _check(

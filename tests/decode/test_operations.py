@@ -102,7 +102,7 @@ def test_a_damaged_gguf_file_is_named(operations: DecodeWorkerOperations, tmp_pa
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF and nothing more")
 
-    with pytest.raises(UsageError, match=r"can't read .*model\.gguf.*: download the model again"):
+    with pytest.raises(UsageError, match=r"can't read .*model\.gguf.*: download it again"):
         operations.check(**asked(path))
 
 

@@ -50,6 +50,13 @@ class AwqLayers(LayerReader):
                 f"{tensors.folder.name} is an AWQ checkpoint of {bits} bits in the layout "
                 f"{layout}: what is read here has {_BITS} bits and the layout {_LAYOUT}"
             )
+        if not section.get("zero_point", True) and not any(
+            n.endswith(".qzeros") for n in tensors.infos
+        ):
+            raise CheckpointError(
+                f"{tensors.folder.name} has no zero points (qzeros), which the layout {_LAYOUT} "
+                "has even where they are all alike: quantize it with zero_point=True"
+            )
         if not isinstance(self._group, int) or (self._group < 1 and self._group != -1):
             raise CheckpointError(f"{tensors.folder.name} has AWQ groups of {self._group!r} values")
         super().__init__(tensors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +22,8 @@ from flexq_bench.checkpoints.foreign.folder import REALS, FolderTensors
 from flexq_bench.checkpoints.foreign.methods import read_layers
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.safetensors_io import digest_of, read_tensor
-from flexq_bench.checkpoints.stored import shape_of
+from flexq_bench.checkpoints.stored import BLOCK, shape_of
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-
-_IN_A_BLOCK = re.compile(r"\.layers\.\d+\.")
 
 # What early versions of transformers stored, and now compute from the configuration; and the scales
 # of a quantized KV cache, which is left where config.json says nothing of that cache any more.
@@ -53,7 +50,7 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         self._layers = read_layers(self._tensors, self._section)
         weights = {f"{name}.weight": name for name in self._layers.names}
         self._outside = {
-            weight: name for weight, name in weights.items() if not _IN_A_BLOCK.search(f".{name}")
+            weight: name for weight, name in weights.items() if not BLOCK.search(f".{name}")
         }
         self.layers = tuple(name for weight, name in weights.items() if weight not in self._outside)
         self._quantized = frozenset(self.layers)
@@ -91,6 +88,9 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         section = {"config": self._section, "files": vocabulary_digests(self.folder)}
         return content_hash({**self.config, QUANTIZATION: section}, self._tensors.infos)
 
+    def has_bias(self, name: str) -> bool:
+        return f"{name}.bias" in self._tensors
+
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
         if name not in self._quantized:
             raise CheckpointError(f"{self.folder} has no quantized layer {name}")
@@ -102,8 +102,8 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         if name in self._outside:
             values = self._layers.layer(self._outside[name]).weight.in_own_order()
             return values.to(torch.float32)  # exact: a code times an FP16 scale
-        tensor = self._tensors.take(name, (self._tensors.dtype(name),))
-        if tensor.dtype in REALS and not bool(torch.isfinite(tensor).all()):
+        tensor = self._tensors.take(name, (*REALS, torch.float64))
+        if not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{self.folder}: {name} holds NaN or infinity: copy it again")
         return tensor
 

@@ -6,7 +6,8 @@ Its compressors name a layer's tensors (compressed_tensors/compressors) and say 
     weight_shape       int [2], beside it: N and K
     weight             INT8 or E4M3 [N, K]: int-quantized, float-quantized, naive-quantized
     weight_scale       [N, groups]; of channels [N, 1], of a tensor [1], of blocks one a block
-    weight_zero_point  int32 [words, groups], packed along N, or INT8 [N, groups]; none: symmetric
+    weight_zero_point  int32 [words, groups], packed along N, or INT8 [N, groups] (of a tensor [1],
+                       and in early versions); none: symmetric
     weight_g_idx       int32 [K], the group of each channel (activation order)
     input_scale        [1], input_zero_point INT8 [1]: of static activations
 
@@ -17,12 +18,16 @@ W = scale · (code - zero point). Version 0.18 began to pack codes across words:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
 
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.foreign.compressed_tensors_config import (
+    PACKED,
+    Arguments,
+    read_configuration,
+)
 from flexq_bench.checkpoints.foreign.folder import INTEGERS, REALS, FolderTensors
 from flexq_bench.checkpoints.foreign.integers import (
     channel_order,
@@ -30,7 +35,7 @@ from flexq_bench.checkpoints.foreign.integers import (
     integer_operand,
     unpack_whole_codes,
 )
-from flexq_bench.checkpoints.foreign.layer_reader import LayerReader, matches
+from flexq_bench.checkpoints.foreign.layer_reader import LayerReader
 from flexq_bench.checkpoints.packing import unpack_codes, words_of
 from flexq_bench.schemes.activations import (
     ActivationQuantizer,
@@ -38,82 +43,13 @@ from flexq_bench.schemes.activations import (
     StaticActivation,
 )
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.formats import Kind, NumberFormat, Operand
+from kernels.formats import Operand
 
-_PACKED = "pack-quantized"
-_PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 _PARTS = (
     *("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx"),
     *("input_scale", "input_zero_point"),
 )
-_REGEX = "re:"
 _CODES = (torch.int8, torch.float8_e4m3fn)
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class _Arguments(_Section):
-    """Of weights or activations, as the library's QuantizationArgs."""
-
-    num_bits: int = 8
-    type: Literal["int", "float"] = "int"
-    symmetric: bool = True
-    strategy: str | None = None
-    group_size: int | None = None
-    block_structure: tuple[PositiveInt, PositiveInt] | None = None
-    dynamic: bool | str = False
-
-    def number(self, group: int | None) -> NumberFormat:
-        """The format of codes in these groups. Raises ShapeError if there is none."""
-        kind: Kind = "symmetric" if self.symmetric else "asymmetric"
-        if self.type == "float":
-            kind = "float"
-        return NumberFormat(self.num_bits, group, kind)
-
-    @property
-    def scope(self) -> str:
-        """Granularity of the scales, for example `tensor`, `channel` or `group`."""
-        if self.strategy is not None:
-            return self.strategy
-        if self.group_size is None:
-            return "tensor"
-        return "channel" if self.group_size == -1 else "group"
-
-    @property
-    def length(self) -> int | None:
-        """Values of k that share a scale; None: all of a row."""
-        if self.scope == "block" and self.block_structure is not None:
-            return self.block_structure[1]
-        return self.group_size if self.scope == "group" else None
-
-    @field_validator("block_structure", mode="before")
-    @classmethod
-    def _as_numbers(cls, given: Any) -> Any:
-        """Early versions wrote 128x128."""
-        return given.split("x") if isinstance(given, str) else given
-
-
-class _Group(_Section):
-    """Layers that are quantized alike, as the library's QuantizationScheme."""
-
-    targets: tuple[str, ...]
-    weights: _Arguments | None = None
-    input_activations: _Arguments | None = None
-    output_activations: dict[str, Any] | None = None
-    format: str | None = None
-
-
-class _Configuration(_Section):
-    """`quantization_config`, as the library's QuantizationConfig."""
-
-    config_groups: dict[str, _Group]
-    format: str = _PACKED
-    ignore: tuple[str, ...] | None = None
-    kv_cache_scheme: dict[str, Any] | None = None
-    sparsity_config: dict[str, Any] | None = None
-    transform_config: dict[str, Any] | None = None
 
 
 class CompressedTensorsLayers(LayerReader):
@@ -126,21 +62,12 @@ class CompressedTensorsLayers(LayerReader):
 
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
         self._model = tensors.folder.name
-        try:
-            self._config = _Configuration.model_validate(section)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise CheckpointError(
-                f"{self._model}: quantization_config.{place}: {first['msg']}: its version of "
-                "compressed-tensors is none that is read here (0.3 to 0.20)"
-            ) from error
-        self._refuse_unsupported()
+        self._config = read_configuration(section, self._model)
         super().__init__(tensors)
-        self._groups = {name: self._group_of(name) for name in self.names}
+        self._groups = {name: self._config.group_of(name, self._model) for name in self.names}
 
     def shape(self, name: str) -> tuple[int, int]:
-        if self._format(self._groups[name]) != _PACKED:
+        if not self._is_packed(name):
             return self._matrix(f"{name}.weight")
         rows, k = self._tensors.take(f"{name}.weight_shape", INTEGERS, (2,)).tolist()
         if min(rows, k) < 1:
@@ -149,7 +76,7 @@ class CompressedTensorsLayers(LayerReader):
 
     def formats(self, name: str) -> str:
         group = self._groups[name]
-        assert group.weights is not None  # _group_of refuses it
+        assert group.weights is not None  # group_of refuses it
         parts = [group.weights.number(group.weights.length).name]
         inputs = group.input_activations
         if inputs is not None:
@@ -158,8 +85,8 @@ class CompressedTensorsLayers(LayerReader):
 
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
         group = self._groups[name]
-        assert group.weights is not None  # _group_of refuses it
-        if self._format(group) == _PACKED:
+        assert group.weights is not None  # group_of refuses it
+        if self._is_packed(name):
             operand = self._packed_weight(name, group.weights, device)
         else:
             operand = self._plain_weight(name, group.weights, device)
@@ -168,7 +95,7 @@ class CompressedTensorsLayers(LayerReader):
             activation = self._activation(name, group.input_activations)
         return QuantizedLayer(operand, activation, self._bias(name, operand.rows, device))
 
-    def _packed_weight(self, name: str, weights: _Arguments, device: torch.device | str) -> Operand:
+    def _packed_weight(self, name: str, weights: Arguments, device: torch.device | str) -> Operand:
         take = self._tensors.take
         bits = weights.num_bits
         rows, k = self.shape(name)
@@ -181,17 +108,18 @@ class CompressedTensorsLayers(LayerReader):
         scales, group = self._weight_scales(name, weights, rows, k, device)
         zeros = None
         if not weights.symmetric:
-            count = words_of(rows, bits) if is_dense else -(-rows // (32 // bits))
-            packed = take(
-                f"{name}.weight_zero_point",
-                (torch.int32,),
-                (count, scales.shape[1]),
-                device=device,
-            ).T.contiguous()
-            zeros = (unpack_codes if is_dense else unpack_whole_codes)(packed, bits, rows).T
+            zero_point = f"{name}.weight_zero_point"
+            if zero_point in self._tensors and self._tensors.dtype(zero_point) == torch.int8:
+                zeros = self._plain_zeros(name, bits, scales, device)
+            else:
+                count = words_of(rows, bits) if is_dense else -(-rows // (32 // bits))
+                packed = take(
+                    zero_point, (torch.int32,), (count, scales.shape[1]), device=device
+                ).T.contiguous()
+                zeros = (unpack_codes if is_dense else unpack_whole_codes)(packed, bits, rows).T
         return self._integers(name, codes, zeros, scales, bits, group, device)
 
-    def _plain_weight(self, name: str, weights: _Arguments, device: torch.device | str) -> Operand:
+    def _plain_weight(self, name: str, weights: Arguments, device: torch.device | str) -> Operand:
         take = self._tensors.take
         bits = weights.num_bits
         of_codes = torch.float8_e4m3fn if weights.type == "float" else torch.int8
@@ -205,22 +133,33 @@ class CompressedTensorsLayers(LayerReader):
         middle: int = 1 << (bits - 1)
         zeros = None
         if not weights.symmetric:
-            stored = take(
-                f"{name}.weight_zero_point", (torch.int8,), *self._shapes(scales), device=device
-            )
-            zeros = self._over_rows(stored, rows).to(torch.int16) + middle
+            zeros = self._plain_zeros(name, bits, scales, device)
         codes = values.to(torch.int16) + middle
         if int(codes.min()) < 0 or int(codes.max()) >= 2 * middle:
             raise CheckpointError(f"{name}.weight holds codes of more than {bits} bits")
         return self._integers(
             name,
             codes.to(torch.uint8),
-            None if zeros is None else zeros.to(torch.uint8),
+            zeros,
             scales,
             bits,
             group,
             device,
         )
+
+    def _plain_zeros(
+        self, name: str, bits: int, scales: torch.Tensor, device: torch.device | str
+    ) -> torch.Tensor:
+        """Zero points of a byte each, as uint8 [N, groups] from 0 up."""
+        rows, groups = scales.shape
+        whole = [(1,), (), (1, 1), (rows,)] if groups == 1 else []
+        stored = self._tensors.take(
+            f"{name}.weight_zero_point", (torch.int8,), (rows, groups), *whole, device=device
+        )
+        zeros = self._over_rows(stored, rows).to(torch.int16) + (1 << (bits - 1))
+        if int(zeros.min()) < 0 or int(zeros.max()) >= 1 << bits:
+            raise CheckpointError(f"{name}.weight_zero_point holds more than {bits} bits")
+        return zeros.to(torch.uint8)
 
     def _integers(
         self,
@@ -233,7 +172,9 @@ class CompressedTensorsLayers(LayerReader):
         device: torch.device | str,
     ) -> Operand:
         order = None
-        if group is not None and f"{name}.weight_g_idx" in self._tensors:
+        weights = self._groups[name].weights
+        ordered = weights is not None and weights.has_group_order
+        if group is not None and (ordered or f"{name}.weight_g_idx" in self._tensors):
             of_channel = self._tensors.take(
                 f"{name}.weight_g_idx", INTEGERS, (codes.shape[1],), device=device
             )
@@ -245,7 +186,7 @@ class CompressedTensorsLayers(LayerReader):
         return integer_operand(codes, zeros, scales, bits, group, order)
 
     def _weight_scales(
-        self, name: str, weights: _Arguments, rows: int, k: int, device: torch.device | str
+        self, name: str, weights: Arguments, rows: int, k: int, device: torch.device | str
     ) -> tuple[torch.Tensor, int | None]:
         """Scales FP16 [N, groups], and values of k in a group; None: a row has one scale."""
         scale = f"{name}.weight_scale"
@@ -273,20 +214,13 @@ class CompressedTensorsLayers(LayerReader):
         return self._over_rows(halved, rows), group
 
     @staticmethod
-    def _shapes(scales: torch.Tensor) -> tuple[tuple[int, ...], ...]:
-        """Shapes that zero points of these scales may have."""
-        rows, groups = scales.shape
-        whole = [(1,), (), (1, 1)] if groups == 1 else []
-        return ((rows, groups), *whole)
-
-    @staticmethod
     def _over_rows(of_groups: torch.Tensor, rows: int) -> torch.Tensor:
         """[N, groups], where a tensor's one value is meant for every row."""
         if of_groups.ndim < 2:
             of_groups = of_groups.reshape(-1, 1)
         return of_groups.expand(rows, -1).contiguous()
 
-    def _activation(self, name: str, inputs: _Arguments) -> ActivationQuantizer:
+    def _activation(self, name: str, inputs: Arguments) -> ActivationQuantizer:
         scope = inputs.scope
         if inputs.dynamic and scope in ("token", "group"):
             group = inputs.group_size if scope == "group" else None
@@ -308,69 +242,9 @@ class CompressedTensorsLayers(LayerReader):
             zero = int(stored.item()) + (1 << (inputs.num_bits - 1))
         return StaticActivation(inputs.number(None), float(scale.item()), zero)
 
-    def _refuse_unsupported(self) -> None:
-        config = self._config
-        if config.kv_cache_scheme is not None:
-            raise CheckpointError(
-                f"{self._model} has a quantized KV cache (kv_cache_scheme), whose scales are not "
-                "read here: remove it from config.json to judge weights and activations alone"
-            )
-        if (config.sparsity_config or {}).get("format", "dense") != "dense":
-            raise CheckpointError(
-                f"{self._model} has sparse weights ({(config.sparsity_config or {})['format']}): "
-                "dense ones are read here"
-            )
-        if (config.transform_config or {}).get("config_groups"):
-            raise CheckpointError(
-                f"{self._model} rotates activations when it runs (transform_config), which is not "
-                "computed here: quantize the model without transforms"
-            )
-
-    def _group_of(self, name: str) -> _Group:
-        """The group that a layer belongs to: exact names first, then patterns, then classes.
-
-        The order is that of the library's match_targets.
-        """
-        if any(_matches(name, pattern) for pattern in self._config.ignore or ()):
-            raise CheckpointError(
-                f"{self._model}: {name} has codes, and its config.json says that it is not "
-                "quantized (ignore): copy the folder again"
-            )
-        targets = [(target, group) for group in self._config.config_groups.values()
-                   for target in group.targets]  # fmt: skip
-        targets.sort(key=lambda pair: (pair[0].startswith(_REGEX), pair[0]))
-        of_class = "Embedding" if "embed" in name.rpartition(".")[2] else "Linear"
-        chosen = [group for target, group in targets if _matches(name, target)]
-        chosen += [group for target, group in targets if target == of_class]
-        if not chosen or chosen[0].weights is None:
-            raise CheckpointError(
-                f"{self._model}: {name} has codes, and no group of its config.json has weights for "
-                "it: copy the folder again"
-            )
-        group = chosen[0]
-        known = (_PACKED, *_PLAIN)
-        if self._format(group) not in known:
-            raise CheckpointError(
-                f"{self._model}: {name} is {self._format(group)}; {', '.join(known)} are read here"
-            )
-        weights = chosen[0].weights
-        is_float, bits = weights.type == "float", weights.num_bits
-        if not (bits == 8 if is_float else 2 <= bits <= 8) or (
-            is_float and self._format(group) == _PACKED
-        ):
-            raise CheckpointError(
-                f"{self._model}: {name} has {weights.type} weights of {weights.num_bits} bits in "
-                f"the format {self._format(group)}: read here are integers of 2 to 8 bits and E4M3"
-            )
-        if group.output_activations is not None:
-            raise CheckpointError(
-                f"{self._model}: {name} rounds its output (output_activations), which is not "
-                "computed here"
-            )
-        return group
-
-    def _format(self, group: _Group) -> str:
-        return group.format or self._config.format
+    def _is_packed(self, name: str) -> bool:
+        form = self._config.format_of(self._groups[name])
+        return f"{name}.weight_packed" in self._tensors if form is None else form == PACKED
 
     def _is_part(self, module: str, parameter: str) -> bool:
         if parameter == "weight":
@@ -381,13 +255,3 @@ class CompressedTensorsLayers(LayerReader):
         for parameter in ("weight_scale", "input_scale"):
             if f"{name}.{parameter}" in self._tensors:
                 yield f"{name}.{parameter}"
-
-
-def _matches(name: str, target: str) -> bool:
-    """Return True if a target matches a name, by the library's rules.
-
-    A pattern matches from the start of a name; any other target must equal the whole name.
-    """
-    if target.startswith(_REGEX):
-        return matches(name, target.removeprefix(_REGEX))
-    return target == name

@@ -35,6 +35,7 @@ from kernels.formats import NumberFormat
 _WORD = 32
 _BITS = (2, 3, 4, 8)
 _OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what was taken off zero points, by checkpoint_format
+_MORE = ("rotation", "adapter", "lora")  # GPTQModel: computed beside the codes
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
@@ -48,10 +49,18 @@ class GptqLayers(LayerReader):
 
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
         layout = str(section.get("checkpoint_format") or section.get("format") or "gptq").lower()
+        if section.get("is_marlin_format"):  # AutoGPTQ 0.6 and 0.7
+            layout = "marlin"
         if layout not in _OFFSETS:
             raise CheckpointError(
                 f"{tensors.folder.name} is a GPTQ checkpoint in the layout {layout}: what is read "
                 f"here is {' or '.join(_OFFSETS)}"
+            )
+        more = next((key for key in _MORE if section.get(key)), None)
+        if more is not None:
+            raise CheckpointError(
+                f"{tensors.folder.name} is a GPTQ checkpoint with {more}, which is not computed "
+                "here: quantize the model without"
             )
         if section.get("pack_dtype", "int32") != "int32":
             raise CheckpointError(
@@ -68,7 +77,7 @@ class GptqLayers(LayerReader):
 
     def formats(self, name: str) -> str:
         bits, group = self._settings(name)
-        symmetric = self._section.get("sym", True)
+        symmetric = self._changed(name).get("sym", True)
         return NumberFormat(bits, group, "symmetric" if symmetric else "asymmetric").name
 
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
@@ -80,7 +89,7 @@ class GptqLayers(LayerReader):
         scales = take(f"{name}.scales", HALVES, (groups, rows), device=device)
         codes = unpack_codes(words.T.contiguous(), bits, k)
         order = None
-        if group is not None and f"{name}.g_idx" in self._tensors:
+        if group is not None and (self._is_ordered(name) or f"{name}.g_idx" in self._tensors):
             of_channel = take(f"{name}.g_idx", INTEGERS, (k,), device=device)
             order = channel_order(of_channel, group, name)
         operand = integer_operand(
@@ -107,7 +116,18 @@ class GptqLayers(LayerReader):
         return (stored + self._offset).T.contiguous()
 
     def _settings(self, name: str) -> tuple[int, int | None]:
-        """Bits and group of a layer: the model's, or what `dynamic` (GPTQModel) says of it."""
+        """Bits and group of a layer."""
+        settings = self._changed(name)
+        bits, group = settings.get("bits"), settings.get("group_size")
+        if not isinstance(bits, int) or bits not in _BITS:
+            known = ", ".join(str(bits) for bits in _BITS)
+            raise CheckpointError(f"{name} has GPTQ codes of {bits} bits; {known} are read here")
+        if not isinstance(group, int) or (group < 1 and group != -1):
+            raise CheckpointError(f"{name} has GPTQ groups of {group!r} values")
+        return bits, None if group == -1 else group
+
+    def _changed(self, name: str) -> dict[str, Any]:
+        """The settings of a layer: the model's, or what `dynamic` (GPTQModel) says of it."""
         settings = dict(self._section)
         dynamic = self._section.get("dynamic") or {}
         if not isinstance(dynamic, dict) or not all(isinstance(c, dict) for c in dynamic.values()):
@@ -116,13 +136,10 @@ class GptqLayers(LayerReader):
             if not pattern.startswith("-:") and matches(name, pattern.removeprefix("+:")):
                 settings |= changes
                 break
-        bits, group = settings.get("bits"), settings.get("group_size")
-        if not isinstance(bits, int) or bits not in _BITS:
-            known = ", ".join(str(bits) for bits in _BITS)
-            raise CheckpointError(f"{name} has GPTQ codes of {bits} bits; {known} are read here")
-        if not isinstance(group, int) or (group < 1 and group != -1):
-            raise CheckpointError(f"{name} has GPTQ groups of {group!r} values")
-        return bits, None if group == -1 else group
+        return settings
+
+    def _is_ordered(self, name: str) -> bool:
+        return bool(self._changed(name).get("desc_act"))
 
     def _is_part(self, module: str, parameter: str) -> bool:
         return parameter in _PARTS

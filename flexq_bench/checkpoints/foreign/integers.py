@@ -69,9 +69,15 @@ def channel_order(group_of: torch.Tensor, group: int, layer: str) -> torch.Tenso
 
 
 def half_scales(scales: torch.Tensor, name: str) -> torch.Tensor:
-    """Scales as FP16. Raises CheckpointError if one is NaN, infinite or past FP16's range."""
+    """Scales as FP16.
+
+    Raises CheckpointError if one is NaN, infinite or past FP16's range, or all of them are 0.
+    Some that are 0 are read as such: some tools write it for weights that are all 0.
+    """
     if not bool(torch.isfinite(scales.float()).all()):
         raise CheckpointError(f"{name} holds NaN or infinity: copy it again")
+    if not bool(scales.any()):
+        raise CheckpointError(f"{name} holds nothing but zeros: copy it again")
     halved = scales.to(torch.float16)
     if bool((halved.isinf() | (halved == 0) & (scales != 0)).any()):
         magnitudes = scales.float().abs()

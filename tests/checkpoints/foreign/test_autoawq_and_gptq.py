@@ -14,6 +14,7 @@ from flexq_bench.accuracy.loading import load_model
 from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.writer import check_target
+from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.errors import UsageError
 
 LAYER = "model.layers.1.mlp.down_proj"  # K = 256
@@ -307,6 +308,8 @@ REFUSED = [
     (AWQ | {"bits": 8}, r"AWQ checkpoint of 8 bits"),
     (AWQ | {"group_size": 0}, r"AWQ groups of 0 values"),
     (GPTQ | {"checkpoint_format": "marlin"}, r"the layout marlin: what is read here is gptq or"),
+    (GPTQ | {"is_marlin_format": True}, r"the layout marlin: what is read here is gptq or"),
+    (GPTQ | {"rotation": "hadamard"}, r"a GPTQ checkpoint with rotation, which is not computed"),
     (GPTQ | {"pack_dtype": "int16"}, r"packs codes into int16"),
     (GPTQ | {"bits": 5}, r"GPTQ codes of 5 bits; 2, 3, 4, 8 are read here"),
     (GPTQ | {"dynamic": {"+:(": {"bits": 8}}}, r"has the pattern '\('"),
@@ -328,6 +331,29 @@ def test_what_is_not_read_is_said_in_one_line(a_folder, section, message):
     with pytest.raises(UsageError, match=message) as raised:
         open_checkpoint(folder).layer(LAYER)
     assert "\n" not in str(raised.value)
+
+
+MISSING = [
+    (GPTQ | {"desc_act": True}, gptq, "g_idx", r"has no tensor .*down_proj\.g_idx"),
+    (AWQ | {"zero_point": False}, awq, "qzeros", r"has no zero points \(qzeros\)"),
+]
+
+
+@pytest.mark.parametrize(("section", "pack", "part", "message"), MISSING)
+def test_parts_that_the_settings_ask_for_are_missed(a_folder, section, pack, part, message):
+    def quantized(_, weight):
+        return {name: tensor for name, tensor in pack(weight).items() if name != part}
+
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(a_folder(section, quantized)).layer(LAYER)
+
+
+def test_blocks_may_be_called_otherwise(a_folder):
+    def renamed(tensors):  # as Falcon's, BLOOM's and GPT-J's
+        return {name.replace("model.layers", "transformer.h"): t for name, t in tensors.items()}
+
+    folder = a_folder(GPTQ, lambda _, weight: gptq(weight), change=renamed)
+    assert "transformer.h.1.mlp.down_proj" in open_checkpoint(folder).layers
 
 
 def test_a_zero_point_that_wrapped_is_refused(a_folder):
@@ -377,3 +403,47 @@ def test_a_checkpoint_of_others_is_never_overwritten(a_folder):
     folder = a_folder(AWQ, lambda _, weight: awq(weight))
     with pytest.raises(CheckpointError, match="only a checkpoint of ours is overwritten"):
         check_target(folder, overwrite=True)
+
+
+NORM, WORDS, HEAD = "model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"
+WRONG = [
+    # config.json asks for biases, as Qwen2's, and the layers have none
+    ({"attention_bias": True}, lambda t: t, r"q_proj\.bias|o_proj\.bias|k_proj\.bias"),
+    ({}, lambda t: {**t, HEAD: t[WORDS].flip(0)}, r"lm_head.weight is not model.embed_tokens"),
+    ({}, lambda t: {**t, NORM: t[NORM][:-1]}, r"model.norm.weight.* \[127\]"),
+    ({}, lambda t: {**t, NORM: t[NORM].int()}, r"model.norm.weight is I32, expected"),
+    ({}, lambda t: {**t, NORM: t[NORM] / 0}, r"model.norm.weight holds NaN or infinity"),
+    ({}, lambda t: {**t, WORDS: t[WORDS].to(torch.float8_e5m2)}, "has tensors of type F8_E5M2"),
+]
+
+
+@pytest.mark.parametrize(("config", "change", "message"), WRONG)
+def test_tensors_that_make_another_model_are_refused(a_folder, config, change, message):
+    def by_accuracy(folder):
+        load_checkpoint(open_checkpoint(folder), device=torch.device("cpu"), through="reference")
+
+    def by_decode(folder):
+        CheckpointWeights(open_checkpoint(folder)).ends(torch.device("cpu"))
+
+    folder = a_folder(
+        GPTQ | {"group_size": 128}, lambda _, weight: gptq(weight, group=128), change=change,
+        tie_word_embeddings=True, **config,
+    )  # fmt: skip
+    for load in (by_accuracy, by_decode):
+        with pytest.raises(UsageError, match=message) as raised:
+            load(folder)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_head_that_is_the_embedding_may_be_stored(a_folder):
+    folder = a_folder(
+        GPTQ | {"group_size": 128},
+        lambda _, weight: gptq(weight, group=128),
+        change=lambda tensors: {**tensors, HEAD: tensors[WORDS].clone()},
+        tie_word_embeddings=True,
+    )
+    checkpoint = open_checkpoint(folder)
+    model = load_checkpoint(checkpoint, device=torch.device("cpu"), through="reference").model
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    ends = CheckpointWeights(checkpoint).ends(torch.device("cpu"))
+    assert torch.equal(ends.head, ends.embedding)

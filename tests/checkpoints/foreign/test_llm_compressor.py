@@ -74,6 +74,7 @@ INTEGERS = [
     (weights_of(num_bits=3, strategy="group", group_size=64, symmetric=False), "uint3/64"),
     (weights_of(num_bits=8, strategy="group", group_size=64, symmetric=False), "uint8/64"),
     (weights_of(num_bits=6, strategy="group", group_size=128), "int6/128"),
+    (weights_of(strategy="tensor", symmetric=False), "uint4/row"),
 ]
 
 
@@ -263,6 +264,52 @@ def test_an_activation_order_is_kept(a_folder, dense_tensors):
     assert torch.equal(layer.weight.in_own_order()[:, order], theirs)
 
 
+@pytest.mark.parametrize("strategy", ["group", "channel"])
+def test_zero_points_of_early_versions_are_bytes(a_folder, dense_tensors, strategy):
+    # compressed-tensors 0.8, compressors/quantized_compressors/pack_quantized.py: only weights are
+    # packed.
+    group = {"group_size": 128} if strategy == "group" else {}
+    weights = weights_of(strategy=strategy, symmetric=False, **group)
+
+    def quantized(_, weight):
+        stored, _ = compressed(weight, weights, "pack-quantized")
+        shape = stored["weight_scale"].shape
+        zeros = unpack_from_int32(stored["weight_zero_point"], 4, shape, packed_dim=0)
+        return {**stored, "weight_zero_point": zeros}
+
+    layer = open_checkpoint(a_folder(a_section(weights, "pack-quantized"), quantized)).layer(LAYER)
+
+    _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], weights, "pack-quantized")
+    assert torch.equal(layer.weight.dequantize(), theirs)
+
+
+INT4 = weights_of(strategy="group", group_size=128)
+SAME = [
+    {"format": None},
+    {"format": "mixed-precision"},
+    {"transform_config": {"config_groups": {"R1": {"apply": [{"location": "weight_output"}]}}}},
+    {"sparsity_config": {"format": "dense"}, "version": "0.12.2", "unknown_and_empty": {}},
+    {
+        "config_groups": {  # of groups with the same target the library takes the last
+            "a": {"targets": ["Linear"], "weights": INT4 | {"group_size": 64}},
+            "b": {"targets": ["Linear"], "weights": INT4 | {"actorder": "static"}},
+        }
+    },
+    {"config_groups": {"a": {"targets": ["re:.*"], "weights": INT4 | {"strategy": "GROUP"}}}},
+]
+
+
+@pytest.mark.parametrize("changes", SAME)
+def test_settings_that_say_the_same_give_the_same_layers(a_folder, dense_tensors, changes):
+    def quantized(_, weight):
+        return compressed(weight, INT4, "pack-quantized")[0]
+
+    folder = a_folder(a_section(INT4, "pack-quantized") | changes, quantized)
+
+    _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], INT4, "pack-quantized")
+    assert torch.equal(open_checkpoint(folder).layer(LAYER).weight.dequantize(), theirs)
+
+
 def test_scales_that_fp16_lacks_are_rounded_and_said(a_folder, dense_tensors, caplog):
     weights = weights_of(num_bits=8)
 
@@ -304,6 +351,10 @@ def test_a_quantized_output_head_is_computed_dense(a_folder, dense_tensors, capl
     assert "lm_head is quantized in it" in caplog.text
 
 
+def one_group(**changes: Any) -> dict[str, Any]:
+    return a_section(weights_of(strategy="group", group_size=128, **changes), "pack-quantized")
+
+
 REFUSED = [
     ({"format": "nvfp4-pack-quantized"}, r"is nvfp4-pack-quantized; pack-quantized, int-"),
     ({"kv_cache_scheme": F8 | A_TENSOR}, r"quantized KV cache \(kv_cache_scheme\)"),
@@ -311,6 +362,14 @@ REFUSED = [
     ({"transform_config": {"config_groups": {"R1": {}}}}, "rotates activations"),
     ({"config_groups": {}}, "has codes, and no group of its config"),
     ({"config_groups": {"a": {"weights": {}}}}, "config_groups.a.targets: Field required"),
+    ({"config_groups": {"W4A16": ["Linear"]}}, "names the preset 'W4A16' in place of settings"),
+    ({"weight_transform": {"a": 1}}, "quantization_config has 'weight_transform', which no"),
+    (one_group(pre_scale=2.0), "quantization_config has 'pre_scale', which no version"),
+    (one_group(actorder="group"), "has no tensor .*down_proj.weight_g_idx"),
+    (
+        {"transform_config": {"config_groups": {"R4": {"apply": [{"location": "input"}]}}}},
+        "rotates activations",
+    ),
     ({"ignore": ["re:.*mlp.*"]}, "says that it is not quantized"),
     ({"ignore": ["re:("]}, "has the pattern '\\('"),
     ({"quant_method": "bitsandbytes"}, "quantized by bitsandbytes; read here are compressed-"),
@@ -320,13 +379,13 @@ REFUSED = [
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
 def test_what_is_not_read_is_said_in_one_line(a_folder, changes, message):
-    weights = weights_of()
+    weights = weights_of(strategy="group", group_size=128)
     folder = a_folder(
         a_section(weights, "pack-quantized") | changes,
         lambda _, weight: compressed(weight, weights, "pack-quantized")[0],
     )
     with pytest.raises(CheckpointError, match=message) as raised:
-        open_checkpoint(folder)
+        open_checkpoint(folder).layer(LAYER)
     assert "\n" not in str(raised.value)
 
 
@@ -351,6 +410,7 @@ DAMAGE = [
     ("weight_packed", None, "has no tensor .*down_proj.weight_packed"),
     ("weight_scale", lambda scale: scale[:-1], r"weight_scale is \[127, 2\], expected \[128, 2\]"),
     ("weight_scale", lambda scale: scale.fill_(torch.nan), "weight_scale holds NaN or infinity"),
+    ("weight_scale", lambda scale: scale * 0, "weight_scale holds nothing but zeros"),
     ("weight_scale", lambda scale: scale.int(), "weight_scale is I32, expected float16 or"),
     ("weight_packed", lambda words: words[:, 1:], r"weight_packed is \[128, 31\], expected"),
     ("weight_shape", lambda shape: shape.flip(0), r"is \[256, 128\], its config.json asks for"),
