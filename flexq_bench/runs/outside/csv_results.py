@@ -3,6 +3,10 @@
 Columns, in any order: `benchmark` and `value`; and if wanted `unit` (default us), `metric` (default
 time), `direction` (lower or higher; needed of what is no time), `low` and `high` (of the 95 %
 interval), `samples` (how many), `variant`, `m`, `n`, `k`, `gpu`, `cache` (cold or hot).
+
+Columns are separated by commas, semicolons or tabs. Spreadsheets of countries that write 1,5 for
+1.5 separate by semicolons: numbers of a file that isn't separated by commas may have either sign,
+but all of them the same.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.outside.result import (
@@ -34,31 +40,75 @@ _COLUMNS = (
     *_NEEDED, "unit", "metric", "direction", "low", "high", "samples", "variant",
     "m", "n", "k", "gpu", "cache",
 )  # fmt: skip
+_NUMBERS = ("value", "low", "high", "samples", "m", "n", "k")
+_SEPARATORS = (",", ";", "\t")
+_TOLD_SEPARATOR = re.compile(r"sep=(.)\r?\n")  # a first line that spreadsheets read and write
+_THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+")
 
 
 def read(path: str) -> Reading:
     """The results of the rows; empty rows are nothing. Raises UsageError for another header."""
     text = read_text(path, _WHAT, most_bytes=MOST_BYTES)
-    rows = csv.reader(io.StringIO(text, newline=None))
-    try:
-        # In any letters, and with empty columns at the end, as spreadsheets have them.
-        header = _without_empty_end([name.strip().lower() for name in next(rows, [])])
-    except csv.Error:
-        raise UsageError(f"{path} is no CSV: name {_WHAT}") from None
+    if (told := _TOLD_SEPARATOR.match(text)) is not None:
+        text = text[told.end() :]
+    rows, header, separator = _with_header(path, text)
     for name in header:
-        if (separator := re.search(r"[;\t|]", name)) is not None:
-            raise UsageError(f"{path} has columns separated by {separator[0]!r}: write commas")
+        if (other := re.search(r"[;\t|]", name)) is not None:
+            raise UsageError(
+                f"{path} has columns separated by {other[0]!r}: write commas, semicolons or tabs"
+            )
         if name not in _COLUMNS:
             raise UsageError(f"{path}: {unknown('column', name[:40], _COLUMNS)}")
     missing = [name for name in _NEEDED if name not in header]
     if missing or len(set(header)) != len(header):
         wrong = f"no column {listed(missing)}" if missing else "a column twice"
         raise UsageError(f"{path} has {wrong}: name {_WHAT}")
-    return collect(_entries(path, rows, header))
+    decimal = "." if separator == "," else _decimal(path, text, header, separator)
+    return collect(_entries(path, rows, header, decimal))
+
+
+def _with_header(path: str, text: str) -> tuple[Iterator[list[str]], list[str], str]:
+    """Rows behind the header, the header, and what separates columns: by it the header has the
+    columns that are needed, else it's a comma. Raises UsageError if it is no CSV."""
+    found = []
+    for separator in _SEPARATORS:
+        rows = csv.reader(io.StringIO(text, newline=None), delimiter=separator)
+        try:
+            # In any letters, and with empty columns at the end, as spreadsheets have them.
+            header = _without_empty_end([name.strip().lower() for name in next(rows, [])])
+        except csv.Error:
+            raise UsageError(f"{path} is no CSV: name {_WHAT}") from None
+        found.append((rows, header, separator))
+    return next((one for one in found if set(_NEEDED) & set(one[1])), found[0])
+
+
+def _decimal(path: str, text: str, header: list[str], separator: str) -> str:
+    """The decimal sign of a file that no commas separate. Raises UsageError if it can't be told."""
+    first: dict[str, str] = {}  # number by the sign that it has, with its row
+    has_fraction = False
+    rows = csv.reader(io.StringIO(text, newline=None), delimiter=separator)
+    with suppress(csv.Error):  # said where the row is read
+        for place, row in islice(enumerate(rows, start=1), 1, None):
+            told = zip(header, row, strict=False)
+            for cell in (cell.strip() for name, cell in told if name in _NUMBERS):
+                for sign in ",.":
+                    if sign in cell:
+                        first.setdefault(sign, f"{cell[:20]!r} in row {place}")
+                has_fraction = has_fraction or ("," in cell and not _THOUSANDS.fullmatch(cell))
+    if len(first) > 1:
+        raise UsageError(
+            f"{path} has {first[',']} and {first['.']}: write one decimal sign, and none between "
+            "thousands"
+        )
+    if separator == "\t" and "," in first and not has_fraction:
+        raise UsageError(
+            f"{path} has {first[',']}, which may be thousands or a fraction: write decimal points"
+        )
+    return "," if "," in first else "."
 
 
 def _entries(
-    path: str, rows: Iterator[list[str]], header: list[str]
+    path: str, rows: Iterator[list[str]], header: list[str], decimal: str
 ) -> Iterator[tuple[str, Callable[[], OutsideResult]]]:
     place = 1
     while True:
@@ -70,7 +120,7 @@ def _entries(
         except csv.Error:
             raise UsageError(f"{path}: row {place} is no CSV: name {_WHAT}") from None
         if any(cell.strip() for cell in row):
-            yield f"row {place}", partial(_result, row, header)
+            yield f"row {place}", partial(_result, row, header, decimal)
 
 
 def _without_empty_end(row: list[str]) -> list[str]:
@@ -78,11 +128,13 @@ def _without_empty_end(row: list[str]) -> list[str]:
     return row[: max(filled, default=0)]
 
 
-def _result(row: list[str], header: list[str]) -> OutsideResult:
+def _result(row: list[str], header: list[str], decimal: str) -> OutsideResult:
     row = _without_empty_end(row)
     if len(row) > len(header):
         raise BadResult(f"it has {len(row)} cells, the header has {len(header)}")
     told = {name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()}
+    if decimal != ".":
+        told |= {name: told[name].replace(decimal, ".") for name in _NUMBERS if name in told}
     if "benchmark" not in told or "value" not in told:
         raise BadResult("it has no benchmark, or no value")
     metric, unit = told.get("metric", "time"), told.get("unit", "us")

@@ -15,17 +15,6 @@ from flexq_bench.runs.outside import FORMATS, read_results, result
 MADE_BY_THE_TOOL = Path(__file__).parent
 
 
-@pytest.fixture
-def read(tmp_path):
-    def write_and_read(format_name, content, name="results", encoding="utf-8"):
-        path = tmp_path / name
-        text = content if isinstance(content, str) else json.dumps(content)
-        path.write_text(text, encoding)
-        return read_results(format_name, str(path))
-
-    return write_and_read
-
-
 def refusals(reading):
     return [f"{one.name}: {one.reason}" for one in reading.refused]
 
@@ -374,76 +363,6 @@ def test_a_folder_of_criterion_has_the_newest_results_of_each_benchmark(read, tm
     assert "benchmark.json is not JSON" in refused.reason
     with pytest.raises(UsageError, match=r"holds no new/benchmark\.json"):
         read_results("criterion", str(tmp_path / "criterion" / "gemm" / "w6a8" / "64" / "base"))
-
-
-# CSV
-
-
-def test_csv_rows_are_results(read):
-    text = "benchmark,value,unit,low,high,m,n,k,gpu\ngemm,2,ms,1.9,2.1,8,64,32,NVIDIA H200\n\n"
-
-    (one,) = read("csv", text).results
-
-    assert (one.median, one.low, one.high) == pytest.approx((2000, 1900, 2100))
-    assert (one.shape, one.device) == ((8, 64, 32), "NVIDIA H200")
-
-
-def test_csv_rows_of_other_metrics_keep_their_unit(read):
-    (one,) = read(
-        "csv", "benchmark,value,unit,metric,direction\ncopy,3.2,TB/s,bandwidth,higher\n"
-    ).results
-
-    assert (one.metric, one.unit, one.direction, one.median) == ("bandwidth", "TB/s", "higher", 3.2)
-
-
-def test_csv_rows_of_other_metrics_tell_which_way_is_better(read):
-    reading = read("csv", "benchmark,value,unit,metric\ncopy,3.2,TB/s,bandwidth\n")
-
-    assert refusals(reading) == [
-        "row 2: whether lower or higher bandwidth is better is not told: direction"
-    ]
-
-
-def test_csv_headers_are_read_in_any_letters_and_order(read):
-    (one,) = read("csv", "\ufeffUnit,Value, Benchmark \r\nns,1500,gemm\r\n").results
-
-    assert (one.name, one.median) == ("gemm", pytest.approx(1.5))
-
-
-@pytest.mark.parametrize("separator", [";", "\t"])
-def test_csv_with_another_separator_is_told_apart(read, separator):
-    with pytest.raises(UsageError, match=r"columns separated by .*: write commas"):
-        read("csv", f"benchmark{separator}value\ngemm{separator}1,5\n")
-
-
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        ("gemm,-1,us,1", "-1 µs is no time that anybody measured"),
-        ("gemm,inf,us,1", "value is inf"),
-        ("gemm,nan,us,1", "value is nan"),
-        ("gemm,x,us,1", "value is no number"),
-        ("gemm,1,fortnight,1", "its unit is no time's: use one of ns, us, µs, μs, ms, s"),
-        ("gemm,1,us,0", "m, n and k are 1 to 2147483647"),
-        ("gemm,1,us,1.5", "m is no count"),
-        (",1,us,1", "it has no benchmark, or no value"),
-        ("gemm,1,us,1,9", "it has 5 cells, the header has 4"),
-        ("a\x1b[31mb,1,us,1", "its name holds control characters"),
-        ("x" * 401 + ",1,us,1", "its name has 401 letters, 400 are the most"),
-    ],
-)
-def test_csv_rows_out_of_range_are_refused(read, row, why):
-    reading = read("csv", f"benchmark,value,unit,m\n{row}\ngood,1,us,1\n")
-
-    assert [one.name for one in reading.results] == ["good"]
-    assert refusals(reading) == [f"row 2: {why}"]
-
-
-def test_csv_as_spreadsheets_write_it_is_read_and_a_decimal_comma_said(read):
-    reading = read("csv", 'benchmark,value,,\rgemm,1,,\rother,"1,5",,\r')
-
-    assert [(one.name, one.median) for one in reading.results] == [("gemm", 1.0)]
-    assert refusals(reading) == ["row 3: value is no number: write it with a decimal point"]
 
 
 def test_the_same_result_twice_is_refused_once(read):

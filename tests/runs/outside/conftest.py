@@ -1,0 +1,20 @@
+"""Files of other tools, written and read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flexq_bench.runs.outside import read_results
+
+
+@pytest.fixture
+def read(tmp_path):
+    def write_and_read(format_name, content, name="results", encoding="utf-8"):
+        path = tmp_path / name
+        text = content if isinstance(content, str) else json.dumps(content)
+        path.write_text(text, encoding)
+        return read_results(format_name, str(path))
+
+    return write_and_read

@@ -1,0 +1,110 @@
+"""CSV files of results: separators, decimal signs, rows that are refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from flexq_bench.errors import UsageError
+from flexq_bench.runs.outside.result import Refused
+
+
+def test_csv_rows_are_results(read):
+    text = "benchmark,value,unit,low,high,m,n,k,gpu\ngemm,2,ms,1.9,2.1,8,64,32,NVIDIA H200\n\n"
+
+    (one,) = read("csv", text).results
+
+    assert (one.median, one.low, one.high) == pytest.approx((2000, 1900, 2100))
+    assert (one.shape, one.device) == ((8, 64, 32), "NVIDIA H200")
+
+
+def test_csv_rows_of_other_metrics_keep_their_unit(read):
+    (one,) = read(
+        "csv", "benchmark,value,unit,metric,direction\ncopy,3.2,TB/s,bandwidth,higher\n"
+    ).results
+
+    assert (one.metric, one.unit, one.direction, one.median) == ("bandwidth", "TB/s", "higher", 3.2)
+
+
+def test_csv_rows_of_other_metrics_tell_which_way_is_better(read):
+    reading = read("csv", "benchmark,value,unit,metric\ncopy,3.2,TB/s,bandwidth\n")
+
+    assert reading.refused == (
+        Refused("row 2", "whether lower or higher bandwidth is better is not told: direction"),
+    )
+
+
+def test_csv_headers_are_read_in_any_letters_and_order(read):
+    (one,) = read("csv", "\ufeffUnit,Value, Benchmark \r\nns,1500,gemm\r\n").results
+
+    assert (one.name, one.median) == ("gemm", pytest.approx(1.5))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "benchmark;value;low;samples\ngemm;1,5;1,25;16\nother;1234;;\n",
+        "benchmark;value;low;samples\ngemm;1.5;1.25;16\nother;1234;;\n",
+        "benchmark;value;low;samples\ngemm;1,500;1,250;16\nother;1234;;\n",
+        "benchmark\tvalue\tlow\tsamples\ngemm\t1,5\t1,250\t16\nother\t1234\n",
+        "sep=;\r\nValue;Benchmark;Low;Samples\r\n1,5;gemm;1,25;16\r\n1234;other\r\n",
+    ],
+)
+def test_csv_separated_by_semicolons_or_tabs_may_have_decimal_commas(read, text):
+    reading = read("csv", text)
+
+    assert reading.refused == ()
+    first, second = reading.results
+    assert (first.name, first.median, first.low, first.n_samples) == ("gemm", 1.5, 1.25, 16)
+    assert (second.name, second.median) == ("other", 1234.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "benchmark;value\ngemm;1,5\nother;1.5\n",
+            "has '1,5' in row 2 and '1.5' in row 3: write one decimal sign, and none between",
+        ),
+        ("benchmark;value\ngemm;1.234,5\n", "has '1.234,5' in row 2 and '1.234,5' in row 2"),
+        ("benchmark\tvalue\ngemm\t1,234\n", "which may be thousands or a fraction"),
+        ("benchmark|value\ngemm|1\n", "columns separated by '|': write commas, semicolons or"),
+        ("benchmark;value;ms\ngemm;1;2\n", "no column 'ms'"),
+    ],
+)
+def test_csv_that_may_mean_two_things_is_one_line(read, text, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        read("csv", text)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("gemm,-1,us,1", "-1 µs is no time that anybody measured"),
+        ("gemm,inf,us,1", "value is inf"),
+        ("gemm,nan,us,1", "value is nan"),
+        ("gemm,x,us,1", "value is no number"),
+        ("gemm,1,fortnight,1", "its unit is no time's: use one of ns, us, µs, μs, ms, s"),
+        ("gemm,1,us,0", "m, n and k are 1 to 2147483647"),
+        ("gemm,1,us,1.5", "m is no count"),
+        (",1,us,1", "it has no benchmark, or no value"),
+        ("gemm,1,us,1,9", "it has 5 cells, the header has 4"),
+        ("a\x1b[31mb,1,us,1", "its name holds control characters"),
+        ("x" * 401 + ",1,us,1", "its name has 401 letters, 400 are the most"),
+    ],
+)
+def test_csv_rows_out_of_range_are_refused(read, row, why):
+    reading = read("csv", f"benchmark,value,unit,m\n{row}\ngood,1,us,1\n")
+
+    assert [one.name for one in reading.results] == ["good"]
+    assert reading.refused == (Refused("row 2", why),)
+
+
+def test_csv_as_spreadsheets_write_it_is_read_and_a_decimal_comma_said(read):
+    reading = read("csv", 'benchmark,value,,\rgemm,1,,\rother,"1,5",,\r')
+
+    assert [(one.name, one.median) for one in reading.results] == [("gemm", 1.0)]
+    assert reading.refused == (
+        Refused("row 3", "value is no number: write it with a decimal point"),
+    )
