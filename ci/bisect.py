@@ -105,9 +105,9 @@ def bisect(
     good. journal: results of the same search if it was interrupted; deleted at the end.
     on_step: called with each result; on_resume: with the number of results in the journal. A commit
     that can't be measured (BrokenRevisionError, UsageError, or WorkloadError of its project file),
-    or gives no data twice, is skipped;
-    for the bad commit the error is raised. Raises InfrastructureError if the machine fails, because
-    skipping commits for this reason would change the suspects.
+    or gives no data twice, is skipped; for the bad commit the error is raised. Raises
+    InfrastructureError if the machine fails, because skipping commits for this reason would change
+    the suspects.
     """
     bad, steps = commits[-1], journal.read()
     ends = None

@@ -4,11 +4,12 @@
     python examples/byo/judge_history.py FOLDER --db FILE [--nights 1:30] [--gates] [--bisect]
 
 Each commit has its night (`nightly --project`), oldest first. --gates: `gate perf` and `gate
-static` of each seeded commit, and of one with no change, against the one before it. --bisect: a
-search for the commit that made each kernel slower, from ten commits before. A line for each command
-says how long it took and what it ended with; exit code 1: one ended otherwise than it should, or
-alerts name other commits. Started again with the same --db and later --nights it goes on. Options
-that are not this script's (`--processes 2`) go to `gate perf` and `bisect`.
+static` of each seeded commit, and of one with no change, against the one before it; `--gates
+slower,slower~3`: of these. --bisect: a search for the commit that made each kernel slower, from ten
+commits before. A line for each command says how long it took and what it ended with; exit code 1:
+one ended otherwise than it should, or alerts name other commits. Started again with the same --db
+and later --nights it goes on. Options that are not this script's (`--processes 2`) go to `gate
+perf` and `bisect`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 # By tag the exit codes of a night, of a gate and of a static one. 5: it does not build.
@@ -33,7 +35,8 @@ SEEDED = {
     "slightly-slower": (1, 1, 0),
 }
 SLOWER = ("slower", "slightly-slower")
-QUIET = "slower~3"  # a commit with no change to any kernel
+# And a commit with no change to any kernel.
+GATED = {**SEEDED, "slower~3": (0, 0, 0)}
 
 
 class Judge:
@@ -92,9 +95,10 @@ class Judge:
         self.mismatches += named != expected
         self.say("alerts", f"{sorted(named)}, expected {sorted(expected)}")
 
-    def gates(self) -> None:
-        """Each seeded commit, and one with no change, against the commit before it."""
-        for tag, (_, perf, static) in {**SEEDED, QUIET: (0, 0, 0)}.items():
+    def gates(self, tags: Iterable[str]) -> None:
+        """Commits of these tags, each against the commit before it."""
+        for tag in tags:
+            _, perf, static = GATED[tag]
             commits = ("--base", f"{tag}~1", "--head", tag)
             self.expect(perf, f"gate perf {tag}", "gate", "perf", *commits, *self.more)
             if (self.folder / "kernels" / "nvrtc_kernels.py").exists():  # tells of machine code
@@ -119,7 +123,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--nights", default="1:30", help="FIRST:LAST; empty: none.")
-    parser.add_argument("--gates", action="store_true")
+    parser.add_argument("--gates", nargs="?", default="", const=",".join(GATED), help="Tags.")
     parser.add_argument("--bisect", action="store_true")
     options, more = parser.parse_known_args()  # the rest goes to commands that compare
     judge = Judge(options.folder, options.db, more)
@@ -127,7 +131,7 @@ def main() -> int:
         first, last = (int(number) for number in options.nights.split(":"))
         judge.nights(range(first, last + 1))
     if options.gates:
-        judge.gates()
+        judge.gates(options.gates.split(","))
     if options.bisect:
         judge.bisect()
     return judge.mismatches > 0

@@ -46,14 +46,15 @@ def build_plan(
     """Plan a suite on a backend, with the read floor of every weight width and shape.
 
     capability: of the GPU; globs exclude kernels that it can't run, explicit labels are included
-    and recorded as unsupported. requested_kernels: labels or globs given by the user, which, unlike
-    those of a suite file, must exist. Raises UsageError if one doesn't (with similar names) or if
-    there is nothing to measure.
+    and recorded as unsupported. External kernels are planned in the stages that they have, unless
+    they have none of the suite's. requested_kernels: labels or globs given by the user, which,
+    unlike those of a suite file, must exist. Raises UsageError if one doesn't (with similar names)
+    or if there is nothing to measure.
     """
     for pattern in requested_kernels:
         _check_exists(pattern, backend)
     offered = offered_labels(suite, backend, capability, requested_kernels=requested_kernels)
-    cases = suite.cases(offered)
+    cases = _in_own_stages(suite.cases(offered), backend)
     skipped = suite.unmatched(offered)
     if not cases:
         raise UsageError(_nothing_left(suite, backend, skipped))
@@ -139,6 +140,23 @@ def _spec(label: str, backend: Backend) -> KernelSpec | None:
         return registry.resolve(label, backend).spec
     except UnsupportedError:  # a package is missing; the measurement reports which
         return None
+
+
+def _in_own_stages(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
+    """Leave out stages that an external kernel lacks: suites are made for others.
+
+    One that has none of them keeps its cases, whose result says so.
+    """
+    specs = {label: _spec(label, backend) for label in {case.label for case in cases}}
+
+    def lacks_stage(case: Case) -> bool:
+        spec = specs[case.label]
+        if spec is None or spec.source_hash is None:
+            return False
+        return case.stage not in spec.stages
+
+    runs = {case.label for case in cases if not lacks_stage(case)}
+    return tuple(case for case in cases if case.label not in runs or not lacks_stage(case))
 
 
 def _suits_a_glob(label: str, backend: Backend, capability: Capability | None) -> bool:

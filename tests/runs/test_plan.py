@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.plan import build_plan, cases_of_keys, is_probe
 from kernels import registry
+from kernels.outside.described import DescribedKernel
 from workloads.suite import Group, Shape, Suite
+
+STAGES = (("gemm", "linear"), ("linear",))
 
 
 def a_suite(*kernels: str, caches=("cold",)) -> Suite:
@@ -69,6 +74,20 @@ def test_a_glob_leaves_out_what_the_gpu_cannot_run_and_a_label_does_not():
     assert "flexq-w6a6 gemm cold m1n64k128" in by_label.keys
     with pytest.raises(UsageError, match="nothing to measure"):
         build_plan(a_suite("flexq*"), "cuda", old)
+
+
+def test_an_external_kernel_is_planned_in_the_stages_that_it_has():
+    fp16 = registry.resolve("cublas-fp16", "cpu").spec
+    spec = replace(fp16, name="acme.one", stages=("gemm",), source_hash="0" * 64)
+    groups = [Group(("acme.one",), (1,), (Shape(64, 128, "a"),), stages) for stages in STAGES]
+    registry.add([DescribedKernel(spec)])
+    try:
+        both, lacking = (build_plan(Suite("own", "", "", (one,)), "cpu", None) for one in groups)
+    finally:
+        registry.remove([spec.label])
+
+    assert [case.stage for case in both.cases if case.label == "acme.one"] == ["gemm"]
+    assert [case.stage for case in lacking.cases if case.label == "acme.one"] == ["linear"]
 
 
 def test_a_kernel_that_a_person_asks_for_must_exist_and_one_of_a_suite_file_is_skipped():
