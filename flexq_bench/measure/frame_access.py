@@ -16,12 +16,15 @@ from types import CodeType, FrameType
 from kernels.outside.foreign_code import is_foreign, is_importing
 
 _READS = (
-    *("sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile"),
+    *("sys._getframe", "sys._current_frames", "sys._current_exceptions"),
+    *("sys.settrace", "sys.setprofile", "sys.monitoring.register_callback"),
     *("gc.get_objects", "gc.get_referrers", "gc.get_referents"),
 )
 _ATTRIBUTES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
-_MEMORY = re.compile("/proc/.*/mem")  # of this process or of one of its threads
+_MEMORY = re.compile("/proc/.*/(mem|s?maps)")  # of a process or a thread; where it lies
 _BETWEEN = ("inspect.py", "traceback.py")  # of the standard library: they read for who calls them
+
+_GIVES_FRAMES = ("currentframe", "<lambda>")  # functions; logging has the first as a lambda
 
 
 class _Reads:
@@ -64,9 +67,11 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
         return
     _Reads.is_on = False  # the next line is such a read
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_between(frame.f_code):
+    while frame is not None and not (foreign := is_foreign(frame.f_code.co_filename)):
+        if not _is_between(frame.f_code):
+            break
         frame = frame.f_back
-    if frame is not None and is_foreign(frame.f_code.co_filename):
+    if frame is not None and foreign:
         _Reads.first = what
     _Reads.is_on = True
 
@@ -77,11 +82,22 @@ def _what(event: str, arguments: tuple[object, ...]) -> str:
     if event == "object.__getattr__" and arguments[-1] in _ATTRIBUTES:
         return str(arguments[-1])
     if event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
-        path = os.fsdecode(arguments[0])
-        return path if _MEMORY.fullmatch(path) else ""
+        return _memory(os.fsdecode(arguments[0]))
     return ""
 
 
+def _memory(path: str) -> str:
+    """The path, if the file that it leads to is a process's memory or tells of it; else empty."""
+    try:
+        return path if _MEMORY.fullmatch(os.path.realpath(path)) else ""
+    except (OSError, ValueError):  # nothing that can be opened
+        return ""
+
+
 def _is_between(code: CodeType) -> bool:
-    """Return True if the code reads for its caller: inspect, traceback, or code without a file."""
-    return code.co_filename.startswith("<") or code.co_filename.endswith(_BETWEEN)
+    """Return True if the code reads for its caller.
+
+    That is inspect, traceback, a `currentframe` of any library, or code without a file.
+    """
+    name = code.co_filename
+    return name.startswith("<") or name.endswith(_BETWEEN) or code.co_name in _GIVES_FRAMES

@@ -159,7 +159,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         if self._position == 1:
             self._of_kept.clear()
         if self._position - 1 in self._positions:
-            tampering.note_modes()
+            tampering.note_active()
             kept = self._copied[len(self._of_kept)]
             torch.index_select(self._out.view(-1), 0, self._elements, out=kept)
             self._of_kept.append((self._last_x, self._last_copy))

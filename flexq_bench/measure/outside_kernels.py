@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import flexq_bench
-from db.urls import ENVIRONMENT_VARIABLE
 from flexq_bench.measure.worker_messages import printable
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.repository.provenance import PACKAGES
@@ -136,9 +134,8 @@ def describe_installed() -> tuple[DescribedKernel, ...]:
     """
     if not metadata.entry_points(group=ENTRY_POINTS):
         return ()
-    own = {name: value for name, value in os.environ.items() if name != ENVIRONMENT_VARIABLE}
     name = "installed packages with kernels"
-    loader = WorkerProcess(name, program_root(), LOADER, timeout_s=LOAD_S, environment=own)
+    loader = WorkerProcess(name, program_root(), LOADER, timeout_s=LOAD_S)
     try:
         with loader:
             return _kernels_of(loader.ask("installed"), name)

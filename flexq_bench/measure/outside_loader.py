@@ -86,6 +86,7 @@ def add_kernels(arguments: list[str]) -> None:
     modules have weights that require them.
 
     A source that does not load is no error here: each of its kernels is refused with the reason.
+    Installed packages are imported, too: before there is anything that they could keep.
     """
     torch.set_grad_enabled(False)
     if arguments:
@@ -98,6 +99,7 @@ def add_kernels(arguments: list[str]) -> None:
         except SourceError as error:
             registry.add_failure(source.prefix, str(error))
             sys.stderr.write(f"{error}\n")
+    registry.outside_labels()
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ import random
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +137,7 @@ class PreparedCase:
     ) -> None:
         self.case, self.kernel = case, kernel
         self._clock, self._protocol, self._seed, self._warm = clock, protocol, seed, warm
+        self._spec = deepcopy(kernel.spec)  # the kernel's code has the object, too
         rewriting = Rewriting(secret, protocol, l2_bytes or protocol.assumed_l2_bytes)
         self._subject = bind(kernel, case, device, seed, rewriting, shared)
         self.input_distribution = self._subject.input_distribution
@@ -227,6 +229,8 @@ class PreparedCase:
 
     def check(self, when: str) -> CheckResult:
         """Check the results on newly drawn inputs. when: "before" or "after" the samples."""
+        if self.kernel.spec != self._spec:
+            return CheckResult(None, None, f"its code changed the spec of {self._spec.label}")
         seed = derive_seed(self._seed, self.case.gemm, "check", when)
         return self._subject.check(self.config, seed=seed, tolerance=self._protocol.tolerance)
 

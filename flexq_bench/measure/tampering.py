@@ -7,13 +7,17 @@ it judges from another process (`flexq_bench.measure.ab.judged_sides`).
 
 from __future__ import annotations
 
+import builtins
+import signal
 import sys
 import time
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
+from typing import TypeGuard
 
 import torch
 
@@ -32,7 +36,11 @@ _CLOCKS = (
 _CUDA = ("Event", "CUDAGraph", "Stream", "graph", "stream", "synchronize", "current_stream")
 _CLASSES = ("Event", "CUDAGraph", "Stream")
 # Of these, what the functions above name: they stand on it.
-_LIBRARIES = ("torch", "torch.Tensor", "numpy", "statistics", "math", "random")
+_LIBRARIES = (
+    *("torch", "torch.Tensor", "numpy", "statistics", "math", "random", "secrets", "hashlib"),
+    "builtins",
+)
+_BUILTINS = frozenset(name for name in dir(builtins) if name[0] != "_")
 _SYNTAX = frozenset(  # of a tensor, which no name tells
     f"__{name}__" for name in ("add", "sub", "mul", "truediv", "matmul", "le", "eq", "getitem")
 )
@@ -40,10 +48,14 @@ _OWN_WRAPPERS = ("torch.manual_seed",)  # torch exchanges it itself where torch.
 # Operators that outputs are kept and judged by, and the devices that they are registered for.
 _OPERATORS = ("index_select.out", "copy_", "add.Tensor", "sub.Tensor", "abs", "div.Tensor", "mm")
 _REGISTERED = ("CPU: ", "CUDA: ")
+_METHODS = (types.FunctionType, property, staticmethod, classmethod)
+_FIXED = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
+_CACHED = type(cache(len))
+_HEAP_TYPE = 1 << 9  # a flag of classes that are made in Python
 
 _Meaning = tuple[object, ...]
 _known: dict[str, _Meaning] = {}
-_modes: list[str] = []  # of torch, active where outputs were kept
+_active: list[str] = []  # what of others was active where outputs were kept
 
 
 def watch() -> None:
@@ -59,7 +71,7 @@ def watch() -> None:
 def forget() -> None:
     """Watch no more."""
     _known.clear()
-    _modes.clear()
+    _active.clear()
     frame_access.forget()
 
 
@@ -71,15 +83,20 @@ def found() -> str:
     for name, meaning in _known.items():
         if name not in now or not _same(now[name], meaning):
             return f"its code replaced {name}, which measures it: its times are not believed"
-    note_modes()
-    if _modes:
-        return f"its code left the mode {_modes[0]} of torch active: its results are not believed"
+    note_active()
+    _active.extend(_handled_signals())
+    if _active:
+        return f"its code left {_active[0]} active: its results are not believed"
     return frame_access.found()
 
 
-def note_modes() -> None:
-    """Note a mode of others that is active now, in which torch's functions do what it says."""
-    if not _known or _modes:
+def note_active() -> None:
+    """Note what of others is active now.
+
+    A mode of torch, in which its functions do what it says, or a trace or profile function, which
+    is called with the frames of others.
+    """
+    if not _known or _active:
         return
     stacks = (
         (torch._C._len_torch_function_stack(), torch._C._get_function_stack_at),
@@ -88,7 +105,28 @@ def note_modes() -> None:
     for length, at in stacks:
         kinds = [type(at(i)) for i in range(length)]
         # One of torch's own says on which device tensors are made.
-        _modes.extend(k.__name__ for k in kinds if not k.__module__.startswith("torch."))
+        others = (kind for kind in kinds if not kind.__module__.startswith("torch."))
+        _active.extend(f"the mode {kind.__name__} of torch" for kind in others)
+    hearing = {"a trace function": sys.gettrace(), "a profile function": sys.getprofile()}
+    _active.extend(what for what, now in hearing.items() if _is_of_others(now))
+
+
+def _handled_signals() -> Iterator[str]:
+    """Signals that code of others handles: its handler is called with the interrupted frame."""
+    handlers = ((number, signal.getsignal(number)) for number in signal.valid_signals())
+    for number, handler in handlers:
+        if callable(handler) and _is_of_others(handler):
+            yield f"a handler of {signal.Signals(number).name}"
+
+
+def _is_of_others(function: object) -> bool:
+    """Return True if a function, a method, or an instance that can be called is of foreign code."""
+    if function is None:
+        return False
+    function = getattr(function, "func", function)  # functools.partial
+    called = function if hasattr(function, "__code__") else vars(type(function)).get("__call__")
+    code = getattr(called, "__code__", None)
+    return isinstance(code, types.CodeType) and foreign_code.is_foreign(code.co_filename)
 
 
 def _same(first: _Meaning, second: _Meaning) -> bool:
@@ -110,11 +148,15 @@ def _meanings() -> Iterator[tuple[str, _Meaning]]:
             yield from _of_module(name, module)
             named |= _names_in(module)
     for library in _LIBRARIES:
-        yield from _of(library, _members_of(library, named))
+        members = _members_of(library, named)
+        yield from _of(library, members)
+        for key, value in members.items():
+            if _is_class_of(value, library) and value.__flags__ & _HEAP_TYPE:
+                yield from _of_class(f"{library}.{key}", value)
 
 
 def _members_of(library: str, named: set[str]) -> dict[str, object]:
-    """Functions of a module or class with one of these names."""
+    """Functions and classes of a module or class with one of these names."""
     owner: object = sys.modules.get(library, getattr(torch, library.rpartition(".")[2], None))
     if owner is torch.Tensor:  # what it inherits, too
         members = {name: getattr(owner, name, None) for name in named | _SYNTAX}
@@ -124,7 +166,8 @@ def _members_of(library: str, named: set[str]) -> dict[str, object]:
         name: member
         for name, member in members.items()
         if callable(member)
-        and not isinstance(member, types.MethodType)  # another object each time
+        # A bound method of a class is another object each time.
+        and not (owner is torch.Tensor and isinstance(member, types.MethodType))
         and (name in _SYNTAX or not name.startswith("__"))
         and f"{library}.{name}" not in _OWN_WRAPPERS
     }
@@ -135,8 +178,7 @@ def _names_in(module: types.ModuleType) -> set[str]:
     """Names of attributes and globals in the code of a module's own functions and methods."""
     values = [v for v in vars(module).values() if getattr(v, "__module__", "") == module.__name__]
     members = [m for one in values if isinstance(one, type) for m in vars(one).values()]
-    functions = [getattr(one, "fget", None) or one for one in (*values, *members)]
-    codes = [one.__code__ for one in functions if isinstance(one, types.FunctionType)]
+    codes = [one.__code__ for value in (*values, *members) for one in _functions_of(value)]
     names: set[str] = set()
     while codes:
         code = codes.pop()
@@ -146,31 +188,67 @@ def _names_in(module: types.ModuleType) -> set[str]:
 
 
 def _of_module(name: str, module: types.ModuleType) -> Iterator[tuple[str, _Meaning]]:
-    members = {
-        key: value
-        for key, value in vars(module).items()
-        if isinstance(
-            value, types.FunctionType | types.BuiltinFunctionType | types.ModuleType | type
-        )
-    }
+    values = dict(vars(module))
+    members = {key: value for key, value in values.items() if isinstance(value, _FIXED)}
     yield from _of(name, members)
     for key, value in members.items():
-        if isinstance(value, type) and value.__module__ == name:
+        if _is_class_of(value, name):
             yield from _of_class(f"{name}.{key}", value)
+    for key, value in values.items():
+        if key.isupper():
+            yield f"{name}.{key}", tuple(_parts_of_constant(value))
+    hidden = " ".join(key for key in values if key in _BUILTINS)
+    yield f"a builtin function in {name}", (sys.intern(hidden),)
+
+
+def _is_class_of(value: object, module: str) -> TypeGuard[type]:
+    return isinstance(value, type) and value.__module__ == module
 
 
 def _of_class(name: str, owner: type) -> Iterator[tuple[str, _Meaning]]:
-    members = {k: v for k, v in vars(owner).items() if isinstance(v, types.FunctionType | property)}
+    members = {k: v for k, v in list(vars(owner).items()) if isinstance(v, _METHODS)}
     yield from _of(name, members)
+    yield f"methods of {name}", (sys.intern(" ".join(members)),)
 
 
 def _of(owner: str, members: Mapping[str, object]) -> Iterator[tuple[str, _Meaning]]:
     for key, value in members.items():
         parts: list[object] = [value]
-        with suppress(AttributeError):
-            function: types.FunctionType = value  # type: ignore[assignment]  # or it has no code
-            parts += [function.__code__, *(function.__defaults__ or ())]
+        for function in _functions_of(value):
+            parts += (function.__code__, *(function.__defaults__ or ()))
+            if function.__kwdefaults__:
+                parts += function.__kwdefaults__.values()
+            for cell in function.__closure__ or ():
+                with suppress(ValueError):  # an empty one
+                    parts.append(cell.cell_contents)
         yield f"{owner}.{key}", tuple(parts)
+
+
+def _functions_of(value: object) -> Iterator[types.FunctionType]:
+    """The functions of a function, a property, a static or class method, and those wrapped."""
+    if isinstance(value, types.FunctionType):
+        yield value
+        if "__wrapped__" in vars(value):
+            yield from _functions_of(vars(value)["__wrapped__"])
+    elif isinstance(value, property):
+        yield from _functions_of(value.fget)
+        yield from _functions_of(value.fset)
+    elif isinstance(value, staticmethod | classmethod | _CACHED):
+        yield from _functions_of(value.__wrapped__)
+
+
+def _parts_of_constant(value: object) -> Iterator[object]:
+    """A constant, and what it consists of: its fields, or its items."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        if is_dataclass(one) and not isinstance(one, type):
+            waiting += [getattr(one, field.name, None) for field in fields(one)]
+        elif isinstance(one, dict):
+            waiting += [*one, *one.values()]
+        elif isinstance(one, list | tuple | set | frozenset):
+            waiting += one
 
 
 # Code of installed packages is imported by the registry, whoever looks at it first.

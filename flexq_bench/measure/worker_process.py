@@ -7,6 +7,7 @@ A/B comparisons, decodes and builds of other revisions are made in such processe
 from __future__ import annotations
 
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -18,12 +19,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from db.urls import ENVIRONMENT_VARIABLE
 from flexq_bench.errors import FlexqError, InfrastructureError
 from flexq_bench.measure.worker_messages import VERSION, decode, encode, printable
-from flexq_bench.repository.descendants import end_marked, new_mark
+from flexq_bench.repository.descendants import (
+    continue_stopped,
+    end_marked,
+    new_mark,
+    stop_marked,
+)
 
 _READ_BYTES = 1 << 16
 _GRACE_S = 5.0
+_ID_BITS = 52  # every JSON reader has integers of so many bits
 _SHOWN = 500  # characters of the last line of one that died
 
 
@@ -39,7 +47,6 @@ class WorkerProcess:
     """A worker in its own process group. A context manager: on leaving nothing of it is left.
 
     Nor of what it started, in other sessions too (flexq_bench.repository.descendants).
-
 
     name: for messages. tree: the folder whose packages it imports. command: the command line.
     timeout_s: for each answer, after which it is killed; None: it may take as long as it likes.
@@ -58,7 +65,7 @@ class WorkerProcess:
         self.name, self.tree = name, tree
         self._timeout_s = timeout_s
         self._mark = new_mark()
-        self._asked = 0
+        self._asked = 0  # the latest request's id; 0: none was sent
         self._operation = ""  # of the latest request
         self._unread = b""
         self._stderr_start = 0  # bytes on stderr before the latest request
@@ -114,7 +121,8 @@ class WorkerProcess:
 
     def send(self, what: str, **arguments: Any) -> None:
         """Send a request without waiting for its reply. Raises WorkerError if the worker died."""
-        self._asked += 1
+        # Drawn, so that code of others in the worker can't write an answer that passes for its own.
+        self._asked = secrets.randbits(_ID_BITS) or 1
         self._operation = what
         message = {"id": self._asked, "do": what, **arguments}
         size = self._stderr_size()
@@ -144,10 +152,28 @@ class WorkerProcess:
     def paused(self) -> Iterator[None]:
         """It and what it started stand still, so that they can't disturb another worker's turn."""
         self._signal(signal.SIGSTOP)
+        elsewhere = stop_marked(self._mark, [self._process.pid])
         try:
             yield
         finally:
+            continue_stopped(elsewhere)
             self._signal(signal.SIGCONT)
+
+    def rescheduled(self) -> str:
+        """Describe what somebody changed of the CPU time that it gets; empty: nothing.
+
+        Any process of this user may change the CPUs and the priority of another.
+        """
+        pid = self._process.pid
+        changes = []
+        with suppress(OSError, AttributeError):  # it ended, or no Linux
+            if os.sched_getaffinity(pid) != os.sched_getaffinity(0):
+                changes.append("CPUs")
+            if os.getpriority(os.PRIO_PROCESS, pid) != os.getpriority(os.PRIO_PROCESS, 0):
+                changes.append("priority")
+            if os.sched_getscheduler(pid) != os.sched_getscheduler(0):
+                changes.append("scheduling policy")
+        return " and ".join(changes)
 
     def close(self) -> None:
         """End the process and all that it started."""
@@ -225,4 +251,5 @@ def _variables(tree: Path, environment: Mapping[str, str] | None) -> dict[str, s
     given = os.environ if environment is None else environment
     others = given.get("PYTHONPATH")
     path = os.pathsep.join([str(tree), others] if others else [str(tree)])
-    return {**given, "PYTHONPATH": path}
+    # Results are stored by who asks, and an URL may have a password.
+    return {k: v for k, v in given.items() if k != ENVIRONMENT_VARIABLE} | {"PYTHONPATH": path}

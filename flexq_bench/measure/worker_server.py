@@ -23,11 +23,15 @@ _REFUSALS = (FlexqError, SourceError, UnsupportedError, UnknownKernelError, Work
 def serve(operations: object, requests: BinaryIO, replies: BinaryIO, names: Sequence[str]) -> None:
     """Answer requests, each a call of an operation, until there are no more.
 
-    names: of the methods of `operations` that may be called.
+    names: of the methods of `operations` that may be called. Exits where the pipe of the replies is
+    no longer the one that it was: code of others put another in its place.
     """
+    pipe = os.fstat(replies.fileno())
     for line in requests:
         message = decode(line)
         answer = _answer(operations, message, names)
+        if not os.path.samestat(os.fstat(replies.fileno()), pipe):
+            sys.exit("its code replaced the pipe of this process's replies")
         replies.write(encode({"id": message["id"], **answer}))
         replies.flush()
 

@@ -1,4 +1,4 @@
-"""Processes that a process started, found wherever they went, and ended.
+"""Processes that a process started, found wherever they went, and stopped or ended.
 
 A process group ends with one signal, but who starts a session of its own leaves it, and whose
 parent ends is adopted by init. Environments are inherited: a variable with a name drawn at random
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,9 +34,30 @@ def end_marked(mark: str) -> None:
         found = _marked(mark.encode() + b"=")
         if not found:
             return
-        for pid in found:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        _signal(found, signal.SIGKILL)
+
+
+def stop_marked(mark: str, besides: Iterable[int] = ()) -> set[int]:
+    """Stop all processes that `end_marked` would end but those of `besides`; the process ids."""
+    stopped: set[int] = set()
+    for _ in range(_ROUNDS):
+        found = _marked(mark.encode() + b"=") - stopped - set(besides)
+        if not found:
+            break
+        _signal(found, signal.SIGSTOP)
+        stopped |= found
+    return stopped
+
+
+def continue_stopped(pids: Iterable[int]) -> None:
+    """Let processes that `stop_marked` stopped go on."""
+    _signal(pids, signal.SIGCONT)
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def _marked(start: bytes) -> set[int]:

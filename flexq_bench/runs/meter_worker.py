@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import Any, BinaryIO
 
 from flexq_bench.errors import MeasureError
 from flexq_bench.measure import Meter, Tuning
@@ -59,10 +59,14 @@ def main() -> int:
     requests, replies = own_pipes()
     limit_memory(options.device)
     add_kernels(options.kernels_from)
-    meter = Meter(options.device, seed=options.seed, tuning=options.tuning)
-    operations = MeterOperations(meter)
-    serve(operations, requests, replies, operations.OPERATIONS)
+    _measure(options, requests, replies)
     return 0
+
+
+def _measure(options: argparse.Namespace, requests: BinaryIO, replies: BinaryIO) -> None:
+    # A frame of its own: code that is imported may keep those that call it.
+    meter = Meter(options.device, seed=options.seed, tuning=options.tuning)
+    serve(MeterOperations(meter), requests, replies, MeterOperations.OPERATIONS)
 
 
 if __name__ == "__main__":

@@ -198,9 +198,12 @@ def _package_of(case: Case) -> str:
 
 
 def measured_of(values: Mapping[str, Any]) -> Measured:
-    """Convert a worker's plain values to a Measured."""
-    lists = {
-        "placement_medians_us": tuple(values["placement_medians_us"]),
-        "samples_us": tuple(map(tuple, values["samples_us"])),
-    }
-    return Measured(**{**values, **lists})
+    """Convert a worker's plain values to a Measured. Raises WorkerError if they are none."""
+    try:
+        lists = {
+            "placement_medians_us": tuple(values["placement_medians_us"]),
+            "samples_us": tuple(map(tuple, values["samples_us"])),
+        }
+        return Measured(**{**values, **lists})
+    except (KeyError, TypeError) as error:
+        raise WorkerError(f"a worker's reply is no result: {error}") from None

@@ -49,6 +49,22 @@ def test_so_is_one_that_is_given_real_activations(measured, cheat):
     assert any(reason in result.detail for reason in REASONS)
 
 
+def test_a_kernel_that_changes_its_own_spec_is_incorrect(measured):
+    cheat = Honest()
+    cheat.spec = replace(cheat.spec)
+    multiply = cheat.gemm
+
+    def less_exact(x, w, out, **named):
+        object.__setattr__(cheat.spec, "rounds_to", 1)
+        multiply(x, w, out, **named)
+
+    cheat.gemm = less_exact
+    result = measured(cheat, "hot")
+
+    assert result.status == "incorrect"
+    assert "its code changed the spec of " in result.detail
+
+
 @pytest.mark.parametrize("cache", ["cold", "hot"])
 @pytest.mark.parametrize("stage", ["gemm", "linear"])
 def test_the_same_kernel_without_a_shortcut_is_ok(measured, cache, stage):

@@ -19,6 +19,8 @@ class Worker(Protocol):
 
     def paused(self) -> AbstractContextManager[None]: ...
 
+    def rescheduled(self) -> str: ...
+
 
 @dataclass
 class CaseSide:

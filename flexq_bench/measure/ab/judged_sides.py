@@ -86,14 +86,16 @@ class JudgingDevice:
 class JudgedSide(CaseSide):
     """A side whose results are judged here. Its worker computes what the timed launches compute.
 
-    opponent: the side that is trusted; None: this one is. believes_binary: whether the hash of the
-    machine code may be taken from the worker. left_s: of each turn, seconds that its samples leave
-    unaccounted for, and seconds in all.
+    opponent: the other side, whose worker stands still in this one's turns. is_trusted: whether the
+    times of this side are what the other's are held against. believes_binary: whether the hash of
+    the machine code may be taken from the worker. left_s: of each turn, seconds that its samples
+    leave unaccounted for, and seconds in all.
     """
 
     judge: JudgingDevice = field(kw_only=True)
     believes_binary: bool = field(default=True, kw_only=True)
-    opponent: JudgedSide | None = field(default=None, kw_only=True)
+    is_trusted: bool = field(default=False, kw_only=True)
+    opponent: JudgedSide | None = field(default=None, kw_only=True, repr=False, compare=False)
     left_s: list[tuple[float, float]] = field(default_factory=list, kw_only=True)
     _worker: Worker | None = field(default=None, init=False)
     _weights: LinearInputs | None = field(default=None, init=False)
@@ -123,8 +125,12 @@ class JudgedSide(CaseSide):
             self.wrong = self.wrong or self._wrong_result(worker)
             self._is_checked = True
         super().leave(worker)
-        if self.opponent is not None:
-            self.wrong = self.wrong or _unaccounted(self.left_s, self.opponent.left_s)
+        if self.opponent is not None and not self.is_trusted:
+            self.wrong = (
+                self.wrong
+                or _unaccounted(self.left_s, self.opponent.left_s)
+                or _rescheduled(self.opponent)
+            )
 
     def _draw(self) -> LinearInputs:
         """Inputs that no worker can know before: new activations, and the placement's weights."""
@@ -225,10 +231,16 @@ class JudgedSide(CaseSide):
 
 def judged_pair(base: Case, head: Case, judge: JudgingDevice, *, believes_binary: bool) -> CasePair:
     """A pair of cases whose sides are both judged by this process, and head's times by base's."""
-    first = JudgedSide("base", base, judge=judge)
+    first = JudgedSide("base", base, judge=judge, is_trusted=True)
     second = JudgedSide("head", head, judge=judge, believes_binary=believes_binary, opponent=first)
-    first.opponent = None
+    first.opponent = second
     return CasePair(first, second)
+
+
+def _rescheduled(base: JudgedSide) -> str:
+    """Explain that the worker of a trusted side was slowed down; empty: nothing tells of that."""
+    changed = base._worker.rescheduled() if base._worker is not None else ""
+    return f"the {changed} of base's process changed while it was measured" if changed else ""
 
 
 def _unaccounted(head: Sequence[tuple[float, float]], base: Sequence[tuple[float, float]]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import BinaryIO
 
 from flexq_bench.measure import Meter
 from flexq_bench.measure.ab.operations import WorkerOperations
@@ -33,10 +34,15 @@ def main() -> int:
     if options.kernels_from:
         limit_memory(options.device)
     add_kernels(options.kernels_from)
+    _measure(options, requests, replies)
+    return 0
+
+
+def _measure(options: argparse.Namespace, requests: BinaryIO, replies: BinaryIO) -> None:
+    # A frame of its own: code that is imported may keep those that call it.
     meter = Meter(options.device, seed=options.seed)
     with meter.device_guard():
         serve(WorkerOperations(meter), requests, replies, OPERATIONS)
-    return 0
 
 
 if __name__ == "__main__":

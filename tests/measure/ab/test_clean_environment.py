@@ -85,12 +85,44 @@ def test_a_worker_gets_no_more_than_it_is_given(a_tree, tmp_path, monkeypatch):
     assert str(tree) in told.read_text().splitlines()
 
 
+def test_no_worker_gets_the_url_of_the_database(a_tree, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_DB", "secret")
+    tell = "import os, sys; sys.exit(os.environ.get('FLEXQ_BENCH_DB', 'not told'))"
+    command = (sys.executable, "-S", "-c", tell)
+
+    with (
+        WorkerProcess("head", a_tree("head").tree, command, timeout_s=20.0) as worker,
+        pytest.raises(WorkerError, match="not told"),
+    ):
+        worker.ask("describe")
+
+
+def test_an_answer_that_was_written_before_it_was_asked_for_is_none(a_tree):
+    forge = (
+        "import json, sys\n"
+        "print(json.dumps({'id': 1, 'reply': {'samples_us': [0.1]}}), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = (sys.executable, "-S", "-c", forge)
+
+    with (
+        WorkerProcess("head", a_tree("head").tree, command, timeout_s=20.0) as worker,
+        pytest.raises(WorkerError, match="head answered 'turn' with"),
+    ):
+        worker.ask("turn")
+
+
+def state_of(pid):
+    """R of one that runs, T of one that is stopped, Z of one that ended; empty: it's gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
+
+
 def is_over(pid):
     """Whether it ended, if only its exit code is left."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    return state_of(pid) in ("Z", "")
 
 
 @pytest.mark.parametrize("then", ["time.sleep(600)", "os._exit(1)"])
@@ -123,5 +155,39 @@ def wait_until(condition):
 def test_a_paused_worker_does_nothing(a_tree, command):
     with WorkerProcess("head", a_tree("head").tree, command, timeout_s=5.0) as worker:
         worker.check_identity()
+        worker.allow(0.5)
         with worker.paused(), pytest.raises(WorkerError, match="gave no answer to 'describe'"):
             worker.ask("describe")
+
+
+def test_what_a_paused_worker_started_elsewhere_does_nothing_either(a_tree, tmp_path):
+    told = tmp_path / "told"
+    start = (
+        "import subprocess, sys, time\n"
+        "busy = [sys.executable, '-S', '-c', 'while True: pass']\n"
+        "started = subprocess.Popen(busy, start_new_session=True)\n"
+        "open(sys.argv[1], 'w').write(str(started.pid))\n"
+        "time.sleep(600)\n"
+    )
+    command = (sys.executable, "-S", "-c", start, str(told))
+
+    with WorkerProcess("head", a_tree("head").tree, command) as worker:
+        assert wait_until(lambda: told.exists() and told.read_text())
+        pid = told.read_text()
+        with worker.paused():
+            assert wait_until(lambda: state_of(pid) == "T")
+        assert wait_until(lambda: state_of(pid) == "R")
+    assert wait_until(lambda: is_over(pid))
+
+
+def test_another_priority_of_a_worker_is_told(a_tree, tmp_path):
+    told = tmp_path / "told"
+    start = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    command = (sys.executable, "-S", "-c", start, str(told))
+
+    with WorkerProcess("base", a_tree("base").tree, command) as worker:
+        assert wait_until(lambda: told.exists() and told.read_text())
+        assert worker.rescheduled() == ""
+        pid = int(told.read_text())
+        os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid) + 1)
+        assert worker.rescheduled() == "priority"

@@ -49,6 +49,9 @@ class Inside:
     def paused(self):
         return nullcontext()
 
+    def rescheduled(self):
+        return ""
+
 
 @pytest.fixture
 def meter():

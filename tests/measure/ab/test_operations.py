@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import tempfile
 from dataclasses import replace
 
 import pytest
@@ -39,11 +41,30 @@ def answers(operations):
     def ask(*messages: dict[str, object]) -> list[dict[str, object]]:
         numbered = [{"id": i, **message} for i, message in enumerate(messages)]
         requests = "\n".join(map(json.dumps, numbered)).encode()
-        replies = io.BytesIO()
-        serve(operations, io.BytesIO(requests), replies, OPERATIONS)
-        return [json.loads(line) for line in replies.getvalue().splitlines()]
+        with tempfile.TemporaryFile() as replies:
+            serve(operations, io.BytesIO(requests), replies, OPERATIONS)
+            replies.seek(0)
+            return [json.loads(line) for line in replies]
 
     return ask
+
+
+class _Relaying:
+    """Code in the process that puts a pipe of its own in the place of that of the replies."""
+
+    def __init__(self, replies):
+        self._replies = replies
+
+    def measure(self):
+        _, end = os.pipe()
+        os.dup2(end, self._replies.fileno())
+        os.close(end)
+        return {"median_us": 7.0}
+
+
+def test_replies_go_through_no_other_pipe(tmp_path):
+    with (tmp_path / "replies").open("wb") as replies, pytest.raises(SystemExit, match="the pipe"):
+        serve(_Relaying(replies), [b'{"id": 1, "do": "measure"}'], replies, ("measure",))
 
 
 def test_a_case_is_prepared_placed_timed_and_looked_at(answers):

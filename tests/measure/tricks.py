@@ -1,0 +1,419 @@
+"""Sources of kernels that try tricks, by name, each with a part of what is said of it."""
+
+from __future__ import annotations
+
+PREAMBLE = """
+import gc
+import inspect
+import os
+import sys
+import threading
+import time
+import torch
+from flexq_bench.api import linear_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+launches = 0
+known = {}
+
+
+def compute(x, w, out):
+    out.copy_(x.float() @ w.float().T)
+
+
+def count():
+    global launches
+    launches += 1
+    return launches
+"""
+HONEST = "def kernel(x, w, out): compute(x, w, out)\n"
+DECLARED = "\ncheat = linear_kernel('cheat', weight='fp16', backends=['cpu'])(kernel)\n"
+READ = "its code read what measures it"
+STALE = "wrong on inputs that change in place between samples"
+REMEMBERED = "on the same again: results are remembered"
+REMEMBERING = """
+def kernel(x, w, out):
+    key = {key}
+    if key not in known:
+        for _ in range(8):  # far longer than it takes to make the key
+            compute(x, w, out)
+        known[key] = out.clone(), x, w  # so that nothing else gets their addresses
+    out.copy_(known[key][0])
+"""
+ELSEWHERE = """
+import multiprocessing
+
+
+def remember(pipe):
+    torch.set_num_threads(1)
+    while True:
+        key, x, w = pipe.recv()
+        if key not in known:
+            time.sleep(0.001)  # as by far more work: CPU time that is not this process's
+            known[key] = (torch.frombuffer(bytearray(x), dtype=torch.float16).view(4, 256).float()
+                @ torch.frombuffer(bytearray(w), dtype=torch.float16).view(256, 256).float().T
+            ).half().numpy().tobytes()
+        pipe.send(known[key])
+
+
+def kernel(x, w, out):
+    if "pipe" not in known:
+        known["pipe"], end = multiprocessing.Pipe()
+        process = multiprocessing.get_context("fork").Process(
+            target=remember, args=(end,), daemon=True)
+        process.start()
+    content = x.numpy().tobytes(), w.numpy().tobytes()
+    known["pipe"].send((hash(content), *content))
+    out.copy_(torch.frombuffer(
+        bytearray(known["pipe"].recv()), dtype=torch.float16).view(out.shape))
+"""
+TRICKS = {
+    "by pointer": (
+        """
+def kernel(x, w, out):
+    key = x.data_ptr(), w.data_ptr(), tuple(out.shape)
+    if key in known and not torch.isnan(out).any():
+        out.copy_(known[key])
+        return
+    compute(x, w, out)
+    known[key] = out.clone()
+""",
+        STALE,
+    ),
+    "by content of the activations": (
+        """
+def kernel(x, w, out):
+    key = hash(x.numpy().tobytes()), w.data_ptr(), tuple(out.shape)
+    if key in known and not torch.isnan(out).any():
+        out.copy_(known[key])
+        return
+    compute(x, w, out)
+    known[key] = out.clone()
+""",
+        STALE,
+    ),
+    **{
+        name: (REMEMBERING.format(key=key), REMEMBERED)
+        for name, key in (
+            (
+                "by content of both operands",
+                "hash(x.numpy().tobytes()), hash(w[::4, :2].contiguous().numpy().tobytes())",
+            ),
+            (
+                "by a few elements of both operands",
+                "tuple(x[:, :3].flatten().tolist()), tuple(w[::4, 0].tolist())",
+            ),
+            (
+                "by pointers and how often they were written",
+                "x.data_ptr(), x._version, w.data_ptr(), w._version",
+            ),
+        )
+    },
+    "by content, in another process": (ELSEWHERE, REMEMBERED),
+    "empty after the first launches": (
+        """
+def kernel(x, w, out):
+    if count() < 20 or torch.isnan(out).any():
+        compute(x, w, out)
+""",
+        STALE,
+    ),
+    "early unless the output is poisoned": (
+        """
+def kernel(x, w, out):
+    if torch.isnan(out).any():
+        compute(x, w, out)
+""",
+        STALE,
+    ),
+    "on another thread": (
+        """
+def late(x, w, out):
+    time.sleep(0.01)
+    compute(x, w, out)
+
+
+def kernel(x, w, out):
+    if torch.isnan(out).any():
+        compute(x, w, out)
+    else:
+        threading.Thread(target=late, args=(x.clone(), w, out)).start()
+""",
+        STALE,
+    ),
+    "a lazy tensor in place of the output": (
+        """
+class Lazy(torch.Tensor):
+    pass
+
+
+def kernel(x, w, out):
+    out.__class__ = Lazy
+""",
+        "exchanged out for Lazy float16",
+    ),
+    "a tensor that is returned": (
+        "def kernel(x, w, out): return x @ w.T",
+        "write the result into out and return nothing",
+    ),
+    "another clock": (
+        "real = time.perf_counter_ns\ntime.perf_counter_ns = lambda: real() // 2\n" + HONEST,
+        "its code replaced time.perf_counter_ns",
+    ),
+    "another clock of the meter": (
+        """
+from flexq_bench.measure import clocks
+real = clocks._CpuRotation.sample
+
+
+def sample(self, count, *, gap_us=0.0):
+    batch = real(self, count, gap_us=gap_us)
+    return type(batch)(tuple(0.5 * t for t in batch.times_us), batch.sm_mhz)
+
+
+clocks._CpuRotation.sample = sample
+"""
+        + HONEST,
+        "its code replaced flexq_bench.measure.clocks._CpuRotation.sample",
+    ),
+    "another default clock": (
+        "from flexq_bench.measure import clocks\n"
+        "real = time.perf_counter_ns\n"
+        "clocks.CpuClock.__init__.__defaults__ = (lambda: real() // 2,)\n" + HONEST,
+        "its code replaced flexq_bench.measure.clocks.CpuClock.__init__",
+    ),
+    "another timer of GPUs": (
+        "torch.cuda.Event.elapsed_time = lambda self, other: 0.001\n" + HONEST,
+        "its code replaced torch.cuda.Event.elapsed_time",
+    ),
+    "a view of the inputs as the output": (
+        "def kernel(x, w, out): out.data = x[:, : out.shape[1]]",
+        "exchanged out for float16",
+    ),
+    "a view of the inputs that is returned": (
+        "def kernel(x, w, out): return x[:, : out.shape[1]]",
+        "write the result into out and return nothing",
+    ),
+    "results of the stack of who measures": (
+        """
+def kernel(x, w, out):
+    frame = sys._getframe(1)
+    while frame is not None:
+        buffers = frame.f_locals.get("self")
+        if type(buffers).__name__ == "LinearBuffers" and not buffers._is_announced:
+            known, first = buffers._contents, buffers._first + buffers._last_x
+            of = buffers.weights.held[buffers._last_copy], first % len(known.inputs)
+            out[known.rows[:, None], known.columns] = known.reference.y[of].half()
+            return
+        frame = frame.f_back
+    compute(x, w, out)
+""",
+        f"{READ} (sys._getframe)",
+    ),
+    "the stack by an exception": (
+        """
+def kernel(x, w, out):
+    try:
+        raise ValueError
+    except ValueError as error:
+        error.__traceback__.tb_frame.f_back.f_locals
+    compute(x, w, out)
+""",
+        f"{READ} (tb_frame)",
+    ),
+    "the stack by code without a file": (
+        "def kernel(x, w, out): exec('inspect.currentframe()', globals()) or compute(x, w, out)",
+        f"{READ} (sys._getframe)",
+    ),
+    "the stack by another function that returns it": (
+        "import logging\ndef kernel(x, w, out): logging.currentframe() and compute(x, w, out)",
+        f"{READ} (sys._getframe)",
+    ),
+    "the stack by a handler of signals": (
+        "import signal\n"
+        "signal.signal(signal.SIGUSR1, lambda number, frame: frame.f_back.f_locals)\n"
+        "def kernel(x, w, out): signal.raise_signal(signal.SIGUSR1) or compute(x, w, out)",
+        "its code left a handler of SIGUSR1 active",
+    ),
+    "memory of the process as a file": (
+        "def kernel(x, w, out): open(f'/proc/{os.getpid()}/mem', 'rb').close() or "
+        "compute(x, w, out)",
+        f"{READ} (/proc/",
+    ),
+    "the same file by a path below which it lies": (
+        "def kernel(x, w, out):\n"
+        "    folder = os.open('/proc/self', os.O_RDONLY)\n"
+        "    open(f'/dev/fd/{folder}/mem', 'rb').close()\n"
+        "    compute(x, w, out)",
+        f"{READ} (/dev/fd/",
+    ),
+    "objects at every garbage collection": (
+        "gc.callbacks.append(lambda phase, info: launches == 1 and gc.get_objects())\n"
+        "def kernel(x, w, out): count() == 1 and gc.collect(0); compute(x, w, out)",
+        f"{READ} (gc.get_objects)",
+    ),
+    "expected results that are overwritten": (
+        """
+def kernel(x, w, out):
+    for one in gc.get_objects() if torch.isnan(out).any() else ():
+        if type(one).__name__ == "Reference":
+            one.y.zero_()
+    out.zero_()
+""",
+        f"{READ} (gc.get_objects)",
+    ),
+    "a function that shadows a builtin one": (
+        "from flexq_bench.measure import linear_buffers\n"
+        "linear_buffers.bool = lambda value: False\n" + HONEST,
+        "its code replaced a builtin function in flexq_bench.measure.linear_buffers",
+    ),
+    "another builtin function": (
+        "import builtins\nreal = sorted\n"
+        "builtins.sorted = lambda *given, **named: real(*given, **named)\n" + HONEST,
+        "its code replaced builtins.sorted",
+    ),
+    "another constant": (
+        "from flexq_bench.measure import prepared\nprepared._FASTER_AGAIN = 1e9\n" + HONEST,
+        "its code replaced flexq_bench.measure.prepared._FASTER_AGAIN",
+    ),
+    "another tolerance of the protocol": (
+        "from flexq_bench.measure import protocol\n"
+        "object.__setattr__(protocol.PROTOCOL_CPU, 'tolerance', 1e9)\n" + HONEST,
+        "its code replaced flexq_bench.measure.protocol.PROTOCOL_CPU",
+    ),
+    "lots that are known": (
+        "import random\nrandom.Random.random = lambda self: 0.0\n" + HONEST,
+        "its code replaced methods of random.Random",
+    ),
+    "a secret that is known": (
+        "import secrets\nsecrets.randbits = lambda bits: 7\n" + HONEST,
+        "its code replaced secrets.randbits",
+    ),
+    "another keyword of the meter": (
+        "from flexq_bench.measure.meter import Meter\n"
+        "Meter.__init__.__kwdefaults__['secret'] = 7\n" + HONEST,
+        "its code replaced flexq_bench.measure.meter.Meter.__init__",
+    ),
+    "another property": (
+        "from flexq_bench.measure.linear_buffers import LinearBuffers\n"
+        "LinearBuffers._rewrites.fget.__code__ = (lambda self: False).__code__\n" + HONEST,
+        "its code replaced flexq_bench.measure.linear_buffers.LinearBuffers._rewrites",
+    ),
+    "another assertion of torch": (
+        "torch.testing.assert_close = lambda *given, **named: None\n"
+        "torch.allclose = lambda *given, **named: True\n"
+        "def kernel(x, w, out): out.zero_()",
+        "elements wrong",
+    ),
+    "a blind check": (
+        "from flexq_bench.measure import linear_buffers\n"
+        "fine = linear_buffers.judge_error.__class__\n"
+        "linear_buffers.judge_error = lambda *given: None\n" + HONEST,
+        "its code replaced flexq_bench.measure.linear_buffers.judge_error",
+    ),
+}
+
+
+# Without work in launches: the result is computed where it is looked at.
+LATE = """
+last = []
+
+
+def kernel(x, w, out):
+    if torch.isnan(out).any():
+        compute(x, w, out)
+    else:
+        last[:] = [x, w, out]
+
+
+def overdue():
+    given = list(last)
+    last.clear()
+    if given:
+        compute(*given)
+
+
+def hear(frame, event, argument):
+    if event == "c_call" and "index_select" in str(argument):
+        overdue()
+
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "index_select" in str(func):
+            overdue()
+        return func(*args, **(kwargs or {}))
+
+
+def index_select(*given, **named):
+    overdue()
+    return known["real"](*given, **named)
+
+
+known["real"] = torch.index_select
+"""
+TRICKS |= {
+    "late, by another function of torch": (
+        LATE + "torch.index_select = index_select",
+        "its code replaced torch.index_select",
+    ),
+    "late, by another torch of the meter": (
+        LATE
+        + "from flexq_bench.measure import linear_buffers\n"
+        + "other = type(torch)('torch')\n"
+        + "vars(other).update(vars(torch), index_select=index_select)\n"
+        + "linear_buffers.torch = other",
+        "its code replaced flexq_bench.measure.linear_buffers.torch",
+    ),
+    "late, by a mode of torch": (
+        LATE + "Mode().__enter__()",
+        "its code left the mode Mode of torch active",
+    ),
+    "late, by a profile function": (
+        LATE + "sys.setprofile(hear)",
+        "its code left a profile function active",
+    ),
+    "late, by a trace function": (
+        LATE + "sys.settrace(hear)",
+        "its code left a trace function active",
+    ),
+    "late, when an object ends": (
+        """
+class Late:
+    def __init__(self, *given): self.given = given
+    def __del__(self): compute(*self.given)
+
+
+def kernel(x, w, out):
+    if torch.isnan(out).any():
+        compute(x, w, out)
+    else:
+        known["last"] = Late(x, w, out)
+""",
+        STALE,
+    ),
+    "late, by another operator": (
+        LATE
+        + "def kept(x, dim, index, out):\n"
+        + "    overdue()\n"
+        + "    return out.copy_(x[index])\n"
+        + "library = torch.library.Library('aten', 'IMPL')\n"
+        + "library.impl('index_select.out', kept, 'CPU')",
+        "its code replaced the operator aten::index_select.out",
+    ),
+    "late, by a method of the output": (
+        """
+def kernel(x, w, out):
+    if torch.isnan(out).any():
+        compute(x, w, out)
+        return
+    out.view = lambda *shape: compute(x, w, out) or torch.Tensor.view(out, *shape)
+""",
+        STALE,
+    ),
+    "another median": (
+        "import numpy\nreal = numpy.median\n"
+        "numpy.median = lambda *given, **named: real(*given, **named) / 2\n" + HONEST,
+        "its code replaced numpy.median",
+    ),
+}
