@@ -127,8 +127,11 @@ def test_a_calibrated_checkpoint_passes_and_a_damaged_one_fails(
     checkpoint = quantize(scheme, "--seed", "3")
     code, checks = fidelity(checkpoint, "calibration.txt")
     assert code == ExitCode.PASS, checks
-    # Percent; activations of 8 bits turn codes over where norms are stored in FP16.
-    assert all(abs(check["change"]) < 2 for check in checks)
+    # Percent. Norms are stored in FP16, which flips some codes of 8-bit activations: over seeds 0
+    # to 7 perplexity differs by up to 0.14 % and KL by up to 4.9 %, and both depend on the CPU.
+    perplexity, kl = checks
+    assert abs(perplexity["change"]) < 0.3
+    assert abs(kl["change"]) < 8
     code, checks = fidelity(damaged(checkpoint, swap_rows), "calibration.txt")
     assert code == ExitCode.REGRESSION, checks
     assert checks[1]["outcome"] == "regression"

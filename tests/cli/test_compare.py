@@ -17,6 +17,7 @@ from db.queries import runs
 from flexq_bench.cli.app import main
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.comparison_report import exit_code_of_verdicts
 from flexq_bench.runs.stored_comparison import compare_stored
 from flexq_bench.verdicts import Comparison, Verdict, confirm
@@ -162,8 +163,10 @@ def test_outside_of_a_repository(cli, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def two_runs(measured: Path, tmp_path: Path) -> tuple[str, str]:
-    """The uuids of two runs of the same cases, older first."""
+def two_runs(measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """The uuids of two runs of the same cases at one commit, older first."""
+    clean = replace(current_commit(), dirty=False)
+    monkeypatch.setattr("flexq_bench.cli.measuring.current_commit", lambda: clean)
     out = ("--db", str(measured))
     shape = ("--m", "1", "--n", "32", "--k", "32")
     assert main(("sweep", "--kernels", "cublas-fp16", *shape, *out)) == 0
