@@ -148,6 +148,8 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> Architectu
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     if config.get("hidden_act", "silu") != "silu":
         raise UsageError(f"{name} has {config['hidden_act']} where decode has silu: pick another")
+    # Null is as if missing: as many heads of keys as of queries, and hidden / heads channels each.
+    kv_heads, head_dim = config.get("num_key_value_heads"), config.get("head_dim")
     dimensions = ModelSpec(
         name=name,
         family=name,
@@ -156,12 +158,13 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> Architectu
         ffn=_count(config, "intermediate_size"),
         layers=_count(config, "num_hidden_layers"),
         heads=heads,
-        kv_heads=_count({"num_key_value_heads": heads, **config}, "num_key_value_heads"),
+        kv_heads=heads if kv_heads is None else _count(config, "num_key_value_heads"),
         vocab=_count(config, "vocab_size"),
         context=_context(config, block),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         learned_positions=False,
         source="config.json",
+        head_dim=0 if head_dim is None else _count(config, "head_dim"),
     )
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
@@ -179,18 +182,15 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> Architectu
         )
         if kind == "llama3"
     )
-    head_dim = dimensions.head_dim
-    if config.get("head_dim") is not None:
-        head_dim = _count(config, "head_dim")
-    if head_dim % 2:
-        raise _FieldError(f"rotary angles turn pairs of channels, a head has {head_dim}")
+    if dimensions.head_dim % 2:
+        raise _FieldError(f"rotary angles turn pairs of channels, a head has {dimensions.head_dim}")
     attention: tuple[str, ...] = ("qkv_proj", "o_proj") if config.get("attention_bias") else ()
     if block == "qwen2":  # its configuration has no key for biases
         attention = ("qkv_proj",)
     feed_forward = ("gate_up_proj", "down_proj") if config.get("mlp_bias") else ()
     return Architecture(
         dimensions,
-        head_dim,
+        dimensions.head_dim,
         (*attention, *feed_forward),
         _positive(config, "rms_norm_eps", 1e-6),
         _positive({**config, **rope}, "rope_theta", 10000.0),

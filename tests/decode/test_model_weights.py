@@ -105,6 +105,24 @@ def test_a_model_without_a_class_is_of_its_type(folder: Path) -> None:
     assert open_weights(folder).architecture.block == "llama"
 
 
+def test_null_in_a_configuration_is_as_if_missing() -> None:
+    config = small_llama(torch.device("cpu")).reference.config.to_dict()
+    nulls = {"num_key_value_heads": None, "head_dim": None}
+
+    dimensions = of_config({**config, **nulls}, "a model").dimensions
+
+    assert (dimensions.kv_heads, dimensions.head_dim) == (6, 32)
+
+
+def test_heads_need_not_divide_the_hidden_size_if_their_dimension_is_known() -> None:
+    config = small_llama(torch.device("cpu")).reference.config.to_dict()
+    sizes = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 64}
+
+    architecture = of_config({**config, **sizes}, "a model")
+
+    assert (architecture.dimensions.heads, architecture.head_dim) == (5, 64)
+
+
 def test_a_sliding_window_is_the_longest_sequence(folder: Path) -> None:
     respell(folder, architectures=["MistralForCausalLM"], sliding_window=64)
     assert open_weights(folder).architecture.dimensions.context == 64
