@@ -105,8 +105,9 @@ def sweep(
 ) -> None:
     """Measure kernels on every combination of M, N and K, on a model's layers, or as a run had.
 
-    --config takes any model that transformers knows, and builds it without weights; experts count
-    once, and the output head and routers are left out.
+    --config takes any language model that transformers knows, or text decoder of a model that sees
+    or hears, and builds it without weights; experts count once, and the output head and routers are
+    left out. A model of unknown type is read as LLaMA if it has LLaMA's sizes, else refused.
 
     The expected time is printed first, if similar cases were measured before. Results are stored
     like any others and never become a baseline. Exit codes as of `run`.

@@ -95,6 +95,10 @@ def test_other_models_have_their_layers(config: Any, layers: set[Any], tmp_path:
     assert not any("head" in name or name in ("gate", "router") for name, *_ in found)
 
 
+SIZES_OF_NO_SUCH = """{"model_type": "no-such", "hidden_size": 64, "intermediate_size": 128,
+"num_hidden_layers": 1, "num_attention_heads": 4, "num_experts": 4, "hidden_act": "gelu"}"""
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -102,14 +106,25 @@ def test_other_models_have_their_layers(config: Any, layers: set[Any], tmp_path:
         ("[" * 100_000, "is not JSON"),
         ("[]", "has no model_type"),
         ('{"model_type": "no-such"}', "'no-such', which transformers"),
-        ('{"model_type": "clip"}', "builds no decoder"),
-        ('{"model_type": "llama", "hidden_size": "x"}', "builds no decoder"),
-        ('{"model_type": "llama", "hidden_size": 1000000000000}', "builds no decoder"),
+        (
+            '{"model_type": "no-such", "num_experts": 0}',
+            "and has no hidden_size, intermediate_size",
+        ),
+        (SIZES_OF_NO_SUCH, "num_experts is not LLaMA's"),
+        (SIZES_OF_NO_SUCH.replace("num_experts", "vocab_size"), "names no gated hidden_act"),
+        ('{"model_type": "clip"}', "clip is no language model"),
+        ('{"model_type": "vit"}', "vit is no language model"),
+        ('{"model_type": "hubert"}', "hubert is no language model"),
+        ('{"_class_name": "UNet2DConditionModel"}', "a diffusion pipeline"),
+        ('{"peft_type": "LORA"}', "an adapter: name the folder of its base model"),
+        ('{"model_type": "xlnet", "n_layer": 1}', "38% of the weights of its blocks"),
+        ('{"model_type": "llama", "hidden_size": "x"}', "'hidden_size'"),
+        ('{"model_type": "llama", "hidden_size": 1000000000000}', "builds no language model"),
         ('{"model_type": "llama", "num_hidden_layers": 1000000000}', "1,000 is the most"),
         ('{"model_type": "llama", "x": "' + "x" * (1 << 20) + '"}', "larger than 1,048,576 bytes"),
     ],
 )
-def test_a_file_that_is_no_decoder_s_is_refused_in_one_line(
+def test_a_file_that_is_no_language_model_s_is_refused_in_one_line(
     text: str, complaint: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "config.json"
@@ -120,3 +135,10 @@ def test_a_file_that_is_no_decoder_s_is_refused_in_one_line(
 
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_something_else_is_refused_by_its_files(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+
+    with pytest.raises(UsageError, match="that of an adapter: name the folder of its base model"):
+        layers_of_config(str(tmp_path))
