@@ -133,6 +133,8 @@ def shape_of(name: str, config: dict[str, Any]) -> tuple[int, int] | None:
         inner = config["intermediate_size"]
         if ".experts." in name:
             inner = config.get("moe_intermediate_size") or inner
+        if ".shared_expert." in name:
+            inner = config.get("shared_expert_intermediate_size") or inner
         head = config.get("head_dim") or hidden // heads
         kv = (config.get("num_key_value_heads") or heads) * head
     except (KeyError, TypeError):
