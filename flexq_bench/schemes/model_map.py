@@ -117,6 +117,18 @@ def stored_names(architecture: str) -> Callable[[str], str]:
     return renamed
 
 
+def names_of_stored(architecture: str) -> Callable[[str], str]:
+    """The name that a weight of this architecture has in transformers, from its name in files."""
+    names = ARCHITECTURES.get(architecture)
+
+    def renamed(name: str) -> str:
+        for here, there in () if names is None else reversed(names.stored):
+            name = name.replace(there, here)
+        return name
+
+    return renamed
+
+
 def _with_experts(model: nn.Module, names: Architecture) -> Architecture:
     """The architecture with the layers of its experts, as many as there are in each block."""
     blocks = [model.get_submodule(f"{names.blocks}.{i}") for i in range(_blocks(model))]
