@@ -78,7 +78,7 @@ def kernel_parity(
             inputs[site.name] = next(
                 inputs[other.name]
                 for other in layout.of_block(site.block)
-                if other.role == site.role and other.name in inputs
+                if other.of_expert and other.role == site.role and other.name in inputs
             )
         parities.append(_compare(kernel, module, inputs[site.name]))
     return parities

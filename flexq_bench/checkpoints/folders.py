@@ -5,9 +5,10 @@ Imports no torch: the command line inspects folders before it knows whether it n
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from flexq_bench.schemes.strict_json import loads_strictly
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 _CONFIG, _SECTION = "config.json", "flexq_bench"
@@ -48,7 +49,7 @@ def read_config(path: Path | str) -> tuple[dict[str, Any], Any]:
 def _object(path: Path) -> dict[str, Any]:
     """A JSON object of a file; empty if there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = loads_strictly(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

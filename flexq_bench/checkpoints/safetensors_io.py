@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.schemes.strict_json import loads_strictly
 
 DTYPES = {
     "F64": torch.float64,
@@ -117,7 +118,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(size, _LARGEST_HEADER):
                 raise ValueError(f"its header would have {length} bytes of {size}")
-            header = json.loads(file.read(length))
+            header = loads_strictly(file.read(length))
         metadata = header.pop(_METADATA, {})
         digests = json.loads(metadata.get(_DIGESTS, "{}"))
         infos = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from flexq_bench.checkpoints.safetensors_io import (
     read_tensor,
 )
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from flexq_bench.schemes.strict_json import loads_strictly
 
 _AGAIN = "copy the folder again, or quantize again"
 BLOCK = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
@@ -112,7 +112,8 @@ class StoredCheckpoint(QuantizedCheckpoint):
         """Blocks and widths are those of Hugging Face's configuration, where that names them."""
         blocks = self.config.get("num_hidden_layers")
         found = {int(match[1]) for name in self.layers if (match := BLOCK.search(f".{name}"))}
-        if isinstance(blocks, int) and found and found != set(range(blocks)):
+        counted = isinstance(blocks, int) and found
+        if counted and (len(found) != blocks or max(found) >= blocks):
             raise CheckpointError(
                 f"{self.folder} has layers of {len(found)} blocks, its {CONFIG} asks for {blocks}: "
                 f"{_AGAIN}"
@@ -133,15 +134,18 @@ def shape_of(name: str, config: dict[str, Any]) -> tuple[int, int] | None:
         inner = config["intermediate_size"]
         if ".experts." in name:
             inner = config.get("moe_intermediate_size") or inner
+        if ".shared_expert." in name:
+            inner = config.get("shared_expert_intermediate_size") or inner
         head = config.get("head_dim") or hidden // heads
         kv = (config.get("num_key_value_heads") or heads) * head
-    except (KeyError, TypeError):
+        q = heads * head
+    except (KeyError, TypeError, ZeroDivisionError):
         return None
     return {
-        "q_proj": (heads * head, hidden),
+        "q_proj": (q, hidden),
         "k_proj": (kv, hidden),
         "v_proj": (kv, hidden),
-        "o_proj": (hidden, heads * head),
+        "o_proj": (hidden, q),
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
@@ -168,7 +172,7 @@ def tensors_of(folder: Path) -> dict[str, TensorInfo]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = loads_strictly(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"can't read {path}: {error}") from error
     if not isinstance(content, dict):

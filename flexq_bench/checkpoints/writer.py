@@ -26,6 +26,7 @@ from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.folders import INDEX, WHOLE, is_own_checkpoint
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.layers import all_finite, encode
+from flexq_bench.checkpoints.partial_folder import PartialFolder
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, write_tensors
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels.decoder.kv import KV_BITS
@@ -36,7 +37,8 @@ SHARD_BYTES = 1 << 30
 class CheckpointWriter:
     """Writes layers and tensors to shards beside the folder; `finish` puts them in its place.
 
-    Leaving the `with` block without `finish` removes what was written.
+    Leaving the `with` block without `finish` removes what was written; what a killed process left
+    is removed by the next writer of that folder.
 
     folder:      must not exist, or be empty; with overwrite it may hold a quantized checkpoint.
     hf_config:   Hugging Face's configuration of the model.
@@ -73,7 +75,6 @@ class CheckpointWriter:
         self._is_separated = is_separated
         self._shard_bytes = shard_bytes
         check_target(self.folder, overwrite=overwrite)
-        self._aside = self.folder.with_name(f".{self.folder.name}.partial-{os.getpid()}")
         self._layers: dict[str, LayerEntry] = {}
         self._ignored: list[str] = []
         self._tensors: dict[str, TensorInfo] = {}
@@ -82,9 +83,10 @@ class CheckpointWriter:
         self._pending_bytes = self._layer_bytes = 0
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self._aside.mkdir()
+            self._partial = PartialFolder(self.folder)
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
+        self._aside = self._partial.path
 
     def __enter__(self) -> Self:
         return self
@@ -95,7 +97,7 @@ class CheckpointWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        shutil.rmtree(self._aside, ignore_errors=True)
+        self._partial.remove()
 
     @property
     def stored_bytes(self) -> int:

@@ -107,6 +107,12 @@ def of_config(config: Mapping[str, Any], name: str) -> Architecture:
     if given not in _TYPES:
         raise UsageError(f"{name} is a {given}, and decode has {', '.join(_TYPES)}: pick another")
     block = _TYPES[given]
+    kind = config.get("model_type", block)
+    if kind != block:
+        raise UsageError(
+            f"{CONFIG} of {name} has the class {given} and the model type {kind!r:.40}, which is "
+            "another architecture: download it again"
+        )
     try:
         return _opt(config, name) if block == "opt" else _llama(config, name, block)
     except WorkloadError as error:

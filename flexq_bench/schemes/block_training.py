@@ -24,11 +24,11 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import BlockStream
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.graphed_callable import GraphedCallable
 from flexq_bench.schemes.losses import attention_divergence, double_log_cosine
-from flexq_bench.schemes.model_map import SiteInput
 from flexq_bench.schemes.smoothing import spread
 from flexq_bench.schemes.straight_through import check_signed, fake_quantize
 from kernels.formats import NumberFormat
@@ -76,7 +76,7 @@ class Learned:
 class BlockTrainer:
     """A block of nn.Linear layers in FP32, computed with scaled, clipped and rounded weights.
 
-    linears:     names of the linear layers within the block.
+    linears:     kind of each linear layer, as site_inputs have them, by its name within the block.
     weight:      format of the weights, integers; activation: of the inputs, signed, None for
                  weight-only.
     site_inputs: which of the block's modules scales can be divided out of.
@@ -89,7 +89,7 @@ class BlockTrainer:
     def __init__(
         self,
         block: nn.Module,
-        linears: Sequence[str],
+        linears: Mapping[str, str],
         site_inputs: Sequence[SiteInput],
         weight: NumberFormat,
         activation: NumberFormat | None,
@@ -104,7 +104,7 @@ class BlockTrainer:
         if activation is not None:
             check_signed(activation)
         self._block = block.requires_grad_(False)
-        self._linears = tuple(linears)
+        self._linears = dict(linears)
         self._site_inputs = tuple(
             site_input for site_input in site_inputs if site_input.source in start
         )
@@ -275,8 +275,8 @@ class BlockTrainer:
         if f"{site_input.source}.bias" in tensors:
             tensors[f"{site_input.source}.bias"] = tensors[f"{site_input.source}.bias"] / s
         seen = spread(s, site_input, self._head_dim)
-        for name in self._linears:
-            if f".{name}".endswith(tuple(f".{kind}" for kind in site_input.kinds)):
+        for name, kind in self._linears.items():
+            if kind in site_input.kinds:
                 tensors[f"{name}.weight"] = tensors[f"{name}.weight"] * seen
 
     def _run(

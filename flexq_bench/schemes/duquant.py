@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.input_samples import InputSamples
 from flexq_bench.schemes.layer_formats import LayerFormats
-from flexq_bench.schemes.model_map import SiteInput, weight_of
+from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.quarot import QuaRotOptions
 from flexq_bench.schemes.rotation import outlier_rotation
 from flexq_bench.schemes.scheme import QuantizationState, Scheme

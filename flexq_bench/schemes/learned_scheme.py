@@ -145,7 +145,7 @@ class LearnedScheme(Scheme):
         kinds = self.compensated(state, block)
         trainer = BlockTrainer(
             module,
-            [site.name.removeprefix(prefix) for site in sites],
+            {site.name.removeprefix(prefix): site.kind for site in sites},
             state.layout.scalable_inputs,
             options.weight,
             options.activation,

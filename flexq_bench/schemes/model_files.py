@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flexq_bench.errors import UsageError, library_reason
+from flexq_bench.schemes.strict_json import loads_strictly
 
 CONFIG = "config.json"
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -120,7 +120,9 @@ def _of_folder(folder: Path, *, name: str | None = None) -> ModelFiles:
         raise UsageError(f"{folder} holds no model: there is neither {CONFIG} nor a .gguf file")
     _check_config(folder / CONFIG)
     weights = safetensors_files(folder)
-    return ModelFiles(name, folder, None, weights, merged_tensors(weights, _tensors))
+    tensors = merged_tensors(weights, _tensors)
+    check_index(folder, {tensor: stored.path for tensor, stored in tensors.items()})
+    return ModelFiles(name, folder, None, weights, tensors)
 
 
 def _check_config(path: Path) -> None:
@@ -139,18 +141,15 @@ def safetensors_files(folder: Path) -> tuple[Path, ...]:
     """The files of weights of a folder, all of them there. Raises UsageError in one line."""
     index = folder / _INDEX
     if index.is_file():
-        where = _json(index).get("weight_map", {})
-        if not isinstance(where, dict) or not all(isinstance(f, str) for f in where.values()):
-            raise UsageError(f"{index} doesn't say which file has which weight: download it again")
-        named = sorted(set(where.values()))
+        named = sorted(set(_weight_map(index).values()))
         elsewhere = next((name for name in named if Path(name).name != name), None)
         if elsewhere is not None:
             raise UsageError(
                 f"{index} names a file elsewhere, {elsewhere!r:.80}: download it again"
             )
-        missing = [name for name in named if not (folder / name).is_file()]
+        missing = [name for name in named if not os.path.isfile(folder / name)]
         if missing or not named:
-            what = ", ".join(missing) or "any file"
+            what = f"{', '.join(missing) or 'any file':.200}"
             raise UsageError(f"{index} lacks {what}: download the model again")
         return tuple(folder / name for name in named)
     whole = folder / _WHOLE
@@ -165,6 +164,27 @@ def safetensors_files(folder: Path) -> tuple[Path, ...]:
     if any("-of-" in path.name for path in files):
         raise UsageError(f"{folder} has parts of a model and no {_INDEX}: download it again")
     raise UsageError(f"{folder} has {files[0].name} and no {_WHOLE}: give it that name")
+
+
+def check_index(folder: Path, files: Mapping[str, Path]) -> None:
+    """Raise UsageError if the folder's index names another file for a tensor than has it.
+
+    files: of each tensor of the folder, the file that has it.
+    """
+    index = folder / _INDEX
+    for name, file in _weight_map(index).items() if index.is_file() else ():
+        if name not in files or files[name].name != file:
+            raise UsageError(
+                f"{index} says that {file:.80} has {name:.120}, and it doesn't: download the model "
+                "again"
+            )
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    where = _json(index).get("weight_map", {})
+    if not isinstance(where, dict) or not all(isinstance(f, str) for f in where.values()):
+        raise UsageError(f"{index} doesn't say which file has which weight: download it again")
+    return where
 
 
 def merged_tensors(
@@ -231,7 +251,7 @@ def _from_hub(name: str) -> Path:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = loads_strictly(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"can't read {path}: {error}") from error
     if not isinstance(content, dict):

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import BlockStream, Statistics
-from flexq_bench.schemes.model_map import LinearSite, SiteInput, linear_at, weight_of
+from flexq_bench.schemes.model_map import LinearSite, linear_at, weight_of
 from flexq_bench.schemes.scheme import QuantizationState
 from flexq_bench.schemes.smoothing import fold, spread
 

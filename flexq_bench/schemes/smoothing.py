@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexq_bench.schemes.model_map import SiteInput
+from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.rotation import Rotation
 
 _SMALLEST = 1e-5  # of a magnitude, so that a channel that is never used gets a finite scale

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
+from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.input_samples import InputSamples
 from flexq_bench.schemes.layer_formats import LayerFormats
-from flexq_bench.schemes.model_map import LinearSite, SiteInput, weight_of
+from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import (

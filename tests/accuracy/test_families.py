@@ -53,9 +53,37 @@ FAMILIES = {
         4 + 4 * 3,
     ),
     "OlmoeForCausalLM": (MIXTURE | {"num_experts": 4}, 4 + 4 * 3),
+    "Qwen2MoeForCausalLM": (
+        MIXTURE
+        | {"num_experts": 4, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 80},
+        4 + 3 + 4 * 3,
+    ),
     "GraniteMoeForCausalLM": (MIXTURE | {"num_local_experts": 4}, 4 + 4 * 3),  # packed in files
 }
 MIXTURES = list(FAMILIES)[4:]
+GATED = {"intermediate_size": 96, "num_key_value_heads": 2}
+# The same of architectures whose maps differ from those above in what a scale passes through, and
+# of those that share such a map.
+FOLDED = {
+    "CohereForCausalLM": (GATED | {"use_qk_norm": True}, 7),
+    "StableLmForCausalLM": (GATED | {"use_parallel_residual": True}, 7),
+    "Glm4ForCausalLM": (GATED | {"head_dim": 16}, 6),
+    "ArceeForCausalLM": (GATED, 6),
+    "NemotronForCausalLM": (GATED, 6),
+    "GPTJForCausalLM": ({"n_inner": 96, "rotary_dim": 8}, 6),
+    "BloomForCausalLM": ({}, 4),
+}
+ALIKE = {
+    "Cohere2ForCausalLM": (GATED, 7),
+    "GlmForCausalLM": (GATED | {"head_dim": 16}, 6),
+    "Olmo3ForCausalLM": (GATED, 7),
+    "Exaone4ForCausalLM": (GATED | {"sliding_window": 16, "sliding_window_pattern": 2}, 7),
+    "MinistralForCausalLM": (GATED | {"head_dim": 20}, 7),
+    "HeliumForCausalLM": (GATED | {"head_dim": 16}, 7),
+    "Ernie4_5ForCausalLM": (GATED | {"use_bias": True}, 7),
+    "SeedOssForCausalLM": (GATED | {"head_dim": 16}, 7),
+    "HunYuanDenseV1ForCausalLM": (GATED | {"head_dim": 16}, 7),
+}
 IDS = torch.arange(3, 51).view(2, 24) * 7 % 513
 POLICY = """
 version = 1
@@ -82,7 +110,7 @@ def family(tmp_path, tiny_llama):
     def build(architecture: str, **changes) -> tuple[nn.Module, Path]:
         cls = getattr(transformers, architecture)
         torch.manual_seed(0)
-        settings = SIZES | FAMILIES[architecture][0] | changes
+        settings = SIZES | (FAMILIES | FOLDED | ALIKE)[architecture][0] | changes
         model = cls(cls.config_class(**settings)).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -135,14 +163,35 @@ def test_every_layer_of_the_blocks_is_quantized_and_nothing_else(family, archite
         and parameter.ndim > 1
         and not name.endswith(("gate.weight", "router.weight"))
     )
-    dense = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    assert dense == ["lm_head"]
+    dense = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert {name.rpartition(".")[2] for name in dense} <= {"lm_head", "shared_expert_gate"}
     own = dict(model.named_parameters())
     for name, parameter in original.named_parameters():
         if name in own:  # embeddings, norms, routers, the head
             torch.testing.assert_close(own[name], parameter, rtol=0, atol=0)
 
     torch.testing.assert_close(logits(quantized(path, "w16a16")), expected, rtol=1e-4, atol=1e-4)
+    near = divergence(expected, logits(model))
+    assert 0 < 100 * near < divergence(expected, logits(quantized(path, "w2a16")))
+
+
+@pytest.mark.parametrize(
+    "architecture", [*FOLDED, *(pytest.param(name, marks=pytest.mark.slow) for name in ALIKE)]
+)
+def test_scales_that_are_folded_in_cancel_out(family, architecture):
+    original, path = family(architecture)
+    with torch.no_grad():
+        for parameter in original.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    original.save_pretrained(path)
+    expected = logits(original)
+    model = load_model(str(path), device=CPU).model
+
+    resolve("smoothquant-w8a8").quantize(model, Calibration(IDS))
+
+    layers = [name for name, m in model.named_modules() if isinstance(m, FakeQuantizedLinear)]
+    assert len(layers) == 2 * (FOLDED | ALIKE)[architecture][1]
     near = divergence(expected, logits(model))
     assert 0 < 100 * near < divergence(expected, logits(quantized(path, "w2a16")))
 
@@ -220,6 +269,17 @@ def test_an_expert_that_no_token_reaches_is_rounded_to_nearest(family, scheme, c
     assert "mlp.experts.3.down_proj saw no token" in caplog.text
     layer = model.model.layers[0].mlp.experts[3].down_proj
     assert torch.isfinite(layer.weight).all()
+
+
+def test_a_shared_expert_is_trained_beside_those_of_the_router(family):
+    model = with_linear_layers(family("Qwen2MoeForCausalLM")[0])
+    expected = logits(model)
+
+    resolve("omniquant-w8a8[epochs=1]").quantize(model, Calibration(IDS))
+
+    layer = model.model.layers[0].mlp.shared_expert.down_proj
+    assert isinstance(layer, FakeQuantizedLinear)
+    assert 0 < divergence(expected, logits(model)) < 1e-3
 
 
 def test_a_mixture_with_dense_blocks_between_is_refused(family):

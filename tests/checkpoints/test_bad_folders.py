@@ -181,6 +181,9 @@ def test_another_version_of_the_format(folder):
         (lambda c, s, e: e["layers"][UP].update(shape=[96, 256]), "its config.json says"),
         (lambda c, s, e: c.update(hidden_size=64), "asks for"),
         (lambda c, s, e: c.update(num_hidden_layers=3), "asks for 3"),
+        (lambda c, s, e: c.update(num_hidden_layers=10**12), "asks for 1000000000000"),
+        (lambda c, s, e: c.update(num_attention_heads=None), "content hash"),
+        (lambda c, s, e: c.update(num_attention_heads=0), "content hash"),
         (lambda c, s, e: e["layers"].update({"model.layers.0.x": e["layers"][UP]}), "lacks"),
     ],
 )

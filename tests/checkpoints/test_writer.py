@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
-from flexq_bench.checkpoints import CheckpointError, CheckpointWriter, open_checkpoint
+from flexq_bench.checkpoints import (
+    CheckpointError,
+    CheckpointWriter,
+    StoredScheme,
+    open_checkpoint,
+)
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels.formats import NumberFormat, Operand, quantize
 
 NAME = "model.layers.0.x"
+SCHEME = StoredScheme(name="w6a6", version=1)
 
 
 def a_layer() -> QuantizedLayer:
@@ -28,6 +35,26 @@ def test_what_is_interrupted_leaves_nothing(write, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write({NAME: a_layer()}, shard_bytes=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one(write, tmp_path):
+    killed = os.fork()
+    if killed == 0:
+        writer = CheckpointWriter(tmp_path / "checkpoint", {}, SCHEME)
+        writer.add_layer(NAME, a_layer())
+        writer.close_shard()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(killed, 0)
+    (left,) = tmp_path.iterdir()
+    assert [path.name for path in left.iterdir()] == ["0.safetensors"]
+
+    with CheckpointWriter(tmp_path / "checkpoint", {}, SCHEME):
+        written = {path.name for path in tmp_path.iterdir()}
+        os.rename(tmp_path / min(written), tmp_path / ".checkpoint.partial-1")  # another process'
+        folder = write({NAME: a_layer()})
+
+        assert left.name not in written
+        assert {path.name for path in tmp_path.iterdir()} == {folder.name, ".checkpoint.partial-1"}
 
 
 def test_a_folder_of_something_else_stays(write, tmp_path):

@@ -79,6 +79,7 @@ def respell(folder: Path, **values: Any) -> None:
     ("values", "says"),
     [
         ({"architectures": "LlamaForCausalLM", "model_type": "gpt2"}, "model of type 'gpt2'"),
+        ({"model_type": "mistral"}, "LlamaForCausalLM and the model type 'mistral'"),
         ({"hidden_size": None}, "hidden_size is a number of 1 or more, got None"),
         ({"num_attention_heads": 0}, "num_attention_heads is a number of 1 or more, got 0"),
         ({"rms_norm_eps": "NaN"}, "rms_norm_eps is a number above 0, got 'NaN'"),
@@ -124,7 +125,8 @@ def test_heads_need_not_divide_the_hidden_size_if_their_dimension_is_known() -> 
 
 
 def test_a_sliding_window_is_the_longest_sequence(folder: Path) -> None:
-    respell(folder, architectures=["MistralForCausalLM"], sliding_window=64)
+    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    respell(folder, **mistral, sliding_window=64)
     assert open_weights(folder).architecture.dimensions.context == 64
     respell(folder, sliding_window=None)
     assert open_weights(folder).architecture.dimensions.context == 256

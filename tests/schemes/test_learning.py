@@ -207,7 +207,7 @@ def test_attention_is_left_as_it_was(tiny_llama, calibration):
 def test_activations_with_a_zero_point_are_refused():
     with pytest.raises(QuantizeError, match="signed integers, not uint4/row"):
         BlockTrainer(
-            torch.nn.Module(), (), (), NumberFormat(4), NumberFormat(4, None, "asymmetric"), {}, (),
+            torch.nn.Module(), {}, (), NumberFormat(4), NumberFormat(4, None, "asymmetric"), {}, (),
             None,
         )  # fmt: skip
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from flexq_bench.schemes.model_map import SiteInput, linear_at, map_model
+from flexq_bench.schemes.architectures import SiteInput
+from flexq_bench.schemes.model_map import linear_at, map_model
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.smoothing import (
     fold,

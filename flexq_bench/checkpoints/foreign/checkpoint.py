@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from flexq_bench.checkpoints.foreign.methods import read_layers
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.safetensors_io import digest_of, read_tensor
 from flexq_bench.checkpoints.stored import BLOCK, shape_of
+from flexq_bench.schemes.model_map import names_of_stored
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 # What early versions of transformers stored, and now compute from the configuration; and the scales
@@ -36,7 +38,8 @@ class ForeignCheckpoint(QuantizedCheckpoint):
     """Checkpoint of llm-compressor, AutoAWQ, AutoGPTQ or GPTQModel, from `open_checkpoint`.
 
     section: the quantization settings of config.json. config: the rest of it.
-    Keys and values are cached in FP16. Quantized weights outside the blocks (output head,
+    Layers and tensors have the names of transformers, also where the files have others (Mixtral's
+    experts). Keys and values are cached in FP16. Quantized weights outside the blocks (output head,
     embeddings) are returned dequantized, in FP32: no scheme of this project quantizes them.
 
     Raises CheckpointError, with a message of one line, if the layout is not supported.
@@ -48,7 +51,12 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         self._section = section
         self._tensors = FolderTensors(folder)
         self._layers = read_layers(self._tensors, self._section)
-        weights = {f"{name}.weight": name for name in self._layers.names}
+        renamed = names_of_stored(_class_of(config))
+        # By their names here, the names of layers and tensors in the files.
+        self._stored_layers = self._by_name(
+            self._layers.names, lambda name: renamed(f"{name}.").removesuffix(".")
+        )
+        weights = {f"{name}.weight": name for name in self._stored_layers}
         self._outside = {
             weight: name for weight, name in weights.items() if not BLOCK.search(f".{name}")
         }
@@ -59,18 +67,19 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         for name in self.layers:
             self._check_shape(name)
         owned = self._layers.owned()
-        dense = [
+        dense = (
             name
             for name in self._tensors.infos
             if name not in owned and not name.endswith(_PASSED_OVER)
-        ]
-        twice = next((name for name in dense if name in weights), None)
+        )
+        self._stored_tensors = self._by_name(dense, renamed)
+        twice = next((name for name in self._stored_tensors if name in weights), None)
         if twice is not None:
             raise CheckpointError(
                 f"{folder} has {twice} beside the codes of that layer: which of them is meant? "
                 "Copy the folder again"
             )
-        self.tensor_names = tuple(sorted([*dense, *self._outside]))
+        self.tensor_names = tuple(sorted([*self._stored_tensors, *self._outside]))
         self.kv_bits = DENSE_KV_BITS
         self.scheme = StoredScheme(name=self._scheme_name(), version=0)
         self._warn()
@@ -89,27 +98,40 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         return content_hash({**self.config, QUANTIZATION: section}, self._tensors.infos)
 
     def has_bias(self, name: str) -> bool:
-        return f"{name}.bias" in self._tensors
+        return f"{self._stored_layers[name]}.bias" in self._tensors
 
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
         if name not in self._quantized:
             raise CheckpointError(f"{self.folder} has no quantized layer {name}")
-        return self._layers.layer(name, device)
+        return self._layers.layer(self._stored_layers[name], device)
 
     def tensor(self, name: str) -> torch.Tensor:
         if name not in self.tensor_names:
             raise CheckpointError(f"{self.folder} has no tensor {name}")
         if name in self._outside:
-            values = self._layers.layer(self._outside[name]).weight.in_own_order()
+            outside = self._layers.layer(self._stored_layers[self._outside[name]])
+            values = outside.weight.in_own_order()
             return values.to(torch.float32)  # exact: a code times an FP16 scale
-        tensor = self._tensors.take(name, (*REALS, torch.float64))
+        tensor = self._tensors.take(self._stored_tensors[name], (*REALS, torch.float64))
         if not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{self.folder}: {name} holds NaN or infinity: copy it again")
         return tensor
 
+    def _by_name(self, stored: Iterable[str], renamed: Callable[[str], str]) -> dict[str, str]:
+        """Names in the files, by what they are called here. Raises CheckpointError for a pair."""
+        by_name: dict[str, str] = {}
+        for name in stored:
+            other = by_name.setdefault(renamed(name), name)
+            if other != name:
+                raise CheckpointError(
+                    f"{self.folder} has {other} and {name}, two names of one weight: copy the "
+                    "folder again"
+                )
+        return by_name
+
     def _check_shape(self, name: str) -> None:
         expected = shape_of(name, self.config)
-        given = self._layers.shape(name)
+        given = self._layers.shape(self._stored_layers[name])
         if expected is not None and given != expected:
             raise CheckpointError(
                 f"{self.folder}: {name} is {list(given)}, its {CONFIG} asks for {list(expected)}: "
@@ -118,7 +140,7 @@ class ForeignCheckpoint(QuantizedCheckpoint):
 
     def _scheme_name(self) -> str:
         """The maker's method and the formats of the layers, as `awq:uint4/128`."""
-        names = {self._layers.formats(name) for name in self.layers}
+        names = {self._layers.formats(self._stored_layers[name]) for name in self.layers}
         return f"{self._layers.method}:{names.pop() if len(names) == 1 else 'mixed'}"
 
     def _warn(self) -> None:
@@ -138,3 +160,9 @@ class ForeignCheckpoint(QuantizedCheckpoint):
                 " and ".join(self._outside.values())
                 + (" are" if len(self._outside) > 1 else " is"),
             )
+
+
+def _class_of(config: dict[str, Any]) -> str:
+    """Name of the model's class in transformers; empty if its configuration names none."""
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""

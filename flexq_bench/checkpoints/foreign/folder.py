@@ -9,7 +9,11 @@ import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.safetensors_io import DTYPES, TensorInfo, read_header, read_tensor
-from flexq_bench.schemes.model_files import merged_tensors, safetensors_files
+from flexq_bench.schemes.model_files import (
+    check_index,
+    merged_tensors,
+    safetensors_files,
+)
 
 HALVES = (torch.float16, torch.bfloat16)
 REALS = (*HALVES, torch.float32)
@@ -19,8 +23,8 @@ INTEGERS = (torch.int32, torch.int64)
 class FolderTensors:
     """The tensors of a folder's safetensors files, by name.
 
-    Raises UsageError in one line if a file is missing, cut off or damaged, or
-    two have the same tensor.
+    Raises UsageError in one line if a file is missing, cut off or damaged, two have the same
+    tensor, or the index names another file for one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,6 +32,7 @@ class FolderTensors:
         self.infos: Mapping[str, TensorInfo] = merged_tensors(
             safetensors_files(folder), read_header
         )
+        check_index(folder, {name: info.path for name, info in self.infos.items()})
 
     def __contains__(self, name: str) -> bool:
         return name in self.infos

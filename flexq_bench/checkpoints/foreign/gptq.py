@@ -113,7 +113,14 @@ class GptqLayers(LayerReader):
                 f"{name}.qzeros has zero points of 0, which version 1 of GPTQ's layout can't keep "
                 "apart from their neighbours: save it as gptq_v2"
             )
-        return (stored + self._offset).T.contiguous()
+        zeros = stored + self._offset
+        middle = 1 << (bits - 1)
+        if self._changed(name).get("sym") is True and not bool((zeros == middle).all()):
+            raise CheckpointError(
+                f"{name}.qzeros has other zero points than {middle}, which config.json's sym says "
+                "that all are: is its checkpoint_format (gptq or gptq_v2) the one that it has?"
+            )
+        return zeros.T.contiguous()
 
     def _settings(self, name: str) -> tuple[int, int | None]:
         """Bits and group of a layer."""

@@ -356,6 +356,13 @@ def test_blocks_may_be_called_otherwise(a_folder):
     assert "transformer.h.1.mlp.down_proj" in open_checkpoint(folder).layers
 
 
+def test_zero_points_that_are_no_middle_contradict_sym(a_folder):
+    section = GPTQ | {"sym": True, "checkpoint_format": "gptq_v2"}
+    folder = a_folder(section, lambda _, weight: gptq(weight, symmetric=True))  # of version 1
+    with pytest.raises(CheckpointError, match=r"other zero points than 8.*checkpoint_format"):
+        open_checkpoint(folder).layer(LAYER)
+
+
 def test_a_zero_point_that_wrapped_is_refused(a_folder):
     def quantized(_, weight):
         parts = gptq(weight)

@@ -1,0 +1,105 @@
+"""Folders of others whose files contradict each other, or themselves: one line, exit code 2."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from flexq_bench.cli.app import main
+from flexq_bench.exit_codes import ExitCode
+
+SECTION = {
+    "quant_method": "compressed-tensors",
+    "format": "naive-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+        }
+    },
+    "ignore": ["lm_head"],
+}
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(a_folder):
+    """tiny-llama in INT8, in two shards."""
+
+    def quantized(_, weight):
+        scale = weight.float().abs().amax(1, keepdim=True).div(127).half()
+        return {"weight": (weight / scale).round().char(), "weight_scale": scale}
+
+    path = a_folder(SECTION, quantized)
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    names, where = sorted(tensors), {}
+    for shard, part in zip(SHARDS, (names[:20], names[20:]), strict=True):
+        save_file({name: tensors[name] for name in part}, path / shard)
+        where |= dict.fromkeys(part, shard)
+    (path / INDEX).write_text(json.dumps({"weight_map": where}))
+    return path
+
+
+def complaint(folder, capsys, tiny_llama) -> str:
+    capsys.readouterr()
+    data = ("--data", str(tiny_llama / "heldout.txt"), "--max-tokens", "9", "--context", "9")
+    code = main(("accuracy", "--model", str(folder), *data, "--device", "cpu"))
+    error = capsys.readouterr().err
+    assert code == ExitCode.USAGE
+    assert error.count("\n") == 1
+    return error
+
+
+def with_index(folder, change) -> None:
+    path = folder / INDEX
+    index = json.loads(path.read_text())
+    change(index["weight_map"])
+    path.write_text(json.dumps(index))
+
+
+NORM = "model.norm.weight"  # in the second shard
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda where: where.update({NORM: SHARDS[0]}), f"says that {SHARDS[0]} has {NORM}"),
+        (lambda where: where.update(ghost=SHARDS[0]), f"says that {SHARDS[0]} has ghost"),
+        (lambda where: where.update({NORM: "x" * 5000}), "lacks xxx"),
+    ],
+)
+def test_an_index_that_names_another_file(folder, capsys, tiny_llama, change, said):
+    with_index(folder, change)
+    assert said in complaint(folder, capsys, tiny_llama)
+
+
+def test_a_field_of_the_configuration_that_is_there_twice(folder, capsys, tiny_llama):
+    path = folder / "config.json"
+    path.write_text('{"hidden_size": 64,' + path.read_text().lstrip("{ \n"))
+    assert "'hidden_size' twice" in complaint(folder, capsys, tiny_llama)
+
+
+def test_a_tensor_that_a_header_has_twice(folder, capsys, tiny_llama):
+    path = folder / SHARDS[1]
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    entry = json.dumps(header[NORM])
+    text = f'{{"{NORM}": {entry}, {json.dumps(header)[1:]}'.encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    assert f"'{NORM}' twice" in complaint(folder, capsys, tiny_llama)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [("rms_norm_eps", float("nan"), "NaN"), ("num_attention_heads", None, "num_attention_heads")],
+)
+def test_a_configuration_without_numbers(folder, capsys, tiny_llama, field, value, said):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    assert said in complaint(folder, capsys, tiny_llama)

@@ -1,0 +1,96 @@
+"""Architectures whose weights have other names in files than in transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from flexq_bench.accuracy.checkpoint_models import load_checkpoint
+from flexq_bench.checkpoints import open_checkpoint
+from flexq_bench.checkpoints.errors import CheckpointError
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 513,
+    "max_position_embeddings": 32,
+}
+MODELS = {
+    "MixtralForCausalLM": SIZES | {"num_key_value_heads": 1, "num_local_experts": 2},
+    "GPTNeoXForCausalLM": SIZES,
+}
+WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+# No router: its name ends in `gate`.
+QUANTIZED = re.compile(r"\.layers\.\d+\..*(?<!gate|norm)\.weight$")
+IDS = torch.arange(3, 27)[None]
+
+
+@pytest.fixture
+def a_model(tmp_path, tiny_llama):
+    """a_model(architecture): a folder of INT8 codes, and the logits of what they stand for."""
+
+    def build(architecture: str):
+        torch.manual_seed(0)
+        cls = getattr(transformers, architecture)
+        model = cls(cls.config_class(**MODELS[architecture])).half().eval()
+        folder = tmp_path / architecture
+        model.save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(tiny_llama / name, folder)
+        path, tensors = folder / "model.safetensors", load_file(folder / "model.safetensors")
+        codes, values = {}, {}
+        for name, weight in tensors.items():
+            if weight.ndim < 2 or not QUANTIZED.search(name):
+                codes[name] = values[name] = weight
+                continue
+            scale = weight.float().abs().amax(1, keepdim=True).div(127).half()
+            codes[name] = (weight / scale.float()).round().clamp(-128, 127).to(torch.int8)
+            codes[f"{name}_scale"] = scale
+            values[name] = codes[name].float() * scale.float()
+        save_file(values, path, metadata={"format": "pt"})
+        dense = cls.from_pretrained(folder, dtype=torch.float32).eval()
+        save_file(codes, path)
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = {
+            "quant_method": "compressed-tensors",
+            "format": "naive-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
+            "ignore": ["lm_head", "embed_out", "re:.*gate$"],
+        }
+        (folder / "config.json").write_text(json.dumps(config))
+        with torch.no_grad():
+            return folder, dense(input_ids=IDS).logits
+
+    return build
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+@pytest.mark.parametrize("through", ["reference", "kernels"])
+def test_a_folder_is_computed_whatever_its_weights_are_called(a_model, architecture, through):
+    folder, expected = a_model(architecture)
+
+    model = load_checkpoint(
+        open_checkpoint(folder), device=torch.device("cpu"), through=through
+    ).model
+
+    with torch.no_grad():
+        difference = (model(input_ids=IDS).logits - expected).abs().max()
+    assert float(difference) < (1e-5 if through == "reference" else 1e-3)
+
+
+def test_two_names_of_one_weight_are_refused(a_model):
+    folder, _ = a_model("GPTNeoXForCausalLM")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, "lm_head.weight": tensors["embed_out.weight"] * 2}, path)
+
+    with pytest.raises(CheckpointError, match=r"embed_out.weight and lm_head.weight, two names"):
+        open_checkpoint(folder)
