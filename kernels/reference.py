@@ -116,7 +116,7 @@ def _group_length(x: Operand, w: Operand) -> tuple[int, int]:
 def _check(x: Operand, w: Operand) -> None:
     orders = [operand.order for operand in (x, w)]
     if any(order is not None for order in orders):
-        own = torch.arange(x.k, dtype=torch.int32)
+        own = torch.arange(x.k, dtype=torch.int32, device="cpu")
         first, second = (own if order is None else order.cpu() for order in orders)
         if not torch.equal(first, second):
             raise ShapeError("x and w have their channels in different orders: use one for both")

@@ -108,7 +108,7 @@ def _layer_weights(
     order = second_order(n, derive_seed(secret, n, k, "rows"))
     contents = (operand, operand.take_rows(order.to(device)))
     packed = tuple(kernel.pack_weight(content) for content in contents)
-    return LayerWeights(operand, (torch.arange(n), order), packed)
+    return LayerWeights(operand, (torch.arange(n, device="cpu"), order), packed)
 
 
 class _LinearSubject(Subject):

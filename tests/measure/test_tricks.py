@@ -114,6 +114,8 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
         return meter.measure(a_case(m=4, n=256, k=256, kernel=kernel.spec.name, cache="hot"))
 
     yield run
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
     sys.setprofile(None)
     sys.settrace(traced)
     tampering.forget()
@@ -177,3 +179,30 @@ def test_an_honest_kernel_is_right_and_nothing_is_found_replaced(measured, loade
     result = measured(looks_at_import + HONEST, loaded)
 
     assert (result.status, result.detail) == ("ok", "")
+
+
+# As scripts for GPUs do at their head; where no tensor can be computed with, if it isn't said.
+DEFAULTS = 'torch.set_default_device("meta")\ntorch.set_default_dtype(torch.bfloat16)\n'
+ONE_BYTE = """
+@linear_kernel("cheat", weight="fp8/row", activation="fp8/row", backends=["cpu"])
+def kernel(x_codes, x_scales, w_codes, w_scales, out):
+    out.copy_((x_codes.float() @ w_codes.float().T) * x_scales.float() * w_scales.float().T)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "declared"), [(HONEST, DECLARED), (QUANTIZED.format(writes=""), ""), (ONE_BYTE, "")]
+)
+def test_an_honest_kernel_is_right_whatever_its_defaults_of_torch_are(measured, source, declared):
+    result = measured(DEFAULTS + source, declared=declared)
+
+    assert (result.status, result.detail) == ("ok", "")
+
+
+def test_a_default_dtype_does_not_make_inputs_coarser(measured):
+    coarse = "def kernel(x, w, out): compute(x.bfloat16(), w.bfloat16(), out)\n"
+
+    result = measured("torch.set_default_dtype(torch.bfloat16)\n" + coarse)
+
+    assert result.status == "incorrect"
+    assert "elements wrong" in result.detail
