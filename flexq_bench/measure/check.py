@@ -12,9 +12,12 @@ from flexq_bench.measure.inputs import (
     LinearInputs,
     derive_seed,
     full_range_inputs,
+    real_weight,
     realistic_inputs,
     small_sum_inputs,
+    weight_seed,
 )
+from flexq_bench.measure.own_quantization import own_quantization_error
 from kernels.contract import LinearKernel
 from kernels.reference import FP16_BITS, Reference, reference_of
 from workloads.case import Stage
@@ -69,11 +72,17 @@ def check_linear(
 ) -> CheckResult:
     """Check one configuration of a kernel on inputs drawn from `seed`.
 
-    Realistic inputs must be within `tolerance` of float64 (see relative_error). A kernel with
+    Realistic inputs must be within `tolerance` of float64 (see relative_error), and quantized by
+    the kernel's own rule little worse than by its formats' (own_quantization). A kernel with
     integer weights and activations must also give float16(reference) bit for bit on codes over
     their full range and on small ones, with scales that keep every FP32 sum exact.
     """
-    inputs = realistic_inputs(kernel, gemm, device, derive_seed(seed, "realistic"))
+    drawn = derive_seed(seed, "realistic")
+    inputs = realistic_inputs(kernel, gemm, device, drawn)
+    w_real = real_weight(gemm.n, gemm.k, device, weight_seed(drawn))
+    if unlike := own_quantization_error(kernel, inputs, w_real):
+        return CheckResult(None, None, unlike)
+    del w_real
     spec = kernel.spec
     reference = reference_of(spec, inputs.x, inputs.w)
     y = _run_poisoned(run, inputs, gemm, device)

@@ -73,19 +73,28 @@ def realistic_inputs(
     that were drawn before; None: they are drawn now.
     """
     if w is None:
-        w = realistic_weight(kernel, gemm.n, gemm.k, device, derive_seed(seed, "weights"))
+        w = realistic_weight(kernel, gemm.n, gemm.k, device, weight_seed(seed))
     x_real = realistic_activations(gemm, torch.Generator(device).manual_seed(seed))
     return LinearInputs(x_real, kernel.quantize_activation(x_real), w)
+
+
+def weight_seed(seed: int) -> int:
+    """The seed that `realistic_inputs` draws its weights from."""
+    return derive_seed(seed, "weights")
 
 
 def realistic_weight(
     kernel: LinearKernel, n: int, k: int, device: torch.device, seed: int
 ) -> Operand:
     """The weights [N,K] of INPUT_DISTRIBUTION in the kernel's format."""
+    return kernel.quantize_weight(real_weight(n, k, device, seed))
+
+
+def real_weight(n: int, k: int, device: torch.device, seed: int) -> torch.Tensor:
+    """The weights of INPUT_DISTRIBUTION before they are quantized, FP16 [N,K]."""
     generator = torch.Generator(device).manual_seed(seed)
     w = torch.randn(n, k, generator=generator, device=device, dtype=torch.float32)
-    w = w.mul_(WEIGHT_STD).half()
-    return kernel.quantize_weight(w)
+    return w.mul_(WEIGHT_STD).half()
 
 
 def realistic_activations(gemm: GemmWorkload, generator: torch.Generator) -> torch.Tensor:

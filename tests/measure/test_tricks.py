@@ -23,7 +23,9 @@ import torch
 from tricks import DECLARED, HONEST, PREAMBLE, REMEMBERED, STALE, TRICKS
 
 from flexq_bench.measure import PROTOCOL_CPU, Meter, clocks, linear_buffers, prepared, tampering
+from kernels.contract import LinearKernel
 from kernels.outside import foreign_code
+from kernels.outside.function_kernel import FunctionKernel
 from kernels.outside.loading import load, load_installed
 from kernels.outside.sources import KernelSource
 
@@ -102,6 +104,8 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
         (random.Random, "random"),
         (secrets, "randbits"),
         (linear_buffers.LinearBuffers._rewrites.fget, "__code__"),
+        (LinearKernel, "quantize_weight"),
+        (FunctionKernel, "_check"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # as it is, and so again afterwards
     monkeypatch.setattr(Meter.__init__, "__kwdefaults__", dict(Meter.__init__.__kwdefaults__))
