@@ -22,12 +22,13 @@ from kernels.outside.sources import (
     normalized,
     place_of,
 )
+from kernels.reference import BF16_BITS, FP16_BITS
 from workloads.case import parse_kernel_label
 from workloads.errors import WorkloadError
 
 ENTRY_POINTS = "flexq_bench.kernels"
-# Significant bits that a kernel may round terms and results to: those of BF16 up to those of FP16.
-ROUNDED_BITS = range(8, 12)
+# Significant bits that a kernel may round terms and results to.
+ROUNDED_BITS = range(BF16_BITS, FP16_BITS + 1)
 
 log = logging.getLogger(__name__)
 

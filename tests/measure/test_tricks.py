@@ -210,3 +210,30 @@ def test_a_default_dtype_does_not_make_inputs_coarser(measured):
 
     assert result.status == "incorrect"
     assert "elements wrong" in result.detail
+
+
+HALF = """
+@linear_kernel("cheat", weight="int4/128", backends=["cpu"]{more})
+def kernel(x, w_codes, w_scales, out):
+    scales = w_scales.repeat_interleave(128, 1)
+    compute(x, (w_codes.half() * scales){then}, out)
+"""
+
+
+def test_a_kernel_that_rounds_terms_is_told_what_declares_it(measured):
+    said = "(right for a kernel that rounds terms to {}: rounds_to={} declares it)"
+
+    assert said.format("FP16", 11) in measured(HALF.format(more="", then=""), declared="").detail
+
+
+def test_a_kernel_that_declares_its_rounding_is_right(measured):
+    result = measured(HALF.format(more=", rounds_to=11", then=""), declared="")
+
+    assert (result.status, result.detail) == ("ok", "")
+
+
+def test_results_that_no_rounding_makes_are_told_of_none(measured):
+    result = measured(HALF.format(more="", then=".neg()"), declared="")
+
+    assert result.status == "incorrect"
+    assert "rounds_to" not in result.detail
