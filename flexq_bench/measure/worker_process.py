@@ -37,7 +37,7 @@ _SHOWN = 500  # characters of the last line of one that died
 
 
 def _scheduling(pid: int) -> dict[str, object]:
-    """What decides how much CPU time a process gets (0: this one); empty: it ended, or no Linux."""
+    """CPUs, priority and policy of a process (0: this one); empty: it ended, or no Linux."""
     try:
         return {
             "CPUs": os.sched_getaffinity(pid),
