@@ -17,7 +17,7 @@ from flexq_bench.measure.inputs import (
     small_sum_inputs,
     weight_seed,
 )
-from flexq_bench.measure.own_quantization import own_quantization_error
+from flexq_bench.measure.own_quantization import has_own_rule, own_quantization_error
 from kernels.contract import LinearKernel
 from kernels.reference import BF16_BITS, FP16_BITS, Reference, reference_of
 from workloads.case import Stage
@@ -79,10 +79,12 @@ def check_linear(
     """
     drawn = derive_seed(seed, "realistic")
     inputs = realistic_inputs(kernel, gemm, device, drawn)
-    w_real = real_weight(gemm.n, gemm.k, device, weight_seed(drawn))
-    if unlike := own_quantization_error(kernel, inputs, w_real):
-        return CheckResult(None, None, unlike)
-    del w_real
+    if has_own_rule(kernel):
+        w_real = real_weight(gemm.n, gemm.k, device, weight_seed(drawn))
+        rows = derive_seed(drawn, "rows")
+        if error := own_quantization_error(kernel, inputs, w_real, rows):
+            return CheckResult(None, None, error)
+        del w_real
     spec = kernel.spec
     reference = reference_of(spec, inputs.x, inputs.w)
     y = _run_poisoned(run, inputs, gemm, device)

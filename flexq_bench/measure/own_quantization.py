@@ -19,20 +19,26 @@ _ROWS = 64  # of each operand that are compared
 _FEWEST_RESULTS = 64  # the error of fewer says little
 
 
-def own_quantization_error(kernel: LinearKernel, inputs: LinearInputs, w_real: torch.Tensor) -> str:
-    """Describe that a kernel's own rule changes results too much; empty: it doesn't.
+def own_quantization_error(
+    kernel: LinearKernel, inputs: LinearInputs, w_real: torch.Tensor, seed: int
+) -> str:
+    """Describe an error of a kernel's own rule that is too large; empty: there is none.
 
-    Results are compared, not operands: a rule may rotate both of them. inputs: with real
-    activations [M,K]. w_real: FP16 [N,K], the weights that inputs.w was made of.
+    Results are compared, not operands, because a rule may rotate both of them. inputs: with real
+    activations [M,K]. w_real: FP16 [N,K], the weights that inputs.w was made of. seed: of the rows
+    that are compared; the kernel may know the state of torch's default generator.
     """
     x_real = inputs.x_real
-    if x_real is None or not _has_own_rule(kernel):
+    if x_real is None:
         return ""
     m, n = min(_ROWS, len(x_real)), min(_ROWS, len(w_real))
     if m * n < _FEWEST_RESULTS:
         return ""
-    x_rows = torch.randperm(len(x_real), device="cpu")[:m].to(x_real.device)
-    w_rows = torch.randperm(len(w_real), device="cpu")[:n].to(x_real.device)
+    generator = torch.Generator().manual_seed(seed)
+    x_rows, w_rows = (
+        torch.randperm(len(real), generator=generator, device="cpu")[:rows].to(x_real.device)
+        for real, rows in ((x_real, m), (w_real, n))
+    )
     x_real, w_real = x_real[x_rows], w_real[w_rows]
     real = x_real.double() @ w_real.double().T
     own = _error(inputs.x.take_rows(x_rows), inputs.w.take_rows(w_rows), real)
@@ -47,7 +53,7 @@ def own_quantization_error(kernel: LinearKernel, inputs: LinearInputs, w_real: t
     )
 
 
-def _has_own_rule(kernel: LinearKernel) -> bool:
+def has_own_rule(kernel: LinearKernel) -> bool:
     """Return True if a kernel from outside has another rule than its formats."""
     if kernel.spec.source_hash is None:
         return False
