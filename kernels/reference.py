@@ -12,7 +12,7 @@ from kernels.errors import ShapeError
 from kernels.formats import Operand
 
 _FP32_BITS = 24  # significant bits of an FP32 sum
-FP16_BITS = 11  # significant bits of an FP16 number
+FP16_BITS, BF16_BITS = 11, 8  # significant bits of a number
 # FP8 tensor cores of Hopper accumulate with around 14 bits (DeepSeek-V3 technical report,
 # arXiv 2412.19437, section 3.3.2).
 _FP8_SUM_BITS = 16
@@ -116,7 +116,7 @@ def _group_length(x: Operand, w: Operand) -> tuple[int, int]:
 def _check(x: Operand, w: Operand) -> None:
     orders = [operand.order for operand in (x, w)]
     if any(order is not None for order in orders):
-        own = torch.arange(x.k, dtype=torch.int32)
+        own = torch.arange(x.k, dtype=torch.int32, device="cpu")
         first, second = (own if order is None else order.cpu() for order in orders)
         if not torch.equal(first, second):
             raise ShapeError("x and w have their channels in different orders: use one for both")

@@ -97,7 +97,8 @@ def _compare(
     if not isinstance(module, FakeQuantizedLinear):
         module = FakeQuantizedLinear(name, module.layer)
     reference = _reference(module, x)
-    worst = float(torch.nan_to_num(relative_error(y, reference), nan=math.inf).max())
+    errors = relative_error(y, reference)
+    worst = float(torch.nan_to_num(errors, nan=math.inf, posinf=math.inf).max())
     if math.isfinite(worst):
         return SiteParity(name, label, worst)
     return SiteParity(name, label, None, "the kernel's output is not finite")

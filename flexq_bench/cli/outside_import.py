@@ -161,6 +161,8 @@ def import_outside(
     done = []
     with open_database(db, silence_s=_STATEMENT_TIMEOUT_S) as database:
         whole = _whole(database, commit)
+        for path, reading, _ in of_files:
+            _note_other_commit(path, reading, whole)
         for path, reading, of_given in of_files:
             records = of_given
             if whole != commit:
@@ -312,6 +314,17 @@ def _whole(database: Database, commit: CommitInfo) -> CommitInfo:
         "it, or results under the whole sha will be another commit's",
     )
     return commit
+
+
+def _note_other_commit(path: str, reading: Reading, commit: CommitInfo) -> None:
+    """A line on stderr where the file's tool ran at another commit than --commit."""
+    if reading.commit is None or reading.commit.startswith(commit.sha):
+        return
+    say(
+        console(stderr=True),
+        f"{path} was made at commit {reading.commit[:10]} and is stored as of {commit.sha[:10]}: "
+        f"if these are results of its own commit, give --commit {reading.commit}",
+    )
 
 
 def _say(one: _Imported, database: Database) -> None:

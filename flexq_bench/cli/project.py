@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ci.policy import Policy
     from flexq_bench.repository.project import Project, ProjectRevision
 
+_UNBUILT = " (nothing was built: [build] in flexq-bench.toml says how, where kernels need it)"
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedProject:
@@ -71,9 +73,10 @@ def use_project(folder: str, revision: str = ".") -> OpenedProject:
     outside_kernels.forget()
     known = outside_kernels.adopt(built.sources, environment=built.environment())
     if not known.labels:
-        raise MissingResultsError(
-            f"{found.commit.sha[:10]} has no kernels: {next(iter(known.failures.values()))}"
-        )
+        reason = next(iter(known.failures.values()))
+        build = at.file.build
+        unbuilt = "" if build.command or build.packages else _UNBUILT
+        raise MissingResultsError(f"{found.commit.sha[:10]} has no kernels: {reason}{unbuilt}")
     outside_kernels.log_failures()
     return OpenedProject(at, found, built.folder)
 

@@ -90,5 +90,6 @@ class Buffers(ABC):
 def random_pad(device: torch.device, seed: int) -> torch.Tensor:
     """A block of random size: what is allocated after it lies elsewhere than without it."""
     generator = torch.Generator().manual_seed(seed)
-    size = int(torch.randint(1, _PAD_BYTES[device.type], (), generator=generator))
+    most = _PAD_BYTES[device.type]
+    size = int(torch.randint(1, most, (), generator=generator, device="cpu"))
     return torch.empty(size, dtype=torch.uint8, device=device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,11 +12,14 @@ from flexq_bench.measure.inputs import (
     LinearInputs,
     derive_seed,
     full_range_inputs,
+    real_weight,
     realistic_inputs,
     small_sum_inputs,
+    weight_seed,
 )
+from flexq_bench.measure.own_quantization import has_own_rule, own_quantization_error
 from kernels.contract import LinearKernel
-from kernels.reference import FP16_BITS, Reference, reference_of
+from kernels.reference import BF16_BITS, FP16_BITS, Reference, reference_of
 from workloads.case import Stage
 from workloads.gemm import GemmWorkload
 
@@ -69,15 +72,26 @@ def check_linear(
 ) -> CheckResult:
     """Check one configuration of a kernel on inputs drawn from `seed`.
 
-    Realistic inputs must be within `tolerance` of float64 (see relative_error). A kernel with
+    Realistic inputs must be within `tolerance` of float64 (see relative_error), and quantized by
+    the kernel's own rule little worse than by its formats' (own_quantization). A kernel with
     integer weights and activations must also give float16(reference) bit for bit on codes over
     their full range and on small ones, with scales that keep every FP32 sum exact.
     """
-    inputs = realistic_inputs(kernel, gemm, device, derive_seed(seed, "realistic"))
+    drawn = derive_seed(seed, "realistic")
+    inputs = realistic_inputs(kernel, gemm, device, drawn)
+    if has_own_rule(kernel):
+        w_real = real_weight(gemm.n, gemm.k, device, weight_seed(drawn))
+        rows = derive_seed(drawn, "rows")
+        if error := own_quantization_error(kernel, inputs, w_real, rows):
+            return CheckResult(None, None, error)
+        del w_real
     spec = kernel.spec
     reference = reference_of(spec, inputs.x, inputs.w)
     y = _run_poisoned(run, inputs, gemm, device)
     result = judge_error(y, reference, tolerance)
+    if not result.is_correct and spec.source_hash is not None and spec.rounds_to is None:
+        hint = _rounding_hint(y, reference, tolerance)
+        result = replace(result, detail=f"{result.detail}{hint}")
     is_integer = spec.weight.is_integer and spec.activation.is_integer
     if spec.rounds_to is not None or not is_integer:
         return result
@@ -115,13 +129,23 @@ def judge_error(y: torch.Tensor, reference: Reference, tolerance: float) -> Chec
     """Check that every element is within the tolerance; NaN never is."""
     error = relative_error(y, reference)
     right = error <= tolerance  # false for NaN
-    # NaN counts as the largest error.
-    worst = float(torch.nan_to_num(error, nan=torch.inf).max())
+    # NaN counts as the largest error; infinity stays what it is.
+    worst = float(torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf).max())
     if bool(right.all()):
         return CheckResult(worst, None)
     return CheckResult(
         worst, None, _describe_wrong(~right, y, reference.y, f"relative error {worst:.2g}")
     )
+
+
+def _rounding_hint(y: torch.Tensor, reference: Reference, tolerance: float) -> str:
+    """Name the declaration that makes results right which a kernel from outside rounds; empty:
+    none does."""
+    for bits, name in ((FP16_BITS, "FP16"), (BF16_BITS, "BF16")):
+        if judge_error(y, reference.rounded_to(bits), tolerance).is_correct:
+            declared = f"rounds_to={bits} declares it"
+            return f" (right for a kernel that rounds terms to {name}: {declared})"
+    return ""
 
 
 def _judge_exact(y: torch.Tensor, reference: Reference) -> CheckResult:

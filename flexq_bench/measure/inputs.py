@@ -73,25 +73,36 @@ def realistic_inputs(
     that were drawn before; None: they are drawn now.
     """
     if w is None:
-        w = realistic_weight(kernel, gemm.n, gemm.k, device, derive_seed(seed, "weights"))
+        w = realistic_weight(kernel, gemm.n, gemm.k, device, weight_seed(seed))
     x_real = realistic_activations(gemm, torch.Generator(device).manual_seed(seed))
     return LinearInputs(x_real, kernel.quantize_activation(x_real), w)
+
+
+def weight_seed(seed: int) -> int:
+    """The seed that `realistic_inputs` draws its weights from."""
+    return derive_seed(seed, "weights")
 
 
 def realistic_weight(
     kernel: LinearKernel, n: int, k: int, device: torch.device, seed: int
 ) -> Operand:
     """The weights [N,K] of INPUT_DISTRIBUTION in the kernel's format."""
+    return kernel.quantize_weight(real_weight(n, k, device, seed))
+
+
+def real_weight(n: int, k: int, device: torch.device, seed: int) -> torch.Tensor:
+    """The weights of INPUT_DISTRIBUTION before they are quantized, FP16 [N,K]."""
     generator = torch.Generator(device).manual_seed(seed)
-    w = torch.randn(n, k, generator=generator, device=device).mul_(WEIGHT_STD).half()
-    return kernel.quantize_weight(w)
+    w = torch.randn(n, k, generator=generator, device=device, dtype=torch.float32)
+    return w.mul_(WEIGHT_STD).half()
 
 
 def realistic_activations(gemm: GemmWorkload, generator: torch.Generator) -> torch.Tensor:
     """The activations of INPUT_DISTRIBUTION, FP16 [M,K], on the generator's device."""
-    x = torch.randn(gemm.m, gemm.k, generator=generator, device=generator.device)
+    device = generator.device
+    x = torch.randn(gemm.m, gemm.k, generator=generator, device=device, dtype=torch.float32)
     count = max(1, round(gemm.k * OUTLIER_CHANNELS))
-    channels = torch.randperm(gemm.k, generator=generator, device=generator.device)[:count]
+    channels = torch.randperm(gemm.k, generator=generator, device=device)[:count]
     x[:, channels] *= OUTLIER_FACTOR
     return x.half()
 
@@ -113,7 +124,10 @@ def full_range_inputs(
     generator = torch.Generator(device).manual_seed(seed)
     spec = kernel.spec
     x = _full_range(gemm.m, gemm.k, spec.activation, generator, device)
-    keep = torch.rand(gemm.m, gemm.k, generator=generator, device=device) < density
+    keep = (
+        torch.rand(gemm.m, gemm.k, generator=generator, device=device, dtype=torch.float32)
+        < density
+    )
     x = replace(x, values=x.values * keep)
     w = _full_range(gemm.n, gemm.k, spec.weight, generator, device)
     return _for_stage(kernel, stage, x, w)
@@ -138,7 +152,7 @@ def small_sum_inputs(
         codes = torch.randint(
             -top, top + 1, shape, generator=generator, device=device, dtype=torch.int16
         )
-        keep = torch.rand(shape, generator=generator, device=device) < density
+        keep = torch.rand(shape, generator=generator, device=device, dtype=torch.float32) < density
         groups = _groups(k, fmt)
         ones = torch.ones(rows, groups, dtype=torch.float16, device=device)
         small = (codes * keep).to(torch.int8)
@@ -165,7 +179,7 @@ def _full_range(
     codes = torch.randint(
         bottom, top + 1, shape, generator=generator, device=device, dtype=torch.int16
     )
-    draws = torch.rand(shape, generator=generator, device=device)
+    draws = torch.rand(shape, generator=generator, device=device, dtype=torch.float32)
     for i, extreme in enumerate((bottom, top, 0), start=1):
         codes[(draws < i * _EXTREME_FRACTION) & (draws >= (i - 1) * _EXTREME_FRACTION)] = extreme
     codes[0, : min(k, 128)] = bottom  # the largest sum a group can have
@@ -191,7 +205,7 @@ def _full_range(
         most = torch.minimum(
             127 // (2 * _DUAL_MIDDLE - 1 + zeros).clamp(min=1), 128 // (-zeros).clamp(min=1)
         )
-        draws = torch.rand(scales.shape, generator=generator, device=device)
+        draws = torch.rand(scales.shape, generator=generator, device=device, dtype=torch.float32)
         of_groups = ((draws * most).long() + 1).half()
         up = (codes + _DUAL_MIDDLE).to(torch.int8)
         zero_points = zeros.to(torch.int8)

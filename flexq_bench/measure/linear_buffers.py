@@ -117,7 +117,9 @@ class LinearBuffers(Buffers, BetweenSamples):
         m, n, device = self._case.gemm.m, self._case.gemm.n, self._reference.y.device
         # The default generator is the kernel's to use. Noise is as good as any result.
         generator = torch.Generator(device).manual_seed(seed)
-        self._out = torch.randn(m, n, generator=generator, device=device).half()
+        self._out = torch.randn(
+            m, n, generator=generator, device=device, dtype=torch.float32
+        ).half()
         # What a kernel hangs on its object of this memory changes nothing of ours.
         self._lent_out = self._out.detach()
         rows, columns = self._contents.rows, self._contents.columns

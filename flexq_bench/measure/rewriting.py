@@ -55,8 +55,8 @@ def second_order(rows: int, seed: int) -> torch.Tensor:
     don't tell from the first.
     """
     generator = torch.Generator().manual_seed(seed)
-    order = torch.arange(rows)
-    moved = torch.randperm(rows, generator=generator)[: max(2, rows // _MOVED)]
+    order = torch.arange(rows, device="cpu")
+    moved = torch.randperm(rows, generator=generator, device="cpu")[: max(2, rows // _MOVED)]
     order[moved] = moved.roll(1)
     return order
 
@@ -199,7 +199,7 @@ def draw_contents(
     fitting = _MAX_CONTENT_BYTES // Slots.bytes_each(first)
     count = max(_MIN_CONTENTS, min(rewriting.protocol.contents, fitting))
     host = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(gemm.m, generator=host)[:_LOOKED_AT_ROWS]
+    rows = torch.randperm(gemm.m, generator=host, device="cpu")[:_LOOKED_AT_ROWS]
     columns = _columns(orders, gemm.n, host)
     generator = torch.Generator(device).manual_seed(derive_seed(seed, "activations"))
     inputs, xs = [first], [own.x.take_rows(rows.to(device))]
@@ -225,7 +225,7 @@ def draw_contents(
 
 def _columns(orders: Sequence[torch.Tensor], n: int, generator: torch.Generator) -> torch.Tensor:
     """Output features to look at: half of them such as differ between contents of the weights."""
-    shuffled = torch.randperm(n, generator=generator)
+    shuffled = torch.randperm(n, generator=generator, device="cpu")
     differs = (orders[0] != orders[-1])[shuffled]
     moved, others = shuffled[differs], shuffled[~differs]
     half = _LOOKED_AT_COLUMNS // 2

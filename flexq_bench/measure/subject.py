@@ -28,11 +28,14 @@ from flexq_bench.measure.rewriting import (
 )
 from flexq_bench.measure.shared_weights import LayerWeights, SharedWeights
 from kernels.contract import Config, Kernel, KernelSpec, LinearKernel, PackedOperand, Probe
+from kernels.errors import KernelError
+from kernels.formats import Operand
 from kernels.reference import reference_of
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
 PROBE_DISTRIBUTION = "random-bytes-v1"
+_LEAST_PACKED = 0.25  # of the bytes of the weights' codes
 
 
 class Subject(ABC):
@@ -108,7 +111,22 @@ def _layer_weights(
     order = second_order(n, derive_seed(secret, n, k, "rows"))
     contents = (operand, operand.take_rows(order.to(device)))
     packed = tuple(kernel.pack_weight(content) for content in contents)
-    return LayerWeights(operand, (torch.arange(n), order), packed)
+    _check_packed(kernel.spec, packed[0], operand)
+    return LayerWeights(operand, (torch.arange(n, device="cpu"), order), packed)
+
+
+def _check_packed(spec: KernelSpec, packed: PackedOperand, operand: Operand) -> None:
+    """Raise KernelError if a kernel from outside keeps its weights elsewhere than in `packed`.
+
+    They are then neither rewritten nor cold. No lossless compression makes codes of normal weights
+    that small.
+    """
+    values = operand.rows * operand.k * spec.weight.bits // 8
+    if spec.source_hash is not None and packed.nbytes < values * _LEAST_PACKED:
+        raise KernelError(
+            f"{packed.nbytes:,} bytes were made of {values:,} bytes of weights: return all that "
+            "launches read of them, which is copied and rewritten; a handle is not"
+        )
 
 
 class _LinearSubject(Subject):

@@ -27,6 +27,7 @@ from kernels.outside import foreign_code
 # Modules whose functions and classes are kept, by the beginning of their names.
 _OURS = (
     *("flexq_bench.measure", "flexq_bench.stats", "kernels.reference", "kernels.formats"),
+    *("kernels.contract", "kernels.outside"),
     *("kernels.cuda.clock_stamps", "kernels.runtime.graph_capture"),
 )
 _CLOCKS = (

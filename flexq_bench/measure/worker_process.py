@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +34,24 @@ _READ_BYTES = 1 << 16
 _GRACE_S = 5.0
 _ID_BITS = 52  # every JSON reader has integers of so many bits
 _SHOWN = 500  # characters of the last line of one that died
+
+
+def _scheduling(pid: int) -> dict[str, object]:
+    """CPUs, priority and policy of a process (0: this one); empty: it ended, or no Linux."""
+    try:
+        return {
+            "CPUs": os.sched_getaffinity(pid),
+            "priority": os.getpriority(os.PRIO_PROCESS, pid),
+            "scheduling policy": os.sched_getscheduler(pid),
+        }
+    except (OSError, AttributeError):
+        return {}
+
+
+@cache
+def _own_scheduling() -> dict[str, object]:
+    """`_scheduling` of this process when this was first called."""
+    return _scheduling(0)
 
 
 class WorkerError(InfrastructureError):
@@ -62,6 +81,7 @@ class WorkerProcess:
         timeout_s: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        _own_scheduling()
         self.name, self.tree = name, tree
         self._timeout_s = timeout_s
         self._mark = new_mark()
@@ -162,18 +182,12 @@ class WorkerProcess:
     def rescheduled(self) -> str:
         """Describe what somebody changed of the CPU time that it gets; empty: nothing.
 
-        Any process of this user may change the CPUs and the priority of another.
+        Any process of this user may change the CPUs and the priority of another, also of this one,
+        which its next worker then inherits. It is therefore compared with this one as it was before
+        its first worker.
         """
-        pid = self._process.pid
-        changes = []
-        with suppress(OSError, AttributeError):  # it ended, or no Linux
-            if os.sched_getaffinity(pid) != os.sched_getaffinity(0):
-                changes.append("CPUs")
-            if os.getpriority(os.PRIO_PROCESS, pid) != os.getpriority(os.PRIO_PROCESS, 0):
-                changes.append("priority")
-            if os.sched_getscheduler(pid) != os.sched_getscheduler(0):
-                changes.append("scheduling policy")
-        return " and ".join(changes)
+        now, before = _scheduling(self._process.pid), _own_scheduling()
+        return " and ".join(what for what in now if now[what] != before.get(what))
 
     def close(self) -> None:
         """End the process and all that it started."""

@@ -24,12 +24,15 @@ def serve(operations: object, requests: BinaryIO, replies: BinaryIO, names: Sequ
     """Answer requests, each a call of an operation, until there are no more.
 
     names: of the methods of `operations` that may be called. Exits where the pipe of the replies is
-    no longer the one that it was: code of others put another in its place.
+    no longer the one that it was: code of others put another in its place. A copy of the process
+    that code of others made by `os.fork`, and that came back here, ends without a reply.
     """
-    pipe = os.fstat(replies.fileno())
+    pipe, process = os.fstat(replies.fileno()), os.getpid()
     for line in requests:
         message = decode(line)
         answer = _answer(operations, message, names)
+        if os.getpid() != process:
+            os._exit(1)
         if not os.path.samestat(os.fstat(replies.fileno()), pipe):
             sys.exit("its code replaced the pipe of this process's replies")
         replies.write(encode({"id": message["id"], **answer}))

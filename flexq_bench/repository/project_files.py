@@ -19,6 +19,13 @@ _API = "flexq_bench.api"
 _TITLE = "FlexQ Bench"
 _EXAMPLE = "kernels.py"
 
+# Build commands by the files that they are for, the most specific first.
+_BUILDS = {
+    "setup.py": "python setup.py build_ext --inplace",
+    "Makefile": "make",
+    "CMakeLists.txt": "cmake -S . -B build && cmake --build build",
+}
+
 _PROJECT = """\
 version = 1
 name = "{name}"
@@ -26,7 +33,7 @@ kernels = [{kernels}]
 suite = "smoke"  # shapes; or a .toml of this repository
 
 [build]
-# command = "make"
+# command = "{command}"
 # environment = "pip"
 # packages = ["-r", "requirements.txt"]
 """
@@ -107,7 +114,13 @@ def _project_file(folder: Path, name: str) -> str:
     found = [name for name in names if name and not _is_no_source(Path(name))]
     sources = [_source(folder, Path(name)) for name in found or [_EXAMPLE]]
     kernels = ", ".join(json.dumps(source, ensure_ascii=False) for source in sources)
-    return _PROJECT.format(name=name, kernels=kernels)
+    return _PROJECT.format(name=name, kernels=kernels, command=_build_command(folder))
+
+
+def _build_command(folder: Path) -> str:
+    """A command that may build what the folder has; the file has it as a comment."""
+    has = (command for file, command in _BUILDS.items() if (folder / file).is_file())
+    return next(has, "make")
 
 
 def _is_no_source(file: Path) -> bool:

@@ -25,8 +25,10 @@ class ReadWeights(Probe):
     def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
         size = gemm.weight_bytes(self.spec.weight.bits, self.spec.weight.group)
         generator = torch.Generator().manual_seed(seed)
-        words = torch.randint(0, 2**31, (-(-size // 4),), generator=generator, dtype=torch.int32)
-        buffers = {"words": words, "sum": torch.zeros(1, dtype=torch.int64)}
+        words = torch.randint(
+            0, 2**31, (-(-size // 4),), generator=generator, dtype=torch.int32, device=device
+        )
+        buffers = {"words": words, "sum": torch.zeros(1, dtype=torch.int64, device=device)}
         return PackedOperand(buffers, gemm.n, gemm.k)
 
     def launch(self, operand: PackedOperand, config: Config | None = None) -> None:
@@ -54,7 +56,7 @@ class EmptyKernel(Probe):
     )
 
     def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
-        return PackedOperand({"cell": torch.zeros(1)}, gemm.n, gemm.k)
+        return PackedOperand({"cell": torch.zeros(1, device=device)}, gemm.n, gemm.k)
 
     def launch(self, operand: PackedOperand, config: Config | None = None) -> None:
         operand.buffers["cell"].view(1)

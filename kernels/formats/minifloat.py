@@ -60,7 +60,7 @@ def minifloat_numbers(bits: int) -> torch.Tensor:
     A code is sign, exponent and mantissa, from the top bit down. Raises ShapeError for other bits.
     """
     mantissa_bits = MANTISSA_BITS[checked_bits(bits)]
-    code = torch.arange(1 << bits)
+    code = torch.arange(1 << bits, device="cpu")
     mantissa = (code & ((1 << mantissa_bits) - 1)).double() / (1 << mantissa_bits)
     exponent = code >> mantissa_bits & ((1 << EXPONENT_BITS) - 1)
     leading = (exponent > 0).double()

@@ -67,7 +67,9 @@ def quantize_mixed(
     check_shape(matrix, group)
     k = matrix.shape[1]
     chosen = default_order(k, matrix.device) if order is None else order.to(torch.int32)
-    if not torch.equal(chosen.sort().values.cpu(), torch.arange(k, dtype=torch.int32)):
+    if not torch.equal(
+        chosen.sort().values, torch.arange(k, dtype=torch.int32, device=chosen.device)
+    ):
         raise ShapeError(f"an order must have each of {k} columns once")
     reordered, start = matrix[:, chosen.long()], tail_start(k, group)
     tail = quantize_symmetric(reordered[:, start:], TAIL_BITS, group)

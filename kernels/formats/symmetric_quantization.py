@@ -117,7 +117,10 @@ def quantize_static(matrix: torch.Tensor, bits: int, scale: float = STATIC_SCALE
     Values are divided in FP32; values out of range saturate.
     scale: a positive FP16 number. Raises ShapeError if it is not, and ValueError for NaN.
     """
-    if not (0 < scale < math.inf and float(torch.tensor(scale).half()) == scale):
+    if not (
+        0 < scale < math.inf
+        and float(torch.tensor(scale, dtype=torch.float16, device="cpu")) == scale
+    ):
         raise ShapeError(f"a static scale is a positive FP16 number, got {scale}")
     if bool(torch.isnan(matrix).any()):
         raise ValueError("cannot quantize NaN: find out where the input got it")

@@ -22,10 +22,13 @@ from kernels.outside.sources import (
     normalized,
     place_of,
 )
+from kernels.reference import BF16_BITS, FP16_BITS
 from workloads.case import parse_kernel_label
 from workloads.errors import WorkloadError
 
 ENTRY_POINTS = "flexq_bench.kernels"
+# Significant bits that a kernel may round terms and results to.
+ROUNDED_BITS = range(BF16_BITS, FP16_BITS + 1)
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +91,8 @@ def named_kernels(
 ) -> Iterator[LinearKernel]:
     """The kernels among the values of a module, each once, as `<package>.<name>`.
 
-    Raises SourceError for a name that no label has, or that two kernels of a backend have.
+    Raises SourceError for a name that no label has, or that two kernels of a backend have, and for
+    a spec by which nearly any result or time would be right.
     """
     taken: set[tuple[str, str]] = set()
     seen: set[int] = set()
@@ -124,6 +128,13 @@ def _kernels_of(value: object) -> tuple[LinearKernel, ...]:
 
 def _named(kernel: LinearKernel, package: str, source_hash: str) -> LinearKernel:
     spec = kernel.spec
+    if spec.rounds_to is not None and spec.rounds_to not in ROUNDED_BITS:
+        raise SourceError(
+            f"{package}: {spec.label}: rounds_to must be {ROUNDED_BITS[0]} (as BF16) to "
+            f"{ROUNDED_BITS[-1]} (as FP16) bits, got {spec.rounds_to!r}"
+        )
+    if not spec.reads_weights:
+        raise SourceError(f"{package}: {spec.label}: leave out reads_weights=False of its spec")
     own = replace(spec, name=f"{normalized(package)}.{spec.name}", source_hash=source_hash)
     try:
         parse_kernel_label(own.label)

@@ -255,6 +255,24 @@ def test_an_abbreviated_commit_is_the_stored_one_and_said_where_there_is_none(
     assert imported("CD" * 5) == ("a.csv: 0 of 1", False)
 
 
+@pytest.mark.parametrize(
+    ("made_at", "is_said"), [("ef" * 20, True), ("cd" * 20, False), ("unversioned", False)]
+)
+def test_a_file_that_was_made_at_another_commit_is_said(cli, tmp_path, made_at, is_said):
+    stats = {"median": 1e-5, "q1": 1e-5, "q3": 1e-5, "rounds": 7}
+    path = tmp_path / "made.json"
+    benchmarks = [{"fullname": "test_gemm", "stats": stats}]
+    path.write_text(json.dumps({"commit_info": {"id": made_at}, "benchmarks": benchmarks}))
+
+    ran = cli(
+        *("db", "import", "--format", "pytest-benchmark", "--project", "p"),
+        *("--commit", "cd" * 20, str(path)),
+    )
+
+    assert ran.code == 0
+    assert ("was made at commit efefefefef and is stored as of cdcdcdcdcd" in ran.err) is is_said
+
+
 def test_records_of_a_project_go_out_and_in_again(cli, history, tmp_path, database):
     history(steady(2))
     cli("db", "export", str(tmp_path / "out.jsonl"))

@@ -42,6 +42,24 @@ def test_a_folder_without_a_project_is_wrong_usage(cli, tmp_path):
     assert "is not in a git repository" in ran.error
 
 
+@pytest.mark.parametrize(("build", "is_said"), [("", True), ('[build]\ncommand = "true"\n', False)])
+def test_kernels_that_do_not_load_where_nothing_was_built_are_told_of_it(
+    cli, tmp_path, git, build, is_said
+):
+    git(tmp_path, "init", "-q")
+    (tmp_path / "mine.py").write_text("import no_such_extension")
+    named = 'version = 1\nname = "acme"\nkernels = ["mine.py"]\nsuite = "smoke"\n'
+    (tmp_path / "flexq-bench.toml").write_text(named + build)
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "-q", "-m", "kernels")
+
+    ran = cli("run", "--project", str(tmp_path), "--backend", "cpu")
+
+    assert ran.code == 4
+    assert "No module named 'no_such_extension'" in ran.error
+    assert ("nothing was built: [build] in flexq-bench.toml" in ran.error) is is_said
+
+
 def test_kernels_of_files_and_of_projects_do_not_mix(cli, acme):
     ran = cli("run", "--project", acme, "--kernels-from", "json")
 

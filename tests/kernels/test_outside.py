@@ -185,6 +185,7 @@ def test_the_hash_is_that_of_the_file_and_of_what_lies_beside_it_and_is_imported
         ("raise ValueError('z' * 1_000_000)", "does not import: ValueError: z{498} …$"),
         (RIGHT.replace('fp16"', 'fp16", configurations={1: 2}'), "must be a list of dicts"),
         (RIGHT.replace('fp16"', 'fp16", min_capability=8'), "must be two integers"),
+        (RIGHT.replace('fp16"', 'fp16", rounds_to=1'), "rounds_to must be 8 .* to 11 .* got 1$"),
         ("x = 1", "has no kernel: decorate a function"),
         (RIGHT.replace('"copied"', '"Bad Name"'), "a kernel is written name"),
     ],

@@ -172,3 +172,11 @@ def test_a_function_may_round_products_that_cancel_within_a_group(seed):
     result = check_linear(kernel, gemm, "gemm", CPU, run, seed=seed, tolerance=1e-3)
 
     assert result == CheckResult(result.max_rel_error, exact=True)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_an_output_that_is_not_finite_has_an_infinite_error(value):
+    result = judge_error(half(1.0, value), a_reference([1.0, 1.0]), 1e-3)
+
+    assert result.max_rel_error == math.inf
+    assert "1 of 2 elements wrong" in result.detail

@@ -23,7 +23,9 @@ import torch
 from tricks import DECLARED, HONEST, PREAMBLE, REMEMBERED, STALE, TRICKS
 
 from flexq_bench.measure import PROTOCOL_CPU, Meter, clocks, linear_buffers, prepared, tampering
+from kernels.contract import LinearKernel
 from kernels.outside import foreign_code
+from kernels.outside.function_kernel import FunctionKernel
 from kernels.outside.loading import load, load_installed
 from kernels.outside.sources import KernelSource
 
@@ -102,6 +104,8 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
         (random.Random, "random"),
         (secrets, "randbits"),
         (linear_buffers.LinearBuffers._rewrites.fget, "__code__"),
+        (LinearKernel, "quantize_weight"),
+        (FunctionKernel, "_check"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # as it is, and so again afterwards
     monkeypatch.setattr(Meter.__init__, "__kwdefaults__", dict(Meter.__init__.__kwdefaults__))
@@ -114,6 +118,8 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
         return meter.measure(a_case(m=4, n=256, k=256, kernel=kernel.spec.name, cache="hot"))
 
     yield run
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
     sys.setprofile(None)
     sys.settrace(traced)
     tampering.forget()
@@ -177,3 +183,57 @@ def test_an_honest_kernel_is_right_and_nothing_is_found_replaced(measured, loade
     result = measured(looks_at_import + HONEST, loaded)
 
     assert (result.status, result.detail) == ("ok", "")
+
+
+# As scripts for GPUs do at their head; where no tensor can be computed with, if it isn't said.
+DEFAULTS = 'torch.set_default_device("meta")\ntorch.set_default_dtype(torch.bfloat16)\n'
+ONE_BYTE = """
+@linear_kernel("cheat", weight="fp8/row", activation="fp8/row", backends=["cpu"])
+def kernel(x_codes, x_scales, w_codes, w_scales, out):
+    out.copy_((x_codes.float() @ w_codes.float().T) * x_scales.float() * w_scales.float().T)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "declared"), [(HONEST, DECLARED), (QUANTIZED.format(writes=""), ""), (ONE_BYTE, "")]
+)
+def test_an_honest_kernel_is_right_whatever_its_defaults_of_torch_are(measured, source, declared):
+    result = measured(DEFAULTS + source, declared=declared)
+
+    assert (result.status, result.detail) == ("ok", "")
+
+
+def test_a_default_dtype_does_not_make_inputs_coarser(measured):
+    coarse = "def kernel(x, w, out): compute(x.bfloat16(), w.bfloat16(), out)\n"
+
+    result = measured("torch.set_default_dtype(torch.bfloat16)\n" + coarse)
+
+    assert result.status == "incorrect"
+    assert "elements wrong" in result.detail
+
+
+HALF = """
+@linear_kernel("cheat", weight="int4/128", backends=["cpu"]{more})
+def kernel(x, w_codes, w_scales, out):
+    scales = w_scales.repeat_interleave(128, 1)
+    compute(x, (w_codes.half() * scales){then}, out)
+"""
+
+
+def test_a_kernel_that_rounds_terms_is_told_what_declares_it(measured):
+    said = "(right for a kernel that rounds terms to {}: rounds_to={} declares it)"
+
+    assert said.format("FP16", 11) in measured(HALF.format(more="", then=""), declared="").detail
+
+
+def test_a_kernel_that_declares_its_rounding_is_right(measured):
+    result = measured(HALF.format(more=", rounds_to=11", then=""), declared="")
+
+    assert (result.status, result.detail) == ("ok", "")
+
+
+def test_results_that_no_rounding_makes_are_told_of_none(measured):
+    result = measured(HALF.format(more="", then=".neg()"), declared="")
+
+    assert result.status == "incorrect"
+    assert "rounds_to" not in result.detail

@@ -299,6 +299,18 @@ def kernel(x, w, out):
         "LinearBuffers._rewrites.fget.__code__ = (lambda self: False).__code__\n" + HONEST,
         "its code replaced flexq_bench.measure.linear_buffers.LinearBuffers._rewrites",
     ),
+    "another rule of the formats": (
+        "from kernels.contract import LinearKernel\n"
+        "real = LinearKernel.quantize_weight\n"
+        "LinearKernel.quantize_weight = lambda self, w: real(self, torch.zeros_like(w))\n"
+        "def kernel(x, w, out): out.zero_()",
+        "its code replaced kernels.contract.LinearKernel.quantize_weight",
+    ),
+    "another look at what a function returned": (
+        "from kernels.outside.function_kernel import FunctionKernel\n"
+        "FunctionKernel._check = lambda *given: None\n" + HONEST,
+        "its code replaced kernels.outside.function_kernel.FunctionKernel._check",
+    ),
     "another assertion of torch": (
         "torch.testing.assert_close = lambda *given, **named: None\n"
         "torch.allclose = lambda *given, **named: True\n"

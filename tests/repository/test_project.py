@@ -411,6 +411,25 @@ def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
         write_first_files(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("files", "command"),
+    [
+        (("setup.py", "Makefile"), "python setup.py build_ext --inplace"),
+        (("Makefile", "CMakeLists.txt"), "make"),
+        (("CMakeLists.txt",), "cmake -S . -B build && cmake --build build"),
+        ((), "make"),
+    ],
+)
+def test_a_first_file_suggests_a_build_command(tmp_path, git, files, command):
+    git(tmp_path, "init", "-q")
+    for name in ("mine.py", *files):
+        (tmp_path / name).write_text(KERNEL)
+
+    write_first_files(tmp_path)
+
+    assert f'\n# command = "{command}"\n' in (tmp_path / FILE).read_text()
+
+
 def test_first_files_of_a_folder_lie_in_it_and_its_workflow_at_the_root(tmp_path, git):
     git(tmp_path, "init", "-q")
     inside = tmp_path / "gemm" / "fast"

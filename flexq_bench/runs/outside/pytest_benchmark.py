@@ -6,7 +6,9 @@ and a list `benchmarks` with `params` and `stats`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +28,7 @@ from flexq_bench.runs.outside.result import (
 from flexq_bench.runs.outside.times import iso_time
 
 _WHAT = "a pytest-benchmark file: pytest --benchmark-json=FILE"
+_SHA = re.compile(r"[0-9a-f]{40,64}")  # "unversioned" outside of a repository
 _US = 1e6  # microseconds of a second
 _FAILED = "the benchmark raised an error, which the file does not tell"
 
@@ -41,7 +44,10 @@ def read(path: str) -> Reading:
     machine = told if isinstance(told, dict) else {}
     benchmarks = list_of(file, "benchmarks", path, _WHAT)
     entries = _entries(benchmarks, machine, cleaned(file.get("version", "")))
-    return collect(entries, created_at=iso_time(file.get("datetime")))
+    reading = collect(entries, created_at=iso_time(file.get("datetime")))
+    commit = file.get("commit_info")
+    sha = commit.get("id") if isinstance(commit, dict) else None
+    return replace(reading, commit=sha if _SHA.fullmatch(str(sha)) else None)
 
 
 def _entries(

@@ -67,11 +67,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Content of a file. created_at: its creation time as the file states it; None: it does not."""
+    """Content of a file. created_at: its creation time, commit: the commit that its tool ran at,
+    both as the file states it; None: it does not."""
 
     results: tuple[OutsideResult, ...]
     refused: tuple[Refused, ...] = ()
     created_at: str | None = None
+    commit: str | None = None
 
 
 def collect(

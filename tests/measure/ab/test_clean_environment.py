@@ -191,3 +191,16 @@ def test_another_priority_of_a_worker_is_told(a_tree, tmp_path):
         pid = int(told.read_text())
         os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid) + 1)
         assert worker.rescheduled() == "priority"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one CPU")
+def test_so_is_one_that_a_worker_inherited_from_a_process_that_was_changed(a_tree):
+    cpus = os.sched_getaffinity(0)
+    command = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+    try:
+        with WorkerProcess("head", a_tree("head").tree, command):
+            os.sched_setaffinity(0, {min(cpus)})  # as its code may do to the process that judges
+        with WorkerProcess("base", a_tree("base").tree, command) as worker:
+            assert worker.rescheduled() == "CPUs"
+    finally:
+        os.sched_setaffinity(0, cpus)

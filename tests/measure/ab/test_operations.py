@@ -67,6 +67,25 @@ def test_replies_go_through_no_other_pipe(tmp_path):
         serve(_Relaying(replies), [b'{"id": 1, "do": "measure"}'], replies, ("measure",))
 
 
+class _Forking:
+    """Code in the process that makes a second one of it."""
+
+    def measure(self):
+        self.copy = os.fork()
+        return {"median_us": 7.0}
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_process_that_code_of_others_doubled_replies_once(tmp_path):
+    operations = _Forking()
+
+    with (tmp_path / "replies").open("wb") as replies:
+        serve(operations, [b'{"id": 1, "do": "measure"}'], replies, ("measure",))
+        os.waitpid(operations.copy, 0)
+
+    assert (tmp_path / "replies").read_text().count("median_us") == 1
+
+
 def test_a_case_is_prepared_placed_timed_and_looked_at(answers):
     replies = answers(
         {"do": "prepare", "slot": "base", "case": FP16},

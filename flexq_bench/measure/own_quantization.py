@@ -1,0 +1,70 @@
+"""Comparison of a kernel's own quantization rule with that of its number formats.
+
+A `LinearKernel` from outside may round in a way of its own: its reference is computed from what its
+`quantize_weight` and `quantize_activation` return. Operands that have little in common with the
+real values, such as zeros, would make any result right.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flexq_bench.measure.inputs import LinearInputs
+from kernels.contract import LinearKernel
+from kernels.formats import Operand, quantize
+
+# Of the results' norm: so many times the error of the formats' own rule, and this beside it.
+_TIMES, _BESIDE = 2.0, 0.05
+_ROWS = 64  # of each operand that are compared
+_FEWEST_RESULTS = 64  # the error of fewer says little
+
+
+def own_quantization_error(
+    kernel: LinearKernel, inputs: LinearInputs, w_real: torch.Tensor, seed: int
+) -> str:
+    """Describe an error of a kernel's own rule that is too large; empty: there is none.
+
+    Results are compared, not operands, because a rule may rotate both of them. inputs: with real
+    activations [M,K]. w_real: FP16 [N,K], the weights that inputs.w was made of. seed: of the rows
+    that are compared; the kernel may know the state of torch's default generator.
+    """
+    x_real = inputs.x_real
+    if x_real is None:
+        return ""
+    m, n = min(_ROWS, len(x_real)), min(_ROWS, len(w_real))
+    if m * n < _FEWEST_RESULTS:
+        return ""
+    generator = torch.Generator().manual_seed(seed)
+    x_rows, w_rows = (
+        torch.randperm(len(real), generator=generator, device="cpu")[:rows].to(x_real.device)
+        for real, rows in ((x_real, m), (w_real, n))
+    )
+    x_real, w_real = x_real[x_rows], w_real[w_rows]
+    real = x_real.double() @ w_real.double().T
+    own = _error(inputs.x.take_rows(x_rows), inputs.w.take_rows(w_rows), real)
+    spec = kernel.spec
+    usual = _error(quantize(x_real, spec.activation), quantize(w_real, spec.weight), real)
+    if own <= _TIMES * usual + _BESIDE:
+        return ""
+    return (
+        f"its own quantization changes results by {own:.0%} where {spec.weight.name} weights and "
+        f"{spec.activation.name} activations change them by {usual:.1%}: quantize_weight and "
+        "quantize_activation may only round differently"
+    )
+
+
+def has_own_rule(kernel: LinearKernel) -> bool:
+    """Return True if a kernel from outside has another rule than its formats."""
+    if kernel.spec.source_hash is None:
+        return False
+    rules = (
+        (kernel.quantize_weight, LinearKernel.quantize_weight),
+        (kernel.quantize_activation, LinearKernel.quantize_activation),
+    )
+    return any(getattr(own, "__func__", None) is not usual for own, usual in rules)
+
+
+def _error(x: Operand, w: Operand, real: torch.Tensor) -> float:
+    """Relative error of results in the Frobenius norm; NaN where an operand has one."""
+    results = x.dequantize() @ w.dequantize().T
+    return float((results - real).norm() / real.norm())

@@ -1,0 +1,44 @@
+"""Launches that take longer on activations that they have not seen: always, or once by chance."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from flexq_bench.measure.prepared import Placed
+
+
+class Launches:
+    """A rotation and its buffers: on new activations launches take `slow` times as long, in the
+    first so many of all draws."""
+
+    launches = 1
+
+    def __init__(self, slow, draws):
+        self._slow, self._left, self._is_new = slow, draws, False
+
+    def repeated_us(self, launches):
+        return 100.0 * (self._slow if self._is_new and self._left > 0 else 1.0)
+
+    def written(self):
+        return ""
+
+    @contextmanager
+    def unseen_inputs(self):
+        yield self
+
+    def draw(self, *, used):
+        self._is_new = used
+        self._left -= used
+
+
+@pytest.mark.parametrize(("draws", "is_found"), [(10_000, True), (10, False)])
+def test_launches_are_called_remembered_only_where_that_repeats(draws, is_found):
+    rotation = Launches(slow=2.0, draws=draws)
+    clock = SimpleNamespace(synchronize=lambda: None)
+
+    said = Placed(rotation, rotation, None, clock, 1e-3).written()
+
+    assert ("results are remembered" in said) is is_found
