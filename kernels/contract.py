@@ -1,8 +1,8 @@
 """Interfaces of kernels and probes for the code that measures or uses them.
 
-A LinearKernel computes Y[M,N] = X[M,K] · W[N,K]^T (+ bias). It defines its
-packed layouts; timing, storage and repetition are the caller's. All launches go to torch's current
-stream and may be captured in a CUDA graph.
+A LinearKernel computes Y[M,N] = X[M,K] · W[N,K]^T (+ bias) and defines its packed layouts. The
+caller times, repeats and stores. All launches go to torch's current stream and may be captured in
+a CUDA graph.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class KernelSpec:
     reads_weights: False for kernels without weights (the empty kernel).
     overlaps_launches: True if it starts while the previous launch still runs (programmatic
         dependent launch); its floor is then that of a stream of launches.
-    package: the third-party package that it calls. None: it calls only this repository and torch.
+    package: the third-party package that it calls. None: only this repository and torch.
     rounds_to: significant bits to which a package rounds scaled weights or outputs, if at most
         those of FP16; results are then checked to this precision and never bit for bit. Of an
         external kernel 8 (BF16) to 11 (FP16).
         None: sums are FP32 or exact, and only the output is rounded to FP16.
-    integer_sums: whether it sums products of integer codes as integers. False: it may scale codes
+    integer_sums: True if it sums products of integer codes as integers. False: it may scale codes
         first and round the products, so results are judged relative to the sum of their magnitudes.
     source_hash: hash of the sources of an external kernel; not part of the series' identity.
         None: a kernel of this repository, identified by its commit.

@@ -56,7 +56,7 @@ class Reference:
 
 
 def reference_of(spec: KernelSpec, x: Operand, w: Operand) -> Reference:
-    """Return what a kernel must give for X [M,K] · W [N,K]^T, with the roundings that it may do.
+    """Return the reference of a kernel for X [M,K] · W [N,K]^T, with the rounding of its spec.
 
     Raises ShapeError as reference_gemm does.
     """
@@ -116,8 +116,8 @@ def _group_length(x: Operand, w: Operand) -> tuple[int, int]:
 def _check(x: Operand, w: Operand) -> None:
     orders = [operand.order for operand in (x, w)]
     if any(order is not None for order in orders):
-        own = torch.arange(x.k, dtype=torch.int32, device="cpu")
-        first, second = (own if order is None else order.cpu() for order in orders)
+        natural = torch.arange(x.k, dtype=torch.int32, device="cpu")
+        first, second = (natural if order is None else order.cpu() for order in orders)
         if not torch.equal(first, second):
             raise ShapeError("x and w have their channels in different orders: use one for both")
     if x.k != w.k:

@@ -190,8 +190,8 @@ _ENTRIES: tuple[_Entry, ...] = (
     _Entry("bitsandbytes-nf4", cuda=bitsandbytes.NormalFloatGemm),
     _Entry("torchao-w4a16", cuda=torchao.TinyGemm),
     *(
-        _Entry(name, cuda=partial(humming.HummingGemm, name, fmt, what))
-        for name, fmt, what in (
+        _Entry(name, cuda=partial(humming.HummingGemm, name, fmt, description))
+        for name, fmt, description in (
             ("humming-w4a16", NumberFormat(4, 128), "symmetric 4-bit weights"),
             ("humming-fp6", NumberFormat(6, kind="float"), "E3M2 weights"),
         )
@@ -217,13 +217,13 @@ _ENTRIES: tuple[_Entry, ...] = (
 
 
 _outside: dict[str, _Entry] = {}  # external kernels by label
-_not_loaded: dict[str, str] = {}  # by package, why a source of it did not load in this process
+_not_loaded: dict[str, str] = {}  # by package: the error with which its source failed to load
 
 
 def add(kernels: Iterable[LinearKernel]) -> None:
     """Register external kernels; one of the same label and backend is replaced.
 
-    Resolved kernels are dropped from the cache, with what they compiled.
+    The cache of resolved kernels and their compiled functions is cleared.
     """
     for kernel in kernels:
         label, known = kernel.spec.label, _outside.get(kernel.spec.label)
@@ -236,7 +236,7 @@ def add(kernels: Iterable[LinearKernel]) -> None:
 
 
 def add_failure(package: str, reason: str) -> None:
-    """Keep why a source did not load, for the message of kernels that are then unknown.
+    """Record the error of a source that failed to load, for messages about its unknown kernels.
 
     package: prefix of the names of its kernels.
     """
@@ -268,7 +268,7 @@ def list_kernels(backend: Backend) -> tuple[KernelSpec, ...]:
 
 @cache
 def resolve(label: str, backend: Backend) -> Kernel:
-    """Return the kernel of this label; one object per process, which keeps what it compiled.
+    """Return the kernel of this label; one object per process, which caches compiled functions.
 
     Raises UnknownKernelError if no backend has it and UnsupportedError if only another backend has
     it.
@@ -310,15 +310,15 @@ def _unknown(label: str) -> str:
     if dot and package in _not_loaded:
         return f"no kernel {label!r}: {_not_loaded[package]}"
     if dot:
-        own = [entry for entry in known if entry.startswith(f"{package}.")]
-        near = difflib.get_close_matches(label, own, n=_SUGGESTIONS, cutoff=0.0)
+        of_package = [entry for entry in known if entry.startswith(f"{package}.")]
+        near = difflib.get_close_matches(label, of_package, n=_SUGGESTIONS, cutoff=0.0)
         return (
             f"no kernel {label!r}: {package} has {', '.join(near) or 'none'} here; a renamed "
             "kernel is compared only while it has its old name, too"
         )
     near = difflib.get_close_matches(label, known, n=_SUGGESTIONS, cutoff=0.0)
-    left = len(known) - len(near)
+    omitted = len(known) - len(near)
     return (
-        f"no kernel {label!r}: there are {', '.join(near)} and {left} more: "
+        f"no kernel {label!r}: there are {', '.join(near)} and {omitted} more: "
         "see `flexq-bench list kernels`"
     )

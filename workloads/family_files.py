@@ -61,10 +61,10 @@ class _ModelTable(DataTable):
     latent: _LatentTable | None = None
 
     def spec(self, family: _FamilyTable) -> ModelSpec:
-        shared = family.model_dump(exclude={"model", "source"})
-        own = self.model_dump(exclude={"source", "experts", "latent"}, exclude_none=True)
+        family_values = family.model_dump(exclude={"model", "source"})
+        model_values = self.model_dump(exclude={"source", "experts", "latent"}, exclude_none=True)
         return ModelSpec(
-            **shared | own,
+            **family_values | model_values,
             source=f"{family.source}; {self.source}",
             experts=Experts(**self.experts.model_dump()) if self.experts else None,
             latent=LatentAttention(**self.latent.model_dump()) if self.latent else None,

@@ -79,8 +79,8 @@ def _parse_item(item: str, text: str) -> range | tuple[int, ...]:
     if high < low:
         raise WorkloadError(f"{item!r} runs backwards: write the smaller end first")
     if step < (2 if multiplies else 1):
-        least = "x2" if multiplies else "1"
-        raise WorkloadError(f"{item!r} never reaches its end: the step must be at least {least}")
+        smallest = "x2" if multiplies else "1"
+        raise WorkloadError(f"{item!r} never reaches its end: the step must be at least {smallest}")
     return _powers(low, high, step) if multiplies else range(low, high + 1, step)
 
 

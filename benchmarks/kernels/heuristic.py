@@ -40,8 +40,8 @@ from scipy.optimize import minimize, minimize_scalar
 
 from kernels.contract import Config
 from kernels.cuda.imma.configuration_choice import (
-    LEAST_MANY,
-    MOST_NATURAL,
+    MAX_NATURAL,
+    MAX_UNTILED,
     Cost,
     ManyConfig,
     choose,
@@ -370,13 +370,13 @@ def folds(
 def fit(times: Times, sms: int, kernel: str) -> None:
     found = resolve(kernel, "cuda")
     assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
-    few = {gemm: timed for gemm, timed in times.items() if LEAST_MANY < gemm.m <= MOST_NATURAL}
+    few = {gemm: timed for gemm, timed in times.items() if MAX_UNTILED < gemm.m <= MAX_NATURAL}
     border = found.choice.many_rows * MMA_ROWS * sms
     parts = (
         (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
         (
             WgmmaConfig | PersistentConfig,
-            {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL},
+            {gemm: timed for gemm, timed in times.items() if gemm.m > MAX_NATURAL},
         ),
     )
     for kind, seen in parts:

@@ -185,7 +185,7 @@ class ArbitraryBitGemm(LinearKernel):
         return [
             config
             for config in self._switches.configs
-            if tokens <= self._most_tokens(config) and self._shared_bytes(config, tokens) <= allowed
+            if tokens <= self._max_tokens(config) and self._shared_bytes(config, tokens) <= allowed
         ]
 
     def default_config(self, gemm: GemmWorkload) -> AbqConfig:
@@ -197,7 +197,7 @@ class ArbitraryBitGemm(LinearKernel):
         if (w_bits, a_bits) not in _CHECKED_WIDTHS:
             return ()
         configs = self._switches.configs
-        main = [self._build(config, self._most_tokens(config)) for config in configs]
+        main = [self._build(config, self._max_tokens(config)) for config in configs]
         packing = [_packing(bits) for bits in sorted({w_bits, a_bits})]
         return [*packing, self._build(configs[0], self._tokens(1)), *main]
 
@@ -210,10 +210,10 @@ class ArbitraryBitGemm(LinearKernel):
         """Return the tokens that a block computes."""
         return min(m, MAX_TOKENS) if self._switches.fill_columns else MMA_COLS
 
-    def _most_tokens(self, config: AbqConfig) -> int:
+    def _max_tokens(self, config: AbqConfig) -> int:
         """Return the tokens of a block without spills: with 16 warps a thread has 128 registers."""
-        few = _COLUMNS_16_WARPS // self.spec.activation.bits
-        return min(few, MAX_TOKENS) if config.warps > 8 else MAX_TOKENS
+        tokens = _COLUMNS_16_WARPS // self.spec.activation.bits
+        return min(tokens, MAX_TOKENS) if config.warps > 8 else MAX_TOKENS
 
     def _build(self, config: AbqConfig, tokens: int) -> Build:
         return Build.of(

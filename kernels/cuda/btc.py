@@ -207,7 +207,7 @@ class BinaryTensorCoreGemm(LinearKernel):
     def builds(self) -> Sequence[Build]:
         a_bits = self.spec.activation.bits
         packing = [Build.of("btc/pack.cu", BITS=bits) for bits in sorted({W_BITS, a_bits})]
-        # Variants: only the most tokens, which need the most registers.
+        # Variants: only the largest number of tokens, which needs the most registers.
         sizes = (MAX_TOKENS,) if self.spec.variant else (1, 4, MAX_TOKENS)
         main = [
             c.build(a_bits, tokens, self._optimizations)
@@ -225,8 +225,8 @@ class BinaryTensorCoreGemm(LinearKernel):
     def _configs(self, tokens: int) -> list[BtcConfig]:
         """Return the configurations without spills: with 16 warps the sums of many tokens spill."""
         configs = _CONFIGS if self._optimizations.pipeline else _UNPIPELINED
-        most_warps = 16 if self._optimizations.fused_dequant else 8 if tokens <= 4 else 4
-        few_warps = [c for c in configs if c.warps <= most_warps]
+        max_warps = 16 if self._optimizations.fused_dequant else 8 if tokens <= 4 else 4
+        few_warps = [c for c in configs if c.warps <= max_warps]
         return [c for c in few_warps if tokens <= 4 or c.row_tiles * c.warps <= 16]
 
     def _columns(self, m: int) -> int:
@@ -242,7 +242,7 @@ class BinaryTensorCoreGemm(LinearKernel):
     ) -> None:
         a_bits, columns = self.spec.activation.bits, self._columns(packed.rows)
         function = load_function(Build.of("btc/pack.cu", BITS=a_bits), name)
-        # One warp a block: blocks of several warps made M = 8 slower at large K on an H200.
+        # One warp per block: blocks of several warps made M = 8 slower at large K on an H200.
         grid = (-(-packed.k // GROUP), -(-columns // a_bits), 1)
         arguments = (*inputs, packed.buffers["planes"], packed.buffers["scales"])
         sizes = (packed.rows, packed.k, columns)

@@ -20,7 +20,7 @@ from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
 
 _OCTET, _TILE_TOKENS = 8, 8  # rows of an octet, tokens of a column tile
-_SHARE_BYTES = 8 * 32  # partial sums of a warp for an octet and 8 tokens
+_FRAGMENT_BYTES = 8 * 32  # partial sums of a warp for an octet and 8 tokens
 # (octets, warps, stages, step_k, late, blocks_an_sm): of about 100 configurations those that were
 # fastest for a layer in decode steps of LLaMA-13B on an H200.
 _CHOICES = (
@@ -39,7 +39,7 @@ _CHOICES = (
 )
 _DEFAULT = (2, 8, 2, 128, 0, 0)
 _FEW_ROWS = (5, 16, 2, 64, 0, 0)  # if no SM gets more than one such block
-_MOST_TOKENS = 32  # of few_tokens.cu: for more, cuBLAS is as fast
+_MAX_TOKENS = 32  # of few_tokens.cu: for more, cuBLAS is as fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class FewTokensConfig(Config):
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes: ring buffers, and sums that may alias them."""
         ring = self.stages * self.octets * _OCTET * self.step_k * 2
-        sums = self.octets * self.col_tiles * _SHARE_BYTES
+        sums = self.octets * self.col_tiles * _FRAGMENT_BYTES
         per_warp = ring + 2 * sums if self.blocks_an_sm else max(ring, sums)
         return self.warps * per_warp
 
@@ -96,16 +96,16 @@ class FastestFp16Gemm(Fp16Gemm):
     )
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        most = current_gpu().block_shared_bytes
-        own = [config for config in _few_tokens_configs(gemm.m) if config.shared_bytes <= most]
-        return [*super().candidates(gemm), *own]
+        allowed = current_gpu().block_shared_bytes
+        few_tokens = [c for c in _few_tokens_configs(gemm.m) if c.shared_bytes <= allowed]
+        return [*super().candidates(gemm), *few_tokens]
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
-        if gemm.m > _MOST_TOKENS:
+        if gemm.m > _MAX_TOKENS:
             return super().default_config(gemm)
         gpu, few_rows = current_gpu(), FewTokensConfig(*_FEW_ROWS, 1)
-        are_few = gemm.n <= few_rows.octets * _OCTET * gpu.sms and gemm.m <= _TILE_TOKENS
-        if are_few and few_rows.shared_bytes <= gpu.block_shared_bytes:
+        is_small = gemm.n <= few_rows.octets * _OCTET * gpu.sms and gemm.m <= _TILE_TOKENS
+        if is_small and few_rows.shared_bytes <= gpu.block_shared_bytes:
             return few_rows
         return FewTokensConfig(*_DEFAULT, _col_tiles(gemm.m))
 
@@ -133,7 +133,7 @@ class FastestFp16Gemm(Fp16Gemm):
         )
 
     def builds(self) -> Sequence[Build]:
-        return [config.build for m in (1, _MOST_TOKENS) for config in _few_tokens_configs(m)]
+        return [config.build for m in (1, _MAX_TOKENS) for config in _few_tokens_configs(m)]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config or self.default_config(gemm)
@@ -141,7 +141,7 @@ class FastestFp16Gemm(Fp16Gemm):
 
 
 def _few_tokens_configs(m: int) -> list[FewTokensConfig]:
-    if m > _MOST_TOKENS:
+    if m > _MAX_TOKENS:
         return []
     configs = [FewTokensConfig(*choice, _col_tiles(m)) for choice in _CHOICES]
     # The sums of two column tiles do not fit beside the ring buffers of persistent blocks.

@@ -1,10 +1,10 @@
 """Choice of a configuration for few tokens by interpolation between timed shapes.
 
-The kernels for few tokens share a structure: blocks own rows of tiles, their warps split K. The
-loss of a configuration against the fastest one depends on the row tiles an SM has, the steps of K
-of a block, and how unevenly blocks fall on the SMs. It is interpolated between timed shapes in
-these terms: a Gaussian process with a Matérn 3/2 covariance (Rasmussen and Williams 2006, sections
-2.2 and 4.2.1).
+The kernels for few tokens share a structure: a block computes rows of tiles, its warps split K. The
+loss of a configuration against the fastest one depends on the row tiles per SM, the steps of K, and
+the imbalance of blocks over the SMs. It is interpolated between timed shapes in these coordinates
+by a Gaussian process with a Matérn 3/2 covariance (Rasmussen and Williams 2006, sections 2.2 and
+4.2.1).
 
 Tables are in the folder timed_shapes of an engine. `python benchmarks/kernels/heuristic.py` times
 random shapes, writes the tables, and reports the loss of the choice on shapes that are in none.
@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 from workloads.gemm import GemmWorkload
 
 _STEP_K, _ROWS, _TOKENS = 128, 16, 8  # of a tile
-# Length scales of losses: in the logarithms of row tiles an SM, of steps of K, and of the busiest
-# SM's share over the mean, by row tiles of a block. Tuned by hand together with the noise: least
-# mean leave-one-out loss over the tables of flexq, nibbles, dual-grained and minifloats.
-_TILES_SCALE, _STEPS_SCALE, _UNEVEN_SCALE = 0.2, 3.0, 0.4
+# Length scales of losses: in the logarithms of row tiles per SM, of steps of K, and of the blocks
+# of the busiest SM over the mean, by row tiles of a block. Tuned by hand together with the noise
+# for the least mean leave-one-out loss over the tables of flexq, nibbles, dual-grained and
+# minifloats.
+_TILES_SCALE, _STEPS_SCALE, _IMBALANCE_SCALE = 0.2, 3.0, 0.4
 _ROW_TILES = (1, 2)
 _NOISE = 0.1  # variance of a time over that of losses
 _MAX_LOSS = 0.3  # larger losses are clipped to it
@@ -145,8 +146,8 @@ def choose_by_timed_shapes(
 def _expected(
     timed: TimedShapes, col_tiles: int, token_blocks: int, n: int, k: int, sms: int, unseen: bool
 ) -> Mapping[Settings, float]:
-    # Each block of tokens repeats the blocks of all rows, which equals more rows.
-    # They are clipped to the most rows that were timed.
+    # Several blocks of tokens have as many thread blocks as one block of tokens with more rows.
+    # The number of rows is clipped to the largest timed one.
     max_rows = max((rows for rows, _ in load_losses(timed)[col_tiles].shapes), default=0)
     rows = max(n, min(token_blocks * n, max_rows))
     return _interpolation(timed, col_tiles).expected(rows, k, sms, unseen=unseen)
@@ -199,11 +200,13 @@ def write_losses(tables: Mapping[int, Losses]) -> str:
 def _coordinates(n: int, k: int, sms: int) -> Floats:
     """Return the coordinates of a shape, in units of the length scales."""
     tiles, steps = -(-n // _ROWS), k / _STEP_K
-    uneven = []
+    imbalance = []
     for row_tiles in _ROW_TILES:
-        blocks_an_sm = -(-tiles // row_tiles) / sms
-        uneven.append(math.log(math.ceil(blocks_an_sm) / blocks_an_sm) / _UNEVEN_SCALE)
-    return np.array([math.log(tiles / sms) / _TILES_SCALE, math.log(steps) / _STEPS_SCALE, *uneven])
+        blocks_per_sm = -(-tiles // row_tiles) / sms
+        imbalance.append(math.log(math.ceil(blocks_per_sm) / blocks_per_sm) / _IMBALANCE_SCALE)
+    return np.array(
+        [math.log(tiles / sms) / _TILES_SCALE, math.log(steps) / _STEPS_SCALE, *imbalance]
+    )
 
 
 def _covariance(a: Floats, b: Floats) -> Floats:

@@ -9,15 +9,15 @@ from kernels.runtime.nvrtc import Block, Build
 
 ATTENTION = "decode_attention"
 WARPS = 4
-MOST_SPLITS = 8  # blocks of a cluster: the sums of more splits are reduced by a second kernel,
-_LONG = 4096  # which is faster only for sequences of at least this many tokens
+MAX_SPLITS = 8  # blocks of a cluster; the sums of more splits are reduced by a second kernel
+_LONG = 4096  # tokens of a sequence from which on that is faster
 _BLOCKS_PER_SM = 3  # at most, so that all blocks are resident at once
 _TILE = 16  # positions of a tile
 _MMA_K = 16  # values of a head that an MMA multiplies
-_TILE_WORDS, _MOST_TILES = 64, 4  # per thread: registers of tiles in flight, and such tiles
-_MOST_ARRIVING = 1024  # values of the heads of a KV head, reduced between blocks of a cluster
+_TILE_WORDS, _MAX_TILES = 64, 4  # per thread: registers of tiles in flight, and such tiles
+_MAX_EXCHANGED = 1024  # values of the heads of a KV head that blocks of a cluster exchange
 _LANE_VALUES, _WARP, _GROUP = 8, 32, 128  # values per storing lane; lanes; values per code group
-_MOST_HEADS = 8  # per KV head: columns of an MMA
+_MAX_HEADS = 8  # per KV head: columns of an MMA
 _PACKINGS = {"halves": 0, "group-codes": 1}
 _SPLITS = 3  # value of PACKING without a packing: store the partial sums of the splits
 
@@ -27,10 +27,10 @@ def split_count(units: int, longest: int, sms: int) -> int:
 
     Beyond the number of resident blocks the overhead of a block outweighs its benefit.
     """
-    most = min(_BLOCKS_PER_SM * sms // units, -(-longest // (WARPS * _TILE)))
+    max_splits = min(_BLOCKS_PER_SM * sms // units, -(-longest // (WARPS * _TILE)))
     if longest < _LONG:
-        most = min(most, MOST_SPLITS)
-    return 1 << max(most.bit_length() - 1, 0)
+        max_splits = min(max_splits, MAX_SPLITS)
+    return 1 << max(max_splits.bit_length() - 1, 0)
 
 
 def can_pack(packing: Packing, shape: AttentionShape) -> bool:
@@ -38,7 +38,7 @@ def can_pack(packing: Packing, shape: AttentionShape) -> bool:
 
     Codes with a scale per group require heads that consist of whole groups.
     """
-    if shape.heads // shape.kv_heads * shape.head_dim > _MOST_ARRIVING:
+    if shape.heads // shape.kv_heads * shape.head_dim > _MAX_EXCHANGED:
         return False
     return packing.kind == "halves" or (
         packing.kind == "group-codes" and shape.head_dim % _GROUP == 0
@@ -53,7 +53,7 @@ def attention_build(shape: AttentionShape, bits: int, packing: Packing | None) -
     """
     group = shape.heads // shape.kv_heads
     lanes = shape.head_dim // _LANE_VALUES
-    if shape.head_dim % _LANE_VALUES or lanes > _WARP or group > _MOST_HEADS:
+    if shape.head_dim % _LANE_VALUES or lanes > _WARP or group > _MAX_HEADS:
         raise UnsupportedError(
             "decode attention supports a head_dim that is a multiple of 8 up to 256, and up to 8 "
             f"heads per KV head: got {shape.head_dim} and {group}"
@@ -82,4 +82,4 @@ def tiles(head_dim: int, bits: int) -> int:
             width //= 2
         return positions * padded // width // lanes * max(1, width * bits // 32)
 
-    return max(1, min(_MOST_TILES, _TILE_WORDS // (words(4, 2) + words(8, 4))))
+    return max(1, min(_MAX_TILES, _TILE_WORDS // (words(4, 2) + words(8, 4))))

@@ -9,7 +9,7 @@ import torch
 from kernels.contract import Packing, PackingKind
 from kernels.decoder.attention import (
     ATTENTION,
-    MOST_SPLITS,
+    MAX_SPLITS,
     WARPS,
     attention_build,
     can_pack,
@@ -48,12 +48,12 @@ _FUNCTIONS = {
 _UNUSED = (None,) * 6  # inputs of operators with a single input tensor
 _PACKINGS: dict[PackingKind, int] = {"halves": 0, "group-codes": 1, "row-codes": 2}
 _WIDTH, _WARP, _GROUP = 4, 32, 128  # csrc/decode/operators.cu: values per thread, lanes, per warp
-_MOST_THREADS, _FEW_THREADS = 1024, 128  # of a block that computes a row, or a part of one
+_MAX_THREADS, _FEW_THREADS = 1024, 128  # of a block that computes a row, or a part of one
 _SUM_THREADS = 512  # of a block that reduces a row of attention: its threads hold several splits
-_SHARED_THREADS, _FEW_TOKENS = 256, 32  # norm of a row by several blocks: threads; largest M
-_MOST_VECTORS = 3  # per thread of a norm by one block
+_SPLIT_THREADS, _FEW_TOKENS = 256, 32  # norm of a row by several blocks: threads; largest M
+_MAX_VECTORS = 3  # per thread of a norm by one block
 _PICK_THREADS = 1024  # csrc/decode/pick.cu
-_HEAD_NORM_WARPS = 4  # csrc/decode/head_norm.cu: of a block, a head each
+_HEAD_NORM_WARPS = 4  # csrc/decode/head_norm.cu: of a block, one head each
 
 
 _PICK_BUILD = Build.of("decode/pick.cu", block=Block(PICK, _PICK_THREADS))
@@ -120,7 +120,7 @@ class CudaOperations(DecoderOperations):
         if packing is None:
             packing = Packing("halves", 16, self._buffer("values", row, torch.float16, qkv))
         splits = split_count(row[0] * shape.kv_heads, longest, current_gpu().sms)
-        most = MOST_SPLITS if current_gpu().capability >= (9, 0) else 1
+        most = MAX_SPLITS if current_gpu().capability >= (9, 0) else 1
         if can_pack(packing, shape) and splits <= most:
             self._attend(qkv, shape, cache, positions, splits, packing)
         else:
@@ -235,11 +235,11 @@ class CudaOperations(DecoderOperations):
         is_norm = producer in (_RMS_NORM, _LAYER_NORM)
         if is_norm or packing.kind == "row-codes":
             # For few tokens several blocks compute the norm of a row, for many one block does.
-            shared = is_norm and (m <= _FEW_TOKENS or vectors > _MOST_VECTORS * _MOST_THREADS)
-            most = _SHARED_THREADS if shared else _row_threads(producer)
+            split_row = is_norm and (m <= _FEW_TOKENS or vectors > _MAX_VECTORS * _MAX_THREADS)
+            most = _SPLIT_THREADS if split_row else _row_threads(producer)
             per_thread = -(-vectors // most)
             threads = -(-vectors // (per_thread * _WARP)) * _WARP
-            blocks = per_thread if shared else 1
+            blocks = per_thread if split_row else 1
         else:
             per_thread, threads = 1, _FEW_THREADS
             blocks = -(-vectors // threads)
@@ -284,8 +284,8 @@ def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Bui
     """Return the build of csrc/decode/operators.cu for a producer and its packing."""
     is_norm = producer in (_RMS_NORM, _LAYER_NORM)
     one_row = is_norm or kind == "row-codes"
-    is_shared = is_norm and vectors > _MOST_VECTORS
-    row_threads = _SHARED_THREADS if is_shared else _row_threads(producer)
+    is_split = is_norm and vectors > _MAX_VECTORS
+    row_threads = _SPLIT_THREADS if is_split else _row_threads(producer)
     threads = row_threads if one_row else _FEW_THREADS
     return Build.of(
         "decode/operators.cu",
@@ -304,7 +304,7 @@ def head_norm_build(head_dim: int) -> Build:
 
 
 def _row_threads(producer: int) -> int:
-    return _SUM_THREADS if producer == _ATTENTION else _MOST_THREADS
+    return _SUM_THREADS if producer == _ATTENTION else _MAX_THREADS
 
 
 def builds() -> list[Build]:

@@ -1,7 +1,7 @@
 """KV cache of one layer: FP16, or asymmetric codes of 8 or 4 bits per token and head.
 
-x = code * step + least with both in FP16, as Atom quantizes its KV cache (arXiv 2310.19102, section
-4.4). csrc/decode/attention.cu writes and reads the same bytes.
+x = code * step + minimum with both in FP16, as in Atom (arXiv 2310.19102, section 4.4).
+csrc/decode/attention.cu writes and reads the same bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class KvLayer:
     """Keys and values of one layer.
 
     codes: uint8 [2, slots, KV heads, capacity, bytes per token and head], keys before values.
-    scales: FP16 [2, slots, KV heads, capacity, 2], step and least; None: FP16.
+    scales: FP16 [2, slots, KV heads, capacity, 2], step and minimum; None: FP16.
     """
 
     codes: torch.Tensor
@@ -96,11 +96,11 @@ def encode(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor | Non
         return x.contiguous().view(torch.uint8), None
     top = (1 << bits) - 1
     values = x.float()
-    least, most = values.aminmax(dim=-1, keepdim=True)
-    scales = torch.cat([(most - least) / top, least], dim=-1).half()
+    minimum, maximum = values.aminmax(dim=-1, keepdim=True)
+    scales = torch.cat([(maximum - minimum) / top, minimum], dim=-1).half()
     step = scales[..., :1].float()
     divisor = torch.where(step == 0, torch.inf, step)
-    codes = values.sub_(least).div_(divisor).round_().clamp_(0, top).to(torch.uint8)
+    codes = values.sub_(minimum).div_(divisor).round_().clamp_(0, top).to(torch.uint8)
     if bits == 4:
         codes = codes[..., ::2] | codes[..., 1::2] << 4
     return codes, scales

@@ -48,9 +48,9 @@ def nearest_minifloat(values: torch.Tensor, bits: int) -> torch.Tensor:
 
     bits: 5 or 6, or 8 for E4M3.
     """
-    mantissa_bits, least = _STEPS[bits]
+    mantissa_bits, min_exponent = _STEPS[bits]
     _, exponent = torch.frexp(values)  # the mantissa is in [0.5, 1)
-    step = torch.exp2((exponent - 1).clamp(min=least).double() - mantissa_bits)
+    step = torch.exp2((exponent - 1).clamp(min=min_exponent).double() - mantissa_bits)
     return ((values / step).round() * step).clamp(-LARGEST[bits], LARGEST[bits])
 
 

@@ -60,7 +60,7 @@ def quantize_mixed(
     order: int [K], a permutation; column j of the operand is column order[j] of the matrix. None:
     default_order.
     bits: of all groups but the last. group: values of k that share a scale.
-    clip: share of the range that the codes of all groups but the last span.
+    clip: share of a group's range that its codes span, except in the last group.
     Codes and scales of a group, and errors, are those of quantize_symmetric. Also raises ShapeError
     if order is not a permutation of the columns.
     """

@@ -1,6 +1,6 @@
 """Number format of an operand: bits, group and kind, its name, and rounding to it.
 
-It describes the operands of a kernel and the result of a scheme. The kinds:
+A format describes the operands of a kernel and the result of a scheme. The kinds:
 
 - symmetric: integers, see `symmetric_quantization`
 - asymmetric: integers with a zero point, see `asymmetric`

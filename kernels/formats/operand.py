@@ -121,9 +121,9 @@ class Operand:
         values = self.dequantize()
         if self.order is None:
             return values
-        own = torch.empty_like(values)
-        own[:, self.order.to(values.device).long()] = values
-        return own
+        natural = torch.empty_like(values)
+        natural[:, self.order.to(values.device).long()] = values
+        return natural
 
     @staticmethod
     def stacked(operands: Sequence[Operand]) -> Operand:

@@ -43,7 +43,7 @@ class Int8Gemm(LinearKernel):
         backend="cuda",
         weight=NumberFormat(8),
         activation=NumberFormat(8),
-        summary="LLM.int8() of bitsandbytes, no outliers held back",
+        summary="LLM.int8() of bitsandbytes, without outlier decomposition",
         package=BITSANDBYTES,
         rounds_to=_FP16_BITS,  # 1/127² is a rounded constant in it
     )

@@ -73,42 +73,44 @@ def innermost_loops(cubin: Cubin) -> dict[str, list[Counter[str]]]:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """Instructions of a function by name; the index that each label has; branches to labels, by the
-    index of the branch."""
+    """Disassembly of a function.
+
+    names: of its instructions, in order. labels: label to index of the instruction that follows
+    it. branches: index of a branch instruction to the label of its target.
+    """
 
     names: list[str] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     branches: dict[int, str] = field(default_factory=dict)
 
     def innermost(self) -> list[tuple[int, int]]:
-        """Find the ranges from the target of a branch back to behind it that have no smaller one in
-        them."""
-        back = [
+        """Return the index ranges [begin, end) of loops that contain no other loop."""
+        loops = [
             (self.labels[label], at + 1)
             for at, label in self.branches.items()
             if self.labels.get(label, at + 1) <= at
         ]
         return sorted(
             (begin, end)
-            for begin, end in back
-            if not any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in back)
+            for begin, end in loops
+            if not any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in loops)
         )
 
 
 @lru_cache(maxsize=128)  # half a second each
 def _listings(cubin: Cubin) -> dict[str, _Listing]:
-    found: dict[str, _Listing] = {}
+    listings: dict[str, _Listing] = {}
     current = _Listing()
     for line in _run("nvdisasm", "--print-code", cubin).splitlines():
         if section := _SECTION.search(line):
-            current = found.setdefault(section["function"], _Listing())
+            current = listings.setdefault(section["function"], _Listing())
         elif label := _LABEL.search(line):
             current.labels[label["label"]] = len(current.names)
         elif instruction := _INSTRUCTION.search(line):
             if branch := _BRANCH.search(line):
                 current.branches[len(current.names)] = branch["label"]
             current.names.append(instruction["name"])
-    return found
+    return listings
 
 
 def _declared_bytes(reported: int, arch: str) -> int:

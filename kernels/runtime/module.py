@@ -50,7 +50,7 @@ class CudaFunction:
         overlap_previous: programmatic dependent launch (compute capability 9.0 and later): the
         kernel may start before the previous one in the stream has ended, and must execute
         griddepcontrol.wait before it accesses the previous kernel's results.
-        cluster: neighbouring blocks along x that form a thread block cluster (9.0 and later).
+        cluster: consecutive blocks along x that form a thread block cluster (9.0 and later).
         Raises KernelError if the driver refuses the launch.
         """
         from cuda.bindings import driver

@@ -14,8 +14,8 @@ class ResourceRow:
     """Resources of one function of one build for one target (see Resources for the units).
 
     threads, dynamic_bytes: per block (see Block). blocks_per_sm, warps_per_sm: resident ones; 0:
-    not even one block fits, so `candidates` leaves the configuration out on this target. None: the
-    build gives no launch parameters for this function.
+    not even one block fits, so `candidates` omits the configuration on this target. None: the
+    build defines no launch parameters for this function.
     """
 
     build: str

@@ -11,7 +11,7 @@
 // makes every shared memory access a full vector without bank conflicts or a swizzle. The planes of
 // W are summed by Horner's rule from the top in each step.
 //
-// A block owns 16*ROW_TILES rows; its warps split K, each with its own cp.async ring buffer. Partial
+// A block computes 16*ROW_TILES rows; its warps split K, each with its own cp.async ring buffer. Partial
 // sums are reduced once, in shared memory, with the activation's bit planes.
 //
 // STAGES = 1: no pipeline, copies and computation of a step do not overlap.
@@ -23,36 +23,36 @@
 #include "ptx/mma.cuh"
 
 #if !defined(W_BITS) || !defined(A_BITS) || !defined(TOKENS) || !defined(FILL)
-#error "W_BITS, A_BITS, TOKENS and FILL choose the kernel"
+#error "define W_BITS, A_BITS, TOKENS and FILL"
 #endif
 #if !defined(ROW_TILES) || !defined(WARPS) || !defined(STAGES) || !defined(STEP_K)
-#error "ROW_TILES, WARPS, STAGES and STEP_K choose the kernel"
+#error "define ROW_TILES, WARPS, STAGES and STEP_K"
 #endif
 constexpr int MMA_ROWS = 16, MMA_COLS = 8, MMA_K = 256;  // PTX mma.m16n8k256, b1
 constexpr int CHUNK_K = 128;                             // values of k in 16 bytes
 constexpr int COL_TILES = FILL ? (TOKENS * A_BITS + MMA_COLS - 1) / MMA_COLS : A_BITS;
-constexpr int STEP_CHUNKS = STEP_K / CHUNK_K;            // of a row in a step; also words of a lane
+constexpr int STEP_CHUNKS = STEP_K / CHUNK_K;            // of a row in a step; also words per lane
 constexpr int TILE_CHUNKS = MMA_ROWS * STEP_CHUNKS;      // of one plane of 16 rows
 constexpr int STAGE_CHUNKS = ROW_TILES * W_BITS * TILE_CHUNKS;
 constexpr int ROWS = ROW_TILES * MMA_ROWS;
-constexpr int RED_STRIDE = COL_TILES * MMA_COLS + 1;     // + 1: rows fall into other banks
+constexpr int RED_STRIDE = COL_TILES * MMA_COLS + 1;     // + 1: avoids bank conflicts between rows
 constexpr int PENDING = STAGES > 1 ? STAGES - 2 : 0;
-// With many columns the next step's activations don't fit into registers beside the sums.
+// With many columns, registers do not suffice for the next step's activations beside the accumulators.
 constexpr bool PREFETCH = COL_TILES * STEP_CHUNKS <= 12;
 static_assert(W_BITS >= 2 && A_BITS >= 2, "the top bit plane is the sign");
-static_assert(STEP_K % MMA_K == 0 && (STEP_CHUNKS == 2 || STEP_CHUNKS == 4), "a lane loads a vector");
-static_assert(TILE_CHUNKS % 32 == 0, "every lane copies the same number of chunks");
-static_assert(FILL || TOKENS == MMA_COLS, "without FILL a tile's columns are 8 tokens");
+static_assert(STEP_K % MMA_K == 0 && (STEP_CHUNKS == 2 || STEP_CHUNKS == 4), "STEP_K must be 256 or 512");
+static_assert(TILE_CHUNKS % 32 == 0, "TILE_CHUNKS must be a multiple of 32: lanes copy equally many chunks");
+static_assert(FILL || TOKENS == MMA_COLS, "FILL 0 needs TOKENS 8: a tile's columns are 8 tokens");
 
 struct Operands {
   const uint4* w;
   const uint32_t* column;  // this lane's words of its column in the first tile
-  int column_tile;         // words from there to its column in the next tile
-  int n, chunks, columns_left;  // columns_left: so many of its columns lie before the end of x
+  int column_tile;         // stride in words to its column in the next tile
+  int n, chunks, columns_left;  // columns_left: this lane's columns before the end of x
   int first_row, lane;
 };
 
-// What a lane holds of one row of weights or one column of activations in a step.
+// A lane's words of one row of weights or one column of activations in a step.
 struct Words {
   uint32_t word[STEP_CHUNKS];
 };
@@ -70,7 +70,7 @@ __device__ inline Words read_words(const uint32_t* at) {
 }
 
 __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, uint64_t policy) {
-  // Past the end of K any chunk will do, its activations are zero; past N nothing is stored.
+  // Clamped at the edges: past K activations are zero, past N nothing is stored.
   const int chunk = min(step * STEP_CHUNKS + op.lane % STEP_CHUNKS, op.chunks - 1);
 #pragma unroll
   for (int r = 0; r < ROW_TILES; ++r) {
@@ -97,7 +97,7 @@ __device__ inline void load_columns(Words (&x)[COL_TILES], const Operands& op, i
     x[j] = in_k && j < op.columns_left ? read_words(at + j * op.column_tile) : Words{};
 }
 
-// One block an SM at least: without saying so, ptxas spills a word to fit more of them.
+// At least one block per SM: without this bound, ptxas spills a word to fit more blocks.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 abq(const uint4* w, const half_bits* sw, const uint32_t* x, const float* sx, const half_bits* bias,
     half_bits* y, int m, int n, int k) {
@@ -105,7 +105,7 @@ abq(const uint4* w, const half_bits* sw, const uint32_t* x, const float* sx, con
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int chunks = (k + CHUNK_K - 1) / CHUNK_K, steps = (chunks + STEP_CHUNKS - 1) / STEP_CHUNKS;
   const int first_token = blockIdx.y * TOKENS;
-  // Row token·A_BITS + plane of x is a column: the lane's in the first tile, and how many follow.
+  // Row token·A_BITS + plane of x is an MMA column. column: this lane's in the first tile.
   const int column = FILL ? first_token * A_BITS + lane / 4 : (first_token + lane / 4) * A_BITS;
   const int column_step = FILL ? MMA_COLS : 1;
   const int columns_left = (m * A_BITS - column + column_step - 1) / column_step;
@@ -128,7 +128,7 @@ abq(const uint4* w, const half_bits* sw, const uint32_t* x, const float* sx, con
     if (step < steps) load_stage(op, stages + s * STAGE_CHUNKS * 16, step, policy);
     cp_async_commit();
   }
-  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+  wait_for_previous_kernel();  // weights are constant, activations may be its output
 
   int sum[ROW_TILES][COL_TILES][4] = {};
   Words next[COL_TILES];
@@ -143,12 +143,12 @@ abq(const uint4* w, const half_bits* sw, const uint32_t* x, const float* sx, con
       load_columns(now, op, step);
     }
     if constexpr (STAGES == 1) {
-      __syncwarp();  // every lane has left the slot
+      __syncwarp();  // no lane still reads the slot
       load_stage(op, stages, step, policy);
       cp_async_commit();
     }
     cp_async_wait<PENDING>();
-    __syncwarp();  // every lane's copies have landed, and every lane has left the slot written below
+    __syncwarp();  // all copies are complete, and no lane still reads the slot that is written below
     if constexpr (STAGES > 1) {
       const int ahead = step + (STAGES - 1) * WARPS;
       const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
@@ -190,7 +190,7 @@ abq(const uint4* w, const half_bits* sw, const uint32_t* x, const float* sx, con
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
 
-  // Reduction over warps: [warp][row][column], then one thread an output, all in integers.
+  // Reduction over warps: [warp][row][column], then one thread per output, all in integers.
   cp_async_wait<0>();
   __syncthreads();
   int* red = reinterpret_cast<int*>(shared);
@@ -214,11 +214,11 @@ abq(const uint4* w, const half_bits* sw, const uint32_t* x, const float* sx, con
 #pragma unroll
     for (int plane = 0; plane < A_BITS; ++plane) {
       const int at = FILL ? token * A_BITS + plane : plane * MMA_COLS + token;
-      int of_plane = 0;
+      int plane_sum = 0;
 #pragma unroll
       for (int from = 0; from < WARPS; ++from)
-        of_plane += red[(from * ROWS + row) * RED_STRIDE + at];
-      total += of_plane * (plane == A_BITS - 1 ? -(1 << plane) : 1 << plane);
+        plane_sum += red[(from * ROWS + row) * RED_STRIDE + at];
+      total += plane_sum * (plane == A_BITS - 1 ? -(1 << plane) : 1 << plane);
     }
     if (first_token + token < m && feature < n) {
       const float scale = half_to_float(sw[feature]) * sx[first_token + token];

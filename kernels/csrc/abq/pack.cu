@@ -12,12 +12,12 @@
 #include "ptx/types.cuh"
 
 #ifndef BITS
-#error "BITS: bits of a code"
+#error "define BITS, the width of a code"
 #endif
 constexpr int CHUNK_K = 128, WORDS = CHUNK_K / 32;
 constexpr int WARPS = 8;  // of a block
 
-// grid: (ROWS, CHUNKS / WARPS rounded up); a warp a chunk.
+// grid: (ROWS, CHUNKS / WARPS rounded up); one warp per chunk.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 pack_codes(const int8_t* codes, uint4* planes, int k, int row_step, int plane_step) {
   const int lane = threadIdx.x % 32, chunks = (k + CHUNK_K - 1) / CHUNK_K;
@@ -36,13 +36,13 @@ pack_codes(const int8_t* codes, uint4* planes, int k, int row_step, int plane_st
 }
 
 __device__ inline uint32_t larger_magnitude(uint32_t largest, uint32_t two_halves) {
-  // Magnitudes of finite halves are ordered as their bits are.
+  // Bits of non-negative finite halves have the order of their values.
   return max(largest, max(two_halves & 0x7fffu, (two_halves >> 16) & 0x7fffu));
 }
 
 // Bits of the largest |x| of a row, the same in every thread of the block.
 __device__ inline half_bits row_maximum(const half_bits* row, int k) {
-  __shared__ uint32_t of_warp[WARPS];
+  __shared__ uint32_t warp_maxima[WARPS];
   uint32_t largest = 0;
   const bool aligned = reinterpret_cast<uint64_t>(row) % sizeof(uint4) == 0;
   const int vectors = aligned ? k / 8 : 0;
@@ -57,15 +57,15 @@ __device__ inline half_bits row_maximum(const half_bits* row, int k) {
   for (int at = vectors * 8 + threadIdx.x; at < k; at += WARPS * 32)
     largest = larger_magnitude(largest, row[at]);
   largest = __reduce_max_sync(0xffffffffu, largest);
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
+  if (threadIdx.x % 32 == 0) warp_maxima[threadIdx.x / 32] = largest;
   __syncthreads();
 #pragma unroll
-  for (int w = 0; w < WARPS; ++w) largest = max(largest, of_warp[w]);
+  for (int w = 0; w < WARPS; ++w) largest = max(largest, warp_maxima[w]);
   return static_cast<half_bits>(largest);
 }
 
-// Codes of quantize.cuh with one scale a row.
-// grid: (M, slices of the chunks): each slice finds the row's maximum for itself.
+// Codes of quantize.cuh with one scale per row.
+// grid: (M, slices of the chunks); the blocks of all slices compute the maximum of the row.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 quantize_pack(const half_bits* x, uint4* planes, float* scale_out, int k) {
   let_next_kernel_start();

@@ -7,11 +7,11 @@
 // K/128 and N/16 are rounded up, COLS = M*A_BITS rounded up to 8; padding is zero.
 //
 // Weights are the 16 rows of m16n8k128, activation bit planes its 8 columns: M = 1 with 8-bit
-// activations uses all columns. The planes of W are summed by Horner's rule from the top, so that a
-// group of a row is one integer (exact) before it is converted and scaled once. The 2^t of the
-// activation planes is applied after the K loop.
+// activations uses all columns. The planes of W are summed by Horner's rule from the top: the sum over a
+// group is one exact integer, converted and scaled once. The 2^t of the activation planes is applied after
+// the K loop.
 //
-// A block owns 16*ROW_TILES rows; its warps split K, each with its own cp.async pipeline.
+// A block computes 16*ROW_TILES rows; its warps split K, each with its own cp.async pipeline.
 // Partial sums are reduced once, in shared memory, in a fixed order: results are deterministic.
 //
 // Compile-time switches disable optimizations for the ablation (FlexQ, Table 6):
@@ -25,7 +25,7 @@
 #include "ptx/mma.cuh"
 
 #if !defined(A_BITS) || !defined(TOKENS) || !defined(ROW_TILES) || !defined(WARPS) || !defined(STAGES)
-#error "A_BITS, TOKENS, ROW_TILES, WARPS and STAGES choose the kernel"
+#error "define A_BITS, TOKENS, ROW_TILES, WARPS and STAGES"
 #endif
 #ifndef WARP_REDUCTION
 #define WARP_REDUCTION 1
@@ -39,17 +39,17 @@
 constexpr int W_BITS = 6, GROUP = 128;      // GROUP: values of k that share one scale
 constexpr int MMA_ROWS = 16, MMA_COLS = 8;  // PTX mma.m16n8k128, b1
 constexpr int COL_TILES = (TOKENS * A_BITS + MMA_COLS - 1) / MMA_COLS;
-constexpr int PAIRS = A_BITS / 2;           // a thread holds two neighbouring planes of one token
+constexpr int PAIRS = A_BITS / 2;           // a thread holds two adjacent planes of one token
 constexpr int TILE_CHUNKS = W_BITS * MMA_ROWS;                   // 16-byte chunks of one weight tile
-constexpr int SCALE_CHUNKS = MMA_ROWS * 2 / 16;                  // and of its scales
+constexpr int SCALE_CHUNKS = MMA_ROWS * 2 / 16;                  // 16-byte chunks of its scales
 constexpr int STAGE_CHUNKS = ROW_TILES * (TILE_CHUNKS + SCALE_CHUNKS);
 constexpr int ROWS = ROW_TILES * MMA_ROWS;
-constexpr int RED_STRIDE = COL_TILES * 4 + 1;                    // + 1: rows fall into other banks
-static_assert(A_BITS % 2 == 0, "two neighbouring planes of a thread must belong to one token");
-static_assert(GROUP == 128, "an MMA step is a group: the rescale relies on it");
-static_assert(TILE_CHUNKS % 32 == 0, "every lane copies the same number of chunks");
+constexpr int RED_STRIDE = COL_TILES * 4 + 1;                    // + 1: avoids bank conflicts between rows
+static_assert(A_BITS % 2 == 0, "A_BITS must be even: the two planes of a thread belong to one token");
+static_assert(GROUP == 128, "GROUP must be the k of one MMA: its result is rescaled");
+static_assert(TILE_CHUNKS % 32 == 0, "TILE_CHUNKS must be a multiple of 32: lanes copy equally many chunks");
 
-// Dynamic shared memory: each warp's ring of stages, later the block's sums; then each warp's scratch.
+// Dynamic shared memory: the warps' pipeline stages, reused for the reduction; then the warps' scratch.
 constexpr int PIPELINE_BYTES = WARPS * STAGES * STAGE_CHUNKS * 16;
 constexpr int REDUCTION_BYTES = WARPS * ROWS * RED_STRIDE * 4;
 constexpr int SCRATCH_AT = PIPELINE_BYTES > REDUCTION_BYTES ? PIPELINE_BYTES : REDUCTION_BYTES;
@@ -91,7 +91,7 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
   }
 }
 
-// The activation planes and scales of one step, for this lane.
+// This lane's activation planes and scales of one step.
 struct Activations {
   uint32_t planes[COL_TILES];
   float scale[COL_TILES];
@@ -108,8 +108,8 @@ __device__ inline void load_activations(Activations& a, const Operands& op, int 
   }
 }
 
-// Sums over k of a group: c[i] of weights [16, 128] in all their planes times one tile of activation
-// planes; i as mma.m16n8k128 leaves them.
+// Sums over the k of a group: weights [16, 128], all planes, times one tile of activation planes.
+// c is an accumulator fragment of mma.m16n8k128.
 __device__ inline void sum_planes(int (&c)[4], const uint32_t (&planes)[W_BITS][2], uint32_t x,
                                   [[maybe_unused]] int* scratch, [[maybe_unused]] int lane) {
 #if WARP_REDUCTION
@@ -150,7 +150,7 @@ __device__ inline void sum_planes(int (&c)[4], const uint32_t (&planes)[W_BITS][
 }
 
 #if !FUSED_DEQUANT
-// group_sums int [K/128, M, N]: the exact sums of one step and row tile, from what each lane holds.
+// Store the exact sums of one step and row tile. group_sums: int [K/128, M, N].
 __device__ inline void store_group_sums(int* group_sums, const Operands& op,
                                         const int (&pairs)[COL_TILES][2], int* scratch, int step,
                                         int first_row, int lane) {
@@ -172,7 +172,7 @@ __device__ inline void store_group_sums(int* group_sums, const Operands& op,
   }
 }
 
-// y from the sums of all groups. grid: (N / THREADS rounded up, M).
+// Scale and add the sums of all groups. grid: (N / DEQUANT_THREADS rounded up, M).
 constexpr int DEQUANT_THREADS = 256;
 extern "C" __global__ void __launch_bounds__(DEQUANT_THREADS)
 flexq_dequantize(const int* group_sums, const half_bits* sw, const float* sx, const half_bits* bias,
@@ -203,7 +203,7 @@ flexq_btc(const uint4* w, const half_bits* sw, const uint32_t* x, const float* s
                     (m * A_BITS + MMA_COLS - 1) / MMA_COLS};
   const uint64_t policy = evict_first_policy();
   const uint32_t stages = shared_address(shared) + warp * STAGES * STAGE_CHUNKS * 16;
-  const uint32_t* my_shared =
+  const uint32_t* warp_stages =
       reinterpret_cast<const uint32_t*>(shared + warp * STAGES * STAGE_CHUNKS * 16);
   int* scratch = reinterpret_cast<int*>(shared + SCRATCH_AT) + warp * SCRATCH_INTS;
 
@@ -214,7 +214,7 @@ flexq_btc(const uint4* w, const half_bits* sw, const uint32_t* x, const float* s
     if (step < steps) load_stage(op, stages + s * STAGE_CHUNKS * 16, step, lane, policy);
     cp_async_commit();
   }
-  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+  wait_for_previous_kernel();  // weights are constant, activations may be its output
 
   [[maybe_unused]] float sum[ROW_TILES][COL_TILES][2] = {};
   Activations next;
@@ -224,7 +224,7 @@ flexq_btc(const uint4* w, const half_bits* sw, const uint32_t* x, const float* s
     const Activations now = next;
     if constexpr (STAGES > 1) {
       cp_async_wait<STAGES - 2>();
-      __syncwarp();  // every lane's copies have landed, and every lane has left the slot written below
+      __syncwarp();  // all copies are complete, and no lane still reads the slot that is written below
       const int ahead = step + (STAGES - 1) * WARPS;
       const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
       if (ahead < steps) load_stage(op, stages + ahead_slot * STAGE_CHUNKS * 16, ahead, lane, policy);
@@ -238,7 +238,7 @@ flexq_btc(const uint4* w, const half_bits* sw, const uint32_t* x, const float* s
     }
     if (step + WARPS < steps) load_activations(next, op, step + WARPS, lane);
 
-    const uint32_t* stage = my_shared + slot * STAGE_CHUNKS * 4;
+    const uint32_t* stage = warp_stages + slot * STAGE_CHUNKS * 4;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
       const uint32_t* tile = stage + r * (TILE_CHUNKS + SCALE_CHUNKS) * 4;
@@ -248,7 +248,7 @@ flexq_btc(const uint4* w, const half_bits* sw, const uint32_t* x, const float* s
         planes[s][0] = tile[s * MMA_ROWS * 4 + lane];
         planes[s][1] = tile[s * MMA_ROWS * 4 + 32 + lane];
       }
-      // Two neighbouring activation planes; the upper one is the sign in the last pair.
+      // Combine two adjacent activation planes; in the last pair the upper one is the sign.
       int pairs[COL_TILES][2];
 #pragma unroll
       for (int j = 0; j < COL_TILES; ++j) {
@@ -277,7 +277,7 @@ flexq_btc(const uint4* w, const half_bits* sw, const uint32_t* x, const float* s
   cp_async_wait<0>();
 #if FUSED_DEQUANT
 
-  // Reduction over warps: [warp][row][pair of planes], then one thread an output.
+  // Reduction over warps: [warp][row][pair of planes], then one thread per output.
   __syncthreads();
   float* red = reinterpret_cast<float*>(shared);
 #pragma unroll

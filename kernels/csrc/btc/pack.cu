@@ -12,7 +12,7 @@
 #include "ptx/types.cuh"
 
 #ifndef BITS
-#error "BITS: bits of a code"
+#error "define BITS, the width of a code"
 #endif
 constexpr int GROUP = 128;       // values of k that share one scale; also k of one MMA
 constexpr int CHUNK = 16;        // rows of W in one MMA
@@ -27,7 +27,7 @@ __device__ inline void load_codes(int (&code)[WORDS], const int8_t* codes, int r
   }
 }
 
-// grid: (K/128, N/16); 16 warps, one a row.
+// grid: (K/128, N/16); 16 warps, one per row.
 extern "C" __global__ void pack_weights(const int8_t* codes, uint4* planes, int n, int k) {
   const int lane = threadIdx.x % 32, row_in_chunk = threadIdx.x / 32;
   const int step = blockIdx.x, chunk = blockIdx.y;
@@ -51,7 +51,7 @@ extern "C" __global__ void pack_activations(const int8_t* codes, const half_bits
   if (lane == 0 && token < m) scale_out[step * m + token] = half_to_float(scales[token * steps + step]);
 }
 
-// Codes of quantize.cuh with one scale a group.
+// Codes of quantize.cuh with one scale per group.
 extern "C" __global__ void quantize_pack(const half_bits* x, uint4* planes, float* scale_out, int m,
                                          int k, int columns) {
   let_next_kernel_start();

@@ -1,4 +1,4 @@
-// common/half_pairs.cuh: two halves of a word, and small integers as halves: 0x6400 | u is the half 1024 + u.
+// common/half_pairs.cuh: arithmetic on two halves in a word, and integers as halves: 0x6400 | u is the half 1024 + u.
 #pragma once
 #include "ptx/types.cuh"
 
@@ -26,7 +26,7 @@ __device__ inline uint32_t multiply_add_half2(uint32_t a, uint32_t b, uint32_t c
   return d;
 }
 
-// (bits & mask) | 1024.0 in both halves: one instruction, where the compiler would make two.
+// (bits & MASK) | 1024.0 in both halves: one lop3; the compiler generates two instructions.
 template <uint32_t MASK>
 __device__ inline uint32_t biased_halves(uint32_t bits) {
   uint32_t d;

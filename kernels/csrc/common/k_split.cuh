@@ -8,7 +8,7 @@
 #error "thread block clusters need compute capability 9.0"
 #endif
 
-// Barrier of the blocks that share an output tile, or of the one block.
+// Barrier of the blocks that share an output tile; with K_SPLIT 1, of one block.
 __device__ inline void sync_k_split() {
 #if K_SPLIT > 1
   cluster_sync();
@@ -17,11 +17,11 @@ __device__ inline void sync_k_split() {
 #endif
 }
 
-// Partial sums of block `rank`, in shared memory where this block has `mine`.
-__device__ inline float4 partial_sums_of(const float4* mine, [[maybe_unused]] int rank) {
+// Partial sums of block `rank`, at the shared memory address that is `local` in this block.
+__device__ inline float4 partial_sums_of(const float4* local, [[maybe_unused]] int rank) {
 #if K_SPLIT > 1
-  return load_cluster(shared_address(mine), rank);
+  return load_cluster(shared_address(local), rank);
 #else
-  return *mine;
+  return *local;
 #endif
 }

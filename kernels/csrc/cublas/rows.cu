@@ -1,6 +1,6 @@
 // cublas/rows.cu: quantization before cuBLAS's 8-bit GEMMs and scaling after them, row by row.
 //   quantize_rows   x half [M, K] -> codes [M_PAD, K_PAD], scales float [M] (FP16 values); in_mma_order:
-//                   codes of 128 k in the order of imma/mma_order.cuh, K_PAD is a multiple of 128 then
+//                   each 128 k in the order of imma/mma_order.cuh, K_PAD a multiple of 128
 //   scale_sums      sums [M, SUMS_STRIDE] -> y half [M, N] = sums * sx[m] * sw[n] + bias[n]
 // Codes are int8 and sums int32; with E4M3 1 codes are FP8 (E4M3) and sums float.
 #include "common/quantize.cuh"
@@ -16,14 +16,14 @@
 #endif
 constexpr int THREADS = 128;       // of scale_sums
 constexpr int FEATURES = 4;        // of a thread of scale_sums
-constexpr int ROW_THREADS = 1024;  // of quantize_rows, which has one block a token
+constexpr int ROW_THREADS = 1024;  // of quantize_rows, which has one block per token
 
 #if E4M3
 using Sum = float;
 using RowDivisor = float;
 using Sums = float4;
 
-// As kernels/formats/fp8.py defines it, bit for bit but for the sign of a zero.
+// The formula of kernels/formats/fp8.py, bit for bit except for the sign of zeros.
 __device__ inline float row_scale(float largest) {
   return half_to_float(float_to_half(__fdiv_rn(largest, 448.0f)));
 }
@@ -41,13 +41,13 @@ using Sum = int;
 using RowDivisor = Divisor;
 using Sums = int4;
 
-// Codes of quantize.cuh with one scale a row.
+// Codes of quantize.cuh with one scale per row.
 __device__ inline float row_scale(float largest) { return scale_of<8>(largest); }
 
 __device__ inline RowDivisor row_divisor(float scale) { return divisor_of(scale); }
 
-__device__ inline uint32_t row_code(float value, const RowDivisor& by) {
-  return static_cast<uint32_t>(code_of<8>(value, by)) & 255u;
+__device__ inline uint32_t row_code(float value, const RowDivisor& divisor) {
+  return static_cast<uint32_t>(code_of<8>(value, divisor)) & 255u;
 }
 #endif
 
@@ -56,16 +56,16 @@ __device__ inline half_bits half_of(const uint4& v, int i) {
   return static_cast<half_bits>(i % 2 == 0 ? word : word >> 16);
 }
 
-// One scale a row, or, where `given` is not null, this one for all. grid: M.
+// One scale per row, or *fixed_scale for all rows unless it is null. grid: M.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 quantize_rows(const half_bits* x, uint8_t* codes, float* scales, int k, int k_padded,
-              const float* given, int in_mma_order) {
+              const float* fixed_scale, int in_mma_order) {
   __shared__ float partial[ROW_THREADS / 32];
   let_next_kernel_start();
   wait_for_previous_kernel();
   const half_bits* row = x + static_cast<long long>(blockIdx.x) * k;
-  // Rows of a multiple of 8 values start on 16 bytes, and 8 values are one load.
-  const int vectors = k % 8 == 0 ? k / 8 : 0, searched = given == nullptr ? k : 0;
+  // If k is a multiple of 8, rows are aligned to 16 bytes and 8 values are one load.
+  const int vectors = k % 8 == 0 ? k / 8 : 0, searched = fixed_scale == nullptr ? k : 0;
   const uint4* row_vectors = reinterpret_cast<const uint4*>(row);
   float largest = 0.0f;
   for (int at = threadIdx.x; at * 8 < min(vectors * 8, searched); at += ROW_THREADS) {
@@ -80,7 +80,7 @@ quantize_rows(const half_bits* x, uint8_t* codes, float* scales, int k, int k_pa
   __syncthreads();
 #pragma unroll
   for (int warp = 0; warp < ROW_THREADS / 32; ++warp) largest = fmaxf(largest, partial[warp]);
-  const float scale = given == nullptr ? row_scale(largest) : *given;
+  const float scale = fixed_scale == nullptr ? row_scale(largest) : *fixed_scale;
   const RowDivisor divisor = row_divisor(scale);
   uint8_t* out = codes + static_cast<long long>(blockIdx.x) * k_padded;
   for (int at = threadIdx.x; at < vectors; at += ROW_THREADS) {
@@ -103,12 +103,12 @@ quantize_rows(const half_bits* x, uint8_t* codes, float* scales, int k, int k_pa
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
 
-// Whether FEATURES neighbouring halves of a row of n are one access.
+// True if FEATURES adjacent halves of a row of n can be one access.
 __device__ inline bool is_aligned(const half_bits* row, int n) {
   return n % FEATURES == 0 && reinterpret_cast<uint64_t>(row) % (FEATURES * sizeof(half_bits)) == 0;
 }
 
-// FEATURES neighbouring halves; those at n and past it are zero.
+// FEATURES adjacent halves; zeros from index n on.
 __device__ inline void load_features(float (&value)[FEATURES], const half_bits* from, int first, int n) {
   if (is_aligned(from, n)) {
     const uint2 v = *reinterpret_cast<const uint2*>(from + first);
@@ -122,7 +122,7 @@ __device__ inline void load_features(float (&value)[FEATURES], const half_bits* 
   }
 }
 
-// A thread has FEATURES neighbouring features, in one access where rows start on a multiple of them.
+// A thread scales FEATURES adjacent features, in one access if rows are aligned.
 // grid: (N / (THREADS * FEATURES) rounded up, M).
 extern "C" __global__ void __launch_bounds__(THREADS)
 scale_sums(const Sum* sums, const float* sx, const half_bits* sw, const half_bits* bias,
@@ -131,7 +131,7 @@ scale_sums(const Sum* sums, const float* sx, const half_bits* sw, const half_bit
   const int first = (blockIdx.x * THREADS + threadIdx.x) * FEATURES;
   if (first >= n) return;
   float scale[FEATURES], value[FEATURES] = {};
-  load_features(scale, sw, first, n);  // constant, so before the GEMM has ended
+  load_features(scale, sw, first, n);  // constant, so loaded before the GEMM has ended
   if (bias != nullptr) load_features(value, bias, first, n);
   wait_for_previous_kernel();
   const Sum* row_sums = sums + static_cast<long long>(blockIdx.y) * sums_stride + first;

@@ -7,22 +7,22 @@
 // PACKING, the form of a head's output:
 //   HALVES, GROUP_CODES  the next layer's activations, as decode/operators.cu writes them, `packed` and `scales`:
 //              splits are a thread block cluster, whose blocks exchange partial sums
-//   SPLITS     sums float [B, HEADS, SPLITS, HEAD_DIM], of a split: sum of exp2(score - largest) * value;
+//   SPLITS     sums float [B, HEADS, SPLITS, HEAD_DIM]: sum of exp2(score - largest) * value of each split;
 //              weights float2 [B, HEADS, SPLITS]: largest score, in base 2, and the sum of
-//              exp2(score - largest), (LOWEST, 0) of a split without a token. decode/operators.cu reduces
+//              exp2(score - largest), (LOWEST, 0) for a split without tokens. decode/operators.cu reduces them
 //
 // Positions, and keys and values of earlier tokens, were written in an earlier step. No kernel of this step
 // writes them, so they are loaded before the previous kernel has ended.
 //
-// A block computes one KV head with all GROUP_HEADS query heads that share it. Its warps process STEP positions
-// in turn (decode/attention_tile.cuh), each with its own online softmax. The results of warps, of the new token
+// A block computes one KV head with all GROUP_HEADS query heads that share it. Its warps take STEP positions
+// round-robin (decode/attention_tile.cuh), each with its own online softmax. The results of warps, of the new token
 // and of blocks are reduced at the end, in fixed order.
 //
 // Keys and values are prefetched to registers: with a cp.async ring buffer in shared memory an FP16 cache was
 // slower from batch 4 on.
 #if !defined(HEAD_DIM) || !defined(GROUP_HEADS) || !defined(KV_BITS) || !defined(ROTARY) || \
     !defined(PACKING) || !defined(A_BITS) || !defined(TILES) || !defined(WARPS)
-#error "HEAD_DIM, GROUP_HEADS, KV_BITS, ROTARY, PACKING, A_BITS, TILES and WARPS choose the kernel"
+#error "define HEAD_DIM, GROUP_HEADS, KV_BITS, ROTARY, PACKING, A_BITS, TILES and WARPS"
 #endif
 #include "decode/attention_tile.cuh"
 #include "decode/kv_store.cuh"
@@ -34,69 +34,69 @@
 
 constexpr int SPLITS = 3;  // PACKING
 constexpr int THREADS = WARPS * 32;
-constexpr int STEP = TILES * TILE_POSITIONS;  // positions that a warp takes at once
-// Of an SM: as many as split_count counts on, where a block then has registers enough.
+constexpr int STEP = TILES * TILE_POSITIONS;  // positions of a warp per iteration
+// Blocks per SM that split_count (kernels/decoder/attention.py) expects, as far as registers suffice.
 constexpr int LEAST_BLOCKS = GROUP_HEADS == 1 && HEAD_DIM <= 128 ? 3 : 2;
 constexpr int PARTS = WARPS + 1;  // of a block: its warps and the new token
 constexpr int MOST_SPLITS = 8;    // of a cluster
 constexpr int TURNED = ((GROUP_HEADS + 1) * HEAD_DIM + THREADS - 1) / THREADS;  // values that a thread rotates
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float LOWEST = -3.0e38f;  // of a score that none is below, and that differs from infinity
-static_assert(WARPS >= 4, "two warps write the new token");
+constexpr float LOWEST = -3.0e38f;  // finite lower bound of scores
+static_assert(WARPS >= 4, "WARPS must be at least 4: two of them write the new token");
 
-// A head's sums of one block, as its finisher gets them: block head % splits.
-struct Arrived {
+// A head's partial sums of one block, sent to the block that finishes the head: rank head % splits.
+struct PartialHead {
   float4 sums[HEAD_DIM / WIDTH];
-  float4 met;  // largest score, sum of weights
+  float4 stats;  // largest score, sum of weights
 };
-constexpr int ARRIVED = PACKING == SPLITS ? 1 : GROUP_HEADS + MOST_SPLITS - 1;
+constexpr int ARRIVED = PACKING == SPLITS ? 1 : GROUP_HEADS + MOST_SPLITS - 1;  // PartialHeads that a block receives
 
 struct Shared {
   float sums[WARPS][GROUP_HEADS * HEAD_DIM];
-  Arrived arrived[ARRIVED];
-  float4 of_part[GROUP_HEADS][PARTS];  // largest score, sum of weights, of least values times weights
+  PartialHead partial_heads[ARRIVED];
+  float4 part_stats[GROUP_HEADS][PARTS];  // largest score, sum of weights, sum of weights times minimums
   uint32_t query[GROUP_HEADS][4][ROW];
-  alignas(16) float fresh[2][HEAD_DIM];  // keys and values of the new token
+  alignas(16) float new_token[2][HEAD_DIM];  // its key and value, as later steps read them from the cache
   half_bits key[HEAD_DIM];   // of the new token
-  uint64_t mbarrier;         // of what arrives
+  uint64_t mbarrier;         // of partial_heads
 };
 
-// The scores of the new token, by one warp.
-__device__ inline void score_fresh(Shared& shared, float scale) {
+// Compute the scores of the new token, by one warp.
+__device__ inline void score_new_token(Shared& shared, float scale) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int head = 0; head < GROUP_HEADS; ++head) {
     const half_bits* query = reinterpret_cast<const half_bits*>(shared.query[head]);
     float dot = 0.0f;
     for (int i = lane; i < HEAD_DIM; i += 32)
-      dot += half_to_float(query[key_place<ROW>(i)]) * (enlarged(i) * shared.fresh[0][i]);
+      dot += half_to_float(query[key_index<ROW>(i)]) * (code_factor(i) * shared.new_token[0][i]);
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) dot += __shfl_xor_sync(EVERY, dot, offset);
-    if (lane == 0) shared.of_part[head][WARPS] = make_float4(dot * scale, 1.0f, 0.0f, 0.0f);
+    if (lane == 0) shared.part_stats[head][WARPS] = make_float4(dot * scale, 1.0f, 0.0f, 0.0f);
   }
 }
 
-// One warp: a head's output from the sums of all splits.
-__device__ inline void finish(const Arrived* arrived, int head, int splits, int token, int stride, void* packed,
-                              float* scales, int scale_stride, int in_mma_order) {
+// Reduce the splits of a head and write its output, by one warp.
+__device__ inline void finish(const PartialHead* partial_heads, int head, int splits, int token, int stride,
+                              void* packed, float* scales, int scale_stride, int in_mma_order) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int vector = 0; vector < (HEAD_DIM / WIDTH + 31) / 32; ++vector) {
-    const int own = vector * 32 + lane, at = min(own, HEAD_DIM / WIDTH - 1);
-    float4 met[MOST_SPLITS], sum[MOST_SPLITS];
+    const int index = vector * 32 + lane, at = min(index, HEAD_DIM / WIDTH - 1);
+    float4 stats[MOST_SPLITS], sum[MOST_SPLITS];
 #pragma unroll
     for (int s = 0; s < MOST_SPLITS; ++s) {
-      met[s] = make_float4(LOWEST, 0.0f, 0.0f, 0.0f);
+      stats[s] = make_float4(LOWEST, 0.0f, 0.0f, 0.0f);
       sum[s] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (s < splits) met[s] = arrived[s].met, sum[s] = arrived[s].sums[at];
+      if (s < splits) stats[s] = partial_heads[s].stats, sum[s] = partial_heads[s].sums[at];
     }
-    float top = met[0].x, total = 0.0f, value[WIDTH] = {};  // the first has the new token
+    float top = stats[0].x, total = 0.0f, value[WIDTH] = {};  // the first split has the new token, so top is finite
 #pragma unroll
-    for (int s = 1; s < MOST_SPLITS; ++s) top = fmaxf(top, met[s].x);
+    for (int s = 1; s < MOST_SPLITS; ++s) top = fmaxf(top, stats[s].x);
 #pragma unroll
     for (int s = 0; s < MOST_SPLITS; ++s) {
-      const float factor = power_of_two(met[s].x - top);
-      total += factor * met[s].y;
+      const float factor = power_of_two(stats[s].x - top);
+      total += factor * stats[s].y;
       value[0] += factor * sum[s].x, value[1] += factor * sum[s].y;
       value[2] += factor * sum[s].z, value[3] += factor * sum[s].w;
     }
@@ -106,7 +106,7 @@ __device__ inline void finish(const Arrived* arrived, int head, int splits, int 
     const long long row = static_cast<long long>(token) * stride;
     if constexpr (PACKING == HALVES) {
       uint2* to = reinterpret_cast<uint2*>(static_cast<half_bits*>(packed) + row + head * HEAD_DIM);
-      if (own < HEAD_DIM / WIDTH) to[own] = narrow(value);
+      if (index < HEAD_DIM / WIDTH) to[index] = narrow(value);
     } else {
       const int step = head * (HEAD_DIM / GROUP) + vector;
       write_group(value, static_cast<int8_t*>(packed) + row,
@@ -115,7 +115,7 @@ __device__ inline void finish(const Arrived* arrived, int head, int splits, int 
   }
 }
 
-// grid: (splits, KV_HEADS, B), splits a power of two. stride: of rows of `packed`, in values;
+// grid: (splits, KV_HEADS, B), splits a power of two. stride: of rows of `packed`, in values.
 // scale_stride: M_PAD.
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
 decode_attention(const half_bits* qkv, const float2* table, const int* positions, unsigned char* keys,
@@ -131,8 +131,8 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   const int position = positions[sequence];
   const long long first_row = (static_cast<long long>(sequence) * kv_heads + kv_head) * capacity;
   const int last = position - 1;
-  const unsigned char *own_keys = keys + first_row * CODE_BYTES, *own_values = values + first_row * CODE_BYTES;
-  // Of the heads that this block finishes: head % splits is its split.
+  const unsigned char *head_keys = keys + first_row * CODE_BYTES, *head_values = values + first_row * CODE_BYTES;
+  // Number of heads that this block finishes: those with head % splits == split.
   [[maybe_unused]] const int finished = (GROUP_HEADS - split + splits - 1) >> __popc(splits - 1);
 #if __CUDA_ARCH__ >= 900
   if (PACKING != SPLITS && splits > 1) {
@@ -142,17 +142,17 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   }
 #endif
 
-  // The first split has the new token, so it begins last.
+  // The first split also has the new token, so its first positions come last.
   int base = ((splits - 1 - split) * WARPS + warp) * STEP;
-  const int turn = splits * WARPS * STEP;
+  const int step_stride = splits * WARPS * STEP;
   Step step;
   const auto load_step_keys = [&](int from) {
 #pragma unroll
-    for (int i = 0; i < TILES; ++i) load_keys(step.keys[i], own_keys, from + i * TILE_POSITIONS, last);
+    for (int i = 0; i < TILES; ++i) load_keys(step.keys[i], head_keys, from + i * TILE_POSITIONS, last);
   };
   const auto load_step_values = [&](int from) {
 #pragma unroll
-    for (int i = 0; i < TILES; ++i) load_values(step.values[i], own_values, from + i * TILE_POSITIONS, last);
+    for (int i = 0; i < TILES; ++i) load_values(step.values[i], head_values, from + i * TILE_POSITIONS, last);
   };
   const auto scales_at = [&](int from, int i) {
     return load_scales(key_scales + first_row, value_scales + first_row, from + i * TILE_POSITIONS, last);
@@ -169,7 +169,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   if (split != 0 && threadIdx.x < HEAD_DIM) {
 #pragma unroll
     for (int i = 0; i < (HEAD_DIM + THREADS - 1) / THREADS; ++i)
-      if (threadIdx.x + i * THREADS < HEAD_DIM) shared.fresh[1][threadIdx.x + i * THREADS] = 0.0f;
+      if (threadIdx.x + i * THREADS < HEAD_DIM) shared.new_token[1][threadIdx.x + i * THREADS] = 0.0f;
   }
   if constexpr (PADDED != HEAD_DIM) {
 #pragma unroll 1
@@ -181,41 +181,40 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   const bool writes_keys = split == 0 && warp == WARPS - 2, writes_values = split == 0 && warp == WARPS - 1;
   wait_for_previous_kernel();
 
-  uint4 fresh_value = {};
+  uint4 new_token_value = {};
   if (writes_values && lane < WRITERS)
-    fresh_value =
+    new_token_value =
         load_written(reinterpret_cast<const uint4*>(row + (heads + kv_heads + kv_head) * HEAD_DIM) + lane);
-  // Values i and i + HEAD_DIM / 2 of the queries, and of the new key in the first split, are one complex
-  // number.
+  // Values i and i + HEAD_DIM / 2 of the queries, and of the new key in the first split, are one complex number.
   constexpr unsigned HALF = HEAD_DIM / 2;
-  const unsigned most = (split == 0 ? GROUP_HEADS + 1 : GROUP_HEADS) * HEAD_DIM;
-  uint32_t own[TURNED] = {}, other[TURNED] = {};
+  const unsigned rotated_values = (split == 0 ? GROUP_HEADS + 1 : GROUP_HEADS) * HEAD_DIM;
+  uint32_t raw[TURNED] = {}, raw_partner[TURNED] = {};
   float2 angle[TURNED] = {};
 #pragma unroll
   for (int n = 0; n < TURNED; ++n) {
     const unsigned at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;
-    if (at >= most) continue;
+    if (at >= rotated_values) continue;
     const unsigned first = (head < GROUP_HEADS ? kv_head * GROUP_HEADS + head : heads + kv_head) * HEAD_DIM;
-    own[n] = load_written(row + first + i);
+    raw[n] = load_written(row + first + i);
     if constexpr (ROTARY) {
-      other[n] = load_written(row + first + (i < HALF ? i + HALF : i - HALF));
+      raw_partner[n] = load_written(row + first + (i < HALF ? i + HALF : i - HALF));
       angle[n] = load_written(angles + i % HALF);
     }
   }
 #pragma unroll
   for (int n = 0; n < TURNED; ++n) {
     const unsigned at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;
-    if (at >= most) continue;
-    float value = half_to_float(static_cast<half_bits>(own[n]));
+    if (at >= rotated_values) continue;
+    float value = half_to_float(static_cast<half_bits>(raw[n]));
     if constexpr (ROTARY) {
-      const float its = half_to_float(static_cast<half_bits>(other[n]));
-      value = as_half(value * angle[n].x + its * (i < HALF ? -angle[n].y : angle[n].y));
+      const float partner = half_to_float(static_cast<half_bits>(raw_partner[n]));
+      value = as_half(value * angle[n].x + partner * (i < HALF ? -angle[n].y : angle[n].y));
     }
     if (head == GROUP_HEADS)
       shared.key[i] = float_to_half(value);
     else
-      reinterpret_cast<half_bits*>(shared.query[head])[key_place<ROW>(i)] =
-          float_to_half(value * (1.0f / enlarged(i)));
+      reinterpret_cast<half_bits*>(shared.query[head])[key_index<ROW>(i)] =
+          float_to_half(value * (1.0f / code_factor(i)));
   }
   __syncthreads();
 
@@ -225,20 +224,21 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   if constexpr (KV_BITS < 16) query_sums = sum_queries(query);
 #if __CUDA_ARCH__ >= 900
   if (PACKING != SPLITS && splits > 1 && threadIdx.x == 0)
-    mbarrier_arrive_expect_tx(shared_address(&shared.mbarrier), finished * splits * static_cast<int>(sizeof(Arrived)));
+    mbarrier_arrive_expect_tx(shared_address(&shared.mbarrier),
+                              finished * splits * static_cast<int>(sizeof(PartialHead)));
 #endif
   if (writes_keys) {
     const uint4 halves = lane < WRITERS ? reinterpret_cast<const uint4*>(shared.key)[lane] : uint4{};
-    store_token(keys, key_scales, first_row + position, shared.fresh[0], values_of(halves));
+    store_token(keys, key_scales, first_row + position, shared.new_token[0], values_of(halves));
     __syncwarp();
-    score_fresh(shared, scale);
+    score_new_token(shared, scale);
   }
   if (writes_values)
-    store_token(values, value_scales, first_row + position, shared.fresh[1], values_of(fresh_value));
-  Running run = {};
-  run.largest = -infinite();
-  for (; base < position; base += turn) {
-    const int next = base + turn;
+    store_token(values, value_scales, first_row + position, shared.new_token[1], values_of(new_token_value));
+  SoftmaxState state = {};
+  state.largest = -infinite();
+  for (; base < position; base += step_stride) {
+    const int next = base + step_stride;
     float weight[TILES][4], largest = -infinite();
     uint32_t next_scales[TILES];
 #pragma unroll
@@ -259,14 +259,14 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
         largest = fmaxf(largest, weight[i][j]);
       }
     }
-    weigh_anew(run, largest);
+    rescale(state, largest);
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) weight[i][j] = power_of_two(weight[i][j] - run.largest);
+      for (int j = 0; j < 4; ++j) weight[i][j] = power_of_two(weight[i][j] - state.largest);
       uint32_t operand[2];
-      weigh_tile(operand, run, weight[i], step.scales[i]);
-      add_tile(run, step.values[i], operand);
+      make_weight_operand(operand, state, weight[i], step.scales[i]);
+      add_tile(state, step.values[i], operand);
     }
     if (next < position) load_step_values(next);
     if constexpr (KV_BITS < 16) {
@@ -274,15 +274,15 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
       for (int i = 0; i < TILES; ++i) step.scales[i] = next_scales[i];
     }
   }
-  leave(shared.sums[warp], run);
+  store_sums(shared.sums[warp], state);
   if (lane % 4 == 0 && lane / 4 < GROUP_HEADS)
-    shared.of_part[lane / 4][warp] = make_float4(run.largest, run.total, run.least, 0.0f);
+    shared.part_stats[lane / 4][warp] = make_float4(state.largest, state.total, state.minimum, 0.0f);
   if (split != 0 && threadIdx.x < GROUP_HEADS)
-    shared.of_part[threadIdx.x][WARPS] = make_float4(-infinite(), 0.0f, 0.0f, 0.0f);
+    shared.part_stats[threadIdx.x][WARPS] = make_float4(-infinite(), 0.0f, 0.0f, 0.0f);
   __syncthreads();
   constexpr int VECTORS = HEAD_DIM / WIDTH;
 #if __CUDA_ARCH__ >= 900
-  if (PACKING != SPLITS && splits > 1) cluster_wait();  // until its blocks expect what comes
+  if (PACKING != SPLITS && splits > 1) cluster_wait();  // all blocks have initialized their mbarriers
 #endif
 #pragma unroll
   for (int first = 0; first < GROUP_HEADS * VECTORS; first += THREADS) {
@@ -291,18 +291,18 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
     float top = LOWEST, all = 0.0f;
     float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-    for (int p = 0; p < PARTS; ++p) top = fmaxf(top, shared.of_part[head][p].x);
+    for (int p = 0; p < PARTS; ++p) top = fmaxf(top, shared.part_stats[head][p].x);
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) {
-      const float4 part = shared.of_part[head][p];
+      const float4 part = shared.part_stats[head][p];
       const float factor = power_of_two(part.x - top);
-      const float* of_part = p < WARPS ? shared.sums[p] + head * HEAD_DIM : shared.fresh[1];
-      const float4 sum = reinterpret_cast<const float4*>(of_part)[vector];
+      const float* part_sums = p < WARPS ? shared.sums[p] + head * HEAD_DIM : shared.new_token[1];
+      const float4 sum = reinterpret_cast<const float4*>(part_sums)[vector];
       all += factor * part.y;
       out.x += factor * (sum.x + part.z), out.y += factor * (sum.y + part.z);
       out.z += factor * (sum.z + part.z), out.w += factor * (sum.w + part.z);
     }
-    const float4 met = make_float4(top, all, 0.0f, 0.0f);
+    const float4 stats = make_float4(top, all, 0.0f, 0.0f);
     if constexpr (PACKING == SPLITS) {
       const long long to =
           (static_cast<long long>(sequence) * heads + kv_head * GROUP_HEADS + head) * splits + split;
@@ -310,16 +310,16 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
       if (vector == 0) weights[to] = make_float2(top, all);
     } else {
       const unsigned rank = head & (splits - 1);
-      Arrived& to = shared.arrived[head - rank + split];
+      PartialHead& to = shared.partial_heads[head - rank + split];
       if (splits == 1) {
         to.sums[vector] = out;
-        if (vector == 0) to.met = met;
+        if (vector == 0) to.stats = stats;
       }
 #if __CUDA_ARCH__ >= 900
       if (splits > 1) {
         const uint32_t mbarrier = map_shared_rank(shared_address(&shared.mbarrier), rank);
         store_async(map_shared_rank(shared_address(&to.sums[vector]), rank), out, mbarrier);
-        if (vector == 0) store_async(map_shared_rank(shared_address(&to.met), rank), met, mbarrier);
+        if (vector == 0) store_async(map_shared_rank(shared_address(&to.stats), rank), stats, mbarrier);
       }
 #endif
     }
@@ -332,7 +332,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
       if (splits > 1) mbarrier_wait_first_phase(shared_address(&shared.mbarrier));
 #endif
       const int head = kv_head * GROUP_HEADS + n * splits + split;
-      finish(shared.arrived + n * splits, head, splits, sequence, stride, packed, scales, scale_stride,
+      finish(shared.partial_heads + n * splits, head, splits, sequence, stride, packed, scales, scale_stride,
              in_mma_order);
     }
   }

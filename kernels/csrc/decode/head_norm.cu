@@ -16,12 +16,12 @@ decode_head_norm(half_bits* qkv, const half_bits* query_norm, const half_bits* k
   if (head >= heads + kv_heads) return;
   half_bits* values = qkv + static_cast<long long>(blockIdx.x) * stride + head * HEAD_DIM;
   const half_bits* weights = head < heads ? query_norm : key_norm;
-  float own[OF_LANE], squares = 0.0f;
+  float lane_values[OF_LANE], squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < OF_LANE; ++i) {
     const int at = i * 32 + lane;
-    own[i] = at < HEAD_DIM ? half_to_float(values[at]) : 0.0f;
-    squares += own[i] * own[i];
+    lane_values[i] = at < HEAD_DIM ? half_to_float(values[at]) : 0.0f;
+    squares += lane_values[i] * lane_values[i];
   }
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, offset);
@@ -29,6 +29,6 @@ decode_head_norm(half_bits* qkv, const half_bits* query_norm, const half_bits* k
 #pragma unroll
   for (int i = 0; i < OF_LANE; ++i) {
     const int at = i * 32 + lane;
-    if (at < HEAD_DIM) values[at] = float_to_half(as_half(own[i] * inverse) * half_to_float(weights[at]));
+    if (at < HEAD_DIM) values[at] = float_to_half(as_half(lane_values[i] * inverse) * half_to_float(weights[at]));
   }
 }

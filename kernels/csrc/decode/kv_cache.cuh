@@ -1,20 +1,19 @@
 // decode/kv_cache.cuh: one KV head's keys and values of a sequence in memory, as operands of tensor cores.
 //   KV_BITS 16    halves
-//   KV_BITS 8, 4  codes without sign and a half2 (step, least) a token and head, asymmetric,
-//                 x = code * step + least, as Atom has it (arXiv 2310.19102, section 4.4)
+//   KV_BITS 8, 4  unsigned codes and a half2 (step, minimum) per token and head: asymmetric quantization,
+//                 x = code * step + minimum, as in Atom (arXiv 2310.19102, section 4.4)
 // Codes are converted to the halves 1024 + code or, for every other nibble, 1024 + 16 * code: one or two
-// instructions for two codes. The callers correct for the 1024, the 16, step and least, once for many codes.
+// instructions for two codes. The callers correct for the 1024, the 16, step and minimum, once for many codes.
 // The including source defines HEAD_DIM and KV_BITS first.
 //
-// A tile is 16 positions; lane l is g = l / 4, t = l % 4. The values of a head, and the positions,
-// are permuted, which does not change sums: lanes load adjacent bytes, and the loaded registers are operands of
-// mma.m16n8k16:
-//   keys    rows are positions. Lane l has those of rows g and g + 8, and of them every fourth chunk of
-//           KEY_WIDTH neighbouring values; MMA s takes pairs 2s and 2s + 1 of a lane's values.
-//   values  rows are values of the head. Lane l has positions 4t to 4t + 3, and of them every eighth chunk of
-//           VALUE_WIDTH neighbouring values; MMA m takes its values 2m and 2m + 1.
-// Row or column r of positions is the position `position_of(r)` of a tile: so lane l has the columns 2t,
-// 2t + 1, 2t + 8 and 2t + 9 that an operand wants.
+// A tile is 16 positions. g = l / 4 and t = l % 4 of lane l. The values of a head, and the positions, are permuted,
+// which does not change sums: lanes load adjacent bytes, and the loaded registers are operands of mma.m16n8k16:
+//   keys    rows are positions. Lane l has rows g and g + 8, and of each every fourth chunk of KEY_WIDTH adjacent
+//           values; MMA s takes pairs 2s and 2s + 1 of a lane's values.
+//   values  rows are values of the head. Lane l has positions 4t to 4t + 3, and of each every eighth chunk of
+//           VALUE_WIDTH adjacent values; MMA m takes its values 2m and 2m + 1.
+// Row or column r of the MMA is position_of(r) of the tile, so that the positions of lane l are its columns 2t,
+// 2t + 1, 2t + 8 and 2t + 9.
 #pragma once
 #include "common/half_pairs.cuh"
 #include "decode/math.cuh"
@@ -22,12 +21,12 @@
 
 constexpr int TILE_POSITIONS = 16, MMA_K = 16;
 constexpr int CODE_BYTES = HEAD_DIM * KV_BITS / 8;                  // of a token and head
-constexpr int PADDED = (HEAD_DIM + MMA_K - 1) / MMA_K * MMA_K;      // values of whole MMAs
-constexpr int KEY_PAIRS = PADDED / 8, VALUE_SHARE = PADDED / 8;     // of a lane: of one position
-static_assert(HEAD_DIM % 8 == 0, "a lane writes eight values");
-static_assert(KV_BITS == 16 || KV_BITS == 8 || KV_BITS == 4, "halves or codes");
+constexpr int PADDED = (HEAD_DIM + MMA_K - 1) / MMA_K * MMA_K;      // HEAD_DIM rounded up to whole MMAs
+constexpr int KEY_PAIRS = PADDED / 8, VALUE_SHARE = PADDED / 8;     // per lane and position
+static_assert(HEAD_DIM % 8 == 0, "HEAD_DIM must be a multiple of 8: a lane writes eight values");
+static_assert(KV_BITS == 16 || KV_BITS == 8 || KV_BITS == 4, "KV_BITS must be 16, 8 or 4");
 
-// Values of the widest load with which `lanes` lanes share out a position.
+// Values per load of the widest loads by which `lanes` lanes can read a position.
 __host__ __device__ constexpr int width_of(int lanes) {
   int width = 128 / KV_BITS;
   while (PADDED % (width * lanes) != 0 || HEAD_DIM % width != 0) width /= 2;
@@ -65,7 +64,7 @@ __device__ inline void load_chunk(uint32_t (&words)[WORDS], const unsigned char*
   }
 }
 
-// Positions past the last one are read as the last one.
+// Positions past `last` are clamped to it.
 __device__ inline void load_keys(KeyTile& tile, const unsigned char* codes, int base, int last) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -102,7 +101,7 @@ __device__ inline void load_values(ValueTile& tile, const unsigned char* codes, 
   }
 }
 
-// Step and least of a tile's tokens: lane l < 16 has those of the keys of position l, l + 16 of the values.
+// Step and minimum of a tile: those of the keys of position l in lane l < 16, those of the values in lane l + 16.
 __device__ inline uint32_t load_scales(const uint32_t* keys, const uint32_t* values, int base, int last) {
   const int lane = threadIdx.x % 32, at = min(base + lane % 16, last);
   return load_written((lane < 16 ? keys : values) + at);
@@ -111,16 +110,16 @@ __device__ inline uint32_t load_scales(const uint32_t* keys, const uint32_t* val
 constexpr float BIAS = 1024.0f;
 constexpr uint32_t BIAS_PAIR = 0x64006400u;
 
-// How many times itself code i of a chunk is among halves.
-__host__ __device__ constexpr float enlarged(int i) { return KV_BITS == 4 && i % 2 != 0 ? 16.0f : 1.0f; }
+// Factor by which code i of a chunk is multiplied when it is converted to a half.
+__host__ __device__ constexpr float code_factor(int i) { return KV_BITS == 4 && i % 2 != 0 ? 16.0f : 1.0f; }
 
-// Bytes 0 and 1, or 2 and 3, as halves. With SELECTOR 0x4140 or 0x4342.
+// Biased halves of bytes 0 and 1 (SELECTOR 0x4140), or 2 and 3 (0x4342).
 template <uint32_t SELECTOR>
 __device__ inline uint32_t widened_bytes(uint32_t word) {
   return __byte_perm(word, BIAS_PAIR | BIAS_PAIR >> 8, SELECTOR);
 }
 
-// A chunk of keys as halves, two values of a position a word; which two, key_place says.
+// A chunk of keys as halves: two values of one position per word, paired as in key_index.
 __device__ inline void key_pairs(uint32_t (&pairs)[KEY_WIDTH / 2], const uint32_t (&words)[KEY_WORDS]) {
 #pragma unroll
   for (int w = 0; w < KEY_WORDS; ++w) {
@@ -142,20 +141,20 @@ __device__ inline void key_pairs(uint32_t (&pairs)[KEY_WIDTH / 2], const uint32_
   }
 }
 
-// Where value i of a head is among the halves of [4 t][ROW pairs] that keys are multiplied by.
+// Index of value i of a head in the query operand, half [4 t][ROW pairs][2].
 template <int ROW>
-__device__ inline unsigned key_place(unsigned i) {
+__device__ inline unsigned key_index(unsigned i) {
   const unsigned chunk = i / KEY_WIDTH, within = i % KEY_WIDTH;
   unsigned pair = within / 2, upper = within % 2;
   if constexpr (KV_BITS == 4) {
-    constexpr unsigned APART = KEY_WIDTH == 4 ? 2 : 4;  // values of a pair
+    constexpr unsigned APART = KEY_WIDTH == 4 ? 2 : 4;  // distance of the two values of a pair
     pair = within / (2 * APART) * APART + within % APART;
     upper = within / APART % 2;
   }
   return (chunk % 4 * ROW + chunk / 4 * (KEY_WIDTH / 2) + pair) * 2 + upper;
 }
 
-// A chunk of the values of two positions as halves, both positions' of one value a word.
+// A chunk of the values of two positions as halves: one value of both positions per word.
 __device__ inline void value_pairs(uint32_t (&pairs)[VALUE_WIDTH], const uint32_t (&first)[VALUE_WORDS],
                                    const uint32_t (&second)[VALUE_WORDS]) {
 #pragma unroll

@@ -10,21 +10,21 @@
 //            1  group codes   int8 [M, 128 * STEPS], scales float [STEPS, M_PAD]: csrc/imma/pack.cu
 //            2  row codes     int8 [>= M, STRIDE], scales float [M]: csrc/cublas/rows.cu
 // STEPS is K/128 rounded up. K is a multiple of 4. v is rounded to FP16 before it is quantized, so that
-// codes are those of the unfused kernels. d null: r is x, and is not written.
+// codes are those of the unfused kernels. If d is null, r is x and is not written.
 //
-// A thread has VECTORS times four adjacent k, a warp 128: a group. If a result depends on the whole row, every
-// block of a token reads all of it and writes a part: reading a row repeatedly is faster than quantizing it in
-// one block.
+// A thread has VECTORS vectors of four adjacent k; a warp has 128 k, a group, per vector. If a result depends on the
+// whole row, every block of a token reads all of it and writes a part: reading a row repeatedly is faster than
+// quantizing it in one block.
 #include "common/half_pairs.cuh"
 #include "decode/pack.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 
 #if !defined(PRODUCER) || !defined(PACKING) || !defined(A_BITS) || !defined(VECTORS)
-#error "PRODUCER, PACKING, A_BITS and VECTORS choose the kernel"
+#error "define PRODUCER, PACKING, A_BITS and VECTORS"
 #endif
 constexpr int RMS_NORM = 1, LAYER_NORM = 2, SILU_MUL = 3, RELU = 4, ATTENTION = 5;
-constexpr int MAX_WARPS = 32, FEW_THREADS = 128;  // of a block; the latter where it has part of a row
+constexpr int MAX_WARPS = 32, FEW_THREADS = 128;  // of a block; FEW_THREADS if it has part of a row
 constexpr bool IS_NORM = PRODUCER == RMS_NORM || PRODUCER == LAYER_NORM;
 constexpr bool WHOLE_ROW = IS_NORM || PACKING == ROW_CODES;
 // More registers for threads that hold many values, or several splits of attention.
@@ -33,7 +33,7 @@ constexpr int MOST_THREADS = !WHOLE_ROW                ? FEW_THREADS
                              : PRODUCER == ATTENTION   ? 512
                                                        : MAX_WARPS * 32;
 constexpr int MOST_WARPS = MOST_THREADS / 32;
-// A profile tells kernels apart by their names.
+// Kernel names, which profiles show.
 #if PRODUCER == 1 || PRODUCER == 2
 #define DECODE_NODE decode_norm
 #elif PRODUCER == 3
@@ -73,10 +73,10 @@ __device__ inline float warp_sum(float value) {
   return value;
 }
 
-// Block-wide reduction of the warps' values, in a fixed order; every thread takes part and has the result.
-// partial: of MOST_WARPS, zeros where the block has none.
+// Block-wide reduction of the warps' values, in a fixed order; all threads call it and get the result.
+// partial: [MOST_WARPS], zeros past the warps of the block.
 template <typename Combine>
-__device__ inline float of_block(float value, float* partial, const Combine& combine) {
+__device__ inline float block_reduce(float value, float* partial, const Combine& combine) {
   __syncthreads();
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
   __syncthreads();
@@ -90,14 +90,14 @@ __device__ inline float of_block(float value, float* partial, const Combine& com
 }
 
 __device__ inline float block_sum(float value, float* partial) {
-  return of_block(warp_sum(value), partial, [](float a, float b) { return a + b; });
+  return block_reduce(warp_sum(value), partial, [](float a, float b) { return a + b; });
 }
 
 __device__ inline float block_maximum(float value, float* partial) {
-  return of_block(warp_maximum(value), partial, [](float a, float b) { return fmaxf(a, b); });
+  return block_reduce(warp_maximum(value), partial, [](float a, float b) { return fmaxf(a, b); });
 }
 
-// Four neighbouring k of one token's attention output. A split without a position weighs nothing.
+// Four adjacent k of one token's attention output. A split without positions has weight zero.
 __device__ inline void attention_output(float (&value)[WIDTH], const Inputs& in, int token, int first) {
   constexpr int AT_ONCE = PACKING == ROW_CODES ? 8 : 16;  // splits whose loads are in flight
   const int head = first / in.head_dim, heads = in.k / in.head_dim;
@@ -106,27 +106,27 @@ __device__ inline void attention_output(float (&value)[WIDTH], const Inputs& in,
 #pragma unroll
   for (int j = 0; j < WIDTH; ++j) value[j] = 0.0f;
   for (int base = 0; base < in.splits; base += AT_ONCE) {
-    float2 of_split[AT_ONCE];
+    float2 split_weights[AT_ONCE];
     float4 sum[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
       const bool inside = base + i < in.splits;
       const long long at = row + base + i;
-      of_split[i] = inside ? in.weights[at] : make_float2(-infinite(), 0.0f);
+      split_weights[i] = inside ? in.weights[at] : make_float2(-infinite(), 0.0f);
       sum[i] = inside ? *reinterpret_cast<const float4*>(in.sums + at * in.head_dim + first % in.head_dim)
                       : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     float top = largest;
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) top = fmaxf(top, of_split[i].x);
-    const float kept = exp2f(largest - top);  // the first split has a position, so top is finite
-    total *= kept;
+    for (int i = 0; i < AT_ONCE; ++i) top = fmaxf(top, split_weights[i].x);
+    const float old_factor = exp2f(largest - top);  // the first split has a position, so top is finite
+    total *= old_factor;
 #pragma unroll
-    for (int j = 0; j < WIDTH; ++j) value[j] *= kept;
+    for (int j = 0; j < WIDTH; ++j) value[j] *= old_factor;
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
-      const float factor = exp2f(of_split[i].x - top);
-      total += factor * of_split[i].y;
+      const float factor = exp2f(split_weights[i].x - top);
+      total += factor * split_weights[i].y;
       value[0] += factor * sum[i].x, value[1] += factor * sum[i].y;
       value[2] += factor * sum[i].z, value[3] += factor * sum[i].w;
     }
@@ -136,23 +136,23 @@ __device__ inline void attention_output(float (&value)[WIDTH], const Inputs& in,
   for (int j = 0; j < WIDTH; ++j) value[j] = as_half(value[j] / total);
 }
 
-// Whether blocks share out a norm's row, and each writes one of its threads' vectors.
-__device__ inline bool is_shared() { return IS_NORM && VECTORS > 1 && gridDim.x > 1; }
+// True if several blocks compute a norm's row, and each writes one vector of every thread.
+__device__ inline bool row_is_split() { return IS_NORM && VECTORS > 1 && gridDim.x > 1; }
 
-// The values of one token, each an FP16 number. Of a norm that is shared out, value[0] is the one vector that
-// this block writes, number blockIdx.x, unless the whole row is wanted.
+// Compute the values of one token, rounded to FP16. If row_is_split, value[0] is the one vector that this block
+// writes, number blockIdx.x, except with ROW_CODES, which needs the whole row.
 __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in, int token,
                                int first_vector, float* partial) {
   const int stride = blockDim.x;
   if constexpr (IS_NORM) {
-    const bool only_own = PACKING != ROW_CODES && is_shared();
-    const int own = first_vector + (is_shared() ? static_cast<int>(blockIdx.x) * stride : 0);
-    const int normed = only_own ? own : first_vector;  // the first vector that is
+    const bool one_vector = PACKING != ROW_CODES && row_is_split();
+    const int output_vector = first_vector + (row_is_split() ? static_cast<int>(blockIdx.x) * stride : 0);
+    const int first_output = one_vector ? output_vector : first_vector;
     uint2 weight[VECTORS] = {}, bias[VECTORS] = {};
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {  // constant, so before the previous kernel has ended
-      const int at = (normed + i * stride) * WIDTH;
-      const bool needed = at < in.k && (i == 0 || !only_own);
+    for (int i = 0; i < VECTORS; ++i) {  // constant, so loaded before the previous kernel has ended
+      const int at = (first_output + i * stride) * WIDTH;
+      const bool needed = at < in.k && (i == 0 || !one_vector);
       if (needed) weight[i] = load_pair(in.weight + at);
       if (PRODUCER == LAYER_NORM && needed) bias[i] = load_pair(in.bias + at);
     }
@@ -166,12 +166,12 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
       if (at < in.k && in.delta != nullptr) delta[i] = load_pair(in.delta + first + at);
     }
     float sum = 0.0f;
-    uint2 mine = {};
+    uint2 output_halves = {};
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
       row[i] = make_uint2(add_half2(row[i].x, delta[i].x), add_half2(row[i].y, delta[i].y));
       widen(value[i], row[i]);
-      if (i == 0 || i == static_cast<int>(blockIdx.x)) mine = row[i];
+      if (i == 0 || i == static_cast<int>(blockIdx.x)) output_halves = row[i];
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j)
         sum += PRODUCER == RMS_NORM ? value[i][j] * value[i][j] : value[i][j];
@@ -179,10 +179,10 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
     if (in.delta != nullptr) {
 #pragma unroll
       for (int i = 0; i < VECTORS; ++i) {
-        if (i > 0 && is_shared()) break;
-        const int at = (own + i * stride) * WIDTH;
+        if (i > 0 && row_is_split()) break;
+        const int at = (output_vector + i * stride) * WIDTH;
         if (at < in.k)
-          *reinterpret_cast<uint2*>(in.residual + first + at) = is_shared() ? mine : row[i];
+          *reinterpret_cast<uint2*>(in.residual + first + at) = row_is_split() ? output_halves : row[i];
       }
     }
     const float per_value = __fdividef(1.0f, static_cast<float>(in.k));
@@ -199,21 +199,21 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
       square = block_sum(deviations, partial) * per_value;
     }
     const float inverse = rsqrtf(square + in.eps);
-    if (only_own) widen(value[0], mine);
+    if (one_vector) widen(value[0], output_halves);
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-      if (i > 0 && only_own) break;
-      const bool inside = (normed + i * stride) * WIDTH < in.k;
-      float by_row[WIDTH], w[WIDTH], b[WIDTH];
+      if (i > 0 && one_vector) break;
+      const bool inside = (first_output + i * stride) * WIDTH < in.k;
+      float scaled[WIDTH], w[WIDTH], b[WIDTH];
       widen(w, weight[i]);
       widen(b, bias[i]);
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j) {
-        const float even = PRODUCER == RMS_NORM ? value[i][j] * inverse
+        const float normalized = PRODUCER == RMS_NORM ? value[i][j] * inverse
                                                 : (value[i][j] - mean) * inverse * w[j] + b[j];
-        by_row[j] = inside ? even : 0.0f;
+        scaled[j] = inside ? normalized : 0.0f;
       }
-      uint2 halves = narrow(by_row);
+      uint2 halves = narrow(scaled);
       if constexpr (PRODUCER == RMS_NORM) {
         halves.x = multiply_half2(halves.x, weight[i].x);
         halves.y = multiply_half2(halves.y, weight[i].y);
@@ -271,7 +271,7 @@ DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, con
     row_divisor = divisor_of(scale);
     if (threadIdx.x == 0 && blockIdx.x == 0) scales[token] = scale;
   }
-  if (PACKING == ROW_CODES && is_shared()) {
+  if (PACKING == ROW_CODES && row_is_split()) {
 #pragma unroll
     for (int i = 1; i < VECTORS; ++i) {
 #pragma unroll
@@ -279,11 +279,11 @@ DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, con
         if (i == static_cast<int>(blockIdx.x)) value[0][j] = value[i][j];
     }
   }
-  const int own = first_vector + (is_shared() ? static_cast<int>(blockIdx.x * blockDim.x) : 0);
+  const int output_vector = first_vector + (row_is_split() ? static_cast<int>(blockIdx.x * blockDim.x) : 0);
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
-    if (i > 0 && is_shared()) break;
-    const int vector = own + i * blockDim.x, at = vector * WIDTH;
+    if (i > 0 && row_is_split()) break;
+    const int vector = output_vector + i * blockDim.x, at = vector * WIDTH;
     const long long row = static_cast<long long>(token) * stride;
     if constexpr (PACKING == HALVES) {
       if (at < k) *reinterpret_cast<uint2*>(static_cast<half_bits*>(packed) + row + at) = narrow(value[i]);

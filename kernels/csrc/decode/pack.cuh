@@ -1,4 +1,4 @@
-// decode/pack.cuh: a token's values, four neighbouring k a lane, as the activations of a linear layer.
+// decode/pack.cuh: quantizes and packs a token's values, four adjacent k per lane, for a linear layer.
 // The including source defines A_BITS, the width of codes.
 #pragma once
 #include "common/quantize.cuh"
@@ -7,8 +7,8 @@
 #include "ptx/types.cuh"
 
 constexpr int HALVES = 0, GROUP_CODES = 1, ROW_CODES = 2;  // PACKING
-constexpr int WIDTH = 4, GROUP = 128;                      // neighbouring k of a lane and of a warp
-static_assert(WIDTH * 32 == GROUP, "a warp has one group");
+constexpr int WIDTH = 4, GROUP = 128;                      // adjacent k of a lane and of a warp
+static_assert(WIDTH * 32 == GROUP, "GROUP must be the k of a warp");
 
 __device__ inline uint2 narrow(const float (&value)[WIDTH]) {
   const uint32_t a = float_to_half(value[0]), b = float_to_half(value[1]);
@@ -28,7 +28,7 @@ __device__ inline float largest_of(const float (&value)[WIDTH]) {
   return fmaxf(fmaxf(fabsf(value[0]), fabsf(value[1])), fmaxf(fabsf(value[2]), fabsf(value[3])));
 }
 
-// One warp: a group of a token, whose codes are `row`, and its scale.
+// Quantize one group of a token, by one warp. row: the token's codes.
 __device__ inline void write_group(const float (&value)[WIDTH], int8_t* row, float* scale_of_group, int step,
                                    bool in_mma_order, bool inside) {
   const int lane = threadIdx.x % 32;

@@ -1,4 +1,4 @@
-// decode/pick.cu: greedy sampling (argmax), and the advance of each sequence by one token.
+// decode/pick.cu: greedy sampling (argmax); advances each sequence by one token.
 //   logits     half [B, VOCABULARY]
 //   tokens     int [B]: the first of a row's largest logits; NaN is larger than any number, as in torch
 //   positions  int [B]: incremented, at most CAPACITY - 1
@@ -8,10 +8,10 @@
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 
-constexpr int THREADS = 1024, WARPS = THREADS / 32, WIDTH = 8;  // logits of a load
+constexpr int THREADS = 1024, WARPS = THREADS / 32, WIDTH = 8;  // WIDTH: logits per load
 
-// Larger for a larger logit, and of equal ones for that which comes first; the token is its lower half.
-__device__ inline uint64_t rank(half_bits logit, int token) {
+// Key in the order of logits; of equal logits the first has the largest key. Its lower word is the token, inverted.
+__device__ inline uint64_t sort_key(half_bits logit, int token) {
   const uint32_t magnitude = logit & 0x7fffu;
   const uint32_t order = magnitude > 0x7c00u   ? 0xffffu             // NaN
                          : magnitude == 0u     ? 0x8000u             // zeros are equal
@@ -32,7 +32,7 @@ __device__ inline uint64_t warp_largest(uint64_t value) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 decode_pick(const half_bits* logits, int* tokens, int* positions, long long* history, int vocabulary,
             int capacity) {
-  __shared__ uint64_t of_warp[WARPS];
+  __shared__ uint64_t warp_best[WARPS];
   let_next_kernel_start();
   wait_for_previous_kernel();
   const int sequence = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -46,16 +46,16 @@ decode_pick(const half_bits* logits, int* tokens, int* positions, long long* his
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {
       const uint32_t word = words[i / 2] >> (i % 2 * 16);
-      best = larger(best, rank(static_cast<half_bits>(word), at * WIDTH + i));
+      best = larger(best, sort_key(static_cast<half_bits>(word), at * WIDTH + i));
     }
   }
   for (int at = wide * WIDTH + threadIdx.x; at < vocabulary; at += THREADS)
-    best = larger(best, rank(row[at], at));
+    best = larger(best, sort_key(row[at], at));
   best = warp_largest(best);
-  if (lane == 0) of_warp[warp] = best;
+  if (lane == 0) warp_best[warp] = best;
   __syncthreads();
   if (warp > 0) return;
-  best = warp_largest(of_warp[lane]);
+  best = warp_largest(warp_best[lane]);
   if (lane > 0) return;
   const int token = static_cast<int>(0xffffffffu - static_cast<uint32_t>(best));
   const int position = min(positions[sequence] + 1, capacity - 1);

@@ -5,15 +5,15 @@
 //
 // Rows are grouped in octets, half of the A operand of mma.m16n8k16, so that rows divide evenly over blocks:
 // tiles of 16 rows are too coarse for few rows and many SMs. A block processes OCTETS octets at once; the
-// columns are COL_TILES tiles of 8 tokens. Its warps process steps of STEP_K k in turn; partial sums are reduced
-// once per OCTETS octets, in a fixed order. k is permuted, which does not change sums: of each 32 adjacent k,
-// lane l has the eight from 8·(l%4), of row l/4 of each octet and of token l/4, so every load is 16 bytes.
+// columns are COL_TILES tiles of 8 tokens. Its warps take the steps of STEP_K k round-robin; partial sums are
+// reduced once per OCTETS octets, in a fixed order. k is permuted, which does not change sums: of each 32 adjacent
+// k, lane l has the eight from 8·(l%4), of row l/4 of each octet and of token l/4, so every load is 16 bytes.
 //
 // Each lane has its own cp.async ring buffer in shared memory, so there are no barriers and no bank conflicts.
 // It is filled before the previous kernel has ended, and a stage is refilled as soon as it has been multiplied.
 // LATE: the next kernel may start only when all blocks have issued their last loads of weights, so that it does
-// not compete for bandwidth before. PERSISTENT: a block may process several times OCTETS octets without draining
-// its ring buffers; sums then have their own shared memory instead of aliasing the ring buffers.
+// not compete for bandwidth earlier. PERSISTENT: a block may process several sets of OCTETS octets without
+// draining its ring buffers; sums then do not alias the ring buffers.
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
@@ -21,15 +21,15 @@
 
 #if !defined(OCTETS) || !defined(COL_TILES) || !defined(WARPS) || !defined(STAGES) || !defined(STEP_K) || \
     !defined(LATE) || !defined(PERSISTENT)
-#error "OCTETS, COL_TILES, WARPS, STAGES, STEP_K, LATE and PERSISTENT choose the kernel"
+#error "define OCTETS, COL_TILES, WARPS, STAGES, STEP_K, LATE and PERSISTENT"
 #endif
-static_assert(STAGES >= 2, "one stage is computed while the others load");
+static_assert(STAGES >= 2, "STAGES must be at least 2: one is multiplied while the others load");
 constexpr int MMA_TOKENS = 8, OCTET = 8;
 constexpr int CHUNKS = STEP_K / 32;  // of 32 k in a step; two MMAs each
 constexpr int CHUNK_BYTES = OCTET * 32 * 2, OCTET_BYTES = CHUNKS * CHUNK_BYTES;
 constexpr int STAGE_BYTES = OCTETS * OCTET_BYTES, RING_BYTES = STAGES * STAGE_BYTES;
 constexpr int TILES = (OCTETS + 1) / 2;          // of 16 rows; the last may be half empty
-constexpr int SHARES = OCTETS * COL_TILES * 32;  // of sums: two tokens of a row
+constexpr int SHARES = OCTETS * COL_TILES * 32;  // pairs of sums: two tokens of a row
 
 struct Operands {
   const half_bits* w;
@@ -37,43 +37,43 @@ struct Operands {
   int m, n, stride, first_token, lane;
 };
 
-// 16 bytes, evicted from L2 first, which fetches the 256 bytes around them.
+// Copy 16 bytes, evict-first in L2, with a prefetch of 256 bytes to L2.
 __device__ inline void copy_weight(uint32_t shared, const half_bits* global, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(shared),
                "l"(global), "l"(policy));
 }
 
-// Where a warp is among its steps: those of the block's next lot of octets follow those of the one before.
-struct Turn {
+// A warp's next step of K and its first octet. The last step is followed by the first one of the next OCTETS.
+struct Position {
   int octet, step;
 
-  __device__ inline void settle(int steps) {
+  __device__ inline void wrap(int steps) {
     while (step >= steps) step -= steps, octet += OCTETS;
   }
 
   __device__ inline void next(int steps) {
     step += WARPS;
-    settle(steps);
+    wrap(steps);
   }
 };
 
-__device__ inline void load_stage(const Operands& op, uint32_t stage, Turn turn, int end, uint64_t policy) {
+__device__ inline void load_stage(const Operands& op, uint32_t stage, Position position, int end, uint64_t policy) {
 #pragma unroll
   for (int o = 0; o < OCTETS; ++o) {
-    if (turn.octet + o >= end) break;
-    // Past the edges: what is read again is multiplied by zeros, or never stored.
-    const int row = min((turn.octet + o) * OCTET + op.lane / 4, op.n - 1);
+    if (position.octet + o >= end) break;
+    // Clamped at the edges: such weights are multiplied by zeros, or their outputs are not stored.
+    const int row = min((position.octet + o) * OCTET + op.lane / 4, op.n - 1);
     const half_bits* from = op.w + static_cast<long long>(row) * op.stride;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-      const int k = min(turn.step * STEP_K + 32 * c + 8 * (op.lane % 4), op.stride - 8);
+      const int k = min(position.step * STEP_K + 32 * c + 8 * (op.lane % 4), op.stride - 8);
       copy_weight(stage + o * OCTET_BYTES + c * CHUNK_BYTES, from + k, policy);
     }
   }
 }
 
 struct Tokens {
-  uint4 of[COL_TILES][CHUNKS];
+  uint4 vectors[COL_TILES][CHUNKS];
 };
 
 __device__ inline void load_tokens(Tokens& x, const Operands& op, int step) {
@@ -85,7 +85,7 @@ __device__ inline void load_tokens(Tokens& x, const Operands& op, int step) {
       const int k = step * STEP_K + 32 * c + 8 * (op.lane % 4);
       const half_bits* at = op.x + static_cast<long long>(token) * op.stride + k;
       const bool inside = token < op.m && k < op.stride;
-      x.of[j][c] = inside ? load_written(reinterpret_cast<const uint4*>(at)) : make_uint4(0, 0, 0, 0);
+      x.vectors[j][c] = inside ? load_written(reinterpret_cast<const uint4*>(at)) : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -103,8 +103,8 @@ __device__ inline void multiply_stage(Sums& sums, uint32_t stage, const Tokens& 
       const uint32_t second[4] = {top.z, bottom.z, top.w, bottom.w};
 #pragma unroll
       for (int j = 0; j < COL_TILES; ++j) {
-        const uint32_t low[2] = {x.of[j][c].x, x.of[j][c].y};
-        const uint32_t high[2] = {x.of[j][c].z, x.of[j][c].w};
+        const uint32_t low[2] = {x.vectors[j][c].x, x.vectors[j][c].y};
+        const uint32_t high[2] = {x.vectors[j][c].z, x.vectors[j][c].w};
         mma_f16_m16n8k16(sums[t][j], first, low);
         mma_f16_m16n8k16(sums[t][j], second, high);
       }
@@ -126,27 +126,27 @@ fp16_few(const half_bits* w, const half_bits* x, const half_bits* bias, half_bit
   const uint64_t policy = evict_first_policy();
   const uint32_t ring = shared_address(shared) + warp * RING_BYTES + lane * 16;
   if constexpr (!LATE) let_next_kernel_start();
-  Turn load{begin, warp};
-  load.settle(steps);
-  Turn turn = load;
+  Position load{begin, warp};
+  load.wrap(steps);
+  Position position = load;
 #pragma unroll
   for (int s = 0; s < STAGES; ++s) {
     if (load.octet < end) load_stage(op, ring + s * STAGE_BYTES, load, end, policy);
     load.next(steps);
     cp_async_commit();
   }
-  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+  wait_for_previous_kernel();  // weights are constant, activations may be its output
 
   Tokens next;
-  if (turn.octet < end) load_tokens(next, op, turn.step);
+  if (position.octet < end) load_tokens(next, op, position.step);
   int slot = 0;
   [[maybe_unused]] int parity = 0;
   for (int octet = begin; octet < end; octet += OCTETS) {
     Sums sums = {};
-    while (turn.octet == octet) {
+    while (position.octet == octet) {
       const Tokens now = next;
-      turn.next(steps);
-      if (turn.octet < end) load_tokens(next, op, turn.step);
+      position.next(steps);
+      if (position.octet < end) load_tokens(next, op, position.step);
       cp_async_wait<STAGES - 1>();
       const uint32_t stage = ring + slot * STAGE_BYTES;
       multiply_stage(sums, stage, now);
@@ -157,10 +157,10 @@ fp16_few(const half_bits* w, const half_bits* x, const half_bits* bias, half_bit
       slot = slot == STAGES - 1 ? 0 : slot + 1;
     }
 
-    float2* met = reinterpret_cast<float2*>(shared);
+    float2* partial_sums = reinterpret_cast<float2*>(shared);
     if constexpr (PERSISTENT) {
-      // Two in turn: others may still read the sums before, but none from before the last reduction.
-      met += WARPS * RING_BYTES / sizeof(float2) + parity * WARPS * SHARES;
+      // Double-buffered: other warps may still read the sums of the previous reduction, but no earlier ones.
+      partial_sums += WARPS * RING_BYTES / sizeof(float2) + parity * WARPS * SHARES;
       parity ^= 1;
     } else {
       cp_async_wait<0>();
@@ -171,7 +171,7 @@ fp16_few(const half_bits* w, const half_bits* x, const half_bits* bias, half_bit
 #pragma unroll
       for (int j = 0; j < COL_TILES; ++j) {
         const float(&s)[4] = sums[o / 2][j];
-        met[warp * SHARES + (o * COL_TILES + j) * 32 + lane] =
+        partial_sums[warp * SHARES + (o * COL_TILES + j) * 32 + lane] =
             make_float2(s[o % 2 * 2], s[o % 2 * 2 + 1]);
       }
     __syncthreads();
@@ -179,16 +179,16 @@ fp16_few(const half_bits* w, const half_bits* x, const half_bits* bias, half_bit
       float sum[2] = {};
 #pragma unroll
       for (int from = 0; from < WARPS; ++from) {
-        const float2 part = met[from * SHARES + share];
+        const float2 part = partial_sums[from * SHARES + share];
         sum[0] += part.x, sum[1] += part.y;
       }
-      const int of_lane = share % 32, j = share / 32 % COL_TILES, o = octet + share / 32 / COL_TILES;
-      const int feature = o * OCTET + of_lane / 4;
+      const int fragment_lane = share % 32, j = share / 32 % COL_TILES, o = octet + share / 32 / COL_TILES;
+      const int feature = o * OCTET + fragment_lane / 4;
       if (o >= end || feature >= n) continue;
       const float b = bias == nullptr ? 0.0f : half_to_float(bias[feature]);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + i;
+        const int token = op.first_token + j * MMA_TOKENS + fragment_lane % 4 * 2 + i;
         if (token < m) y[static_cast<long long>(token) * n + feature] = float_to_half(sum[i] + b);
       }
     }

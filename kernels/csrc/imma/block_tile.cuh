@@ -1,8 +1,8 @@
-// imma/block_tile.cuh: shared memory of the kernels for many tokens. A block owns TILES * 16 rows of W and TOKENS
-// tokens; weights, codes and scales of one group of k are a stage of a cp.async ring of the whole block.
-// K_SPLIT neighbouring blocks, a cluster, own the same output tile and take the groups in turn.
+// imma/block_tile.cuh: pipeline stages in shared memory, and epilogue, of the kernels for many tokens. A block tile is
+// TILES * 16 rows of W and TOKENS tokens; a stage holds weights, codes and scales of one group of k.
+// The K_SPLIT blocks of a cluster compute the same output tile and take the groups round-robin.
 //
-// The including source defines TILES, TOKENS, THREADS, K_SPLIT and, of write_out, OUT_PARTS first.
+// The including source defines TILES, TOKENS, THREADS, K_SPLIT and, for write_out, OUT_PARTS first.
 #pragma once
 #include "common/k_split.cuh"
 #include "imma/layout.cuh"
@@ -10,31 +10,32 @@
 
 constexpr int ROWS = TILES * MMA_ROWS;
 constexpr int SCALE_BYTES = MMA_ROWS * 2;  // of a tile
-constexpr int SWIZZLE_BYTES = 1024;        // 8 tokens: codes start on a multiple
-constexpr int TILES_AT = TOKENS * GROUP;   // in a stage, behind the codes
+constexpr int SWIZZLE_BYTES = 1024;        // 8 tokens; alignment of the codes
+constexpr int TILES_AT = TOKENS * GROUP;   // in a stage, after the codes
 constexpr int SCALES_AT = TILES_AT + TILES * TILE_BYTES;
 constexpr int TOKEN_SCALES_AT = SCALES_AT + TILES * SCALE_BYTES;
 constexpr int TOKEN_SCALES = A_GROUPED ? TOKENS : 0;  // of a stage; else a token has one scale
 constexpr int STAGE_BYTES =
     (TOKEN_SCALES_AT + TOKEN_SCALES * 4 + SWIZZLE_BYTES - 1) / SWIZZLE_BYTES * SWIZZLE_BYTES;
-// Sums may start at 1.5 * 2^23, whose float has the same bits plus the sum: reading the register as a float
-// is the conversion. |sum| <= 128 * 128 * 128 < 2^22. BIAS times an FP16 scale is exact in FP32.
+// Integer sums may start at the bits of the float BIAS, 1.5 * 2^23: the register, read as a float, is then BIAS + sum
+// without a conversion. |sum| <= 128 * 128 * 128 < 2^22. BIAS times an FP16 scale is exact in FP32.
 constexpr float BIAS = 12582912.0f;
 constexpr int BIAS_BITS = 0x4B400000;
-constexpr int OUT_STRIDE = ROWS + 4;  // floats; + 4: a token's rows start in other banks than the last's
-static_assert(THREADS % 64 == 0, "a thread's copies of codes all have the same place in the swizzle");
-static_assert(TILES * 2 <= 32 && TOKEN_SCALES / 4 <= THREADS - 32, "scales: first warp, of tokens: the others");
+constexpr int OUT_STRIDE = ROWS + 4;  // floats; + 4: avoids bank conflicts between tokens
+static_assert(THREADS % 64 == 0, "THREADS must be a multiple of 64: a thread's chunks have one swizzle");
+static_assert(TILES * 2 <= 32 && TOKEN_SCALES / 4 <= THREADS - 32, "too few threads to copy the scales");
 
-// Where 16 bytes of a token's 128 lie: swizzled, so that a warp's 16-byte reads have no bank conflict.
+// Byte offset of a 16-byte chunk of a token's codes, swizzled so that a warp's reads have no bank conflicts.
 __device__ inline int code_chunk(int token, int chunk) { return token * GROUP + (chunk ^ (token & 7)) * 16; }
 
-// One thread's copies of every stage. Offsets are bytes and fit 32 bits: the launcher ensures it.
+// One thread's copies of every stage. The first warp copies scales of rows, the others those of tokens.
+// Offsets are bytes; the launcher ensures that they fit 32 bits.
 struct Copies {
   static constexpr int CHUNKS = TILE_BYTES / 16, WEIGHTS = (TILES * CHUNKS + THREADS - 1) / THREADS;
   static constexpr int TOKEN_STEP = THREADS / 8, CODES = (TOKENS + TOKEN_STEP - 1) / TOKEN_STEP;
   int groups;
   uint32_t weights[WEIGHTS], scales, codes, row_stride, token_scales, token_scales_stride;
-  int tokens_left;   // from this thread's first to the last token
+  int tokens_left;   // tokens from this thread's first one on
   bool has_scales, has_token_scales, inside_scales;
 
   __device__ Copies(int m, int of_groups, int row_tiles, int first_tile, int first_token)
@@ -88,8 +89,8 @@ struct Copies {
   }
 };
 
-// y from out [OUT_PARTS][TOKENS][OUT_STRIDE] in shared memory, which every block of the cluster has filled with its
-// shares of the sums, as bits: added in a fixed order, a token's outputs written side by side.
+// Epilogue. out: [OUT_PARTS][TOKENS][OUT_STRIDE] in shared memory of every block of the cluster, partial sums as bits.
+// Partial sums are reduced in a fixed order; a token's outputs are written contiguously.
 __device__ inline void write_out(const float* out, const half_bits* bias, half_bits* y, int m, int n,
                                  int first_tile, int first_token, int rank, const float* sx,
                                  const half_bits* sn) {
@@ -102,8 +103,8 @@ __device__ inline void write_out(const float* out, const half_bits* bias, half_b
     Sum sums[8] = {};
 #pragma unroll
     for (int from = 0; from < K_SPLIT * OUT_PARTS; ++from) {
-      const float* mine = out + (from % OUT_PARTS * TOKENS + e / (ROWS / 8)) * OUT_STRIDE + row;
-      const float4* at = reinterpret_cast<const float4*>(mine);
+      const float* local = out + (from % OUT_PARTS * TOKENS + e / (ROWS / 8)) * OUT_STRIDE + row;
+      const float4* at = reinterpret_cast<const float4*>(local);
       const int block = from / OUT_PARTS;
       const float4 low = partial_sums_of(at, block), high = partial_sums_of(at + 1, block);
       sums[0] += sum_of(low.x), sums[1] += sum_of(low.y);
@@ -128,5 +129,5 @@ __device__ inline void write_out(const float* out, const half_bits* bias, half_b
         if (feature + i < n) to[i] = static_cast<half_bits>(words[i / 2] >> (i % 2 * 16));
     }
   }
-  if constexpr (K_SPLIT > 1) sync_k_split();  // nobody's shared memory goes while another reads it
+  if constexpr (K_SPLIT > 1) sync_k_split();  // a block may exit once no other reads its shared memory
 }

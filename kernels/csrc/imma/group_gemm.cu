@@ -1,24 +1,24 @@
-// imma/group_gemm.cu: Y[M,N] = X[M,K] . W[N,K]^T on int8 tensor cores, 6- or 4-bit weights, M of a few tokens.
+// imma/group_gemm.cu: Y[M,N] = X[M,K] . W[N,K]^T on int8 tensor cores, 6- or 4-bit weights, few tokens.
 // For flexq-imma, group-w4a8, dgq-w4a8 and atom-w4a4: the defines of imma/layout.cuh choose the operands. The
-// function is named flexq_imma, as in stored profiles.
+// function keeps the name flexq_imma of stored profiles.
 //   w     tiles [N/16, T] of imma/layout.cuh         sw  uint32 [N/16, T, 8], their scales
 //   x     int8 [M, K_PAD], row-major                 sx  float [K/128, M_PAD], FP16 values
 //   bias  half [N] or null                           y   half [M, N], row-major
-//   sn    half [N], scales of output features; DUAL_GRAINED only: sums are integers over all of K then,
+//   sn    half [N], scales of output features; DUAL_GRAINED only, whose sums are integers over all of K,
 //         scaled once
-// A_GROUPED 0: sx is float [M_PAD], one scale a token.
+// A_GROUPED 0: sx is float [M_PAD], one scale per token.
 // K/128 is rounded up, K_PAD = 128 * K/128, T = K/128, one more with an INT8_TAIL; M_PAD is M rounded up
 // to 8.
 //
-// K_SPLIT neighbouring blocks, a cluster, own ROW_TILES rows of tiles. Their warps split K, each with a cp.async
-// ring of its own in shared memory. Partial sums are reduced once, in a fixed order: results are deterministic.
-// Programmatic dependent launch: blocks of the next kernel load their weights as soon as the last of these have
-// started, so that no SM idles in the tail. K_SPLIT > 1 is for shapes with so few rows that SMs would get unequal
-// shares. LATE is for shapes whose blocks leave room on the SMs: the next kernel's blocks may start only when
-// this one's have requested their last weights, and take none of their bandwidth.
+// The K_SPLIT blocks of a cluster compute ROW_TILES rows of tiles. Their warps split K, each with its own cp.async
+// ring buffer in shared memory. Partial sums are reduced once, in a fixed order: results are deterministic.
+// Programmatic dependent launch: blocks of the next kernel load their weights as soon as the last blocks of this one
+// have started, so that no SM idles in the tail. K_SPLIT > 1 is for shapes with so few rows that SMs would get
+// unequal shares. LATE is for shapes whose blocks do not fill the SMs: the next kernel's blocks may start only when
+// this one's have issued their last loads of weights, so that they do not compete for bandwidth.
 //
-// Activations and scales are loaded AHEAD steps early. Where a step is short, one row of tiles, their latency is
-// what a warp waits for, and more stages of weights do not help.
+// Activations and scales are loaded AHEAD steps early. With one row tile a step is shorter than their latency, and
+// more stages of weights do not help.
 #include "imma/layout.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"
@@ -27,12 +27,12 @@
 
 #if !defined(COL_TILES) || !defined(ROW_TILES) || !defined(WARPS) || !defined(STAGES) || \
     !defined(K_SPLIT) || !defined(LATE) || !defined(AHEAD)
-#error "COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT, LATE and AHEAD choose the kernel"
+#error "define COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT, LATE and AHEAD"
 #endif
 #include "common/k_split.cuh"
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
-static_assert(STAGES >= 2, "one stage is computed while the others load");
+static_assert(STAGES >= 2, "STAGES must be at least 2: one is multiplied while the others load");
 
 struct Operands {
   const unsigned char* w;
@@ -58,28 +58,29 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
   }
 }
 
-// A lane's part of the sums of a tile, and the same bits in shared memory.
-struct Share {
-  Sum of[4];
+// A lane's accumulator fragment of a tile. bits, add: its form in shared memory.
+struct Fragment {
+  Sum values[4];
 
   __device__ inline float4 bits() const {
-    return make_float4(bits_of(of[0]), bits_of(of[1]), bits_of(of[2]), bits_of(of[3]));
+    return make_float4(bits_of(values[0]), bits_of(values[1]), bits_of(values[2]), bits_of(values[3]));
   }
 
   __device__ inline void add(float4 part) {
-    of[0] += sum_of(part.x), of[1] += sum_of(part.y), of[2] += sum_of(part.z), of[3] += sum_of(part.w);
+    values[0] += sum_of(part.x), values[1] += sum_of(part.y);
+    values[2] += sum_of(part.z), values[3] += sum_of(part.w);
   }
 };
 
-// A lane's operands of a step beside the tiles: 32 neighbouring k of a token in each column tile,
-// the scales of the two tokens whose sums the lane will hold, and of its two rows in each row tile.
-struct Small {
+// A lane's operands of a step other than weights: 32 adjacent k of a token in each column tile, the scales of the
+// two tokens of its accumulators, and those of its two rows in each row tile.
+struct StepOperands {
   TokenCodes codes[COL_TILES];
   float2 token_scale[COL_TILES];
   uint32_t row_scales[ROW_TILES];
 };
 
-__device__ inline void load_small(Small& s, const Operands& op, int step) {
+__device__ inline void load_step_operands(StepOperands& s, const Operands& op, int step) {
 #pragma unroll
   for (int j = 0; j < COL_TILES; ++j) {
     const int token = op.first_token + j * MMA_TOKENS + op.lane / 4;
@@ -101,7 +102,7 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
     s.row_scales[r] = __ldg(op.sw + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4);
 }
 
-// The epilogue reads the scales of this block's features, with nothing to hide the latency.
+// Prefetch the scales of this block's features, because nothing hides the latency of loads in the epilogue.
 __device__ inline void prefetch_features(const half_bits* sn, int n) {
   constexpr int SECTOR = 16;  // halves
   const int first = static_cast<int>(blockIdx.x) / K_SPLIT * ROW_TILES * MMA_ROWS;
@@ -109,22 +110,22 @@ __device__ inline void prefetch_features(const half_bits* sn, int n) {
   if (threadIdx.x < ROW_TILES * MMA_ROWS / SECTOR && feature < n) prefetch_to_l2(sn + feature);
 }
 
-// The scales of a thread's first outputs, asked for before the last steps of K: the epilogue need not wait for them.
-// DGQ's kernels do without, as they were timed.
+// Scales of a thread's first outputs are loaded before the mainloop, so that the epilogue does not wait for them.
+// Not for DGQ's 4-bit kernels: their configurations were timed without.
 constexpr bool SCALES_EARLY = DUAL_GRAINED && W_BITS == 6;
 struct EarlyScales {
-  float of_token[2] = {}, of_feature[2] = {};
+  float token_scale[2] = {}, feature_scale[2] = {};
 
   __device__ inline EarlyScales() {}
-  // Of share `share`, as the epilogue divides them.
-  __device__ inline EarlyScales(const Operands& op, int share, int n, const float* sx, const half_bits* sn) {
-    const int of_lane = share % 32, j = share / 32 % COL_TILES, r = share / 32 / COL_TILES;
+  // fragment: its index in the epilogue.
+  __device__ inline EarlyScales(const Operands& op, int fragment, int n, const float* sx, const half_bits* sn) {
+    const int fragment_lane = fragment % 32, j = fragment / 32 % COL_TILES, r = fragment / 32 / COL_TILES;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + i;
-      const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + i * 8;
-      if (token < op.m) of_token[i] = load_written(sx + token);
-      if (feature < n) of_feature[i] = half_to_float(load_early(sn + feature));
+      const int token = op.first_token + j * MMA_TOKENS + fragment_lane % 4 * 2 + i;
+      const int feature = (op.first_tile + r) * MMA_ROWS + fragment_lane / 4 + i * 8;
+      if (token < op.m) token_scale[i] = load_written(sx + token);
+      if (feature < n) feature_scale[i] = half_to_float(load_early(sn + feature));
     }
   }
 };
@@ -150,7 +151,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
                     lane};
   const uint64_t policy = evict_first_policy();
   const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
-  constexpr int STRIDE = WARPS * K_SPLIT;  // steps between two of a warp
+  constexpr int STRIDE = WARPS * K_SPLIT;  // from one step of a warp to its next
   const int first_step = rank * WARPS + warp;
 
   if constexpr (!LATE) let_next_kernel_start();
@@ -161,29 +162,29 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     if (step < steps) load_stage(op, ring + s * STAGE_BYTES, step, policy);
     cp_async_commit();
   }
-  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+  wait_for_previous_kernel();  // weights are constant, activations may be its output
 
-  Share total[ROW_TILES][COL_TILES] = {};
-  Small queue[AHEAD == 1 ? 1 : AHEAD + 1];
+  Fragment total[ROW_TILES][COL_TILES] = {};
+  StepOperands queue[AHEAD == 1 ? 1 : AHEAD + 1];
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i)
-    if (first_step + i * STRIDE < steps) load_small(queue[i], op, first_step + i * STRIDE);
-  constexpr int SHARES = ROW_TILES * COL_TILES * 32;
+    if (first_step + i * STRIDE < steps) load_step_operands(queue[i], op, first_step + i * STRIDE);
+  constexpr int FRAGMENTS = ROW_TILES * COL_TILES * 32;
   [[maybe_unused]] EarlyScales early;
   if constexpr (SCALES_EARLY) {
-    const int first_share = rank * WARPS * 32 + threadIdx.x;
-    if (first_share < SHARES) early = EarlyScales(op, first_share, n, sx, sn);
+    const int first_fragment = rank * WARPS * 32 + threadIdx.x;
+    if (first_fragment < FRAGMENTS) early = EarlyScales(op, first_fragment, n, sx, sn);
   }
   int slot = 0;
-  const auto multiply = [&](int step, const Small& now, Small& last) {
+  const auto multiply = [&](int step, const StepOperands& now, StepOperands& next) {
     cp_async_wait<STAGES - 2>();
-    __syncwarp();  // every lane's copies have landed, and every lane has left the slot written below
+    __syncwarp();  // all copies are complete, and no lane still reads the slot that is written below
     const int ahead = step + (STAGES - 1) * STRIDE;
     const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
     if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
     else if constexpr (LATE) let_next_kernel_start();
     cp_async_commit();
-    if (step + AHEAD * STRIDE < steps) load_small(last, op, step + AHEAD * STRIDE);
+    if (step + AHEAD * STRIDE < steps) load_step_operands(next, op, step + AHEAD * STRIDE);
 
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
@@ -194,7 +195,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
 #pragma unroll
       for (int j = 0; j < COL_TILES; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[j][e] = total[r][j].of[e];
+        for (int e = 0; e < 4; ++e) sums[j][e] = total[r][j].values[e];
 #endif
 #if INT4_MMA
       if (step < groups - 1) {
@@ -212,7 +213,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
 #pragma unroll
         for (int j = 0; j < COL_TILES; ++j)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) sums[j][e] *= 16;  // as sums of int8 operands are
+          for (int e = 0; e < 4; ++e) sums[j][e] *= 16;  // int8 operands are 16 times the codes
       } else
 #endif
 #pragma unroll
@@ -231,24 +232,24 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
 #if DUAL_GRAINED
-          total[r][j].of[e] = sums[j][e];
+          total[r][j].values[e] = sums[j][e];
 #else
           float scale = weights.scale[e / 2];
           if constexpr (A_GROUPED)
             scale *= e % 2 == 0 ? now.token_scale[j].x : now.token_scale[j].y;
-          total[r][j].of[e] += static_cast<float>(sums[j][e]) * scale;
+          total[r][j].values[e] += static_cast<float>(sums[j][e]) * scale;
 #endif
         }
       }
     }
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   };
-  if constexpr (AHEAD == 1) {  // unrolled, as below, this was slower
+  if constexpr (AHEAD == 1) {  // slower when unrolled as below
     for (int step = first_step; step < steps; step += STRIDE) {
-      const Small now = queue[0];
+      const StepOperands now = queue[0];
       multiply(step, now, queue[0]);
     }
-  } else {  // no copies: each waits for what it copies
+  } else {  // unrolled instead of moving queue entries: a move waits for its load
     for (int step = first_step; step < steps;) {
 #pragma unroll
       for (int i = 0; i <= AHEAD; ++i, step += STRIDE)
@@ -256,7 +257,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     }
   }
 
-  // Reduction over warps: [warp][row tile][column tile][lane], each tile as an MMA leaves it in its lanes.
+  // Reduction over warps: [warp][row tile][column tile][lane] of accumulator fragments.
   cp_async_wait<0>();
   __syncthreads();
   float4* red = reinterpret_cast<float4*>(shared);
@@ -264,26 +265,26 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
   for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j)
-      red[warp * SHARES + (r * COL_TILES + j) * 32 + lane] = total[r][j].bits();
+      red[warp * FRAGMENTS + (r * COL_TILES + j) * 32 + lane] = total[r][j].bits();
   sync_k_split();
-  for (int share = rank * WARPS * 32 + threadIdx.x; share < SHARES; share += STRIDE * 32) {
+  for (int fragment = rank * WARPS * 32 + threadIdx.x; fragment < FRAGMENTS; fragment += STRIDE * 32) {
     if constexpr (SCALES_EARLY)
-      if (share >= STRIDE * 32) early = EarlyScales(op, share, n, sx, sn);
-    Share sum = {};
+      if (fragment >= STRIDE * 32) early = EarlyScales(op, fragment, n, sx, sn);
+    Fragment sum = {};
 #pragma unroll
     for (int from = 0; from < STRIDE; ++from) {
-      sum.add(partial_sums_of(red + from % WARPS * SHARES + share, from / WARPS));
+      sum.add(partial_sums_of(red + from % WARPS * FRAGMENTS + fragment, from / WARPS));
     }
-    const int of_lane = share % 32, j = share / 32 % COL_TILES, r = share / 32 / COL_TILES;
+    const int fragment_lane = fragment % 32, j = fragment / 32 % COL_TILES, r = fragment / 32 / COL_TILES;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + i % 2;
-      const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + i / 2 * 8;
+      const int token = op.first_token + j * MMA_TOKENS + fragment_lane % 4 * 2 + i % 2;
+      const int feature = (op.first_tile + r) * MMA_ROWS + fragment_lane / 4 + i / 2 * 8;
       if (token < m && feature < n) {
         const float b = bias == nullptr ? 0.0f : half_to_float(bias[feature]);
-        const float value = SCALES_EARLY
-                                ? static_cast<float>(sum.of[i]) * early.of_feature[i / 2] * early.of_token[i % 2]
-                                : scaled_output(sum.of[i], token, feature, sx, sn);
+        const float value =
+            SCALES_EARLY ? static_cast<float>(sum.values[i]) * early.feature_scale[i / 2] * early.token_scale[i % 2]
+                         : scaled_output(sum.values[i], token, feature, sx, sn);
         y[static_cast<long long>(token) * n + feature] = float_to_half(value + b);
       }
     }

@@ -1,25 +1,25 @@
-// imma/group_gemm_cluster.cu: Y[M,N] = X[M,K] . W[N,K]^T by Hopper's warpgroup MMA for 17 to 128 tokens, where
-// reading weights takes about as long as multiplying. Operands are those of imma/group_gemm_wgmma.cu.
+// imma/group_gemm_cluster.cu: Y[M,N] = X[M,K] . W[N,K]^T by warpgroup MMA for 17 to 128 tokens, where reading weights
+// takes about as long as multiplying. Operands are those of imma/group_gemm_wgmma.cu.
 //
-// One thread loads a group's weights, tokens and scales by TMA into a ring of stages in shared memory. ROW_WARPGROUPS
-// warpgroups multiply a stage, each 64 rows with all TOKENS of the block; K_WARPGROUPS sets of them take the stages in
-// turn. No barrier is between groups: a warpgroup that is done with a stage says so, and while it converts, others
-// multiply. K_SPLIT neighbouring blocks, a cluster, take the groups of k in turn.
+// The producer, one thread, loads a group's weights, tokens and scales by TMA into a pipeline stage in shared memory.
+// ROW_WARPGROUPS consumer warpgroups multiply a stage, each 64 rows with all TOKENS of the block. K_WARPGROUPS sets of
+// them take the stages round-robin. Consumers synchronize with the producer only, by the mbarriers of each stage, so
+// one dequantizes weights while others multiply. The K_SPLIT blocks of a cluster take the groups of k round-robin.
 //
-// STREAM_K 1: clusters are persistent, a block an SM, and have an equal share each of all output tiles' steps of K
-// (stream_k.cuh). A warpgroup of its own has the thread that loads. At the end of an output the warps of the same rows
-// exchange their sums (warp_sums.cuh), while stages of the next output load. RESIDENT 2: the next kernel's blocks fit
-// beside this one's and load their first weights meanwhile.
-// STREAM_K 0: a cluster has one output. A thread of the first warp loads, and RESIDENT blocks fit on an SM, so that
-// the next kernel's load their first weights beside this one's last. Partial sums are added once, through distributed
-// shared memory. Either way in a fixed order: results are deterministic.
+// STREAM_K 1: clusters are persistent, one block per SM, with equal shares of the steps of K of all output tiles
+// (stream_k.cuh). The producer has its own warpgroup. After an output tile, the warps of the same rows exchange partial
+// sums (warp_sums.cuh) while stages of the next tile load. RESIDENT 2: blocks of the next kernel fit on the SMs beside
+// this one's, and load their first weights early.
+// STREAM_K 0: one output tile per cluster. The producer is a thread of the first warp. RESIDENT blocks fit on an SM, so
+// that blocks of the next kernel load their first weights beside the last blocks of this one. Partial sums are reduced
+// once, through distributed shared memory. The order of reductions is fixed in both: results are deterministic.
 //
-// Sums of a group begin at the bits of a float in whose binade sums up to 2^22 stay (block_tile.cuh): they need no
-// conversion, and an FFMA begins them again, which is issued in every cycle; a conversion in every second.
-// DUAL_GRAINED: integers add up in the tensor cores' accumulators over all of K.
+// Integer sums of a group start at the bits of BIAS (block_tile.cuh), so they are floats without a conversion. An FFMA
+// resets them, which can issue every cycle; a conversion only every second cycle.
+// DUAL_GRAINED: integers are accumulated over all of K by the tensor cores.
 #if !defined(ROW_WARPGROUPS) || !defined(K_WARPGROUPS) || !defined(TOKENS) || !defined(STAGES) || \
     !defined(K_SPLIT) || !defined(RESIDENT) || !defined(STREAM_K)
-#error "ROW_WARPGROUPS, K_WARPGROUPS, TOKENS, STAGES, K_SPLIT, RESIDENT and STREAM_K choose the kernel"
+#error "define ROW_WARPGROUPS, K_WARPGROUPS, TOKENS, STAGES, K_SPLIT, RESIDENT and STREAM_K"
 #endif
 constexpr int TILES = ROW_WARPGROUPS * 4;
 constexpr int THREADS = ROW_WARPGROUPS * K_WARPGROUPS * 128;
@@ -37,23 +37,23 @@ constexpr int GRANULES = TOKENS / GRANULE;
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-constexpr int LAG = 2;  // rounds of a set until the stages of one are requested again
-static_assert(STAGES > LAG * K_WARPGROUPS, "what a set waits for has been requested");
-static_assert(TOKENS % GRANULE == 0, "whole granules");
+constexpr int LAG = 2;  // STREAM_K 0: rounds of all sets from the use of stages to the request that refills them
+static_assert(STAGES > LAG * K_WARPGROUPS, "too few STAGES: a set would wait for a stage that is not yet requested");
+static_assert(TOKENS % GRANULE == 0, "TOKENS must be a multiple of GRANULE");
 constexpr int LOADED_BYTES = TILES * (TILE_BYTES + SCALE_BYTES) + TOKENS * GROUP + TOKEN_SCALES * 4;  // of a stage
 constexpr int WARPS = THREADS / 32;
 constexpr int SLOTS_AT = STAGES * STAGE_BYTES, OUT_AT = SLOTS_AT + WARPS * WARP_SLOTS_BYTES;  // STREAM_K only
 constexpr int BARRIERS_AT = STREAM_K ? OUT_AT + WARPS * WARP_OUT_BYTES : STAGES * STAGE_BYTES;
-static_assert(!STREAM_K || !INT8_TAIL, "a step is a group");
-constexpr int PRODUCERS = STREAM_K ? 128 : 0;  // threads, of which one requests
-// Registers of a consumer's thread and of a producer's; together no more than a block begins with.
+static_assert(!STREAM_K || !INT8_TAIL, "STREAM_K needs INT8_TAIL 0: a step of K must be a group");
+constexpr int PRODUCERS = STREAM_K ? 128 : 0;  // threads of the producer warpgroup; one of them loads
+// setmaxnreg of producers (FEWER) and consumers (MORE): their total may not exceed the block's registers at launch.
 constexpr int FEWER_REGISTERS = 32;
 constexpr int REGISTERS = 65536 / RESIDENT / (THREADS + 128) / 8 * 8;
 constexpr int MORE_REGISTERS = (REGISTERS * (THREADS + 128) - FEWER_REGISTERS * 128) / THREADS / 8 * 8;
 
-// A place in the ring that goes round it, to every BY-th stage.
+// Index and mbarrier phase parity of a pipeline stage; next() goes to the BY-th stage from it, circularly.
 template <int BY>
-struct Slot {
+struct PipelineState {
   int index;
   uint32_t parity = 0;
 
@@ -64,11 +64,12 @@ struct Slot {
 };
 
 struct Sums {
-  int of[GRANULE / 2];
+  int values[GRANULE / 2];
 
-  __device__ inline void touch() {
+  // Keeps the compiler from moving accesses to the sums across it.
+  __device__ inline void fence_registers() {
 #pragma unroll
-    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(of[i])::"memory");
+    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(values[i])::"memory");
   }
 };
 
@@ -78,8 +79,8 @@ struct Weights {
   float scale[2];  // of rows lane/4 and lane/4 + 8
 #endif
 
-  // Keeps their registers from being written before.
-  __device__ inline void touch() {
+  // Keeps the compiler from writing the operands' registers earlier.
+  __device__ inline void fence_registers() {
 #pragma unroll
     for (int o = 0; o < OPERAND_WORDS; ++o) asm volatile("" : "+r"(a[o / 4][o % 4]));
   }
@@ -96,39 +97,40 @@ __device__ inline void widen(Weights& weights, uint32_t stage, int tile, int lan
 }
 
 __device__ inline void multiply(Sums& sums, Weights& weights, uint64_t tokens) {
-  sums.touch();
-  weights.touch();
+  sums.fence_registers();
+  weights.fence_registers();
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < MMAS; ++i) wgmma_s8_k32(sums.of, weights.a[i], advance_descriptor(tokens, i * MMA_K), true);
+  for (int i = 0; i < MMAS; ++i) wgmma_s8_k32(sums.values, weights.a[i], advance_descriptor(tokens, i * MMA_K), true);
   wgmma_commit();
 }
 
 #if !DUAL_GRAINED
-// The product of a whole number and a half, rounded once: the same bits as by a conversion.
+// Add sums * scales and reset the sums. An integer times an FP16 scale is rounded once: the bits are those of a
+// conversion followed by a multiplication.
 __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, const Weights& weights, uint32_t token_scales,
                                   int lane) {
   const float bias[2] = {-BIAS * weights.scale[0], -BIAS * weights.scale[1]};  // exact: scales are halves
 #pragma unroll
   for (int j = 0; j < GRANULE / MMA_TOKENS; ++j) {
-    float2 of_token;
-    if constexpr (A_GROUPED) of_token = load_shared_pair(token_scales + (j * MMA_TOKENS + lane % 4 * 2) * 4);
+    float2 token_scale;
+    if constexpr (A_GROUPED) token_scale = load_shared_pair(token_scales + (j * MMA_TOKENS + lane % 4 * 2) * 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float sum = __int_as_float(sums.of[4 * j + i]);
+      const float sum = __int_as_float(sums.values[4 * j + i]);
       const float scaled = fmaf(sum, weights.scale[i / 2], bias[i / 2]);
       float& t = total[4 * j + i];
-      if constexpr (A_GROUPED) t = fmaf(scaled, i % 2 == 0 ? of_token.x : of_token.y, t);
+      if constexpr (A_GROUPED) t = fmaf(scaled, i % 2 == 0 ? token_scale.x : token_scale.y, t);
       else t += scaled;
-      sums.of[4 * j + i] = __float_as_int(fmaf(sum, 0.0f, BIAS));
+      sums.values[4 * j + i] = __float_as_int(fmaf(sum, 0.0f, BIAS));
     }
   }
 }
 #endif
 
-// A warpgroup's sums of 64 rows and all tokens.
+// A warpgroup's accumulators of 64 rows and all tokens.
 struct Accumulators {
-  Sums sums[GRANULES];  // of a group; DUAL_GRAINED: of all
+  Sums sums[GRANULES];  // of one group; DUAL_GRAINED: of all groups
 #if !DUAL_GRAINED
   float total[GRANULES][GRANULE / 2] = {};
 #endif
@@ -137,18 +139,18 @@ struct Accumulators {
 #pragma unroll
     for (int g = 0; g < GRANULES; ++g)
 #pragma unroll
-      for (int i = 0; i < GRANULE / 2; ++i) sums[g].of[i] = DUAL_GRAINED ? 0 : BIAS_BITS;
+      for (int i = 0; i < GRANULE / 2; ++i) sums[g].values[i] = DUAL_GRAINED ? 0 : BIAS_BITS;
   }
 
   __device__ inline Sum at(int g, int i) const {
 #if DUAL_GRAINED
-    return sums[g].of[i];
+    return sums[g].values[i];
 #else
     return total[g][i];
 #endif
   }
 
-  // Add a stage's products. meanwhile: what to do while the tensor cores work.
+  // Accumulate a stage's products. meanwhile: called while the WGMMAs are in flight.
   template <typename Meanwhile>
   __device__ inline void add_stage(uint32_t stage, int tile, int lane, bool upper_tail, const Meanwhile& meanwhile) {
     Weights weights;
@@ -161,8 +163,8 @@ struct Accumulators {
     for (int g = 0; g < GRANULES; ++g) {
       if (g + 1 < GRANULES) wgmma_wait<GRANULES - 1>();
       else wgmma_wait<0>();
-      sums[g].touch();
-      if (g + 1 == GRANULES) weights.touch();
+      sums[g].fence_registers();
+      if (g + 1 == GRANULES) weights.fence_registers();
 #if !DUAL_GRAINED
       add_scaled(total[g], sums[g], weights, stage + TOKEN_SCALES_AT + g * GRANULE * 4, lane);
 #endif
@@ -171,7 +173,7 @@ struct Accumulators {
   }
 };
 
-// The steps of K of a block, by number: every K_SPLIT-th from `first` of those of all output tiles, one after another.
+// A block's steps of K, counted over consecutive output tiles: step number i is first + i * K_SPLIT.
 struct Work {
   const Grid& grid;
   int first, count;
@@ -185,19 +187,19 @@ struct Work {
   }
 };
 
-// Requests of a stage, by one thread.
+// TMA loads of a stage, issued by one thread.
 struct Producer {
   const TensorMap &w, &sw, &x, &sx;
   const Work& work;
   uint32_t ring, full;
-  int first_tile, first_token;  // unless STREAM_K
+  int first_tile, first_token;  // STREAM_K 0 only
 
   __device__ inline void load_weights(int slot, int number) const {
     const uint32_t stage = ring + slot * STAGE_BYTES, barrier = full + slot * 8;
     const int output = work.output_of(work.at(number)), step = work.at(number) - output * work.grid.steps;
     const int tile = STREAM_K ? work.grid.first_tile(output, 0) : first_tile;
     mbarrier_arrive_expect_tx(barrier, LOADED_BYTES);
-    tma_load_2d(stage + TILES_AT, w, step * (TILE_BYTES / 8), tile, barrier);  // past the end there are zeros
+    tma_load_2d(stage + TILES_AT, w, step * (TILE_BYTES / 8), tile, barrier);  // TMA fills with zeros past the end
     tma_load_2d(stage + SCALES_AT, sw, step * (SCALE_BYTES / 8), tile, barrier);
   }
 
@@ -207,7 +209,7 @@ struct Producer {
     const int group = group_of(work.at(number) - output * work.grid.steps, work.grid.groups);
     const int token = STREAM_K ? work.grid.first_token(output) : first_token;
     tma_load_2d(stage, x, group * GROUP, token, barrier);
-    if constexpr (A_GROUPED) tma_load_2d(stage + TOKEN_SCALES_AT, sx, token / 2, group, barrier);  // of two each
+    if constexpr (A_GROUPED) tma_load_2d(stage + TOKEN_SCALES_AT, sx, token / 2, group, barrier);  // 2 per element
   }
 };
 
@@ -234,12 +236,12 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
 #endif
   const Work work{grid, begin + rank, (end - begin - rank + K_SPLIT - 1) / K_SPLIT, inverse};
   const Producer producer{w, sw, x, sx_of_groups, work, ring, full, first_tile, first_token};
-  const int at_first = min(STAGES, work.count);
+  const int prologue_stages = min(STAGES, work.count);
 
   let_next_kernel_start();
   if constexpr (STREAM_K && RESIDENT > 1) {
-    // A cluster without work stays until the kernel before has ended. By then the next one's blocks have their SMs, one
-    // each: had this block left its SM before, two of them would be there.
+    // A cluster without work exits only after the previous kernel has ended. By then the blocks of the next kernel
+    // are placed, one per SM; if this block exited earlier, its SM would get two of them.
     if (begin >= grid.outputs * grid.steps) {
       wait_for_previous_kernel();
       return;
@@ -265,14 +267,14 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
   if (warp >= WARPS) {
     setmaxnreg_decrease<FEWER_REGISTERS>();
     if (threadIdx.x == THREADS) {
-      for (int i = 0; i < at_first; ++i) producer.load_weights(i, i);
-      wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
-      for (int i = 0; i < at_first; ++i) producer.load_tokens(i, i);
-      Slot<1> freed{0};
-      for (int i = at_first; i < work.count; ++i, freed.next()) {
-        mbarrier_wait(empty + freed.index * 8, freed.parity);
-        producer.load_weights(freed.index, i);
-        producer.load_tokens(freed.index, i);
+      for (int i = 0; i < prologue_stages; ++i) producer.load_weights(i, i);
+      wait_for_previous_kernel();  // weights are constant, activations may be its output
+      for (int i = 0; i < prologue_stages; ++i) producer.load_tokens(i, i);
+      PipelineState<1> released{0};
+      for (int i = prologue_stages; i < work.count; ++i, released.next()) {
+        mbarrier_wait(empty + released.index * 8, released.parity);
+        producer.load_weights(released.index, i);
+        producer.load_tokens(released.index, i);
       }
     }
     __syncwarp();
@@ -280,9 +282,9 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
   } else {
     setmaxnreg_increase<MORE_REGISTERS>();
     const Contributors contributors{ring + SLOTS_AT, sums_barriers, rank, set, tile, lane};
-    const auto place = [&](int c) { return (c * K_SPLIT + rank) * WARPS + warp; };
-    const auto share = [&](int c) { return partial_sums + place(c) * WARP_SHARE_FLOATS; };
-    Slot<K_WARPGROUPS> slot{set};
+    const auto warp_index = [&](int c) { return (c * K_SPLIT + rank) * WARPS + warp; };
+    const auto warp_partials = [&](int c) { return partial_sums + warp_index(c) * WARP_SHARE_FLOATS; };
+    PipelineState<K_WARPGROUPS> slot{set};
     int i = set, number = 0;
     for (int output = work.output_of(begin); output * grid.steps < end; ++output, ++number) {
       const int to = min(end, (output + 1) * grid.steps);
@@ -290,7 +292,7 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
       const int stages = max(0, (count - i + K_WARPGROUPS - 1) / K_WARPGROUPS);  // of this set
       i += stages * K_WARPGROUPS;
       Accumulators accumulators;
-      for (int left = stages; left > 0; --left, slot.next()) {
+      for (int remaining = stages; remaining > 0; --remaining, slot.next()) {
         mbarrier_wait(full + slot.index * 8, slot.parity);
         accumulators.add_stage(ring + slot.index * STAGE_BYTES, tile, lane, false, [] {});
         if (lane == 0) mbarrier_arrive(empty + slot.index * 8);
@@ -304,11 +306,11 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
       if constexpr (CONTRIBUTORS > 1) contributors.reduce(owned, total, number, to < end);
       else take_owned(owned, total, 0);
       if (begin > output * grid.steps) {
-        contributors.store_partial(owned, share(cluster), flags + place(cluster), launch);
+        contributors.store_partial(owned, warp_partials(cluster), flags + warp_index(cluster), launch);
         continue;
       }
       for (int c = cluster + 1; begin_of(c) < (output + 1) * grid.steps; ++c)
-        contributors.add_partial(owned, share(c), flags + place(c), launch);
+        contributors.add_partial(owned, warp_partials(c), flags + warp_index(c), launch);
       const int first_row = (grid.first_tile(output, 0) + tile) * MMA_ROWS;
       write_warp(owned, contributors.chunks(), ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, m, n, first_row,
                  grid.first_token(output) + contributors.first_token(), sx, sn);
@@ -316,38 +318,38 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
   }
 #else
   if (threadIdx.x == 0)
-    for (int i = 0; i < at_first; ++i) producer.load_weights(i, i);
+    for (int i = 0; i < prologue_stages; ++i) producer.load_weights(i, i);
   __syncthreads();
   if (threadIdx.x == 0) {
-    wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
-    for (int i = 0; i < at_first; ++i) producer.load_tokens(i, i);
+    wait_for_previous_kernel();  // weights are constant, activations may be its output
+    for (int i = 0; i < prologue_stages; ++i) producer.load_tokens(i, i);
   }
   __syncwarp();
 
   Accumulators accumulators;
-  Slot<K_WARPGROUPS> slot{set};
-  Slot<1> freed{0};
+  PipelineState<K_WARPGROUPS> slot{set};
+  PipelineState<1> released{0};
   for (int i = set; i < work.count; i += K_WARPGROUPS, slot.next()) {
     mbarrier_wait(full + slot.index * 8, slot.parity);
-    const auto request_more = [&] {  // the stages of LAG rounds ago: mostly all have left them by now
+    const auto refill_stages = [&] {  // those of LAG rounds ago, which most warps have released by now
       if (i < LAG * K_WARPGROUPS || warp != 0) return;
 #pragma unroll
-      for (int q = 0; q < K_WARPGROUPS; ++q, freed.next()) {
+      for (int q = 0; q < K_WARPGROUPS; ++q, released.next()) {
         const int next = i - LAG * K_WARPGROUPS + q + STAGES;
         if (next < work.count && lane == 0) {
-          mbarrier_wait(empty + freed.index * 8, freed.parity);
-          producer.load_weights(freed.index, next);
-          producer.load_tokens(freed.index, next);
+          mbarrier_wait(empty + released.index * 8, released.parity);
+          producer.load_weights(released.index, next);
+          producer.load_tokens(released.index, next);
         }
       }
       __syncwarp();
     };
     const bool upper_tail = work.at(i) == grid.groups - 1;
-    accumulators.add_stage(ring + slot.index * STAGE_BYTES, tile, lane, upper_tail, request_more);
+    accumulators.add_stage(ring + slot.index * STAGE_BYTES, tile, lane, upper_tail, refill_stages);
     if (lane == 0) mbarrier_arrive(empty + slot.index * 8);
   }
-  __syncthreads();  // everybody has left the ring
-  // [part][token][row], so that a token's outputs are written side by side.
+  __syncthreads();  // no warp still reads the ring
+  // [part][token][row], so that a token's outputs are written contiguously.
   float* out = reinterpret_cast<float*>(shared) + set * TOKENS * OUT_STRIDE;
 #pragma unroll
   for (int g = 0; g < GRANULES; ++g)

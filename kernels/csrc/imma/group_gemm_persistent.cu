@@ -1,26 +1,26 @@
-// imma/group_gemm_persistent.cu: Y[M,N] = X[M,K] . W[N,K]^T on Hopper's asynchronous int8 tensor cores, for the
-// most tokens: a persistent, warp-specialized kernel with TMA and stream-K. Operands are those of
-// imma/group_gemm_wgmma.cu. The function is named flexq_imma_bulk, as in stored profiles.
+// imma/group_gemm_persistent.cu: Y[M,N] = X[M,K] . W[N,K]^T by warpgroup MMA (int8), for the most tokens: a
+// persistent, warp-specialized kernel with TMA and stream-K. Operands are those of imma/group_gemm_wgmma.cu. The
+// function keeps the name flexq_imma_bulk of stored profiles.
 //
-// The producer, one thread, loads weights, tokens and scales of one group of k after the other by TMA into the
-// stages of a ring in shared memory. Two consumer warpgroups multiply, each 64 rows with all tokens of the block.
-// A consumer widens its weights in registers and takes the tokens in GRANULES: while the tensor cores are at a
-// granule of one warpgroup, the other converts and scales its sums. Named barriers keep their order.
-// DUAL_GRAINED: integers add up in the tensor cores' accumulators over all of K, all tokens at once. While they are
-// at one group, a warpgroup widens the next one's weights; no barrier is between the warpgroups.
+// The producer, one thread, loads weights, tokens and scales by TMA, one group of k per pipeline stage. Two consumer
+// warpgroups multiply, each 64 rows with all tokens of the block. A consumer dequantizes its weights in registers and
+// takes the tokens in GRANULES. While the tensor cores process a granule of one warpgroup, the other converts and
+// scales its sums; named barriers keep them alternating.
+// DUAL_GRAINED: integers are accumulated over all of K by the tensor cores, all tokens at once. A warpgroup
+// dequantizes the next group's weights during the WGMMAs of one; there is no barrier between the warpgroups.
 //
-// Issue slots are the bottleneck: while int8 tensor cores work, a scheduler issues next to nothing else
-// (docs/kernels/flexq-imma.md). BIASED sums begin at the bits of a float in whose binade sums up to 2^22
-// stay: they are floats without a conversion, and the FMA that scales them subtracts the bias exactly.
+// Issue slots are the bottleneck: during int8 WGMMAs a scheduler issues almost nothing else
+// (docs/kernels/flexq-imma.md). BIASED sums start at the bits of BIAS (block_tile.cuh): they are floats without a
+// conversion, and the FMA that scales them subtracts the bias exactly.
 //
-// Thread blocks are persistent, one an SM. Each takes an equal share of the first output tiles' groups, then whole
-// output tiles (stream_k.cuh). The block with the first groups of a shared output tile reduces the partial sums, in
-// the order of k. It waits for blocks with lower numbers only, which get an SM first: no deadlock.
-// SHARERS neighbouring blocks, a cluster, have the same tokens; each loads a part and multicasts it to all.
-// SPLIT 1: stream-K. SPLIT 2, DUAL_GRAINED only: two neighbouring blocks, a cluster, have half of K each of one
-// output tile, and reduce through distributed shared memory, each the sums of half of the tokens.
+// Thread blocks are persistent, one per SM. Each computes an equal share of the groups of the first output tiles, then
+// whole output tiles (stream_k.cuh). The block with the first groups of a shared output tile reduces the partial sums,
+// in the order of k. It waits only for blocks with lower numbers, which are scheduled first: no deadlock.
+// The SHARERS blocks of a cluster have the same tokens; each loads a part and multicasts it to all.
+// SPLIT 1: stream-K. SPLIT 2, DUAL_GRAINED only: the two blocks of a cluster compute half of K each of one output
+// tile and reduce through distributed shared memory, each the sums of half of the tokens.
 #if !defined(GRANULES) || !defined(SHARERS) || !defined(SPLIT)
-#error "GRANULES, SHARERS and SPLIT choose the kernel"
+#error "define GRANULES, SHARERS and SPLIT"
 #endif
 constexpr int K_SPLIT = 1, OUT_PARTS = 1, WARPGROUPS = 2, GRANULE = 128;
 constexpr int THREADS = WARPGROUPS * 128;  // of consumers
@@ -39,23 +39,25 @@ constexpr int K_PARTS = SPLIT > 1 ? SPLIT : 1, K_SETS = 1;  // blocks of a clust
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-static_assert(K_PARTS == 1 || (DUAL_GRAINED && SHARERS == 1 && TOKENS / 64 % K_PARTS == 0), "clusters over K");
-constexpr int BLOCK_WARPS = THREADS / 32 + 4;  // with the producer's warpgroup
-// Registers of a consumer's thread and of a producer's; together they are all of an SM's.
+static_assert(K_PARTS == 1 || (DUAL_GRAINED && SHARERS == 1 && TOKENS / 64 % K_PARTS == 0),
+              "SPLIT > 1 needs DUAL_GRAINED, SHARERS 1 and TOKENS / 64 divisible by SPLIT");
+constexpr int BLOCK_WARPS = THREADS / 32 + 4;  // with the producer warpgroup
+// setmaxnreg of consumers and producers: together all registers of an SM.
 constexpr int MORE_REGISTERS = 232, FEWER_REGISTERS = 40;
 
 constexpr int WARPS = THREADS / 32;  // of consumers
 constexpr int OUT_AT = STAGES * STAGE_BYTES;
 constexpr int BARRIERS_AT = OUT_AT + WARPS * WARP_OUT_BYTES;
 
-// One conversion less, half an instruction and some registers more a sum: 5 % faster where registers suffice.
+// Saves a conversion per sum, costs half an instruction and some registers: 5 % faster where registers suffice.
 constexpr bool BIASED = A_GROUPED && GRANULES == 1;
-// Scales of tokens are loaded while the tensor cores work. With SPLIT the compiler otherwise places half of the
-// conversions before the first scale and groups the resets of the sums: 3 % slower. Without SPLIT it does not, and
-// loading early would be 2 to 3 % slower.
+// Token scales are loaded while the WGMMAs are in flight. With stream-K the compiler otherwise places half of the
+// conversions before the first scale and groups the resets of the sums: 3 % slower. Without stream-K it does not, and
+// early loads would be 2 to 3 % slower.
 constexpr bool SCALES_AHEAD = BIASED && STREAM_K;
 
-struct Stage {
+// Index and mbarrier phase parity of a pipeline stage.
+struct PipelineState {
   int slot = 0;
   uint32_t parity = 0;
 
@@ -64,7 +66,7 @@ struct Stage {
   }
 };
 
-// The producer's loads of a stage. Few large ones: TMA takes a hundred cycles for each.
+// TMA loads of a stage: few large ones, because each takes TMA a hundred cycles.
 struct Producer {
   const Grid& grid;
   const TensorMap &w, &sw, &x, &sx;
@@ -74,7 +76,7 @@ struct Producer {
   __device__ inline void load_weights(int slot, int output, int step) const {
     const uint32_t stage = ring + slot * STAGE_BYTES, barrier = full + slot * 8;
     mbarrier_arrive_expect_tx(barrier, TILES * (TILE_BYTES + SCALE_BYTES) + TOKENS * GROUP + TOKEN_SCALES * 4);
-    const int first_tile = grid.first_tile(output, rank);  // past the end there are zeros
+    const int first_tile = grid.first_tile(output, rank);  // TMA fills with zeros past the end
     tma_load_2d(stage + TILES_AT, w, step * (TILE_BYTES / 8), first_tile, barrier);
     tma_load_2d(stage + SCALES_AT, sw, step * (SCALE_BYTES / 8), first_tile, barrier);
   }
@@ -89,15 +91,17 @@ struct Producer {
       tma_load_2d_multicast(stage + rank * SHARE * GROUP, x, group * GROUP, first_token + rank * SHARE, barrier,
                       (1 << SHARERS) - 1);
     }
-    if constexpr (A_GROUPED) tma_load_2d(stage + TOKEN_SCALES_AT, sx, first_token / 2, group, barrier);  // of two each
+    // An element of sx has the scales of two tokens.
+    if constexpr (A_GROUPED) tma_load_2d(stage + TOKEN_SCALES_AT, sx, first_token / 2, group, barrier);
   }
 };
 
-// Constants that the compiler cannot see through: one instruction resets two sums.
+// Operands of the FP64 FMA that resets two sums. Loaded from shared memory, so that the compiler does not treat them as
+// constants.
 struct Bias {
   double bits, zero;
 
-  // Twice, so that lanes differ in what they read.
+  // Stored twice, so that adjacent lanes read different addresses.
   static __device__ inline void store(uint32_t* shared) {
     for (int i = 0; i < 8; ++i) shared[i] = i % 4 < 2 ? BIAS_BITS : 0;
   }
@@ -110,22 +114,23 @@ struct Bias {
 };
 
 struct Sums {
-  int of[GRANULE / 2];
+  int values[GRANULE / 2];
 
-  __device__ inline void touch() {
+  // Keeps the compiler from moving accesses to the sums across it.
+  __device__ inline void fence_registers() {
 #pragma unroll
-    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(of[i])::"memory");
+    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(values[i])::"memory");
   }
 
-  // Two at once: together they are a finite double, which times zero plus the bits is the bits.
-  __device__ inline void begin_again(int i, const Bias& bias) {
+  // Reset sums i and i + 1: together they are a finite double, which is multiplied by zero and added to the bias.
+  __device__ inline void reset_pair(int i, const Bias& bias) {
     asm("{\n.reg .f64 both;\nmov.b64 both, {%0, %1};\nfma.rn.f64 both, both, %2, %3;\nmov.b64 {%0, %1}, both;\n}"
-        : "+r"(of[i]), "+r"(of[i + 1])
+        : "+r"(values[i]), "+r"(values[i + 1])
         : "d"(bias.zero), "d"(bias.bits));
   }
 };
 
-// Scales of those tokens of a granule that a lane has sums of.
+// Scales of the tokens of a granule whose sums this lane holds.
 struct TokenScales {
   uint32_t shared;
   float2 ahead[SCALES_AHEAD ? GRANULE / MMA_TOKENS : 1];
@@ -136,7 +141,7 @@ struct TokenScales {
       for (int j = 0; j < GRANULE / MMA_TOKENS; ++j) ahead[j] = load(j);
   }
   __device__ inline float2 load(int j) const { return load_shared_pair(shared + j * MMA_TOKENS * 4); }
-  __device__ inline float2 of_two(int j) const { return SCALES_AHEAD ? ahead[j] : load(j); }
+  __device__ inline float2 pair(int j) const { return SCALES_AHEAD ? ahead[j] : load(j); }
 };
 
 struct Weights {
@@ -159,31 +164,31 @@ __device__ inline Weights widened(uint32_t stage, int tile, int lane, bool upper
 }
 
 #if DUAL_GRAINED
-// Start to add a group's products of 64 rows and all tokens.
+// Issue the WGMMAs of a group: 64 rows, all tokens.
 __device__ inline void multiply(Sum (&total)[GRANULES][GRANULE / 2], const uint32_t (&a)[MMAS][4], uint64_t tokens) {
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < MMAS; ++i) {
-    const uint64_t of_step = advance_descriptor(tokens, i * MMA_K);
-    if constexpr (GRANULES == 2) wgmma_s8_k32(total[0], total[1], a[i], of_step);
-    else wgmma_s8_k32(total[0], a[i], of_step, true);
+    const uint64_t b = advance_descriptor(tokens, i * MMA_K);
+    if constexpr (GRANULES == 2) wgmma_s8_k32(total[0], total[1], a[i], b);
+    else wgmma_s8_k32(total[0], a[i], b, true);
   }
   wgmma_commit();
 }
 #endif
 
 __device__ inline void multiply(Sums& sums, uint32_t (&a)[MMAS][4], uint64_t tokens) {
-  sums.touch();
+  sums.fence_registers();
 #pragma unroll
-  for (int o = 0; o < OPERAND_WORDS; ++o) asm volatile("" : "+r"(a[o / 4][o % 4]));  // widened by now
+  for (int o = 0; o < OPERAND_WORDS; ++o) asm volatile("" : "+r"(a[o / 4][o % 4]));  // computed before the WGMMAs
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < MMAS; ++i)
-    wgmma_s8_k32(sums.of, a[i], advance_descriptor(tokens, i * MMA_K), BIASED || i > 0);
+    wgmma_s8_k32(sums.values, a[i], advance_descriptor(tokens, i * MMA_K), BIASED || i > 0);
   wgmma_commit();
 }
 
-// The same bits either way: the product of a whole number and a half, rounded once.
+// Both forms have the same bits: an integer times an FP16 scale, rounded once.
 __device__ inline float scaled(int sum, float scale, [[maybe_unused]] float bias) {
   return BIASED ? fmaf(__int_as_float(sum), scale, bias) : static_cast<float>(sum) * scale;
 }
@@ -194,23 +199,23 @@ __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, float
 #pragma unroll
   for (int j = 0; j < GRANULE / MMA_TOKENS; ++j) {
     float* t = total + 4 * j;
-    const int* s = sums.of + 4 * j;
+    const int* s = sums.values + 4 * j;
     if constexpr (!A_GROUPED) {
       t[0] = fmaf(static_cast<float>(s[0]), top, t[0]), t[1] = fmaf(static_cast<float>(s[1]), top, t[1]);
       t[2] = fmaf(static_cast<float>(s[2]), bottom, t[2]), t[3] = fmaf(static_cast<float>(s[3]), bottom, t[3]);
       continue;
     }
-    const float2 of_token = scales.of_two(j);
-    t[0] = fmaf(scaled(s[0], top, top_bias), of_token.x, t[0]);
-    t[1] = fmaf(scaled(s[1], top, top_bias), of_token.y, t[1]);
-    t[2] = fmaf(scaled(s[2], bottom, bottom_bias), of_token.x, t[2]);
-    t[3] = fmaf(scaled(s[3], bottom, bottom_bias), of_token.y, t[3]);
-    if constexpr (BIASED) sums.begin_again(4 * j, bias), sums.begin_again(4 * j + 2, bias);
+    const float2 token_scale = scales.pair(j);
+    t[0] = fmaf(scaled(s[0], top, top_bias), token_scale.x, t[0]);
+    t[1] = fmaf(scaled(s[1], top, top_bias), token_scale.y, t[1]);
+    t[2] = fmaf(scaled(s[2], bottom, bottom_bias), token_scale.x, t[2]);
+    t[3] = fmaf(scaled(s[3], bottom, bottom_bias), token_scale.y, t[3]);
+    if constexpr (BIASED) sums.reset_pair(4 * j, bias), sums.reset_pair(4 * j + 2, bias);
   }
 }
 
-// A warp has read a stage, whose barrier in every block that shares tokens is `empty`.
-__device__ inline void leave_stage(uint32_t empty, int lane) {
+// Release a stage: a warp arrives at its `empty` mbarrier in every block that shares the tokens.
+__device__ inline void release_stage(uint32_t empty, int lane) {
   __syncwarp();
   if constexpr (SHARERS > 1) {
     if (lane < SHARERS) mbarrier_arrive_remote(empty, lane);
@@ -219,24 +224,25 @@ __device__ inline void leave_stage(uint32_t empty, int lane) {
   }
 }
 
-// The block of a cluster over K that reduces and writes the c-th 64 tokens.
+// Rank of the block of a K-split cluster that reduces and writes the c-th 64 tokens.
 __device__ constexpr int owner_of(int c) { return c * K_PARTS / (TOKENS / 64); }
 
-// The k_rank-th range of K of a whole output.
-__device__ inline Part of_cluster(const Part& whole, int k_rank) {
+// Range of K of block k_rank, of a whole output tile.
+__device__ inline Part k_split_part(const Part& whole, int k_rank) {
   return {whole.output, whole.to * k_rank / K_PARTS, whole.to * (k_rank + 1) / K_PARTS};
 }
 
 #if DUAL_GRAINED
-// Add up the sums of a cluster over K: those of the tokens that are this block's. The ring holds the others'.
+// Reduce the partial sums of a K-split cluster for the tokens that this block owns. Partial sums of the other blocks'
+// tokens are exchanged through the ring.
 __device__ inline void reduce_over_k(Sum (&total)[GRANULES][GRANULE / 2], float4* ring, int k_rank) {
-  constexpr int OF_64 = 32;  // sums of a thread that are of 64 tokens
+  constexpr int SUMS_OF_64 = 32;  // a thread's sums of 64 tokens
   named_barrier_sync(1, THREADS);  // both warpgroups have read the last stages
 #pragma unroll
   for (int c = 0; c < TOKENS / 64; ++c)
     if (owner_of(c) != k_rank)
 #pragma unroll
-      for (int i = c * OF_64; i < (c + 1) * OF_64; i += 4) {
+      for (int i = c * SUMS_OF_64; i < (c + 1) * SUMS_OF_64; i += 4) {
         const Sum* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
         ring[i / 4 * THREADS + threadIdx.x] = make_float4(bits_of(t[0]), bits_of(t[1]), bits_of(t[2]), bits_of(t[3]));
       }
@@ -246,7 +252,7 @@ __device__ inline void reduce_over_k(Sum (&total)[GRANULES][GRANULE / 2], float4
     if (owner_of(c) == k_rank)
       for (int other = 1; other < K_PARTS; ++other)
 #pragma unroll
-        for (int i = c * OF_64; i < (c + 1) * OF_64; i += 4) {
+        for (int i = c * SUMS_OF_64; i < (c + 1) * SUMS_OF_64; i += 4) {
           const float4 sums = load_cluster(shared_address(ring + i / 4 * THREADS + threadIdx.x),
                                            (k_rank + other) % K_PARTS);
           Sum* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
@@ -291,47 +297,47 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
       const Grid grid(m, n, k);
       const Producer producer{grid, w, sw, x, sx_of_groups, ring, full, rank};
       const Parts parts{grid, shares, cluster};
-      Stage stage;
+      PipelineState stage;
       Part part;
-      bool waits = true;  // weights are constant; activations may be what the previous kernel just wrote
-      for (int number = 0; parts.find(part, number); ++number) {
-        if constexpr (K_PARTS > 1) part = of_cluster(part, k_rank);
+      bool must_wait = true;  // weights are constant, activations may be the output of the previous kernel
+      for (int number = 0; parts.get(part, number); ++number) {
+        if constexpr (K_PARTS > 1) part = k_split_part(part, k_rank);
         for (int step = part.from; step < part.to; ++step) {
           mbarrier_wait(empty + stage.slot * 8, stage.parity ^ 1);
           producer.load_weights(stage.slot, part.output, step);
-          if (waits) wait_for_previous_kernel(), waits = false;
+          if (must_wait) wait_for_previous_kernel(), must_wait = false;
           producer.load_tokens(stage.slot, part.output, step);
           stage.next();
         }
       }
     }
     __syncwarp();
-    if constexpr (K_PARTS > 1) cluster_sync();  // that of reduce_over_k
+    if constexpr (K_PARTS > 1) cluster_sync();  // matches the one in reduce_over_k
   } else {
     setmaxnreg_increase<MORE_REGISTERS>();
     const Grid grid(m, n, k);
     const Parts parts{grid, shares, cluster};
     const int warpgroup = warp / 4;
-    Stage stage;
+    PipelineState stage;
 #if !DUAL_GRAINED
-    const Bias begins(bias_at, lane);
+    const Bias sum_bias(bias_at, lane);
     if (warpgroup == WARPGROUPS - 1) named_barrier_arrive(1, 256);
 #endif
     Part part;
-    for (int number = 0; parts.find(part, number); ++number) {
+    for (int number = 0; parts.get(part, number); ++number) {
 #if DUAL_GRAINED
-      if constexpr (K_PARTS > 1) part = of_cluster(part, k_rank);
+      if constexpr (K_PARTS > 1) part = k_split_part(part, k_rank);
       Sum total[GRANULES][GRANULE / 2] = {};
-      Weights weights[2];  // of the group that is multiplied and of the one that is widened
-      uint32_t done = 0;   // of the group before
+      Weights weights[2];  // one is multiplied while the other is dequantized
+      uint32_t used_stage = 0;   // `empty` mbarrier of the previous group's stage
       const auto add_group = [&](Weights& of_group, bool first) {
         const uint32_t at = ring + stage.slot * STAGE_BYTES;
         mbarrier_wait(full + stage.slot * 8, stage.parity);
         of_group = widened(at, warp, lane, false);
         multiply(total, of_group.a, swizzled_descriptor(at));
-        wgmma_wait<1>();  // the group before: its stage and its weights may be written again
-        if (!first) leave_stage(done, lane);
-        done = empty + stage.slot * 8;
+        wgmma_wait<1>();  // the previous group is complete: its stage and weights may be overwritten
+        if (!first) release_stage(used_stage, lane);
+        used_stage = empty + stage.slot * 8;
         stage.next();
       };
       int step = part.from;
@@ -345,24 +351,24 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
       for (int g = 0; g < GRANULES; ++g)
 #pragma unroll
         for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(total[g][i])::"memory");
-      if (part.from < part.to) leave_stage(done, lane);
+      if (part.from < part.to) release_stage(used_stage, lane);
       if constexpr (K_PARTS > 1) reduce_over_k(total, reinterpret_cast<float4*>(shared), k_rank);
 #else
       float total[GRANULES][GRANULE / 2] = {};
       Sums sums;
       if constexpr (BIASED)
 #pragma unroll
-        for (int i = 0; i < GRANULE / 2; ++i) sums.of[i] = BIAS_BITS;
+        for (int i = 0; i < GRANULE / 2; ++i) sums.values[i] = BIAS_BITS;
       mbarrier_wait(full + stage.slot * 8, stage.parity);
       uint32_t at = ring + stage.slot * STAGE_BYTES;
       Weights weights = widened(at, warp, lane, part.from == grid.groups - 1);
       for (int step = part.from; step < part.to; ++step) {
-        const uint32_t done = empty + stage.slot * 8;
+        const uint32_t used_stage = empty + stage.slot * 8;
         const uint64_t tokens = swizzled_descriptor(at);
         const float top = weights.top, bottom = weights.bottom;
         const bool more = step + 1 < part.to;
         stage.next();
-        const uint32_t next = more ? ring + stage.slot * STAGE_BYTES : at;  // after the last any
+        const uint32_t next = more ? ring + stage.slot * STAGE_BYTES : at;  // after the last step, any valid address
 #pragma unroll
         for (int g = 0; g < GRANULES; ++g) {
           if (g == GRANULES - 1 && more) mbarrier_wait(full + stage.slot * 8, stage.parity);
@@ -371,38 +377,38 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
           named_barrier_arrive(1 + (warpgroup + 1) % WARPGROUPS, 256);
           const TokenScales scales(at + TOKEN_SCALES_AT + g * GRANULE * 4, lane);
           wgmma_wait<0>();
-          sums.touch();
-          if (g == GRANULES - 1)  // between the conversions
+          sums.fence_registers();
+          if (g == GRANULES - 1)  // interleaved with the conversions of sums
             weights = widened(next, warp, lane, step + 1 == grid.groups - 1);
-          add_scaled(total[g], sums, top, bottom, scales, begins);
+          add_scaled(total[g], sums, top, bottom, scales, sum_bias);
         }
         at = next;
-        leave_stage(done, lane);
+        release_stage(used_stage, lane);
       }
 #endif
-      parts.find(part, number = opaque(number));  // not kept in registers meanwhile
+      parts.get(part, number = opaque(number));  // recomputed, to save registers in the mainloop
       const int first_token = grid.first_token(part.output), first_tile = grid.first_tile(part.output, rank);
       const Contributors contributors{0, 0, k_rank, 0, warp, lane};
       Owned owned;
       take_owned(owned, total, k_rank);
       if constexpr (STREAM_K) {
-        const auto place = [&](int c) { return (c * SHARERS + rank) * WARPS + warp; };
-        const auto share = [&](int c) { return partial_sums + place(c) * WARP_SHARE_FLOATS; };
+        const auto warp_index = [&](int c) { return (c * SHARERS + rank) * WARPS + warp; };
+        const auto warp_partials = [&](int c) { return partial_sums + warp_index(c) * WARP_SHARE_FLOATS; };
         if (part.from > 0) {
-          contributors.store_partial(owned, share(cluster), flags + place(cluster), launch);
+          contributors.store_partial(owned, warp_partials(cluster), flags + warp_index(cluster), launch);
           continue;
         }
         if (part.to < grid.steps)
           for (int c = cluster + 1; parts.begin_of(c) < (part.output + 1) * grid.steps; ++c)
-            contributors.add_partial(owned, share(c), flags + place(c), launch);
+            contributors.add_partial(owned, warp_partials(c), flags + warp_index(c), launch);
       }
       write_warp(owned, contributors.chunks(), ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, m, n,
                  (first_tile + warp) * MMA_ROWS, first_token + contributors.first_token(), sx, sn);
     }
 #if !DUAL_GRAINED
-    if (warpgroup == 0) named_barrier_sync(1, 256);  // the last warpgroup's arrival
+    if (warpgroup == 0) named_barrier_sync(1, 256);  // matches the last warpgroup's arrival
 #endif
   }
-  // Nobody's barriers go while another arrives at them, nor sums while another reads them.
+  // A block may exit once no other arrives at its mbarriers or reads its sums.
   if constexpr (SHARERS * K_PARTS > 1) cluster_sync();
 }

@@ -1,15 +1,15 @@
 // imma/group_gemm_tiled.cu: Y[M,N] = X[M,K] . W[N,K]^T on int8 tensor cores, 6- or 4-bit weights, many tokens.
 // Operands are those of imma/group_gemm.cu, so one packed weight serves decode and prefill.
 //
-// A block owns ROW_WARPS * ROW_TILES * 16 rows of W and TOKEN_WARPS * COL_TILES * 8 tokens. Weights,
-// tokens and scales of one group of k are a stage of a cp.async ring that all its warps share. Weights
-// are widened in registers, once for all tokens of a warp. K_SPLIT neighbouring blocks, a cluster, take
-// the groups in turn; partial sums are reduced in a fixed order: results are deterministic.
+// A block tile is ROW_WARPS * ROW_TILES * 16 rows of W and TOKEN_WARPS * COL_TILES * 8 tokens. Weights,
+// tokens and scales of one group of k are a stage of a cp.async pipeline of all warps. Weights are
+// dequantized in registers, once for all tokens of a warp. The K_SPLIT blocks of a cluster take the
+// groups round-robin; partial sums are reduced in a fixed order: results are deterministic.
 //
-// Blocks of the same rows are neighbours in the grid: weights come from memory once, then from L2.
+// Blocks of the same rows are adjacent in the grid: weights are read from DRAM once, then from L2.
 #if !defined(ROW_WARPS) || !defined(ROW_TILES) || !defined(TOKEN_WARPS) || !defined(COL_TILES) || \
     !defined(STAGES) || !defined(K_SPLIT)
-#error "ROW_WARPS, ROW_TILES, TOKEN_WARPS, COL_TILES, STAGES and K_SPLIT choose the kernel"
+#error "define ROW_WARPS, ROW_TILES, TOKEN_WARPS, COL_TILES, STAGES and K_SPLIT"
 #endif
 constexpr int THREADS = ROW_WARPS * TOKEN_WARPS * 32;
 constexpr int TILES = ROW_WARPS * ROW_TILES;
@@ -22,10 +22,10 @@ constexpr int OUT_PARTS = 1;
 #include "ptx/mma.cuh"
 
 constexpr int CHAINS = 4;  // column tiles at once: independent MMAs hide each other's latency
-static_assert(COL_TILES % CHAINS == 0, "whole chunks of column tiles");
-static_assert(STAGES >= 2, "one stage is computed while the others load");
+static_assert(COL_TILES % CHAINS == 0, "COL_TILES must be a multiple of CHAINS");
+static_assert(STAGES >= 2, "STAGES must be at least 2: one is multiplied while the others load");
 
-// 1: one block an SM is enough; else the compiler spills to make room for more.
+// At least one block per SM: without this bound, the compiler spills to fit more.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* x, const float* sx,
                  const half_bits* bias, half_bits* y, int m, int n, int k,
@@ -46,7 +46,7 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
     const int step = rank + s * K_SPLIT;
     if (step < steps) copies.load_weights(ring + s * STAGE_BYTES, w, sw, step);
   }
-  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+  wait_for_previous_kernel();  // weights are constant, activations may be its output
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
     const int step = rank + s * K_SPLIT;
@@ -59,7 +59,7 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
   int slot = 0;
   for (int step = rank; step < steps; step += K_SPLIT) {
     cp_async_wait<STAGES - 2>();
-    __syncthreads();  // everybody's copies have landed, and everybody has left the slot written below
+    __syncthreads();  // all copies are complete, and no warp still reads the slot that is written below
     const int ahead = step + (STAGES - 1) * K_SPLIT;
     const uint32_t ahead_stage = ring + (slot == 0 ? STAGES - 1 : slot - 1) * STAGE_BYTES;
     if (ahead < steps) {
@@ -90,7 +90,7 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
       scale[r][0] = weights.scale[0], scale[r][1] = weights.scale[1];
 #endif
 #if INT4_MMA
-      if (in_nibbles) scale[r][0] *= 16.0f, scale[r][1] *= 16.0f;  // sums are of codes themselves
+      if (in_nibbles) scale[r][0] *= 16.0f, scale[r][1] *= 16.0f;  // sums are of codes, not of 16 times the codes
 #endif
       if constexpr (!DUAL_GRAINED)
         bias_out[r][0] = -BIAS * scale[r][0], bias_out[r][1] = -BIAS * scale[r][1];
@@ -98,7 +98,7 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
 #pragma unroll
     for (int from = 0; from < COL_TILES; from += CHAINS) {
       TokenCodes codes[CHAINS];
-      [[maybe_unused]] float2 of_token[CHAINS];
+      [[maybe_unused]] float2 token_scale[CHAINS];
       [[maybe_unused]] int sum[CHAINS][ROW_TILES][4];
 #pragma unroll
       for (int j = 0; j < CHAINS; ++j) {
@@ -109,7 +109,7 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
           codes[j].half[half] =
               load_shared(stage + code_chunk(token, lane % 4 * 2 + half));
         if constexpr (A_GROUPED)
-          of_token[j] = load_shared_pair(stage + TOKEN_SCALES_AT + (first + lane % 4 * 2) * 4);
+          token_scale[j] = load_shared_pair(stage + TOKEN_SCALES_AT + (first + lane % 4 * 2) * 4);
       }
 #if INT4_MMA
       if (in_nibbles) {
@@ -160,7 +160,7 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
                 fmaf(__int_as_float(sum[j][r][i]), scale[r][i / 2], bias_out[r][i / 2]);
             float& t = total[r][from + j][i];
             if constexpr (A_GROUPED)
-              t = fmaf(scaled, i % 2 == 0 ? of_token[j].x : of_token[j].y, t);
+              t = fmaf(scaled, i % 2 == 0 ? token_scale[j].x : token_scale[j].y, t);
             else
               t += scaled;
           }
@@ -169,7 +169,7 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
 
-  // Through shared memory, [token][row], so that a token's outputs are written side by side.
+  // Through shared memory, [token][row], so that a token's outputs are written contiguously.
   cp_async_wait<0>();
   __syncthreads();
   float* out = reinterpret_cast<float*>(shared);

@@ -1,16 +1,16 @@
-// imma/group_gemm_wgmma.cu: Y[M,N] = X[M,K] . W[N,K]^T by Hopper's warpgroup MMA (WGMMA, int8), 6- or 4-bit
-// weights, many tokens. Weights are those of imma/group_gemm.cu, so one packed weight serves decode and prefill;
-// tokens are in the order of the MMA (imma/mma_order.cuh).
+// imma/group_gemm_wgmma.cu: Y[M,N] = X[M,K] . W[N,K]^T by warpgroup MMA (WGMMA, int8), 6- or 4-bit weights, many
+// tokens. Weights are those of imma/group_gemm.cu, so one packed weight serves decode and prefill; the k of tokens
+// are in the order of imma/mma_order.cuh.
 //
-// A warpgroup of four warps has 64 rows, widened in registers, and all TOKENS of the block, in granules
-// of 64. While the tensor cores are at one granule, the warps convert and scale the sums of the one before. While
-// they are at a group's last granule, the warps wait for the next group's stage (OVERLAPS).
-// DUAL_GRAINED: integers add up in the tensor cores' accumulators over all of K; while they are at one group,
-// the warps widen the next one's weights.
-// K_SPLIT neighbouring blocks, a cluster, take the groups in turn; partial sums are reduced in a fixed
-// order: results are deterministic.
+// A warpgroup multiplies 64 rows, dequantized in registers, with all TOKENS of the block, in granules of 64 tokens.
+// During the WGMMAs of one granule, the warps convert and scale the sums of the previous one. During those of a
+// group's last granule, they wait for the next group's stage (OVERLAPS).
+// DUAL_GRAINED: integers are accumulated over all of K by the tensor cores; during the WGMMAs of one group, the
+// warps dequantize the next group's weights.
+// The K_SPLIT blocks of a cluster take the groups round-robin; partial sums are reduced in a fixed order: results
+// are deterministic.
 #if !defined(WARPGROUPS) || !defined(GRANULES) || !defined(STAGES) || !defined(K_SPLIT)
-#error "WARPGROUPS, GRANULES, STAGES and K_SPLIT choose the kernel"
+#error "define WARPGROUPS, GRANULES, STAGES and K_SPLIT"
 #endif
 constexpr int THREADS = WARPGROUPS * 128;
 constexpr int TILES = WARPGROUPS * 4;
@@ -23,22 +23,22 @@ constexpr int OUT_PARTS = 1;
 #include "ptx/wgmma.cuh"
 
 constexpr int GRANULE = 64;
-// Whether a group begins while the tensor cores are at the one before. It costs two stages and registers. Without
-// it small blocks overlap each other: several fit on an SM.
+// Begin a group during the WGMMAs of the previous one. It costs two stages and registers. Without it several small
+// blocks fit on an SM and overlap each other.
 constexpr bool OVERLAPS = DUAL_GRAINED || (GRANULES > 1 && STAGES > 3);
 constexpr int AHEAD = OVERLAPS ? STAGES - 2 : STAGES - 1;
-static_assert(AHEAD >= 1, "while a stage is multiplied, with OVERLAPS two of them, others load");
+static_assert(AHEAD >= 1, "too few STAGES: besides one multiplied stage, with OVERLAPS two, at least one must load");
 
-// A lane's share of the sums of 64 rows and 64 tokens: as eight mma.m16n8k32 side by side.
+// A lane's accumulators of 64 rows and 64 tokens, as those of eight adjacent mma.m16n8k32.
 struct Sums {
-  int of[GRANULE / 2];
+  int values[GRANULE / 2];
 
-  __device__ inline int operator[](int i) const { return of[i]; }
+  __device__ inline int operator[](int i) const { return values[i]; }
 
-  // Keeps the compiler from reading the sums before they are there.
-  __device__ inline void touch() {
+  // Keeps the compiler from moving accesses to the sums across it.
+  __device__ inline void fence_registers() {
 #pragma unroll
-    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(of[i])::"memory");
+    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(values[i])::"memory");
   }
 };
 
@@ -63,7 +63,7 @@ __device__ inline void widen(Weights& weights, const WeightTile& packed) {
 }
 
 #if DUAL_GRAINED
-// Adds a group's products of 64 rows, of which this warp has 16, and all tokens.
+// Issue the WGMMAs of a group: 64 rows, 16 of them in this warp, and all tokens.
 __device__ inline void multiply(Sums (&total)[GRANULES], const Weights& weights, uint32_t tokens) {
   const uint64_t first = swizzled_descriptor(tokens);
   wgmma_fence();
@@ -71,34 +71,35 @@ __device__ inline void multiply(Sums (&total)[GRANULES], const Weights& weights,
   for (int i = 0; i < MMAS; ++i)
 #pragma unroll
     for (int g = 0; g < GRANULES; ++g)
-      wgmma_s8_m64n64k32(total[g].of, weights.a[i], advance_descriptor(first, g * GRANULE * GROUP + i * MMA_K), true);
+      wgmma_s8_m64n64k32(total[g].values, weights.a[i],
+                         advance_descriptor(first, g * GRANULE * GROUP + i * MMA_K), true);
   wgmma_commit();
 }
 #else
-// The sums over a group of 64 rows, of which this warp has 16, and the 64 tokens at `tokens`.
+// Issue the WGMMAs of a granule: 64 rows, 16 of them in this warp, and the 64 tokens at `tokens`.
 __device__ inline void multiply(Sums& sums, const Weights& weights, uint32_t tokens) {
   const uint64_t first = swizzled_descriptor(tokens);
-  sums.touch();
+  sums.fence_registers();
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < MMAS; ++i)
-    wgmma_s8_m64n64k32(sums.of, weights.a[i], advance_descriptor(first, i * MMA_K), i > 0);
+    wgmma_s8_m64n64k32(sums.values, weights.a[i], advance_descriptor(first, i * MMA_K), i > 0);
   wgmma_commit();
 }
 
 __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, float top, float bottom,
                                   uint32_t token_scales, int lane) {
-  sums.touch();
+  sums.fence_registers();
 #pragma unroll
   for (int j = 0; j < GRANULE / MMA_TOKENS; ++j) {
     float* t = total + 4 * j;
-    const int* s = sums.of + 4 * j;
+    const int* s = sums.values + 4 * j;
 #if A_GROUPED
-    const float2 of_token = load_shared_pair(token_scales + (j * MMA_TOKENS + lane % 4 * 2) * 4);
-    t[0] = fmaf(static_cast<float>(s[0]) * top, of_token.x, t[0]);
-    t[1] = fmaf(static_cast<float>(s[1]) * top, of_token.y, t[1]);
-    t[2] = fmaf(static_cast<float>(s[2]) * bottom, of_token.x, t[2]);
-    t[3] = fmaf(static_cast<float>(s[3]) * bottom, of_token.y, t[3]);
+    const float2 token_scale = load_shared_pair(token_scales + (j * MMA_TOKENS + lane % 4 * 2) * 4);
+    t[0] = fmaf(static_cast<float>(s[0]) * top, token_scale.x, t[0]);
+    t[1] = fmaf(static_cast<float>(s[1]) * top, token_scale.y, t[1]);
+    t[2] = fmaf(static_cast<float>(s[2]) * bottom, token_scale.x, t[2]);
+    t[3] = fmaf(static_cast<float>(s[3]) * bottom, token_scale.y, t[3]);
 #else
     t[0] = fmaf(static_cast<float>(s[0]), top, t[0]), t[1] = fmaf(static_cast<float>(s[1]), top, t[1]);
     t[2] = fmaf(static_cast<float>(s[2]), bottom, t[2]), t[3] = fmaf(static_cast<float>(s[3]), bottom, t[3]);
@@ -107,12 +108,12 @@ __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, float
 }
 #endif
 
-// Recomputed where needed: no registers are left to keep them.
+// Recomputed at every use, to save registers.
 __device__ inline int lane_of_warp() { return static_cast<int>(threadIdx.x) % 32; }
 __device__ inline int warp_of_block() { return static_cast<int>(threadIdx.x) / 32; }
 
-// A block's main loop over groups. It has no branches: where a branch decides whether WGMMAs are in flight, the
-// compiler serializes them.
+// The mainloop over groups. It has no branches: if a branch decides which WGMMAs are in flight, the compiler
+// serializes them.
 struct Pipeline {
   const Copies& copies;
   const unsigned char *w, *sw;
@@ -122,10 +123,10 @@ struct Pipeline {
   int steps;
   int slot = 0;
 
-  // Waits for a group's stage and starts to load another one.
+  // Wait for a group's stage and start to load another one.
   __device__ __forceinline__ uint32_t next_stage(int step) {
     cp_async_wait<AHEAD - 1>();
-    fence_async_proxy();  // what this thread copied is for the tensor cores to read
+    fence_async_proxy();  // WGMMAs read this thread's copies
     __syncthreads();
     const int ahead = step + AHEAD * K_SPLIT, ahead_slot = slot + AHEAD;
     const uint32_t ahead_stage =
@@ -149,10 +150,10 @@ struct Pipeline {
     const uint32_t stage = next_stage(step);
     widen(weights, packed(stage, step));
     multiply(total, weights, stage);
-    wgmma_wait<1>();  // the group before: its stage and its weights may be written again
+    wgmma_wait<1>();  // the previous group is complete: its stage and weights may be overwritten
   }
 #else
-  // Waits for a group and starts to multiply its first granule.
+  // Wait for a group's stage and issue the WGMMAs of its first granule.
   __device__ __forceinline__ uint32_t begin_group(Weights& weights, Sums& sums, int step) {
     const uint32_t stage = next_stage(step);
     widen(weights, packed(stage, step));
@@ -160,8 +161,8 @@ struct Pipeline {
     return stage;
   }
 
-  // The rest of a group that has begun. Unless it is the LAST, the next one has begun then, whose stage is
-  // returned. FIRST: the buffer of the first granule's sums.
+  // Finish a group that begin_group began. Unless it is the LAST, begin the next group too, and return its stage.
+  // FIRST: the buffer of the first granule's sums.
   template <int FIRST, bool LAST>
   __device__ __forceinline__ uint32_t finish_group(float (&total)[GRANULES][GRANULE / 2], Weights& weights,
                                                    Sums (&sums)[2], uint32_t stage, int step) {
@@ -177,7 +178,7 @@ struct Pipeline {
         wgmma_wait<0>();
       } else {
         next = next_stage(step + K_SPLIT);
-        wgmma_wait<0>();  // the tensor cores have read the weights that are replaced
+        wgmma_wait<0>();  // no WGMMA still reads the weights that are overwritten
         widen(weights, packed(next, step + K_SPLIT));
         multiply(sums[1 - buffer], weights, next);
       }
@@ -206,7 +207,7 @@ flexq_imma_wgmma(const unsigned char* w, const unsigned char* sw, const int8_t* 
     const int step = rank + s * K_SPLIT;
     if (step < steps) copies.load_weights(ring + s * STAGE_BYTES, w, sw, step);
   }
-  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+  wait_for_previous_kernel();  // weights are constant, activations may be its output
 #pragma unroll
   for (int s = 0; s < AHEAD; ++s) {
     const int step = rank + s * K_SPLIT;
@@ -217,7 +218,7 @@ flexq_imma_wgmma(const unsigned char* w, const unsigned char* sw, const int8_t* 
   Pipeline pipeline{copies, w, sw, x, sx, ring, steps};
 #if DUAL_GRAINED
   Sums total[GRANULES] = {};
-  Weights weights[2];  // of the group that is multiplied and of the one that is widened
+  Weights weights[2];  // one is multiplied while the other is dequantized
   int step = rank;
   for (; step + K_SPLIT < steps; step += 2 * K_SPLIT) {
     pipeline.add_group(total, weights[0], step);
@@ -226,11 +227,11 @@ flexq_imma_wgmma(const unsigned char* w, const unsigned char* sw, const int8_t* 
   if (step < steps) pipeline.add_group(total, weights[0], step);
   wgmma_wait<0>();
 #pragma unroll
-  for (int g = 0; g < GRANULES; ++g) total[g].touch();
+  for (int g = 0; g < GRANULES; ++g) total[g].fence_registers();
 #else
   float total[GRANULES][GRANULE / 2] = {};
   Weights weights;
-  Sums sums[2];  // of the granule that is multiplied and of the one that is scaled
+  Sums sums[2];  // one is accumulated while the other is scaled
   int step = rank;
   if constexpr (!OVERLAPS) {
     for (; step < steps; step += K_SPLIT) {
@@ -253,7 +254,7 @@ flexq_imma_wgmma(const unsigned char* w, const unsigned char* sw, const int8_t* 
   }
 #endif
 
-  // Through shared memory, [token][row], so that a token's outputs are written side by side.
+  // Through shared memory, [token][row], so that a token's outputs are written contiguously.
   cp_async_wait<0>();
   __syncthreads();
   float* out = reinterpret_cast<float*>(shared);

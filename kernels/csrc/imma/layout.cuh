@@ -1,8 +1,8 @@
-// imma/layout.cuh: layout of 6- and 4-bit weights in memory, for int8 tensor cores, and their widening in registers.
+// imma/layout.cuh: layout of 6- and 4-bit weights for int8 tensor cores, and their dequantization in registers.
 //
 // A tile is 16 rows of W and one group of 128 k: the sixteen A operand words that each of a warp's 32
-// lanes needs for four mma.m16n8k32. Tiles of the same rows follow each other along K, so a block
-// streams one contiguous range. Scales lie apart, so that every tile starts on a cache line.
+// lanes needs for four mma.m16n8k32. Tiles of the same rows are consecutive along K, so a block
+// streams one contiguous range. Scales are stored separately, so that every tile starts on a cache line.
 //
 //   W_BITS 6   bytes    0 .. 1535   uint4 [3][32 lanes]: twelve words, three for the four operand words of an MMA
 //   W_BITS 4   bytes    0 .. 1023   uint4 [2][32 lanes]: eight words, a nibble a weight
@@ -10,31 +10,31 @@
 //              two halves; DUAL_GRAINED: bytes scale, zero point, scale, zero point, each int8; W_BITS 6: two
 //              integers of 16 bits
 //
-// Lane l holds rows l/4 and l/4 + 8 and the 32 neighbouring k from 32·(l%4): a sum over k may be taken
-// in any order, and this one makes a lane's activations 32 neighbouring bytes of a token's row.
+// Lane l holds rows l/4 and l/4 + 8 and the 32 adjacent k from 32·(l%4). This permutation of k does not
+// change sums, and makes a lane's activations 32 adjacent bytes of a token's row.
 // Operand word o (0 .. 15) belongs to MMA o/4 as its register o%4: row l/4 + 8·(o%2), k from
 // 32·(l%4) + 8·(o/4) + 4·(o%4/2).
 //   W_BITS 6   o%4 < 3: the upper six bits of each byte of word 3·(o/4) + o%4. o%4 = 3: the lower two bits of each
-//              byte of these three words, the highest first. So three of four operands are one mask away, and
-//              four take nine instructions. DUAL_GRAINED: the lower six bits and the upper two, as many
-//   W_BITS 4   word 2·(o/4) + o%2, in the upper nibbles where o%4 >= 2. So a word is eight neighbouring k
-//              of a row, and the words themselves are A operands of the int4 tensor core.
+//              byte of these three words, the highest first. Three of four operands take one AND, all four take
+//              nine instructions. DUAL_GRAINED: the lower six bits and the upper two, with as many instructions
+//   W_BITS 4   word 2·(o/4) + o%2, in the upper nibbles where o%4 >= 2. A word is eight adjacent k of a row,
+//              and the words themselves are A operands of the int4 tensor core.
 //
-// The code goes to the top of a byte: the operand is 4·code or 16·code, so no sign extension is needed,
-// and the factor is divided out once at the end.
+// The code is in the top bits of a byte: the operand is 4·code or 16·code, so no sign extension is needed,
+// and the sums are divided by the factor once, in the epilogue.
 //
 // INT8_TAIL (Atom, arXiv 2310.19102): the last group has codes of 8 bits, in two tiles of nibbles. A code
 // is 16·a + b + 8 with a and b in -8 .. 7. The first tile has a and makes the operand 16·a + 8, the second
 // has b and makes 16·b, whose scale is a sixteenth.
 //
-// INT4_MMA: groups of 4-bit codes on both sides are multiplied by mma.m16n8k64.s4, straight from the tile;
-// activations are packed to nibbles in registers. Where there is no int4 tensor core, Hopper and later,
-// that would be emulated at a fortieth of the int8 rate.
+// INT4_MMA: groups with 4-bit codes of weights and activations are multiplied by mma.m16n8k64.s4, without
+// conversion of weights; activations are packed to nibbles in registers. Hopper and later have no int4
+// tensor core and would emulate it at a fortieth of the int8 rate.
 //
 // DUAL_GRAINED (DGQ, arXiv 2310.04836): nibbles are unsigned; the operand is scale·(nibble + zero point),
-// which the packer keeps within int8. Four at once: with 128 added each is a digit in 0 .. 255, so one
-// multiplication and one addition of words can't carry from one into the next. 6 bits: the same with a scale of
-// 1 .. 4 and a zero point of -32 everywhere, so that scale·code always fits.
+// which the packer keeps within int8. Four are computed by one multiplication and one addition of words: with
+// 128 added, each byte is in 0 .. 255, so none carries into the next. 6 bits: the same with a scale of 1 .. 4
+// and a zero point of -32 everywhere, so that scale·code always fits.
 #pragma once
 #include "imma/mma_order.cuh"
 #include "ptx/memory.cuh"
@@ -54,32 +54,29 @@
 #ifndef A_GROUPED
 #define A_GROUPED !DUAL_GRAINED
 #endif
-static_assert(W_BITS == 6 || W_BITS == 4, "6- or 4-bit weights");
-static_assert(W_BITS == 4 || !INT8_TAIL, "nibbles only");
-static_assert(!DUAL_GRAINED || !A_GROUPED, "sums over all of K have one scale a token");
+static_assert(W_BITS == 6 || W_BITS == 4, "W_BITS must be 6 or 4");
+static_assert(W_BITS == 4 || !INT8_TAIL, "INT8_TAIL needs W_BITS 4");
+static_assert(!DUAL_GRAINED || !A_GROUPED, "DUAL_GRAINED needs A_GROUPED 0: one scale per token for all of K");
 
 constexpr int GROUP = 128;  // values of k that share one scale
 constexpr int MMA_ROWS = 16, MMA_TOKENS = 8, MMA_K = 32;
-constexpr int MMAS = GROUP / MMA_K;     // to cross a group
+constexpr int MMAS = GROUP / MMA_K;     // per group
 constexpr int OPERAND_WORDS = 4 * MMAS;
-constexpr int INT4_MMAS = GROUP / 64;   // to cross a group in nibbles
+constexpr int INT4_MMAS = GROUP / 64;   // int4 MMAs per group
 constexpr int TILE_BYTES = MMA_ROWS * GROUP * W_BITS / 8;
 constexpr int LANE_WORDS = TILE_BYTES / 32 / 4;  // of a lane in a tile
-constexpr int LANE_K = 32;              // neighbouring k of a lane
-// What a sum of operands is divided by. The tensor core sees scale·(code + zero point) itself.
+constexpr int LANE_K = 32;              // adjacent k of a lane
+// Factor that turns sums of operands into sums of codes, or with DUAL_GRAINED of scale·(code + zero point).
 constexpr float OPERAND_UNIT = DUAL_GRAINED ? 1.0f : W_BITS == 6 ? 0.25f : 0.0625f;
-static_assert(TILE_BYTES % 128 == 0, "a tile is whole cache lines");
+static_assert(TILE_BYTES % 128 == 0, "TILE_BYTES must be a multiple of a cache line");
 
-// Tiles in a row of them, for K of so many groups; and the group that a tile's k are of.
+// Number of tiles along K, and the group of a tile.
 __device__ inline int tiles_along(int groups) { return groups + INT8_TAIL; }
 __device__ inline int group_of(int tile, [[maybe_unused]] int groups) {
   return INT8_TAIL ? min(tile, groups - 1) : tile;
 }
 
-// Tokens lie with k in its own order, or, for tensor cores that read them from shared memory, in that of
-// imma/mma_order.cuh.
-
-// A lane's accumulator over K: scaled sums of groups, or integers over all of K. Reductions through shared memory
+// Type of an accumulator over K: scaled sums of groups, or integers over all of K. Reductions through shared memory
 // exchange its bits.
 #if DUAL_GRAINED
 using Sum = int;
@@ -91,8 +88,7 @@ __device__ inline float bits_of(Sum sum) { return sum; }
 __device__ inline Sum sum_of(float bits) { return bits; }
 #endif
 
-// Epilogue of every kernel: sx of the token where it has one scale, sn of the feature where
-// DUAL_GRAINED.
+// Scaling in the epilogue of every kernel: by sx if a token has one scale, by sn if DUAL_GRAINED.
 __device__ inline float scaled_output(Sum sum, int token, int feature, [[maybe_unused]] const float* sx,
                                       [[maybe_unused]] const half_bits* sn) {
   float value = static_cast<float>(sum) * OPERAND_UNIT;
@@ -110,7 +106,7 @@ struct WeightTile {
   float scale[2];
 #endif
 #if INT8_TAIL
-  uint32_t filler;  // what lies below the nibble
+  uint32_t filler;  // the lower nibble of each operand byte
 #endif
 
   // scales: of this lane's rows. upper_tail: this tile is the first of the two of an INT8_TAIL.
@@ -142,7 +138,7 @@ struct WeightTile {
   }
 
 #if INT4_MMA
-  // The operand registers of int4 MMA q, whose sums are of codes, not of 16 times them.
+  // A operand registers of int4 MMA q. Its sums are of codes, not of 16 times the codes.
   __device__ inline void nibble_operands(uint32_t (&a)[4], int q) const {
 #pragma unroll
     for (int o = 0; o < 4; ++o) a[o] = words[4 * q + o];
@@ -150,7 +146,7 @@ struct WeightTile {
 #endif
 
 #if DUAL_GRAINED
-  // Four weights of row lane/4 + 8 * row from their unsigned codes.
+  // Four int8 operands of row lane/4 + 8 * row from their unsigned codes.
   __device__ inline uint32_t scaled(uint32_t codes, int row) const {
     return (codes * factor[row] + offset[row]) ^ 0x80808080u;
   }
@@ -159,15 +155,15 @@ struct WeightTile {
   // One A operand register of MMA o/4; o is a compile-time constant after unrolling.
   __device__ inline uint32_t operand(int o) const {
 #if W_BITS == 6
-    const uint32_t* of_mma = words + o / 4 * 3;
+    const uint32_t* mma_words = words + o / 4 * 3;
 #if DUAL_GRAINED
-    if (o % 4 < 3) return scaled(of_mma[o % 4] & 0x3F3F3F3Fu, o % 2);
-    const uint32_t first_two = selected_bits<0xC0C0C0C0u>(of_mma[0], of_mma[1] >> 2);
-    return scaled(selected_bits<0xF0F0F0F0u>(first_two, of_mma[2] >> 4) >> 2 & 0x3F3F3F3Fu, o % 2);
+    if (o % 4 < 3) return scaled(mma_words[o % 4] & 0x3F3F3F3Fu, o % 2);
+    const uint32_t first_two = selected_bits<0xC0C0C0C0u>(mma_words[0], mma_words[1] >> 2);
+    return scaled(selected_bits<0xF0F0F0F0u>(first_two, mma_words[2] >> 4) >> 2 & 0x3F3F3F3Fu, o % 2);
 #else
-    if (o % 4 < 3) return of_mma[o % 4] & 0xFCFCFCFCu;
-    const uint32_t upper = selected_bits<0xC0C0C0C0u>(of_mma[0] << 6, of_mma[1] << 4);
-    return selected_bits<0xF0F0F0F0u>(upper, of_mma[2] << 2) & 0xFCFCFCFCu;
+    if (o % 4 < 3) return mma_words[o % 4] & 0xFCFCFCFCu;
+    const uint32_t upper = selected_bits<0xC0C0C0C0u>(mma_words[0] << 6, mma_words[1] << 4);
+    return selected_bits<0xF0F0F0F0u>(upper, mma_words[2] << 2) & 0xFCFCFCFCu;
 #endif
 #else
     const uint32_t word = words[o / 4 * 2 + o % 2];
@@ -184,17 +180,18 @@ struct WeightTile {
   }
 };
 
-// B operand registers of MMA i, from a lane's 32 neighbouring k of one token.
+// A lane's 32 adjacent k of one token, in natural order. (For WGMMA, tokens are in that of imma/mma_order.cuh.)
 struct TokenCodes {
   uint4 half[2];
 
+  // B operand registers of MMA i.
   __device__ inline void operand(uint32_t (&b)[2], int i) const {
     const uint4& t = half[i / 2];
     b[0] = i % 2 == 0 ? t.x : t.z;
     b[1] = i % 2 == 0 ? t.y : t.w;
   }
 
-  // B operand registers of int4 MMA q: 4-bit codes in the nibbles where the weights have theirs.
+  // B operand registers of int4 MMA q: nibbles in the order of those of the weights.
   __device__ inline void nibbles(uint32_t (&b)[2], int q) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

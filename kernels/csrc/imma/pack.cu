@@ -2,9 +2,9 @@
 //   pack_weights    W_BITS 6: codes int8 [N, K], scales half [N, K/128]
 //                   -> tiles [N/16, K/128], scales half [N/16, K/128, 8, 2] (imma/layout.cuh)
 //   quantize_rows   x half [M, K] -> codes int8 [M, K_PAD], scales float [K/128, M_PAD]; codes of a
-//                   group in their own order or in that of the MMA. INT8_TAIL: k is channel order[k]
-//                   of x, int [K], the last group has 8 bits, and the others' codes span 0.9 of
-//                   their range
+//                   group in natural order or in that of imma/mma_order.cuh. INT8_TAIL: k is channel
+//                   order[k] of x, int [K], the last group has 8-bit codes, and the others' codes span
+//                   0.9 of their range
 // K/128 and N/16 are rounded up, K_PAD = 128 * steps, M_PAD is M rounded up to 8; padding is zero.
 #include "common/quantize.cuh"
 #include "imma/layout.cuh"
@@ -28,12 +28,12 @@ extern "C" __global__ void pack_weights(const int8_t* codes, const half_bits* sc
       const bool inside = row < n && first + byte < k;
       const uint32_t code =
           inside ? static_cast<uint32_t>(codes[static_cast<long long>(row) * k + first + byte]) : 0u;
-      uint32_t* of_mma = words + o / 4 * 3;
+      uint32_t* mma_words = words + o / 4 * 3;
       if (o % 4 < 3) {
-        of_mma[o % 4] |= (code & 63u) << (8 * byte + 2);
+        mma_words[o % 4] |= (code & 63u) << (8 * byte + 2);
       } else {
 #pragma unroll
-        for (int i = 0; i < 3; ++i) of_mma[i] |= (code >> (4 - 2 * i) & 3u) << (8 * byte);
+        for (int i = 0; i < 3; ++i) mma_words[i] |= (code >> (4 - 2 * i) & 3u) << (8 * byte);
       }
     }
   }
@@ -50,12 +50,12 @@ extern "C" __global__ void pack_weights(const int8_t* codes, const half_bits* sc
 #endif
 
 #ifdef A_BITS
-constexpr int QUANTIZE_WARPS = 8;  // of a block; each has a step
-// The share of a group's range that Atom's 4-bit codes span (arXiv 2310.19102, section 4.4).
+constexpr int QUANTIZE_WARPS = 8;  // of a block, one group each
+// Fraction of a group's range that Atom's 4-bit codes span (arXiv 2310.19102, section 4.4).
 constexpr float HEAD_SHARE = INT8_TAIL ? 0.9f : 1.0f;
 
-// Codes of quantize.cuh with one scale a group.
-// grid: (K/128 over QUANTIZE_WARPS, M_PAD); a lane has four neighbouring k.
+// Codes of quantize.cuh with one scale per group.
+// grid: (K/128 over QUANTIZE_WARPS, M_PAD); a lane has four adjacent k.
 extern "C" __global__ void quantize_rows(const half_bits* x, uint32_t* codes, float* scales, int m,
                                          int k, int in_mma_order,
                                          [[maybe_unused]] const int* order) {
@@ -68,7 +68,7 @@ extern "C" __global__ void quantize_rows(const half_bits* x, uint32_t* codes, fl
   const half_bits* row = x + static_cast<long long>(token) * k;
   const half_bits* at = row + first;
   float value[4] = {};
-  const bool aligned = k % 4 == 0 && reinterpret_cast<uint64_t>(x) % 8 == 0;  // so all rows are
+  const bool aligned = k % 4 == 0 && reinterpret_cast<uint64_t>(x) % 8 == 0;  // of all rows
   if constexpr (INT8_TAIL) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)

@@ -1,11 +1,11 @@
-// imma/stream_k.cuh: stream-K for persistent thread blocks, one an SM: the division of the steps of K of output
-// tiles among them. warp_sums.cuh reduces their partial sums.
+// imma/stream_k.cuh: stream-K for persistent thread blocks, one per SM: the assignment of output tiles and steps of K
+// to clusters. warp_sums.cuh reduces the partial sums.
 //
 // The including source defines TOKENS, TILES, SHARERS and STREAM_K first.
 #pragma once
 #include "imma/layout.cuh"
 
-// The problem, as producer and consumers see it. An output is a tile: ROWS * SHARERS rows of one block of tokens.
+// The problem shape in tiles. An output tile is TILES * 16 * SHARERS rows of one block of tokens.
 struct Grid {
   int m, n, groups, steps, row_tiles, token_blocks, outputs;
 
@@ -23,30 +23,30 @@ struct Grid {
   }
 };
 
-// Steps from .. to - 1 of an output tile.
+// A work unit: steps from .. to - 1 of an output tile.
 struct Part {
   int output, from, to;
 };
 
-// The work of a cluster: an equal share of the steps of the first `shared` output tiles, then every clusters-th
-// of the others. The launcher divides, so that values stay uniform over a warp: a share is `each` steps, one more
-// for the first `longer`; inverse is 2^32 / steps, rounded up.
+// A cluster computes an equal share of the steps of the first `shared` output tiles, then whole output tiles, assigned
+// round-robin. The launcher computes these values, so that they are uniform over a warp: a share is `each` steps, one
+// more for the first `longer` clusters; inverse is 2^32 / steps, rounded up.
 struct Shares {
   int shared, each, longer;
   uint32_t inverse;
 };
 
-// Parts of a cluster's work by number, recomputed from few values to save registers.
+// Work units of a cluster by number, recomputed from few values to save registers.
 struct Parts {
   const Grid& grid;
   const Shares& shares;
   int cluster;
 
-  __device__ inline int begin_of(int of_cluster) const {
-    return of_cluster * shares.each + min(of_cluster, shares.longer);
+  __device__ inline int begin_of(int index) const {
+    return index * shares.each + min(index, shares.longer);
   }
-  // Whether there is part `number`.
-  __device__ inline bool find(Part& part, int number) const {
+  // Compute work unit `number`; false if there is none.
+  __device__ inline bool get(Part& part, int number) const {
     part.from = 0, part.to = grid.steps;
     if constexpr (STREAM_K) {
       const int begin = begin_of(cluster), end = begin_of(cluster + 1);

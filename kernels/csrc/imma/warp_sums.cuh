@@ -1,9 +1,9 @@
-// imma/warp_sums.cuh: reduction and output of a warp's accumulators, 16 rows of W and all TOKENS of a block.
+// imma/warp_sums.cuh: reduction and epilogue of a warp's accumulators, 16 rows of W and all TOKENS of a block.
 //
-// CONTRIBUTORS warps of a cluster, K_SETS of each of its K_PARTS blocks, have the same rows and divide K. Each of them
-// owns some chunks of 16 tokens and adds up the others' sums of these, in the order of contributors. Sums go to their
-// owner by asynchronous stores into its shared memory, whose bytes an mbarrier counts: only the warps of the same
-// rows wait for each other. Stream-K goes on from there, through memory, each warp with a flag of its own.
+// CONTRIBUTORS warps of a cluster, K_SETS in each of its K_PARTS blocks, have the same rows and split K. Each of them
+// owns some chunks of 16 tokens and reduces their partial sums, in the order of contributors. Partial sums are sent to
+// their owner's shared memory by asynchronous stores, counted by an mbarrier: only warps of the same rows wait for each
+// other. Stream-K then reduces over clusters, through global memory, with one flag per warp.
 //
 // The including source defines TOKENS, TILES, GRANULES, GRANULE, K_PARTS and K_SETS first.
 #pragma once
@@ -15,15 +15,15 @@
 
 constexpr int CHUNK = 16, CHUNKS = TOKENS / CHUNK, CONTRIBUTORS = K_PARTS * K_SETS;
 constexpr int MOST_CHUNKS = (CHUNKS + CONTRIBUTORS - 1) / CONTRIBUTORS;  // that a contributor owns
-constexpr bool EVEN = CHUNKS % CONTRIBUTORS == 0;                        // all own as many
-constexpr int HALF_BYTES = 32 * 16, CHUNK_BYTES = 2 * HALF_BYTES;        // sums of 16 rows and 8 tokens, of 16
-constexpr int SLOT_BYTES = MOST_CHUNKS * CHUNK_BYTES;                    // of one contributor's sums at an owner
+constexpr bool EVEN = CHUNKS % CONTRIBUTORS == 0;                        // all own equally many
+constexpr int HALF_BYTES = 32 * 16, CHUNK_BYTES = 2 * HALF_BYTES;        // sums of 16 rows and 8 or 16 tokens
+constexpr int SLOT_BYTES = MOST_CHUNKS * CHUNK_BYTES;                    // for one contributor's sums at an owner
 constexpr int WARP_SLOTS_BYTES = (CONTRIBUTORS - 1) * SLOT_BYTES;
-// Partial sums of a warp in memory. Where they are few each has a mark beside it, the number of the launch: nobody waits
-// for a fence. Memory with marks is set to zero once for each replay of a graph, so it should not be large.
+// Partial sums of a warp in global memory. MARKED, if they are few: each has the number of the launch as its mark, so
+// that no flag and fence is needed. Marked memory is zeroed once per replay of a graph, so it should not be large.
 constexpr bool MARKED = CONTRIBUTORS > 1;
-constexpr int READ_AT_ONCE = EVEN && MOST_CHUNKS % 2 == 0 ? 4 : 2;  // sums of 8 tokens, while waiting for their marks
-static_assert(!MARKED || MOST_CHUNKS * 2 % READ_AT_ONCE == 0, "none is read past the last");
+constexpr int READ_AT_ONCE = EVEN && MOST_CHUNKS % 2 == 0 ? 4 : 2;  // sums of 8 tokens, polled together
+static_assert(!MARKED || MOST_CHUNKS * 2 % READ_AT_ONCE == 0, "READ_AT_ONCE must divide the sums of a warp");
 constexpr int WARP_SHARE_FLOATS = SLOT_BYTES / 4 * (MARKED ? 2 : 1);
 constexpr int OUT_CHUNKS = MOST_CHUNKS < 4 ? MOST_CHUNKS : 4;            // that are written at once
 constexpr int WARP_OUT_BYTES = OUT_CHUNKS * CHUNK * MMA_ROWS * 2;
@@ -31,13 +31,13 @@ constexpr int WARP_BARRIER_BYTES = CONTRIBUTORS > 1 ? 16 : 0;            // two 
 
 using Total = Sum[GRANULES][GRANULE / 2];
 
-// A lane's sums of the chunks that its warp owns, four for each 8 tokens.
+// A lane's sums of the chunks that its warp owns; four per 8 tokens.
 using Owned = Sum[MOST_CHUNKS * 2][4];
 
 __device__ constexpr int first_chunk_of(int owner) { return (owner * CHUNKS + CONTRIBUTORS - 1) / CONTRIBUTORS; }
 __device__ constexpr int chunks_of(int owner) { return first_chunk_of(owner + 1) - first_chunk_of(owner); }
 
-// Sum e of an owner's i-th 8 tokens. The owner is no constant: a choice among registers.
+// Sum e of the i-th 8 tokens of `owner`. The owner is known at run time only: this selects among registers.
 __device__ inline Sum sum_for(const Total& total, int owner, int i, int e) {
   Sum chosen = 0;
 #pragma unroll
@@ -65,35 +65,35 @@ __device__ inline void take_owned(Owned& owned, const Total& total, int owner) {
     for (int e = 0; e < 4; ++e) owned[i][e] = sum_for(total, owner, i, e);
 }
 
-// The warps that share rows, as one of them sees them. slots: WARP_SLOTS_BYTES for each warp of a block; barriers: two
-// for each, of the phase in which its slots fill, and of the one in which its own sums are read.
+// One of the warps that share rows. slots: WARP_SLOTS_BYTES for each warp of a block. barriers: two mbarriers for each
+// warp; `filled` completes when its slots have all sums, `taken` when all owners have read this warp's sums.
 struct Contributors {
   uint32_t slots, barriers;
   int k_rank, set, tile, lane;
 
-  __device__ inline int me() const { return k_rank * K_SETS + set; }
-  __device__ inline int chunks() const { return EVEN ? MOST_CHUNKS : chunks_of(me()); }
-  __device__ inline int first_token() const { return first_chunk_of(me()) * CHUNK; }
-  __device__ inline int warp_of(int of_set) const { return of_set * TILES + tile; }
-  __device__ inline uint32_t filled(int of_set) const { return barriers + warp_of(of_set) * 16; }
-  __device__ inline uint32_t taken(int of_set) const { return filled(of_set) + 8; }
-  __device__ inline uint32_t slots_of(int of_set) const { return slots + warp_of(of_set) * WARP_SLOTS_BYTES + lane * 16; }
+  __device__ inline int index() const { return k_rank * K_SETS + set; }
+  __device__ inline int chunks() const { return EVEN ? MOST_CHUNKS : chunks_of(index()); }
+  __device__ inline int first_token() const { return first_chunk_of(index()) * CHUNK; }
+  __device__ inline int warp_of(int k_set) const { return k_set * TILES + tile; }
+  __device__ inline uint32_t filled(int k_set) const { return barriers + warp_of(k_set) * 16; }
+  __device__ inline uint32_t taken(int k_set) const { return filled(k_set) + 8; }
+  __device__ inline uint32_t slots_of(int k_set) const { return slots + warp_of(k_set) * WARP_SLOTS_BYTES + lane * 16; }
 
-  // All barriers of a block, by one thread; cluster_arrive by all follows.
+  // Initialize all mbarriers of a block, by one thread; then all threads call cluster_arrive.
   static __device__ inline void initialize(uint32_t barriers) {
     for (int w = 0; w < TILES * K_SETS; ++w)
       mbarrier_init(barriers + w * 16, 1), mbarrier_init(barriers + w * 16 + 8, CONTRIBUTORS - 1);
     fence_mbarrier_init();
   }
 
-  // All contributors' sums of the chunks that this warp owns. number: of reductions before this one; more: whether
-  // there is one behind it.
+  // Reduce all contributors' sums of the chunks that this warp owns. number: of earlier reductions; more: another
+  // reduction follows.
   __device__ inline void reduce(Owned& owned, const Total& total, int number, bool more) const {
-    if (number == 0) cluster_wait();  // for other blocks' barriers
+    if (number == 0) cluster_wait();  // other blocks have initialized their mbarriers
     else mbarrier_wait(taken(set), (number - 1) & 1);
 #pragma unroll
     for (int other = 1; other < CONTRIBUTORS; ++other) {
-      const int owner = (me() + other) % CONTRIBUTORS, slot = me() < owner ? me() : me() - 1;
+      const int owner = (index() + other) % CONTRIBUTORS, slot = index() < owner ? index() : index() - 1;
       const uint32_t to = map_shared_rank(slots_of(owner % K_SETS) + slot * SLOT_BYTES, owner / K_SETS);
       const uint32_t barrier = map_shared_rank(filled(owner % K_SETS), owner / K_SETS);
       take_owned(owned, total, owner);
@@ -101,7 +101,7 @@ struct Contributors {
       for (int i = 0; i < MOST_CHUNKS * 2; ++i)
         if (EVEN || i / 2 < chunks_of(owner)) store_async(to + i * HALF_BYTES, packed_bits(owned[i]), barrier);
     }
-    take_owned(owned, total, me());
+    take_owned(owned, total, index());
     if (lane == 0) mbarrier_arrive_expect_tx(filled(set), (CONTRIBUTORS - 1) * chunks() * CHUNK_BYTES);
     __syncwarp();
     mbarrier_wait(filled(set), number & 1);
@@ -115,20 +115,21 @@ struct Contributors {
                  __uint_as_float(other.w));
       }
     __syncwarp();
-    if (more && lane < CONTRIBUTORS && lane != me()) mbarrier_arrive_remote(taken(lane % K_SETS), lane / K_SETS);
+    if (more && lane < CONTRIBUTORS && lane != index()) mbarrier_arrive_remote(taken(lane % K_SETS), lane / K_SETS);
   }
 
-  // Store this warp's sums for the one that has the first groups of this output, with the number of this launch.
-  __device__ inline void store_partial(const Owned& owned, float* share, [[maybe_unused]] int* flag, int launch) const {
+  // Store this warp's partial sums for the cluster that has the first groups of this output tile.
+  __device__ inline void store_partial(const Owned& owned, float* warp_partials, [[maybe_unused]] int* flag,
+                                       int launch) const {
 #pragma unroll
     for (int i = 0; i < MOST_CHUNKS * 2; ++i) {
       if (!EVEN && i / 2 >= chunks()) continue;
       const float4 sums = packed_bits(owned[i]);
       if constexpr (MARKED) {
-        Marked* to = reinterpret_cast<Marked*>(share) + i * 64 + lane;
+        Marked* to = reinterpret_cast<Marked*>(warp_partials) + i * 64 + lane;
         store_marked(to, Marked(sums.x, sums.y, launch)), store_marked(to + 32, Marked(sums.z, sums.w, launch));
       } else {
-        reinterpret_cast<float4*>(share)[i * 32 + lane] = sums;
+        reinterpret_cast<float4*>(warp_partials)[i * 32 + lane] = sums;
       }
     }
     if constexpr (!MARKED) {
@@ -138,25 +139,25 @@ struct Contributors {
   }
 
   // Wait for another cluster's partial sums and add them.
-  __device__ inline void add_partial(Owned& owned, const float* share, [[maybe_unused]] const int* flag,
+  __device__ inline void add_partial(Owned& owned, const float* warp_partials, [[maybe_unused]] const int* flag,
                                      int launch) const {
     if constexpr (MARKED) {
 #pragma unroll
       for (int first = 0; first < MOST_CHUNKS * 2; first += READ_AT_ONCE) {
         if (!EVEN && first / 2 >= chunks()) continue;
         Marked sums[READ_AT_ONCE * 2];
-        const Marked* from = reinterpret_cast<const Marked*>(share) + first * 64 + lane;
-        const auto last_is_there = [&] { return load_marked(from + (READ_AT_ONCE * 2 - 1) * 32).has(launch); };
-        while (!__all_sync(0xFFFFFFFFu, last_is_there())) {  // one request of a lane at a time: others still multiply
+        const Marked* from = reinterpret_cast<const Marked*>(warp_partials) + first * 64 + lane;
+        const auto last_is_ready = [&] { return load_marked(from + (READ_AT_ONCE * 2 - 1) * 32).has(launch); };
+        while (!__all_sync(0xFFFFFFFFu, last_is_ready())) {  // one load per lane, to leave bandwidth to other warps
         }
-        bool there;
+        bool ready;
         do {
-          there = true;
+          ready = true;
 #pragma unroll
           for (int i = 0; i < READ_AT_ONCE * 2; ++i) sums[i] = load_marked(from + i * 32);
 #pragma unroll
-          for (int i = 0; i < READ_AT_ONCE * 2; ++i) there = there && sums[i].has(launch);
-        } while (!__all_sync(0xFFFFFFFFu, there));
+          for (int i = 0; i < READ_AT_ONCE * 2; ++i) ready = ready && sums[i].has(launch);
+        } while (!__all_sync(0xFFFFFFFFu, ready));
 #pragma unroll
         for (int i = 0; i < READ_AT_ONCE; ++i)
           add_bits(owned[first + i], sums[2 * i].value(0), sums[2 * i].value(1), sums[2 * i + 1].value(0),
@@ -169,21 +170,21 @@ struct Contributors {
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < MOST_CHUNKS * 2; ++i) {
-        const float4 other = load_uncached(reinterpret_cast<const float4*>(share) + i * 32 + lane);
+        const float4 other = load_uncached(reinterpret_cast<const float4*>(warp_partials) + i * 32 + lane);
         add_bits(owned[i], other.x, other.y, other.z, other.w);
       }
     }
   }
 };
 
-// Two neighbouring tokens' scales; past M_PAD zeros.
-__device__ inline float2 scales_of_two(const float* sx, int token, int m) {
+// Scales of two adjacent tokens; past M_PAD zeros.
+__device__ inline float2 load_scale_pair(const float* sx, int token, int m) {
   const int m_padded = (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS;
   return token < m_padded ? load_written(reinterpret_cast<const float2*>(sx + token)) : make_float2(0.0f, 0.0f);
 }
 
-// A warp's 16 rows of the tokens that it owns, from first_token on, through WARP_OUT_BYTES of shared memory of its own, so
-// that a token's 16 are written at once.
+// Write a warp's 16 rows of the tokens that it owns, from first_token on, through its WARP_OUT_BYTES of shared memory,
+// so that the 16 outputs of a token are written together.
 __device__ inline void write_warp(const Owned& owned, int chunks, uint32_t out, const half_bits* bias, half_bits* y, int m,
                                   int n, int first_feature, int first_token, [[maybe_unused]] const float* sx,
                                   [[maybe_unused]] const half_bits* sn) {
@@ -194,17 +195,17 @@ __device__ inline void write_warp(const Owned& owned, int chunks, uint32_t out, 
   for (int i = 0; i < 2; ++i)
     b[i] = bias == nullptr ? 0.0f : half_to_float(bias[min(first_feature + lane / 4 + 8 * i, n - 1)]);
 #if DUAL_GRAINED
-  float of_feature[2];
+  float feature_scale[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) of_feature[i] = half_to_float(sn[min(first_feature + lane / 4 + 8 * i, n - 1)]);
+  for (int i = 0; i < 2; ++i) feature_scale[i] = half_to_float(sn[min(first_feature + lane / 4 + 8 * i, n - 1)]);
 #endif
 #pragma unroll
   for (int c = 0; c < MOST_CHUNKS; c += OUT_CHUNKS) {
 #if DUAL_GRAINED
-    float2 of_tokens[OUT_CHUNKS * 2];  // of each two once, for both rows
+    float2 token_scales[OUT_CHUNKS * 2];  // loaded once for both rows
 #pragma unroll
     for (int j = 0; j < OUT_CHUNKS * 2; ++j)
-      of_tokens[j] = scales_of_two(sx, first_token + (c * 2 + j) * MMA_TOKENS + lane % 4 * 2, m);
+      token_scales[j] = load_scale_pair(sx, first_token + (c * 2 + j) * MMA_TOKENS + lane % 4 * 2, m);
 #endif
 #pragma unroll
     for (int q = 0; q < OUT_CHUNKS; ++q) {
@@ -217,9 +218,9 @@ __device__ inline void write_warp(const Owned& owned, int chunks, uint32_t out, 
         const Sum* t = &owned[eight][i % 2 * 2];
         half_bits h[2];
 #if DUAL_GRAINED
-        const float2 of_two = of_tokens[eight - c * 2];
-        h[0] = float_to_half(static_cast<float>(t[0]) * of_feature[i % 2] * of_two.x + b[i % 2]);
-        h[1] = float_to_half(static_cast<float>(t[1]) * of_feature[i % 2] * of_two.y + b[i % 2]);
+        const float2 pair_scales = token_scales[eight - c * 2];
+        h[0] = float_to_half(static_cast<float>(t[0]) * feature_scale[i % 2] * pair_scales.x + b[i % 2]);
+        h[1] = float_to_half(static_cast<float>(t[1]) * feature_scale[i % 2] * pair_scales.y + b[i % 2]);
 #else
 #pragma unroll
         for (int e = 0; e < 2; ++e) {

@@ -1,14 +1,14 @@
-// probes/read.cu: probes.
+// probes/read.cu: probes of DRAM bandwidth and launch latency.
 //   read_words   reads uint4 [chunks] once and nothing else: the floor of a weight-bound kernel
 //   empty        a launch that does nothing
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 
 #if !defined(UNROLL) || !defined(OVERLAP)
-#error "UNROLL: 16-byte loads in flight a thread; OVERLAP: 1 to start before the last kernel ended"
+#error "define UNROLL, 16-byte loads in flight per thread, and OVERLAP, 1: start before the previous kernel ends"
 #endif
 
-// sums[block] = sum over the block's words, modulo 2^32, so that no load can be left out.
+// sums[block] = sum of the block's words, modulo 2^32, so that the compiler cannot remove loads.
 extern "C" __global__ void __launch_bounds__(1024)
 read_words(const uint4* words, uint32_t* sums, int chunks) {
   const uint64_t policy = evict_first_policy();

@@ -1,7 +1,7 @@
 // probes/spin.cu: a launch of known duration, to test that comparisons detect a change of known size.
-//   spin   waits until CYCLES cycles of its SM's clock are over; cell[0] = cycles that it waited
+//   spin   waits for CYCLES cycles of its SM's clock; cell[0] = cycles waited
 #if !defined(CYCLES)
-#error "CYCLES: of the SM's clock, from the kernel's first instruction on"
+#error "define CYCLES, of the SM's clock"
 #endif
 
 extern "C" __global__ void __launch_bounds__(32) spin(long long* cell) {

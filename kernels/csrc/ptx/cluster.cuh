@@ -11,7 +11,7 @@ __device__ inline void cluster_sync() {
                    : "memory");
 }
 
-// 16 bytes of another block's shared memory; `shared` is the address in one's own.
+// Load 16 bytes of block `rank`'s shared memory, at the address that is `shared` in this block.
 __device__ inline float4 load_cluster(uint32_t shared, uint32_t rank) {
   uint32_t address;
   float4 v;
@@ -23,8 +23,8 @@ __device__ inline float4 load_cluster(uint32_t shared, uint32_t rank) {
   return v;
 }
 
-// An mbarrier of one phase, initialized by one thread, which sets the expected bytes by mbarrier_arrive_expect_tx,
-// before or after they arrive. Other blocks may store once cluster_wait has returned.
+// Initialize an mbarrier that is used for one phase. The same thread sets the expected bytes by
+// mbarrier_arrive_expect_tx, before or after they arrive. Other blocks may store after cluster_wait.
 __device__ inline void mbarrier_init_for_cluster(uint32_t mbarrier) {
   asm volatile(
       "mbarrier.init.shared::cta.b64 [%0], 1;\n"
@@ -32,7 +32,7 @@ __device__ inline void mbarrier_init_for_cluster(uint32_t mbarrier) {
       : "memory");
 }
 
-// All threads, each warp together.
+// Executed by all threads of the cluster, with converged warps.
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -41,14 +41,14 @@ __device__ inline void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Address in block `rank` of what this block has at `shared`.
+// Address in block `rank` that corresponds to `shared` in this block.
 __device__ inline uint32_t map_shared_rank(uint32_t shared, uint32_t rank) {
   uint32_t address;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
   return address;
 }
 
-// Asynchronous store of 16 bytes to another block's shared memory; its mbarrier counts them.
+// Asynchronous store of 16 bytes to another block's shared memory; `mbarrier` of that block counts them.
 __device__ inline void store_async(uint32_t to, const float4& v, uint32_t mbarrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
@@ -56,6 +56,6 @@ __device__ inline void store_async(uint32_t to, const float4& v, uint32_t mbarri
       : "memory");
 }
 
-// Wait for the bytes of mbarrier_init_for_cluster's phase.
+// Wait for the only phase of an mbarrier of mbarrier_init_for_cluster.
 __device__ inline void mbarrier_wait_first_phase(uint32_t mbarrier) { mbarrier_wait(mbarrier, 0); }
 #endif

@@ -11,7 +11,7 @@ __device__ inline void cp_async_16(uint32_t shared, const void* global, uint64_t
                "l"(global), "l"(policy));
 }
 
-// 16 bytes, or 16 zeros where `inside` is false; nothing is read then.
+// Copy 16 bytes; unless `inside`, write 16 zeros and read nothing.
 __device__ inline void cp_async_16_or_zero(uint32_t shared, const void* global, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(inside ? 16 : 0));

@@ -1,7 +1,7 @@
 // launch.cuh: programmatic dependent launch (PTX ISA, griddepcontrol).
 #pragma once
 
-// Programmatic dependent launch; no-ops where the architecture has none.
+// No-ops before compute capability 9.0.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

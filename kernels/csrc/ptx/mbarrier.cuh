@@ -1,5 +1,4 @@
-// mbarrier.cuh: Hopper's mbarriers, 8 bytes in shared memory each, that count arrivals and transaction bytes
-// (PTX ISA, mbarrier).
+// mbarrier.cuh: mbarriers with transaction counts (PTX ISA, mbarrier); each has 8 bytes of shared memory.
 #pragma once
 #include "ptx/types.cuh"
 
@@ -8,7 +7,7 @@ __device__ inline void mbarrier_init(uint32_t mbarrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mbarrier), "r"(arrivals) : "memory");
 }
 
-// Behind mbarrier_init, before any other thread or block uses them.
+// After mbarrier_init, before another thread or block uses the mbarriers.
 __device__ inline void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -32,7 +31,7 @@ __device__ inline void mbarrier_arrive_remote(uint32_t mbarrier, uint32_t rank) 
       : "memory");
 }
 
-// Wait until the phase of this parity has ended.
+// Wait until the phase of this parity has completed.
 __device__ inline void mbarrier_wait(uint32_t mbarrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nWAITING_%=:\n"

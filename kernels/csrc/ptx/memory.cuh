@@ -6,14 +6,14 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// L2 policy for bytes that are read once and would only push out what is read again.
+// L2 policy for data that is read once, so that it does not evict data that is read again.
 __device__ inline uint64_t evict_first_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-// 16 bytes past L1, evicted from L2 first.
+// Load 16 bytes without allocation in L1, evict-first in L2 (`policy`).
 __device__ inline uint4 load_once(const uint4* global, uint64_t policy) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
@@ -49,8 +49,8 @@ __device__ inline uint32_t load_shared_word(uint32_t shared) {
   return v;
 }
 
-// Data that an earlier kernel of the stream wrote. Not ld.global.nc, which needs data that is constant while this
-// kernel runs: with programmatic dependent launch it starts before the earlier one has ended.
+// Loads of data that an earlier kernel of the stream wrote. Not ld.global.nc, which requires data that is constant
+// while this kernel runs: with programmatic dependent launch, this kernel starts before the earlier one has ended.
 __device__ inline uint4 load_written(const uint4* global) {
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -95,14 +95,13 @@ __device__ inline uint32_t load_written(const uint8_t* global) {
   return v;
 }
 
-// Load of a constant that the compiler may not move to its first use.
+// Load of a constant; volatile, so that the compiler does not move it to its first use.
 __device__ inline half_bits load_early(const half_bits* global) {
   half_bits value;
   asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(global));
   return value;
 }
 
-// Prefetch of data that is read once, later.
 __device__ inline void prefetch_to_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }

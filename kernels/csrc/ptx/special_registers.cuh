@@ -2,7 +2,7 @@
 #pragma once
 #include "ptx/types.cuh"
 
-// ns since the timer began, the same for all SMs.
+// Nanoseconds; all SMs read the same timer.
 __device__ inline long long global_ns() {
   long long ns;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));

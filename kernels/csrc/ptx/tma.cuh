@@ -1,15 +1,15 @@
-// tma.cuh: copies of boxes of memory by Hopper's Tensor Memory Accelerator (TMA), which complete on an mbarrier
-// of the receiver (PTX ISA, cp.async.bulk.tensor).
+// tma.cuh: loads of tensor boxes by the Tensor Memory Accelerator (TMA). They complete on an mbarrier of the
+// destination (PTX ISA, cp.async.bulk.tensor).
 #pragma once
 #include "ptx/mbarrier.cuh"
 
 #if __CUDA_ARCH__ >= 900
-// A tensor map as the driver encodes it (cuTensorMapEncodeTiled), a kernel's __grid_constant__ argument.
+// A tensor map of cuTensorMapEncodeTiled, passed as a __grid_constant__ argument.
 struct alignas(64) TensorMap {
-  uint64_t of[16];
+  uint64_t words[16];
 };
 
-// A map is read through a cache of its own: prefetch it before the first use.
+// Tensor maps have a separate cache: prefetch a map before its first use.
 __device__ inline void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -23,7 +23,7 @@ __device__ inline void tma_load_2d(uint32_t shared, const TensorMap& map, int co
       : "memory");
 }
 
-// The same, multicast to every block of the cluster whose bit is set; each block's own mbarrier counts.
+// The same, multicast to the blocks of the cluster whose bits are set; the mbarrier of each counts its bytes.
 __device__ inline void tma_load_2d_multicast(uint32_t shared, const TensorMap& map, int column, int row,
                                        uint32_t mbarrier, uint16_t blocks) {
   asm volatile(

@@ -1,4 +1,4 @@
-// types.cuh: integer types and halves as bits. Sources include no CUDA header: NVRTC alone compiles them.
+// types.cuh: integer types and halves as bits. Sources include no CUDA header, so that NVRTC compiles them alone.
 #pragma once
 
 using uint8_t = unsigned char;
@@ -20,16 +20,16 @@ __device__ inline half_bits float_to_half(float f) {
   return h;
 }
 
-// A value that is equal in all lanes of a warp; tells the compiler, which then uses uniform registers.
+// A value that is equal in all lanes of a warp, made known as such: the compiler then uses uniform registers.
 __device__ inline int warp_uniform(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
 
-// The same value, opaque to the compiler: what depends on it is recomputed here, not kept in registers.
+// The same value, opaque to the compiler: expressions of it are recomputed, not kept in registers.
 __device__ inline int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-// a where the mask is 1, b where it is 0.
+// Bits of a where MASK is 1, of b where it is 0.
 template <uint32_t MASK>
 __device__ inline uint32_t selected_bits(uint32_t a, uint32_t b) {
   uint32_t d;

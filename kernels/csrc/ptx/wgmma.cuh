@@ -1,10 +1,10 @@
-// wgmma.cuh: Hopper's warpgroup MMA, its descriptors and register allocation (PTX ISA, wgmma.mma_async,
-// setmaxnreg), and stmatrix for its results.
+// wgmma.cuh: warpgroup MMA of Hopper, its matrix descriptors, register reallocation, and stmatrix (PTX ISA,
+// wgmma.mma_async, setmaxnreg, stmatrix).
 #pragma once
 #include "ptx/types.cuh"
 
 #if __CUDA_ARCH__ == 900
-// Warpgroup MMA. Registers are the tensor cores' until wgmma_wait says that they are done.
+// WGMMA is asynchronous: its registers may not be accessed before wgmma_wait returns.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -14,26 +14,26 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Shared memory that was written by threads or cp.async, before tensor cores read it.
+// Between writes to shared memory by threads or cp.async and their reads by tensor cores.
 __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Matrix descriptor of an operand whose rows are 128 bytes along k, in the 128-byte swizzle: 16-byte
-// chunk c of row r at c ^ (r % 8), eight rows in 1024 bytes (PTX, "matrix descriptor").
+// Matrix descriptor of an operand whose rows are 128 bytes along k, with the 128-byte swizzle: 16-byte
+// chunk c of row r is at c ^ (r % 8), eight rows in 1024 bytes (PTX, "matrix descriptor").
 __device__ inline uint64_t swizzled_descriptor(uint32_t shared) {
   constexpr uint64_t SWIZZLE_128 = 1ull << 62, EIGHT_ROWS = 1024 >> 4, UNUSED = 1;
   return SWIZZLE_128 | EIGHT_ROWS << 32 | UNUSED << 16 | ((shared & 0x3FFFF) >> 4);
 }
 
-// The operand `bytes` further, a multiple of 16: within the swizzle, or whole eights of rows.
-__device__ inline uint64_t advance_descriptor(uint64_t operand, uint32_t bytes) {
-  const uint32_t low = static_cast<uint32_t>(operand) + (bytes >> 4);
-  return (operand >> 32 << 32) | low;
+// Advance by `bytes`, a multiple of 16: within the 128 bytes of a row, or by multiples of eight rows.
+__device__ inline uint64_t advance_descriptor(uint64_t descriptor, uint32_t bytes) {
+  const uint32_t low = static_cast<uint32_t>(descriptor) + (bytes >> 4);
+  return (descriptor >> 32 << 32) | low;
 }
 
-// d[64,64] = a[64,32] . b[32,64], added to d where `add`; int8, a in the four warps' registers, each
-// with 16 rows as in mma_s8_m16n8k32, b row-major along k in shared memory.
+// d[64,64] = a[64,32] . b[32,64], accumulated if `add`; int8. a is in registers, 16 rows in each of the four
+// warps as in mma_s8_m16n8k32; b is in shared memory, K-major.
 __device__ inline void wgmma_s8_m64n64k32(int (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -184,7 +184,7 @@ __device__ inline void wgmma_s8_k32(int (&low)[64], int (&high)[64], const uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// Registers of a warpgroup's threads; all four warps, when a block's launch bounds say how many it has.
+// Register count of a warpgroup's threads. All four warps execute it; the kernel has to declare launch bounds.
 template <int COUNT>
 __device__ inline void setmaxnreg_increase() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -197,8 +197,8 @@ __device__ inline void setmaxnreg_decrease() {
 #endif
 
 #if __CUDA_ARCH__ >= 900
-// Four 8x8 matrices of halves that lie over the warp as mma's results do, each column to 16 neighbouring bytes:
-// lane l has the address of column l % 8 of matrix l / 8.
+// Store four 8x8 matrices of halves, distributed over the warp as in an mma accumulator fragment, each column to
+// 16 contiguous bytes. Lane l passes the address of column l % 8 of matrix l / 8.
 __device__ inline void stmatrix_transposed(uint32_t shared, const uint32_t (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])

@@ -3,7 +3,7 @@
 //   w     tiles [N/16, K/128] of weight_only/layout.cuh
 //   x     half [M, X_STRIDE], X_STRIDE a multiple of 8
 //   sw    GROUPED 0: half [N], one scale per row; GROUPED 1: half [N/16, K/128, 8, 2], one per row and
-//         128 k, rows r and r + 8 adjacent; ZEROS 1: half [N/16, K/128, 8, 4], these two and the
+//         128 k, rows r and r + 8 adjacent; ZEROS 1: half [N/16, K/128, 8, 4], these two scales and the
 //         offsets for their zero points z: 1024 + z of row r, -(64 + z) of row r + 8
 //   bias  half [N] or null                           y     half [M, N], row-major
 // N/16 and K/128 are rounded up; weights past the edges are zero, x past K is zero.
@@ -16,13 +16,13 @@
 // BIAS_SHIFT 0, for floats: the ablation that converts each weight to its value, without the factor 2^-12.
 #if !defined(W_BITS) || !defined(GROUPED) || !defined(COL_TILES) || !defined(ROW_TILES) || \
     !defined(WARPS) || !defined(STAGES) || !defined(K_SPLIT) || !defined(LATE)
-#error "W_BITS, GROUPED, COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT and LATE choose the kernel"
+#error "define W_BITS, GROUPED, COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT and LATE"
 #endif
 #ifndef BIAS_SHIFT
 #define BIAS_SHIFT 1
 #endif
 #ifndef ZEROS
-#define ZEROS 0  // 1: codes of 4 bits have a zero point, a row and 128 k
+#define ZEROS 0  // 1: 4-bit codes with a zero point per row and 128 k
 #endif
 #include "common/k_split.cuh"
 #include "ptx/cp_async.cuh"
@@ -30,15 +30,15 @@
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
 #include "weight_only/layout.cuh"
-static_assert(STAGES >= 2, "one stage is computed while the others load");
-static_assert(!ZEROS || (GROUPED && W_BITS == 4), "zero points are those of groups of 4-bit codes");
+static_assert(STAGES >= 2, "STAGES must be at least 2: one is multiplied while the others load");
+static_assert(!ZEROS || (GROUPED && W_BITS == 4), "ZEROS needs GROUPED and W_BITS 4");
 
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
-// What the operands lack: floats are 2^-12 of themselves.
+// Factor of the sums: float operands are scaled by 2^-12.
 constexpr float OPERAND_UNIT = IS_FLOAT && BIAS_SHIFT ? 4096.0f : 1.0f;
 constexpr int X_VECTORS = STEP_K / 32;  // 16-byte loads of a token by a lane, for one step
-// Activations of the next step wait in registers, where so many are left.
+// Prefetch the activations of the next step to registers, if these suffice.
 constexpr bool X_AHEAD = COL_TILES <= 2;
 
 struct Operands {
@@ -59,15 +59,15 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
     copy_tile(stage + r * TILE_BYTES, op.w + tile_at(op, r, step) * TILE_BYTES, op.lane, policy);
 }
 
-// A lane's operands of a step beside the tiles: its k of a token in each column tile and, where
-// scales change along K, those of its two rows in each row tile, and their offsets.
-struct Small {
+// A lane's operands of a step other than weights: its k of a token in each column tile and, if GROUPED, the
+// scales of its two rows in each row tile, and their offsets.
+struct StepOperands {
   uint4 x[COL_TILES][X_VECTORS];
   uint32_t row_scales[ROW_TILES];
   uint32_t row_offsets[ZEROS ? ROW_TILES : 1];
 };
 
-__device__ inline void load_small(Small& s, const Operands& op, int step) {
+__device__ inline void load_step_operands(StepOperands& s, const Operands& op, int step) {
 #pragma unroll
   for (int j = 0; j < COL_TILES; ++j) {
     const int token = op.first_token + j * MMA_TOKENS + op.lane / 4;
@@ -75,7 +75,7 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
     for (int v = 0; v < X_VECTORS; ++v) {
       const int k = step * STEP_K + 32 * v + 8 * (op.lane % 4);
       const bool inside = token < op.m && k < op.x_stride;
-      // Not ld.global.nc: the kernel that wrote x may have run beside this one.
+      // Not ld.global.nc: the kernel that wrote x may have overlapped this one.
       const half_bits* at = op.x + static_cast<long long>(token) * op.x_stride + k;
       s.x[j][v] = inside ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
     }
@@ -95,9 +95,9 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
   }
 }
 
-// One row tile and one step: totals gain its products, as they are or times the scales of the step.
+// Accumulate the products of one row tile and one step; if GROUPED, times the scales of the step.
 __device__ inline void multiply_tile(float (&total)[COL_TILES][4], const WeightTile& weights,
-                                     const Small& small, [[maybe_unused]] uint32_t scales,
+                                     const StepOperands& operands, [[maybe_unused]] uint32_t scales,
                                      Offsets offsets) {
   float sums[COL_TILES][4];
 #pragma unroll
@@ -110,7 +110,7 @@ __device__ inline void multiply_tile(float (&total)[COL_TILES][4], const WeightT
     weights.operands(a, i, offsets);
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j) {
-      const uint4 t = small.x[j][i / 2];
+      const uint4 t = operands.x[j][i / 2];
       const uint32_t b[2] = {i % 2 == 0 ? t.x : t.z, i % 2 == 0 ? t.y : t.w};
       mma_f16_m16n8k16(sums[j], a, b);
     }
@@ -124,7 +124,7 @@ __device__ inline void multiply_tile(float (&total)[COL_TILES][4], const WeightT
       total[j][e] = GROUPED ? total[j][e] + sums[j][e] * (e < 2 ? top : bottom) : sums[j][e];
 }
 
-// What the outputs of a row are scaled by, and what is added to them; requested, not waited for.
+// Scale and bias of a row's outputs.
 struct Row {
   half_bits scale = 0, bias = 0;
 
@@ -162,7 +162,7 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
                     lane};
   const uint64_t policy = evict_first_policy();
   const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
-  constexpr int STRIDE = WARPS * K_SPLIT;  // steps between two of a warp
+  constexpr int STRIDE = WARPS * K_SPLIT;  // from one step of a warp to its next
   const int first_step = rank * WARPS + warp;
 
   if constexpr (!LATE) let_next_kernel_start();
@@ -172,12 +172,12 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
     if (step < steps) load_stage(op, ring + s * STAGE_BYTES, step, policy);
     cp_async_commit();
   }
-  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+  wait_for_previous_kernel();  // weights are constant, activations may be its output
 
-  // In the reduction a thread takes a share of four sums, or more. It asks for the scales of one share's
-  // rows now, since nothing would hide how long that takes in the end. (The long way has no registers left.)
-  constexpr int SHARES = ROW_TILES * COL_TILES * 32;
-  constexpr bool SCALES_AHEAD = !GROUPED && BIAS_SHIFT && SHARES <= STRIDE * 32;
+  // In the reduction a thread has one fragment of four sums, or more. If one, its scales are loaded now, because
+  // nothing hides their latency in the epilogue. (With BIAS_SHIFT 0 there are no registers for them.)
+  constexpr int FRAGMENTS = ROW_TILES * COL_TILES * 32;
+  constexpr bool SCALES_AHEAD = !GROUPED && BIAS_SHIFT && FRAGMENTS <= STRIDE * 32;
   [[maybe_unused]] Row rows[2];
   if constexpr (SCALES_AHEAD) {
 #pragma unroll
@@ -188,26 +188,26 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   }
 
   float total[ROW_TILES][COL_TILES][4] = {};
-  Small next;
+  StepOperands next;
   if constexpr (X_AHEAD) {
-    if (first_step < steps) load_small(next, op, first_step);
+    if (first_step < steps) load_step_operands(next, op, first_step);
   }
   int slot = 0;
   for (int step = first_step; step < steps; step += STRIDE) {
-    Small now;
+    StepOperands now;
     if constexpr (X_AHEAD) {
       now = next;
     } else {
-      load_small(now, op, step);
+      load_step_operands(now, op, step);
     }
     cp_async_wait<STAGES - 2>();
-    __syncwarp();  // every lane's copies have landed, and every lane has left the slot written below
+    __syncwarp();  // all copies are complete, and no lane still reads the slot that is written below
     const int ahead = step + (STAGES - 1) * STRIDE;
     const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
     if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
     cp_async_commit();
     if constexpr (X_AHEAD) {
-      if (step + STRIDE < steps) load_small(next, op, step + STRIDE);
+      if (step + STRIDE < steps) load_step_operands(next, op, step + STRIDE);
     }
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r)
@@ -218,7 +218,7 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   }
 
   if constexpr (LATE) let_next_kernel_start();
-  // Reduction over warps: [warp][row tile][column tile][lane], each tile as an MMA leaves it in its lanes.
+  // Reduction over warps: [warp][row tile][column tile][lane] of accumulator fragments.
   cp_async_wait<0>();
   __syncthreads();
   float4* red = reinterpret_cast<float4*>(shared);
@@ -227,25 +227,25 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j) {
       const float(&t)[4] = total[r][j];
-      red[warp * SHARES + (r * COL_TILES + j) * 32 + lane] = make_float4(t[0], t[1], t[2], t[3]);
+      red[warp * FRAGMENTS + (r * COL_TILES + j) * 32 + lane] = make_float4(t[0], t[1], t[2], t[3]);
     }
   sync_k_split();
-  for (int share = rank * WARPS * 32 + threadIdx.x; share < SHARES; share += STRIDE * 32) {
+  for (int fragment = rank * WARPS * 32 + threadIdx.x; fragment < FRAGMENTS; fragment += STRIDE * 32) {
     float4 sum = {};
 #pragma unroll
     for (int from = 0; from < STRIDE; ++from) {
-      const float4 part = partial_sums_of(red + from % WARPS * SHARES + share, from / WARPS);
+      const float4 part = partial_sums_of(red + from % WARPS * FRAGMENTS + fragment, from / WARPS);
       sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
     }
-    const int of_lane = share % 32, j = share / 32 % COL_TILES, r = share / 32 / COL_TILES;
+    const int fragment_lane = fragment % 32, j = fragment / 32 % COL_TILES, r = fragment / 32 / COL_TILES;
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + half * 8;
+      const int feature = (op.first_tile + r) * MMA_ROWS + fragment_lane / 4 + half * 8;
       const Row row = SCALES_AHEAD ? rows[half] : load_row(sw, bias, feature, n);
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
-        const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + odd;
+        const int token = op.first_token + j * MMA_TOKENS + fragment_lane % 4 * 2 + odd;
         if (token < m && feature < n)
           y[static_cast<long long>(token) * n + feature] = row.output(sums[2 * half + odd]);
       }

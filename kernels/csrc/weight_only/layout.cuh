@@ -1,5 +1,5 @@
-// weight_only/layout.cuh: layout of weights of 4, 5, 6 and 8 bits in memory, for FP16 tensor cores, and their
-// widening to halves in registers. The including source defines W_BITS and BIAS_SHIFT first.
+// weight_only/layout.cuh: layout of weights of 4, 5, 6 and 8 bits for FP16 tensor cores, and their dequantization to
+// halves in registers. The including source defines W_BITS and BIAS_SHIFT first.
 //
 // A tile is 16 rows and 128 k: the A operands that a warp needs for eight mma.m16n8k16. Lane l holds rows
 // l/4 and l/4 + 8 and, of each 32 adjacent k, the eight from 8·(l%4): in this permutation of k, which does
@@ -14,36 +14,36 @@
 //   W_BITS 5   E3M1 numbers in two planes, "4+2" and "4+1" (ZeroQuant(4+2), arXiv 2312.08583)
 //
 // Integers are converted exactly: 0x6400 | u is the half 1024 + u, and one subtraction (or, for the upper
-// nibbles, one fused multiply-add) leaves the code. A zero point is subtracted by the same instruction.
+// nibbles, one fused multiply-add) gives the code. The same instruction subtracts a zero point.
 //
-// A float s eee mm becomes the upper byte of a half as s00eeemm: exponent and mantissa where a half has
-// its lowest ones. Read as a half that is the number times 2^-12, the subnormal ones too: the formats'
-// biases are 3 and 15. The factor 2^12 is multiplied into the scale. Quad q = 2i + h of a lane is four
-// such bytes of row l/4 + 8h: bytes 0 and 2 are register h of MMA i, bytes 1 and 3 register h + 2.
+// A float s eee mm becomes the upper byte s00eeemm of a half: the exponent is in the lowest exponent bits and
+// the mantissa in the highest mantissa bits. This half is the number times 2^-12, also if subnormal, because
+// the exponent biases are 3 and 15. Scales are multiplied by 2^12. Quad q = 2i + h of a lane is four such
+// bytes of row l/4 + 8h: bytes 0 and 2 are register h of MMA i, bytes 1 and 3 register h + 2.
 //   high plane  uint4 [2][32 lanes], eeem: exponent and upper mantissa bit. Word q/2 has them in bits 4 .. 1
 //               of each byte; where q is odd, after rotating it right by 4.
 //   low plane   6: uint4 [32 lanes], sign and lower mantissa bit. Word q/4 has them in bits 7 and 0 of each
 //               byte, after rotating it right by 2·(q%4).
 //               5: uint2 [32 lanes], signs. Word q/8 has them in bit 7 of each byte, after shifting it left
 //               by q%8.
-// Sign and exponent are not neighbours in a half, so a plane of these two would need more shifts; with this
-// split, one shift and one bit selection make four weights.
+// Sign and exponent are not adjacent in these bytes, so a plane of the two would need more shifts; with these
+// planes, one shift and one bitwise select give four weights.
 #pragma once
 #include "common/half_pairs.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/memory.cuh"
 
-static_assert(W_BITS == 4 || W_BITS == 5 || W_BITS == 6 || W_BITS == 8, "integers of 4 or 8, floats of 5 or 6");
+static_assert(W_BITS == 4 || W_BITS == 5 || W_BITS == 6 || W_BITS == 8, "W_BITS must be 4, 5, 6 or 8");
 
 constexpr bool IS_FLOAT = W_BITS == 5 || W_BITS == 6;
 constexpr int STEP_K = 128, MMA_ROWS = 16, MMA_TOKENS = 8, MMA_K = 16;
-constexpr int MMAS = STEP_K / MMA_K;  // to cross a step
+constexpr int MMAS = STEP_K / MMA_K;  // per step
 constexpr int TILE_BYTES = MMA_ROWS * STEP_K * W_BITS / 8;
-constexpr int WHOLE_VECTORS = TILE_BYTES / 512;  // of 16 bytes, of every lane
+constexpr int WHOLE_VECTORS = TILE_BYTES / 512;  // of 16 bytes, per lane
 constexpr int REST_BYTES = TILE_BYTES % 512;
-static_assert(TILE_BYTES % 128 == 0, "a tile is whole cache lines");
+static_assert(TILE_BYTES % 128 == 0, "TILE_BYTES must be a multiple of a cache line");
 
-// One tile to shared memory, by a warp.
+// Copy one tile to shared memory, by one warp.
 __device__ inline void copy_tile(uint32_t to, const unsigned char* tile, int lane, uint64_t policy) {
 #pragma unroll
   for (int v = 0; v < WHOLE_VECTORS; ++v)
@@ -57,8 +57,8 @@ __device__ inline uint32_t rotated_right(uint32_t word, int bits) {
 }
 
 #if !BIAS_SHIFT
-// The ablation: the number itself as a half, from s00eeemm in its upper byte. The exponent gets the
-// difference of the biases; a subnormal, which has no leading one, is converted from its mantissa.
+// Ablation: the number itself as a half, from s00eeemm in its upper byte. The difference of the biases is
+// added to the exponent; a subnormal, which has no implicit one, is converted from its mantissa.
 __device__ inline uint32_t rebiased_half(uint32_t bits) {
   const uint32_t sign = bits & 0x8000u, magnitude = bits & 0x1FFFu;
   if (magnitude >= 0x0400u) return sign | (magnitude + (12u << 10));
@@ -70,12 +70,12 @@ __device__ inline uint32_t rebiased_halves(uint32_t bits) {
 }
 #endif
 
-// What turns the nibbles of 4 bits, u, into codes: (1024 + u) - lower, (1024 + 16·u) / 16 + upper, twice
+// Constants that convert nibbles u to codes: (1024 + u) - lower, (1024 + 16·u) / 16 + upper, each twice
 // in a register. The lower nibbles are row l/4, the upper ones row l/4 + 8.
 struct Offsets {
   uint32_t lower = 0x64086408u, upper = 0xD480D480u;  // u - 8
 
-  // Of zero points z: halves 1024 + z of the first row and -(64 + z) of the second.
+  // From the halves of zero points z: 1024 + z of the first row and -(64 + z) of the second.
   __device__ inline static Offsets of_rows(uint32_t halves) {
     return {__byte_perm(halves, 0u, 0x1010u), __byte_perm(halves, 0u, 0x3232u)};
   }
@@ -92,14 +92,14 @@ struct WeightTile {
       words[4 * v] = q.x, words[4 * v + 1] = q.y, words[4 * v + 2] = q.z, words[4 * v + 3] = q.w;
     }
     if constexpr (REST_BYTES > 0) {
-      static_assert(REST_BYTES == 256 || REST_BYTES == 0, "8 bytes a lane");
+      static_assert(REST_BYTES == 256 || REST_BYTES == 0, "REST_BYTES must be 8 bytes per lane");
       const uint2 q = load_shared_words(tile + WHOLE_VECTORS * 512 + lane * 8);
       words[4 * WHOLE_VECTORS] = q.x, words[4 * WHOLE_VECTORS + 1] = q.y;
     }
   }
 
-  // Operand registers of MMA i, which is a constant after unrolling: two weights as halves in each.
-  __device__ inline void operands(uint32_t (&a)[4], int i, [[maybe_unused]] const Offsets& by) const {
+  // A operand registers of MMA i, a constant after unrolling; each has two weights as halves.
+  __device__ inline void operands(uint32_t (&a)[4], int i, [[maybe_unused]] const Offsets& offsets) const {
     if constexpr (W_BITS == 8) {
 #pragma unroll
       for (int o = 0; o < 4; ++o) {
@@ -111,8 +111,8 @@ struct WeightTile {
 #pragma unroll
       for (int o = 0; o < 4; o += 2) {
         const uint32_t word = o < 2 ? words[i] : words[i] >> 8;
-        a[o] = subtract_half2(biased_halves<0x000F000Fu>(word), by.lower);
-        a[o + 1] = multiply_add_half2(biased_halves<0x00F000F0u>(word), 0x2C002C00u, by.upper);
+        a[o] = subtract_half2(biased_halves<0x000F000Fu>(word), offsets.lower);
+        a[o + 1] = multiply_add_half2(biased_halves<0x00F000F0u>(word), 0x2C002C00u, offsets.upper);
       }
     } else {
 #pragma unroll
@@ -124,7 +124,7 @@ struct WeightTile {
   }
 
  private:
-  // Four floats as bytes s00eeemm; the zeros are still anything.
+  // Four floats as bytes s00eeemm; the bits of the zeros are undefined.
   __device__ inline uint32_t quad(int q) const {
     const uint32_t high = q % 2 == 0 ? words[q / 2] : rotated_right(words[q / 2], 4);
     const uint32_t low =

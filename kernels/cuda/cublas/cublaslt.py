@@ -1,7 +1,7 @@
 """cuBLASLt GEMMs through nvmath's bindings, with the algorithms of its heuristic as candidates.
 
 Y[M,N] row-major is Y^T column-major, so cuBLASLt computes Y^T = W · X^T: the "TN" layout, the only
-one its int8 kernels take.
+one that its int8 kernels support.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CUDA_TYPES = {
 }
 _COMPUTE_32F, _COMPUTE_32I = 68, 72
 _TRANSPOSE = 1
-_ONE_SCALE_A_ROW = 3  # CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+_SCALE_PER_ROW = 3  # CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
 # Split-K in place or in the compute type. Summing partial results in the output type (4) would be
 # FP16 sums: 4 units in the last place off at K = 4096.
 _EXACT_REDUCTIONS = 1 | 2
@@ -72,8 +72,8 @@ class LtProblem:
         attributes = lt.MatmulDescAttribute
         self._set(attributes.TRANSA, ctypes.c_int32(_TRANSPOSE))
         if types.row_scales:
-            self._set(attributes.A_SCALE_MODE, ctypes.c_int32(_ONE_SCALE_A_ROW))
-            self._set(attributes.B_SCALE_MODE, ctypes.c_int32(_ONE_SCALE_A_ROW))
+            self._set(attributes.A_SCALE_MODE, ctypes.c_int32(_SCALE_PER_ROW))
+            self._set(attributes.B_SCALE_MODE, ctypes.c_int32(_SCALE_PER_ROW))
             # The heuristic requires scale pointers, but does not read the scales.
             placeholder = _workspace(torch.cuda.current_device())
             self._set_scales(placeholder, placeholder)
@@ -177,7 +177,7 @@ def lt_problem(m: int, n: int, k: int, types: LtTypes, device: int) -> LtProblem
 
 
 def lt_candidates(gemm: GemmWorkload, k_padded: int, types: LtTypes) -> list[LtConfig]:
-    """Return every algorithm for M as given and, for small M, padded to 8 and 16.
+    """Return every algorithm for M without padding and, for small M, padded to 8 and 16.
 
     gemm.n: rows of W of the call. Padding can be faster: the int8 kernels for M < 8 were slower
     than those for 8 or 16.

@@ -188,7 +188,7 @@ class Fp16Gemm(_LtGemm):
         bias: torch.Tensor | None = None,
         config: Config | None = None,
     ) -> None:
-        """Activations that already lie as the library wants them are not copied."""
+        """Run `activate` and `gemm`; activations in the library's layout are not copied."""
         chosen = config or self.default_config(GemmWorkload(packed.rows, w.rows, packed.k))
         pads = isinstance(chosen, LtConfig) and chosen.m_padded != packed.rows
         if pads:

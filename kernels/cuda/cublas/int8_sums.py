@@ -22,7 +22,7 @@ _NOT_WRITTEN = -(2**31)  # differs from every sum of int8 products
 
 
 class _SharedTokens(PackedOperand):
-    """Operand whose clones share everything but the weights: only weights are read cold."""
+    """Operand whose clones share all buffers except the weights: only weights are read cold."""
 
     __slots__ = ()
 

@@ -10,7 +10,7 @@ from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Build
 
 _THREADS, _FEATURES = 128, 4  # of scale_sums: per block, per thread
-_ROW_THREADS = 1024  # of quantize_rows, one block a token
+_ROW_THREADS = 1024  # of quantize_rows, one block per token
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,18 @@ class RowKernels:
         x: torch.Tensor,
         codes: torch.Tensor,
         scales: torch.Tensor,
-        given: torch.Tensor | None = None,
+        static_scale: torch.Tensor | None = None,
         *,
         in_mma_order: bool = False,
     ) -> None:
         """Quantize x FP16 [M,K] to codes [>= M, padded K] of one byte and scales FP32 [M].
 
-        given: FP32 [1], a static scale of all rows. None: one scale per row. in_mma_order: codes of
-        128 k in the order of csrc/imma/mma_order.cuh; K is padded to a multiple of 128 then.
+        static_scale: FP32 [1], of all rows. None: one scale per row. in_mma_order: each 128 k in
+        the order of csrc/imma/mma_order.cuh; K is padded to a multiple of 128.
         """
         m, k = x.shape
-        arguments = (x.contiguous(), codes, scales, k, codes.shape[1], given, int(in_mma_order))
+        sizes = (k, codes.shape[1])
+        arguments = (x.contiguous(), codes, scales, *sizes, static_scale, int(in_mma_order))
         function = load_function(self.build, "quantize_rows")
         function.launch((m, 1, 1), _ROW_THREADS, arguments, overlap_previous=True)
 

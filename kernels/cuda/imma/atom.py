@@ -1,10 +1,9 @@
-"""Atom's W4A4 (arXiv 2310.19102): groups of INT4 on both sides, outlier channels in INT8.
+"""Atom's W4A4 (arXiv 2310.19102): INT4 groups of weights and activations, outlier channels in INT8.
 
-The channels that a calibration found to have outliers are moved to the end of K and make the last
-group, which keeps 8 bits. Activations are quantized, in the weight's order, by one kernel; sums of
-groups are scaled where they arise. GPUs with an int4 tensor core (compute capability 8.0 to 8.9)
-use it. From 9.0 on there is none, and codes are widened to int8 in registers; `[int4-mma]` is the
-emulated instruction, to show what that would cost.
+Channels with outliers in calibration are moved to the end of K: they are the last group, which has
+8 bits. One kernel reorders and quantizes activations; the GEMM scales the sums of every group. GPUs
+with an int4 tensor core (compute capability 8.0 to 8.9) use it. Later ones have none: codes are
+converted to int8 in registers. `[int4-mma]` measures the emulated instruction instead.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _FORMAT = NumberFormat(4, GROUP, kind="mixed")
 
 
 class MixedGemm(ImmaGemm):
-    """`atom-w4a4`. A weight's order of channels is what its input is read in."""
+    """`atom-w4a4`. Activations are read in the channel order of the weights."""
 
     choice = ATOM
 
@@ -56,10 +55,10 @@ class MixedGemm(ImmaGemm):
         # A code of 8 bits is 16·a + b + 8, a and b in -8 … 7: one tile has a, the next has b.
         tail = torch.nn.functional.pad(tail, (0, -tail.shape[1] % GROUP))
         nibbles = torch.cat([head, tail >> 4, (tail & 15) ^ 8], dim=1)
-        of_tiles = torch.cat([scales, scales[:, -1:]], dim=1)
+        scales_of_tiles = torch.cat([scales, scales[:, -1:]], dim=1)
         buffers = {
             "tiles": tile_nibbles(nibbles),
-            "scales": tile_scales(of_tiles),
+            "scales": tile_scales(scales_of_tiles),
             "order": order_of(weight),
         }
         return PackedOperand(buffers, weight.rows, weight.k)
@@ -73,7 +72,7 @@ class MixedGemm(ImmaGemm):
         return PackedOperand(in_order, packed.rows, packed.k)
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
-        # What the emulated ones are compiled to elsewhere is what the others are there.
+        # Where int4 MMA is not emulated, builds of both variants have the same code.
         return self.choice.for_few(1)[-1:] if self.tiles.int4_mma else super().every_config()
 
     def in_mma_order(self, m: int, k: int) -> bool:

@@ -1,7 +1,7 @@
 """Configurations of the int8 tensor-core kernels: how they are compiled and launched.
 
-Five sources read the same packed weights: csrc/imma/group_gemm.cu for few tokens, where every
-weight is read once and nothing is shared, csrc/imma/group_gemm_tiled.cu for many, and on Hopper
+Five sources read the same packed weights: csrc/imma/group_gemm.cu for few tokens, where every warp
+reads its own weights once, csrc/imma/group_gemm_tiled.cu for many, and on Hopper
 csrc/imma/group_gemm_wgmma.cu, csrc/imma/group_gemm_cluster.cu (TMA, up to 128 tokens) and
 csrc/imma/group_gemm_persistent.cu (TMA, warp-specialized).
 configuration_choice.py chooses among them.
@@ -18,18 +18,19 @@ from kernels.runtime.nvrtc import Block, Build
 GROUP = 128
 MMA_ROWS, MMA_TOKENS = 16, 8
 _SCALE_BYTES = MMA_ROWS * 2  # of a tile
-_SWIZZLE_BYTES = 1024  # block_tile.cuh: 8 tokens; a stage is whole ones
-CHUNK = 16  # warp_sums.cuh: tokens of which a warp adds up its rows' partial sums
-_SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
+_SWIZZLE_BYTES = 1024  # csrc/imma/block_tile.cuh: 8 tokens; the size of a stage is a multiple
+CHUNK = 16  # csrc/imma/warp_sums.cuh: tokens of a chunk, whose partial sums one warp reduces
+_FRAGMENT_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
 WGMMA_ARCH = "sm_90"  # the only one with warpgroup MMA
-LEAST_STEPS = 4  # of K that are worth a block of its own
-# Of a persistent block: the epilogue of an output tile and adding another block's partial sums, in
-# steps of K. By a regression of times of group_gemm_persistent.cu on an H200.
+MIN_STEPS = 4  # of K per persistent block; with fewer, its overhead outweighs its work
+# Time of an epilogue and of adding another block's partial sums in a persistent block, in steps of
+# K. From a regression of times of group_gemm_persistent.cu on an H200.
 _OUTPUT_STEPS, _ADDED_STEPS = 2.5, 1.25
-# The same of group_gemm_cluster.cu with stream_k, by the warps that first add up their sums in a
-# cluster. By a regression of times like those in examples/h200/token-tiles-times.json.gz.
+# The same for group_gemm_cluster.cu with stream_k, by the number of warps (2: two or more) that
+# first reduce within a cluster. From a regression of times like those in
+# examples/h200/token-tiles-times.json.gz.
 _CLUSTER_OUTPUT_STEPS, _CLUSTER_ADDED_STEPS = {1: 1.5, 2: 2.5}, {1: 1.0, 2: 1.5}
-_NEARLY_ALL = 0.95  # of the clusters: so many are as good as all
+_MIN_USED = 0.95  # fraction of the clusters that must be used to prefer an aligned division
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class TileFormat:
     """Format of a tile of weights, 16 rows by 128 k, as csrc/imma/layout.cuh defines it.
 
     int8_tail: the last group has 8-bit codes. dual_grained: integer scales and zero points of
-    groups. a_grouped: activations have a scale per group, not one a token. int4_mma: on the int4
-    tensor core even where it is emulated; else where there is one.
+    groups. a_grouped: activations have a scale per group, not one per token. int4_mma: use int4
+    MMA even where it is emulated; False: only on GPUs with an int4 tensor core.
     """
 
     w_bits: int = 6
@@ -52,11 +53,11 @@ class TileFormat:
         return MMA_ROWS * GROUP * self.w_bits // 8
 
     def steps(self, k: int) -> int:
-        """Tiles in a row of them."""
+        """Return the number of tiles along K."""
         return -(-k // GROUP) + self.int8_tail
 
     def defines(self) -> dict[str, int]:
-        """Defines that differ from the defaults of csrc/imma/layout.cuh."""
+        """Return the defines that differ from the defaults of csrc/imma/layout.cuh."""
         return {
             name.upper(): int(value)
             for name, value in asdict(self).items()
@@ -69,10 +70,13 @@ SIX_BITS = TileFormat()
 
 @dataclass(frozen=True, slots=True)
 class ImmaConfig(Config):
-    """row_tiles: of 16 rows a block; warps: ways to split K in a block; stages of each warp's
-    ring; k_split: blocks of a cluster that share a row tile; late: 1 where the next kernel may
-    start only when the last weights are requested; col_tiles: of 8 tokens a block; ahead: steps of
-    a warp whose activations are on their way."""
+    """Configuration of csrc/imma/group_gemm.cu.
+
+    row_tiles: of 16 rows per block; warps: of a block, which split K; stages: of each warp's ring
+    buffer; k_split: blocks of a cluster that split K; late: 1 if the next kernel may start only
+    after the last loads of weights; col_tiles: of 8 tokens per block; ahead: steps by which a warp
+    loads activations early.
+    """
 
     row_tiles: int
     warps: int
@@ -95,20 +99,23 @@ class ImmaConfig(Config):
         return self.warps * 32
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Dynamic shared memory of a block, as csrc/imma/group_gemm.cu lays it out."""
-        reduction = self.warps * self.row_tiles * self.col_tiles * _SHARE_BYTES
+        """Return the dynamic shared memory of a block of csrc/imma/group_gemm.cu in bytes."""
+        reduction = self.warps * self.row_tiles * self.col_tiles * _FRAGMENT_BYTES
         return max(reduction, self.warps * self.stages * self.row_tiles * tiles.tile_bytes)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
-        """Blocks: the row tiles, each k_split times; the chunks of tokens."""
+        """Return the grid: blocks along rows, k_split each, and blocks along tokens."""
         blocks = -(-n // (MMA_ROWS * self.row_tiles)) * self.k_split
         return blocks, -(-m // (self.col_tiles * MMA_TOKENS)), 1
 
 
 @dataclass(frozen=True, slots=True)
 class TiledConfig(Config):
-    """A block is row_warps x token_warps warps, each with row_tiles of 16 rows by col_tiles of 8
-    tokens; stages of the block's ring; k_split: blocks of a cluster that share an output tile."""
+    """Configuration of csrc/imma/group_gemm_tiled.cu.
+
+    A block has row_warps x token_warps warps, each of row_tiles of 16 rows by col_tiles of 8
+    tokens. stages: of the block's ring buffer; k_split: blocks of a cluster that split K.
+    """
 
     row_warps: int
     row_tiles: int
@@ -138,18 +145,21 @@ class TiledConfig(Config):
         return self.token_warps * self.col_tiles * MMA_TOKENS
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Dynamic shared memory of a block, as csrc/imma/group_gemm_tiled.cu lays it out."""
+        """Return the dynamic shared memory of a block in bytes (csrc/imma/block_tile.cuh)."""
         return _block_bytes(self, tiles)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
-        """Blocks: the chunks of tokens, each k_split times; the chunks of rows."""
+        """Return the grid: blocks along tokens, k_split each, and blocks along rows."""
         return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaConfig(Config):
-    """A block is warpgroups of 64 rows each by granules of 64 tokens; stages of the block's ring;
-    k_split: blocks of a cluster that share an output tile."""
+    """Configuration of csrc/imma/group_gemm_wgmma.cu.
+
+    A block tile is warpgroups of 64 rows each by granules of 64 tokens. stages: of the block's ring
+    buffer; k_split: blocks of a cluster that split K.
+    """
 
     warpgroups: int
     granules: int
@@ -177,20 +187,23 @@ class WgmmaConfig(Config):
         return self.granules * 64
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Dynamic shared memory of a block, as csrc/imma/block_tile.cuh lays it out."""
+        """Return the dynamic shared memory of a block in bytes (csrc/imma/block_tile.cuh)."""
         return _block_bytes(self, tiles)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
-        """Blocks: the chunks of tokens, each k_split times; the chunks of rows."""
+        """Return the grid: blocks along tokens, k_split each, and blocks along rows."""
         return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig(Config):
-    """A block is row_warpgroups of 64 rows each by tokens; k_warpgroups sets of them take the
-    stages of its ring in turn; k_split: blocks of a cluster that share an output tile; resident:
-    blocks that fit on an SM; stream_k: 1 where clusters are persistent and share output tiles, and
-    resident 2 is room for a block of the next launch."""
+    """Configuration of csrc/imma/group_gemm_cluster.cu.
+
+    A block tile is row_warpgroups of 64 rows each by tokens; k_warpgroups sets of warpgroups take
+    the pipeline stages round-robin. k_split: blocks of a cluster that split K; resident: blocks
+    that fit on an SM; stream_k: 1: clusters are persistent and share output tiles, and resident 2
+    leaves room for a block of the next launch.
+    """
 
     row_warpgroups: int
     k_warpgroups: int
@@ -210,7 +223,7 @@ class ClusterConfig(Config):
 
     @property
     def threads(self) -> int:
-        """With stream_k a warpgroup more has the producer's warp."""
+        """Threads of a block: consumers, and with stream_k a producer warpgroup."""
         return (self.row_warpgroups * self.k_warpgroups + self.stream_k) * 128
 
     @property
@@ -228,8 +241,10 @@ class ClusterConfig(Config):
         return self.k_split * self.k_sets
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Dynamic shared memory of a block: ring and barriers, which partial sums overwrite; with
-        stream_k, they and the outputs lie behind the ring."""
+        """Return the dynamic shared memory of a block in bytes: ring buffer and mbarriers.
+
+        Partial sums overwrite them, or with stream_k, follow them together with the outputs.
+        """
         if self.stream_k:
             warps = self.row_warpgroups * self.k_warpgroups * 4
             sums = warps * _sums_bytes(self.tokens, self.contributors)
@@ -238,41 +253,44 @@ class ClusterConfig(Config):
         return max(_ring_bytes(self, tiles) + self.stages * 16, partial_sums)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
-        """Blocks: the chunks of tokens, each k_split times; the chunks of rows."""
+        """Return the grid: blocks along tokens, k_split each, and blocks along rows."""
         return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
 
     def shares(self, m: int, n: int, steps: int, sms: int) -> Shares:
-        """Division of all output tiles' steps of K among persistent clusters."""
+        """Divide the steps of K of all output tiles among persistent clusters (stream-K)."""
         outputs = -(-n // self.rows) * -(-m // self.tokens)
         clusters = sms // self.k_split
-        clusters = max(1, min(clusters, outputs * steps // (LEAST_STEPS * self.k_split)))
-        clusters = _even(clusters, outputs)
+        clusters = max(1, min(clusters, outputs * steps // (MIN_STEPS * self.k_split)))
+        clusters = _aligned_clusters(clusters, outputs)
         each, longer = divmod(outputs * steps, clusters)
         shared = outputs if longer or each % steps else 0
         is_aligned = not longer and 0 in (each % steps, steps % each)
-        # A share that begins inside an output ends inside one more.
-        own_outputs = -(-each // steps) if is_aligned else (each - 1) // steps + 2
+        # A share that begins inside an output tile spans one more.
+        spanned = -(-each // steps) if is_aligned else (each - 1) // steps + 2
         adders = min(self.contributors, 2)
-        own_steps = -(-(each + (longer > 0)) // self.k_split)
-        longest = own_steps + own_outputs * _CLUSTER_OUTPUT_STEPS[adders]
+        block_steps = -(-(each + (longer > 0)) // self.k_split)
+        longest = block_steps + spanned * _CLUSTER_OUTPUT_STEPS[adders]
         if shared:
             longest += -(-steps // each) * _CLUSTER_ADDED_STEPS[adders]
         inverse = ((1 << 32) - 1) // steps
         return Shares(clusters * self.k_split, shared, each, longer, inverse, longest)
 
     def launched_blocks(self, shares: Shares, sms: int) -> int:
-        """Blocks of a launch, those without a share included.
+        """Return the blocks of a launch, including those without work.
 
-        Where the next launch's blocks fit beside this one's, every SM must have one of each.
+        If blocks of the next launch fit beside this one's, every SM must get one of each launch.
         """
         return sms // self.k_split * self.k_split if self.resident > 1 else shares.blocks
 
 
 @dataclass(frozen=True, slots=True)
 class PersistentConfig(Config):
-    """A block is 128 rows by granules of 128 tokens; sharers: blocks of a cluster that share
-    tokens; split: 1 where blocks share output tiles (stream-K), 2 where two blocks of a cluster
-    have half of the K of one each."""
+    """Configuration of csrc/imma/group_gemm_persistent.cu.
+
+    A block tile is 128 rows by granules of 128 tokens. sharers: blocks of a cluster that multicast
+    tokens to each other; split: 1: stream-K; 2: the two blocks of a cluster compute half of K each
+    of one output tile; 0: whole output tiles.
+    """
 
     granules: int
     sharers: int
@@ -288,12 +306,12 @@ class PersistentConfig(Config):
 
     @property
     def stages(self) -> int:
-        """Of the block's ring, which with the rest fills an SM's shared memory."""
+        """Stages of the ring buffer, which with the rest fills the shared memory of an SM."""
         return 6 if self.granules == 1 else 4
 
     @property
     def warpgroups(self) -> int:
-        """Consumers; one more warpgroup has the producer's warp."""
+        """Number of consumer warpgroups; one more has the producer."""
         return 2
 
     @property
@@ -309,7 +327,10 @@ class PersistentConfig(Config):
         return self.granules * 128
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Dynamic shared memory of a block: ring, outputs, barriers and constants."""
+        """Return the dynamic shared memory of a block in bytes.
+
+        It has the ring buffer, outputs, mbarriers and constants.
+        """
         sums = self.warpgroups * 4 * _sums_bytes(self.tokens, contributors=1)
         return _ring_bytes(self, tiles) + sums + self.stages * 16 + 32
 
@@ -320,12 +341,12 @@ class PersistentConfig(Config):
 
     @property
     def contributors(self) -> int:
-        """Warps whose partial sums are added before they go to memory."""
+        """Warps that reduce their partial sums before they are stored to global memory."""
         return 1
 
     @property
     def k_parts(self) -> int:
-        """Blocks of a cluster that divide the K of an output tile."""
+        """Blocks of a cluster that split the K of an output tile."""
         return max(self.split, 1)
 
     @property
@@ -334,17 +355,18 @@ class PersistentConfig(Config):
         return self.sharers * self.k_parts
 
     def shares(self, m: int, n: int, steps: int, sms: int) -> Shares:
-        """Division of output tiles of so many steps of K among the blocks of a GPU."""
+        """Divide output tiles, of `steps` steps of K each, among the blocks of a GPU."""
         outputs = -(-n // (self.rows * self.sharers)) * -(-m // self.tokens)
         if self.k_parts > 1:
             waves = -(-outputs * self.k_parts // sms)
             longest = waves * (-(-steps // self.k_parts) + _OUTPUT_STEPS + _ADDED_STEPS)
             return Shares(outputs * self.k_parts, 0, 0, 0, 0, longest)
-        splits = self.split and steps >= 2 * LEAST_STEPS
-        most = outputs * steps // LEAST_STEPS if splits else outputs
-        clusters = min(most, sms // self.sharers)
+        splits = self.split and steps >= 2 * MIN_STEPS
+        max_clusters = outputs * steps // MIN_STEPS if splits else outputs
+        clusters = min(max_clusters, sms // self.sharers)
         rest = outputs % clusters
-        # Two for each: were the rest alone shared, its first blocks would have many sums to add.
+        # Share up to two tiles per cluster: if only the remainder were shared, some blocks would
+        # have to add the partial sums of many others.
         shared = min(outputs, clusters + rest) if splits and rest else 0
         each, longer = divmod(shared * steps, clusters)
         whole = -(-(outputs - shared) // clusters)
@@ -358,10 +380,12 @@ class PersistentConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Stream-K division. blocks: persistent, one an SM. They share the steps of K of the first
-    `shared` output tiles: each takes so many, the first `longer` one more. inverse: of the steps of
-    an output tile, times 2^32, rounded up, or down for a ClusterConfig. longest: time of the
-    busiest block in steps: its steps, epilogues and additions of partial sums."""
+    """Stream-K division of the steps of K of the first `shared` output tiles.
+
+    blocks: persistent, one per SM. each: steps per cluster; the first `longer` have one more.
+    inverse: 2^32 / steps of an output tile, rounded up, or down for a ClusterConfig. longest: time
+    of the busiest block in steps: its steps, epilogues and additions of partial sums.
+    """
 
     blocks: int
     shared: int
@@ -374,7 +398,7 @@ class Shares:
 AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig | ClusterConfig | PersistentConfig
 
 
-# Their functions are named flexq_imma*, as in stored profiles and resource tables.
+# Functions keep the names flexq_imma* of stored profiles and resource tables.
 _SOURCES = {
     ImmaConfig: "imma/group_gemm.cu",
     TiledConfig: "imma/group_gemm_tiled.cu",
@@ -385,7 +409,7 @@ _SOURCES = {
 
 
 def _block_bytes(config: TiledConfig | WgmmaConfig, tiles: TileFormat) -> int:
-    """Shared memory of csrc/imma/block_tile.cuh: the ring of stages, or the outputs."""
+    """Return the bytes of csrc/imma/block_tile.cuh: the ring buffer, aliased by the outputs."""
     return max(_ring_bytes(config, tiles), config.tokens * (config.rows + 4) * 4)
 
 
@@ -393,34 +417,34 @@ def _ring_bytes(
     config: TiledConfig | WgmmaConfig | ClusterConfig | PersistentConfig, tiles: TileFormat
 ) -> int:
     tile_rows = config.rows // MMA_ROWS
-    of_token = GROUP + 4 * tiles.a_grouped
-    used = config.tokens * of_token + tile_rows * (tiles.tile_bytes + _SCALE_BYTES)
+    token_bytes = GROUP + 4 * tiles.a_grouped
+    used = config.tokens * token_bytes + tile_rows * (tiles.tile_bytes + _SCALE_BYTES)
     stage = -(-used // _SWIZZLE_BYTES) * _SWIZZLE_BYTES
     return config.stages * stage
 
 
-def _even(clusters: int, outputs: int) -> int:
+def _aligned_clusters(clusters: int, outputs: int) -> int:
     """Return `clusters`, or a slightly smaller multiple of `outputs` if there is one.
 
-    With a multiple, few shares span two outputs, and none does if an output's steps divide evenly.
+    With a multiple, few shares span two output tiles, or none if their steps divide evenly.
     """
     whole = clusters // outputs * outputs
-    return whole if whole >= _NEARLY_ALL * clusters else clusters
+    return whole if whole >= _MIN_USED * clusters else clusters
 
 
 def _sums_bytes(tokens: int, contributors: int) -> int:
-    """Of a warp, as csrc/imma/warp_sums.cuh lays it out: outputs, others' sums and barriers."""
-    own = chunks_of(tokens, contributors)
-    others = (contributors - 1) * own * CHUNK * MMA_ROWS * 4
-    return min(own, 4) * CHUNK * MMA_ROWS * 2 + others + 16 * (contributors > 1)
+    """Return the bytes of a warp in csrc/imma/warp_sums.cuh: outputs, partial sums, mbarriers."""
+    chunks = chunks_of(tokens, contributors)
+    partial_sums = (contributors - 1) * chunks * CHUNK * MMA_ROWS * 4
+    return min(chunks, 4) * CHUNK * MMA_ROWS * 2 + partial_sums + 16 * (contributors > 1)
 
 
 def chunks_of(tokens: int, contributors: int) -> int:
-    """Most chunks of CHUNK tokens whose sums one of so many warps adds up."""
+    """Return the largest number of chunks of CHUNK tokens that one of `contributors` warps owns."""
     return -(-tokens // CHUNK // contributors)
 
 
-@cache  # every launch asks
+@cache  # called by every launch
 def _build(config: AnyImmaConfig, tiles: TileFormat) -> Build:
     defines = {name.upper(): value for name, value in asdict(config).items()}
     return Build.of(

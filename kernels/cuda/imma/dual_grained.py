@@ -1,8 +1,8 @@
-"""DGQ's W4A8 (arXiv 2310.04836): 4-bit codes that become int8 *with* their group's scale.
+"""DGQ's W4A8 (arXiv 2310.04836): 4-bit codes times integer group scales are int8 weights.
 
-Sums are integers over all of K, scaled once. csrc/imma/group_gemm*.cu widen weights in
-registers. For hundreds of tokens they may instead be widened once, into memory that lasts as long
-as the launch, for cuBLASLt's int8 GEMM: the same integers, in another order.
+Sums are integers over all of K, scaled once. csrc/imma/group_gemm*.cu dequantize weights to int8 in
+registers. For hundreds of tokens they may instead be dequantized once per launch, to temporary
+memory, for cuBLASLt's int8 GEMM: the same integers, in another order of k.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
-_LONGEST_K = (2**31 - 1) // 2**14  # products of two int8 codes that an int32 holds
-_LEAST_WIDENED = 256  # tokens: fewer would never pay for writing and reading weights as int8
+_LONGEST_K = (2**31 - 1) // 2**14  # number of products of int8 codes whose sum fits int32
+_MIN_WIDENED = 256  # tokens; for fewer, writing and reading int8 weights takes too long
 _WIDEN = Build.of("imma/widen.cu")
-_WIDEN_WARPS = 8  # of a block of widen_weights, a tile each
+_WIDEN_WARPS = 8  # of a block of widen_weights, one tile each
 
 
 @dataclass(frozen=True, slots=True)
 class WidenedConfig(Config):
-    """Weights are widened to int8 in memory; algorithm: of cuBLASLt's, in its own order."""
+    """Weights are dequantized to int8 in memory. algorithm: index in cuBLASLt's heuristic list."""
 
     algorithm: int
 
@@ -43,7 +43,7 @@ class WidenedConfig(Config):
 class DualGrainedGemm(TokenScaledGemm):
     """`dgq-w4a8`, and `[static]` with one scale for all activations.
 
-    The packer refuses weights that don't fit int8 with their group's scale.
+    `pack_weight` raises ShapeError for weights that exceed int8 when multiplied by their scale.
     """
 
     tiles = TileFormat(BITS, dual_grained=True, a_grouped=False)
@@ -65,7 +65,7 @@ class DualGrainedGemm(TokenScaledGemm):
         return quantize_static(x, 8) if self.spec.variant else super().quantize_activation(x)
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        """With a `static` scale where there is one: a layer's own may be written there."""
+        """Allocate the buffers. `[static]` has a scale, which a layer may overwrite."""
         packed = super().empty_activation(m, k, device)
         if not self.spec.variant:
             return packed
@@ -76,9 +76,9 @@ class DualGrainedGemm(TokenScaledGemm):
         scales = checked_scales(weight, self.spec.weight)
         int8_values(weight)
         check_longest_k(self.spec, weight.k, "group-w4a8")
-        assert weight.zero_points is not None  # int8_values has looked
-        assert weight.row_scales is not None  # checked_scales has
-        # Past K, zero: as a code, that is what the zero point takes away again.
+        assert weight.zero_points is not None  # checked by int8_values
+        assert weight.row_scales is not None  # checked by checked_scales
+        # Past K weights are zero: their code is minus the zero point.
         zeros = weight.zero_points[:, -1:].to(torch.int8)
         past = (-zeros).expand(-1, -weight.k % GROUP)
         pairs = torch.stack([scales.to(torch.int8), weight.zero_points], dim=2)
@@ -135,7 +135,7 @@ class DualGrainedGemm(TokenScaledGemm):
         return super().builds_for(gemm, config)
 
     def _widened(self, gemm: GemmWorkload) -> list[WidenedConfig]:
-        if gemm.m < _LEAST_WIDENED:
+        if gemm.m < _MIN_WIDENED:
             return []
         k_padded = -(-gemm.k // GROUP) * GROUP
         known = cublaslt.lt_candidates(gemm, k_padded, INT8)
@@ -143,7 +143,7 @@ class DualGrainedGemm(TokenScaledGemm):
 
 
 def check_longest_k(spec: KernelSpec, k: int, instead: str) -> None:
-    """Raise ShapeError if int32 might not hold sums over all of K."""
+    """Raise ShapeError if sums over all of K might overflow int32. instead: a kernel that fits."""
     if k > _LONGEST_K:
         raise ShapeError(
             f"{spec.label} sums in int32, so K may be at most {_LONGEST_K:,}, got "
@@ -152,7 +152,7 @@ def check_longest_k(spec: KernelSpec, k: int, instead: str) -> None:
 
 
 def tile_pairs(pairs: torch.Tensor) -> torch.Tensor:
-    """Two int8 of each group [N, K/128, 2] as [N/16, K/128, 8, 2, 2]: rows 8 apart together."""
+    """Reorder int8 pairs [N, K/128, 2] to [N/16, K/128, 8, 2, 2]: rows r and r + 8 adjacent."""
     rows, groups, _ = pairs.shape
     row_tiles = -(-rows // MMA_ROWS)
     whole = padded(pairs.reshape(rows, -1), row_tiles * MMA_ROWS, groups * 2)

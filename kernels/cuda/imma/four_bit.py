@@ -1,7 +1,7 @@
-"""4-bit weights for int8 tensor cores: their layout, and what kernels with INT8 tokens share.
+"""4-bit weights for int8 tensor cores: their layout, and a base class for INT8 activations.
 
-`group-w4a8` is what DGQ (arXiv 2310.04836; dual_grained.py) is compared with:
-symmetric codes with an FP16 scale per group, whose sums are converted and scaled one by one.
+`group-w4a8` is the baseline of DGQ (arXiv 2310.04836; dual_grained.py): symmetric codes with an
+FP16 scale per group. The sums of every group are converted and scaled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from kernels.contract import KernelSpec, PackedOperand, checked_scales
 from kernels.cuda.cublas.dense import padded
 from kernels.cuda.cublas.rows import INT8_ROWS
-from kernels.cuda.imma.configuration_choice import GROUP_SCALED, MOST_FEW
+from kernels.cuda.imma.configuration_choice import GROUP_SCALED, MAX_FEW
 from kernels.cuda.imma.configurations import GROUP, MMA_ROWS, ImmaConfig, TileFormat
 from kernels.cuda.imma.gemm import ImmaGemm
 from kernels.cuda.weight_only.gemm import tile_scales
@@ -24,22 +24,25 @@ BITS, _MASK = 4, 15
 
 
 def tile_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
-    """Nibbles [N,K], their lowest four bits, as the W_BITS 4 tiles of csrc/imma/layout.cuh.
+    """Reorder the lowest four bits of codes [N,K] to W_BITS 4 tiles of csrc/imma/layout.cuh.
 
-    uint8 [N/16, K/128, bytes of a tile], both rounded up with zeros.
+    Tiles are uint8 [N/16, K/128, bytes of a tile], both rounded up and padded with zeros.
     """
     row_tiles, groups = -(-nibbles.shape[0] // MMA_ROWS), -(-nibbles.shape[1] // GROUP)
     whole = padded(nibbles.to(torch.uint8) & _MASK, row_tiles * MMA_ROWS, groups * GROUP)
-    # A row is half·8 + of_lane; a k of a group is 32·quarter + 16·vector + 8·word + 4·upper + byte.
+    # A row is half·8 + lane_row, a k of a group 32·quarter + 16·vector + 8·word + 4·upper + byte.
     split = whole.view(row_tiles, 2, 8, groups, 4, 2, 2, 2, 4)
     in_bytes = split[..., 0, :] | split[..., 1, :] << BITS
-    tile, half, of_lane, group, quarter, vector, word, byte = range(8)
-    ordered = in_bytes.permute(tile, group, vector, of_lane, quarter, word, half, byte)
+    tile, half, lane_row, group, quarter, vector, word, byte = range(8)
+    ordered = in_bytes.permute(tile, group, vector, lane_row, quarter, word, half, byte)
     return ordered.reshape(row_tiles, groups, -1)
 
 
 class TokenScaledGemm(ImmaGemm):
-    """Activations in INT8 with one scale a token: dynamic, or, in a buffer `static`, given."""
+    """Base class for INT8 activations with one scale per token, or one static scale.
+
+    A buffer `static` of the activations has the static scale.
+    """
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         b = packed.buffers
@@ -70,7 +73,7 @@ class GroupScaledGemm(TokenScaledGemm):
         return PackedOperand(buffers, weight.rows, weight.k)
 
     def builds(self) -> Sequence[Build]:
-        """The largest of few tokens and all of many; `dgq-w4a8` has every one of few."""
-        few = [self.choice.for_few(m)[-1] for m in (1, MOST_FEW)]
+        """Return the largest builds for few tokens and all for many; `dgq-w4a8` has the others."""
+        few = [self.choice.for_few(m)[-1] for m in (1, MAX_FEW)]
         many = [c for c in self.every_config() if not isinstance(c, ImmaConfig)]
         return [config.build(self.tiles) for config in (*few, *many)]

@@ -1,7 +1,7 @@
-"""FlexQ's numbers on int8 tensor cores: 6-bit weights, widened in registers (csrc/imma).
+"""FlexQ's formats on int8 tensor cores: 6-bit weights, dequantized in registers (csrc/imma).
 
-Not of the paper: the same quantized operands as `flexq-w6a6` and `flexq-w6a8` and the same exact
-integer sums, on the tensor core that every GPU from Ampere to Blackwell has.
+This is not in the paper: the operands and exact integer sums are those of `flexq-w6a6` and
+`flexq-w6a8`, on the tensor core that every GPU from Ampere to Blackwell has.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ _QUANTIZE_WARPS = 8  # of a block of quantize_rows in csrc/imma/pack.cu
 
 
 class ImmaGemm(LinearKernel):
-    """Base of all kernels on csrc/imma/group_gemm*.cu: buffers of activations, and the launch.
+    """Base class of kernels on csrc/imma/group_gemm*.cu: buffers of activations, and the launch.
 
-    tiles: of the weights. choice: the candidates, and what chooses without tuning. A packed weight
-    has buffers `tiles` and `scales`, and `features` where output features have scales of their own.
-    Packed activations have `codes` and `scales`, and `order` where k is not in the channels' own
-    order.
+    tiles: format of the weights. choice: candidates, and data for a choice without tuning. Packed
+    weights have buffers `tiles` and `scales`, and `features` if output features have scales. Packed
+    activations have `codes` and `scales`, and `order` if channels are reordered.
     """
 
     tiles: TileFormat
@@ -67,10 +66,10 @@ class ImmaGemm(LinearKernel):
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         groups = -(-k // GROUP)
         m_padded = -(-m // MMA_TOKENS) * MMA_TOKENS
-        of_tokens = (groups, m_padded) if self.tiles.a_grouped else (m_padded,)
+        token_scales = (groups, m_padded) if self.tiles.a_grouped else (m_padded,)
         buffers = {
             "codes": torch.zeros(m, groups * GROUP, dtype=torch.int8, device=device),
-            "scales": torch.zeros(of_tokens, dtype=torch.float32, device=device),
+            "scales": torch.zeros(token_scales, dtype=torch.float32, device=device),
         }
         return PackedOperand(buffers, m, k)
 
@@ -81,8 +80,8 @@ class ImmaGemm(LinearKernel):
         codes[:, : x.k] = x.values
         if self.in_mma_order(x.rows, x.k):
             codes.copy_(mma_order(codes))
-        of_tokens = scales.T if self.tiles.a_grouped else scales[:, 0]
-        packed.buffers["scales"][..., : x.rows] = of_tokens
+        token_scales = scales.T if self.tiles.a_grouped else scales[:, 0]
+        packed.buffers["scales"][..., : x.rows] = token_scales
         return packed
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
@@ -158,7 +157,10 @@ class ImmaGemm(LinearKernel):
     def _tensor_maps(
         self, x: PackedOperand, w: PackedOperand, rows: int, tokens: int, box_tokens: int
     ) -> tuple[Argument, ...]:
-        """Of tiles, their scales, codes and theirs, for blocks of so many rows and tokens."""
+        """Return the maps of tiles, their scales, codes and their scales.
+
+        rows, tokens: of a block tile. box_tokens: of one load.
+        """
         tile_rows = rows // MMA_ROWS
         return (
             plain_rows(w.buffers["tiles"], tile_rows, self.tiles.tile_bytes),
@@ -171,7 +173,7 @@ class ImmaGemm(LinearKernel):
         return self.fitting(gemm)
 
     def fitting(self, gemm: GemmWorkload) -> Sequence[AnyImmaConfig]:
-        """Configurations of our own kernels that the GPU can run."""
+        """Return the configurations of csrc/imma that the GPU can run."""
         gpu = current_gpu()
         return [
             c
@@ -202,16 +204,16 @@ class ImmaGemm(LinearKernel):
         return current_gpu().arch == WGMMA_ARCH and self.choice.in_mma_order(m, k)
 
     def configs(self, m: int, k: int) -> Sequence[AnyImmaConfig]:
-        """Configurations for m tokens of k, whatever the GPU."""
+        """Return the configurations for m tokens of K = k that fit the order of the current GPU."""
         return self.choice.for_tokens(m, in_mma_order=self.in_mma_order(m, k))
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
-        """Configurations for any number of tokens."""
+        """Return the configurations for all numbers of tokens."""
         return self.choice.every()
 
     @abstractmethod
     def packing_builds(self) -> Sequence[Build]:
-        """The kernels that pack operands; the first one has quantize_rows of csrc/imma/pack.cu."""
+        """Return the builds that pack operands; the first one has quantize_rows."""
 
 
 class Int8TensorCoreGemm(ImmaGemm):
@@ -258,15 +260,15 @@ class Int8TensorCoreGemm(ImmaGemm):
 def _partial_sums(
     config: PersistentConfig | ClusterConfig, shares: Shares, device: torch.device
 ) -> tuple[Argument, ...]:
-    """Memory for partial sums of a launch, the flags that announce them, and the launch's number.
+    """Allocate partial sums and flags of a launch; return them with the number of the launch.
 
-    The memory is the launch's own: later work on the stream may reuse it.
+    The memory belongs to this launch: later work on the stream may reuse it.
     """
     if not shares.shared:
         return None, None, 0
     warps = config.rows // MMA_ROWS * config.k_sets
     words = warps * chunks_of(config.tokens, config.contributors) * CHUNK * MMA_ROWS
-    if config.contributors > 1:  # each sum has a mark beside it
+    if config.contributors > 1:  # partial sums have marks instead of flags
         marked, number = launch_flags(current_gpu().sms * words * 2)
         return marked, None, number
     sums = torch.empty(shares.blocks, words, dtype=torch.float32, device=device)
@@ -274,7 +276,7 @@ def _partial_sums(
 
 
 def mma_order(codes: torch.Tensor) -> torch.Tensor:
-    """Codes [M, steps * 128] with each group's k in the order of the MMA (csrc/imma/layout.cuh)."""
-    lanes, mmas, halves = 4, 4, 2  # of 4 neighbouring k each
+    """Reorder the k of each group of codes [M, steps * 128] as in csrc/imma/mma_order.cuh."""
+    lanes, mmas, halves = 4, 4, 2  # a word of each has 4 adjacent k
     words = codes.view(codes.shape[0], -1, lanes, mmas, halves, 4)
     return words.permute(0, 1, 3, 4, 2, 5).reshape(codes.shape)

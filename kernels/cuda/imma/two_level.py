@@ -1,7 +1,7 @@
-"""`dual-w6a8`: 6-bit codes that become int8 with their group's scale, an integer of 1 to 4.
+"""`dual-w6a8`: 6-bit codes times group scales, integers from 1 to 4, are int8 weights.
 
-Of no paper: DGQ's two levels (arXiv 2310.04836; dual_grained.py) with 6 bits. Sums are integers
-over all of K, scaled once; csrc/imma/group_gemm*.cu widen weights in registers.
+This is not in a paper: DGQ's two levels of scales (arXiv 2310.04836; dual_grained.py) with 6 bits.
+Sums are integers over all of K, scaled once; csrc/imma/group_gemm*.cu dequantize in registers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernels.cuda.imma.four_bit import TokenScaledGemm
 from kernels.formats import NumberFormat, Operand
 from kernels.formats.dual_grained import SIX_BITS, int8_values
 
-_ZERO = 32  # the unsigned code that stands for 0
+_ZERO = 32  # unsigned code of 0
 
 
 class TwoLevelGemm(TokenScaledGemm):
@@ -38,32 +38,32 @@ class TwoLevelGemm(TokenScaledGemm):
         scales = checked_scales(weight, self.spec.weight)
         int8_values(weight)
         check_longest_k(self.spec, weight.k, "flexq[w6a8]")
-        assert weight.row_scales is not None  # checked_scales has looked
-        of_groups = scales.to(torch.int8)
+        assert weight.row_scales is not None  # checked by checked_scales
+        int8_scales = scales.to(torch.int8)
         buffers = {
             "tiles": tile_sixes(weight.values),
-            # An integer of 16 bits for each row.
-            "scales": tile_pairs(torch.stack([of_groups, torch.zeros_like(of_groups)], dim=2)),
+            # A 16-bit integer per row.
+            "scales": tile_pairs(torch.stack([int8_scales, torch.zeros_like(int8_scales)], dim=2)),
             "features": weight.row_scales[:, 0].contiguous(),
         }
         return PackedOperand(buffers, weight.rows, weight.k)
 
 
 def tile_sixes(codes: torch.Tensor) -> torch.Tensor:
-    """Codes [N,K] of 6 bits as the W_BITS 6, DUAL_GRAINED tiles of csrc/imma/layout.cuh.
+    """Reorder 6-bit codes [N,K] to W_BITS 6, DUAL_GRAINED tiles (csrc/imma/layout.cuh).
 
-    uint8 [N/16, K/128, bytes of a tile], both rounded up with codes of zero.
+    Tiles are uint8 [N/16, K/128, bytes of a tile], both rounded up and padded with codes of zero.
     """
     row_tiles, groups = -(-codes.shape[0] // MMA_ROWS), -(-codes.shape[1] // GROUP)
     whole = padded(codes, row_tiles * MMA_ROWS, groups * GROUP).add(_ZERO).to(torch.uint8)
-    # A row is half·8 + of_lane; a k of a group is 32·quarter + 8·mma + 4·upper + byte.
+    # A row is half·8 + lane_row; a k of a group is 32·quarter + 8·mma + 4·upper + byte.
     split = whole.view(row_tiles, 2, 8, groups, 4, 4, 2, 4)
-    tile, half, of_lane, group, quarter, mma, upper, byte = range(8)
-    operands = split.permute(tile, group, of_lane, quarter, mma, upper, half, byte)
+    tile, half, lane_row, group, quarter, mma, upper, byte = range(8)
+    operands = split.permute(tile, group, lane_row, quarter, mma, upper, half, byte)
     operands = operands.reshape(row_tiles, groups, 32, 4, 4, 4)
-    # Of the four operands of an MMA the last one has two bits above each byte of the others.
+    # Each of the first three operand words of an MMA stores two bits of the fourth in every byte.
     words, last = operands[..., :3, :].contiguous(), operands[..., 3, :]
     for i in range(3):
         words[..., i, :] |= (last >> (4 - 2 * i) & 3) << SIX_BITS
-    of_lanes = words.view(row_tiles, groups, 32, 3, 16)  # 16 bytes: one load of a lane
-    return of_lanes.transpose(2, 3).reshape(row_tiles, groups, -1)
+    vectors = words.view(row_tiles, groups, 32, 3, 16)  # 16 bytes: one load of a lane
+    return vectors.transpose(2, 3).reshape(row_tiles, groups, -1)

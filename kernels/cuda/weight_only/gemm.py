@@ -33,7 +33,7 @@ INT8_WEIGHTS = TimedShapes("weight_only", "int8-weights")
 INT4_WEIGHTS = TimedShapes("weight_only", "int4-weights")
 STEP_K = 128  # of a tile, and of a group of 4-bit weights
 MMA_ROWS, MMA_TOKENS = 16, 8
-_SHARE_BYTES = 16 * 32  # partial sums of a warp for 16 rows and 8 tokens
+_FRAGMENT_BYTES = 16 * 32  # partial sums of a warp for 16 rows and 8 tokens
 _TOKEN_MULTIPLE = 8  # K is padded to it, so that rows of X are aligned to 16 bytes
 COL_TILES = (1, 2, 4)  # of 8 tokens per block; further tokens are computed by further blocks
 ZEROS = "zeros"  # the variant with zero points
@@ -289,7 +289,7 @@ class WeightOnlyGemm(LinearKernel):
     def _shared_bytes(self, c: WeightOnlyConfig) -> int:
         """Return the dynamic shared memory of a block of csrc/weight_only/gemm.cu in bytes."""
         tile = MMA_ROWS * STEP_K * self.spec.weight.bits // 8
-        reduction = c.warps * c.row_tiles * c.col_tiles * _SHARE_BYTES
+        reduction = c.warps * c.row_tiles * c.col_tiles * _FRAGMENT_BYTES
         return max(reduction, c.warps * c.stages * c.row_tiles * tile)
 
 

@@ -29,11 +29,9 @@ MINIFLOATS = TimedShapes("weight_only", "minifloats")
 FINE_MINIFLOATS = TimedShapes("weight_only", "fine-minifloats")  # a scale per 128 k
 VARIANTS = {6: ("", "fine", "-bias-shift"), 5: ("", "fine")}  # by the bits of weights
 _FORMATS = {6: "E3M2", 5: "E3M1"}
-_LANES, _QUADS = 32, 16  # of a tile; a quad is quad_bytes weights of a lane
-_UPPER, _SIGN = (
-    0x1E1E1E1E,
-    0x80808080,
-)  # exponent and upper mantissa bit, sign of quad_bytes weights
+_LANES, _QUADS = 32, 16  # of a tile; a quad is four weights of a lane
+# Bits of the four weights of a quad: exponent and upper mantissa bit; sign.
+_UPPER, _SIGN = 0x1E1E1E1E, 0x80808080
 _ENDS = 0x81818181  # sign and lower mantissa bit
 
 
@@ -73,14 +71,14 @@ class MinifloatGemm(WeightOnlyGemm):
         group = group_of(variant)
         scales = f"a scale per {STEP_K} k" if group else "a scale per output feature"
         self.timed = FINE_MINIFLOATS if group else MINIFLOATS
-        how = ", converted without bias shift" if variant == "-bias-shift" else ""
+        note = ", converted without bias shift" if variant == "-bias-shift" else ""
         self.spec = KernelSpec(
             name=f"fp{bits}-w{bits}a16",
             variant=variant,
             backend="cuda",
             weight=NumberFormat(bits, group, kind="float"),
             activation=FP16,
-            summary=f"{_FORMATS[bits]} weights in planes of 4 and {bits - 4} bits, {scales}{how}",
+            summary=f"{_FORMATS[bits]} weights in planes of 4 and {bits - 4} bits, {scales}{note}",
             overlaps_launches=True,
         )
 
