@@ -187,7 +187,7 @@ def broken_commit(folder: str) -> CommitInfo:
 
 
 def _find_file(folder: str) -> tuple[Path, Path]:
-    """The repository's root, and the nearest folder from this one up that has a project file."""
+    """Return the repository's root, and the nearest folder upwards that has a project file."""
     if not folder.strip():
         raise UsageError(f"--project {folder!r} names nothing: name a folder, or . for this one")
     path = Path(os.path.expanduser(folder))

@@ -15,18 +15,18 @@ from torch.nn import functional
 
 from flexq_bench.schemes.training_kernels import kernels_for
 
-_TINY = 1e-9  # keeps the logarithm of a masked position's probability finite
-_AT_ONCE = 4096  # probabilities of one program
+_TINY = 1e-9  # keeps the logarithm finite for masked positions, whose probability is 0
+_AT_ONCE = 4096  # probabilities per program of the kernel
 
 
 def double_log_cosine(
     quantized: torch.Tensor, original: torch.Tensor, original_here: torch.Tensor
 ) -> torch.Tensor:
-    """-log cos(quantized, original) - log cos(quantized, original_here), a scalar >= 0.
+    """Return -log cos(quantized, original) - log cos(quantized, original_here), a scalar >= 0.
 
     All [..., tokens, hidden]: outputs of the quantized block, of the original block in the original
     model, and of the original block on the quantized block's inputs. A cosine is the mean over
-    tokens; it is held above zero so that the loss stays finite when a block is destroyed.
+    tokens. It is kept above zero, so that the loss stays finite for a very bad block.
     """
     total = torch.zeros((), device=quantized.device)
     for reference in (original, original_here):
@@ -36,10 +36,10 @@ def double_log_cosine(
 
 
 def attention_divergence(quantized: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-    """KL(quantized || original) + KL(original || quantized), a scalar >= 0, in nats.
+    """Return KL(quantized || original) + KL(original || quantized), a scalar >= 0, in nats.
 
-    Attention probabilities [..., queries, keys]; the mean over heads and queries. `original` has no
-    gradient.
+    Attention probabilities [..., queries, keys]; the mean over heads and queries. `original` gets
+    no gradient.
     """
     if kernels_for(quantized) is not None and original.dtype == quantized.dtype:
         fused: torch.Tensor = _Divergence.apply(quantized, original)  # type: ignore[no-untyped-call]
@@ -49,7 +49,7 @@ def attention_divergence(quantized: torch.Tensor, original: torch.Tensor) -> tor
 
 
 class _Divergence(torch.autograd.Function):
-    """attention_divergence in one pass over the maps, and its gradient in another."""
+    """attention_divergence in one pass over the maps, and its gradient in a second one."""
 
     @staticmethod
     def forward(ctx: Any, quantized: torch.Tensor, original: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Map of a Hugging Face decoder: its linear layers, and the module whose output each of them reads.
+"""Map of a Hugging Face decoder: its linear layers, and the modules that produce their inputs.
 
-A scheme sees blocks, sites and their inputs and no names of one architecture. Embeddings and the
-output head are not among the sites: no scheme quantizes them.
+Schemes work on blocks, sites and their inputs, and never on names of an architecture. Embeddings
+and the output head are not among the sites: no scheme quantizes them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _EXPERT = re.compile(r"experts\.\d+\.")
 class SiteInput:
     """The input of one or more sites: output channels of a module of the block ("": its own input).
 
-    A scale on those channels may be divided out of `source` and multiplied into `kinds`
+    A scale on these channels may be divided out of `source` and multiplied into `kinds`
     (SmoothQuant, AWQ, OmniQuant, ABQ-LLM, DGQ).
 
-    source: its name within the block. kinds: the sites that read it.
-    through: "norm", its weight is one factor a channel; "linear", rows of its weight are channels;
-    None, no scale passes (an activation function in between, a norm without weights): that the
-    kinds read one input is all that it says.
-    shared_heads: kinds read every channel of `source` several times, once per query head of a
-    key-value head (v_proj -> o_proj with grouped-query attention); 1: once.
+    source: its name within the block. kinds: the sites that read it. through: "norm": its weight is
+    one factor per channel; "linear": rows of its weight are channels; None: a scale can't be folded
+    (an activation function in between, a norm without weights), and the entry only states that the
+    kinds have the same input. shared_heads: how many times the kinds read each channel of `source`,
+    once per query head of a key-value head (v_proj -> o_proj with grouped-query attention); usually
+    1.
     """
 
     source: str
@@ -44,13 +44,14 @@ class SiteInput:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Names of the parts of one class of transformers.
+    """Names of the parts of one model class of transformers.
 
-    linears: path of each site within a block, in the order of the forward pass; the last part is
-    its kind, with the one before where two of them end alike. gated: the feed-forward has a gate
-    (GLU). norm_offset: what a norm adds to its weight. attention: name of a block's attention.
-    experts: path of a block's experts (linear_layers.Experts), whose layers come after `linears`;
-    "": it has none. stored: pairs of what a weight's name has here and what it has in files.
+    linears: path of each site within a block, in the order of the forward pass; its last part is
+    the kind, including the part before if two sites would otherwise have the same kind. gated: the
+    feed-forward has a gate (GLU). norm_offset: constant that a norm adds to its weight. attention:
+    name of a block's attention. experts: path of a block's experts (linear_layers.Experts), whose
+    layers come after `linears`; "": it has none. stored: pairs of a part of a weight's name here
+    and its counterpart in files.
     """
 
     blocks: str
@@ -63,7 +64,7 @@ class Architecture:
     stored: tuple[tuple[str, str], ...] = ()
 
     def kind_of(self, path: str) -> str:
-        """The kind of the site at a path within a block."""
+        """Return the kind of the site at a path within a block."""
         last = path.rsplit(".", 1)[-1]
         if self.experts and path.startswith(f"{self.experts}."):
             return f"experts.{path.removeprefix(self.experts + '.')}"
@@ -75,8 +76,8 @@ class Architecture:
 class LinearSite:
     """A linear layer of a block: weights [n, k]. name: within the model, `model.layers.0.….q_proj`.
 
-    kind: see Architecture; equal for the same layer of all blocks; `experts.3.down_proj` of an
-    expert.
+    kind: see Architecture; the same for this layer in all blocks; for example `experts.3.down_proj`
+    for a layer of an expert.
     """
 
     name: str
@@ -87,7 +88,7 @@ class LinearSite:
 
     @property
     def role(self) -> str:
-        """Kind of the layer without the expert's number: `down_proj`. Formats depend on it."""
+        """Kind without the number of an expert, which determines the formats: `down_proj`."""
         return _EXPERT.sub("", self.kind)
 
     @property
@@ -107,17 +108,17 @@ class ModelMap:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Every kind of site, in the order of the forward pass."""
+        """All kinds of sites, in the order of the forward pass."""
         return tuple(dict.fromkeys(site.kind for site in self.sites))
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Every role of a site, in the order of the forward pass."""
+        """All roles of sites, in the order of the forward pass."""
         return tuple(dict.fromkeys(site.role for site in self.sites))
 
     @property
     def scalable_inputs(self) -> tuple[SiteInput, ...]:
-        """Inputs that a scale passes through."""
+        """Inputs whose source can be divided by scales."""
         return tuple(
             site_input for site_input in self.site_inputs if site_input.through is not None
         )
@@ -194,7 +195,7 @@ _STARCODER_2 = Architecture(
     (
         *_LLAMA.site_inputs[:2],
         SiteInput("post_attention_layernorm", ("c_fc",), "norm"),
-        SiteInput("mlp.c_fc", ("c_proj",), None),  # GELU passes no scale through
+        SiteInput("mlp.c_fc", ("c_proj",), None),  # no scale through GELU
     ),
     gated=False,
 )
@@ -212,7 +213,7 @@ _OPT = Architecture(
         SiteInput("self_attn_layer_norm", ("q_proj", "k_proj", "v_proj"), "norm"),
         SiteInput("self_attn.v_proj", ("out_proj",), "linear"),
         SiteInput("final_layer_norm", ("fc1",), "norm"),
-        SiteInput("fc1", ("fc2",), "linear"),  # ReLU passes positive scales through
+        SiteInput("fc1", ("fc2",), "linear"),  # ReLU commutes with positive scales
     ),
     gated=False,
 )
@@ -226,7 +227,7 @@ _OPT_350M = replace(
         _OPT.site_inputs[3],
     ),
 )
-# GPT-2: its Conv1D layers, once they are linear ones (`with_linear_layers`). GELU in between.
+# GPT-2: its Conv1D layers, after conversion by `with_linear_layers`. GELU in between.
 _GPT_2 = Architecture(
     blocks="transformer.h",
     linears=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
@@ -239,7 +240,7 @@ _GPT_2 = Architecture(
     gated=False,
     attention="attn",
 )
-# Pythia too. Attention and feed-forward read one input, each through a norm of its own.
+# Also Pythia. Attention and feed-forward have the same input, each with a separate norm.
 _GPT_NEOX = Architecture(
     blocks="gpt_neox.layers",
     linears=(
@@ -350,9 +351,9 @@ ARCHITECTURES = {
 
 
 def map_model(model: nn.Module) -> ModelMap:
-    """The map of a model that is not quantized yet.
+    """Map a model that is not quantized yet.
 
-    Raises QuantizeError if its architecture has none, if it is quantized already, or if its parts
+    Raises QuantizeError if its architecture is unknown, if it is already quantized, or if its parts
     are not where the architecture has them.
     """
     architecture = type(model).__name__
@@ -374,7 +375,7 @@ def map_model(model: nn.Module) -> ModelMap:
 
 
 def stored_names(architecture: str) -> Callable[[str], str]:
-    """The name that a weight of this architecture has in files, from its name in transformers."""
+    """Return a function from a weight's name in transformers to its name in files."""
     names = ARCHITECTURES.get(architecture)
 
     def renamed(name: str) -> str:
@@ -386,7 +387,7 @@ def stored_names(architecture: str) -> Callable[[str], str]:
 
 
 def _with_experts(model: nn.Module, names: Architecture) -> Architecture:
-    """The architecture with the layers of its experts, as many as there are in each block."""
+    """Return the architecture extended by the layers of the experts in each block."""
     blocks = [model.get_submodule(f"{names.blocks}.{i}") for i in range(_blocks(model))]
     counts = {experts_in(block) for block in blocks}
     if len(counts) != 1 or 0 in counts:
@@ -453,7 +454,7 @@ def _site_inputs(
 
 
 def _passes(model: nn.Module, names: Architecture, site_input: SiteInput) -> bool:
-    """True if a scale passes here in this model, as it does in its architecture."""
+    """Return True if a scale can be folded here in this model, as in its architecture."""
     if site_input.through is None:
         return False
     source: Any = model.get_submodule(f"{names.blocks}.0.{site_input.source}")
@@ -466,13 +467,13 @@ def _passes(model: nn.Module, names: Architecture, site_input: SiteInput) -> boo
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put another module where `name` is."""
+    """Replace the module called `name`."""
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, module)
 
 
 def linear_at(model: nn.Module, name: str) -> nn.Linear:
-    """The dense layer of this name. Raises QuantizeError if it has been replaced."""
+    """Return the dense layer of this name. Raises QuantizeError if it has been replaced."""
     layer = model.get_submodule(name)
     if not isinstance(layer, nn.Linear):
         raise QuantizeError(f"{name} is quantized already: load the model anew")
@@ -480,5 +481,5 @@ def linear_at(model: nn.Module, name: str) -> nn.Linear:
 
 
 def weight_of(model: nn.Module, site: LinearSite) -> torch.Tensor:
-    """The dense weights of a site [n, k], detached."""
+    """Return the dense weights of a site [n, k], detached."""
     return linear_at(model, site.name).weight.detach()
