@@ -39,12 +39,12 @@ def no_kernel_reason(weight: NumberFormat, activation: NumberFormat | None) -> s
     takes_whole = kernel_label(weight, whole)
     if takes_whole is not None:
         return f"{takes_whole} rounds activations to all of their range, not to {activation.clip:g}"
-    beside = sorted(other.name for mine, other in _chosen() if mine == _codes(weight))
-    if not beside:
+    supported = sorted(a.name for w, a in _chosen() if w == _codes(weight))
+    if not supported:
         return f"no kernel reads {weight.name} weights"
     return (
         f"no kernel multiplies {weight.name} weights with {activation.name} activations; there is "
-        f"one for {', '.join(dict.fromkeys(beside))}"
+        f"one for {', '.join(dict.fromkeys(supported))}"
     )
 
 

@@ -108,9 +108,9 @@ def _is_packed(module: nn.Module) -> bool:
         getattr(module, name, False)
         for name in ("has_bias", "is_transposed", "has_post_expert_norm")
     )
-    laid_out = all(getattr(module, name, True) for name in ("has_gate", "is_concatenated"))
-    three = all(isinstance(p, nn.Parameter) and p.ndim == 3 for p in packed)
-    return three and plain and laid_out and hasattr(module, "act_fn")
+    is_gated = all(getattr(module, name, True) for name in ("has_gate", "is_concatenated"))
+    has_three_dimensions = all(isinstance(p, nn.Parameter) and p.ndim == 3 for p in packed)
+    return has_three_dimensions and plain and is_gated and hasattr(module, "act_fn")
 
 
 def _of_conv(module: nn.Module) -> nn.Linear:

@@ -53,20 +53,20 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, quantized: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-        ours, theirs = quantized.contiguous(), original.contiguous()
-        ctx.save_for_backward(ours, theirs)
-        programs = -(-ours.numel() // _AT_ONCE)
-        parts = torch.empty(programs, dtype=ours.dtype, device=ours.device)
-        kernel = kernels_for(ours).divergence
-        kernel[(programs,)](ours, theirs, parts, ours.numel(), _TINY, block=_AT_ONCE)
-        return parts.sum() / (ours.numel() // ours.shape[-1])
+        p, q = quantized.contiguous(), original.contiguous()
+        ctx.save_for_backward(p, q)
+        programs = -(-p.numel() // _AT_ONCE)
+        parts = torch.empty(programs, dtype=p.dtype, device=p.device)
+        kernel = kernels_for(p).divergence
+        kernel[(programs,)](p, q, parts, p.numel(), _TINY, block=_AT_ONCE)
+        return parts.sum() / (p.numel() // p.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ours, theirs = ctx.saved_tensors
-        factor = gradients[0] / (ours.numel() // ours.shape[-1])
-        to_ours = torch.empty_like(ours)
-        kernel = kernels_for(ours).divergence_backward
-        programs = -(-ours.numel() // _AT_ONCE)
-        kernel[(programs,)](ours, theirs, factor, to_ours, ours.numel(), _TINY, block=_AT_ONCE)
-        return to_ours, None
+        p, q = ctx.saved_tensors
+        factor = gradients[0] / (p.numel() // p.shape[-1])
+        gradient = torch.empty_like(p)
+        kernel = kernels_for(p).divergence_backward
+        programs = -(-p.numel() // _AT_ONCE)
+        kernel[(programs,)](p, q, factor, gradient, p.numel(), _TINY, block=_AT_ONCE)
+        return gradient, None

@@ -68,8 +68,8 @@ class Architecture:
         last = path.rsplit(".", 1)[-1]
         if self.experts and path.startswith(f"{self.experts}."):
             return f"experts.{path.removeprefix(self.experts + '.')}"
-        alike = sum(other.rsplit(".", 1)[-1] == last for other in self.linears)
-        return last if alike == 1 else ".".join(path.rsplit(".", 2)[-2:])
+        count = sum(linear.rsplit(".", 1)[-1] == last for linear in self.linears)
+        return last if count == 1 else ".".join(path.rsplit(".", 2)[-2:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,13 +152,13 @@ def own_scheme(
             f"{name}: weights have 2 to 8 bits and inputs 2 to 8 or 16, got {w_bits} and {a_bits}"
         )
 
-    def made(function: Quantize) -> OwnScheme:
+    def decorate(function: Quantize) -> OwnScheme:
         return OwnScheme(
             name, function, w_bits, group, a_bits, group if a_group is None else a_group,
             calibrated or hessian, hessian, version, source or "own scheme",
         )  # fmt: skip
 
-    return made
+    return decorate
 
 
 class OwnSchemeLoop(Scheme):
@@ -182,15 +182,17 @@ class OwnSchemeLoop(Scheme):
         if self.own.calibrated:
             statistics = Statistics(hessian=self.own.hessian)
             observe_block(state, block, statistics)
-        seen_by = {
+        statistics_key = {
             reader.name: readers[0].name
             for site_input in state.layout.site_inputs
             if (readers := readers_of(state, block, site_input))
             for reader in readers
         }
         for site in state.layout.of_block(block):
-            seen = None if statistics is None else _of_layer(statistics, seen_by[site.name])
-            self.quantize_layer(state.model, site, seen)
+            layer_statistics = (
+                None if statistics is None else _of_layer(statistics, statistics_key[site.name])
+            )
+            self.quantize_layer(state.model, site, layer_statistics)
 
     def quantize_layer(
         self, model: nn.Module, site: LinearSite, statistics: LayerStatistics | None
@@ -223,11 +225,11 @@ def use_schemes_from(file: str | os.PathLike[str]) -> tuple[str, ...]:
     Raises QuantizeError if there is no such file, it fails, or it defines no own_scheme.
     """
     path = str(Path(file).expanduser().resolve())
-    found = _of_file(path)
-    known = [one for one in os.environ.get(FROM_FILES, "").split(os.pathsep) if one]
-    if path not in known:
-        os.environ[FROM_FILES] = os.pathsep.join((*known, path))
-    return tuple(own.name for own in found)
+    schemes = _of_file(path)
+    paths = [entry for entry in os.environ.get(FROM_FILES, "").split(os.pathsep) if entry]
+    if path not in paths:
+        os.environ[FROM_FILES] = os.pathsep.join((*paths, path))
+    return tuple(own.name for own in schemes)
 
 
 def own_schemes() -> dict[str, OwnScheme]:
@@ -276,12 +278,12 @@ def _of_entry_point(point: metadata.EntryPoint) -> tuple[OwnScheme, ...]:
 
 
 def _schemes_among(values: Any, where: str) -> tuple[OwnScheme, ...]:
-    found = tuple({id(v): v for v in values if isinstance(v, OwnScheme)}.values())
-    if not found:
+    schemes = tuple({id(v): v for v in values if isinstance(v, OwnScheme)}.values())
+    if not schemes:
         raise QuantizeError(
             f"{where} has no scheme: decorate a function with flexq_bench.schemes.own_scheme"
         )
-    return found
+    return schemes
 
 
 def _of_layer(statistics: Statistics, name: str) -> LayerStatistics:

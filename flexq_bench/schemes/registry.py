@@ -233,14 +233,19 @@ def named_schemes() -> tuple[NamedScheme, ...]:
 
 def layer_kernels(scheme: Scheme, *, gated: bool) -> tuple[LayerKernel, ...]:
     """Return formats and kernels of a block's layers; layers with equal formats share an entry."""
-    alike: dict[LayerFormats, list[str]] = {}
+    kinds_of: dict[LayerFormats, list[str]] = {}
     for kind in _KINDS[gated]:
-        alike.setdefault(scheme.layer_formats(kind, gated), []).append(kind)
+        kinds_of.setdefault(scheme.layer_formats(kind, gated), []).append(kind)
     rows = []
-    for formats, kinds in alike.items():
-        given = formats.weight, formats.activation
+    for formats, kinds in kinds_of.items():
+        operand_formats = formats.weight, formats.activation
         rows.append(
-            LayerKernel(tuple(kinds), formats, kernel_label(*given) or "", no_kernel_reason(*given))
+            LayerKernel(
+                tuple(kinds),
+                formats,
+                kernel_label(*operand_formats) or "",
+                no_kernel_reason(*operand_formats),
+            )
         )
     return tuple(rows)
 

@@ -42,25 +42,25 @@ class Folds:
 
     def fold_input(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """Convert a layer's input [..., K] from the original to the folded model, in its dtype."""
-        given = x / self.inputs[name] if name in self.inputs else x
+        result = x / self.inputs[name] if name in self.inputs else x
         if name in self.rotated_inputs:
-            given = self.rotated_inputs[name].apply(given)
-        return given.to(x.dtype)
+            result = self.rotated_inputs[name].apply(result)
+        return result.to(x.dtype)
 
     def unfold_input(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """Convert a layer's input [..., K] from the folded to the original model, in its dtype."""
-        given = self.rotated_inputs[name].undo(x) if name in self.rotated_inputs else x
-        return (given * self.inputs.get(name, 1.0)).to(x.dtype)
+        result = self.rotated_inputs[name].undo(x) if name in self.rotated_inputs else x
+        return (result * self.inputs.get(name, 1.0)).to(x.dtype)
 
     def fold_output(self, name: str, y: torch.Tensor) -> torch.Tensor:
         """Convert a layer's output [..., N] from the original to the folded model, in its dtype."""
-        given = self.rotated_outputs[name].apply(y) if name in self.rotated_outputs else y
-        return (given / self.outputs.get(name, 1.0)).to(y.dtype)
+        result = self.rotated_outputs[name].apply(y) if name in self.rotated_outputs else y
+        return (result / self.outputs.get(name, 1.0)).to(y.dtype)
 
     def unfold_output(self, name: str, y: torch.Tensor) -> torch.Tensor:
         """Convert a layer's output [..., N] from the folded to the original model."""
-        given = y * self.outputs.get(name, 1.0)
-        return self.rotated_outputs[name].undo(given) if name in self.rotated_outputs else given
+        result = y * self.outputs.get(name, 1.0)
+        return self.rotated_outputs[name].undo(result) if name in self.rotated_outputs else result
 
 
 def smoothquant_scale(inputs: torch.Tensor, weights: torch.Tensor, alpha: float) -> torch.Tensor:
