@@ -1,5 +1,6 @@
-"""Cache of quantized checkpoints for decoding, one folder each, with eviction of the least recently
-used. A key is a hash of everything that determines a checkpoint's bytes.
+"""Cache of quantized checkpoints for decoding, one folder each; the least recently used is evicted.
+
+A key is a hash of everything that determines a checkpoint's bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def key_of(
 ) -> str:
     """Hash everything that determines a checkpoint's bytes, as 32 hexadecimal digits.
 
-    Files of weights are represented by size and modification time, as reading them takes minutes.
+    Weight files are represented by size and modification time, because reading them takes minutes.
     backend: affects rounding in calibration.
     """
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files.weights]
@@ -61,7 +62,10 @@ def key_of(
 
 
 class CheckpointCache:
-    """A cache of checkpoints. folder None: in the user's cache. most_bytes: in total."""
+    """A cache of checkpoints.
+
+    folder None: in the user's cache folder. most_bytes: limit of the total size.
+    """
 
     def __init__(self, folder: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder or cache_folder() / "checkpoints"

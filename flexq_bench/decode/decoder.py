@@ -100,7 +100,7 @@ class Decoder:
         caches: list[KvLayer],
         longest: int,
     ) -> torch.Tensor:
-        """Logits FP16 [B, vocab] after one more token per sequence.
+        """Compute logits FP16 [B, vocab] after one more token per sequence.
 
         tokens, positions: int32 [B]. caches: one per layer, sequence b in slot b. longest: upper
         bound of the sequences' lengths, including this token.
