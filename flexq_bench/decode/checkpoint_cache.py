@@ -76,9 +76,9 @@ class CheckpointCache:
         return f"{self._most_bytes / _GIB:g} GiB"
 
     def get(self, key: str, make: Callable[[Path], None]) -> tuple[Path, bool]:
-        """The folder of this key's checkpoint, and True if it existed; else `make` writes it.
+        """Return the folder of this key's checkpoint; True: it existed, else `make` wrote it.
 
-        A lock ensures that only one process makes it.
+        A lock ensures that only one process creates it.
         """
         path = self.folder / key
         with only_process(self.folder / f"{key}.lock"):

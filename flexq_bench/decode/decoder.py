@@ -86,7 +86,7 @@ class Chunks:
 
 
 class Decoder:
-    """Runs a model. Every launch goes to the current stream; `step` may be captured in a graph."""
+    """Runs a model. Launches go to the current stream; `step` can be captured in a CUDA graph."""
 
     def __init__(self, model: Model, operations: DecoderOperations) -> None:
         self.model = model
