@@ -20,9 +20,9 @@ from dashboard.views.accuracy.frame import (
     bases_of,
     compared,
     difference_frame,
+    display_name,
     history_frame,
     kind_frame,
-    named,
     needed_values,
     newest,
     table_rows,
@@ -80,7 +80,7 @@ def page() -> None:
             values = queries.score_values(session, sorted(score_ids))
             names = {release.sha: release.name for release in queries.releases(session)}
             gates = queries.gate_history(session, model, limit=_GATES)
-            shown = [*queries.scored_schemes(session), *map(named, scores)]
+            shown = [*queries.scored_schemes(session), *map(display_name, scores)]
             styles = kernel_styles((), [(name, "") for name in dict.fromkeys(shown)])
     rows = compared(latest, values, bases)
     _show_scores(model, latest, rows)
