@@ -39,7 +39,8 @@ def _installed_kernels() -> Iterable[LinearKernel]:
     return describe_installed()
 
 
-# Kernels from outside are described in a subprocess: this process serves all viewers and writes.
+# Kernels from outside are described in a subprocess, because this process serves all viewers
+# and writes to the database.
 installed.find_by(_installed_kernels)
 # The app opens on the first page. All pages are expanded, which saves a click, and in one list:
 # screen readers do not announce Streamlit's sections.

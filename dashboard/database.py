@@ -51,10 +51,10 @@ def write_request(request: RequestInfo) -> None:
 
 
 def write_alert(alert_id: int, state: str, *, seen_events: int, person: str, note: str) -> None:
-    """Set the state of an alert and add a note; with its current state only the note is added.
+    """Set the state of an alert and add a note; if the state is the current one, only add the note.
 
-    seen_events: number of events that the viewer saw. Raises StaleError if it has more by now,
-    other DatabaseErrors, and ReadOnlyError if the app is read-only.
+    seen_events: number of events that the viewer saw. Raises StaleError if the alert has more by
+    now, other DatabaseErrors, and ReadOnlyError if the app is read-only.
     """
     now = datetime.now(UTC)
     with _writing() as session:
@@ -116,8 +116,8 @@ def _is_current(opened: _Opened) -> bool:
 def keep_imports() -> None:
     """Exclude all current objects, mostly imports, from garbage collection; once per process.
 
-    A full collection stops a page for 0.1 s or more, up to every third view. Garbage that exists
-    now is never freed.
+    A full collection stops a page for 0.1 s or more, up to every third view. Objects that are
+    garbage at this time are never freed.
     """
     if not gc.get_freeze_count():
         gc.freeze()

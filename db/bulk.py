@@ -11,11 +11,11 @@ from sqlalchemy import Connection, Table, insert, text
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows that all have the same columns; no rows: no statement is executed.
+    """Insert rows that all have the same columns; without rows no statement is executed.
 
-    SQLite executes a prepared statement repeatedly. PostgreSQL gets all rows as one JSON parameter:
-    executing a statement per row costs its server more than the rows themselves, and a statement
-    with one parameter per value is parsed again by the driver every time.
+    SQLite executes one prepared statement repeatedly. PostgreSQL receives all rows as one JSON
+    parameter: on its server, a statement per row costs more than inserting the rows, and the driver
+    would parse a statement with one parameter per value anew each time.
     """
     if not rows:
         return

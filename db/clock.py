@@ -15,6 +15,6 @@ def database_time(session: Session) -> datetime:
     """
     if session.connection().dialect.name != "postgresql":
         return datetime.now(UTC)
-    # Not now(): that is the start of the transaction, which may have waited for the writer's lock.
+    # now() would return the start of the transaction, which may have waited for the writer's lock.
     moment: datetime = session.scalars(text("SELECT clock_timestamp()")).one()
     return moment.astimezone(UTC)

@@ -42,7 +42,7 @@ AnyRecord = Record | AccuracyRecord | DecodeRecord | ServingRecord | GateRecord
 # Record field -> key of the full object, and the attribute that is written under the field's name.
 NESTED = {"run": ("run_info", "uuid"), "commit": ("commit_info", "sha")}
 DEVICE_KEY = "device_info"
-KIND_KEY = "kind"  # absent: a measurement
+KIND_KEY = "kind"  # absent in measurements
 _KINDS: dict[str, type[AccuracyRecord | DecodeRecord | ServingRecord | GateRecord]] = {
     "accuracy": AccuracyRecord,
     "decode": DecodeRecord,
@@ -68,10 +68,10 @@ _LAST_INFO: dict[type, tuple[object, object]] = {}  # type -> last input (immuta
 
 
 def canonical(info: T) -> T:
-    """Return a record, commit or run as reading it from a file would: plain types, UTC times.
+    """Return a record, commit or run in the form that reading it from a file gives.
 
-    A max_rel_error that is not finite becomes None: the output was not finite either.
-    Raises RecordError if a field can't be stored.
+    Its values have plain types, its times are in UTC. A max_rel_error that is not finite becomes
+    None: the output was not finite either. Raises RecordError if a field can't be stored.
     """
     values = {f.name: getattr(info, f.name) for f in fields(info)}  # type: ignore[arg-type]
     error = values.get("max_rel_error")
@@ -175,7 +175,7 @@ def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_result(record: Mapping[str, Any]) -> None:
-    """Raise RecordError for a result that is impossible: histories are computed from results."""
+    """Raise RecordError for an impossible result, since histories are computed from results."""
     median, status = record["median_us"], record["status"]
     if record["accepted"] and (median is None or status not in COMPARABLE_STATUSES):
         reason = "median_us is null" if median is None else f"status is {status!r}"
@@ -195,13 +195,13 @@ def _check_result(record: Mapping[str, Any]) -> None:
 
 @cache
 def _fields_with_default(kind: type) -> frozenset[str]:
-    """Return the fields that were added later, with a default: older files do not have them."""
+    """Return the fields with a default: they were added later, and older files lack them."""
     return frozenset(f.name for f in fields(kind) if f.default is not dataclasses.MISSING)
 
 
 @cache
 def _split_hint(hint: Any) -> tuple[bool, Any, Any, Any]:
-    """Split a type hint: is it optional, the type, its origin, and its last type argument."""
+    """Split a type hint into: is it optional, its type, its origin, its last type argument."""
     optional = NoneType in get_args(hint)
     if optional:
         hint = get_args(hint)[0]

@@ -39,8 +39,8 @@ __all__ = [
     "upgrade",
 ]
 
-BUSY_TIMEOUT_S = 30.0  # how long a writer waits for another one
-SILENCE_S = 60.0  # longer than any wait for a lock: a server silent for this long hangs
+BUSY_TIMEOUT_S = 30.0  # timeout of a writer that waits for another one
+SILENCE_S = 60.0  # longer than any lock timeout: a server that is silent this long has hung
 _CONNECT_TIMEOUT_S = 10
 _NETWORK_FILE_SYSTEMS = {
     "nfs",
@@ -208,7 +208,7 @@ def open_database(
                 _use_write_ahead_log(database)
             revision = upgrade(database).after
         if check_schema:
-            with _named(name):
+            with _with_database_name(name):
                 schema.check_revision(revision)
     except BaseException:
         database.close()
@@ -224,7 +224,7 @@ def upgrade(database: Database) -> schema.Upgrade:
     name = database.url
     with (
         translated(name),
-        _named(name),
+        _with_database_name(name),
         database.engine.connect() as connection,
         _copied_tables(connection),
         connection.begin(),
@@ -236,7 +236,7 @@ def upgrade(database: Database) -> schema.Upgrade:
 def revision_of(database: Database) -> str | None:
     """Return the revision of the tables; None: there are none. Raises NotADatabaseError."""
     name = database.url
-    with translated(name), _named(name), database.engine.connect() as connection:
+    with translated(name), _with_database_name(name), database.engine.connect() as connection:
         return schema.current_revision(connection)
 
 
@@ -258,11 +258,11 @@ def network_file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str 
 
 @contextmanager
 def _copied_tables(connection: Connection) -> Iterator[None]:
-    """Allow a migration to replace a table that others refer to by an altered copy of it.
+    """Disable foreign keys in SQLite, so that a migration can replace a table by an altered copy.
 
-    SQLite alters no constraint of a table, and deletes the rows of a table that is dropped, which
-    its foreign keys forbid; the setting has no effect within a transaction
-    (https://sqlite.org/lang_altertable.html, 7).
+    SQLite can't alter a constraint of a table. Replacing the table drops it, which deletes its
+    rows; foreign keys of other tables would forbid that. The setting has no effect within a
+    transaction (https://sqlite.org/lang_altertable.html, 7).
     """
     if connection.dialect.name != SQLITE:
         yield
@@ -276,8 +276,8 @@ def _copied_tables(connection: Connection) -> Iterator[None]:
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Prefix errors of db.schema with the name of the database: it knows only a connection."""
+def _with_database_name(name: str) -> Iterator[None]:
+    """Prefix errors of db.schema, which knows only a connection, with the database's name."""
     try:
         yield
     except (SchemaError, NotADatabaseError) as error:
@@ -285,15 +285,15 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _check_file(path: Path, *, create: bool, read_only: bool) -> None:
-    """Raise for a file that can't be used: SQLite would raise only at the first write."""
+    """Raise for a file that can't be used; SQLite itself would raise only at the first write."""
     try:
         if path.is_dir():
             raise NotADatabaseError(f"{path} is a folder: name a file in it")
         exists = path.exists()
         if (not exists or path.stat().st_size == 0) and (read_only or not create):
-            what = f"{path} is an empty file" if exists else f"no database at {path}"
+            problem = f"{path} is an empty file" if exists else f"no database at {path}"
             raise MissingDatabaseError(
-                f"{what}: measure something first (flexq-bench run smoke), or name another one "
+                f"{problem}: measure something first (flexq-bench run smoke), or name another one "
                 "with --db"
             )
         if not exists:
@@ -304,7 +304,7 @@ def _check_file(path: Path, *, create: bool, read_only: bool) -> None:
         raise ReadOnlyError(f"{path} can't be created: {error.strerror or error}") from error
     if read_only:
         return
-    # SQLite writes its journal beside the file, so the folder counts as well.
+    # SQLite writes its journal beside the file, so the folder must be writable as well.
     for part, kind in ((path, "file"), (path.parent, "folder")):
         if part.exists() and not os.access(part, os.W_OK, effective_ids=_EFFECTIVE):
             raise ReadOnlyError(
@@ -380,10 +380,11 @@ def _postgresql_engine(
             "PostgreSQL needs psycopg: pip install 'flexq-bench[postgres]'"
         ) from error
 
-    def connect(_dialect: Any, _record: Any, given: Any, named: Any) -> Any:
-        from db.patience import patient_connection  # psycopg is installed: the engine exists
+    def connect(_dialect: Any, _record: Any, args: Any, kwargs: Any) -> Any:
+        # psycopg is installed, or the engine would not exist.
+        from db.silent_server import connection_with_timeout
 
-        return patient_connection(display(url), silence_s).connect(*given, **named)
+        return connection_with_timeout(display(url), silence_s).connect(*args, **kwargs)
 
     event.listen(engine, "do_connect", connect)
 

@@ -71,12 +71,12 @@ def _record(line: bytes, path: Path, number: int) -> AnyRecord:
     except RecordError as error:
         raise RecordFormatError(f"{path}:{number}: {error}") from None
     except (ValueError, RecursionError):
-        what = (
+        problem = (
             "not JSON: this is not a file of FlexQ Bench results"
             if line.endswith(b"\n")
             else "the line is cut off: copy the file again"
         )
-        raise RecordFormatError(f"{path}:{number}: {what}") from None
+        raise RecordFormatError(f"{path}:{number}: {problem}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -81,10 +81,10 @@ def add_change_point(
             f"no decision {decision_uuid} is stored: name another database with --db"
         )
     commit_id = clean_commit_id(session, sha, decision.project)
-    known = select(ChangePoint.id).where(
+    stored = select(ChangePoint.id).where(
         ChangePoint.series_id == decision.series_id, ChangePoint.commit_id == commit_id
     )
-    if session.scalar(known.limit(1)) is not None:
+    if session.scalar(stored.limit(1)) is not None:
         return False
     session.execute(
         insert(ChangePoint).values(

@@ -1,8 +1,8 @@
 """Transactional outbox: events, stored with the data they report, and deliveries, sent later.
 
-The process that claims a delivery sends it; while it does, no other process claims it. If the
-sender dies, the delivery becomes due again. A receiver that accepts a message without confirming it
-gets it again, with the same uuid.
+A delivery is sent by the process that claims it; no other process can claim it meanwhile. If that
+process dies, the delivery becomes due again. A receiver that accepts a message without confirming
+it receives the message again, with the same uuid.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ DELIVERY_STATES = ("waiting", "sending", "sent")
 class EventInfo:
     """Event to notify of. key: unique; an event with a stored key is not stored again.
 
-    body: plain text. kernels: affected labels; gpus: affected SKUs; empty: none in particular.
-    content: machine-readable JSON.
+    body: plain text. kernels: affected labels; gpus: affected SKUs; both may be empty. content:
+    machine-readable JSON.
     """
 
     key: str
@@ -172,7 +172,7 @@ def mark_failed(session: Session, delivery_uuid: str, detail: str, *, due_at: da
 
 
 def undelivered(session: Session) -> list[DeliveryRow]:
-    """Return the deliveries that were not sent, longest due first."""
+    """Return the unsent deliveries; the one that has been due longest comes first."""
     query = (
         select(Delivery, Event)
         .join(Event, Delivery.event_id == Event.id)

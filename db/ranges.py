@@ -1,7 +1,7 @@
 """Valid ranges of the numbers in a record.
 
-Histories are computed from these numbers, so impossible ones are rejected. The bounds are those of
-the possible, not of the usual.
+Histories are computed from these numbers, so impossible values are rejected. The bounds are wide:
+they exclude what is impossible, not what is unusual.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from db.errors import RecordError
 
-_DAYS_US = 1e12  # eleven and a half days, longer than any run
+_DAYS_US = 1e12  # 11.6 days, longer than any run
 _COUNT = 2**40
 _BYTES = 2**60
 _VERSION = 2**31 - 1

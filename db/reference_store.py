@@ -1,4 +1,4 @@
-"""Write published numbers of papers. The package's file is the source; the table is a copy."""
+"""Write published numbers of papers. The table is a copy of a file in the package."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ReferenceInfo:
 def store_reference_values(session: Session, values: Iterable[ReferenceInfo]) -> bool:
     """Replace the stored values by these; return False if they are equal already.
 
-    Raises ValueError if two values have the same key (all fields but value and note).
+    Raises ValueError if two values have the same key (all fields except value and note).
     """
     rows: dict[str, dict[str, Any]] = {}
     for info in values:

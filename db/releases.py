@@ -19,7 +19,8 @@ def store_releases(
     """Store tags of stored commits; return the names of new and moved ones, sorted.
 
     tags: name -> sha. Tags of commits that are not stored are ignored: nothing was measured there.
-    project: only commits of this one, empty: this repository; None: of every project that has them.
+    project: only commits of this project (empty: this repository); None: of every project that has
+    them.
     """
     lock_for_writing(session.connection())
     clean = select(Commit.sha, Commit.project, Commit.id).where(

@@ -132,7 +132,7 @@ def claim_request(
 ) -> ClaimedRequest | None:
     """Lease the oldest free request for one of these SKUs; None: there is none.
 
-    A request whose lease has expired is claimed again, and its run is resumed.
+    A request whose lease has expired can be claimed again; its run is then resumed.
     """
     lock_for_writing(session.connection())
     oldest = session.execute(

@@ -1,7 +1,7 @@
 """Write runs, their plans and their records. Safe with concurrent calls of other processes.
 
-A call holds the writer's lock from its start to the end of the session's transaction, so keep a
-session that writes short: one record, or one file.
+A call holds the writer's lock until the session's transaction ends. Keep sessions that write short:
+one record, or one file.
 """
 
 from __future__ import annotations

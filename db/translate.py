@@ -89,7 +89,7 @@ def translate(error: SQLAlchemyError, name: str) -> DatabaseError:
 def _is_of_stored_value(error: Exception) -> bool:
     """Return True if reading a row raised the error: invalid UTF-8, JSON or time.
 
-    SQLite stores any bytes in any column, so such a file was written by something else.
+    SQLite stores any bytes in any column, so such values were written by another program.
     """
     within = "sqlalchemy/*/*.py" if isinstance(error, UnicodeDecodeError) else _ROW_DECODERS
     return any(
@@ -98,7 +98,10 @@ def _is_of_stored_value(error: Exception) -> bool:
 
 
 def _root_error(error: SQLAlchemyError) -> SQLAlchemyError:
-    """Return the first error: on a full disk SQLite rolls back, then the savepoint is missing."""
+    """Return the first error in the chain.
+
+    On a full disk SQLite rolls back; SQLAlchemy's error is then about the missing savepoint.
+    """
     before = error.__context__
     while "no such savepoint" in str(error) and before is not None:
         if isinstance(before, SQLAlchemyError):

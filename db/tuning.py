@@ -17,7 +17,7 @@ from db.tables import TuningChoice
 
 @dataclass(frozen=True, slots=True)
 class ChoiceInfo:
-    """A tuned configuration. key: all it depends on, plain JSON, with the SKU under `gpu`."""
+    """A tuned configuration. key: all it depends on as plain JSON, with the SKU under `gpu`."""
 
     key: Mapping[str, Any]
     config: Mapping[str, Any]

@@ -156,10 +156,10 @@ def set_alert_state(
 def add_alert_note(
     session: Session, alert_id: int, *, person: str, note: str, at: datetime
 ) -> None:
-    """Add a note to an alert without a change of state.
+    """Add a note to an alert without changing its state.
 
-    It becomes the alert's current note; earlier ones stay in its events. Raises NotFoundError,
-    RecordError if the note is empty.
+    The note becomes the alert's current note; earlier notes stay in its events. Raises
+    NotFoundError, RecordError if the note is empty.
     """
     if not note.strip():
         raise RecordError(f"the note on alert {alert_id} is empty: write one, or set a state")
@@ -226,8 +226,8 @@ def _add_derived(
     return True
 
 
-def _without(info: NoiseInfo | FalseAlarmInfo, left_out: str) -> dict[str, Any]:
-    return {name: getattr(info, name) for name in info.__slots__ if name != left_out}
+def _without(info: NoiseInfo | FalseAlarmInfo, excluded: str) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in info.__slots__ if name != excluded}
 
 
 def _alert(session: Session, alert_id: int) -> Mapping[str, Any]:

@@ -168,10 +168,12 @@ class Writer:
         if not cases:
             return
         planned = select(PlannedCase.case_key).where(PlannedCase.run_id == run_id)
-        known = set(self._session.scalars(planned))
+        stored_keys = set(self._session.scalars(planned))
         rows = [
             {"run_id": run_id, "position": position, "case_key": case_key}
-            for position, case_key in enumerate((c for c in cases if c not in known), len(known))
+            for position, case_key in enumerate(
+                (c for c in cases if c not in stored_keys), len(stored_keys)
+            )
         ]
         self._add_rows(PlannedCase, rows)
 
@@ -225,18 +227,18 @@ class Writer:
             Measurement.case_key.in_({record.case for record in records}),
             Measurement.repetition.is_not(None),
         )
-        taken = {tuple(row) for row in self._session.execute(stored)} if records else set()
+        stored_keys = {tuple(row) for row in self._session.execute(stored)} if records else set()
         first = []
         for key, record in zip(keys, records, strict=True):
-            if key not in taken:
+            if key not in stored_keys:
                 first.append(record)
             if key[2] is not None:
-                taken.add(key)
+                stored_keys.add(key)
         return first
 
     def _cache_series(self, records: Sequence[Record]) -> None:
         """Cache the series ids of all records, with two statements instead of two per record."""
-        identities = {_series_key(one): one for one in map(series_identity, records)}
+        identities = {_series_key(identity): identity for identity in map(series_identity, records)}
         rows = {
             key: {_PROJECT: "", **identity, "identity_hash": fingerprint(identity)}
             for key, identity in identities.items()
@@ -266,16 +268,16 @@ class Writer:
             query = select(*key_and_id).where(columns[by].in_(list(values)))
             return {row[0]: row[1] for row in self._session.execute(query)}
 
-        known = stored(row[by] for row in rows.values())
-        new = {row[by]: row for row in rows.values() if row[by] not in known}
+        ids = stored(row[by] for row in rows.values())
+        new = {row[by]: row for row in rows.values() if row[by] not in ids}
         if new:
             self._add_rows(table, list(new.values()))
-            known |= stored(new)
+            ids |= stored(new)
         for key, row in rows.items():
-            self._ids[key] = known[row[by]]
+            self._ids[key] = ids[row[by]]
 
     def _cache_epochs(self, records: Sequence[Record]) -> None:
-        """Cache the epochs of all records, as `_cache_series`; new ones begin at the earliest."""
+        """Cache the epochs of all records; a new epoch begins with its earliest record."""
         rows: dict[tuple[int, int], dict[str, Any]] = {}
         for record in records:
             pair = self.series(series_identity(record)), self.environment(record.environment)
@@ -305,7 +307,7 @@ class Writer:
     def _commit_of(self, record: Record) -> int:
         """Return the id of a record's commit, in the project of its series."""
         commit = record.commit
-        if commit.project != record.project:  # from when projects shared the rows of commits
+        if commit.project != record.project:  # a record from before commits were stored per project
             commit = replace(commit, project=record.project)
         return self.commit(commit)
 

@@ -3,8 +3,8 @@
     python benchmarks/accuracy/block_losses.py --model DIR --calibration C4 --schemes NAME ...
         [--segments 16] [--length 2048]
 
-A block's loss before training is already that of its inputs: where earlier blocks lost something
-that it needs, it is high. Prints a JSON line for each block, its losses by epoch.
+The loss of a block before training includes the errors of its inputs, so it is high if earlier
+blocks lost accuracy. Prints a JSON line for each block with its losses by epoch.
 """
 
 from __future__ import annotations

@@ -1,23 +1,22 @@
-"""One checkpoint of a model for each scheme with a kernel: judged, decoded and compared.
+"""Checkpoints of a model, one per scheme with a kernel: evaluated, decoded and compared.
 
     python benchmarks/accuracy/checkpoints.py --model DIR --data TEXT --calibration TEXT \\
         --out rows.jsonl [--schemes NAME ...] [--max-tokens N] [--starts N] [--context N] \\
         [--new N] [--table]
 
-Each scheme quantizes the model into a checkpoint. Of its bytes the script measures the perplexity
-through the reference and through kernels, and decodes a prompt greedily with `decode`'s engine. Of
-these tokens it counts those before the first that differs from
+Each scheme quantizes the model into a checkpoint. The script evaluates the checkpoint's perplexity
+through the reference and through kernels, and decodes a prompt greedily with `decode`'s engine. It
+counts the decoded tokens before the first one that differs
 
-- what the evaluated model says to the prompt, one token after the other with its cache (`equal`):
-  the same launches, so the same bits;
-- what it predicts in one pass over the prompt and these tokens (`in one pass`): GEMMs of many
-  tokens and another attention, whose sums have another order. Where they differ first, the row has
-  how far apart the two likeliest logits are there, in steps of FP16.
+- from the tokens of the evaluated model, generated one by one with its cache (`equal`): the
+  launches are the same, and so are the bits;
+- from its predictions in one pass over the prompt and these tokens (`in one pass`): GEMMs of many
+  tokens and another attention, with another order of summation. The row has the distance of the
+  two largest logits at the first difference, in steps of FP16.
 
-A JSON line for each scheme is added to --out as soon as it is measured, and those that are there
-are not measured again. With --checkpoints DIR a folder that was quantized stays there, for a call
-that was cut off; with --seconds no scheme is begun later than that. --table prints what the file
-holds.
+A JSON line for each scheme is appended to --out when it is measured; schemes in the file are not
+measured again. --checkpoints DIR keeps quantized folders there, so that an interrupted call can be
+repeated; with --seconds no scheme is started after that time. --table prints the file.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Difference of the perplexity through kernels and through the reference that rounding alone makes.
+"""Perplexity difference between kernels and the reference that is caused by rounding alone.
 
     python benchmarks/accuracy/code_flips.py --model DIR --data FILE [--format fp8/row]
         [--draws 8] [--context 256] [--max-tokens 7700]
 
-Weights and activations are rounded to one format. An input of a layer that differs in the last bit
-of FP16 gets another code where it lies between two, and a code of few bits is a large step. So the
-reference is computed again with each layer's input moved by 2^-11 of it at most, a seed a draw,
-and the scatter of these is what the loss through kernels is held against: through kernels in each
-linear layer alone, and as decode computes all. Prints one JSON object, losses in percent of the
-perplexity; ends with exit code 1 if kernels are further from the draws' mean than three of their
-standard deviations.
+Weights and activations are rounded to one format. If an input of a layer is close to the boundary
+between two codes, a difference in its last FP16 bit changes the code, which is a large step in
+formats of few bits. The reference is therefore computed repeatedly with each layer's input changed
+by at most 2^-11 of its value, with one seed per draw. The loss through kernels is compared with the
+spread of these draws: with kernels in the linear layers only, and with decode's whole forward pass.
+Prints one JSON object with losses in percent of the perplexity. Exit code 1: kernels differ from
+the mean of the draws by more than three of their standard deviations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of `corruptions.py`: what its rows say, and which were judged wrongly."""
+"""Table of the rows of `corruptions.py`, and the rows with a wrong verdict."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""A wall of corruptions: which limits of an accuracy policy catch which, at which size.
+"""Corruptions of a model, and the limits of an accuracy policy that detect them, by size.
 
     python benchmarks/accuracy/corruptions.py --model DIR --data NAME=FILE [--policy default]
         [--scheme flexq-w6ax] [--kinds sign,noise] [--context 256] [--max-tokens 8000] [--out FILE]
     python benchmarks/accuracy/corruptions.py --rows FILE...  # the table of stored rows
 
-Each corruption is done to the model as it is, and to the model that the scheme has quantized from
-the original; both are judged by `gate accuracy`'s own rules against the original (the policy's
-tasks and parity are left out). Prints a row each: change of the perplexity, mean KL divergence (of
-a quantized model in percent more than the scheme's own), the tokens that the gate took, and the
-limits that caught it: those that the model fails, and the undamaged one under the same scheme does
-not. A corruption that changes the perplexity by 0.5 %, or the mean KL divergence by 10 % of the
-scheme's own, must be caught. Ends with exit code 1 if one was not, if nothing was done to the
-original and a limit failed, if nothing was done to a quantized model and one of fidelity did (the
-others it may fail: a policy may refuse the scheme), or if two sizes of a corruption do the same: it
-does nothing.
+Each corruption is applied to the original model and to the model quantized by the scheme; both are
+judged against the original by the rules of `gate accuracy`, without the policy's tasks and parity.
+Prints a row for each: change of the perplexity, mean KL divergence (for a quantized model: percent
+above the scheme's own), number of tokens that the gate used, and the limits that detected the
+corruption, which are those that the undamaged model under the same scheme does not fail.
+
+A corruption that changes the perplexity by 0.5 %, or the mean KL divergence by 10 % of the scheme's
+own, must be detected. Exit code 1: one was not detected; the undamaged original failed a limit; an
+undamaged quantized model failed a limit of fidelity (it may fail others, because a policy may
+refuse the scheme); or two sizes of a corruption had the same effect, so that it has none.
 """
 
 from __future__ import annotations

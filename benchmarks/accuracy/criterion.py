@@ -1,10 +1,10 @@
-"""Predicted sensitivities of single layers against measured ones, and their sum against all layers.
+"""Predicted and measured sensitivities of single layers, and their sums over all layers.
 
     python benchmarks/accuracy/criterion.py --model DIR --data C4 [--segments 4] [--sites 40]
 
-Measured is the Kullback-Leibler divergence of the model with the inputs of one layer rounded to 6
-bits from the model as it is, for layers spread evenly over the predicted ranking; then that of the
-model with the inputs of all layers rounded. Prints one JSON object.
+A measured sensitivity is the Kullback-Leibler divergence of the model with the inputs of one layer
+rounded to 6 bits from the unquantized model. It is measured for layers that are spread evenly over
+the predicted ranking, then with the inputs of all layers rounded. Prints one JSON object.
 """
 
 from __future__ import annotations

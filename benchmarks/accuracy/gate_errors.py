@@ -1,19 +1,22 @@
-"""Errors of the accuracy gate on a real model: equal ones that fail, and losses that pass.
+"""Error rates of the accuracy gate on a real model: false failures, and undetected losses.
 
     python benchmarks/accuracy/gate_errors.py --model DIR --data FILE [--gates 200] [--draws 1000]
         [--policy default] [--context 256] [--max-tokens 8000]
 
-First the gate judges copies of the model that compute the same in another order: the channels of
-each feed-forward are permuted, seeded, which changes the order of every reduction over them, and
-1 to 8 segments are computed together, where the original's are computed as the gate does. None may
-fail. Then noise of a fitted size makes a model that loses exactly 1 % of the perplexity on the
-text. What each of its segments loses is kept, with its tokens' divergences and agreement: gates
-are drawn from these, segments with replacement, each a whole gate with `detect = 1` that looks as
-the gate does. The model as it is is a loss that must be caught: the share of draws that do is
-compared with the power. With the loss taken away, and limits of divergence and agreement that are
-exactly what it has, it is the worst model that must pass: the share of draws in which *any* limit
-fails is compared with alpha. Prints one JSON object; ends with exit code 1 if an equal model
-failed, the power is more than three standard errors below the plan, or alpha above it.
+False failures: the gate judges copies of the model that compute the same in another order. The
+channels of each feed-forward are permuted, with a seed, which changes the order of every reduction
+over them, and 1 to 8 segments are computed together. No copy may fail.
+
+Power and alpha: noise of a fitted size is added, so that the model loses exactly 1 % of the
+perplexity on the text. Gates are simulated by drawing its segments with replacement, each segment
+with its loss and its tokens' divergences and agreement; every simulated gate has `detect = 1` and
+the sequential looks of a real one. The share of gates that detect this loss is compared with the
+planned power. Without the loss, and with limits of divergence and agreement equal to its values,
+the model is the worst one that must pass: the share of gates in which *any* limit fails is compared
+with alpha.
+
+Prints one JSON object. Exit code 1: an equal model failed, the power is more than three standard
+errors below the plan, or alpha is that far above it.
 """
 
 from __future__ import annotations

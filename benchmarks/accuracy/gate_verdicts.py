@@ -1,11 +1,11 @@
-"""The verdicts that the accuracy gate owes, with the time of each: what a release check costs.
+"""Expected verdicts of the accuracy gate, and the time of each.
 
     python benchmarks/accuracy/gate_verdicts.py --model DIR --data NAME=FILE --policy FILE
 
-Runs `flexq-bench gate accuracy` three times, each in a process of its own: on the policy's schemes,
-which should pass; on w4a4, four bits rounded to nearest, which should fail; and on the policy's
-schemes in a build whose packer flips the sign of one group's scale, which should fail too. Ends
-with exit code 1 if a verdict is another one.
+Runs `flexq-bench gate accuracy` three times in separate processes: on the policy's schemes, which
+should pass; on w4a4, four bits rounded to nearest, which should fail; and on the policy's schemes
+in a build whose packer flips the sign of one group's scale, which should fail too. Exit code 1: a
+verdict differs.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The picture of a model's checkpoints: perplexity through kernels against tokens a second.
+"""Chart of a model's checkpoints: perplexity through kernels over tokens per second.
 
     python benchmarks/accuracy/pareto.py RECORDS... [--rows ROWS] --out FILE.png [--batch 1]
         [--across tokens-per-s|bits] [--text NAME] [--schemes NAME ...]
 
-Records are what `flexq-bench accuracy --model MODEL --checkpoint FOLDER --through kernels` and
-`flexq-bench decode FOLDER` store and `flexq-bench db export FILE` writes; ROWS are those of
-benchmarks/accuracy/checkpoints.py, which have bits a weight. A point is one content hash, as on the
-dashboard's Pareto page: its increase over fp16 on the same segments with the 95 % interval, and how
-fast, or how large, these bytes are. A line joins those that no other one beats in both; a vertical
-one is fp16, if it was decoded the same way. Prints what is drawn, and what is left out, and why.
+RECORDS are written by `flexq-bench db export FILE`, from results that `flexq-bench accuracy --model
+MODEL --checkpoint FOLDER --through kernels` and `flexq-bench decode FOLDER` stored. ROWS are those
+of benchmarks/accuracy/checkpoints.py, which contain the bits per weight. A point is one content
+hash, as on the dashboard's Pareto page: its perplexity increase over fp16 on the same segments with
+the 95 % interval, and its speed or size. A line connects the Pareto front; a vertical line is fp16,
+if it was decoded under the same conditions. Prints the points, and those left out with the reason.
 """
 
 from __future__ import annotations

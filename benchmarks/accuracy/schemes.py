@@ -1,14 +1,14 @@
-"""Perplexity of a model under every scheme, paired with the model as it is: the tables of docs.
+"""Perplexity of a model under every scheme, paired with the unquantized model: tables of docs.
 
     python benchmarks/accuracy/schemes.py run --model DIR --data WIKI --calibration C4 \\
         --out rows.jsonl --sets weights,activations [--schemes NAME ...] [--max-tokens N]
     python benchmarks/accuracy/schemes.py table --out rows.jsonl [more.jsonl.gz ...]
         [--base SCHEME] [--schemes NAME ...] [--atom]
 
-`run` adds a JSON line for each scheme as soon as it is measured and skips those that the file has,
-so that it can be ended and started again; --seconds ends it between two schemes. `table` prints
-Markdown: perplexity, its difference to the model's own, or that of --base, with a 95 % interval
-over the same segments. --atom shows Atom's steps, which the table leaves out otherwise.
+`run` appends a JSON line for each scheme when it is measured, and skips schemes in the file, so it
+can be interrupted and restarted; --seconds ends it between two schemes. `table` prints Markdown:
+perplexity, and its difference to the unquantized model's, or to that of --base, with a 95 %
+interval over the same segments. --atom adds Atom's steps, which are otherwise left out.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/accuracy/train_tiny_llama.py examples/models/tiny-llama
 
-It reads the Python language reference as `help()` has it (pydoc_data.topics) and the docstrings of
-the standard library, both of the Python that runs it and under the PSF licence. Every eighth topic
-is held out: it is written to heldout.txt, and paragraphs that it shares with others are taken out
-of what is trained on. calibration.txt is the beginning of what is trained on, for schemes that
-learn from data. About five minutes on one core; seeded.
+The training text is the Python language reference of `help()` (pydoc_data.topics) and the
+docstrings of the standard library, both of the Python that runs the script and under the PSF
+licence. Every eighth topic is held out: it is written to heldout.txt, and its paragraphs are
+removed from the training text. calibration.txt is the beginning of the training text, for
+calibrated schemes. Takes about five minutes on one core; seeded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time of a training step of a learned scheme, as a CUDA graph and launch by launch.
+"""Time of a training step of a learned scheme, with and without a CUDA graph.
 
     python benchmarks/accuracy/training_step.py --model DIR --calibration C4 [--segments 32]
 

@@ -1,10 +1,10 @@
-"""The zero-shot table of docs: stored results of tasks, each scheme beside the model as it is.
+"""Zero-shot table of docs: stored results of tasks, by scheme and for the unquantized model.
 
     python benchmarks/accuracy/zero_shot.py RECORDS.jsonl.gz [...]
 
-Records are what `flexq-bench accuracy --tasks …` stores and `flexq-bench db export` writes. A cell
-is the metric in percent and its difference to the model as it is in points, with a 95 % interval
-over the same questions; the last row is the mean over tasks of acc.
+RECORDS are written by `flexq-bench db export`, from results of `flexq-bench accuracy --tasks …`. A
+cell is the metric in percent and its difference to the unquantized model in points, with a 95 %
+interval over the same questions; the last row is the mean of acc over tasks.
 """
 
 from __future__ import annotations

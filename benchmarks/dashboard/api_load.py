@@ -1,9 +1,9 @@
-"""Many readers of the read API at once: errors and the 95th percentile of their waiting.
+"""Load test of the read API: errors and the 95th percentile of response times.
 
-Starts `flexq-bench serve-api` on a database and lets that many readers ask over loopback, each one
-question after the other, for that long; a part of them come with the ETag of their last answer.
-Prints requests, errors, percentiles and the server's CPU time a request, and fails on an error or
-a 95th percentile of 300 ms:
+Starts `flexq-bench serve-api` on a database. --readers clients send requests over loopback for
+--seconds, each one request at a time, some of them with the ETag of their last response. Prints
+requests, errors, percentiles and the server's CPU time per request, and fails on an error or a 95th
+percentile of 300 ms or more:
 
     python benchmarks/dashboard/api_load.py large.sqlite --readers 200 --seconds 60
 """

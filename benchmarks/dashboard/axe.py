@@ -1,8 +1,9 @@
 """Accessibility violations on each page of the dashboard, found by axe-core.
 
-Opens every page of the dashboard in Chromium, light and dark, runs axe-core on it, and prints each
-violation with its impact, how many elements have it, and one of them; fails where one is serious or
-critical. axe-core comes from npm (`npm pack axe-core`), and is no dependency of ours:
+Opens every page of the dashboard in Chromium, with the light and the dark theme, runs axe-core on
+it, and prints each violation with its impact, the number of affected elements, and one of them.
+Fails if one is serious or critical. axe-core comes from npm (`npm pack axe-core`) and is not a
+dependency of this project:
 
     python benchmarks/dashboard/axe.py results.sqlite --axe package/axe.min.js
 """

@@ -1,7 +1,7 @@
-"""Make the pictures of the dashboard that the documents show.
+"""Create the pictures of the dashboard in the documentation.
 
-Those of Leaderboard, Kernels and Accuracy are of the repository's example records. Scoreboard and
-Alert are of a database that benchmarks/db/fill.py made: the examples have no alert and no nights.
+Leaderboard, Kernels and Accuracy show the repository's example records. Scoreboard and Alert show a
+database created by benchmarks/db/fill.py, because the examples have no alerts and no nightly runs.
 
     python benchmarks/db/fill.py made-up.sqlite --nights 20
     python benchmarks/dashboard/pictures.py --made-up made-up.sqlite

@@ -1,11 +1,11 @@
-"""Seven questions that people come with, answered in Chromium: clicks, and seconds to the answer.
+"""Seven typical questions to the dashboard: clicks and seconds to the answer, in Chromium.
 
-Starts the dashboard on a database, opens its first page, and goes to each answer as a person does,
-by clicking what is on the page. A task counts its clicks (typing is none) and takes the time from
-the last one until the answer is painted, and from the one that opens the page until a chart is,
-where the page has one. Other work on the machine makes those longer, so beside them stand the
-seconds of a processor that the server and the browser took until the chart. Prints a table, and
-fails where a task takes more than three clicks or its first chart 2.5 s:
+Starts the dashboard on a database, opens its first page, and navigates to each answer by clicking.
+Counted for each task are its clicks (without typing), the time from the last click until the answer
+is painted, and the time from opening the page until its first chart is painted. Other work on the
+machine makes these times longer, so the CPU seconds of server and browser until the chart are
+reported too. Prints a table, and fails if a task takes more than three clicks or its first chart
+more than 2.5 s:
 
     python benchmarks/db/fill.py large.sqlite
     python benchmarks/dashboard/tasks.py large.sqlite

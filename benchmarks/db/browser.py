@@ -1,10 +1,10 @@
 """Time until a page shows its main content, and memory of the app with several viewers.
 
 Starts the dashboard, opens each page in headless Chromium and measures, over repetitions, the time
-from the navigation until its headline and its main table or figure are painted; also the time of
-its first figure, and the CPU seconds of the server and of Chromium until then. Then it opens
-several viewers at once, each on another page, and sums the memory (PSS) of the app's processes.
-Prints the numbers that docs/dashboard.md quotes:
+from the navigation until its headline and its main table or figure are painted, the time until its
+first figure, and the CPU seconds of the server and of Chromium until then. Then opens several
+viewers at once, each on another page, and sums the memory (PSS) of the app's processes. Prints the
+numbers that docs/dashboard.md quotes:
 
     python benchmarks/db/browser.py large.sqlite
 """

@@ -1,8 +1,8 @@
-"""Fill an empty database with what a fleet leaves in 400 nights: 10 million samples.
+"""Fill an empty database with synthetic results of a fleet in 400 nights: 10 million samples.
 
 100,000 measurements of 500 series with 100 samples each, their runs and plans, a decision on each
 with its evidence, 20 alerts of 50 decisions, a job for each case, and scores and decodes of models
-at 20 releases. Decisions of no alert repeat one computed verdict: `same`.
+at 20 releases. Decisions without an alert repeat one computed verdict: `same`.
 
     python benchmarks/db/fill.py large.sqlite
     python benchmarks/db/fill.py postgresql://USER@HOST/DATABASE

@@ -1,4 +1,4 @@
-"""A fleet that never was: four kinds of GPU, 500 series, a commit a night, all from fixed seeds."""
+"""Synthetic fleet: four kinds of GPU, 500 series, one commit per night, from fixed seeds."""
 
 from __future__ import annotations
 

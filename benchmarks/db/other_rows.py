@@ -1,4 +1,4 @@
-"""Rows of a fleet beside measurements: jobs, workers, and results of whole models."""
+"""Synthetic rows other than measurements: jobs, workers, and results of whole models."""
 
 from __future__ import annotations
 

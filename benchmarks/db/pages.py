@@ -1,8 +1,8 @@
-"""Database time of each page: all of its queries together, 95th percentile.
+"""Database time of each page: sum of its queries, 95th percentile.
 
-A query's time runs from its call until it returns values, so reading rows and converting them
-counts; the dashboard's caches are cleared before each view. Prints the table that docs/dashboard.md
-quotes, for a database that benchmarks/db/fill.py made:
+The time of a query includes reading and converting its rows; the dashboard's caches are cleared
+before each view. Prints the table that docs/dashboard.md quotes, for a database that
+benchmarks/db/fill.py made:
 
     python benchmarks/db/pages.py large.sqlite
 """

@@ -1,10 +1,10 @@
-"""Milliseconds a token of our FP16 path and of transformers' generate, on one model and GPU.
+"""Milliseconds per token of our FP16 path and of transformers' generate, on one model and GPU.
 
     python benchmarks/decode/against_transformers.py --model llama-13b
 
-transformers has a static cache, with which it compiles its decode step (torch.compile, mode
-reduce-overhead, which makes CUDA graphs). Both have random weights of the model's shapes, fewer of
-its blocks where --layers says so. A token's time is that of a whole answer over its tokens.
+transformers uses a static cache and a compiled decode step (torch.compile, mode reduce-overhead,
+which uses CUDA graphs). Both have random weights of the model's shapes; --layers reduces the number
+of blocks. The time per token is that of the whole generation over its tokens.
 """
 
 from __future__ import annotations

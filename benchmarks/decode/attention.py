@@ -2,9 +2,9 @@
 
     python benchmarks/decode/attention.py --model llama-13b --batch 1,4,8 --length 527,1024
 
-One CUDA graph has the attention of many layers, one after the other. cold: each layer has a cache
-of its own, more than L2 holds together. hot: all layers have one cache. gb_per_s counts the bytes
-of earlier tokens' keys and values, with their scales.
+One CUDA graph contains the attention of many layers, one after the other. cold: each layer has its
+own cache, and together they exceed the L2 cache. hot: all layers share one cache. gb_per_s counts
+the bytes of earlier tokens' keys and values, with their scales.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/decode/bounds.py --model llama-13b --batch 1,4,8 --tokens 128,527,1024
 
-Weights and the output head are read once a step, keys and values once a sequence.
+Weights and the output head are read once per step, keys and values once per sequence.
 `flexq-w6ax+kv8` has a KV cache of 8 bits; ratios are to the last scheme.
 """
 

@@ -1,4 +1,4 @@
-"""Contents of sequences in timed steps: never zeros, as power depends on the bits read."""
+"""Contents of sequences in timed steps: random, because power depends on the bits that are read."""
 
 from __future__ import annotations
 

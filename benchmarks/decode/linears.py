@@ -1,9 +1,10 @@
-"""Every configuration of each linear layer, timed inside decode steps: what the step's tuner sees.
+"""Times of every configuration of each linear layer within decode steps, as for the tuner.
 
     python benchmarks/decode/linears.py --model llama-13b --scheme fp16 --batch 1
 
-Steps are those of the first blocks of a model with synthetic weights. Layer by layer, the largest
-first, each keeps its fastest. Printed is what a configuration adds to a block beside the fastest.
+A step consists of the first blocks of a model with synthetic weights. Layers are tuned one by one,
+the largest first, and each then uses its fastest configuration. Prints the time that each
+configuration adds to a block in comparison with the fastest.
 """
 
 from __future__ import annotations

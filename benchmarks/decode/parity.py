@@ -2,13 +2,13 @@
 
     python benchmarks/decode/parity.py --device cuda
 
-Models and the replacements of kernels are those of tests/decode: one trained model, and random
-ones, rounded to nearest in the formats of a scheme. Each line has the largest difference of a logit
-and the share of positions with the same token, against sums in float64 (`free`), and against the
-same sums that follow the kernel where FP32 may round either way (`alike`). Then it has the number
-of sums, of those so near the middle between two FP16 numbers that FP32 may round either way
-(`near`), of those that the kernel rounded the other way (`moved`), and of those that are neither
-number, which is a kernel's error (`astray`). --by-layer prints these counts for each layer.
+Models and the torch replacements of kernels are those of tests/decode: one trained model, and
+random ones, rounded to nearest in the formats of a scheme. Each line has the largest difference of
+a logit and the share of positions with the same token, compared with sums in float64 (`free`), and
+with sums that follow the kernel if FP32 may round either way (`alike`). It also has the number of
+sums, of those so close to the middle between two FP16 numbers that FP32 may round either way
+(`near`), of those that the kernel rounded the other way (`moved`), and of those that equal neither
+number, which is an error of the kernel (`astray`). --by-layer prints these counts for each layer.
 """
 
 from __future__ import annotations

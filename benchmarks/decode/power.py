@@ -2,11 +2,11 @@
 
     python benchmarks/decode/power.py --model llama-13b --scheme flexq-w6ax --batch 8 --length 527
 
-A GPU that reads memory at full speed for a second reaches its power limit and lowers its clocks. Of
-configurations that are equally fast in a short run, some need fewer joules a step, and then less
-time in a long one. For each layer all configurations are timed in short runs of some tens of steps
-(`at_once`), and the fastest of them in turns of more than a second, without a pause (`kept`). Then
-the configurations that each of the two selects are timed in turns.
+A GPU that reads memory at full speed for a second reaches its power limit and lowers its clocks.
+Some configurations that are equally fast in a short run need less energy per step, and are then
+faster in a long run. For each layer all configurations are timed in short runs of some tens of
+steps (`at_once`), and the fastest of them alternately for more than a second each, without a pause
+(`kept`). Then the configurations selected by each of the two are timed alternately.
 """
 
 from __future__ import annotations

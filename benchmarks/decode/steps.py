@@ -1,9 +1,9 @@
-"""Time of one decode step by scheme, batch and length, with what each part of it adds.
+"""Time of one decode step and of its parts, by scheme, batch and length.
 
     python benchmarks/decode/steps.py --model llama-13b --schemes fp16,flexq-w6ax --batch 1,4,8
 
-Weights are synthetic. One process, one placement: to see where time goes, not to compare by.
-read_ms is how long the GPU takes to read, in one go, as many bytes as weights and cache have.
+Weights are synthetic. Measured in one process with one placement: for analysis, not for
+comparisons. read_ms is the time to read as many contiguous bytes as weights and cache have.
 """
 
 from __future__ import annotations

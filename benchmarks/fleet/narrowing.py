@@ -1,4 +1,4 @@
-"""Workers of which only the first go on: what fewer GPUs do, by the same processes."""
+"""Workers restricted to the first few, to measure fewer GPUs with the same processes."""
 
 from __future__ import annotations
 

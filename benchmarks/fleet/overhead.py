@@ -2,8 +2,8 @@
 
     python benchmarks/fleet/overhead.py
 
-The workers are real Ray actors on this machine's CPU slots that return made-up results: the time
-is that of Ray, the coordinator and the database alone. The issue's limit is 10 s.
+The workers are real Ray actors on this machine's CPU slots that return synthetic results, so only
+Ray, the coordinator and the database are measured. The limit is 10 s.
 """
 
 from __future__ import annotations

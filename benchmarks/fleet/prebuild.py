@@ -1,4 +1,4 @@
-"""Kernels of a plan compiled before the night, by as many processes as there are cores."""
+"""Compilation of a plan's kernels before a nightly run, with one process per core."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""A night on all GPUs of this machine, on two and on one: throughput, agreement, offsets, use.
+"""Scaling of a nightly run from one GPU to all GPUs of this machine.
 
     python benchmarks/fleet/scaling.py --out FOLDER
 
-One fleet, whose processes stay: a short night that every GPU measures (`offsets`; it also warms
-the processes up), then the suite whole on all GPUs, on half of them, and so on to one. FOLDER
-gets the database, the records and summary.json, each written as soon as it is known. Whoever
-ends it early (Ctrl-C, a limit) has what was measured until then.
+Measures throughput, agreement between GPUs, device offsets and utilization. The processes of one
+fleet are used throughout: first for a short run that every GPU measures (`offsets`, also a
+warm-up), then for the whole suite on all GPUs, on half of them, and so on down to one. The
+database, the records and summary.json are written to FOLDER as soon as they are available, so an
+interrupted call leaves its results.
 
-The speed-up is cases a minute of one whole night over another's, from the night's start to its
-last result, and, as a check, what the workers' time in cases comes to over the cases of both
-nights. Limits: at least 1.9 times one GPU's cases a minute on two
-and 3.7 on four, every series within 1.5 %, 60 % of the workers' time in cases, less than 10 s of a
-night beside cases.
+The speed-up is the ratio of cases per minute of two runs, each from its start to its last result;
+as a check, also the ratio of the workers' time per case. Limits: at least 1.9 times one GPU's cases
+per minute on two GPUs and 3.7 times on four, every series within 1.5 %, 60 % of the workers' time
+spent in cases, less than 10 s of a run spent outside of cases.
 """
 
 from __future__ import annotations

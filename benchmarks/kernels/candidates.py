@@ -4,13 +4,13 @@
         [--shapes NxK,...] [--drawn COUNT --seed N] [--against KERNELS] [--seconds N]
         [--out FOLDER]
 
-Needs a GPU. Each configuration is timed as briefly as the tuner times it, weights cold, so this
-takes half a second a case. It prints, for each kernel and number of tokens, the geometric mean over
-the shapes of floor / fastest, the least of them, and the loss of the configuration that runs
-without tuning. The floor is the fastest way to read weights of that width. --against: kernels whose
-fastest configurations are compared with the fastest, for example cublaslt-w8a8,cublaslt-fp8. The
-shapes are a suite's, unless some are given, and COUNT random ones, drawn by the seed. --out keeps
-every time, a file a kernel, in the format that heuristic.py reads.
+Needs a GPU. Each configuration is timed as briefly as by the tuner, with cold weights, which takes
+half a second per case. Prints, for each kernel and number of tokens, the geometric mean of floor /
+fastest over the shapes, the smallest of these ratios, and the loss of the configuration that is
+used without tuning. The floor is the fastest read of weights of that width. --against: kernels
+whose fastest configurations are compared with the fastest, for example cublaslt-w8a8,cublaslt-fp8.
+Shapes are those of a suite, unless some are given, and COUNT random ones, drawn with the seed.
+--out stores every time, one file per kernel, in the format that heuristic.py reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loss of the choice without tuning, and the tables and the fit behind it.
+"""Loss of the configurations chosen without tuning, and the tables and fits behind the choice.
 
     python benchmarks/kernels/heuristic.py measure --out times.json.gz [--kernel NAME]
         [--m 1,8,16,24,32,64,128,512] [--shapes 120] [--seed 1] [--seconds N]
@@ -7,15 +7,14 @@
     python benchmarks/kernels/heuristic.py fit times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py select times.json.gz... [--within 0.002]
 
-`measure` needs a GPU: it times every configuration of a kernel, flexq-imma-w6a6 unless another is
-named, weights cold, over random layer shapes. `report` prints how much slower the choice without
-tuning was than the fastest, each shape judged as if it were in no table. `table` writes the
-kernel's table in kernels/cuda/*/timed_shapes; layers of papers are left out of it, so that they,
-too, are shapes that the choice has not seen. `fit` prints new costs for
-kernels/cuda/imma/candidates.toml, and what they lose on shapes that they were
-not fitted to; those of clusters are fitted to their times, those of kernels whose waves each take
-their start to their times first, then to what the choice loses. `select` prints a greedy choice of
-candidates among all that were timed.
+`measure` needs a GPU. It times every configuration of a kernel (default flexq-imma-w6a6), with cold
+weights, over random layer shapes. `report` prints the slow-down of the choice without tuning
+against the fastest configuration; each shape is judged as if it were in no table. `table` writes
+the kernel's table in kernels/cuda/*/timed_shapes, without the layers of papers, so that they are
+shapes that the choice was not fitted to. `fit` prints new costs for
+kernels/cuda/imma/candidates.toml, and their loss on shapes that they were not fitted to. Costs of
+clusters are fitted to the times; costs of kernels with a start-up per wave first to the times, then
+to the loss of the choice. `select` prints a greedy selection of candidates among all timed ones.
 """
 
 from __future__ import annotations

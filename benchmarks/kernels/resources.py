@@ -1,6 +1,6 @@
 """Write tests/kernels/resources.csv: registers, spills and shared memory of every build.
 
-Run it after a change of a kernel, look at the difference, and commit both:
+Run it after a change of a kernel, review the difference, and commit both:
     python benchmarks/kernels/resources.py
 """
 

@@ -3,13 +3,13 @@
     python benchmarks/kernels/step_bounds.py [--kernel NAME] [--m 64,128] [--shapes NxK,...]
         [--gbps 4200] [--mhz 1755]
 
-Needs no GPU. First, for each number of tokens and configuration of persistent thread blocks, a step
-of one block, which has an SM: the instructions that a warp issues in the loop; cycles of the tensor
-cores and of the instructions of one scheduler; the time of their sum, because on Hopper the two
-alternate (docs/kernels/flexq-imma.md); what candidates.toml has for a step, by a fit to measured
-times; the bytes that it reads. Then, for each shape, the configuration whose blocks need fewest of
-these cycles: steps of a block in the mean, their time, and the time of reading all weights. A
-launch takes at least the longer of the two.
+Needs no GPU. The first table is about a step of one persistent thread block on one SM, for each
+number of tokens and configuration: instructions that a warp issues in the loop; cycles of the
+tensor cores and of the instructions of one scheduler; the time of their sum, because the two
+alternate on Hopper (docs/kernels/flexq-imma.md); the time of a step in candidates.toml, from a fit
+to measured times; the bytes read. The second table has, for each shape, the configuration with the
+fewest of these cycles: mean number of steps per block, their time, and the time of reading all
+weights. A launch takes at least the longer of the two times.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Series as a database's CI has them, with the marks of three to five simulated annotators.
+"""Synthetic series like those of a database's CI, marked by three to five simulated annotators.
 
-Long, with levels that wander, come back and hold for few values, tails, two modes, changing noise.
-An annotator marks what is seen in a plot: steps that are large beside the noise, some excursions,
-now and then something that is none; each sees a little differently. No rule was tuned on the odd
-numbers.
+The series are long, with wandering, returning and short levels, heavy tails, two modes and changing
+noise. A simulated annotator marks what is visible in a plot: steps that are large compared with the
+noise, some excursions, and occasionally no change at all; annotators differ slightly. No rule was
+tuned on series of odd index.
 """
 
 from __future__ import annotations

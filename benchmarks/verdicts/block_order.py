@@ -2,10 +2,11 @@
 
     python benchmarks/verdicts/block_order.py [--cases KEY,KEY] --out FOLDER
 
-Needs a GPU. Buffers and graph of a case stay the same throughout. Between two batches of samples
-runs nothing, a kernel of few blocks, one of many, or a kernel that sets the order in which SMs get
-blocks (kernels/cuda/block_order.py) after one that left a random order. Prints the median of each
-batch, microseconds a launch, and by how much they differ. Writes block_order.jsonl.
+Needs a GPU. Buffers and graph of a case are the same throughout. Between two batches of samples one
+of these runs: nothing, a kernel of few blocks, a kernel of many blocks, or a kernel that sets the
+order in which SMs get blocks (kernels/cuda/block_order.py) after one that left a random order.
+Prints the median of each batch, in microseconds per launch, and their differences. Writes
+block_order.jsonl.
 """
 
 from __future__ import annotations

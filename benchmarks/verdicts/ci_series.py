@@ -1,9 +1,9 @@
-"""Series of a CI with the marks of three to five simulated annotators, by kind of noise.
+"""Synthetic series of a CI by kind of noise, marked by three to five simulated annotators.
 
-Independent of `annotated_series.py` and `made_series.py`: levels in units of their own, steps of
-0.5 to 200 %, close to each other, excursions, ramps, plateaus of a trend; noise of 0.2 to 10 %. An
-annotator marks a change that is large beside the noise near it and beside the height of the plot.
-Detectors were developed with the kinds of DEVELOPMENT in view, those of HELD_OUT were not.
+Independent of `annotated_series.py` and `made_series.py`: levels in arbitrary units, steps of 0.5
+to 200 % at short distances, excursions, ramps, plateaus of a trend; noise of 0.2 to 10 %. An
+annotator marks a change that is large compared with the noise near it and with the height of the
+plot. Detectors were developed on the kinds of DEVELOPMENT, not on those of HELD_OUT.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Share of `gate perf` runs that pass a commit that changes nothing.
+"""Share of `gate perf` runs that pass a commit without changes of the code.
 
     python benchmarks/verdicts/honest_gate.py --times 20       # one small shape on a CPU
     python benchmarks/verdicts/honest_gate.py --times 20 --policy default --device cuda
 
-Head is base with one comment more in `kernels`. Prints a line for each gate, then the number of
-gates by exit code; 0 is a pass. Ends with 1 if a gate found a regression.
+Head is base with an additional comment in `kernels`. Prints a line for each gate, then the number
+of gates by exit code; 0 is a pass. Exit code 1: a gate reported a regression.
 """
 
 from __future__ import annotations

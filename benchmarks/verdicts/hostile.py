@@ -1,4 +1,4 @@
-"""Series unlike those that the retrospective pass was made on: rare modes, ticks, switches, spells.
+"""Series unlike those of the detector's development: rare modes, ticks, switches, spells.
 
 Prints the tables that docs/statistics.md quotes, from fixed seeds (2 minutes):
     python benchmarks/verdicts/hostile.py [--kind TEXT]

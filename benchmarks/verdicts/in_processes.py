@@ -1,4 +1,4 @@
-"""Rows of a simulation, several at a time: each draws from generators of its own."""
+"""Parallel computation of a simulation's rows, each with its own random generators."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
 """F1 and covering of change point detectors on labelled series, with the scorer of TCPDBench.
 
-    python benchmarks/verdicts/labelled.py                    # series that are made here
-    python benchmarks/verdicts/labelled.py --shapes           # levels that come back or settle
-    python benchmarks/verdicts/labelled.py --annotated        # made as a database's CI has them
+    python benchmarks/verdicts/labelled.py                    # synthetic series
+    python benchmarks/verdicts/labelled.py --shapes           # levels that return or settle
+    python benchmarks/verdicts/labelled.py --annotated        # like those of a database's CI
     python benchmarks/verdicts/labelled.py --ci               # the same by kind of noise
     python benchmarks/verdicts/labelled.py --tcpd FOLDER      # public ones, docs/labelled-series.md
 
 FOLDER holds annotations.json (indices by series and annotator) and, anywhere below, <series>.json
-in the format of the Turing Change Point Dataset. Tables are of its series whose level jumps, of the
-others that it holds itself, and of all further ones. apache-otava is left out if not installed.
+in the format of the Turing Change Point Dataset. There are tables for its series whose level jumps,
+for its other series in the repository, and for all further ones. apache-otava is left out if it is
+not installed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Bound on the share of steps that can be located within ±5 nights if the noise model is known.
 
-Beside it, the results of the level model on the same kinds of noise.
+Also prints the results of the level model on the same kinds of noise.
 
-Two oracles know the sigma and the AR(1) memory of Gaussian noise; series and steps are those of
-`retrospective.py`. Each picks the place whose ±5 nights hold most of the posterior. One knows the
-levels too: no detector does better. The other has to estimate levels, and a drift, by least squares
-of whitened values.
+Two oracles know the sigma and the AR(1) coefficient of Gaussian noise; series and steps are those
+of `retrospective.py`. Each chooses the location whose ±5 nights contain most of the posterior. The
+first also knows the levels: no detector can do better. The second estimates levels, and a drift, by
+least squares of whitened values.
     python benchmarks/verdicts/location_bound.py [--series 1000]
 """
 

@@ -1,9 +1,10 @@
-"""Labelled series of families that no rule was tuned on: what series of a CI look like.
+"""Synthetic labelled series like those of a CI, of families that no rule was tuned on.
 
-Steps of 0.5 to 50 %, either way, and what disturbs them: noise that changes with the level, tails,
-memory, skew, ticks, weeks, trends, bursts of outliers. The labels are the steps that were made.
+Steps of 0.5 to 50 % in both directions, with disturbances: noise that depends on the level, heavy
+tails, autocorrelation, skew, ticks, weekly patterns, trends, bursts of outliers. The labels are the
+generated steps.
 
-SHAPES are levels that come back, settle or are interrupted, in Gaussian noise: reverted commits, a
+SHAPES are levels that return, settle or are interrupted, in Gaussian noise: reverted commits, a
 device with two clocks, a cache that warms up.
 """
 

@@ -1,7 +1,7 @@
 """The nightly trigger under its budget: 1,194 series, 14 % of them with two speeds 12 % apart.
 
-One series, or some of a family, has a step; by evidence (`verdicts.budget`) and, beside it, by the
-size of the change:
+One series, or several of a family, have a step. Candidates are ranked by evidence
+(`verdicts.budget`) and, for comparison, by the size of the change:
     python benchmarks/verdicts/nightly_budget.py [--processes 1] [--trials 60] [--slowed NAME]
 """
 

@@ -1,4 +1,4 @@
-"""Simulated nights: the kinds of noise, and what an interleaved comparison sees of each."""
+"""Simulated nightly runs: kinds of noise, and their effect on an interleaved comparison."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@
     python benchmarks/verdicts/protocol_2.py report --out FOLDER
 
 `plan` needs no GPU: it writes cases.json, the cases and their probes in the order of a run.
-`measure` needs nothing but torch, CuPy and NVML; it appends a line for each case to the file of its
-part, and skips cases that any file there has. --old-tree: measure with another tree's code, for
+`measure` needs only torch, CuPy and NVML. It appends a line for each case to the file of its part,
+and skips cases that are in any of the files. --old-tree: measure with another tree's code, for
 example protocol 1 from
 
     git archive c6ae341 | tar -x -C TREE

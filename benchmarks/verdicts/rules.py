@@ -1,4 +1,4 @@
-"""The simple rules that people use: does tonight's result alert? On logs, many series at once."""
+"""Commonly used simple alert rules for the newest result, on logarithms of many series at once."""
 
 from __future__ import annotations
 

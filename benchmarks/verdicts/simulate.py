@@ -1,7 +1,7 @@
 """False alerts and power of the two-stage rule and of simple rules, on simulated nights.
 
-Prints the tables that docs/statistics.md quotes, from fixed seeds; with fewer looks, what they
-miss:
+Prints the tables that docs/statistics.md quotes, from fixed seeds; --looks limits the number of
+looks, to show the loss of power:
     python benchmarks/verdicts/simulate.py [--looks 2] [--processes 1]
 """
 

@@ -1,10 +1,9 @@
-"""Ten cases at the clock that the GPU has free of its power limit, and under steady load.
+"""Ten cases in both regimes: at the clock without power throttling, and under steady load.
 
     python benchmarks/verdicts/sustained.py --out FOLDER [--cases KEY,KEY]
 
-Needs a GPU. Prints a table of both regimes: time, SM clock, watts, joules a launch and joules a
-tera-operation; and of FP16 against W6A6, how the ratio of their times changes. Writes
-sustained.jsonl.
+Needs a GPU. Prints a table of both regimes: time, SM clock, watts, joules per launch and per
+tera-operation; and the change of the ratio of FP16 and W6A6 times. Writes sustained.jsonl.
 """
 
 from __future__ import annotations

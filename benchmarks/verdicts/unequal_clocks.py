@@ -1,4 +1,4 @@
-"""Verdicts where the two sides of a comparison run at different SM clocks, on simulated blocks.
+"""Verdicts of comparisons whose sides have different SM clocks, on simulated blocks.
 
 Prints the table that docs/statistics.md quotes, from a fixed seed:
     python benchmarks/verdicts/unequal_clocks.py

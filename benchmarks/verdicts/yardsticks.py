@@ -1,4 +1,4 @@
-"""Detectors of others with their defaults: indices of the changes of a series."""
+"""Other change point detectors with their defaults, for comparison."""
 
 from __future__ import annotations
 

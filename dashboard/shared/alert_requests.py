@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.database import write_request
-from dashboard.shared.formatting import as_text, local_time, zone_named
+from dashboard.shared.formatting import as_text, local_time, time_zone
 from dashboard.shared.links import page_address
 from dashboard.shared.tables import draw_table
 from db import queries
@@ -152,7 +152,7 @@ def _sweep_of(members: Sequence[DecisionRow]) -> Sweep:
 
 
 def _progress(database: Database, alert: int | None) -> None:
-    zone = zone_named(st.context.timezone)
+    zone = time_zone(st.context.timezone)
     rows = [
         {
             "request": page_address("sweep", request=row.uuid[:8]) if row.kind == "sweep" else None,

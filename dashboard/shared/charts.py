@@ -22,8 +22,8 @@ WIDE = 8  # max / min of the values above which a log axis has ticks at 1, 2, 5 
 def log_axis(values: Iterable[float]) -> dict[str, Any]:
     """Return a logarithmic axis for these values, > 0.
 
-    If they spread over more than WIDE, ticks are at 1, 2 and 5 of each decade and labelled in full;
-    Plotly's own labels would be only the digit.
+    If max / min exceeds WIDE, ticks are at 1, 2 and 5 of each decade, with their full values as
+    labels; Plotly's own labels would be the digit only.
     """
     shown = [value for value in values if value > 0]
     if max(shown, default=1.0) <= WIDE * min(shown, default=1.0):
@@ -59,16 +59,16 @@ def draw_chart(figure: go.Figure, key: str, **options: Any) -> Any:
 
     options: of st.plotly_chart, whose result is returned.
     """
-    figure.for_each_xaxis(lambda axis: axis.title.update(text=in_lines(axis.title.text or "")))
-    return st.plotly_chart(figure, key=key, alt=described(figure), **options)
+    figure.for_each_xaxis(lambda axis: axis.title.update(text=wrap_text(axis.title.text or "")))
+    return st.plotly_chart(figure, key=key, alt=alternative_text(figure), **options)
 
 
-def in_lines(text: str) -> str:
+def wrap_text(text: str) -> str:
     """Break text of a chart into lines that fit a phone: Plotly does not wrap text."""
     return "<br>".join(textwrap.wrap(text, _LINE, break_long_words=False))
 
 
-def described(figure: go.Figure) -> str:
+def alternative_text(figure: go.Figure) -> str:
     """Return an alternative text: the axes and the series of a chart."""
     spec = figure.to_dict()
     layout = spec.get("layout", {})
@@ -77,10 +77,10 @@ def described(figure: go.Figure) -> str:
     ]
     names = [_plain_text(trace.get("name")) for trace in spec.get("data", ())]
     series = list(dict.fromkeys(name for name in names if name))
-    what = " over ".join(axis for axis in axes if axis) or "A chart"
+    quantities = " over ".join(axis for axis in axes if axis) or "A chart"
     more = f" and {len(series) - _MAX_NAMED} more" if len(series) > _MAX_NAMED else ""
     of_series = f" of {', '.join(series[:_MAX_NAMED])}{more}" if series else ""
-    return f"{what}{of_series}. The tables of this page have the values."
+    return f"{quantities}{of_series}. The tables of this page have the values."
 
 
 def _plain_text(text: object) -> str:
@@ -88,7 +88,7 @@ def _plain_text(text: object) -> str:
     return html.unescape(re.sub(r"<[^>]*>", " ", str(text or ""))).strip()
 
 
-def lay_out(figure: go.Figure, height: int) -> go.Figure:
+def set_layout(figure: go.Figure, height: int) -> go.Figure:
     """Set the layout of a figure: the legend is below the chart. height: pixels."""
     return figure.update_layout(
         height=height,

@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Controls:
     """Controls of one page. A control at its default has no parameter in the URL.
 
-    Values in the URL that do not exist any more are ignored and listed in `ignored`.
+    Values in the URL that are no longer options are ignored and listed in `ignored`.
     """
 
     def __init__(self, page: str) -> None:
@@ -24,7 +24,7 @@ class Controls:
         self.ignored: list[str] = []
         self.is_narrowed = False  # True if a control is not at its default
 
-    def one(
+    def select(
         self,
         place: DeltaGenerator,
         name: str,
@@ -32,55 +32,62 @@ class Controls:
         options: Sequence[T],
         default: T,
         *,
-        shown: Callable[[T], str] = str,
-        written: Callable[[T], str] = str,
-        in_a_row: bool = False,
-        always: bool = False,
+        format_func: Callable[[T], str] = str,
+        to_url: Callable[[T], str] = str,
+        radio: bool = False,
+        always_in_url: bool = False,
     ) -> T:
-        """Select one option, in a list or with radio buttons; no control if there is one option.
+        """Show a control that selects one option; none if there is only one option.
 
-        always: write the default to the URL too, since it changes over time.
+        radio: radio buttons in a row, instead of a list. format_func: label of an option. to_url:
+        its text in the URL. always_in_url: write the default to the URL too, since it changes over
+        time.
         """
-        if len(options) < 2 and name not in st.query_params and not always:
+        if len(options) < 2 and name not in st.query_params and not always_in_url:
             return default
-        requested = self._requested(name, label, options, written)
+        requested = self._requested(name, label, options, to_url)
         key = self._prepare(name, options, requested[0] if requested else default)
-        st.session_state[f"{key}.default"] = written(default)
-        if in_a_row:
+        st.session_state[f"{key}.default"] = to_url(default)
+        if radio:
             # Streamlit parses labels of radio buttons as Markdown, unlike those of lists.
             value = place.radio(
                 label,
                 options,
-                format_func=lambda option: as_text(shown(option)),
+                format_func=lambda option: as_text(format_func(option)),
                 key=key,
                 horizontal=True,
             )
         else:
-            value = place.selectbox(label, options, format_func=shown, key=key)
+            value = place.selectbox(label, options, format_func=format_func, key=key)
         assert value is not None  # None only if there are no options
-        self._write(name, [] if value == default and not always else [written(value)])
+        self._write(name, [] if value == default and not always_in_url else [to_url(value)])
         return value
 
-    def many(
+    def multiselect(
         self,
         place: DeltaGenerator,
         name: str,
         label: str,
         options: Sequence[T],
         *,
-        nothing: str = "all",
-        shown: Callable[[T], str] = str,
-        written: Callable[[T], str] = str,
+        placeholder: str = "all",
+        format_func: Callable[[T], str] = str,
+        to_url: Callable[[T], str] = str,
     ) -> tuple[T, ...]:
-        """Select several options; no selection means `nothing`. No control for one option."""
+        """Show a control that selects several options; none if there is only one option.
+
+        placeholder: the meaning of an empty selection. Other arguments as of `select`.
+        """
         if len(options) < 2 and name not in st.query_params:
             return ()
-        key = self._prepare(name, options, self._requested(name, label, options, written))
-        values = place.multiselect(label, options, format_func=shown, key=key, placeholder=nothing)
-        self._write(name, [written(value) for value in values])
+        key = self._prepare(name, options, self._requested(name, label, options, to_url))
+        values = place.multiselect(
+            label, options, format_func=format_func, key=key, placeholder=placeholder
+        )
+        self._write(name, [to_url(value) for value in values])
         return tuple(values)
 
-    def switch(self, place: DeltaGenerator, name: str, label: str, *, hint: str) -> bool:
+    def toggle(self, place: DeltaGenerator, name: str, label: str, *, hint: str) -> bool:
         """Show a toggle, off by default."""
         on = "on"
         linked = st.query_params.get(name) == on
@@ -108,27 +115,27 @@ class Controls:
         st.query_params.clear()
 
     def _requested(
-        self, name: str, label: str, options: Sequence[T], written: Callable[[T], str]
+        self, name: str, label: str, options: Sequence[T], to_url: Callable[[T], str]
     ) -> list[T]:
-        """Return the values of the control, or on the first visit those of the URL."""
-        by_text = {written(option): option for option in options}
+        """Return the values of the control, or on the first visit the values in the URL."""
+        by_text = {to_url(option): option for option in options}
         stored = st.session_state.get(f"{self._page}.{name}")
         if stored is None:
             texts = st.query_params.get_all(name)
         else:
-            texts = [written(value) for value in (stored if isinstance(stored, list) else [stored])]
+            texts = [to_url(value) for value in (stored if isinstance(stored, list) else [stored])]
         # The default before the options changed was not requested by the viewer.
         old_default = {st.session_state.get(f"{self._page}.{name}.default")} - {
             *st.query_params.get_all(name)
         }
-        gone = [text for text in texts if text not in by_text and text not in old_default]
-        self.ignored += [f"{label.lower()} {text}" for text in gone]
+        obsolete = [text for text in texts if text not in by_text and text not in old_default]
+        self.ignored += [f"{label.lower()} {text}" for text in obsolete]
         return [by_text[text] for text in texts if text in by_text]
 
     def _prepare(self, name: str, options: Sequence[Any], value: Any) -> str:
         """Return the control's key, and set its state where Streamlit would not keep it.
 
-        That is on the first visit, after the options changed, and when the value is gone.
+        This is on the first visit, after the options changed, and if Streamlit dropped the value.
         """
         key = f"{self._page}.{name}"
         remembered = f"{key}.options"

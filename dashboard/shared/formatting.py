@@ -91,19 +91,19 @@ def as_age(age: timedelta) -> str:
 
 def alert_title(alert: AlertRow) -> str:
     """Return `Alert 3: flexq-w6a6 +5.21 %, the worst of 50 verdicts`; names the worst kernel."""
-    named = alert.kernels[0] if alert.kernels else alert.family
-    others = len(alert.kernels) - 1
-    if others > 0:
-        named += f" and {others} more of {alert.family}"
+    subject = alert.kernels[0] if alert.kernels else alert.family
+    more = len(alert.kernels) - 1
+    if more > 0:
+        subject += f" and {more} more of {alert.family}"
     if alert.worst is None:
-        return f"Alert {alert.id}: {named}, wrong results"
+        return f"Alert {alert.id}: {subject}, wrong results"
     change = as_change(alert.worst)
-    return f"Alert {alert.id}: {named} {change}" + (
+    return f"Alert {alert.id}: {subject} {change}" + (
         f", the worst of {alert.decisions} verdicts" if alert.decisions > 1 else ""
     )
 
 
-def zone_named(name: str | None) -> tzinfo:
+def time_zone(name: str | None) -> tzinfo:
     """Return the time zone reported by a browser; UTC if it is missing or unknown."""
     try:
         return ZoneInfo(name) if name else UTC

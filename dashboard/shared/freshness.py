@@ -11,7 +11,7 @@ from db import queries
 from db.engine import Database
 
 _REFRESH_INTERVAL = timedelta(seconds=30)
-_SEEN = "freshness.newest"
+_LAST_NEWEST = "freshness.newest"
 
 
 @st.fragment(run_every=_REFRESH_INTERVAL)
@@ -19,10 +19,10 @@ def show_freshness(database: Database) -> None:
     """Show the age of the newest result, and rerun the page when a newer one arrives."""
     with database.session() as session:
         newest = queries.newest_result_at(session)
-    seen = st.session_state.get(_SEEN, newest)
-    st.session_state[_SEEN] = newest
+    last_newest = st.session_state.get(_LAST_NEWEST, newest)
+    st.session_state[_LAST_NEWEST] = newest
     if newest is not None:
         age = as_age(datetime.now(UTC) - newest)
         st.caption(f"Newest result: {age} ago. This page updates when newer results arrive.")
-    if newest != seen:
+    if newest != last_newest:
         st.rerun()

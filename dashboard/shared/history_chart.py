@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY, WIDE, in_lines, lay_out, log_axis
+from dashboard.shared.charts import GREY, WIDE, log_axis, set_layout, wrap_text
 from dashboard.shared.colors import Style
 from dashboard.shared.formatting import short_commit
 
@@ -46,7 +46,7 @@ def history(
         # Plotly interprets HTML in names.
         x = "created_at" if by_date else "place"
         ordered = rows.sort_values(x, kind="stable")
-        _add_series(figure, in_lines(html.escape(name)), ordered, styles[label], dash, unit, x)
+        _add_series(figure, wrap_text(html.escape(name)), ordered, styles[label], dash, unit, x)
     for at in sorted(_epoch_starts(frame)):
         where = frame.loc[frame["place"] == at, "created_at"].min() if by_date else at - 0.5
         figure.add_vline(where, line={"color": GREY, "width": 1.5, "dash": "dash"})
@@ -59,7 +59,7 @@ def history(
         title=f"{value} ({unit}{', log scale' if is_wide else ''})",
         **(log_axis(frame["value"]) if is_wide else {}),
     )
-    return lay_out(figure, _HEIGHT + _LEGEND_PX * frame["series"].nunique())
+    return set_layout(figure, _HEIGHT + _LEGEND_PX * frame["series"].nunique())
 
 
 def _name_commits(figure: go.Figure, frame: pd.DataFrame) -> None:

@@ -18,12 +18,12 @@ def choose_regime(place: DeltaGenerator, controls: Controls, database: Database,
     """Select the regime, if a GPU was timed in several; the default is boost."""
     with database.session() as session:
         regimes = queries.regimes_of(session, gpu) or (_BOOST,)
-    return controls.one(place, "regime", "Regime", regimes, regimes[0])
+    return controls.select(place, "regime", "Regime", regimes, regimes[0])
 
 
 def choose_sweeps(place: DeltaGenerator, controls: Controls) -> bool:
     """Select whether one-off sweeps are included; by default they are not."""
-    return controls.switch(
+    return controls.toggle(
         place,
         "sweeps",
         "Also sweeps",

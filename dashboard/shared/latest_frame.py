@@ -45,7 +45,7 @@ class Latest:
 
     @property
     def default_baseline(self) -> str:
-        """The usual baseline, or the first kernel if it was not measured."""
+        """The usual baseline, or the first kernel if the usual one was not measured."""
         return BASELINE if BASELINE in self.labels else next(iter(self.labels), BASELINE)
 
 

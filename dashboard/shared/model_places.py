@@ -19,11 +19,11 @@ ModelLayer = tuple[str, str]
 
 def places_in_models(shapes: Iterable[Shape]) -> dict[ModelLayer, set[Shape]]:
     """Return, by model and layer of the catalog, which of these shapes it has."""
-    known = set(shapes)
+    all_shapes = set(shapes)
     places = defaultdict(set)
     for model in load_catalog().values():
         for layer in model.all_layers():
-            if (layer.n, layer.k) in known:
+            if (layer.n, layer.k) in all_shapes:
                 places[model.name, layer.name].add((layer.n, layer.k))
     return dict(places)
 
@@ -77,25 +77,26 @@ def narrowed_to(
         if model or layer:
             stored[n, k][model, layer] += 1
     names = [
-        _name((n, k), by_shape.get((n, k), []), stored[n, k], named=bool(models or layers))
+        _name((n, k), by_shape.get((n, k), []), stored[n, k], filtered=bool(models or layers))
         for n, k in zip(frame["n"].tolist(), frame["k"].tolist(), strict=True)
     ]
     return frame.assign(model=[model for model, _ in names], layer=[layer for _, layer in names])
 
 
 def _name(
-    shape: Shape, fitting: Sequence[ModelLayer], stored: Counter[ModelLayer], *, named: bool
+    shape: Shape, fitting: Sequence[ModelLayer], stored: Counter[ModelLayer], *, filtered: bool
 ) -> ModelLayer:
-    """Return the model and layer to label a shape with.
+    """Return the model and layer that label a shape.
 
-    The most frequent label of its stored results that matches the filters.
+    This is the most frequent label of the shape's stored results that matches the filters.
+    filtered: a filter is set.
     """
-    allowed = {place: count for place, count in stored.items() if not named or place in fitting}
+    allowed = {place: count for place, count in stored.items() if not filtered or place in fitting}
     # Prefer layers of a model to labels that only repeat the size.
     allowed = {place: count for place, count in allowed.items() if place[0]} or allowed
     if allowed:
         return min(allowed, key=lambda place: (-allowed[place], place))
-    return min(fitting) if named and fitting else ("", "")
+    return min(fitting) if filtered and fitting else ("", "")
 
 
 def _labels(frame: pd.DataFrame) -> Iterable[tuple[str, str, int, int]]:

@@ -66,8 +66,8 @@ def list_runs(database: Database, names: Sequence[str] = ("run",)) -> list[RunNa
 
 def choose_suite(place: DeltaGenerator, controls: Controls, suites: Sequence[str]) -> str:
     """Select a suite; empty: any."""
-    return controls.one(
-        place, "suite", "Suite", [_ANY, *suites], _ANY, shown=lambda name: name or "any suite"
+    return controls.select(
+        place, "suite", "Suite", [_ANY, *suites], _ANY, format_func=lambda name: name or "any suite"
     )
 
 
@@ -82,14 +82,14 @@ def choose_runs(
     suites = sorted({run.suite for run in listed})
     suite = choose_suite(place, controls, suites)
     by_uuid = {run.uuid: run for run in listed if suite in (_ANY, run.suite)}
-    chosen = controls.many(
+    chosen = controls.multiselect(
         place,
         "run",
         "Runs",
         list(by_uuid),
-        nothing="latest scheduled run per GPU",
-        shown=lambda uuid: run_title(by_uuid[uuid], zone),
-        written=lambda uuid: uuid[:8],
+        placeholder="latest scheduled run per GPU",
+        format_func=lambda uuid: run_title(by_uuid[uuid], zone),
+        to_url=lambda uuid: uuid[:8],
     )
     if chosen:
         ordered = [uuid for uuid in by_uuid if uuid in chosen]
@@ -111,9 +111,9 @@ class DefaultRuns:
 
 
 def default_runs(session: Session, *, suite: str | None) -> DefaultRuns:
-    """Return the newest complete scheduled run of each GPU, or the next best kind of run.
+    """Return the newest complete run of each GPU, of the most relevant kind that has any.
 
-    In this order: scheduled, not a sweep, sweeps, CPUs.
+    The kinds are, in this order: scheduled runs, other runs than sweeps, sweeps, runs on CPUs.
     """
     on_gpus = {"suite": suite, "backend": "cuda"}
     preferences: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -140,7 +140,7 @@ def describe_runs(shown: ShownRuns, zone: tzinfo) -> str:
 
 
 def advise(shown: ShownRuns, listed: Sequence[RunName], database: Database) -> list[str]:
-    """Return Markdown lines with the problems of these runs, and what to do."""
+    """Return Markdown lines with the problems of these runs, and how to solve them."""
     lines = [_unfinished(run, database) for run in shown.runs if run.missing]
     lines += [
         f"Run {as_code(run.uuid[:8])} failed after all its planned results were stored."

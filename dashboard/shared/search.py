@@ -38,7 +38,7 @@ def search(database: Database, text: str) -> list[SearchHit]:
         return []
     with database.session() as session:
         series = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
-        project = queries.main_project(session)  # the page that hits lead to compares its commits
+        project = queries.main_project(session)  # the linked page compares commits of this project
         commits = queries.recent_commits(session, limit=_COMMITS, project=project)
         runs = []
         if _HEX.fullmatch(words):

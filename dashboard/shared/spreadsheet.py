@@ -16,7 +16,7 @@ _ZERO_WIDTH_SPACE = "\u200b"
 _SIGNED = r"[+-]\d+(\.\d+)?"
 _UNIT = "(%|points|ns|us|µs|ms|s|KB|MB|GB|MHz)"
 _BOUNDS = rf"%, \d+ % bounds {_SIGNED}% and {_SIGNED}%"
-# Signed numbers with units, and changes with bounds in the format of pages and verdicts: harmless.
+# Harmless: signed numbers with units, and changes with bounds in the format of pages and verdicts.
 _NUMBER = re.compile(
     rf"{_SIGNED}( {_UNIT}( to {_SIGNED} {_UNIT}| \({_SIGNED} to {_SIGNED}\)(, within noise)?)?"
     rf"|{_BOUNDS})?",

@@ -89,8 +89,8 @@ class Filters:
 def is_latest_attempt() -> ColumnElement[bool]:
     """Return the condition that a measurement is the last of its case on its SKU in the run.
 
-    Compares SKUs, not series: an attempt that failed before the kernel was known has a series of
-    its own. The query must join Series.
+    SKUs are compared, not series: an attempt that failed before the kernel was known belongs to a
+    series of its own. The query must join Series.
     """
     later, its_series = aliased(Measurement), aliased(Series)
     return ~exists().where(

@@ -17,7 +17,7 @@ from db.tables import ChangePoint, Commit, Night, Run, Series
 class NightState:
     """State of a nightly run on one GPU model, for commits of one project.
 
-    report empty: not judged yet.
+    report: empty until the run is judged.
     """
 
     key: str
@@ -57,7 +57,7 @@ def night_states(
     project: str | None = None,
     limit: int | None = None,
 ) -> list[NightState]:
-    """Return nightly runs, latest first, then by GPU. key, name, suite, project: None: all."""
+    """Return nightly runs, latest first, then by GPU. None as a filter: all."""
     query = (
         select(
             Night.key,

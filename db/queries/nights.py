@@ -67,8 +67,8 @@ def run_outcomes(session: Session, run_uuids: Sequence[str]) -> list[OutcomeRow]
 def latest_nights(session: Session) -> list[NightRow]:
     """Return the last stored set of verdicts per GPU model, ordered by GPU name.
 
-    Only decisions on the watched branch of this repository; comparisons of a commit with itself
-    are left out.
+    Includes only decisions on the watched branch of this repository. Comparisons of a commit with
+    itself are left out.
     """
     is_verdict = (
         Series.project == "",

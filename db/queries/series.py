@@ -237,24 +237,24 @@ def points_of(
 ) -> list[HistoryPoint]:
     """Convert rows of one series to points, and number their epochs.
 
-    rows: values in the order of `history_columns`; tuples, since converting the 15,000 rows of a
-    page to mappings took half of its time. breaks: topo_order of the commits at which an
-    acknowledged change opens an epoch. environments: of `epoch_environments`.
+    rows: tuples of values in the order of `history_columns`; converting the 15,000 rows of a page
+    to mappings would take half of its time. breaks: topo_order of the commits at which an
+    acknowledged change opens an epoch. environments: result of `epoch_environments`.
     """
     numbers: dict[tuple[str, int], int] = {}
     points = []
-    for commit, order, epoch_id, *others in rows:
+    for commit, order, epoch_id, *values in rows:
         passed = 0 if order is None else bisect_right(breaks, order)
         epoch = numbers.setdefault((environments[epoch_id], passed), len(numbers) + 1)
-        points.append(HistoryPoint(commit, order, epoch, *others))
+        points.append(HistoryPoint(commit, order, epoch, *values))
     return points
 
 
 def epoch_environments(session: Session, series_ids: Sequence[int]) -> dict[int, str]:
     """Return a hash of the environment of each stored epoch of these series, without its host.
 
-    A container has a new host name each time, and what a host changes is its device's: with the
-    name in it no epoch would have a second result.
+    A container has a new host name each time, so an epoch that included it would never have a
+    second result. Other properties of a host are stored with its device.
     """
     query = select(Epoch.id, Epoch.environment_id).where(Epoch.series_id.in_(series_ids))
     of_epoch = {row.id: row.environment_id for row in session.execute(query)}
@@ -271,10 +271,10 @@ def epoch_environments(session: Session, series_ids: Sequence[int]) -> dict[int,
 def trusted_base(session: Session, series_id: int, *, trail: int = TRAIL) -> str | None:
     """Return the base commit for the next nightly comparison of a series; None: there is none yet.
 
-    The newest commit of the newest epoch that is `trail` commits older than the latest and not
-    newer than the last good commit of any open alert on the series. Without the distance, a step
-    that was not confirmed in its first night would be in the base of the second
-    (docs/statistics.md).
+    The base is the newest commit of the newest epoch that is `trail` commits older than the latest
+    one, and not newer than the last good commit of any open alert on the series. Without this
+    distance, a step that was not confirmed in its first night would be part of the base of the
+    second night (docs/statistics.md).
     """
     points = series_history(session, series_id, without_sweeps=True)
     if not points:

@@ -212,8 +212,8 @@ def recent_commits(
     newest = query.order_by(Commit.topo_order.desc().nulls_last(), Commit.id.desc()).limit(limit)
     rows = list(session.execute(newest))
     for prefix in prefixes:
-        named = query.where(Commit.sha.startswith(prefix, autoescape=True)).limit(1)
-        rows += session.execute(named)
+        matching = query.where(Commit.sha.startswith(prefix, autoescape=True)).limit(1)
+        rows += session.execute(matching)
     return list(dict.fromkeys(CommitRow(*row) for row in rows))
 
 

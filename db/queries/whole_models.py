@@ -136,7 +136,7 @@ def latest_decodes(
 def checkpoint_decodes(session: Session, model: str, hashes: Sequence[str]) -> list[DecodeRow]:
     """Return the newest valid decodes of these checkpoints, and of the model's random weights.
 
-    One for each content hash (random weights: scheme), KV cache, batch, lengths and GPU.
+    One result for each content hash (for random weights: scheme), KV cache, batch, lengths and GPU.
     """
     table = DecodeResult
     synthetic = (table.model == model) & (table.weights == SYNTHETIC)

@@ -12,9 +12,9 @@ from db.tables.base import Base
 
 
 class Commit(Base):
-    """A commit of a project: projects of one repository have rows of their own.
+    """A commit of a project. Projects in the same repository have separate rows.
 
-    A tree with local changes is a row of its own (dirty), never a baseline.
+    A tree with local changes also has a row of its own (dirty), which is never a baseline.
     """
 
     __tablename__ = "commit"

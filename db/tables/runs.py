@@ -32,7 +32,7 @@ class Run(Base):
 
 
 class PlannedCase(Base):
-    """A case in the plan of a run: if its result is missing, a gate returns `missing`."""
+    """A case in the plan of a run; without a result for it, a gate returns `missing`."""
 
     __tablename__ = "planned_case"
     __table_args__ = (UniqueConstraint("run_id", "case_key"),)

@@ -1,9 +1,9 @@
-"""Accuracy: perplexity and tasks of a model under each scheme, against the original model.
+"""Accuracy: perplexity and tasks of a model under each scheme, compared with the original model.
 
-An Evaluator goes through an EvaluationPlan; each number that it finds is a MetricResult, and
-`difference` compares two of them. Names are loaded when they are first used, so that reading stored
-results does not wait for torch. Storing results (`accuracy.records`), evaluating on a Ray cluster
-(`accuracy.ray_evaluation`) and preparing a run (`accuracy.setup`) are imported by name.
+An Evaluator executes an EvaluationPlan; each number is a MetricResult, and `difference` compares
+two of them. Exported names are imported on first use, so that reading stored results does not
+import torch. Other modules are imported directly: storing results (`accuracy.records`), evaluating
+on a Ray cluster (`accuracy.ray_evaluation`), and preparing a run (`accuracy.setup`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flexq_bench.accuracy.tasks import check_tasks, task_name
     from flexq_bench.accuracy.texts import Text, read_text, tokenize
 
-SUITE = "accuracy"  # of the runs that evaluate
+SUITE = "accuracy"  # suite name of runs of `accuracy`
 
 __all__ = [
     "FULL_PRECISION",

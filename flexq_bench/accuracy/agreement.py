@@ -1,7 +1,7 @@
-"""Agreement of a quantized model's predictions and layers with the original's, on the same inputs.
+"""Agreement of a quantized model's predictions and layers with the original's, on equal inputs.
 
-What is kept of the original is not its logits (a vocabulary of numbers a token) but the input of
-its output head, from which the head, kept too, computes them again.
+The original's logits are not stored (one number per token and word of the vocabulary). Stored are
+the inputs of its output head and the head itself, from which they are recomputed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.smoothing import Folds
 
 _ROWS_AT_ONCE = 512
-_LIKELIEST = 5  # tokens whose sets are compared
-_HEAD_TOLERANCE = 1e-2  # of the largest logit: FP16 logits recomputed in one row are not bit-equal
+_LIKELIEST = 5  # size of the compared sets of likeliest tokens
+_HEAD_TOLERANCE = 1e-2  # of the largest logit; recomputed FP16 logits are not bit-equal
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Of each segment the mean over its predicted tokens, in the text's order.
+    """Means over the predicted tokens of each segment, in the text's order.
 
-    kl: KL divergence of the quantized model's distribution from the original's, nats a token.
-    top1: share of tokens for which both find the same token the likeliest. top5: share of the
-    original's five likeliest tokens that are among the other's five. rank_change: log2 of the true
-    token's rank over its rank in the original; 1: twice as far from the top.
-    token_kl, token_loss: float32 [segments, context - 1], nats: KL divergence, and what the true
-    token lost of its log-probability.
+    kl: KL divergence of the quantized model's distribution from the original's, nats per token.
+    top1: share of tokens for which both models have the same likeliest token. top5: share of the
+    original's five likeliest tokens that are among the quantized model's five. rank_change: log2 of
+    the true token's rank over its rank in the original; 1: twice as far from the top. token_kl,
+    token_loss: float32 [segments, context - 1], nats: KL divergence, and decrease of the true
+    token's log-probability.
     """
 
     kl: tuple[float, ...]
@@ -56,10 +56,10 @@ class Agreement:
 
 @dataclass(slots=True)
 class ReferenceLogits:
-    """The original model's predictions on the segments of a text, those that were asked for so far.
+    """The original model's predictions on the segments of a text that were computed so far.
 
-    head: a copy of its output head. hidden: what the head gets, [context - 1, hidden] a segment.
-    targets: the tokens predicted, int64 [context - 1] a segment. result: its perplexity on them.
+    head: a copy of its output head. hidden: inputs of the head, [context - 1, hidden] per segment.
+    targets: the predicted tokens, int64 [context - 1] per segment. result: its perplexity on them.
     """
 
     head: OutputHead
@@ -68,7 +68,7 @@ class ReferenceLogits:
     result: PerplexityResult
 
     def first(self, count: int) -> ReferenceLogits:
-        """Of the first segments alone."""
+        """Return the predictions on the first segments only."""
         result = self.result.first(count)
         return ReferenceLogits(self.head, self.hidden[:count], self.targets[:count], result)
 
@@ -83,8 +83,8 @@ class ReferenceLogits:
 class OutputHead:
     """Function from the last hidden state to logits.
 
-    cap: magnitude that logits come close to and never pass (Gemma 2: cap · tanh(logits / cap));
-    None: there is none. divisor: of what the layer gives (Granite).
+    cap: bound of the magnitude of logits (Gemma 2: cap · tanh(logits / cap)); None: there is none.
+    divisor: of the layer's output (Granite).
     """
 
     layer: nn.Module
@@ -92,15 +92,15 @@ class OutputHead:
     divisor: float
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [rows, hidden] -> [rows, vocabulary], on the device of `hidden`."""
+        """Map hidden [rows, hidden] to [rows, vocabulary], on the device of `hidden`."""
         plain: torch.Tensor = self.layer.to(hidden.device)(hidden) / self.divisor
         return plain if self.cap is None else torch.tanh(plain / self.cap) * self.cap
 
 
 class AgreementMeter:
-    """Compares the logits of another model with a reference: `perplexity` calls it a segment.
+    """Compares the logits of another model with a reference; `perplexity` calls it per segment.
 
-    Segments come in the reference's order; the reference may grow between them.
+    Segments must come in the reference's order. The reference may be extended between them.
     """
 
     def __init__(self, reference: ReferenceLogits) -> None:
@@ -125,7 +125,7 @@ class AgreementMeter:
         )
 
     def result(self) -> Agreement:
-        """Of the segments so far, one at least."""
+        """Return the agreement on the segments so far, at least one."""
         means = [tuple(float(v.double().mean()) for v in part) for part in self._parts]
         kl, top1, top5, rank_change, _ = zip(*means, strict=True)
         return Agreement(
@@ -139,7 +139,7 @@ class AgreementMeter:
 
 
 class _Tokens(NamedTuple):
-    """Of each token, float32 [tokens]."""
+    """Values of each token, float32 [tokens]."""
 
     kl: torch.Tensor
     top1: torch.Tensor
@@ -149,9 +149,9 @@ class _Tokens(NamedTuple):
 
 
 def _compared(logits: torch.Tensor, original: torch.Tensor, targets: torch.Tensor) -> _Tokens:
-    """Logits [tokens, vocabulary] of both, and the true tokens [tokens]."""
+    """Compare logits [tokens, vocabulary] of both models, given the true tokens [tokens]."""
     ours, theirs = (some.float().log_softmax(-1) for some in (logits, original))
-    # Rounding alone makes the divergence of equal distributions a little negative.
+    # Due to rounding, the divergence of equal distributions may be slightly negative.
     kl = (theirs.exp() * (theirs - ours)).sum(-1).clamp_min(0)
     count = min(_LIKELIEST, ours.shape[-1])
     our_best, their_best = (some.topk(count, dim=-1).indices for some in (ours, theirs))
@@ -177,10 +177,10 @@ def record_reference(
     max_tokens: int | None = None,
     bos: int | None = None,
 ) -> ReferenceLogits:
-    """The original model's perplexity, and what it takes to compare others with its predictions.
+    """Compute the original model's perplexity, and the data to compare other models with it.
 
-    Arguments as of `perplexity`. Raises AccuracyError as that does, and if the model computes more
-    than its output head between the last hidden state and the logits.
+    Arguments as of `perplexity`. Raises AccuracyError like `perplexity`, and if the model computes
+    more than its output head between the last hidden state and the logits.
     """
     head = model.get_output_embeddings()
     if head is None:
@@ -221,12 +221,12 @@ def record_reference(
 def layer_errors(
     original: Any, quantized: nn.Module, segment: torch.Tensor, folds: Folds
 ) -> Mapping[str, float]:
-    """Squared error of each quantized layer's output over its squared output, by its name.
+    """Return each quantized layer's squared output error over its squared output, by layer name.
 
-    Both models get the original's inputs, so a layer answers for itself alone. segment: [T],
-    int64. folds: what was folded into the quantized model. A
-    layer whose output is all zero has error 0 if the other's is, else infinity. Raises
-    QuantizeError if the original has no layer map.
+    Layers of both models get the original's inputs, so the error of a layer doesn't depend on
+    others. segment: [T], int64. folds: of the quantized model. If a layer's output is all zero, the
+    error is 0 if the other output is zero too, else infinity. Raises QuantizeError if the original
+    has no layer map.
     """
     errors: dict[str, float] = {}
     hooks = []

@@ -1,8 +1,8 @@
-"""A model of transformers whose logits are computed by the forward pass that `decode` runs.
+"""A transformers model whose logits are computed by the forward pass of `decode`.
 
 Linear layers, norms, rotary embedding, attention, activation function and residual sums are those
-of flexq_bench.decode.decoder, in FP16, on the operators of kernels.decoder: what is evaluated
-through kernels is what is decoded.
+of flexq_bench.decode.decoder, in FP16, on the operators of kernels.decoder: an evaluation through
+kernels evaluates the computation that is decoded.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels.errors import KernelError
 
-DTYPE = "float16"  # of what is computed between linear layers
+DTYPE = "float16"  # data type between linear layers
 
 log = logging.getLogger(__name__)
 
 
 def decoded_architecture(model: Any) -> Architecture | None:
-    """The architecture of a model of transformers as decode has it; None: decode has it not."""
+    """Return a model's architecture for decode; None: decode doesn't support it."""
     described = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     try:
         return of_config(described, type(model).__name__)
@@ -44,13 +44,12 @@ def decoded_architecture(model: Any) -> Architecture | None:
 
 
 def compute_as_decode(model: Any, source: WeightSource, kv_bits: int) -> bool:
-    """Let the forward pass of a model be decode's; False: nothing was changed, as it can't be.
+    """Replace a model's forward pass by decode's; False: it can't be, and nothing was changed.
 
-    model: of transformers, its quantized layers KernelLinears. source: its weights, as decode loads
-    them. kv_bits: of keys and values. The modules stay what they are, for whoever computes one of
-    them, or all by type(model).forward.
-
-    Raises QuantizeError if a kernel can't hold a layer.
+    model: of transformers, its quantized layers are KernelLinears. source: its weights, in the form
+    that decode loads. kv_bits: of keys and values. The modules themselves are unchanged: they can
+    still be called one by one, or all through type(model).forward. Raises QuantizeError if no
+    kernel can run a layer.
     """
     device = model.get_input_embeddings().weight.device
     length = source.architecture.dimensions.context
@@ -66,7 +65,7 @@ def compute_as_decode(model: Any, source: WeightSource, kv_bits: int) -> bool:
 
 
 class ModelWeights(NamedWeights):
-    """The weights of a model of transformers in memory, its quantized layers KernelLinears."""
+    """Weights of a transformers model in memory whose quantized layers are KernelLinears."""
 
     def __init__(self, architecture: Architecture, model: nn.Module) -> None:
         self._model = model
@@ -92,9 +91,9 @@ class ModelWeights(NamedWeights):
 
 
 class DecodedCache(DynamicCache):  # type: ignore[misc]  # transformers has no types
-    """Keys and values of texts as decode keeps them.
+    """Keys and values of texts in decode's form.
 
-    capacity: tokens that a text has room for from the beginning, as Engine's; it grows.
+    capacity: initial size in tokens per text, as in Engine; it grows.
     """
 
     def __init__(self, capacity: int = 0) -> None:
@@ -128,11 +127,12 @@ class _Forward:
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
     ) -> CausalLMOutputWithPast:
-        """Logits FP16 [B, T, vocab], or of the last token alone (logits_to_keep 1).
+        """Return logits FP16 [B, T, vocab], or of the last token only (logits_to_keep 1).
 
-        attention_mask: [B, T so far]; 0: padding before or behind a text. position_ids: those that
-        follow from it, whatever is given. Raises QuantizeError if an activation is past FP16,
-        AccuracyError for a cache of another model that holds tokens, and for other logits_to_keep.
+        attention_mask: [B, T so far]; 0: padding before or after a text. position_ids: ignored;
+        positions are computed from the mask. Raises QuantizeError if an activation exceeds FP16,
+        AccuracyError for a cache with tokens of another class, and for other values of
+        logits_to_keep.
         """
         if logits_to_keep not in (0, 1):
             raise AccuracyError(f"logits of the last {logits_to_keep} tokens: all there are, or 1")
@@ -167,7 +167,7 @@ class _Forward:
         own = None if mask is None else mask[:, -ids.shape[1] :].bool()
         if own is None or bool(own.all()):
             return self.decoder.read(ids, state, last_only=last_only)
-        order = own.logical_not().int().argsort(dim=1, stable=True)  # a text's own tokens first
+        order = own.logical_not().int().argsort(dim=1, stable=True)  # padding last
         counts = own.sum(dim=1)
         logits = self.decoder.read(ids.gather(1, order), state, counts=counts, last_only=last_only)
         if last_only:

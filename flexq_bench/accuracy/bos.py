@@ -1,9 +1,9 @@
-"""The token that a tokenizer begins texts with (BOS), and where an evaluation puts it.
+"""The token at the beginning of texts (BOS), and its placement in an evaluation.
 
-| where | tokens | |
+| placement | tokens | |
 | --- | --- | --- |
-| segment | before each segment | the default where the tokenizer begins texts with it |
-| text | before the first segment only | GPTQ's code, so the papers' tables of LLaMA |
+| segment | before each segment | the default if the tokenizer begins texts with it |
+| text | before the first segment only | as in GPTQ's code, and so in the papers' tables of LLaMA |
 | none | nowhere | the default otherwise |
 """
 
@@ -19,21 +19,21 @@ from flexq_bench.accuracy.perplexity import perplexity, text_length
 from flexq_bench.accuracy.results import Bos
 from flexq_bench.accuracy.texts import Text, drawn_windows
 
-_LOOKED_AT = 8  # segments whose beginnings are looked at
-_BEGINNING = 32  # tokens of each
-_LOOKS_WRONG = 0.5  # nats a token that BOS saves: a factor of 1.6 of the perplexity
+_LOOKED_AT = 8  # number of segments whose beginnings are evaluated
+_BEGINNING = 32  # number of tokens of each
+_LOOKS_WRONG = 0.5  # nats per token: a perplexity that is 1.6 times as high without BOS
 
 
 @dataclass(frozen=True, slots=True)
 class TextTokens:
-    """Tokens of a text, int64 [T]. bos: goes before each segment; None: nothing does."""
+    """Tokens of a text, int64 [T]. bos: token before each segment; None: there is none."""
 
     ids: torch.Tensor
     bos: int | None
 
 
 def as_bos(name: str | None) -> Bos | None:
-    """A Bos by its name; None stays None. Raises AccuracyError if there is none of it."""
+    """Parse the name of a Bos; None stays None. Raises AccuracyError for an unknown name."""
     if name is not None and name not in get_args(Bos):
         raise AccuracyError(f"--bos {name}: give {', '.join(get_args(Bos))}")
     return name  # type: ignore[return-value]
@@ -52,16 +52,16 @@ def chosen_bos(requested: Bos | None, tokenizer: Any) -> Bos:
 
 
 def text_tokens(text: Text, tokenizer: Any, bos: Bos, context: int) -> TextTokens:
-    """Tokens of a whole text. bos: as chosen_bos says. context: tokens of a segment with its BOS.
+    """Tokenize a whole text. bos: result of chosen_bos. context: tokens of a segment with its BOS.
 
-    Of drawn windows those that fill the segments; with bos "text" each document begins with it, as
-    in the papers' tables. Raises AccuracyError as drawn_windows.
+    From drawn windows, the tokens of the windows that fill the segments; with bos "text" each
+    document begins with BOS, as in the papers' tables. Raises AccuracyError as drawn_windows.
     """
     token = tokenizer.bos_token_id
     begins = _begins_with_bos(tokenizer)
 
     def read(content: str) -> list[int]:
-        # A text is longer than any context on purpose; the tokenizer's warning of it is not news.
+        # Texts are longer than any context, so the tokenizer's warning about it is suppressed.
         ids = list(tokenizer(content, verbose=False).input_ids)
         if ids and ids[0] == token and begins:
             ids = ids[1:]
@@ -78,7 +78,7 @@ def first_tokens_warning(model: Any, tokenizer: Any, tokens: TextTokens) -> str 
     """Return a warning if a model evaluated without BOS appears to need it; None: no warning.
 
     A model that was trained with BOS at the start of its texts predicts the first tokens of each
-    segment far worse without it. The losses with and without BOS are compared on the beginnings of
+    segment far worse without it. This compares the losses with and without BOS on the beginnings of
     a few segments, from their second token on.
     """
     token = tokenizer.bos_token_id
@@ -91,7 +91,7 @@ def first_tokens_warning(model: Any, tokenizer: Any, tokens: TextTokens) -> str 
     starts = torch.arange(count) * (tokens.ids.numel() // count)
     beginnings = torch.stack([tokens.ids[start : start + length] for start in starts.tolist()])
     without = perplexity(model, beginnings.flatten(), context=length)
-    # Of both the same tokens are predicted but the first of each, which has nothing before it.
+    # Both predict the same tokens, except the first one, which has no predecessor without BOS.
     losses: list[float] = []
 
     def keep(segment: int, logits: torch.Tensor) -> None:

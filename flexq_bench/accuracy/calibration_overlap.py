@@ -1,6 +1,6 @@
-"""Calibration segments that lie in an evaluated text.
+"""Calibration segments that are part of an evaluated text.
 
-A scheme that learned from the text that it is evaluated on loses less there than elsewhere.
+A scheme that was calibrated on the evaluated text loses less accuracy there than elsewhere.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from flexq_bench.checkpoints import QuantizedCheckpoint, StoredCalibration
 from flexq_bench.schemes.calibration import Calibration, calibration_segments, contained_segments
 from flexq_bench.schemes.errors import QuantizeError
 
-_REFUSED = 0.5  # share of the segments; fewer may be passages that both texts quote
+_REFUSED = 0.5  # share of the segments; fewer may be passages that both texts contain
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOverlap:
-    """found: calibration segments that the text has, of `segments`. text: its name."""
+    """Calibration segments in a text. found: number of them, of `segments`. text: its name."""
 
     scheme: str
     text: str
@@ -43,11 +43,11 @@ def calibration_overlaps(
     tokens: Mapping[str, TextTokens],
     loaded: LoadedModel,
 ) -> list[CalibrationOverlap]:
-    """Return the texts that have calibration segments. tokens: of each text by its name.
+    """Return the texts that contain calibration segments. tokens: of each text, by name.
 
-    schemes: names of those that learn from `calibration`; None: none does. A checkpoint that does
-    not store its segments' hashes is compared by the hash of them all, which finds the very text
-    that they were drawn from. Raises AccuracyError if a text has half of the segments.
+    schemes: names of those that use `calibration`; None: none does. If a checkpoint doesn't store
+    the hashes of its segments, the hash of all of them is compared, which only detects the text
+    that they were drawn from. Raises AccuracyError if a text contains half of the segments.
     """
     found = []
     for text in texts:
@@ -60,8 +60,8 @@ def calibration_overlaps(
         if checkpoint is not None and learned is not None:
             name, seed = checkpoint.scheme.name, checkpoint.scheme.seed
             count = contained_segments(learned.segment_hashes, learned.length, ids)
-            # Of a text with none of them they were not drawn, unless all are the first segment,
-            # which may begin with a BOS token that `ids` lack.
+            # A text without any of them is not their source. A single segment is an exception: it
+            # may begin with a BOS token that is not in `ids`.
             may_be_drawn = count or not learned.segment_hashes or learned.segments == 1
             if may_be_drawn and _is_drawn_from(learned, text, seed, loaded):
                 count = learned.segments
@@ -82,6 +82,6 @@ def _is_drawn_from(learned: StoredCalibration, text: Text, seed: int, loaded: Lo
             length=learned.length,
             seed=seed,
         )
-    except QuantizeError:  # too short to have them all
+    except QuantizeError:  # too short to contain all of them
         return False
     return drawn.digest == learned.tokens

@@ -1,4 +1,4 @@
-"""A quantized checkpoint as a model of transformers: its bytes, and nothing of what they were."""
+"""A quantized checkpoint as a transformers model, made of its bytes only, without the original."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def load_checkpoint(
     through: Through,
     dtype: str | None = None,
 ) -> LoadedModel:
-    """Load a checkpoint: what is quantized as its codes say, the rest as it is stored.
+    """Load a checkpoint: quantized layers from their codes, other tensors as stored.
 
-    dtype: of what is not quantized, as load_model takes it; through kernels an architecture that
-    decode has is computed in FP16, as there. Raises CheckpointError for damaged bytes,
-    QuantizeError if a layer has no kernel and is to be computed by one, and AccuracyError if
-    transformers can't make the model or a weight of its architecture is in neither part.
+    dtype: of what is not quantized, as in load_model; through kernels, an architecture that decode
+    supports is computed in FP16. Raises CheckpointError for damaged bytes, QuantizeError if kernels
+    are requested and a layer has none, and AccuracyError if transformers can't build the model or a
+    weight is missing in both parts.
     """
     chosen = chosen_dtype(dtype, device)
     with quiet_transformers():
@@ -74,7 +74,7 @@ def load_checkpoint(
 
 
 def _without_weights(checkpoint: QuantizedCheckpoint, dtype: torch.dtype) -> Any:
-    """The architecture; matrices are on the meta device, what is computed is computed."""
+    """Build the architecture: matrices are on the meta device, computed buffers are not."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     described = dict(checkpoint.config)
@@ -83,7 +83,7 @@ def _without_weights(checkpoint: QuantizedCheckpoint, dtype: torch.dtype) -> Any
         with EmptyOnMeta():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         return with_linear_layers(model)
-    except Exception as error:  # from an unknown kind of model to a field of another type
+    except Exception as error:  # of any class, for example an unknown model type
         raise AccuracyError(f"can't load {checkpoint.folder}: {library_reason(error)}") from error
 
 

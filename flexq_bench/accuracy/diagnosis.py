@@ -17,20 +17,23 @@ from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import map_model, replace_module
 from flexq_bench.schemes.smoothing import Folds
 
-_TOKENS = 1024  # that each restored model predicts, at most
-_RESTORED = 32  # layers, those with the largest errors; a forward pass each
+_TOKENS = 1024  # maximum number of tokens that each restored model predicts
+_RESTORED = 32  # maximum number of layers to restore, each of which takes a forward pass
 _WORST_TOKENS = 8
-_CONTEXT_SHOWN = 12  # tokens before one that lost
-_SAME = 1e-6  # relative difference of tensors that says nothing
-# Of a configuration: what describes a file, not the function.
+_CONTEXT_SHOWN = 12  # tokens shown before a token with a loss
+_SAME = 1e-6  # relative difference of tensors that is ignored
+# Fields of a configuration that describe the file and not the function.
 _OF_THE_FILE = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
 
 
 @dataclass(frozen=True, slots=True)
 class LayerLoss:
-    """One layer. error: squared error of its output over its squared output, given the original's
-    inputs. kl_restored: mean KL divergence, nats, of the model in which this layer alone is the
-    original's again; None: not computed."""
+    """One layer.
+
+    error: squared error of its output over its squared output, given the original's inputs.
+    kl_restored: mean KL divergence, nats, of the model in which only this layer is replaced by the
+    original's; None: not computed.
+    """
 
     layer: str
     error: float
@@ -39,7 +42,7 @@ class LayerLoss:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """A token. place: among the text's tokens, from 0. loss: nats that its log-probability lost."""
+    """A token. place: index in the text, from 0. loss: decrease of its log-probability, nats."""
 
     place: int
     token: str
@@ -78,12 +81,12 @@ def losses_of_layers(
     folds: Folds,
     segments: torch.Tensor,
 ) -> tuple[float, tuple[LayerLoss, ...]]:
-    """Mean KL divergence on the first segments, and each layer's part in it.
+    """Compute the mean KL divergence on the first segments, and each layer's part in it.
 
-    model: quantized or not, of the same architecture as the original. folds: that were folded into
-    it. segments: int64 [segments, context]. Layers with the largest errors are restored one by one;
-    the list begins with those whose restoration leaves the least divergence.
-    Raises QuantizeError if the architecture has no layer map.
+    model: quantized or not, of the same architecture as the original. folds: of the model.
+    segments: int64 [segments, context]. Layers with the largest errors are restored one by one; the
+    list begins with those whose restoration leaves the least divergence. Raises QuantizeError if
+    the architecture has no layer map.
     """
     context = segments.shape[1]
     count = max(1, _TOKENS // context)
@@ -114,7 +117,7 @@ def losses_of_layers(
 
 
 def differences_beside_layers(original: Any, model: Any) -> tuple[str, ...]:
-    """Settings and tensors, other than the layers', that are not the original's."""
+    """Return settings and tensors, other than the layers', that differ from the original's."""
     found = []
     ours, theirs = model.config.to_dict(), original.config.to_dict()
     for name in sorted(ours.keys() | theirs.keys()):
@@ -135,9 +138,9 @@ def differences_beside_layers(original: Any, model: Any) -> tuple[str, ...]:
 def worst_tokens(
     agreement: Agreement, segments: torch.Tensor, tokenizer: Any, *, bos: bool
 ) -> tuple[TokenLoss, ...]:
-    """The tokens that lost most. segments: int64 [segments, context], as they were evaluated.
+    """Return the tokens with the largest loss. segments: int64 [segments, context], as evaluated.
 
-    bos: whether each begins with a token that is none of the text's.
+    bos: each segment begins with a token that is not part of the text.
     """
     losses = agreement.token_loss
     width = losses.shape[1]
@@ -161,9 +164,9 @@ def worst_tokens(
 
 
 def is_foldable(original: Any, model: Any, folds: Folds) -> bool:
-    """Return True if layers can be compared one by one: all folds are known.
+    """Return True if layers can be compared one by one, because all folds are known.
 
-    True if the model is not quantized, if its folds are known, or if its norm weights are the
+    This is so if the model is not quantized, if its folds are known, or if its norm weights are the
     original's within 1 %.
     """
     quantized = any(isinstance(m, FakeQuantizedLinear) for m in model.modules())
@@ -180,12 +183,12 @@ def is_foldable(original: Any, model: Any, folds: Folds) -> bool:
 
 
 class _Unfolded(nn.Module):
-    """The original's layer between others that something was folded into."""
+    """The original's layer, with inputs and outputs converted between folded layers."""
 
     def __init__(self, layer: nn.Module, folds: Folds, name: str) -> None:
         super().__init__()
         self.weight = layer.weight
-        self._layer = [layer]  # no submodule: it stays the original's
+        self._layer = [layer]  # in a list, so that it is not registered as a submodule
         self._folds, self._name = folds, name
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -219,7 +222,7 @@ def _kl_restored(one: LayerLoss) -> float:
 
 
 def named_layers(layers: Sequence[LayerLoss], kl: float | None, count: int = 3) -> str:
-    """The layers to look at first, in words: `model.layers.1.mlp.down_proj (KL 0.9 → 0.001)`."""
+    """Format the most important layers: `model.layers.1.mlp.down_proj (KL 0.9 → 0.001)`."""
     parts = [
         f"{one.layer} (KL {kl:.2g} → {one.kl_restored:.2g} with the original's)"
         if kl is not None and one.kl_restored is not None

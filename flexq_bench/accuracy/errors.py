@@ -1,9 +1,8 @@
-"""Errors of measuring accuracy; each message is one line.
+"""Errors of accuracy evaluation; each message is one line.
 
 UsageError
-└── AccuracyError        a model, a text or a task that can't be evaluated as asked
-    └── MissingTaskError   a task that exists, and can't be evaluated here: for want of its data,
-                           or of lm-eval
+└── AccuracyError        a model, a text or a task can't be evaluated as requested
+    └── MissingTaskError   a task can't be evaluated here: its data or lm-eval are missing
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from flexq_bench.errors import UsageError
 
 
 class AccuracyError(UsageError):
-    """A model, a text or a task that can't be evaluated as asked."""
+    """A model, a text or a task can't be evaluated as requested."""
 
 
 class MissingTaskError(AccuracyError):
-    """A task that exists, and can't be evaluated here: a gate says that it is missing."""
+    """A task can't be evaluated here; a gate reports it as missing."""

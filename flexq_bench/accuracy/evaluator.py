@@ -1,4 +1,4 @@
-"""Going through schemes and tasks of one model: quantize a copy, evaluate, compare, next."""
+"""Evaluation of one model under several schemes: quantize a copy, evaluate it, compare."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Quantized:
-    """A model under a scheme. folds: what was folded into it; of a checkpoint none is known."""
+    """A model under a scheme. folds: of the model; unknown for a checkpoint."""
 
     scheme: str
     model: LoadedModel
@@ -85,20 +85,20 @@ class Schedule(Protocol):
         head: Sequence[float],
         so_far: Callable[[], Sequence[MetricResult]],
     ) -> int:
-        """Number of segments that there should be; not more than there are: enough.
+        """Return the number of segments to evaluate in total; no more than so far: enough.
 
-        base, head: mean nats a token of the segments so far, under the reference and the scheme.
+        base, head: mean nats per token of the segments so far, under the reference and the scheme.
         so_far: computes the scheme's results on them.
         """
         ...
 
 
 class Evaluator:
-    """Evaluates one unit after another; a scheme's model is made when its first unit needs it.
+    """Evaluates one unit after another; a scheme's model is created when its first unit needs it.
 
-    May be set: on_block, called for each block that is quantized; schedule, which ends a text
-    before its last segment (None: all of it is evaluated); at_once, segments that a scheme's model
-    computes together (None: see segments_at_once).
+    These attributes may be set: on_block, called for each quantized block; schedule, which can end
+    the evaluation of a text early (None: all of it is evaluated); at_once, the number of segments
+    that a scheme's model computes together (None: see segments_at_once).
     """
 
     def __init__(
@@ -108,11 +108,10 @@ class Evaluator:
         checkpoint: QuantizedCheckpoint | None,
         reference: Reference | None = None,
     ) -> None:
-        """loaded: the original model; where the plan has none, the checkpoint's.
+        """loaded: the original model; if the plan has none, the checkpoint's.
 
-        reference: the plan's; None: the original model, if the plan has it.
-
-        Raises UsageError if a scheme can't be used on this model, or a text is too short.
+        reference: that of the plan; None: the original model, if the plan has it. Raises UsageError
+        if a scheme can't be used on this model, or a text is too short.
         """
         self._loaded = loaded
         self._plan = plan
@@ -147,7 +146,7 @@ class Evaluator:
         )
 
     def check_kernels(self) -> None:
-        """Raise QuantizeError if a layer of a scheme has no kernel and is to be computed by one."""
+        """Raise QuantizeError if kernels are requested and a layer of a scheme has none."""
         if self.through == KERNELS and self._schemes:
             gated = map_model(self._loaded.model).names.gated
             for scheme in self._schemes.values():
@@ -162,7 +161,7 @@ class Evaluator:
         return (*([of_model] if of_model else []), *map(str, self._overlaps))
 
     def save_reference(self, path: Path) -> str:
-        """Store the predictions of the model as it is on the texts; the file's content hash.
+        """Store the unquantized model's predictions on the texts; returns the file's content hash.
 
         Raises AccuracyError as store_reference.
         """
@@ -178,14 +177,14 @@ class Evaluator:
         return store_reference(path, self._loaded, predictions)
 
     def distinct_segments(self, text: str) -> tuple[tuple[int, ...], int]:
-        """Indices of the segments that no earlier one equals, in order; and how many there are."""
+        """Return the indices of distinct segments, in order, and the number of all segments."""
         segments = self.text_ids(text).numpy()
         return tuple(int(index) for index in distinct_blocks(segments)), len(segments)
 
     def evaluate(self, scheme: str, task: str) -> list[MetricResult]:
-        """The results of one unit of the plan; a metric that can't be computed is one, too.
+        """Return the results of one unit of the plan, including metrics that can't be computed.
 
-        Raises UsageError if the scheme or the task can't be used as asked.
+        Raises UsageError if the scheme or the task can't be used as requested.
         """
         try:
             if scheme == self._base and task in self._texts:
@@ -204,15 +203,15 @@ class Evaluator:
                 seed=self._plan.seed,
             )
             return task_results(scheme, result, self.parameters(scheme, task))
-        except RuntimeError as error:  # torch's own: out of memory, a kernel that failed
+        except RuntimeError as error:  # of torch: out of memory, a failed kernel
             log.warning("%s on %s failed: %s", scheme, task, error)
             return [self._failed(scheme, task, error)]
 
     def model_under(self, scheme: str) -> LoadedModel:
-        """The model as it is, the checkpoint's, or a copy that the scheme has quantized.
+        """Return the original model, the checkpoint's, or a copy quantized by the scheme.
 
-        One quantized model at a time. Raises UsageError if the scheme can't quantize it, the
-        checkpoint is damaged, or a layer has no kernel and is to be computed by one.
+        Only one quantized model is in memory. Raises UsageError if the scheme can't quantize the
+        model, the checkpoint is damaged, or kernels are requested and a layer has none.
         """
         if scheme == ORIGINAL:
             if self.reference is None or self.reference.model is None:
@@ -227,7 +226,7 @@ class Evaluator:
 
     def _quantized(self, scheme: str) -> _Quantized:
         if self._current is None or self._current.scheme != scheme:
-            # The last scheme's copies go before the next one's are made.
+            # The last scheme's copies are freed before the next ones are created.
             self._current = self._reproduction = None
             if self._checkpoint is not None and self._is_stored(scheme):
                 loaded = load_checkpoint(
@@ -252,7 +251,7 @@ class Evaluator:
         return _Quantized(scheme, dataclasses.replace(self._loaded, model=copied), folds)
 
     def _computed_as_decode(self, quantized: Any, kv_bits: int) -> bool:
-        """Let kernels compute a quantized model; whether decode's forward pass does."""
+        """Let kernels compute a quantized model; returns True if decode's forward pass is used."""
         through_kernels(quantized)
         architecture = decoded_architecture(quantized)
         if architecture is None:
@@ -260,15 +259,16 @@ class Evaluator:
         return compute_as_decode(quantized, ModelWeights(architecture, quantized), kv_bits)
 
     def _is_stored(self, scheme: str) -> bool:
-        """True of the scheme whose layers the checkpoint has."""
+        """Return True if this is the scheme of the checkpoint's layers."""
         return self._checkpoint is not None and scheme == self._plan.schemes[-1]
 
     def reproduced(self, scheme: str, text_name: str, count: int) -> list[MetricResult]:
         """Quantize the original here, and evaluate it on at least `count` segments of a text.
 
-        The reference computes the quantized layers, whatever the plan says. Segments of the last
-        scheme and text are cached. For the model as it is, the results are the original's own.
-        Raises UsageError if there is no original, or if its quantization cannot be repeated.
+        The reference computes the quantized layers, whatever the plan's setting. Segments of the
+        last scheme and text are cached. For the unquantized model these are the original's own
+        results. Raises UsageError if there is no original, or if its quantization can't be
+        repeated.
         """
         text, tokens = self._texts[text_name], self._tokens[text_name]
         if self.reference is None:
@@ -284,14 +284,14 @@ class Evaluator:
             raise AccuracyError("a stored reference can't be quantized: give the original model")
         kept = self._reproduction
         if kept is None or (kept.scheme, kept.text) != (scheme, text_name):
-            self._reproduction = None  # it goes before the next one is made
+            self._reproduction = None  # freed before the next one is created
             model = self._scheme_alone(scheme, self.reference.model)
             kept = self._reproduction = Reproduction(scheme, text_name, model, reference)
         result = kept.first(tokens, count, self.context)
         return perplexity_results(scheme, text, result, kept.agreement(), parameters)
 
     def _scheme_alone(self, scheme: str, original: LoadedModel) -> Any:
-        """A copy of the original that a scheme has quantized, through the reference."""
+        """Return a copy of the original that is quantized by a scheme, through the reference."""
         used, plan = resolve(scheme), self._plan
         if self._checkpoint is not None and self._is_stored(scheme):
             return as_checkpoint(self._checkpoint, used, original, plan.calibration)
@@ -300,7 +300,7 @@ class Evaluator:
         )
 
     def folds(self, scheme: str) -> Folds:
-        """Scales that were folded into a scheme's model; of a checkpoint none is known."""
+        """Return the scales folded into a scheme's model; unknown for a checkpoint."""
         if scheme in (FULL_PRECISION, ORIGINAL) or not self._plan.original:
             return Folds()
         return self._quantized(scheme).folds
@@ -310,13 +310,13 @@ class Evaluator:
         return self._agreements.get((scheme, text))
 
     def text_ids(self, text: str) -> torch.Tensor:
-        """The segments of a text [segments, context], int64, those that may be evaluated."""
+        """Return the segments of a text that may be evaluated, int64 [segments, context]."""
         tokens = self._tokens[text]
         count = segments_of(tokens, self.context, self._plan.max_tokens)
         return torch.stack(list(segments(tokens.ids, self.context, bos=tokens.bos))[:count])
 
     def first_segment(self) -> torch.Tensor | None:
-        """The first segment of the first text [context]; None: there is no text."""
+        """Return the first segment of the first text [context]; None: there is no text."""
         if not self._plan.texts:
             return None
         tokens = self._tokens[self._plan.texts[0].name]
@@ -328,7 +328,7 @@ class Evaluator:
         return FULL_PRECISION if self._plan.reference is None else ORIGINAL
 
     def parameters(self, scheme: str, task: str) -> dict[str, Any]:
-        """Parameters that a unit's numbers depend on beside model, data and seed."""
+        """Return the parameters that affect a unit's numbers, other than model, data and seed."""
         given: dict[str, Any] = {"dtype": self._loaded.dtype}
         if scheme == ORIGINAL and self.reference is not None:
             given["reference"] = self.reference.content_hash
@@ -362,8 +362,8 @@ class Evaluator:
         return {**given, "limit": self._plan.limit}
 
     def _of_reference(self, scheme: str, text: Text) -> list[MetricResult]:
-        """Of the model that others are compared with: on what they were, if that is known."""
-        assert self.reference is not None  # _base is a unit only where there is one
+        """Return the reference's results on a text: those used for comparisons, if known."""
+        assert self.reference is not None  # _base is a unit only if there is a reference
         known = self.reference.known(text) if self.schedule is not None else None
         if known is None:
             count = segments_of(self._tokens[text.name], self.context, self._plan.max_tokens)
@@ -474,7 +474,7 @@ class Evaluator:
 
 
 def _check_vocabulary(model: LoadedModel, head: Any) -> None:
-    """Raise AccuracyError if a model predicts among other tokens than its reference."""
+    """Raise AccuracyError if a model's vocabulary differs from that of its reference."""
     ours, theirs = (one.weight.shape[0] for one in (model.model.get_output_embeddings(), head))
     if ours != theirs:
         raise AccuracyError(
@@ -484,12 +484,12 @@ def _check_vocabulary(model: LoadedModel, head: Any) -> None:
 
 
 def default_through(device: torch.device) -> Through:
-    """Kernels on a GPU, where they are fast; the reference on a CPU."""
+    """Return the default: kernels on a GPU, where they are fast; the reference on a CPU."""
     return KERNELS if device.type == "cuda" else REFERENCE
 
 
 def _check_kernels(scheme: Scheme, *, gated: bool) -> None:
-    """Raise QuantizeError if a layer of a scheme has no kernel, before anything is evaluated."""
+    """Raise QuantizeError before the evaluation if a layer of a scheme has no kernel."""
     for layers in layer_kernels(scheme, gated=gated):
         if not layers.kernel:
             raise QuantizeError(

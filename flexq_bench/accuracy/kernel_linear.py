@@ -1,8 +1,8 @@
-"""Linear layers of an evaluated model computed by the registry's kernels.
+"""Linear layers of an evaluated model that are computed by the registry's kernels.
 
-The counterpart of FakeQuantizedLinear: the same QuantizedLayer, its codes packed in a kernel's
-layout and multiplied by the kernel that decodes with it, CUDA on a GPU, the CPU implementation on
-a CPU.
+The counterpart of FakeQuantizedLinear. The codes of the same QuantizedLayer are packed in a
+kernel's layout, and multiplied by the kernel that decodes with it: CUDA on a GPU, the CPU
+implementation on a CPU.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ _NOT_FINITE = "cannot quantize NaN or infinity: find out where the input got the
 
 
 class ActivationBuffers:
-    """Packed activations that the layers of one model fill in turn.
+    """Buffers of packed activations, which the layers of one model use in turn.
 
-    Layers of one kernel and K share them. Of launches shorter than the longest the last one's
-    stay, so that texts of many lengths don't add up.
+    Layers with the same kernel and K share them. Of buffers for launches with fewer tokens than the
+    longest, only the last one is kept, so that texts of many lengths don't use more and more
+    memory.
     """
 
     def __init__(self) -> None:
         self._packed: dict[tuple[str, int, bool], PackedOperand] = {}
 
     def of(self, kernel: LinearKernel, m: int, k: int, device: torch.device) -> PackedOperand:
-        """Buffers for m tokens of K input features."""
+        """Return the buffers for m tokens of K input features."""
         key = kernel.spec.label, k, m == MOST_TOKENS[kernel.spec.backend]
         packed = self._packed.get(key)
         if packed is None or packed.rows != m:
@@ -47,14 +48,13 @@ class ActivationBuffers:
 class KernelLinear(nn.Module):
     """Y = q(R X) · W^T + bias by a kernel: FP16 in, activations rounded by the kernel, FP16 out.
 
-    Where a layer has a rotation R torch computes it before.
-    Codes and scales of the layer are packed when they are first used, on the device where they lie,
-    and not rounded again. The weights are no parameters: the module stays on that device.
+    If a layer has a rotation R, torch computes it before. Codes and scales are packed on first use,
+    on the device of the layer, and are not rounded again. The weights are not parameters: the
+    module stays on that device.
 
-    buffers: of the model; None: the layer has its own. kernel: that takes the layer's formats;
-    None: the one that decodes it.
-
-    Raises QuantizeError, which names the layer, if no kernel has its formats or can run here.
+    buffers: of the model; None: the layer has its own. kernel: one that supports the layer's
+    formats; None: the one that decodes it. Raises QuantizeError with the layer's name if no kernel
+    supports its formats or can run here.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class KernelLinear(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., K] -> [..., N] in x's dtype. Raises QuantizeError if FP16 can't hold x."""
+        """Map x [..., K] to [..., N] in x's dtype. Raises QuantizeError if x exceeds FP16."""
         rows = x.reshape(-1, self.in_features)
         halves = self.layer.rotated(rows).to(torch.float16).contiguous()
         if not bool(torch.isfinite(halves).all()):
             raise QuantizeError(f"{self.name}: {past_fp16(x) or _NOT_FINITE}")
-        # What a kernel does not write is no number, which a perplexity does not survive.
+        # Filled with NaN, so that an element that a kernel does not write makes the perplexity NaN.
         y = halves.new_full((len(halves), self.out_features), torch.nan)
         size = MOST_TOKENS[self.kernel.spec.backend]
         try:
@@ -98,7 +98,7 @@ class KernelLinear(nn.Module):
 
 
 def through_kernels(model: nn.Module) -> None:
-    """Put a KernelLinear of the same codes where each FakeQuantizedLinear of the model is.
+    """Replace each FakeQuantizedLinear of the model by a KernelLinear of the same codes.
 
     Raises QuantizeError as KernelLinear.
     """

@@ -1,4 +1,4 @@
-"""A model with its tokenizer, loaded whole and checked to fit together."""
+"""Loading of a model with its tokenizer, and checks that both are complete and match."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LoadedModel:
         return device
 
     def context(self, requested: int | None = None) -> int:
-        """Tokens of a segment; where nobody asks for a number: GPTQ's, or the model's own.
+        """Return the tokens of a segment; requested None: as GPTQ, limited by the model.
 
         Raises AccuracyError if the model has fewer positions.
         """
@@ -51,7 +51,7 @@ class LoadedModel:
 
 
 def segment_length(name: str, config: Any, requested: int | None = None) -> int:
-    """Tokens of a segment of a model with this configuration; see LoadedModel.context."""
+    """Return the tokens of a segment for this configuration; see LoadedModel.context."""
     own = getattr(config, "max_position_embeddings", None)
     if requested is not None and own is not None and requested > own:
         raise AccuracyError(
@@ -62,18 +62,18 @@ def segment_length(name: str, config: Any, requested: int | None = None) -> int:
 
 
 def chosen_dtype(name: str | None, device: torch.device) -> str:
-    """A name of DTYPES; None: float16 on a GPU, float32 on a CPU. Raises AccuracyError."""
+    """Check a name of DTYPES; None: float16 on a GPU, float32 on a CPU. Raises AccuracyError."""
     if name is not None and name not in DTYPES:
         raise AccuracyError(f"no data type {name!r}: there are {', '.join(DTYPES)}")
     return name or ("float16" if device.type == "cuda" else "float32")
 
 
 def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> LoadedModel:
-    """Load a model: see find_model for what `spec` may be.
+    """Load a model. spec: as in find_model.
 
-    dtype: of DTYPES; None: float16 on a GPU, float32 on a CPU, which is slow at anything else.
-    Raises UsageError in one line if there is no such model, it is cut off, its tokenizer doesn't
-    fit, its weights are not those of its architecture, or one is not a number.
+    dtype: of DTYPES; None: float16 on a GPU, float32 on a CPU, where others are slow. Raises
+    UsageError in one line if there is no such model, it is truncated, its tokenizer doesn't match,
+    its weights are not those of its architecture, or a weight is not a number.
     """
     chosen = chosen_dtype(dtype, device)
     files = find_model(spec)
@@ -88,17 +88,17 @@ def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> 
 
 
 def load_tokenizer(files: ModelFiles) -> Any:
-    """The tokenizer beside the weights. Raises AccuracyError if there is none."""
+    """Load the tokenizer next to the weights. Raises AccuracyError if there is none."""
     return tokenizer_at(files.folder, files.gguf)
 
 
 def tokenizer_at(folder: Path, gguf: str | None = None) -> Any:
-    """The tokenizer of a folder, or in its GGUF file. Raises AccuracyError if there is none."""
+    """Load the tokenizer of a folder, or of its GGUF file. Raises AccuracyError if it has none."""
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **_gguf(gguf))
-    except Exception as error:  # each kind of tokenizer file has its own way to be wrong
+    except Exception as error:  # of any class: tokenizer files differ in their errors
         if gguf is not None:
             raise AccuracyError(
                 f"can't read {folder / gguf} ({library_reason(error)}): download it again"
@@ -110,14 +110,14 @@ def tokenizer_at(folder: Path, gguf: str | None = None) -> Any:
 
 
 def _check_config(files: ModelFiles) -> None:
-    """A tokenizer is looked for by what the configuration says: what is wrong with that, first."""
+    """Check the configuration first, because it determines how the tokenizer is loaded."""
     from transformers import AutoConfig
 
     if files.gguf is not None:
-        return  # one file says everything: whatever reads it first, tells
+        return  # a GGUF file contains everything; its first reader reports errors
     try:
         config = AutoConfig.from_pretrained(files.folder, trust_remote_code=False)
-    except Exception as error:  # from an unknown kind of model to a field of another type
+    except Exception as error:  # of any class, for example an unknown model type
         raise AccuracyError(f"can't load {files.name}: {library_reason(error)}") from error
     check_block_count(files, config)
 
@@ -133,12 +133,12 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
             config=config,
             dtype=dtype,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are reported below
+            ignore_mismatched_sizes=True,  # mismatches are reported below
             trust_remote_code=False,
-            use_safetensors=files.gguf is None or None,  # what is pickled may run code
+            use_safetensors=files.gguf is None or None,  # pickled files may run code
             **_gguf(files.gguf),
         )
-    except Exception as error:  # from a wrong config.json to an unknown architecture
+    except Exception as error:  # of any class, for example an unknown architecture
         raise AccuracyError(f"can't load {files.name}: {library_reason(error)}") from error
     if info["mismatched_keys"]:
         name, theirs, ours = min(info["mismatched_keys"])
@@ -156,14 +156,14 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
     check_no_more(files.name, unused)
     if source is not None:
         source.check_used(model)
-    # What transformers dequantizes stays marked as quantized, and could not be saved or patched.
+    # transformers marks a dequantized model as quantized, so it could not be saved or changed.
     model.config.quantization_config = None
     del model.config.quantization_config
     return with_linear_layers(model)
 
 
 def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
-    """Raise AccuracyError if the tokenizer has larger tokens than the model has embeddings."""
+    """Raise AccuracyError if the tokenizer has ids beyond the model's embeddings."""
     rows = model.get_input_embeddings().weight.shape[0]
     last, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if largest < 0 or largest >= rows:

@@ -1,7 +1,7 @@
 """Tasks with their data in a local folder, as task files of lm-eval.
 
-Prompts, answers, filters and metrics stay lm-eval's own; only where the data comes from is changed.
-What `DIR` of `--task-data DIR` holds; the questions, and few-shot examples where the task has them:
+Prompts, answers, filters and metrics are lm-eval's; only the source of the data is changed. The
+folder `DIR` of `--task-data DIR` contains the questions, and few-shot examples if a task has them:
 
 | task | in DIR |
 | --- | --- |
@@ -34,7 +34,7 @@ _HELLASWAG_LINES = 6  # context, label, four endings
 _HELLASWAG_LABELS = ("0", "1", "2", "3")
 _HELLASWAG_TEXT = "hellaswag_val_full.txt.bz2"
 _MMLU, _MMLU_FILES = "mmlu", "mmlu/default"
-_MMLU_GROUP = {  # as lm-eval's mmlu/default/_mmlu.yaml and the groups in it weight subjects
+_MMLU_GROUP = {  # with the weights of subjects in lm-eval's mmlu/default/_mmlu.yaml and its groups
     "group": _MMLU,
     "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
     "metadata": {"version": 2},
@@ -44,10 +44,10 @@ _BUILDERS = {".arrow": "arrow", ".parquet": "parquet", ".jsonl": "json"}
 
 @dataclass(frozen=True, slots=True)
 class _LocalTask:
-    """Path of the task's file in lm-eval, its folder of data, and which part is asked.
+    """Path of a task's file in lm-eval, its data folder, and the split of its questions.
 
-    examples: the part that few-shot examples come from; empty: the one that is asked.
-    role: what lm-eval calls the part that is asked.
+    examples: split of the few-shot examples; empty: that of the questions. role: lm-eval's name for
+    the split of the questions.
     """
 
     file: str
@@ -80,10 +80,10 @@ def where_data_lies(task: str) -> str:
 
 
 def write_local_task(task: str, data: Path, scratch: Path) -> Path:
-    """A new folder in `scratch` with task files that read a task's data from the folder `data`.
+    """Write task files that read a task's data from the folder `data`; returns their folder.
 
-    task: one of LOCAL_TASKS; its name is what lm-eval loads from there. Raises MissingTaskError if
-    the folder has no data for it, AccuracyError if they are damaged.
+    task: one of LOCAL_TASKS, also its name in lm-eval. scratch: parent of the new folder. Raises
+    MissingTaskError if `data` has no data of the task, AccuracyError if they are damaged.
     """
     folder = scratch / f"{task}-task"
     folder.mkdir(exist_ok=True)
@@ -107,7 +107,7 @@ def write_local_task(task: str, data: Path, scratch: Path) -> Path:
 
 
 def mmlu_subjects() -> tuple[str, ...]:
-    """The subjects of MMLU, as lm-eval's task files have them."""
+    """Return the subjects of MMLU from lm-eval's task files."""
     files = sorted((_lm_eval_tasks() / _MMLU_FILES).glob(f"{_MMLU}_*.yaml"))
     return tuple(file.stem.removeprefix(f"{_MMLU}_") for file in files)
 
@@ -138,7 +138,7 @@ def _config(task: str, local: _LocalTask, data: Path, scratch: Path) -> dict[str
         items = scratch / "hellaswag.jsonl"
         items.write_text("".join(json.dumps(item) + "\n" for item in _items(text)))
         config |= _data({local.split: [items]}, cache)
-        config["process_docs"] = None  # the text holds what lm-eval would make of the raw items
+        config["process_docs"] = None  # the text contains processed items
     elif lacking:
         where = data / local.folder / lacking[0]
         if where.is_dir():
@@ -152,7 +152,7 @@ def _config(task: str, local: _LocalTask, data: Path, scratch: Path) -> dict[str
 
 
 def _files(place: Path) -> list[Path]:
-    """The files of one part of a task's data, of one kind."""
+    """Return the files of one split of a task's data, which are of one kind."""
     for ending in _BUILDERS:
         if files := sorted(place.glob(f"*{ending}")) if place.is_dir() else []:
             return files

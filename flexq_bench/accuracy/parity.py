@@ -1,8 +1,8 @@
-"""Parity of kernels with the reference: each quantized layer as both compute it.
+"""Parity of kernels with the reference: the output of each quantized layer, computed by both.
 
-KernelLinear packs the layer's codes in the kernel's layout and leaves rounding the inputs to the
-kernel; it shares nothing with FakeQuantizedLinear but the codes and what both mean by a format.
-Whichever of them the model was evaluated with is compared as it is there.
+KernelLinear packs the layer's codes in the kernel's layout and lets the kernel round the inputs. It
+shares only the codes, and the definition of a format, with FakeQuantizedLinear. The one that the
+model was evaluated with is compared without being rebuilt.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from kernels.contract import Backend, LinearKernel
 from kernels.reference import Reference
 from kernels.registry import resolve
 
-TOKENS = 8  # of each layer's inputs, the first ones: outliers are there
+TOKENS = 8  # number of each layer's inputs: the first ones, which contain outliers
 
 
 @dataclass(frozen=True, slots=True)
 class SiteParity:
-    """One layer against a kernel.
+    """Comparison of one layer with a kernel.
 
-    kernel: its label; empty: none of those named has the layer's formats. max_rel_error: as
-    flexq_bench.measure.check has it; None: not computed, `detail` says why.
+    kernel: its label; empty: none of the given ones supports the layer's formats. max_rel_error: as
+    in flexq_bench.measure.check; None: not computed, see `detail`.
     """
 
     site: str
@@ -51,10 +51,10 @@ def kernel_parity(
     *,
     backend: Backend,
 ) -> list[SiteParity]:
-    """Compare every quantized layer with the first of the kernels that takes its formats.
+    """Compare every quantized layer with the first of the kernels that supports its formats.
 
-    segment: [T], int64: tokens that make the inputs. labels: of the kernels. Raises KernelError for
-    a label that isn't there, QuantizeError for a model without a layer map.
+    segment: [T], int64: tokens from which the inputs are computed. labels: of the kernels. Raises
+    KernelError for an unknown label, QuantizeError for a model without a layer map.
     """
     kernels = [kernel for label in labels if (kernel := _linear(label, backend)) is not None]
     layout = map_model(original)
@@ -65,7 +65,7 @@ def kernel_parity(
 
     device = next(original.parameters()).device
     with observing(quantized, layout.sites, keep):
-        # Its class's own: modules compute what else is computed as decode does.
+        # The class's own forward pass calls the modules. The instance may have decode's instead.
         type(quantized).forward(quantized, input_ids=segment.to(device)[None], use_cache=False)
     parities = []
     for site in layout.sites:
@@ -74,7 +74,7 @@ def kernel_parity(
         if kernel is None or not isinstance(module, FakeQuantizedLinear | KernelLinear):
             parities.append(SiteParity(site.name, "", None, "no kernel named has its formats"))
             continue
-        if site.name not in inputs:  # no token was sent to this expert: another's do
+        if site.name not in inputs:  # an expert without tokens: use inputs of another one
             inputs[site.name] = next(
                 inputs[other.name]
                 for other in layout.of_block(site.block)

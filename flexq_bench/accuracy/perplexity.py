@@ -1,9 +1,9 @@
-"""Perplexity as GPTQ measures it (arXiv:2210.17323, section 5).
+"""Perplexity as defined by GPTQ's evaluation (arXiv:2210.17323, section 5).
 
-The text is one row of tokens, cut into segments of equal length that don't overlap; what is left
-over at the end is not used. The first token of a segment predicts and is not predicted; where the
-tokenizer begins texts with a token of its own (BOS), that is the first one of each segment, as a
-model that was trained so predicts badly without it.
+The text is one sequence of tokens, cut into segments of equal length that don't overlap; a rest at
+the end is not used. The first token of a segment is not predicted. If the tokenizer begins texts
+with a special token (BOS), it is the first one of each segment, because a model that was trained
+with it predicts badly without it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.positions import first_positions
 from flexq_bench.schemes.calibration import segments_at_once
 
-GPTQ_CONTEXT = 2048  # tokens of a segment
-_ROWS_AT_ONCE = 512  # rows of logits whose logarithms are in memory together
+GPTQ_CONTEXT = 2048  # tokens per segment
+_ROWS_AT_ONCE = 512  # rows of logits that are processed together
 
 OnLogits = Callable[[int, torch.Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
 class PerplexityResult:
-    """Mean negative log likelihood of each segment in nats a token, in the text's order.
+    """Mean negative log likelihood of each segment in nats per token, in the text's order.
 
-    context: tokens of a segment, of which context - 1 are predicted. seconds: of the model alone.
-    by_position: for each segment the mean of each part of it that first_positions names; empty: not
-    known.
+    context: tokens per segment, of which context - 1 are predicted. seconds: of the model's
+    computation only. by_position: for each segment the mean of each part of first_positions; empty:
+    unknown.
     """
 
     nll: tuple[float, ...]
@@ -52,13 +52,13 @@ class PerplexityResult:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean; infinite above what a float holds, NaN if the model gave one."""
+        """exp of the mean; infinite beyond the range of a float, NaN if a logit is NaN."""
         mean = self.mean_nll
         return math.exp(mean) if not mean > 700 else math.inf
 
     @property
     def standard_error(self) -> float | None:
-        """Of the perplexity, from the scatter of the segments (delta method); None: one segment."""
+        """Standard error of the perplexity over segments (delta method); None: one segment."""
         count = len(self.nll)
         if count < 2:
             return None
@@ -67,7 +67,7 @@ class PerplexityResult:
         return self.perplexity * math.sqrt(variance / count)
 
     def followed_by(self, more: PerplexityResult) -> PerplexityResult:
-        """The result on these segments and those."""
+        """Return the result on these segments followed by those of `more`."""
         return PerplexityResult(
             self.nll + more.nll,
             self.context,
@@ -76,7 +76,7 @@ class PerplexityResult:
         )
 
     def first(self, count: int) -> PerplexityResult:
-        """The result on the first so many segments."""
+        """Return the result on the first `count` segments."""
         return replace(self, nll=self.nll[:count], by_position=self.by_position[:count])
 
     @property
@@ -87,12 +87,12 @@ class PerplexityResult:
 def segment_count(
     tokens: int, context: int, max_tokens: int | None = None, *, bos: int | None = None
 ) -> int:
-    """Number of whole segments of `context` tokens that are evaluated.
+    """Return the number of whole segments of `context` tokens to evaluate.
 
-    max_tokens: predicted tokens at most, rounded down to whole segments, but to one at least.
-    bos: the token before each segment, which is one of its `context` tokens and none of the text's;
-    None: there is none.
-    Raises AccuracyError if the text is shorter than a segment, or a segment than two tokens.
+    max_tokens: maximum number of predicted tokens, rounded down to whole segments, but at least
+    one. bos: token before each segment, which counts as one of its `context` tokens and is not part
+    of the text; None: there is none. Raises AccuracyError if the text is shorter than a segment, or
+    a segment than two tokens.
     """
     if context < 2:
         raise AccuracyError(
@@ -108,7 +108,7 @@ def segment_count(
 
 
 def text_length(context: int, bos: int | None) -> int:
-    """Tokens of the text in a segment of `context` tokens."""
+    """Return the number of tokens of the text in a segment of `context` tokens."""
     return context if bos is None else context - 1
 
 
@@ -123,18 +123,18 @@ def perplexity(
     at_once: int | None = None,
     bos: int | None = None,
 ) -> PerplexityResult:
-    """Perplexity of a causal language model of transformers on a text.
+    """Compute the perplexity of a causal language model of transformers on a text.
 
     tokens: [T], int64, the whole text. max_tokens, bos: see segment_count. on_logits: called with
-    each segment's number and its logits [context - 1, vocabulary]; that time is not counted.
-    at_once: segments that the model computes together; None: see segments_at_once.
-    Raises AccuracyError as segment_count.
+    each segment's number and its logits [context - 1, vocabulary]; its time is not counted.
+    at_once: segments that the model computes together; None: see segments_at_once. Raises
+    AccuracyError as segment_count.
     """
     was_training = model.training
     model.eval()
     nll: list[float] = []
     by_position: list[tuple[float, ...]] = []
-    # Targets begin with position 1; that of position p is the one before p.
+    # The targets begin at position 1, so the target of position p has index p - 1.
     parts = [max(0, first - 1) for first in first_positions(context)]
     seconds = 0.0
     try:
@@ -170,7 +170,7 @@ def segments(
     *,
     bos: int | None = None,
 ) -> Iterator[torch.Tensor]:
-    """The segments [context] of tokens [T] that are evaluated. Raises as segment_count."""
+    """Return the segments [context] of tokens [T] to evaluate. Raises as segment_count."""
     count = segment_count(tokens.numel(), context, max_tokens, bos=bos)
     length = text_length(context, bos)
     cut = tokens[: count * length].view(count, length)
@@ -180,7 +180,7 @@ def segments(
 
 
 def _nll(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Negative log likelihood of each target, float64, on the CPU: waits for a GPU."""
+    """Return the negative log likelihood of each target, float64, on the CPU; synchronizes."""
     losses = [
         functional.cross_entropy(rows.float(), wanted, reduction="none")
         for rows, wanted in zip(

@@ -1,4 +1,4 @@
-"""Plan of an evaluation: schemes, texts, tasks, and limits on their size."""
+"""Plan of an evaluation: schemes, texts, tasks, and limits of their size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flexq_bench.accuracy.texts import Text
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPlan:
-    """Segments of a text that calibrated schemes may look at. length None: the context."""
+    """Segments of a text for calibrated schemes. length None: the context."""
 
     text: Text
     segments: int = 128
@@ -24,13 +24,13 @@ class CalibrationPlan:
 class EvaluationPlan:
     """Plan of an evaluation: schemes by name, on texts and on tasks of lm-eval.
 
-    context None: GPTQ's 2048 tokens, or what the model has. max_tokens: see segment_count. limit:
-    questions a task. batch: questions at once. chat_template, few_shot: see run_task. layers: also
-    each layer's own error, on the first segment of the first text. through: what computes
-    quantized layers; None: kernels on a GPU, the reference on a CPU. checkpoint: a folder with what
-    the last of the schemes made; None: schemes quantize in memory. original False: there is no
-    model as it is, the checkpoint is all there is. bos: see chosen_bos. reference: a model, or a
-    file of store_reference, that all are compared with; None: with the model as it is.
+    context None: GPTQ's 2048 tokens, limited by the model. max_tokens: see segment_count. limit:
+    questions per task. batch: questions evaluated together. chat_template, few_shot: see run_task.
+    layers: also evaluate the error of each layer, on the first segment of the first text. through:
+    implementation of quantized layers; None: kernels on a GPU, the reference on a CPU. checkpoint:
+    a folder with the result of the last scheme; None: schemes quantize in memory. original False:
+    there is only the checkpoint, without the original model. bos: see chosen_bos. reference: a
+    model, or a file of store_reference, with which all are compared; None: the original model.
     """
 
     schemes: tuple[str, ...]
@@ -54,9 +54,9 @@ class EvaluationPlan:
     units: tuple[tuple[str, str], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """units: (scheme, task) in the order evaluated; the model as it is comes first.
+        """units: (scheme, task) in the order of evaluation; the original model comes first.
 
-        Raises AccuracyError if there is nothing to evaluate on, or a name stands for two things.
+        Raises AccuracyError if there is no text or task, or if a name has two meanings.
         """
         if self.checkpoint is not None and self.layers:
             raise AccuracyError(
@@ -77,6 +77,6 @@ class EvaluationPlan:
 
     @property
     def quantized(self) -> tuple[str, ...]:
-        """The schemes that quantize, each once."""
+        """Return the distinct schemes that quantize."""
         as_it_is = (FULL_PRECISION, ORIGINAL)
         return tuple(dict.fromkeys(name for name in self.schemes if name not in as_it_is))

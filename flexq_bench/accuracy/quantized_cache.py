@@ -1,4 +1,4 @@
-"""Keys and values of an evaluated model rounded as decode's KV cache stores them."""
+"""KV cache for evaluation that rounds keys and values like decode's KV cache."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from transformers import DynamicCache
 from flexq_bench.accuracy.errors import AccuracyError
 from kernels.decoder.kv import decode, encode
 
-FULL_KV_BITS = 16  # of keys and values that are not quantized
+FULL_KV_BITS = 16  # bits of keys and values that are not quantized
 
 
 class QuantizedCache(DynamicCache):  # type: ignore[misc]  # transformers has no types
-    """A cache whose keys and values are what kernels.decoder.kv's codes stand for.
+    """A cache that returns keys and values rounded to the codes of kernels.decoder.kv.
 
-    They are rounded to FP16 and then, token by token and head by head, to codes of 8 or 4 bits:
-    keys after the rotary embedding, as transformers hands them to a cache. Attention reads the
-    rounded ones, those of the tokens that are being computed included, as decode does.
+    They are rounded to FP16 and then, per token and head, to codes of 8 or 4 bits; keys after the
+    rotary embedding, as transformers passes them to a cache. As in decode, attention reads the
+    rounded values, including those of the current tokens.
     """
 
     def __init__(self, config: Any, bits: int) -> None:
@@ -35,7 +35,7 @@ class QuantizedCache(DynamicCache):  # type: ignore[misc]  # transformers has no
         *arguments: Any,
         **named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add keys and values [batch, KV heads, T, head_dim] of a layer; all of it so far."""
+        """Add keys and values [batch, KV heads, T, head_dim] of a layer; returns all so far."""
         keys, values = self._rounded(key_states), self._rounded(value_states)
         both: tuple[torch.Tensor, torch.Tensor] = super().update(
             keys, values, layer_idx, *arguments, **named
@@ -48,10 +48,10 @@ class QuantizedCache(DynamicCache):  # type: ignore[misc]  # transformers has no
 
 
 def quantize_cache(model: nn.Module, bits: int) -> None:
-    """Let every forward pass of a model of transformers keep keys and values in a QuantizedCache.
+    """Let every forward pass of a transformers model use a QuantizedCache.
 
-    bits: 16 leaves the model as it is. The model raises AccuracyError where another cache that
-    holds tokens already is given to it.
+    bits: 16 leaves the model unchanged. The model then raises AccuracyError for a cache of another
+    class that contains tokens.
     """
     if bits == FULL_KV_BITS:
         return

@@ -1,8 +1,9 @@
-"""Evaluating on all devices of a Ray cluster at once, each worker a scheme after another.
+"""Evaluation on all devices of a Ray cluster; each worker evaluates one scheme after another.
 
-Quantizing a model is the costly part of a unit, so a worker stays with its scheme as long as tasks
-of it are left, and helps with another's only when no scheme is untouched. Findings are stored by
-this process as they come; a worker that is lost costs the unit that it was at, and is replaced.
+Quantizing a model is the most expensive part of a unit. A worker therefore keeps its scheme until
+the scheme has no tasks left, and joins another worker's scheme only if every scheme has been
+started. Results are stored by this process as they arrive. If a worker is lost, only its current
+unit has to be repeated; the worker is replaced.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """The answer of a worker whose model is loaded. parameters: of each unit of the plan."""
+    """Response of a worker after it has loaded its model. parameters: of each unit of the plan."""
 
     origin: Origin
     parameters: Mapping[Unit, dict[str, Any]]
 
 
 class EvaluatorActor:
-    """Evaluates units of a plan on the device that Ray gave this process."""
+    """Evaluates units of a plan on the device that Ray assigned to this process."""
 
     def __init__(
         self, backend: Backend, model: str, plan: EvaluationPlan, dtype: str | None, run: RunInfo
     ) -> None:
         if backend == "cpu":
-            torch.set_num_threads(1)  # actors beside each other don't share cores
-        self._device = "cpu" if backend == "cpu" else "cuda:0"  # Ray shows a process only its own
+            torch.set_num_threads(1)  # actors on one host don't share cores
+        self._device = "cpu" if backend == "cpu" else "cuda:0"  # Ray hides other GPUs
         self._asked = model, plan, dtype, run
 
     def introduce(self) -> Introduction:
@@ -65,13 +66,13 @@ class EvaluatorActor:
         return Introduction(ready.origin, parameters)
 
     def evaluate(self, unit: Unit) -> list[MetricResult]:
-        """The findings of a unit. Raises UsageError as Evaluator.evaluate."""
+        """Return the results of a unit. Raises UsageError as Evaluator.evaluate."""
         return self._evaluator.evaluate(*unit)
 
 
 @dataclass(slots=True)
 class Evaluating:
-    """A worker that is ready. unit: what it evaluates; scheme: of the model that it has."""
+    """A ready worker. unit: the one in progress; scheme: of the model in memory."""
 
     uuid: str
     host: str
@@ -81,7 +82,7 @@ class Evaluating:
 
 
 class Evaluators(Protocol):
-    """Workers that evaluate; those that are lost are replaced (RayEvaluators)."""
+    """Workers that evaluate; lost ones are replaced (RayEvaluators)."""
 
     def poll(self, timeout_s: float) -> Sequence[Event]: ...
 
@@ -94,12 +95,12 @@ class Evaluators(Protocol):
 
     @property
     def refusals(self) -> Sequence[str]:
-        """The reasons why there are no workers."""
+        """Reasons why devices have no worker."""
         ...
 
 
 class RayEvaluators(RayActors):
-    """Evaluators on a cluster. What an evaluation raises ends all of it."""
+    """Evaluators on a cluster. An exception of one evaluation ends all of them."""
 
     greeting = "introduce"
     no_gpu_advice = "give --device cpu, or add a node"
@@ -118,7 +119,7 @@ class RayEvaluators(RayActors):
 
 
 class Units:
-    """The units that are left to evaluate, and which worker gets which."""
+    """Units to evaluate, and their assignment to workers."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._left = list(units)
@@ -129,7 +130,7 @@ class Units:
         return len(self._left)
 
     def take(self, at: str | None) -> Unit | None:
-        """The next unit for a worker that has the model of scheme `at`; None: nothing is left."""
+        """Take the next unit for a worker with the model of scheme `at`; None: no unit is left."""
         if not self._left:
             return None
         left = Counter(scheme for scheme, _ in self._left)
@@ -142,9 +143,9 @@ class Units:
         return unit
 
     def put_back(self, unit: Unit, *, death: bool = True) -> None:
-        """Return the unit of a lost worker. death: the unit may have ended it.
+        """Return the unit of a lost worker. death: the unit may be the cause.
 
-        Raises InfrastructureError if the unit ended several.
+        Raises InfrastructureError if several workers died on the unit.
         """
         self._deaths[unit] += int(death)
         if is_quarantined(self._deaths[unit]):
@@ -166,12 +167,12 @@ def execute_on_cluster(
     dtype: str | None,
     on_unit: OnUnit,
 ) -> list[MetricResult]:
-    """Evaluate a plan on the workers of a cluster; findings in the plan's order.
+    """Evaluate a plan on the workers of a cluster; returns results in the plan's order.
 
-    model: as find_model takes it, there on every machine of the cluster. backend None: GPUs if the
-    cluster has any, else CPUs. What the run has already is not evaluated again. Raises UsageError
-    as `prepare` and Recording.reusable, and InfrastructureError if there is no worker, one has
-    other code or another model, or all are lost.
+    model: as in find_model, available on every machine of the cluster. backend None: GPUs if the
+    cluster has any, else CPUs. Results that the run already has are not repeated. Raises UsageError
+    as `prepare` and Recording.reusable, and InfrastructureError if there is no worker, a worker has
+    other code or another model, or all workers are lost.
     """
     evaluators = RayEvaluators(
         address,
@@ -190,7 +191,7 @@ def execute_on_cluster(
 
 
 class Evaluation:
-    """One evaluation of a plan by several workers. stack: where the run is opened."""
+    """Evaluation of a plan by several workers. stack: the context in which the run is opened."""
 
     def __init__(
         self, database: Database, plan: EvaluationPlan, on_unit: OnUnit, stack: ExitStack
@@ -204,7 +205,7 @@ class Evaluation:
         self._first: Origin | None = None
 
     def carry_out(self, evaluators: Evaluators) -> list[MetricResult]:
-        """Until every unit has findings. Raises as execute_on_cluster."""
+        """Evaluate until every unit has results. Raises as execute_on_cluster."""
         reason = ""
         while len(self._findings) < len(self._plan.units):
             for event in evaluators.poll(_POLL_S):
@@ -235,7 +236,7 @@ class Evaluation:
         worker.unit = None
 
     def _let_go(self, lost: Lost) -> str:
-        """Return the unit of a lost worker; its host and the reason."""
+        """Put back the unit of a lost worker; returns the worker's host and the reason."""
         worker = self._workers.pop(lost.worker)
         reason = f"{worker.host}: {lost.reason}"
         log.warning("lost a worker on %s", reason)

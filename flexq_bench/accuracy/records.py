@@ -1,4 +1,4 @@
-"""Findings as the records that are stored, and back; and going through a plan with both."""
+"""Conversion of results to stored records and back, and execution of a plan with storage."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy")
 _OBSERVED = "observed"
 _BOS = "bos"
 _OF_SCHEMES = ("through", "content_hash", "scheme_version")
-_COLUMNS = (*_OF_SCHEMES, _BOS)  # parameters that have their own
+_COLUMNS = (*_OF_SCHEMES, _BOS)  # parameters with separate columns
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of findings: the fields that all records of a run share."""
+    """Origin of results: the fields that all records of a run share."""
 
     model: str
     model_hash: str
@@ -47,9 +47,9 @@ class Origin:
 
 
 class Recording:
-    """An open run that findings are added to as they come.
+    """An open run to which results are added as they arrive.
 
-    Raises UsageError where a unit is asked for that the run evaluated with other options.
+    Raises UsageError if a requested unit was evaluated by the run with other options.
     """
 
     def __init__(self, run: OpenRun, origin: Origin) -> None:
@@ -66,7 +66,7 @@ class Recording:
         return _reusable(self._of(unit), self._origin, parameters)
 
     def add(self, unit: Unit, findings: Sequence[MetricResult], origin: Origin) -> None:
-        """Store the findings of a unit; a finding without a value fails the run.
+        """Store the results of a unit; a result without a value makes the run fail.
 
         origin: of this run, with the device that evaluated the unit.
         """
@@ -82,7 +82,7 @@ class Recording:
 
 @contextmanager
 def recording(database: Database, origin: Origin) -> Iterator[Recording]:
-    """Store findings in the run of `origin` while it lasts; its end is marked as in open_run."""
+    """Open the run of `origin` to store results; its final status is set as in open_run."""
     with open_run(database, origin.run, origin.commit) as run:
         yield Recording(run, origin)
 
@@ -95,10 +95,10 @@ def execute(
     *,
     on_unit: OnUnit,
 ) -> list[MetricResult]:
-    """Evaluate the units in order and store each one's findings as they come; all of them.
+    """Evaluate the units in order, store the results of each, and return all results.
 
-    Units whose findings the run has already, with the same parameters, are not evaluated again.
-    Raises UsageError as Recording.reusable.
+    Units with stored results under the same parameters are not evaluated again. Raises UsageError
+    as Recording.reusable.
     """
     results: list[MetricResult] = []
     with recording(database, origin) as kept:
@@ -113,7 +113,7 @@ def execute(
 
 
 def build_record(finding: MetricResult, origin: Origin, attempt: int = 1) -> AccuracyRecord:
-    """The record of a finding, made now. attempt: counts from 1 within the run."""
+    """Build the record of a result, created now. attempt: from 1 within the run."""
     identity = f"{origin.run.uuid} {finding.scheme} {finding.task} {finding.metric} {attempt}"
     return AccuracyRecord(
         uuid=str(uuid.uuid5(_NAMESPACE, identity)),
@@ -149,7 +149,7 @@ def build_record(finding: MetricResult, origin: Origin, attempt: int = 1) -> Acc
 
 
 def finding_of(record: AccuracyRecord) -> MetricResult:
-    """The finding that a record was made of."""
+    """Convert a record back to the result it was built from."""
     parameters = dict(record.parameters)
     observed = parameters.pop(_OBSERVED, {})
     if record.bos is not None:
@@ -184,7 +184,7 @@ class _Stored:
 
 def _by_unit(records: Iterable[AccuracyRecord]) -> dict[Unit, _Stored]:
     units: dict[Unit, _Stored] = {}
-    for record in records:  # in the order that they were evaluated in
+    for record in records:  # in the order of evaluation
         unit = (record.scheme, record.task)
         before = units.get(unit, _Stored())
         again = record.metric in {known.metric for known in before.records}

@@ -1,4 +1,4 @@
-"""References that models are compared with: the original's predictions, in memory or in a file."""
+"""References for comparisons: the original's predictions, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Reference(Protocol):
 
     name: str
     content_hash: str
-    model: LoadedModel | None  # None: only its predictions are there
+    model: LoadedModel | None  # None: only its predictions are available
 
     def predictions(self, text: Text, tokens: TextTokens, count: int) -> ReferenceLogits:
-        """On the first segments of a text, as many as asked for at least.
+        """Return the predictions on at least the first `count` segments of a text.
 
-        Raises AccuracyError if there are none of this text, cut in these tokens.
+        Raises AccuracyError if there are none of this text with these tokens.
         """
         ...
 
@@ -33,7 +33,7 @@ class Reference(Protocol):
 
 
 class ModelReference:
-    """The predictions of a model in memory, computed as far as they are asked for."""
+    """The predictions of a model in memory, computed as far as requested."""
 
     def __init__(self, model: LoadedModel, *, context: int, bos: Bos | None) -> None:
         """bos: as requested for the evaluation, see chosen_bos."""
@@ -75,7 +75,7 @@ class ModelReference:
 
 
 def check_same_tokens(name: str, own: TextTokens, others: TextTokens) -> None:
-    """Raise AccuracyError if a model reads a text as other tokens than its reference does."""
+    """Raise AccuracyError if a model tokenizes a text differently than its reference."""
     if own.bos != others.bos:
         raise AccuracyError(
             f"its tokenizer begins a segment with {_bos(others.bos)}, that of {name} with "
@@ -93,7 +93,7 @@ def check_same_tokens(name: str, own: TextTokens, others: TextTokens) -> None:
 
 
 def segments_of(tokens: TextTokens, context: int, max_tokens: int | None) -> int:
-    """Number of segments of a text. Raises AccuracyError as segment_count."""
+    """Return the number of segments of a text. Raises AccuracyError as segment_count."""
     return segment_count(tokens.ids.numel(), context, max_tokens, bos=tokens.bos)
 
 

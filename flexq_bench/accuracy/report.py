@@ -1,4 +1,4 @@
-"""Results as tables for people: a row a scheme and task, beside what it is compared with."""
+"""Terminal tables of results: a row per scheme and task, with the comparison to the base."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flexq_bench.accuracy.results import (
 
 
 def texts_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) -> Table | None:
-    """Perplexities, their change against `base`, and how predictions agree; None: no texts."""
+    """Tabulate perplexities, their change against `base`, and agreement; None: no texts."""
     rows = [result for result in results if result.metric == PERPLEXITY]
     if not rows:
         return None
@@ -56,7 +56,7 @@ def texts_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) 
 
 
 def positions_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) -> Table | None:
-    """Perplexity by where in its segment a token is, with its change; None: segments are short."""
+    """Tabulate perplexity and its change by position in the segment; None: segments are short."""
     rows = [result for result in results if result.metric in AT_POSITIONS]
     if not rows:
         return None
@@ -76,7 +76,7 @@ def positions_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISI
 
 
 def agreement_table(results: Sequence[MetricResult]) -> Table | None:
-    """Return a table of each scheme's agreement with the original; None: nothing was compared.
+    """Tabulate each scheme's agreement with the original; None: nothing was compared.
 
     Columns: KL divergence of tokens in nats, shares of equal likeliest tokens, and the change of
     the true token's rank (log2).
@@ -104,7 +104,7 @@ def agreement_table(results: Sequence[MetricResult]) -> Table | None:
 
 
 def tasks_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) -> Table | None:
-    """Metrics of lm-eval and their change against `base`; None: no tasks."""
+    """Tabulate metrics of lm-eval and their change against `base`; None: no tasks."""
     rows = [result for result in results if result.metric not in OF_TEXTS]
     if not rows:
         return None
@@ -126,7 +126,7 @@ def tasks_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) 
 
 
 def layers_table(results: Sequence[MetricResult], *, worst: int = 5) -> Table | None:
-    """The layers whose outputs are the most wrong under each scheme; None: not evaluated."""
+    """Tabulate the layers with the largest output errors under each scheme; None: not evaluated."""
     rows = [f for f in results if f.metric == LAYER_ERROR and f.values]
     if not rows:
         return None
@@ -141,7 +141,7 @@ def layers_table(results: Sequence[MetricResult], *, worst: int = 5) -> Table | 
 
 
 def change_text(head: MetricResult, base: MetricResult | None) -> str:
-    """`+0.8 % (+0.7 … +1.0)`; a change smaller than its interval is called that."""
+    """Format `+0.8 % (+0.7 … +1.0)`; a change smaller than its interval is marked as such."""
     change = _difference(head, base)
     if change is None:
         return ""

@@ -1,4 +1,4 @@
-"""The original, quantized as a checkpoint was, and its evaluation on as many segments as asked."""
+"""Reproduction of a checkpoint's quantization from the original, and its evaluation."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from flexq_bench.schemes.scheme import Scheme
 
 
 class Reproduction:
-    """A model under a scheme on the first segments of a text, each of them computed once.
+    """A quantized model on the first segments of a text, each of which is computed once.
 
-    reference: the original's predictions on these segments, which may grow.
+    reference: the original's predictions on these segments; may be extended.
     """
 
     def __init__(self, scheme: str, text: str, model: Any, reference: ReferenceLogits) -> None:
@@ -34,7 +34,7 @@ class Reproduction:
         self._result: PerplexityResult | None = None
 
     def first(self, tokens: TextTokens, count: int, context: int) -> PerplexityResult:
-        """Its perplexity on the first `count` segments, 1 or more, or on more that it knows."""
+        """Return the perplexity on the first `count` >= 1 segments, or on more if known."""
         done = 0 if self._result is None else len(self._result.nll)
         if self._result is None or count > done:
             length = text_length(context, tokens.bos)
@@ -56,7 +56,7 @@ class Reproduction:
 def quantized_copy(
     original: Any, scheme: Scheme, calibration: Calibration | None, *, seed: int, kv_bits: int
 ) -> Any:
-    """A copy of the original that a scheme has quantized, through the reference."""
+    """Return a copy of the original that is quantized by a scheme, through the reference."""
     copied = copy.deepcopy(original)
     scheme.quantize(copied, calibration, seed=seed)
     quantize_cache(copied, kv_bits)
@@ -69,11 +69,11 @@ def as_checkpoint(
     original: LoadedModel,
     text: CalibrationPlan | None,
 ) -> Any:
-    """A copy of the original that is quantized as the checkpoint was, through the reference.
+    """Quantize a copy of the original like the checkpoint, through the reference.
 
-    text: that the scheme learned from; how many segments and how long they are is the checkpoint's.
-    Raises AccuracyError if that can't be repeated: another version of the scheme, other tokens,
-    another device or dtype, in which a scheme learns other values.
+    text: of the calibration; number and length of its segments are those of the checkpoint. Raises
+    AccuracyError if the quantization can't be repeated: another version of the scheme, other
+    tokens, or another device or dtype, which changes learned values.
     """
     stored = checkpoint.scheme
     if stored.version != scheme.version:
@@ -92,7 +92,7 @@ def as_checkpoint(
 def _calibration_of(
     checkpoint: QuantizedCheckpoint, original: LoadedModel, text: CalibrationPlan | None
 ) -> Calibration:
-    """The segments that a checkpoint's scheme learned from."""
+    """Return the calibration segments of a checkpoint."""
     learned = checkpoint.calibration
     if learned is None:
         raise AccuracyError(
@@ -116,7 +116,7 @@ def _calibration_of(
         )
     tokens = tokenize(text.text, original.tokenizer)
     found = None
-    with contextlib.suppress(QuantizeError):  # too short: it is not that text
+    with contextlib.suppress(QuantizeError):  # too short, so it is another text
         found = calibration_segments(
             tokens, segments=learned.segments, length=learned.length, seed=checkpoint.scheme.seed
         )

@@ -17,14 +17,14 @@ from flexq_bench.stats import (
     mean_difference_interval,
 )
 
-if TYPE_CHECKING:  # torch and models: a reader of stored results does not wait for them
+if TYPE_CHECKING:  # torch and models, which readers of stored results don't need
     from flexq_bench.accuracy.agreement import Agreement
     from flexq_bench.accuracy.perplexity import PerplexityResult
     from flexq_bench.accuracy.tasks import TaskResult
     from flexq_bench.accuracy.texts import Text
 
-FULL_PRECISION = "fp16"  # the scheme that leaves a model as it is
-ORIGINAL = "reference"  # the scheme of another model, that all are compared with
+FULL_PRECISION = "fp16"  # the scheme of the unquantized model
+ORIGINAL = "reference"  # the scheme of a separate reference model
 PERPLEXITY = "perplexity"
 KL = "kl_divergence"
 TOP1 = "top1_agreement"
@@ -32,7 +32,7 @@ TOP5 = "top5_agreement"
 RANK_CHANGE = "rank_change"
 LAYER_ERROR = "layer_error"
 KL_QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
-# Raised when the same text would give another number. 2: BOS before each segment, where asked for.
+# Increased when the same text gives another number. 2: BOS before each segment, if requested.
 PERPLEXITY_VERSION = "2"
 
 Direction = Literal["lower", "higher"]
@@ -47,7 +47,7 @@ KERNELS: Through = "kernels"
 
 
 def as_through(name: str | None) -> Through | None:
-    """A Through by its name; None stays None. Raises AccuracyError if there is none of it."""
+    """Parse the name of a Through; None stays None. Raises AccuracyError for an unknown name."""
     if name is not None and name not in get_args(Through):
         raise AccuracyError(f"--through {name}: give {' or '.join(get_args(Through))}")
     return name  # type: ignore[return-value]
@@ -57,10 +57,10 @@ def as_through(name: str | None) -> Through | None:
 class MetricResult:
     """One metric of one task under one scheme.
 
-    value: None: it failed, `detail` says why. values: by segment (mean nats a token for the
-    perplexity) or question; empty: there are none. parameters: what the number depends on, of
-    quantization and evaluation; of a quantized model also `through`, `scheme_version` and, where it
-    is known, `content_hash`. observed: what else was seen, such as tokens_per_s.
+    value: None: it failed, see `detail`. values: by segment (mean nats per token, for the
+    perplexity) or question; empty: there are none. parameters: everything that affects the value,
+    of quantization and evaluation; for a quantized model also `through`, `scheme_version` and, if
+    known, `content_hash`. observed: other observations, such as tokens_per_s.
     """
 
     scheme: str
@@ -79,12 +79,12 @@ class MetricResult:
 
     @property
     def through(self) -> Through:
-        """Implementation that computed the quantized layers; reference for the model as it is."""
+        """Implementation of the quantized layers; reference for the unquantized model."""
         return KERNELS if self.parameters.get("through") == KERNELS else REFERENCE
 
     @property
     def content_hash(self) -> str | None:
-        """Of the checkpoint that was evaluated; None: the model as it is, or not known."""
+        """Content hash of the evaluated checkpoint; None: the unquantized model, or unknown."""
         return self.parameters.get("content_hash")
 
 
@@ -92,8 +92,9 @@ class MetricResult:
 class Difference:
     """A scheme's metric minus the base's, on the same segments or questions.
 
-    interval: 95 %; of a perplexity it is the relative change of it (0.01: 1 % more), else in the
-    metric's unit. clear: the interval leaves out zero. p_value: McNemar's; None: not of questions.
+    interval: 95 %; for a perplexity of its relative change (0.01: 1 % more), else in the metric's
+    unit. clear: the interval excludes zero. p_value: McNemar's; None: the metric is not of
+    questions.
     """
 
     base: float
@@ -104,7 +105,7 @@ class Difference:
 
 
 def difference(base: MetricResult, head: MetricResult, *, seed: int = 0) -> Difference | None:
-    """The difference between two results of one metric; None: they can't be paired.
+    """Compute the difference of two results of one metric; None: they can't be paired.
 
     Pairs need the same task, data and metric, and at least two values each.
     """
@@ -126,22 +127,22 @@ def difference(base: MetricResult, head: MetricResult, *, seed: int = 0) -> Diff
 
 
 def kl_metric(name: str) -> str:
-    """The metric of a quantile of the tokens' KL divergences, one of KL_QUANTILES: `kl_p99`."""
+    """Name the metric of a quantile of tokens' KL divergences, one of KL_QUANTILES: `kl_p99`."""
     return f"kl_{name}"
 
 
 def position_metric(first: int) -> str:
-    """The metric of the perplexity of a part of each segment: `perplexity_from_1024`."""
+    """Name the metric of the perplexity of a part of each segment: `perplexity_from_1024`."""
     return f"{PERPLEXITY}_from_{first}"
 
 
 def is_perplexity(metric: str) -> bool:
-    """True of the perplexity of segments or of a part of them."""
+    """Return True for the perplexity of segments or of a part of them."""
     return metric == PERPLEXITY or metric in AT_POSITIONS
 
 
 AT_POSITIONS = tuple(map(position_metric, first_positions(LONGEST_CONTEXT)))
-# Metrics of running text, not of questions.
+# Metrics of texts, not of questions.
 OF_TEXTS = (
     PERPLEXITY,
     *AT_POSITIONS,
@@ -163,10 +164,10 @@ def perplexity_results(
     *,
     seed: int = 0,
 ) -> list[MetricResult]:
-    """Perplexity and, beside a reference, how far the predictions are from the reference's.
+    """Return the perplexity and, with a reference, the agreement of the predictions.
 
-    The quantiles of the tokens' KL divergences have their 95 % interval over segments in
-    `observed`, as `low` and `high`; the others have a value for each segment.
+    The quantiles of the tokens' KL divergences have a 95 % interval over segments in `observed`, as
+    `low` and `high`; other metrics have a value for each segment.
     """
     common: dict[str, Any] = {
         "scheme": scheme,
@@ -213,7 +214,7 @@ def perplexity_results(
 
 
 def _at_positions(common: Mapping[str, Any], result: PerplexityResult) -> Iterator[MetricResult]:
-    """The perplexity of each part of the segments, where there is more than one."""
+    """Return the perplexity of each part of the segments, if there are several parts."""
     firsts = first_positions(result.context)
     if len(firsts) == 1 or not result.by_position:
         return
@@ -234,7 +235,7 @@ def _at_positions(common: Mapping[str, Any], result: PerplexityResult) -> Iterat
 def _mean(
     values: tuple[float, ...],
 ) -> tuple[float | None, float | None, tuple[float, ...], str]:
-    """Value, standard error, values and detail of a mean over segments."""
+    """Return value, standard error, values and detail of a mean over segments."""
     if not all(map(math.isfinite, values)):
         return None, None, (), "a token that the reference expects has no probability left"
     return math.fsum(values) / len(values), _error(values), values, ""
@@ -243,7 +244,7 @@ def _mean(
 def task_results(
     scheme: str, result: TaskResult, parameters: Mapping[str, Any]
 ) -> list[MetricResult]:
-    """One result for each metric of a task of lm-eval."""
+    """Return one result for each metric of a task of lm-eval."""
     return [
         MetricResult(
             scheme=scheme,
@@ -267,7 +268,7 @@ def task_results(
 def layer_result(
     scheme: str, text: Text, errors: Mapping[str, float], parameters: Mapping[str, Any]
 ) -> MetricResult:
-    """Relative squared output error of every layer; the value is the worst one's."""
+    """Return the relative squared output error of every layer; its value is the largest one."""
     worst = max(errors, key=lambda name: errors[name])
     finite = all(math.isfinite(error) for error in errors.values())
     return MetricResult(

@@ -1,4 +1,4 @@
-"""From what a person named to a model that is loaded and a run that can begin."""
+"""Preparation of an evaluation: from names given by a user to a loaded model and a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexq_bench.runs.sweep_text import split_names
 from flexq_bench.schemes.model_files import find_model
 from flexq_bench.schemes.registry import resolve
 
-PAPERS_TASKS = "zero-shot"  # stands for all of ZERO_SHOT
+PAPERS_TASKS = "zero-shot"  # short for all of ZERO_SHOT
 log = logging.getLogger(__name__)
 _LIBRARIES = ("transformers", "tokenizers", "lm_eval")
 
@@ -37,7 +37,7 @@ _LIBRARIES = ("transformers", "tokenizers", "lm_eval")
 class PreparedModel:
     """A model that is ready to be evaluated, with the origin of its results.
 
-    warnings: what looks wrong with how it is evaluated.
+    warnings: possible mistakes in the settings of the evaluation.
     """
 
     plan: EvaluationPlan
@@ -48,7 +48,7 @@ class PreparedModel:
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """Schemes, checkpoint and original to evaluate: arguments documented in EvaluationPlan."""
+    """Schemes, checkpoint and original to evaluate; fields as in EvaluationPlan."""
 
     schemes: tuple[str, ...]
     checkpoint: str | None
@@ -62,10 +62,10 @@ def subjects(
     *,
     default: tuple[str, ...],
 ) -> Subjects:
-    """The model as it is and under schemes, beside a checkpoint of it, or a checkpoint alone.
+    """Determine what to evaluate: a model and its schemes or checkpoint, or a checkpoint alone.
 
-    model: a checkpoint's folder is evaluated alone. schemes: quantize in memory. checkpoint: a
-    folder; None: there is none. default: the schemes of a model that nothing else is named for.
+    model: a checkpoint's folder is evaluated alone. schemes: they quantize in memory. checkpoint: a
+    folder; None: there is none. default: the schemes if neither schemes nor a checkpoint are given.
     Raises UsageError if these contradict each other, CheckpointError if the checkpoint is damaged.
     """
     if is_checkpoint(model):
@@ -90,7 +90,7 @@ def subjects(
 
 
 def named_tasks(text: str | None) -> tuple[str, ...]:
-    """The tasks of a comma-separated list; `zero-shot` stands for the papers' six.
+    """Parse a comma-separated list of tasks; `zero-shot` is short for the papers' six.
 
     Raises UsageError for a text without names.
     """
@@ -111,14 +111,14 @@ def prepare(
     each_by_itself: bool = False,
     loading: AbstractContextManager[object] | None = None,
 ) -> PreparedModel:
-    """Load the model and see that everything that the plan names is there.
+    """Load the model, and check that everything in the plan exists.
 
-    model: the original; where the plan has none, the folder of the plan's checkpoint.
-    device None: the first GPU, else the CPU. run None: a new one. each_by_itself: a scheme that
-    kernels can't compute is refused when it is evaluated, not here, so that others are. loading:
-    entered once every name is known, while models are loaded; None: nothing.
-    Raises UsageError for a device, model, scheme, text or task that isn't there or doesn't fit,
-    before anything is evaluated.
+    model: the original; if the plan has none, the folder of the plan's checkpoint. device None: the
+    first GPU, else the CPU. run None: a new one. each_by_itself: a scheme without kernels is
+    refused when it is evaluated and not here, so that others are evaluated. loading: a context that
+    is entered while models are loaded, after all names were checked; None: no context. Raises
+    UsageError before the evaluation if a device, model, scheme, text or task doesn't exist or
+    doesn't fit.
     """
     chosen = find_device(best_device() if device is None else device)
     checkpoint = None if plan.checkpoint is None else open_checkpoint(plan.checkpoint)
@@ -155,9 +155,9 @@ def prepare(
 
 
 def _stored_reference(named: str | None) -> StoredReference | None:
-    """Predictions of a file; None: there is no reference, or it is a model.
+    """Open a file of predictions; None: no reference is named, or it is a model.
 
-    Raises UsageError or AccuracyError if what is named is neither, before a model is loaded.
+    Raises UsageError or AccuracyError if it is neither, before a model is loaded.
     """
     if named is None:
         return None
@@ -171,7 +171,7 @@ def _stored_reference(named: str | None) -> StoredReference | None:
 def _with_reference(
     plan: EvaluationPlan, stored: StoredReference | None, loaded: LoadedModel
 ) -> tuple[EvaluationPlan, Reference | None]:
-    """The plan's reference, and the plan with the reference's context where it says none."""
+    """Return the plan's reference, and the plan with the reference's context unless it has one."""
     named = plan.reference
     if named is None:
         return plan, None
@@ -205,14 +205,14 @@ def _with_reference(
 
 
 def best_device() -> str:
-    """The first GPU's name, else the CPU's."""
+    """Return the name of the first GPU, else of the CPU."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _versions() -> dict[str, str]:
-    """The versions of the libraries that decide what a model computes or is asked."""
+    """Return the versions of libraries that affect the model's results or its prompts."""
     versions = {}
     for name in _LIBRARIES:
         try:

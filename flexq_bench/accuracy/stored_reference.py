@@ -1,9 +1,10 @@
-"""The predictions of a model on texts in one file, which does without the model from then on.
+"""A model's predictions on texts in one file, to compare other models without the model itself.
 
-A safetensors file. Log-probabilities are not written out, a vocabulary of numbers a token, but as
-what they are a function of: the last hidden states, [segments, context - 1, hidden] a text in the
-model's data type, and the output head that makes logits of them. So they are exact, at hidden /
-vocabulary of the size. The header's `flexq_bench` says the rest, with a SHA-256 over all of it.
+The file is in safetensors format. Instead of log-probabilities (one number per token and word of
+the vocabulary), it contains the last hidden states, [segments, context - 1, hidden] per text in the
+model's data type, and the output head, which computes logits from them. The predictions are
+therefore exact, at hidden / vocabulary of the size. The header `flexq_bench` contains the metadata,
+with a SHA-256 over everything.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from flexq_bench.accuracy.perplexity import PerplexityResult, text_length
 from flexq_bench.accuracy.references import check_same_tokens
 from flexq_bench.accuracy.texts import Text
 
-FORMAT = 1  # of the file
+FORMAT = 1  # version of the file format
 SUFFIX = ".safetensors"
 _HEADER = "flexq_bench"
 _HEAD_WEIGHT, _HEAD_BIAS = "head.weight", "head.bias"
@@ -42,10 +43,10 @@ def is_stored_reference(name: str) -> bool:
 def store_reference(
     path: Path, model: LoadedModel, predictions: Mapping[Text, tuple[TextTokens, ReferenceLogits]]
 ) -> str:
-    """Write a model's predictions on texts; the content hash of the file.
+    """Write a model's predictions on texts; returns the content hash of the file.
 
-    Raises AccuracyError if there are none, the model's output head is no linear layer, or the file
-    can't be written.
+    Raises AccuracyError if there are no predictions, the model's output head is not a linear layer,
+    or the file can't be written.
     """
     if not predictions:
         raise AccuracyError("a reference of what? Give the texts with --data")
@@ -82,7 +83,7 @@ def store_reference(
     partial = path.with_name(path.name + ".partial")
     try:
         save_file(tensors, partial, {_HEADER: json.dumps(header)})
-        partial.chmod(0o644)  # safetensors writes for its owner alone
+        partial.chmod(0o644)  # safetensors makes files readable by their owner only
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
@@ -91,12 +92,12 @@ def store_reference(
 
 
 class StoredReference:
-    """The predictions of a file. See Reference."""
+    """The predictions in a file. See Reference."""
 
     model: LoadedModel | None = None
 
     def __init__(self, path: Path) -> None:
-        """Raises AccuracyError if it is no such file, or not what its content hash says."""
+        """Raises AccuracyError if it is no such file, or doesn't match its content hash."""
         tensors, header = _read(path)
         self.name: str = header["model"]
         self.model_hash: str = header["model_hash"]
@@ -126,7 +127,7 @@ class StoredReference:
             )
 
     def context(self, text: Text) -> int:
-        """Tokens of its segments of a text. Raises AccuracyError if it has no such text."""
+        """Return the tokens per segment of a text. Raises AccuracyError for an unknown text."""
         return self._of(text)[1].result.context
 
     def predictions(self, text: Text, tokens: TextTokens, count: int) -> ReferenceLogits:
@@ -145,7 +146,7 @@ class StoredReference:
         return self._of(text)[1]
 
     def segments(self, text: Text) -> int:
-        """Number of segments of a text."""
+        """Return the number of segments of a text."""
         return len(self._of(text)[1].hidden)
 
     def _of(self, text: Text) -> tuple[TextTokens, ReferenceLogits]:
@@ -179,7 +180,7 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _content_hash(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 of what decides numbers: not of the time it took, nor of names."""
+    """SHA-256 of everything that affects results; excludes computing times and names."""
     said = {name: header[name] for name in ("format", "dtype", "cap", "divisor", "model_hash")}
     said["texts"] = [
         {name: text[name] for name in ("data_hash", "bos", "context")} for text in header["texts"]

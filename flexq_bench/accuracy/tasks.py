@@ -1,7 +1,7 @@
-"""Tasks of lm-eval on a model in memory: zero-shot questions, or anything else that it knows.
+"""Tasks of lm-eval on a model in memory: zero-shot questions, or any other of its tasks.
 
-lm-eval (EleutherAI's evaluation harness) is what the papers' zero-shot tables come from, so it
-does this here too: its prompts, its normalization, its metrics.
+The papers' zero-shot tables come from lm-eval (EleutherAI's evaluation harness), so its prompts,
+normalization and metrics are used here too.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from flexq_bench.errors import FlexqError, library_reason
 
 ZERO_SHOT = tuple(ZERO_SHOT_TASKS)
 _NEAREST = 5
-_IFEVAL = ("ifeval", ("langdetect", "immutabledict"))  # lm-eval's extra of the same name
-# A line of a task's YAML at the left margin; a tag is a word, or a list in either form.
+_IFEVAL = ("ifeval", ("langdetect", "immutabledict"))  # packages of lm-eval's extra
+# Top-level lines of a task's YAML; a tag is a word, or a list in either notation.
 _TASK = re.compile(r"""^["']?(?:task|group)["']?:[ \t]*["']?([^\s"'#\[{&*]+)""", re.MULTILINE)
 _TAGS = re.compile(r"""^["']?tag["']?:[ \t]*(.*)\n((?:[ \t]*-[ \t].*\n?)*)""", re.MULTILINE)
 _WORD = re.compile(r"""[^\s,\[\]"'-][^\s,\[\]"']*""")
-_FILTER_NONE = "none"  # lm-eval's word for answers taken as they are
+_FILTER_NONE = "none"  # lm-eval's name for unfiltered answers
 
 
 @dataclass(frozen=True, slots=True)
 class TaskMetric:
     """One metric of one task.
 
-    metric: lm-eval's name, with its filter where it has one, for example `acc_norm`.
-    items: the metric of each question in the data's order; empty: it has none by question.
-    parts: of a group, the metric of each of its tasks; empty: it is one task's.
+    metric: lm-eval's name, with its filter if it has one, for example `acc_norm`. items: the metric
+    of each question in the data's order; empty: not defined by question. parts: of a group, the
+    metric of each of its tasks; empty: of a single task.
     """
 
     metric: str
@@ -53,7 +53,7 @@ class TaskMetric:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """Result of lm-eval. data_hash: over every question as it was put to the model."""
+    """Result of lm-eval. data_hash: over all questions as prompted."""
 
     task: str
     version: str
@@ -63,10 +63,10 @@ class TaskResult:
 
 
 def check_tasks(names: Sequence[str], data: Path | None) -> None:
-    """See that tasks can be evaluated, before a model is loaded.
+    """Check that tasks can be evaluated, before a model is loaded.
 
-    Raises MissingTaskError where lm-eval or a task's data are missing, AccuracyError for a task
-    that there isn't.
+    Raises MissingTaskError if lm-eval or a task's data are missing, AccuracyError for an unknown
+    task.
     """
     if data is not None and not data.is_dir():
         raise AccuracyError(f"no folder {str(data)!r}: give the one with the tasks' data")
@@ -99,7 +99,7 @@ def check_tasks(names: Sequence[str], data: Path | None) -> None:
 
 
 def check_chat_template(model: LoadedModel) -> str:
-    """SHA-256 of the tokenizer's chat template. Raises AccuracyError if it has none."""
+    """Return the SHA-256 of the tokenizer's chat template. Raises AccuracyError if it has none."""
     template = getattr(model.tokenizer, "chat_template", None)
     if not template:
         raise AccuracyError(
@@ -109,7 +109,7 @@ def check_chat_template(model: LoadedModel) -> str:
 
 
 def task_name(task: str) -> str:
-    """Name of a task in results: a file's task has the file's name."""
+    """Return the name of a task in results; for a task file, the name of the file."""
     return Path(task).stem if _is_file(task) else task
 
 
@@ -126,16 +126,16 @@ def run_task(
 ) -> TaskResult:
     """Evaluate one task, or one group of tasks, on a model.
 
-    name: as lm-eval knows it, or a .yaml file of its form. data: a folder with the data of
-    LOCAL_TASKS; None: lm-eval fetches it. limit: only so many questions, the first ones; of each
-    task of a group. chat_template: put each question as a user's turn by the tokenizer's template,
-    few-shot examples as turns before it. few_shot: examples before each question; None: the task's.
+    name: a name known to lm-eval, or a .yaml task file. data: a folder with the data of
+    LOCAL_TASKS; None: lm-eval downloads it. limit: number of questions, the first ones; for a
+    group, of each task. chat_template: format each question as a user's turn with the tokenizer's
+    template, and few-shot examples as turns before it. few_shot: number of examples before each
+    question; None: the task's.
 
-    The metric of a group is lm-eval's; its questions are those of its tasks, in the order of their
-    names, where the metric is their mean (as MMLU's, which weights its subjects by size).
-
-    Raises AccuracyError as check_tasks and check_chat_template, and MissingTaskError if lm-eval
-    can't evaluate it here.
+    The metric of a group is lm-eval's. Its questions are those of its tasks, in the order of their
+    names, if the metric is their mean (as in MMLU, which weights its subjects by size). Raises
+    AccuracyError as check_tasks and check_chat_template, and MissingTaskError if lm-eval can't
+    evaluate the task here.
     """
     check_tasks([name], data)
     if chat_template:
@@ -166,8 +166,8 @@ def run_task(
                 fewshot_random_seed=seed,
             )
         except (RuntimeError, FlexqError):
-            raise  # of the model; whoever evaluates several knows what to do
-        except Exception as error:  # of lm-eval, its data sets, their templates
+            raise  # of the model; handled by the caller
+        except Exception as error:  # of any class: from lm-eval, its data sets, their templates
             raise MissingTaskError(
                 f"lm-eval can't evaluate {name}: {library_reason(_root_cause(error))}; offline, "
                 "give its data with --task-data or a task file that names local files"
@@ -202,7 +202,7 @@ def _group_result(evaluation: Mapping[str, Any], name: str) -> TaskResult:
 
 
 def _values(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The metrics of a task or group, with their filter where it has one; no standard errors."""
+    """Return the metrics of a task or group, with their filters, without standard errors."""
     for key, value in values.items():
         metric, _, filtered = key.partition(",")
         if filtered and not metric.endswith("_stderr") and isinstance(value, int | float):
@@ -234,7 +234,7 @@ def _items(samples: Sequence[Mapping[str, Any]], metric: str) -> tuple[float, ..
     ordered = sorted(samples, key=lambda sample: int(sample["doc_id"]))
     values = [sample.get(metric) for sample in ordered]
     if not all(isinstance(value, int | float) for value in values):
-        return ()  # for example word perplexity: numbers that only make sense together
+        return ()  # for example word perplexity, which is not defined by question
     return tuple(float(value) for value in values if value is not None)
 
 
@@ -259,13 +259,14 @@ def _tasks_folder() -> Path:
 
 
 def _tasks_below(folder: Path) -> Sequence[str]:
-    """The names of tasks, groups and tags that lm-eval's files define.
+    """Return the names of tasks, groups and tags that lm-eval's files define.
 
-    Read by pattern: lm-eval's own index parses all 14,000 YAML files, which takes 10 times as long.
+    Names are matched by a pattern, because lm-eval's own index parses all 14,000 YAML files, which
+    takes 10 times as long.
     """
     names: set[str] = set()
     for path in folder.rglob("*"):
-        # What other files include has no suffix, or that of YAML.
+        # Included files have the suffix of YAML, or none.
         if path.suffix not in ("", ".yaml", ".yml") or not path.is_file():
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -287,7 +288,7 @@ def _root_cause(error: BaseException) -> BaseException:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without lm-eval's log and bars: what goes wrong comes as an exception."""
+    """Silence lm-eval's log and progress bars during the block; errors are raised as exceptions."""
     nowhere = io.StringIO()
     names = ("lm_eval", "datasets", "accelerate")
     levels = [logging.getLogger(name).level for name in names]

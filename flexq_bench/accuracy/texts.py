@@ -1,4 +1,4 @@
-"""Texts to measure perplexity on, put together as GPTQ's evaluation does (arXiv:2210.17323).
+"""Texts for perplexity, assembled as in GPTQ's evaluation (arXiv:2210.17323).
 
 | kind | file | how its rows become one text |
 | --- | --- | --- |
@@ -7,11 +7,11 @@
 | ptb | a file whose name begins with ptb | lines without their ends, joined by spaces |
 | c4-gptq | as c4, given as c4-gptq:FILE | windows drawn from its long documents |
 | ptb-gptq | as ptb, given as ptb-gptq:FILE | lines joined by two newlines |
-| text | any other file | as it is |
+| text | any other file | unchanged |
 
-c4 and ptb are that code's newer ways ("c4-new", "ptb-new"); the tables of GPTQ, OmniQuant and most
-later papers have the older ones under these names, c4-gptq and ptb-gptq here: of C4's first
-validation shard and of PTB's validation set.
+c4 and ptb are the newer variants of that code ("c4-new", "ptb-new"). The tables of GPTQ, OmniQuant
+and most later papers use the older variants under these names, which are c4-gptq and ptb-gptq here:
+of C4's first validation shard and of PTB's validation set.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.errors import library_reason
 from workloads.names import unknown
 
-_C4_ROWS = 1100  # of the first validation shard, as GPTQ's code takes them
-DRAWN = "c4-gptq"  # the kind whose windows are drawn
+_C4_ROWS = 1100  # rows of the first validation shard, as in GPTQ's code
+DRAWN = "c4-gptq"  # the kind with drawn windows
 _DRAWN_WINDOWS, _DRAWN_SEED = 256, 0
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text by name. content_hash: SHA-256 of its file, or of the text that the hub gave.
+    """A text by name. content_hash: SHA-256 of its file, or of the text from the hub.
 
-    documents: those that windows are drawn from (c4-gptq); empty: `content` is read as one row.
+    documents: from which windows are drawn (c4-gptq); empty: `content` is one sequence.
     """
 
     name: str
@@ -51,10 +51,10 @@ class Text:
 
 
 def read_text(spec: str) -> Text:
-    """`PATH`, `KIND:PATH`, either of them after `NAME=`, or a data set on the hub by its name.
+    """Read a text: `PATH` or `KIND:PATH`, optionally after `NAME=`, or a data set on the hub.
 
-    Without NAME a text has the name of its kind, a plain file that of the file. Raises
-    AccuracyError if there is no such file or data set, or it holds no text.
+    Without NAME a text has the name of its kind, or for plain text of its file. Raises
+    AccuracyError if there is no such file or data set, or it contains no text.
     """
     name, _, rest = spec.rpartition("=")
     kind, _, path = rest.rpartition(":")
@@ -77,26 +77,25 @@ def read_text(spec: str) -> Text:
 
 
 def tokenize(text: Text, tokenizer: Any) -> torch.Tensor:
-    """tokens [T], int64, with what the tokenizer puts at the beginning, as in GPTQ's code.
+    """Return tokens [T], int64, with the tokenizer's special tokens, as in GPTQ's code.
 
-    Raises AccuracyError for a text whose windows are drawn: they have the context's length.
+    Raises AccuracyError for a text with drawn windows, whose length depends on the context.
     """
     if text.documents:
         raise AccuracyError(f"{text.name} is {DRAWN}, which is for `accuracy` alone: give c4:FILE")
-    # A text is longer than any context on purpose; the tokenizer's warning about it is not news.
+    # Texts are longer than any context, so the tokenizer's warning about it is suppressed.
     return torch.tensor(tokenizer(text.content, verbose=False).input_ids, dtype=torch.int64)
 
 
 def drawn_windows(
     text: Text, tokens_of: Callable[[str], list[int]], length: int
 ) -> Iterator[list[int]]:
-    """Windows of `length` tokens at random places of long documents: the papers' C4.
+    """Draw windows of `length` tokens at random places of long documents: C4 as in the papers.
 
-    As GPTQ's code (arXiv:2210.17323) draws them, with its seed, so that the same file and tokenizer
-    give the same windows. tokens_of: of one document. A document of just `length` tokens, at which
-    that code ends, is passed over.
-
-    Raises AccuracyError if no document is longer than that.
+    They are drawn as in GPTQ's code (arXiv:2210.17323), with its seed, so that the same file and
+    tokenizer give the same windows. tokens_of: tokenizes one document. A document of exactly
+    `length` tokens, on which that code fails, is skipped. Raises AccuracyError if no document is
+    longer.
     """
     drawn = random.Random(_DRAWN_SEED)
     read: dict[int, list[int]] = {}
@@ -127,7 +126,7 @@ def _kind_of(file: Path) -> str:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_bytes().decode("utf-8")  # line ends as they are: the hash is the file's
+        return file.read_bytes().decode("utf-8")  # unchanged line ends
     except OSError as error:
         raise AccuracyError(f"no text {file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -135,7 +134,7 @@ def _read(file: Path) -> str:
 
 
 def _wikitext(content: str) -> str:
-    # The data set's loader keeps the line end of a row that is not blank.
+    # The data set's loader keeps the line end of non-blank rows.
     lines = content.split("\n")
     return "\n\n".join(f"{line}\n" if line.strip() else "" for line in lines[:-1] or lines)
 
@@ -145,7 +144,7 @@ def _c4(content: str) -> str:
 
 
 def _documents(content: str) -> Iterator[str]:
-    # Not splitlines: a document may hold line separators of other kinds.
+    # splitlines would also split at other line separators within a document.
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
@@ -206,7 +205,7 @@ def _from_hub(name: str) -> str:
         ) from error
     try:
         rows = load_dataset(**_ON_THE_HUB[name])["text"]
-    except Exception as error:  # what a network and a server can do is not one class
+    except Exception as error:  # network errors have no common class
         raise AccuracyError(
             f"no file {name}, and the hub did not give that data set ({library_reason(error)}): "
             "give a file"

@@ -6,7 +6,7 @@
     def my_w6a8(x_codes, x_scales, w_codes, w_scales, out):
         ...
 
-`API_VERSION` is raised when the meaning of an existing name changes; additions do not raise it.
+`API_VERSION` increases when the meaning of an existing name changes, but not with additions.
 Documentation: docs/bring-your-own.md.
 """
 
@@ -86,35 +86,35 @@ def linear_kernel(
 ) -> Callable[[Function], FunctionDefinition]:
     """Declare a function to be a kernel, Y[M,N] = X[M,K] · W[N,K]^T.
 
-    weight, activation: number formats, as `int6/128` (6-bit integers, an FP16 scale for each 128
-    values of k), `int8/row` (one scale a row), `uint4/128` (with zero points; weights of `fp16`
-    activations only), `fp8/row` (E4M3) or `fp16` (dense). The function is called as
+    weight, activation: number formats, for example `int6/128` (6-bit integers, an FP16 scale for
+    every 128 values of k), `int8/row` (one scale per row), `uint4/128` (with zero points; only for
+    weights, with `fp16` activations), `fp8/row` (E4M3) or `fp16` (dense). The function is called as
 
         function(x_codes, x_scales, w_codes, w_scales, out)      both quantized
         function(x, w_codes, w_scales, out)                      activation="fp16"
         function(x, w_codes, w_scales, w_zero_points, out)       weight="uint4/128"
 
-    with x_codes int8 [M,K], w_codes int8 [N,K] (E4M3 where the format is), scales FP16
-    [rows, ceil(K / group)], zero points int8 (int16 for 8 bits), which are added to codes, x FP16
-    [M,K], and out FP16 [M,N]: all contiguous and on one device. It writes out and returns nothing.
-    Everything that it launches goes to torch's current stream. It is captured in a CUDA graph, so
-    it must not wait for the device.
+    with x_codes int8 [M,K], w_codes int8 [N,K] (or E4M3), scales FP16 [rows, ceil(K / group)], zero
+    points int8 (int16 for 8 bits), which are added to codes, x FP16 [M,K], and out FP16 [M,N]. All
+    are contiguous and on one device. The function writes to out and returns nothing. All launches
+    must go to torch's current stream. The function is captured in a CUDA graph, so it must not
+    synchronize with the device.
 
-    backends: where it runs. prepare_weight(w_codes, w_scales): run once, outside the time; its
-    tensor or tensors take the places of w_codes and w_scales. quantize_activation(x, x_codes,
-    x_scales): writes the codes that the format has of FP16 x; with it, or with
-    activation="fp16", the kernel also has the stage `linear`. configurations: keyword arguments of
-    the function worth timing, or a function from a GemmWorkload to them; the first is the default.
-    min_capability: of a GPU. rounds_to: see KernelSpec. machine_code(target): the cubin for an
-    architecture, for example "sm_90", which `gate static` compares; `compile_cuda` makes one of
-    CUDA C++. summary: one line; default: the first of
-    the docstring. name, variant: small letters, digits, dots and hyphens; the package, or the
-    file's stem, is put before the name.
-    Raises ShapeError for a format that there is not, DefinitionError for one that functions can't
-    have.
+    backends: on which the function runs. prepare_weight(w_codes, w_scales): called once, not
+    timed; the tensor or tensors that it returns replace w_codes and w_scales.
+    quantize_activation(x, x_codes, x_scales): writes the codes and scales of FP16 x in the
+    activation's format; with it, or with activation="fp16", the kernel also has the stage
+    `linear`. configurations: keyword arguments of the function to choose from by timing, or a
+    function that maps a GemmWorkload to them; the first is the default. min_capability: of a GPU.
+    rounds_to: see KernelSpec. machine_code(target): returns the cubin for an architecture, for
+    example "sm_90", which `gate static` compares; `compile_cuda` compiles one from CUDA C++.
+    summary: one line; default: the first line of the docstring. name, variant: lower-case letters,
+    digits, dots and hyphens; the name is prefixed with the package or the file's stem.
+
+    Raises ShapeError for an unknown format, DefinitionError for one that functions don't support.
     """
 
-    def declared(function: Function) -> FunctionDefinition:
+    def declare(function: Function) -> FunctionDefinition:
         return FunctionDefinition(
             function,
             name,
@@ -131,4 +131,4 @@ def linear_kernel(
             machine_code,
         )
 
-    return declared
+    return declare

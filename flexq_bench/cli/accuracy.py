@@ -268,8 +268,8 @@ def _evaluate_and_report(
         with ended_by_terminate():
             results = evaluate()
     except KeyboardInterrupt:
-        again = f"the same command with --resume {run.uuid[:8]} goes on"
-        say(console(stderr=True), f"interrupted: what was evaluated is stored, {again}")
+        advice = f"the same command with --resume {run.uuid[:8]} goes on"
+        say(console(stderr=True), f"interrupted: what was evaluated is stored, {advice}")
         return INTERRUPTED
     print_tables(results, out)
     with database.session() as session:
@@ -292,7 +292,7 @@ def print_tables(findings: Sequence[MetricResult], out: Console) -> None:
         report.tasks_table,
         report.layers_table,
     )
-    for table in (make(findings) for make in tables):
+    for table in (tabulate(findings) for tabulate in tables):
         if table is not None:
             print_wrapped(out, table)
 

@@ -87,8 +87,8 @@ app.command("dashboard")(dashboard.dashboard)
 app.command("serve-api")(serve_api.serve_api)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         from flexq_bench.repository.provenance import package_version
 
         typer.echo(f"{NAME} {package_version()}")
@@ -110,12 +110,18 @@ def configure(
         typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
     ] = False,
 ) -> None:
-    said = verbose or log_json
-    level = logging.DEBUG if debug or verbose > 1 else logging.INFO if said else logging.WARNING
+    shows_progress = verbose or log_json
+    level = (
+        logging.DEBUG
+        if debug or verbose > 1
+        else logging.INFO
+        if shows_progress
+        else logging.WARNING
+    )
     handler = logging.StreamHandler(sys.stderr)
-    people = logging.Formatter(f"{NAME}: %(message)s")
-    handler.setFormatter(JsonFormatter() if log_json else people)
-    for room in ROOMS:  # not of libraries, whose log messages don't help users
+    plain_formatter = logging.Formatter(f"{NAME}: %(message)s")
+    handler.setFormatter(JsonFormatter() if log_json else plain_formatter)
+    for room in ROOMS:  # no loggers of libraries, whose messages don't help users
         logger = logging.getLogger(room)
         logger.handlers[:] = [handler]
         logger.setLevel(level)
@@ -132,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _accept_any_text()
     code = _run(arguments)
     try:
-        sys.stdout.flush()  # here, where a failure still determines the exit code
+        sys.stdout.flush()  # here, because a failure must change the exit code
     except OSError as error:
         # Python flushes again at exit, which must not fail a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -153,7 +159,7 @@ def _watch_for_tampering() -> None:
 
 @cache
 def _command() -> Callable[..., int | None]:
-    """The verbs as a parser, which takes 0.2 s to make from their signatures."""
+    """Return the parser of all verbs; it takes 0.2 s to build from their signatures."""
     return typer.main.get_command(app)
 
 

@@ -120,16 +120,16 @@ def compare(
 
 
 def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
-    """The kind of both names. Raises UsageError if they are not of the same kind."""
+    """Return the kind of both names. Raises UsageError if they are of different kinds."""
     from flexq_bench.repository.worktrees import repository_of, resolve_revision
     from kernels import registry
 
     labels = {*registry.labels("cpu"), *registry.labels("cuda")}
     if base in labels and head in labels:
         return Kind.KERNELS
-    for name, other in ((base, head), (head, base)):
+    for name, other_name in ((base, head), (head, base)):
         if name in labels:
-            raise UsageError(f"{name} is a kernel and {other} is none: compare like with like")
+            raise UsageError(f"{name} is a kernel and {other_name} is none: compare like with like")
     try:
         tree = repository_of(Path(repository))
         for name in (base, head):
@@ -338,8 +338,8 @@ def _interleaved_advice(runs: Sequence[RunSummary]) -> str:
     commits, suites = ({getattr(run, name) for run in runs} for name in ("commit", "suite"))
     if len(commits) == 1 and len({run.dirty for run in runs}) == 1:
         return "both are of one commit: it is not the code"
-    known = [name for name in suites if len(suites) == 1 and name in list_suites()]
-    suite = ("--suite", *known) if known else ()
+    common_suites = [name for name in suites if len(suites) == 1 and name in list_suites()]
+    suite = ("--suite", *common_suites) if common_suites else ()
     arguments = ("compare", *(run.commit[:10] for run in runs), *suite)
     return f"to be sure: {command(*arguments)}"
 

@@ -20,7 +20,7 @@ _UNIT_TOLERANCE = 1.6  # largest deviation of a ratio from a factor between unit
 _GAPS = frozenset({"", "nan", "na", "n/a", "null", "none"})
 _DELIMITERS = ",;\t"
 _MOST_BYTES = 1 << 25  # millions of numbers
-_LONGEST_SHOWN = 16  # of a cell in a message: a longer one is no typing error, and may be a secret
+_MAX_CELL = 16  # maximum length of a cell in a message: a longer one may be a secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class NumberColumn:
     """A column of numbers, one per data row.
 
     name None: the file has no header. values: NaN for an empty cell or a marker of missing data.
-    rows: line number of each in the file, from 1. labels: the columns `commit`, `time`
-    and `device`, if the file has them.
+    rows: line number of each value in the file, from 1. labels: the columns `commit`, `time` and
+    `device`, if the file has them.
     """
 
     name: str | None
@@ -39,12 +39,12 @@ class NumberColumn:
 
 
 def read_numbers(path: str, column: str | None = None) -> NumberColumn:
-    """Read the column of that name; None: the only one other than labels.
+    """Read the column of that name; None: the only column that is not a label.
 
     A header is optional: the first row is a header if it contains no number. An empty row is a
-    missing value, empty rows at the end are ignored. Raises UsageError, with the row if possible,
-    for a file that can't be read, a column that is missing, a row with more cells than the first,
-    and text among the numbers.
+    missing value; empty rows at the end are ignored. Raises UsageError, with the row if possible,
+    for a file that can't be read, a missing column, a row with more cells than the first, and text
+    among the numbers.
     """
     rows = _read(path)
     if not rows:
@@ -74,11 +74,11 @@ def doubts(numbers: NumberColumn) -> list[str]:
 
 def _out_of_order(numbers: NumberColumn) -> list[str]:
     times = [_moment(text) for text in numbers.labels.get("time", ())]
-    known = [(moment, row) for moment, row in zip(times, numbers.rows, strict=False) if moment]
-    backward = [row for (a, _), (b, row) in pairwise(known) if b < a]
+    dated = [(moment, row) for moment, row in zip(times, numbers.rows, strict=False) if moment]
+    backward = [row for (a, _), (b, row) in pairwise(dated) if b < a]
     if not backward:
         return []
-    if len(backward) == len(known) - 1:
+    if len(backward) == len(dated) - 1:
         return ["the newest row is first: turn the file around"]
     return [
         f"{len(backward)} rows are older than the row before them, row {backward[0]} is the first: "
@@ -154,7 +154,9 @@ def _position(path: str, first: Sequence[str], column: str | None, has_header: b
             return first.index(column)
         if any(_is_number(cell) for cell in first):
             raise UsageError(f"{path} has no header, so no column {column!r}: leave out --column")
-        raise UsageError(f"{path}: {unknown('column', column, [_shown(cell) for cell in first])}")
+        raise UsageError(
+            f"{path}: {unknown('column', column, [_displayed(cell) for cell in first])}"
+        )
     if has_header:
         choices = [i for i, cell in enumerate(first) if cell not in LABELS]
     else:
@@ -164,7 +166,7 @@ def _position(path: str, first: Sequence[str], column: str | None, has_header: b
     if not choices:
         raise UsageError(f"{path} has no column of numbers, only {', '.join(first)}: add one")
     if has_header:
-        names = listed([_shown(first[i]) for i in choices])
+        names = listed([_displayed(first[i]) for i in choices])
         raise UsageError(f"{path} has several columns: choose one by --column: {names}")
     raise UsageError(f"{path} has {len(choices)} columns of numbers and no header: give it one")
 
@@ -185,14 +187,15 @@ def _number(path: str, line: int, text: str, name: str | None) -> float:
     if text.lower() in _GAPS:
         return math.nan
     if not _is_number(text):
-        where = "" if name is None else f" in column {_shown(name)!r}"
-        shown = repr(text) if len(text) <= _LONGEST_SHOWN else _shown(text)
+        where = "" if name is None else f" in column {_displayed(name)!r}"
+        displayed = repr(text) if len(text) <= _MAX_CELL else _displayed(text)
         raise UsageError(
-            f"{path}: row {line}: {shown}{where} is no number: correct it, or leave the cell empty"
+            f"{path}: row {line}: {displayed}{where} is no number: correct it, or leave the "
+            "cell empty"
         )
     return float(text)
 
 
-def _shown(cell: str) -> str:
+def _displayed(cell: str) -> str:
     """Format a cell for a message; of a long one only its length."""
-    return cell if len(cell) <= _LONGEST_SHOWN else f"a text of {len(cell):,} characters"
+    return cell if len(cell) <= _MAX_CELL else f"a text of {len(cell):,} characters"

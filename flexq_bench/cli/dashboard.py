@@ -104,7 +104,7 @@ def dashboard(
 
 
 def _serve(command: list[str], environment: dict[str, str]) -> None:
-    """Run Streamlit until it ends."""
+    """Run Streamlit until it exits."""
     try:
         done = subprocess.run(command, env=environment)
     except KeyboardInterrupt:
@@ -141,9 +141,9 @@ def _example_database() -> Iterator[Path]:
 
 
 def _example_files() -> list[Path]:
-    """The record files of the repository's examples, by name. Raises UsageError if there are none.
+    """Return the record files of the repository's examples, by name. Raises UsageError.
 
-    Subfolders of a machine's folder are left out: names of their nights are not unique.
+    Subfolders of a machine's folder are excluded, because the names of their nights are not unique.
     """
     folder = _app_file().parents[1] / "examples"
     files = [*folder.glob("*/*.parquet"), *folder.glob("*/*.jsonl.gz")]

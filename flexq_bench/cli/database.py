@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from db.encoding import AnyRecord
     from db.records import Record
 
-STATEMENT_TIMEOUT_S = 3600.0  # statements over a large table take long on a healthy server too
+STATEMENT_TIMEOUT_S = 3600.0  # statements on a large table take long even on a healthy server
 
 app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args_is_help=True)
 
@@ -173,14 +173,14 @@ def export(
                 queries.run_by_uuid_prefix(session, prefix).uuid
                 for prefix in split_names(runs) or ()
             ),
-            suites=_known("suite", suites, known.suites),
-            kernels=_known("kernel", kernels, known.kernels),
-            models=_known("model", models, known.models),
-            gpus=_known("device", devices, known.gpus),
+            suites=_stored_names("suite", suites, known.suites),
+            kernels=_stored_names("kernel", kernels, known.kernels),
+            models=_stored_names("model", models, known.models),
+            gpus=_stored_names("device", devices, known.gpus),
             m=split_sizes(m) or (),
             projects=tuple(
                 "" if name == OWN_PROJECT else name
-                for name in _known("project", projects, (*known.projects, OWN_PROJECT))
+                for name in _stored_names("project", projects, (*known.projects, OWN_PROJECT))
             ),
         )
         if format_name is not None:
@@ -291,8 +291,8 @@ def stats(db: DbOption = None, as_json: JsonFlag = False) -> None:
             out.print(f"{rows:>10,}  {table}")
 
 
-def _known(kind: str, text: str | None, stored: tuple[str, ...]) -> tuple[str, ...]:
-    """The requested names. Raises UsageError with similar names if one has no stored results."""
+def _stored_names(kind: str, text: str | None, stored: tuple[str, ...]) -> tuple[str, ...]:
+    """Parse names. Raises UsageError with similar names if one has no stored results."""
     from workloads.names import unknown
 
     names = split_names(text) or ()

@@ -32,9 +32,9 @@ _UNCALIBRATED_DEFAULT = "fp16,flexq-w6ax"
 def requested_schemes(
     model: str, named: str | None, kv_bits: int | None, *, calibrated: bool
 ) -> tuple[CachedScheme, ...]:
-    """The schemes to decode under: those given, or that of the checkpoint, or the default ones.
+    """Return the schemes to decode: those given, or that of the checkpoint, or the default ones.
 
-    Raises UsageError for unknown schemes, and for schemes given with a checkpoint.
+    Raises UsageError for unknown schemes, and for schemes given together with a checkpoint.
     """
     if is_a_checkpoint(model):
         checkpoint = open_checkpoint(Path(model))
@@ -61,7 +61,7 @@ def requested_schemes(
 
 
 def is_a_checkpoint(model: str) -> bool:
-    """True if the model is the folder of a quantized checkpoint."""
+    """Return True if the model is the folder of a quantized checkpoint."""
     return model not in load_catalog() and is_there(Path(model)) and is_checkpoint(Path(model))
 
 
@@ -74,7 +74,7 @@ def quantized(
     *,
     capacity: int,
 ) -> dict[str, str]:
-    """Folder of the checkpoint of each scheme; none for fp16, random weights and checkpoints.
+    """Return the checkpoint folder of each scheme; none for fp16, random weights and checkpoints.
 
     Schemes that are not cached are quantized by `flexq-bench quantize` in a separate process, which
     releases all its memory. capacity: tokens of the shortest sequence. Raises UsageError, before
@@ -127,7 +127,7 @@ def _checkpoint(
 ) -> Path:
     key = key_of(files, scheme, seed, calibration, device.partition(":")[0])
 
-    def make(folder: Path) -> None:
+    def quantize_into(folder: Path) -> None:
         given = ["--scheme", scheme.name, "--out", str(folder), "--overwrite"]
         given += ["--device", device, "--seed", str(seed)]
         if calibration is not None and scheme.needs_calibration:
@@ -138,7 +138,7 @@ def _checkpoint(
         seconds = _quantize(model, given)
         say(console(stderr=True), f"{scheme.name}: quantized in {seconds:.1f} s")
 
-    folder, was_there = cache.get(key, make)
+    folder, was_there = cache.get(key, quantize_into)
     found = "found in" if was_there else "kept in"
     say(
         console(stderr=True),

@@ -125,18 +125,18 @@ def _measure_in_run(
     except KeyboardInterrupt:
         say(
             console(stderr=True),
-            f"interrupted: what was measured is stored, go on with {_again(run)}",
+            f"interrupted: what was measured is stored, go on with {_resume_command(run)}",
         )
         return INTERRUPTED
     except Exception:
         if count:
-            log.warning("what was measured before is stored, go on with %s", _again(run))
+            log.warning("what was measured before is stored, go on with %s", _resume_command(run))
         raise
     return int(ExitCode.PASS)
 
 
-def _again(run: RunInfo) -> str:
-    """The command line of this process, with the option that resumes the run."""
+def _resume_command(run: RunInfo) -> str:
+    """Return the command line of this process, with the option that resumes the run."""
     arguments = sys.argv[1:]
     if _RESUME in arguments:
         return invocation.command(*arguments)

@@ -59,31 +59,31 @@ def explain(
         with database.session() as session:
             row = queries.alert_by_id(session, alert)
             events = queries.alert_events(session, alert)
-            again = recompute(session, alert)
-        panels = _panels(again, most)
+            recomputed = recompute(session, alert)
+        panels = _panels(recomputed, most)
         if png is not None:
             from flexq_bench.verdicts.evidence_plot import write_png
 
             write_png(png, panels)
-        wrong = [one for one in again if one.differences]
+        wrong = [entry for entry in recomputed if entry.differences]
         if as_json:
-            _print_json(row, events, again)
+            _print_json(row, events, recomputed)
         else:
-            _print(console(), database, row, events, again, panels)
+            _print(console(), database, row, events, recomputed, panels)
     raise typer.Exit(int(ExitCode.INFRASTRUCTURE if wrong else ExitCode.PASS))
 
 
 def _print_json(
-    row: AlertRow, events: Sequence[AlertEventRow], again: Sequence[Recomputed]
+    row: AlertRow, events: Sequence[AlertEventRow], recomputed: Sequence[Recomputed]
 ) -> None:
     decisions = [
-        plain(one.decision)
+        plain(entry.decision)
         | {
-            "evidence": None if one.evidence is None else one.evidence.as_dict(),
-            "agrees": not one.differences,
-            "differences": list(one.differences),
+            "evidence": None if entry.evidence is None else entry.evidence.as_dict(),
+            "agrees": not entry.differences,
+            "differences": list(entry.differences),
         }
-        for one in again
+        for entry in recomputed
     ]
     print_json({"alert": row, "events": events, "decisions": decisions})
 
@@ -93,7 +93,7 @@ def _print(
     database: Database,
     row: AlertRow,
     events: Sequence[AlertEventRow],
-    again: Sequence[Recomputed],
+    recomputed: Sequence[Recomputed],
     panels: Sequence[Panel],
 ) -> None:
     from flexq_bench.verdicts import history_verdict
@@ -106,48 +106,50 @@ def _print(
         who = event.person or "flexq-bench"
         note = f": {event.note}" if event.note else ""
         say(out, f"{event.created_at:%Y-%m-%d %H:%M} UTC {event.state}, by {who}{note}")
-    print_wrapped(out, _table(again))
+    print_wrapped(out, _table(recomputed))
     for panel in panels:
         say(out, panel.title)
         for line in terminal_plot(panel):
             out.print(line, soft_wrap=True)
         say(out, f"{panel.confirmation.reason}; cause: {panel.confirmation.cause}")
         say(out, "")
-    for one in again:
-        for difference in one.differences:
-            say(out, f"{_name(one.decision)}: {difference}")
-    agree = sum(not one.differences for one in again)
-    say(out, f"{agree} of {len(again)} verdicts agree with their evidence to the last bit")
-    by_history = [one for one in again if one.decision.detector == history_verdict.DETECTOR]
-    for one in by_history:
-        say(out, f"{_name(one.decision)}: {one.decision.reason}")
+    for entry in recomputed:
+        for difference in entry.differences:
+            say(out, f"{_name(entry.decision)}: {difference}")
+    agree = sum(not entry.differences for entry in recomputed)
+    say(out, f"{agree} of {len(recomputed)} verdicts agree with their evidence to the last bit")
+    by_history = [
+        entry for entry in recomputed if entry.decision.detector == history_verdict.DETECTOR
+    ]
+    for entry in by_history:
+        say(out, f"{_name(entry.decision)}: {entry.decision.reason}")
     if by_history:
         say(out, "another tool measured it: its own benchmark finds the commit")
-    elif row.good is not None and again:
+    elif row.good is not None and recomputed:
         arguments = database_arguments(database)
-        series = str(again[0].decision.series_id)
+        series = str(recomputed[0].decision.series_id)
         commits = ("--good", row.good.sha[:10], "--bad", row.bad.sha[:10])
         options = project_arguments(row)
         say(out, f"find the commit: {command('bisect', series, *commits, *options, *arguments)}")
 
 
-def _panels(again: Sequence[Recomputed], most: int) -> list[Panel]:
+def _panels(recomputed: Sequence[Recomputed], most: int) -> list[Panel]:
     from flexq_bench.verdicts.evidence_plot import Panel
 
     drawn = [
-        Panel(_name(one.decision), one.evidence.comparison, one.confirmation)
-        for one in again
-        if one.evidence is not None and one.confirmation is not None
+        Panel(_name(entry.decision), entry.evidence.comparison, entry.confirmation)
+        for entry in recomputed
+        if entry.evidence is not None and entry.confirmation is not None
     ]
     return drawn[:most]
 
 
-def _table(again: Sequence[Recomputed]) -> Table:
+def _table(recomputed: Sequence[Recomputed]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("series", "kernel", "gpu", "change", "verdict", "cause", "machine code", "again"):
         table.add_column(name, overflow="fold", justify="right" if name == "change" else "left")
-    for one in again:
-        row = one.decision
+    for entry in recomputed:
+        row = entry.decision
         change = "" if row.log_ratio is None else f"{math.expm1(row.log_ratio):+.2%}"
         table.add_row(
             str(row.series_id),
@@ -156,14 +158,14 @@ def _table(again: Sequence[Recomputed]) -> Table:
             change,
             row.verdict,
             row.cause,
-            _machine_code(one),
-            "differs" if one.differences else "agrees",
+            _machine_code(entry),
+            "differs" if entry.differences else "agrees",
         )
     return table
 
 
-def _machine_code(one: Recomputed) -> str:
-    evidence = one.evidence
+def _machine_code(entry: Recomputed) -> str:
+    evidence = entry.evidence
     if evidence is None or evidence.base_binary is None or evidence.head_binary is None:
         return "unknown"
     return "same" if evidence.comparison.same_binary else "differs"

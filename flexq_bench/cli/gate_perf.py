@@ -83,10 +83,17 @@ def perf(
     check_files(files)
     if project is not None:
         refuse_beside_project(kernels_from=kernels_from)
-        judged = _of_project(project, base, head, policy, trust_head=trust_head)
+        gate_input = _input_of_project(project, base, head, policy, trust_head=trust_head)
     else:
-        judged = _of_this(repository_of(repository), base, head, policy, trust_head=trust_head)
-    first, second, rules, notes = judged.base, judged.head, judged.policy, judged.notes
+        gate_input = _input_of_repository(
+            repository_of(repository), base, head, policy, trust_head=trust_head
+        )
+    first, second, rules, notes = (
+        gate_input.base,
+        gate_input.head,
+        gate_input.policy,
+        gate_input.notes,
+    )
     machine, name, plan = planned_cases(rules.suite, device)
     if project is not None:  # probes are this program's on both sides
         machine = replace(machine, project=first.project)
@@ -100,7 +107,7 @@ def perf(
         report = gate_perf(
             rules,
             plan,
-            partial(judged.compare, device=name, seed=seed, rules=measured, on_block=on_block),
+            partial(gate_input.compare, device=name, seed=seed, rules=measured, on_block=on_block),
             database,
             machine,
             first,
@@ -129,7 +136,7 @@ def perf(
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _GateInput:
     """Input of a gate: the commits, the policy, the function that compares cases, and notes."""
 
     base: CommitInfo
@@ -139,8 +146,10 @@ class _Judged:
     notes: tuple[str, ...]
 
 
-def _of_this(tree: Path, base: str, head: str, policy: str, *, trust_head: bool) -> _Judged:
-    """The gate's input for commits of this repository."""
+def _input_of_repository(
+    tree: Path, base: str, head: str, policy: str, *, trust_head: bool
+) -> _GateInput:
+    """Return the gate's input for commits of this repository."""
     from ci.base_policy import load_policy_of
     from ci.judged import judged_commit
     from ci.policy import load_policy
@@ -149,19 +158,23 @@ def _of_this(tree: Path, base: str, head: str, policy: str, *, trust_head: bool)
 
     first, second = (judged_commit(tree, revision) for revision in (base, head))
     rules = load_policy(policy) if trust_head else load_policy_of(tree, first.sha, policy)
-    by = interleave.compare_commits if trust_head else interleave.compare_judged
-    return _Judged(
+    compare = interleave.compare_commits if trust_head else interleave.compare_judged
+    return _GateInput(
         first,
         second,
         replace(rules, suite=with_outside(rules.suite, None)),
-        partial(by, tree, first.sha, second.sha),
+        partial(compare, tree, first.sha, second.sha),
         () if trust_head else _notes(tree, first.sha, second.sha),
     )
 
 
-def _of_project(folder: str, base: str, head: str, policy: str, *, trust_head: bool) -> _Judged:
-    """The gate's input for commits of a project: its file, suites and policies are base's; with
-    trust_head, head's."""
+def _input_of_project(
+    folder: str, base: str, head: str, policy: str, *, trust_head: bool
+) -> _GateInput:
+    """Return the gate's input for commits of a project.
+
+    Project file, suites and policies are base's; with trust_head, head's.
+    """
     from ci.policy import load_policy
     from flexq_bench.cli.project import use_project
     from flexq_bench.errors import UsageError
@@ -179,9 +192,11 @@ def _of_project(folder: str, base: str, head: str, policy: str, *, trust_head: b
             f"first, or see `flexq-bench compare {base} {head} --project {folder}`"
         )
     rules = trusted.policy() if policy == "default" else load_policy(policy)
-    by = interleave.compare_project if trust_head else interleave.compare_judged_project
+    compare = interleave.compare_project if trust_head else interleave.compare_judged_project
     notes = () if trust_head else project_notes(project, first.checkout, second.checkout)
-    return _Judged(first.commit, second.commit, rules, partial(by, project, first, second), notes)
+    return _GateInput(
+        first.commit, second.commit, rules, partial(compare, project, first, second), notes
+    )
 
 
 def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:

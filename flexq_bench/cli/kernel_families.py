@@ -39,7 +39,7 @@ def kernel_families(
 def folded(names: Sequence[str]) -> str:
     """Merge names that differ in their numbers only: abq-w{2..8}a{2..8}, w{4,8}a16.
 
-    For names that differ in more than numbers, return the first.
+    For names with other differences, the first name is returned.
     """
     if len({_NUMBER.sub("#", name) for name in names}) > 1:
         return names[0]

@@ -110,7 +110,7 @@ def list_(
             option = "all" if name == "every" else name
             raise UsageError(f"--{option} is of list {' or '.join(owners)}: leave it out here")
     if db is not None:
-        resolve_url(db)  # not every list reads it
+        resolve_url(db)  # because not every list opens the database
     if what == "kernels" and not every and not as_json and not kernels_from:
         _show_families(backend, db)
         return
@@ -190,7 +190,7 @@ def _schemes() -> list[Row]:
 
 
 def _by_layer(layers: Sequence[LayerKernel], text: Callable[[LayerKernel], str]) -> str:
-    """Format the value of most layers, then the different values of the others with their names."""
+    """Format the value of most layers, then other values with the names of their layers."""
     most = max(layers, key=lambda layer: len(layer.kinds))
     rest = [f"{', '.join(layer.kinds)}: {text(layer)}" for layer in layers if layer is not most]
     return "; ".join([text(most), *rest])
@@ -273,7 +273,7 @@ def _stored_skus(db: str | None) -> tuple[str, ...]:
 def _stored(db: str | None, *, beside: bool = False) -> Iterator[Session | None]:
     """Open a read-only session; None: the default database does not exist yet.
 
-    beside: the data are optional, so that a missing database of $FLEXQ_BENCH_DB is no error.
+    beside: the data are optional, so a missing database of $FLEXQ_BENCH_DB is no error.
     """
     from db.engine import open_database
     from db.errors import MissingDatabaseError

@@ -149,7 +149,10 @@ def _module(
     advice: str | None = None,
     show: Callable[[], str] | None = None,
 ) -> Check:
-    """Check that a module is installed. show: imports and describes it. required: by every use."""
+    """Check that a module is installed.
+
+    show: imports and describes it. required: by every use of the program.
+    """
     state: State = "broken" if required else "missing"
     hint = advice or _pip(None)
     try:

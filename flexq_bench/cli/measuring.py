@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 class RunOptions:
     """Options of a run: database, devices and output files.
 
-    streams: print the expected duration, and each result as soon as it is there. commit: of the
-    measured kernels; None: that of this program.
+    streams: print the expected duration, and each result when it arrives. commit: of the measured
+    kernels; None: that of this program.
     """
 
     db: str | None
@@ -56,7 +56,7 @@ class RunOptions:
 
     @property
     def measured_commit(self) -> CommitInfo:
-        """The commit that results are stored with."""
+        """The commit with which results are stored."""
         return self.commit or current_commit()
 
     @property

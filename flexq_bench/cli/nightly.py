@@ -187,10 +187,20 @@ def nightly(
                 _backfill(database, options, db, chosen.name, gpus_here, rules, backfill)
             _judge_and_notify(database, name, chosen.name, commit, reports, alerting=alert)
         except KeyboardInterrupt:
-            named = () if suite is None else (suite,)
-            of = () if project is None else ("--project", project)
-            again = command("nightly", *named, *of, "--night", name, *database_arguments(database))
-            say(console(stderr=True), f"interrupted: what was measured is stored, go on: {again}")
+            suite_argument = () if suite is None else (suite,)
+            project_arguments = () if project is None else ("--project", project)
+            resume_command = command(
+                "nightly",
+                *suite_argument,
+                *project_arguments,
+                "--night",
+                name,
+                *database_arguments(database),
+            )
+            say(
+                console(stderr=True),
+                f"interrupted: what was measured is stored, go on: {resume_command}",
+            )
             raise
         except Exception as error:
             _notify_broken_night(database, name, chosen.name, commit, error)
@@ -248,7 +258,7 @@ def _notify_broken_night(
 
 
 def _warn_of_another_repository(database: Database, suite: str, project: Project) -> None:
-    """Say so if the project's last night was at a commit that its repository does not have."""
+    """Warn if the project's last night was at a commit that its repository does not have."""
     from db import queries
     from flexq_bench.cli.output import console, say
     from flexq_bench.repository.worktrees import find_revision, is_shallow
@@ -266,8 +276,10 @@ def _warn_of_another_repository(database: Database, suite: str, project: Project
 
 
 def _notify_commit_without_night(db: str | None, night: str, folder: str, error: Exception) -> None:
-    """Notify that a project's commit can't be measured: it does not build, its file or suite is
-    wrong, or none of its kernels loads."""
+    """Notify that a project's commit can't be measured.
+
+    It does not build, its file or suite is invalid, or none of its kernels loads.
+    """
     from db.engine import open_database
     from db.errors import DatabaseError
     from flexq_bench.repository.project import broken_commit
@@ -326,7 +338,7 @@ def _backfill(
     rules: Rules,
     cases: int,
 ) -> None:
-    """Fill gaps, after the pool is closed: processes of each gap's commit open their own."""
+    """Fill gaps. The pool must be closed: processes at each gap's commit open their own."""
     from ci.backfill import fill_gap, find_gaps, resume_in
     from db.urls import ENVIRONMENT_VARIABLE
     from flexq_bench.cli.output import console, say
@@ -344,11 +356,11 @@ def _backfill(
         filled = fill_gap(
             database, gap, rules.repository, options, resume=partial(resume_in, environment)
         )
-        done = gap.missing - filled.left
-        why = f": {filled.detail}" if filled.detail else ""
+        count = gap.missing - filled.left
+        reason = f": {filled.detail}" if filled.detail else ""
         say(
             console(stderr=True),
-            f"{gap.night} on {gap.gpu}: {done} of {gap.missing} missing results filled in{why}",
+            f"{gap.night} on {gap.gpu}: {count} of {gap.missing} missing results filled in{reason}",
         )
 
 
@@ -368,8 +380,10 @@ def _show(reports: Sequence[KindReport], as_json: bool, folder: Path | None) -> 
 
 
 def exit_code(reports: Sequence[KindReport], *, alerting: bool) -> ExitCode:
-    """The worst exit code of the reports. Changes that join an open alert don't count; without
-    alerts all regressions count."""
+    """Return the worst exit code of the reports.
+
+    Changes that join an open alert don't count; without alerts all regressions count.
+    """
     from flexq_bench.runs.lifecycle import worst
 
     codes = []

@@ -80,7 +80,7 @@ def notify(
         else:
             if state is not None:
                 say(console(), state)
-            _say(sent, database)
+            _print_result(sent, database)
     if state is not None:
         raise typer.Exit(int(ExitCode.MISSING))
     if sent.failures or sent.unconfigured:
@@ -90,7 +90,8 @@ def notify(
 def send_if_subscribed(database: Database) -> None:
     """Send due notifications if the environment names subscriptions; failures go to stderr.
 
-    Nothing is raised, as results of a night are stored already; messages stay in the outbox.
+    Nothing is raised, because the results of a night are already stored; messages stay in the
+    outbox.
     """
     from ci.notifications.delivery import deliver
     from ci.notifications.subscriptions import ENVIRONMENT_VARIABLE, load_subscriptions
@@ -105,15 +106,15 @@ def send_if_subscribed(database: Database) -> None:
     except (WorkloadError, FlexqError) as error:
         say(out, f"no notification was sent: {one_line(error)}")
         return
-    for name, why in sent.failures.items():
-        say(out, f"{name}: not delivered, flexq-bench notify tries again: {why}")
-    _say_unconfigured(sent)
+    for name, reason in sent.failures.items():
+        say(out, f"{name}: not delivered, flexq-bench notify tries again: {reason}")
+    _print_unconfigured(sent)
 
 
-def _subscriptions(given: Path | None) -> Subscriptions:
+def _subscriptions(file: Path | None) -> Subscriptions:
     from ci.notifications.subscriptions import ENVIRONMENT_VARIABLE, load_subscriptions
 
-    path = given or os.environ.get(ENVIRONMENT_VARIABLE)
+    path = file or os.environ.get(ENVIRONMENT_VARIABLE)
     if not path:
         raise UsageError(
             f"no subscriptions: give --subscriptions FILE, or set {ENVIRONMENT_VARIABLE}"
@@ -126,12 +127,12 @@ def _test(recipients: Subscriptions, as_json: bool) -> None:
     from ci.notifications.events import test_delivery
 
     results = {}
-    for one in recipients.entries:
+    for subscription in recipients.entries:
         try:
-            send(one, test_delivery(one.name))
-            results[one.name] = "taken"
+            send(subscription, test_delivery(subscription.name))
+            results[subscription.name] = "taken"
         except ChannelError as error:
-            results[one.name] = str(error)
+            results[subscription.name] = str(error)
     if as_json:
         print_json(results)
     else:
@@ -158,17 +159,17 @@ def _as_json(sent: DeliveryResult) -> dict[str, object]:
     }
 
 
-def _say(sent: DeliveryResult, database: Database) -> None:
+def _print_result(sent: DeliveryResult, database: Database) -> None:
     out, errors = console(), console(stderr=True)
     messages = f"{sent.sent} message{'' if sent.sent == 1 else 's'}"
     say(out, f"sent {messages}, {sent.waiting} still wait in {database.url}")
     if sent.old:
         say(out, f"{sent.old} events are older than a week: they are not sent")
-    for name, why in sent.failures.items():
-        say(errors, f"{name}: {why}; it is tried again later")
-    _say_unconfigured(sent)
+    for name, reason in sent.failures.items():
+        say(errors, f"{name}: {reason}; it is tried again later")
+    _print_unconfigured(sent)
 
 
-def _say_unconfigured(sent: DeliveryResult) -> None:
+def _print_unconfigured(sent: DeliveryResult) -> None:
     for name in sent.unconfigured:
         say(console(stderr=True), f"{name}: the variable that its url_env names is not set here")

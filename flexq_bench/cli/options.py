@@ -311,10 +311,10 @@ def tuning_of(*, no_tune: bool, retune: bool) -> Tuning:
 
 def regimes_of(regime: str | None) -> tuple[Regime, ...] | None:
     """The requested regimes; None: not given. Raises UsageError for an unknown one."""
-    from flexq_bench.runs.sweep import REGIMES, known_words
+    from flexq_bench.runs.sweep import REGIMES, select_words
 
     names = split_names(regime)
-    return None if names is None else known_words("regime", names, REGIMES)
+    return None if names is None else select_words("regime", names, REGIMES)
 
 
 def restrictions_of(

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-PLAIN_WIDTH = 120  # of a table that goes to a file or a pipe
+PLAIN_WIDTH = 120  # columns of a table that is written to a file or a pipe
 _WIDEST = 400
 
 
@@ -71,7 +71,7 @@ def print_wrapped(out: Console, table: Table) -> None:
             say(out, paragraph)
         return
     widths = longest
-    for _ in range(left):  # widen the narrowest column that wraps, so that short texts don't
+    for _ in range(left):  # widen the narrowest wrapped column, so that short texts are not wrapped
         breaking = [i for i, width in enumerate(widths) if width < natural[i]]
         if not breaking:
             break

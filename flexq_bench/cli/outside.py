@@ -1,4 +1,4 @@
-"""Kernels from outside at the command line: `--kernels-from`, and failures to load them."""
+"""Kernels from outside on the command line: `--kernels-from`, and failures to load them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None
     one, is set.
     """
     if not texts:
-        if _STATE_MODULE in sys.modules:  # else there is no state, and importing it imports torch
+        # Otherwise there is no state, and importing the module would import torch.
+        if _STATE_MODULE in sys.modules:
             from flexq_bench.measure import outside_kernels
 
             outside_kernels.forget()
@@ -50,20 +51,20 @@ def adopted() -> Adopted:
 
 
 def sweep_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Kernels of a sweep: those given, else those of `--kernels-from`; None: neither was given.
+    """Return the kernels of a sweep: those given, else those of `--kernels-from`; None: neither.
 
-    Raises UsageError if all given ones are of sources that failed to load.
+    Raises UsageError if all given kernels are of sources that failed to load.
     """
-    left = known_patterns(patterns)
-    if left is None and _STATE_MODULE in sys.modules:
-        left = adopted().all_labels or None
-    if left == ():
+    loaded = known_patterns(patterns)
+    if loaded is None and _STATE_MODULE in sys.modules:
+        loaded = adopted().all_labels or None
+    if loaded == ():
         raise UsageError("nothing to measure: --kernels names no source that could be had")
-    return left
+    return loaded
 
 
 def known_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Labels and globs without those of sources that failed to load; None: not given."""
+    """Return labels and globs, without those of sources that failed to load; None: not given."""
     if patterns is None or _STATE_MODULE not in sys.modules:
         return None if patterns is None else tuple(patterns)
     from flexq_bench.measure import outside_kernels
@@ -76,8 +77,8 @@ def with_outside(suite: Suite, patterns: Sequence[str] | None) -> Suite:
     from kernels.registry import outside_labels
     from workloads.patterns import select
 
-    named = select(tuple(patterns or ()), outside_labels())
-    return suite.adding(tuple(dict.fromkeys((*adopted().all_labels, *named))))
+    matching = select(tuple(patterns or ()), outside_labels())
+    return suite.adding(tuple(dict.fromkeys((*adopted().all_labels, *matching))))
 
 
 def code_with_failures(code: int) -> int:

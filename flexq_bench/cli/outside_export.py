@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from db.records import Record
 
 
-OWN_PROJECT = "flexq-bench"  # as a name for the results of this repository, which have none
+OWN_PROJECT = "flexq-bench"  # name of this repository's results, which have no project
 
 
 def refuse_projects(format_name: str, projects: Sequence[str]) -> None:
-    """Raise UsageError if the format has no place for results of projects that were asked for."""
+    """Raise UsageError if projects were requested and the format can't represent them."""
     others = [name for name in projects if name]
     if format_name == TRACES and others:
         raise UsageError(

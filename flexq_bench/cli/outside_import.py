@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
 _SHA = re.compile(r"[0-9a-f]{7,64}")
 _SUITE_KERNELS = ("cublas-fp16", "cublaslt-w8a8", "flexq-w6a8")  # of a new suite file
 _MAX_CLOCK_SKEW = timedelta(days=1)  # between machines and time zones
-_MOST_SHOWN = 20  # refused results that are printed by name
+_MAX_PRINTED = 20  # refused results that are printed by name
 
 ImportFormatOption = Annotated[
     str | None,
@@ -154,30 +154,30 @@ def import_outside(
         return
     commit = _commit(options)
     read = read_traces if format_name == TRACES else partial(read_results, format_name)
-    of_files = []
-    for path in files:  # all of them before the first one is stored
+    readings = []
+    for path in files:  # read all files before storing any
         reading = read(path)
-        of_files.append((path, reading, _records(path, reading, format_name, options, commit)))
-    done = []
+        readings.append((path, reading, _records(path, reading, format_name, options, commit)))
+    imported = []
     with open_database(db, silence_s=_STATEMENT_TIMEOUT_S) as database:
         whole = _whole(database, commit)
-        for path, reading, _ in of_files:
+        for path, reading, _ in readings:
             _note_other_commit(path, reading, whole)
-        for path, reading, of_given in of_files:
-            records = of_given
+        for path, reading, records_of_file in readings:
+            records = records_of_file
             if whole != commit:
                 records = _records(path, reading, format_name, options, whole)
             with database.session() as session:
                 added, verdicts = _store(session, records, alerting=options.alert)
-            one = _Imported(
+            summary = _Imported(
                 path, len(records), added, tuple(map(_as_text, reading.refused)), verdicts
             )
-            done.append(one)
+            imported.append(summary)
             if not as_json:
-                _say(one, database)
+                _print_summary(summary, database)
         if as_json:
-            print_json(done)
-    if any(one.refused for one in done):
+            print_json(imported)
+    if any(summary.refused for summary in imported):
         raise typer.Exit(int(ExitCode.USAGE))
 
 
@@ -295,7 +295,7 @@ def _commit(options: OutsideOptions) -> CommitInfo:
 
 
 def _whole(database: Database, commit: CommitInfo) -> CommitInfo:
-    """An abbreviated commit as the database has it; a line on stderr if it has not."""
+    """Return an abbreviated commit in full if the database has it; else print a warning."""
     from dataclasses import replace
 
     from db import queries
@@ -317,7 +317,7 @@ def _whole(database: Database, commit: CommitInfo) -> CommitInfo:
 
 
 def _note_other_commit(path: str, reading: Reading, commit: CommitInfo) -> None:
-    """A line on stderr where the file's tool ran at another commit than --commit."""
+    """Print a note on stderr if the file's tool ran at another commit than --commit."""
     if reading.commit is None or reading.commit.startswith(commit.sha):
         return
     say(
@@ -327,15 +327,15 @@ def _note_other_commit(path: str, reading: Reading, commit: CommitInfo) -> None:
     )
 
 
-def _say(one: _Imported, database: Database) -> None:
+def _print_summary(summary: _Imported, database: Database) -> None:
     out = console()
-    say(out, f"{one.path}: {one.added} of {one.read} results are new in {database.url}")
+    say(out, f"{summary.path}: {summary.added} of {summary.read} results are new in {database.url}")
     errors = console(stderr=True)
-    for text in one.refused[:_MOST_SHOWN]:
-        say(errors, f"{one.path}: refused {text}")
-    if len(one.refused) > _MOST_SHOWN:
-        say(errors, f"{one.path}: refused {len(one.refused) - _MOST_SHOWN} more")
-    verdicts = one.verdicts
+    for text in summary.refused[:_MAX_PRINTED]:
+        say(errors, f"{summary.path}: refused {text}")
+    if len(summary.refused) > _MAX_PRINTED:
+        say(errors, f"{summary.path}: refused {len(summary.refused) - _MAX_PRINTED} more")
+    verdicts = summary.verdicts
     say(out, f"{verdicts.series} series judged by history alone: {_alerts_text(verdicts)}")
 
 

@@ -42,7 +42,7 @@ class Progress:
         self._bar.update(self._task, completed=done, total=total, description=printable(self._what))
 
     def say(self, what: str) -> None:
-        """Show what is being done, without counting a step."""
+        """Show the current activity, without counting a step."""
         self._what = what
         self._bar.update(self._task, description=printable(what))
 

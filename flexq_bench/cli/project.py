@@ -25,7 +25,7 @@ class OpenedProject:
     built: Path
 
     def suite(self, name: str | None = None) -> Suite:
-        """Load a suite, named `project.suite`; None: the one that the project file names.
+        """Load a suite, named `project.suite`; None: the one in the project file.
 
         A built-in suite is used with the project's kernels.
         """
@@ -35,13 +35,13 @@ class OpenedProject:
         text = name or self.project.file.suite
         inside = self.built / text
         if text.endswith(".toml"):
-            # A suite of the project file is that of the revision, not of the current folder.
-            mine = name is None or inside.is_file()
-            return self._named(load_suite(inside if mine else text))
-        return self._named(load_suite(text).of(adopted().all_labels))
+            # A suite in the project file is read from the revision, not from the current folder.
+            is_of_revision = name is None or inside.is_file()
+            return self._with_project_name(load_suite(inside if is_of_revision else text))
+        return self._with_project_name(load_suite(text).of(adopted().all_labels))
 
     def policy(self) -> Policy:
-        """The policy that the project file names, else one with the file's limit and owner."""
+        """Return the policy in the project file, else one with the file's limit and owner."""
         from ci.policy import Limit, Policy, read_policy
 
         file = self.project.file
@@ -49,9 +49,9 @@ class OpenedProject:
             limit = Limit(kernels=("*",), slower_percent=file.slower_percent, owner=file.owner)
             return Policy(self.project.name, self.suite(), limit)
         read = read_policy(self.built / file.policy)
-        return replace(read, suite=self._named(read.suite))
+        return replace(read, suite=self._with_project_name(read.suite))
 
-    def _named(self, suite: Suite) -> Suite:
+    def _with_project_name(self, suite: Suite) -> Suite:
         return replace(suite, name=f"{self.project.name}.{suite.name}")
 
 

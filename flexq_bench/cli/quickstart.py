@@ -17,10 +17,10 @@ _STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """State of this machine. gpus: usable by torch. run: the newest stored one; None: none.
+    """State of this machine.
 
-    commits: comparable ones of the git tree, HEAD and before, two at most. changed: the tree has
-    changes.
+    gpus: usable by torch. run: the newest stored one; None: none. commits: number of comparable
+    commits of the git tree, from HEAD on, at most two. changed: the tree has changes.
     """
 
     gpus: int

@@ -132,11 +132,11 @@ def run(
     chosen = named.restrict(m=sizes, **restrictions)
     if regimes is not None:
         chosen = chosen.under(regimes)
-    code = measuring.measure_suite(chosen, patterns, _known_trigger(trigger), options)
+    code = measuring.measure_suite(chosen, patterns, _check_trigger(trigger), options)
     raise typer.Exit(code_with_failures(code))
 
 
-def _known_trigger(trigger: str) -> str:
+def _check_trigger(trigger: str) -> str:
     known = ("manual", "sweep", "nightly", "gate")
     if trigger not in known:
         raise UsageError(f"no trigger {trigger!r}: there are {', '.join(known)}")

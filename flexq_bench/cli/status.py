@@ -133,7 +133,7 @@ def _resume(database: Database, run: RunSummary) -> str:
     from flexq_bench.decode import SUITE as DECODE
     from flexq_bench.runs.command_lines import command, database_arguments
 
-    if run.suite in (ACCURACY, DECODE):  # their runs don't contain all options
+    if run.suite in (ACCURACY, DECODE):  # their runs don't store all options
         return f"the same flexq-bench {run.suite} command with --resume {run.uuid[:8]}"
     return command("run", "--resume", run.uuid[:8], *database_arguments(database))
 

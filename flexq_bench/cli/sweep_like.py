@@ -1,4 +1,4 @@
-"""Sweeps like an earlier run, and queued sweeps."""
+"""Sweeps with the cases of an earlier run, and queued sweeps."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
 """End-to-end decoding of a model under a scheme, on the kernels of the registry."""
 
-SUITE = "decode"  # of the runs that decode or serve
+SUITE = "decode"  # suite name of runs of `decode`

@@ -29,11 +29,12 @@ OPT_POSITION_OFFSET = 2  # the table's first rows are for padding (transformers,
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Architecture of a decoder. head_dim: LLaMA's may differ from hidden / heads.
+    """Architecture of a decoder.
 
-    biased: fused layers with a bias. eps: of the norms. rope_theta: base of the rotary angles.
-    rope_scaling: the keys of transformers' "llama3" scaling; empty: none. The context of dimensions
-    is at most the sliding window of attention, so that attention is always full.
+    head_dim: in LLaMA it may differ from hidden / heads. biased: fused layers with a bias. eps: of
+    the norms. rope_theta: base of the rotary angles. rope_scaling: the keys of transformers'
+    "llama3" scaling; empty: none. The context of dimensions is at most the sliding window of
+    attention, so that attention is always full.
     """
 
     dimensions: ModelSpec
@@ -84,8 +85,10 @@ def check_capacity(capacity: int, context: int, model: str) -> None:
 
 
 def of_catalog(model: ModelSpec) -> Architecture:
-    """The architecture of a catalog model, with eps and rotary angles of LLaMA, which don't affect
-    speed. Raises UsageError for a block type that decode does not support.
+    """Return the architecture of a catalog model.
+
+    eps and rotary angles are those of LLaMA; they don't affect speed. Raises UsageError for a block
+    type that decode does not support.
     """
     _decoded(model)
     biased = {"opt": _OPT_LAYERS, "qwen2": ("qkv_proj",)}.get(model.block, ())
@@ -102,7 +105,7 @@ def _decoded(model: ModelSpec) -> Block:
 
 
 def of_config(config: Mapping[str, Any], name: str) -> Architecture:
-    """The architecture described by a config.json. Raises UsageError."""
+    """Parse the architecture from a config.json. Raises UsageError."""
     given = _class_of(config)
     if given not in _TYPES:
         raise UsageError(f"{name} is a {given}, and decode has {', '.join(_TYPES)}: pick another")

@@ -22,9 +22,9 @@ from workloads.names import unknown
 
 FULL_PRECISION = "fp16"  # the scheme of unquantized weights
 
-# 2: the warm-up decodes only the first tokens, not all of them.
+# 2: the warm-up decodes only the first tokens instead of all.
 PROTOCOL_VERSION = 2
-LONG_TOKENS = 512  # decodes of more new tokens have enough steps for fewer processes
+LONG_TOKENS = 512  # with more new tokens, a decode has enough steps for fewer processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class DecodeCase:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Common settings of cases. processes: fresh ones, each of which measures every case once;
-    long_processes: the same for long decodes.
+    """Common settings of cases.
 
-    device: as torch names it. checkpoints: folders of quantized checkpoints of `model`, by scheme;
-    other schemes use the weights of `model` itself.
+    processes: number of fresh processes, each of which measures every case once; long_processes:
+    the same for long decodes. device: as named by torch. checkpoints: folders of quantized
+    checkpoints of `model`, by scheme; other schemes use the weights of `model` itself.
     """
 
     model: str
@@ -108,7 +108,7 @@ class Setup:
 def open_model(model: str, scheme: str, seed: int) -> WeightSource:
     """Open the weights of a quantized checkpoint, or FP16 weights of a folder or file.
 
-    For a catalog name, random weights of its shapes, rounded to nearest in the scheme's formats.
+    For a catalog name: random weights of its shapes, rounded to nearest in the scheme's formats.
     Raises UsageError if it is none of these, can't be read, or must be quantized first.
     """
     catalog = load_catalog()

@@ -1,5 +1,6 @@
-"""Cache of quantized checkpoints for decoding, one folder each, with eviction of the least recently
-used. A key is a hash of everything that determines a checkpoint's bytes.
+"""Cache of quantized checkpoints for decoding, one folder each; the least recently used is evicted.
+
+A key is a hash of everything that determines a checkpoint's bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def key_of(
 ) -> str:
     """Hash everything that determines a checkpoint's bytes, as 32 hexadecimal digits.
 
-    Files of weights are represented by size and modification time, as reading them takes minutes.
+    Weight files are represented by size and modification time, because reading them takes minutes.
     backend: affects rounding in calibration.
     """
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files.weights]
@@ -61,7 +62,10 @@ def key_of(
 
 
 class CheckpointCache:
-    """A cache of checkpoints. folder None: in the user's cache. most_bytes: in total."""
+    """A cache of checkpoints.
+
+    folder None: in the user's cache folder. most_bytes: limit of the total size.
+    """
 
     def __init__(self, folder: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder or cache_folder() / "checkpoints"
@@ -72,9 +76,9 @@ class CheckpointCache:
         return f"{self._most_bytes / _GIB:g} GiB"
 
     def get(self, key: str, make: Callable[[Path], None]) -> tuple[Path, bool]:
-        """The folder of this key's checkpoint, and True if it existed; else `make` writes it.
+        """Return the folder of this key's checkpoint; True: it existed, else `make` wrote it.
 
-        A lock ensures that only one process makes it.
+        A lock ensures that only one process creates it.
         """
         path = self.folder / key
         with only_process(self.folder / f"{key}.lock"):

@@ -1,4 +1,4 @@
-"""Scheduling of continuous batching with chunked prefill: slots of requests, chunks of prompts."""
+"""Scheduler of continuous batching with chunked prefill: slots of requests, chunks of prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHORTEST_CHUNK = 64  # tokens: shorter chunks are not faster
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The start of a request, given by its index, in a slot."""
+    """A request, given by its index, that enters a slot."""
 
     slot: int
     index: int

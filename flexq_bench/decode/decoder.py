@@ -86,7 +86,7 @@ class Chunks:
 
 
 class Decoder:
-    """Runs a model. Every launch goes to the current stream; `step` may be captured in a graph."""
+    """Runs a model. Launches go to the current stream; `step` can be captured in a CUDA graph."""
 
     def __init__(self, model: Model, operations: DecoderOperations) -> None:
         self.model = model
@@ -100,7 +100,7 @@ class Decoder:
         caches: list[KvLayer],
         longest: int,
     ) -> torch.Tensor:
-        """Logits FP16 [B, vocab] after one more token per sequence.
+        """Compute logits FP16 [B, vocab] after one more token per sequence.
 
         tokens, positions: int32 [B]. caches: one per layer, sequence b in slot b. longest: upper
         bound of the sequences' lengths, including this token.

@@ -117,7 +117,7 @@ class Engine:
         """Prefill the chunks of the first `used` rows.
 
         Each slot's position is then the end of its chunk, with the predicted next token. If the
-        prompt continues, steps before its next chunk decode tokens that are not used.
+        prompt continues, decode steps before the next chunk produce tokens that are ignored.
         """
         first = self._prompts.read(chunks)[:used]
         slots = chunks.slots[:used]

@@ -14,9 +14,10 @@ from kernels.formats import Operand
 
 
 class UnlikePartsError(UsageError):
-    """Layers are quantized in a way that decode's forward pass doesn't support.
+    """The quantization of some layers is not supported by decode's forward pass.
 
-    Either layers to be fused differ in format or channel order, or an input must be rotated."""
+    Either layers to be fused differ in format or channel order, or an input must be rotated.
+    """
 
 
 def fused(parts: Sequence[tuple[str, QuantizedLayer]]) -> QuantizedLayer:

@@ -28,7 +28,7 @@ _GIB = 1 << 30
 RESERVE = 1 << 30  # bytes for graphs, libraries' workspaces and allocator fragmentation
 # Temporary bytes per weight while a layer is rounded or packed: FP16, FP32, quotients, codes.
 _QUANTIZING_BYTES = 16
-_RAW_BYTES = 3  # per weight of the block that is being loaded: FP16 and codes
+_RAW_BYTES = 3  # bytes per weight of the block that is being loaded: FP16 and codes
 # Per scale, zero point, and index in a channel order.
 _SCALE_BYTES, _ZERO_BYTES, _ORDER_BYTES = 2, 1, 4
 

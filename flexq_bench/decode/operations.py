@@ -62,8 +62,7 @@ class DecodeWorkerOperations:
     ) -> dict[str, Any]:
         """Check that `batch` sequences of up to `capacity` tokens fit, without allocating anything.
 
-        Raises UsageError with the reason, or with the memory that is needed and the memory that is
-        free.
+        Raises UsageError with the reason, or with the required and the free memory.
         """
         self.unload()
         source = self._open(model, scheme)

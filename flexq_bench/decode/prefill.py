@@ -1,4 +1,4 @@
-"""Prefill of prompts, whole or in chunks, with a CUDA graph per prepared shape."""
+"""Prefill of prompts, as a whole or in chunks, with a CUDA graph per prepared shape."""
 
 from __future__ import annotations
 

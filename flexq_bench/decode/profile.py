@@ -1,8 +1,8 @@
-"""Time of each part of a decode step, from a profiler pass over its CUDA graph.
+"""Time of each part of a decode step, from a profiled replay of its CUDA graph.
 
 Kernels overlap (programmatic dependent launch), so the sum of their durations exceeds the step. The
-time of a kernel is taken from the end of all kernels before it to its own end. These times add up
-to the step.
+time of a kernel is therefore counted from the end of all kernels before it to its own end. These
+times add up to the step.
 """
 
 from __future__ import annotations

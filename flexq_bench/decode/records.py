@@ -1,4 +1,4 @@
-"""Results of decode and serving processes as records."""
+"""Conversion of the results of decode and serving processes to records."""
 
 from __future__ import annotations
 
@@ -78,9 +78,10 @@ class ServingCase:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Result of a serving case. slots: concurrent sequences. loaded: response to the load.
+    """Result of a serving case.
 
-    answer: response to serving; None: refused. refused: the reason.
+    slots: concurrent sequences. loaded: response to the load. answer: response to serving; None:
+    refused. refused: the reason.
     """
 
     case: ServingCase

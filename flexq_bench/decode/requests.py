@@ -1,4 +1,4 @@
-"""Requests to serve: lengths of their prompts and answers."""
+"""Requests to serve: lengths of their prompts and responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGNORMAL = f"lognormal, means {_MEAN_PROMPT:g} and {_MEAN_NEW:g}, sigma {_SIGMA
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Tokens of a prompt and of its answer, at least 1 each."""
+    """Number of tokens of a prompt and of its response, at least 1 each."""
 
     prompt_tokens: int
     new_tokens: int
@@ -31,7 +31,10 @@ class Request:
 
 
 def drawn_requests(count: int, longest: int, seed: int) -> list[Request]:
-    """Draw lognormal lengths. longest: of prompt and answer together; each is cut to half of it."""
+    """Draw lognormal lengths.
+
+    longest: of prompt and response together; each is limited to half of it.
+    """
     generator = np.random.default_rng(seed)
 
     def draw(mean: float) -> list[int]:

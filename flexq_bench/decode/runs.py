@@ -64,7 +64,7 @@ def serving_cases(setup: Setup, serving: Serving) -> list[ServingCase]:
 
 
 def run_to_measure(database: Database, keys: Sequence[str], resume: str | None) -> RunInfo:
-    """A new run, or the one to resume. Raises UsageError if that one is of other cases."""
+    """Return a new run, or the one to resume. Raises UsageError if it has other cases."""
     if resume is None:
         return new_run(SUITE, "manual", keys)
     with database.session() as session:

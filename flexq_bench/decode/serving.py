@@ -61,7 +61,7 @@ def serve(
     """Serve all requests, which are queued in order from the start.
 
     prompts: int32 [requests, longest prompt], padded. At most step_tokens prompt tokens are
-    prefilled between two steps, which limits the time between tokens.
+    prefilled between two steps, which limits the time between tokens of a request.
     """
     _prepare(engine, requests, step_tokens)
     watch = stopwatch(engine.model.device)

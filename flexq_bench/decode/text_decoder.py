@@ -44,10 +44,9 @@ class TextState:
 class TextDecoder:
     """The forward pass of `decode`, with the logits of every token.
 
-    choose: as of Engine; None: the kernels' heuristics. kv_bits: of keys and values.
-
-    More than MOST_TOKENS tokens are split into several passes, first by texts, then by tokens.
-    Logits depend on the number of texts only through the order of summation in a GEMM.
+    choose: as in Engine; None: the kernels' heuristics. kv_bits: of keys and values. More than
+    MOST_TOKENS tokens are split into several passes, first by texts, then by tokens. Logits depend
+    on the number of texts only through the order of summation in a GEMM.
     """
 
     def __init__(

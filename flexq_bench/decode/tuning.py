@@ -29,10 +29,10 @@ from workloads.gemm import GemmWorkload
 
 STAGE = "decode-step"  # of the tuning key
 _COPIES_OF_L2 = 3  # weights of the timed blocks, in sizes of the L2 cache, so that they are cold
-_FEWEST_BLOCKS = 6  # so that the head has a small part in a step
+_FEWEST_BLOCKS = 6  # so that the head's share of a step is small
 _WARM_UP, _SAMPLES = 3, 15  # steps
-# Candidates within this fraction of the fastest are timed again with so many times as many steps:
-# a disturbed first timing had selected a configuration that cost 3 % of a step.
+# Candidates within this fraction of the fastest are timed again, with this factor more steps: a
+# disturbed first timing once selected a configuration that cost 3 % of a step.
 _RETIME_WITHIN, _RETIME_FACTOR = 0.015, 6
 _TOKENS = 32  # capacity of a sequence while steps are timed
 

@@ -56,8 +56,8 @@ class Ends:
 class WeightSource(ABC):
     """Weights on a device, codes or FP16, read or generated on demand.
 
-    content_hashes: of their checkpoint, by the bits of the KV cache; empty: they are of none.
-    scheme_version: of the scheme that quantized them; None: they are not quantized.
+    content_hashes: of their checkpoint, by the bits of the KV cache; empty: not from a checkpoint.
+    scheme_version: of the scheme that quantized them; None: not quantized.
     """
 
     architecture: Architecture
@@ -75,7 +75,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def block(self, index: int, device: torch.device) -> BlockWeights:
-        """One block's weights; the caller frees them before it reads the next block."""
+        """Return one block's weights; the caller frees them before it reads the next block."""
 
 
 class DenseWeights(WeightSource):

@@ -1,7 +1,7 @@
 """Pools of devices: this process, or a Ray cluster with one actor per GPU or CPU slot.
 
-`open_pool` selects one. On a cluster a coordinator leases jobs to workers, stores each result as
-soon as it is there, and replaces workers that are lost.
+`open_pool` selects one. On a cluster a coordinator leases jobs to workers, stores each result when
+it arrives, and replaces lost workers.
 """
 
 from __future__ import annotations

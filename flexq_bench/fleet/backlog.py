@@ -14,7 +14,7 @@ _FLOOR_S = 1.0  # approximate time of measuring a floor
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A case to measure for a run. expected_s 0: unknown. attempt 0: not leased yet."""
+    """A case to measure for a run. expected_s 0: unknown. attempt 0: never leased."""
 
     id: int
     run: str  # uuid
@@ -34,7 +34,7 @@ class Job:
 class Backlog:
     """Queued jobs for one kind of GPU, by weight shape.
 
-    A worker stays with its shape, whose floor it has measured, as long as jobs of it are left.
+    A worker keeps its shape, whose floor it has measured, until no jobs of the shape are left.
     Shapes are started in descending order of expected seconds, and so are the jobs of a shape after
     its floors: the last jobs are short, so that GPUs become idle at about the same time.
     """
@@ -69,10 +69,10 @@ class Backlog:
     ) -> Job | None:
         """Remove and return the next job for a worker on this device; None: there is none.
 
-        last: the shape it measured before. busy: shapes that other workers are measuring. Shapes
-        without a worker come first, then shared ones for which another floor measurement pays off.
-        devices: the number of devices; repetitions of a case go to different devices as long as
-        some have not measured it.
+        last: the shape that the worker measured before. busy: shapes that other workers are
+        measuring. Shapes without a worker are preferred, then shared shapes for which another floor
+        measurement pays off. devices: the number of devices; repetitions of a case go to different
+        devices as long as some have not measured it.
         """
         for shape in self._preferred(last, busy):
             job = self._pop(shape, device, devices)

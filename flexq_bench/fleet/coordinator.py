@@ -1,7 +1,7 @@
 """The coordinator: leases jobs to workers, stores results, renews leases, requeues lost jobs.
 
-All lasting state is in the database; in memory is only which worker measures which job. If the
-coordinator is killed, another one continues with the open jobs.
+All persistent state is in the database. Memory only holds which worker measures which job, so
+another coordinator can continue with the open jobs if this one is killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flexq_bench.runs.worker import failed
 from kernels.contract import Backend
 from workloads.case import Case
 
-_STEP_S = 0.5  # longest wait for events, and so the delay of heartbeats and timeouts
+_STEP_S = 0.5  # longest wait for events: the maximum delay of heartbeats and timeouts
 _RELOAD_S = 1.0  # between two reads of the open jobs while another coordinator holds some
 _RELOAD_FACTOR = 20  # plus so many times the duration of a read
 
@@ -66,14 +66,14 @@ class _WorkerState:
 
 @dataclass(slots=True)
 class _Kind:
-    """The jobs for one SKU. missing_since: clock value since which it has no worker."""
+    """The jobs for one SKU. missing_since: clock value since when it has no worker."""
 
     backlog: Backlog = field(default_factory=Backlog)
     missing_since: float | None = None
 
 
 class Coordinator:
-    """Measures works on workers.
+    """Assigns the jobs of runs to workers and stores their results.
 
     commit: of the code that the workers run. on_record: called with each result after it is stored;
     its exceptions end the measurement. clock: seconds, monotonic.
@@ -100,7 +100,7 @@ class Coordinator:
         self._choices: dict[tuple[str, str], list[ChoiceInfo]] = {}
         self._returning: dict[int, tuple[Job, ReadyWorker]] = {}
         self._leased_elsewhere = False  # another coordinator leases jobs of these works
-        self._backlog_is_stale = False  # it has jobs that another coordinator leases or has done
+        self._backlog_is_stale = False  # another coordinator leased or finished some of its jobs
         self._next_beat = self._next_reload = 0.0
 
     @property
@@ -117,16 +117,17 @@ class Coordinator:
                 return
 
     def carry_out(self, works: Sequence[Work]) -> None:
-        """Measure until no job of these runs is open: each has a result or a reason for none.
+        """Measure until each job of these runs has a result, or a reason for having none.
 
-        Raises InfrastructureError if the database stays unavailable, and what on_record raises;
-        unfinished measurements are lost then, and their jobs are free when their leases expire.
+        Raises InfrastructureError if the database stays unavailable, and any exception of
+        on_record. Unfinished measurements are then lost; their jobs become free when their leases
+        expire.
         """
         self._works = {work.run.info.uuid: work for work in works}
         self._cases = {
             uuid: {case.key: case for case in work.cases} for uuid, work in self._works.items()
         }
-        # Without the plan, which every record of a run would otherwise hold a copy of.
+        # Without the plan, of which every record of a run would otherwise hold a copy.
         self._runs = {uuid: replace(work.run.info, plan=()) for uuid, work in self._works.items()}
         self._kinds = {work.gpu: _Kind() for work in works}
         try:
@@ -247,7 +248,7 @@ class Coordinator:
         for state in self._states.values():
             if state.job is None and not state.is_stale:
                 continue
-            # Before its first case a process also compiles.
+            # The first case of a process includes compilation.
             limit = self._times.case + (0.0 if state.finished else self._times.start)
             if now - state.since > limit:
                 state.since = now
@@ -272,7 +273,7 @@ class Coordinator:
     def _exchange(self) -> None:
         assignments = self._assign_jobs()
         claims = {job.id: state.ready.uuid for state, job in assignments}
-        flushed = self._buffer.flush(claims, self._due_beats(), ours=self._states.keys())
+        flushed = self._buffer.flush(claims, self._due_beats(), own_workers=self._states.keys())
         for state, job in assignments:
             attempt = None if flushed is None else flushed.claimed.get(job.id)
             if attempt is not None:
@@ -289,7 +290,7 @@ class Coordinator:
             self._requeue(*self._returning.pop(job_id), deaths)
 
     def _assign_jobs(self) -> list[tuple[_WorkerState, Job]]:
-        """Idle workers and their next jobs."""
+        """Return idle workers and their next jobs."""
         devices: dict[str, set[str]] = defaultdict(set)
         busy: dict[str, set[Shape]] = defaultdict(set)
         for state in self._states.values():
@@ -302,7 +303,7 @@ class Coordinator:
             for state in self._states.values()
             if state.is_idle and state.ready.gpu in self._kinds
         ]
-        # Workers that continue their shape come first, so that no other one takes its last jobs.
+        # Workers that continue their shape come first, so that no other worker takes its last jobs.
         idle.sort(key=lambda pair: not pair[1].backlog.has(pair[0].last))
         for state, kind in idle:
             gpu = state.ready.gpu
@@ -315,8 +316,8 @@ class Coordinator:
         return assignments
 
     def _start(self, state: _WorkerState, job: Job) -> None:
-        known = self._choices_for(state.ready)
-        news, state.choices_sent = known[state.choices_sent :], len(known)
+        choices = self._choices_for(state.ready)
+        new_choices, state.choices_sent = choices[state.choices_sent :], len(choices)
         state.job, state.since, state.last = job, self._clock(), job.shape
         log.info(
             "%s, attempt %d, on %s",
@@ -325,7 +326,7 @@ class Coordinator:
             state.ready.gpu,
             extra={"run": job.run, "job": job.id, "worker": state.ready.uuid},
         )
-        self._workers.start(state.ready.uuid, job.case, news)
+        self._workers.start(state.ready.uuid, job.case, new_choices)
 
     def _requeue(self, job: Job, ready: ReadyWorker, deaths: int) -> None:
         if not is_quarantined(deaths):
@@ -362,7 +363,7 @@ class Coordinator:
         return (
             self._leased_elsewhere
             and self._clock() >= self._next_reload
-            # Otherwise each job that another coordinator has done would cost an exchange.
+            # Otherwise each job that another coordinator finished would cost an exchange.
             and (self._backlog_is_stale or not any(kind.backlog for kind in self._kinds.values()))
         )
 
@@ -370,8 +371,8 @@ class Coordinator:
         """Read the open jobs; those without a lease become the backlog."""
         began = self._clock()
         self._next_reload = began + _RELOAD_S
-        ours = {state.job.id for state in self._states.values() if state.job}
-        ours |= self._returning.keys() | self._buffer.unwritten_jobs
+        own_jobs = {state.job.id for state in self._states.values() if state.job}
+        own_jobs |= self._returning.keys() | self._buffer.unwritten_jobs
         now = self._buffer.read(database_time)
         waiting: dict[str, list[Job]] = {gpu: [] for gpu in self._kinds}
         self._leased_elsewhere = self._backlog_is_stale = False
@@ -380,10 +381,10 @@ class Coordinator:
                 partial(queries.jobs_of, run_uuid=uuid, states=OPEN_JOB_STATES)
             )
             if rows is None or now is None:
-                self._leased_elsewhere = True  # not known: read again
+                self._leased_elsewhere = True  # unknown, so read again
                 return
             for row in rows:
-                if row.id in ours:
+                if row.id in own_jobs:
                     continue
                 is_leased = row.lease_until is not None and row.lease_until >= now
                 if is_leased and row.worker not in self._states:
@@ -393,9 +394,8 @@ class Coordinator:
                 waiting[work.gpu].append(Job(row.id, uuid, case, row.repetition, expected))
         for gpu, jobs in waiting.items():
             self._kinds[gpu].backlog = Backlog(jobs)
-        self._next_reload += _RELOAD_FACTOR * (
-            self._clock() - began
-        )  # reading 100,000 jobs takes long
+        # Reading 100,000 jobs takes long.
+        self._next_reload += _RELOAD_FACTOR * (self._clock() - began)
 
     def _is_done(self) -> bool:
         running = any(state.job for state in self._states.values())

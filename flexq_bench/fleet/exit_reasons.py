@@ -11,8 +11,8 @@ _GENERAL_ADVICE = " Some common causes include"
 def reason_of(error: BaseException) -> str:
     """Return the reason in one line.
 
-    Ray wraps an actor's exception into a traceback whose first line names only the actor, and
-    reports a death in the last line of a list of the actor's properties.
+    Ray wraps an actor's exception in a traceback whose first line names only the actor, and reports
+    a death in the last line of a list of the actor's properties.
     """
     raised = getattr(error, "cause", None)
     if raised is not None:

@@ -20,8 +20,11 @@ from workloads.case import Case
 
 
 class LocalPool:
-    """A pool of this process. device: its name in torch. project: the project whose commits are
-    compared; None: this repository."""
+    """A pool of this process.
+
+    device: its name in torch. project: the project whose commits are compared; None: this
+    repository.
+    """
 
     def __init__(self, measurer: Measurer, device: str, project: Project | None = None) -> None:
         self._measurer, self._device, self._project = measurer, device, project

@@ -29,16 +29,16 @@ NO_CLUSTER = "none"
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Options of where and how to measure. project: of the commits; None: this repository.
+    """Options of where and how to measure.
 
-    cluster: "none" for this process, "local" or a Ray address. backend None: CUDA if there is a
-    GPU, else CPU. device: of this process, as torch names it; None: the backend's first. seed None:
-    that of the resumed run, or 0.
+    project: of the commits; None: this repository. cluster: "none" for this process, "local" or a
+    Ray address. backend None: CUDA if there is a GPU, else CPU. device: of this process, as named
+    by torch; None: the backend's first. seed None: the seed of the resumed run, or 0. times: as in
+    `--times`, None for the defaults; without a cluster they apply to the processes that measure
+    kernels from outside.
 
-    times: as in `--times`, None for the defaults; without a cluster, for the processes that
-    measure kernels from outside. For a cluster only: gpus, SKUs or globs, empty for every kind;
-    repeat, the number of measurements of each case, on different GPUs of its kind if there are
-    several.
+    For a cluster only: gpus, SKUs or globs, empty for every kind; repeat, the number of
+    measurements of each case, on different GPUs of its kind if there are several.
     """
 
     cluster: str = NO_CLUSTER
@@ -140,10 +140,10 @@ def _local_pool(options: PoolOptions) -> Iterator[LocalPool]:
         yield LocalPool(InProcessMeter(meter), device)
         return
     times = parse_times(options.times)
-    known = adopted()
+    kernels = adopted()
     limits = (times.start, times.case)
-    processes = ProcessOptions(device, seed, options.tuning, *limits, known.environment)
+    processes = ProcessOptions(device, seed, options.tuning, *limits, kernels.environment)
     with ExitStack() as stack:
         with device_alone(uuid):
-            measurer = stack.enter_context(ProcessMeter(processes, known))
+            measurer = stack.enter_context(ProcessMeter(processes, kernels))
         yield LocalPool(measurer, device, options.project)

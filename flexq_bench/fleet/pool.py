@@ -59,10 +59,10 @@ class Pool(Protocol):
         ...
 
     def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
-        """Measure the works; store each result as soon as it is there, then call on_record with it.
+        """Measure the works; store each result when it arrives, then call on_record with it.
 
-        A case that fails is a result. A run of which some cases could not be measured gets its
-        final status. Raises InfrastructureError, and what on_record raises.
+        A failed case also gives a result. A run with cases that could not be measured gets its
+        final status. Raises InfrastructureError, and any exception of on_record.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Ray actors of one class, one per slot of a cluster: started, called, and replaced when lost.
+"""Ray actors of one class, one per slot of a cluster: started, called, and replaced if lost.
 
 Subclasses are `RayWorkers`, which measures cases, and `RayEvaluators` in
 `flexq_bench.accuracy.ray_evaluation`.
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Actor:
-    """An actor on a slot. uuid empty: it is not ready yet. gpu: its SKU; empty: not known."""
+    """An actor on a slot. uuid empty: it is not ready yet. gpu: its SKU; empty: unknown."""
 
     slot: Slot
     handle: Any
@@ -50,12 +50,13 @@ class _SlotFailures:
 
 
 class RayActors(ABC):
-    """Actors on all devices of a cluster, also of nodes that join later.
+    """Actors on all devices of a cluster, including nodes that join later.
 
-    address: "local" or a Ray address. backend None: GPUs if the cluster has any, else CPUs.
-    actor: the class of the actors, called with the backend and the arguments. most: the largest
-    number of actors; None: no limit. A subclass names the method that every actor is called with
-    first (`greeting`) and converts its result to the worker of a Joined (`introduced`).
+    address: "local" or a Ray address. backend None: GPUs if the cluster has any, else CPUs. actor:
+    the class of the actors, called with the backend and the arguments. most: the largest number of
+    actors; None: no limit. A subclass names the first method that is called on every actor
+    (`greeting`), and converts its result to the worker of a Joined (`introduced`).
+
     Entering the context raises InfrastructureError if Ray can't be started or reached, or has no
     GPU although GPUs were requested.
     """

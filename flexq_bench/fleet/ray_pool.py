@@ -68,10 +68,10 @@ class RayPool:
         if not self._coordinator.workers:
             reasons = "; ".join(self._workers.refusals) or "it has no devices"
             raise InfrastructureError(f"no worker started on this cluster: {reasons}")
-        known = [kind.gpu for kind in self._all_kinds()]
+        available = [kind.gpu for kind in self._all_kinds()]
         for pattern in self._gpus:
-            if not any(fnmatchcase(gpu, pattern) for gpu in known):
-                raise UsageError(unknown("GPU", pattern, known))
+            if not any(fnmatchcase(gpu, pattern) for gpu in available):
+                raise UsageError(unknown("GPU", pattern, available))
 
     def mark_stopped(self) -> None:
         """Mark the workers as stopped."""

@@ -18,7 +18,7 @@ from flexq_bench.repository.provenance import ROOT
 
 LOCAL = "local"
 MAX_CPU_SLOTS = 4
-_OBJECT_STORE_BYTES = 128 << 20  # its objects are cases and results of some hundred kilobytes
+_OBJECT_STORE_BYTES = 128 << 20  # enough for cases and results of some hundred kilobytes
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -28,7 +28,7 @@ _QUIET = {
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 _CLIENT = "ray://"
-_ANSWER_S = 10.0
+_CONNECT_TIMEOUT_S = 10.0
 _TOKEN_MODE = "RAY_AUTH_MODE"
 _TOKEN_FILE = ".ray/auth_token"
 _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
@@ -81,17 +81,18 @@ def _check_reachable(address: str) -> None:
     if address.startswith(_CLIENT) and not (host and port.isdigit()):
         raise ValueError("an address is ray://HOST:PORT")
     if port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
 
 
 def _token(address: str) -> dict[str, str]:
     """Return environment variables with which Ray sends this machine's token to the cluster.
 
-    A cluster requires a token if its head node had one when it started. Empty: none is to be sent.
+    A cluster requires a token if its head node had one when it started. Returns an empty dict if no
+    token is to be sent.
     """
-    has_one = _TOKENS & os.environ.keys() or (Path.home() / _TOKEN_FILE).is_file()
-    may_ask = address == "auto" or address.startswith(_CLIENT)
-    if not may_ask or _TOKEN_MODE in os.environ or not has_one:
+    has_token = _TOKENS & os.environ.keys() or (Path.home() / _TOKEN_FILE).is_file()
+    may_require_token = address == "auto" or address.startswith(_CLIENT)
+    if not may_require_token or _TOKEN_MODE in os.environ or not has_token:
         return {}
     return {_TOKEN_MODE: "token"}
 

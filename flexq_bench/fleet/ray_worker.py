@@ -24,7 +24,7 @@ from kernels.outside.loading import load
 from kernels.outside.sources import KernelSource
 from workloads.case import Case
 
-_RELEASE_TIMEOUT_S = 15.0  # until the process that used the device before has ended
+_RELEASE_TIMEOUT_S = 15.0  # for the previous process on the device to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,10 @@ def _key(data: Mapping[str, object]) -> TuningKey:
 def _wait_for_exclusive_use(meter: Meter) -> None:
     """Raise InfrastructureError if other processes use the device for longer than the timeout."""
     give_up = time.monotonic() + _RELEASE_TIMEOUT_S
-    while others := meter.other_processes():
+    while processes := meter.other_processes():
         if time.monotonic() > give_up:
             raise InfrastructureError(
-                f"{others} other processes compute on {meter.device_info.sku} "
+                f"{processes} other processes compute on {meter.device_info.sku} "
                 f"{meter.device_info.uuid}: end them (nvidia-smi shows them), a worker needs the "
                 "GPU alone"
             )

@@ -1,4 +1,4 @@
-"""Serving of requests, one after the other, on a pool: each is a run or a bisection."""
+"""Serving of requests, one after the other, on a pool. A request becomes a run or a bisection."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class BisectionInput:
     on_step: Callable[[str], None]
 
 
-# Returns a line with the commit, or why none was found. The implementation is in `ci`.
+# Returns a line with the commit, or with the reason why none was found. Implemented in `ci`.
 Search = Callable[[BisectionInput], str]
 
 
@@ -112,10 +112,10 @@ def serve_next(
 ) -> Served | None:
     """Measure the oldest request that fits this kind of device; None: there is none.
 
-    A request that can't be measured fails without an exception, and so does one while serving which
-    MAX_DEATHS servers died in a row. Outages of the database are waited for. Raises what the device
-    raises, DatabaseError for errors that are not an outage, and KeyboardInterrupt; another server
-    then continues the request, at once or when its lease has expired.
+    A request that can't be measured fails without an exception; so does a request during which
+    MAX_DEATHS servers in a row died. An outage of the database is waited for. Raises exceptions of
+    the device, DatabaseError for errors that are not an outage, and KeyboardInterrupt. Another
+    server then continues the request, at once or when its lease has expired.
     """
     request = _claim(database, kind, server)
     if request is None:
@@ -189,8 +189,8 @@ def _bisect(
         return _finish(database, request, "failed", None, str(error))
     try:
         case = bisection.case
-        given = BisectionInput(repository, case, good, commits, device, compare, on_step)
-        detail = search(given)
+        search_input = BisectionInput(repository, case, good, commits, device, compare, on_step)
+        detail = search(search_input)
     except CancelledError as error:
         return Served(request.uuid, "cancelled", None, str(error))
     except REVISION_REFUSALS as error:
@@ -211,15 +211,15 @@ def _compare_function(
     repository: Path,
 ) -> Callable[[str], CaseComparison]:
     """Return a function that compares a commit with the good one; its calls are limited."""
-    done = 0
+    comparisons = 0
 
     def compare(commit: str) -> CaseComparison:
-        nonlocal done
-        if done >= MAX_COMPARISONS:
+        nonlocal comparisons
+        if comparisons >= MAX_COMPARISONS:
             raise UsageError(f"{MAX_COMPARISONS} comparisons are done, a request has no more")
-        # Before the comparison: if it ends its server, that counts as a death of the request.
-        _renew(database, request, server, has_result=done > 0)
-        done += 1
+        # Renewed before the comparison, so that a server that dies during it counts as a death.
+        _renew(database, request, server, has_result=comparisons > 0)
+        comparisons += 1
         with _renewing_lease(database, request, server, LONGEST_COMPARISON_S):
             (result,) = pool.compare(kind.gpu, repository, bisection.good, commit, [bisection.case])
         return result
@@ -309,7 +309,7 @@ def _renew(
 def _renew_in(
     session: Session, request: ClaimedRequest, server: str, *, has_result: bool = False
 ) -> bool:
-    lock_for_writing(session.connection())  # the time after waiting for it counts
+    lock_for_writing(session.connection())  # first, as waiting for the lock takes time
     until = database_time(session) + LEASE
     return renew_request(session, request.uuid, server, until=until, has_result=has_result)
 
@@ -319,7 +319,7 @@ def _claim(database: Database, kind: Kind, server: str) -> ClaimedRequest | None
     while True:
         try:
             with database.session() as session:
-                lock_for_writing(session.connection())  # the time after waiting for it counts
+                lock_for_writing(session.connection())  # first, as waiting for the lock takes time
                 now = database_time(session)
                 return claim_request(session, server, (kind.gpu,), until=now + LEASE, at=now)
         except AWAY as error:
@@ -328,18 +328,18 @@ def _claim(database: Database, kind: Kind, server: str) -> ClaimedRequest | None
         # return it. Then wait until other servers have renewed their leases, which may have expired
         # during the outage and would count as deaths.
         _return_requests(database, server)
-        _wait_for_others()
+        _wait_for_lease_renewals()
 
 
-def _wait_for_others() -> None:
+def _wait_for_lease_renewals() -> None:
     time.sleep(2 * BEAT_S)
 
 
 def _return_request(database: Database, server: str, error: BaseException) -> None:
     """Return the request to the queue after an error that the request did not cause.
 
-    After an interrupt this does not wait for an unavailable database; after a failure it does,
-    since a request that is not returned counts as a death.
+    After an interrupt this does not wait for an unavailable database. After a failure it waits,
+    because a request that is not returned counts as a death.
     """
     if isinstance(error, KeyboardInterrupt):
         with suppress(DatabaseError), database.session() as session:

@@ -36,13 +36,13 @@ BISECT = "bisect"
 MAX_COMPARISONS = 20  # per bisection; 1000 commits need eleven if every comparison is conclusive
 _LONGEST_KEY = 400
 _FULL_SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-# Assumed for an unknown GPU: all kernels run on it, so that the cases of all are counted.
+# Assumed for an unknown GPU, on which all kernels run, so that the cases of all are counted.
 _MOST_CAPABLE: Capability = (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """A search for the commit after `good` up to `bad` that changed a case. good, bad: full ids."""
+    """A search for the commit after `good` up to `bad` that changed a case. Both are full shas."""
 
     case: Case
     good: str

@@ -65,6 +65,6 @@ def is_given_up(failures: int) -> bool:
 
 
 def pause_s(failures: int) -> float:
-    """Seconds until a slot is tried again after this number of failures in a row."""
+    """Return the seconds until a slot is tried again after this number of failures in a row."""
     # No pause after the first: the case may have ended the process, not the device.
     return 0.0 if failures == 1 else min(2.0**failures, LONGEST_PAUSE_S)

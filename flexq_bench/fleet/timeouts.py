@@ -15,9 +15,10 @@ class Times:
     """Timeouts and intervals; set with `--times lease=120,case=600` or FLEXQ_BENCH_TIMES.
 
     start: until a worker is ready. case: until a result; then the worker's process is replaced.
-    beat: interval of heartbeats, which renew leases. lease: without a renewal for so long, a job
-    can be leased to another worker. device: until a GPU of a kind with queued jobs is available
-    (again). scan: interval of checks for new nodes. database: longest outage of the database.
+    beat: interval of heartbeats, which renew leases. lease: a job whose lease was not renewed for
+    this time can be leased to another worker. device: until a GPU of a kind with queued jobs
+    becomes available (again). scan: interval of checks for new nodes. database: longest outage of
+    the database.
     """
 
     start: float = 180.0
@@ -43,13 +44,13 @@ class Times:
 
 
 def parse_times(text: str | None) -> Times:
-    """Parse `lease=120,case=600`; what is not given has its default. Raises UsageError."""
+    """Parse `lease=120,case=600`; missing values have their defaults. Raises UsageError."""
     values: dict[str, float] = {}
     for part in filter(None, (piece.strip() for piece in (text or "").split(","))):
         name, _, number = part.partition("=")
-        known = [item.name for item in fields(Times)]
-        if name not in known:
-            raise UsageError(unknown("time", name, known))
+        names = [item.name for item in fields(Times)]
+        if name not in names:
+            raise UsageError(unknown("time", name, names))
         try:
             values[name] = float(number)
         except ValueError:

@@ -11,7 +11,7 @@ from db.clock import database_time
 from db.engine import Session
 from flexq_bench.runs.owner import is_dead
 
-# Twice what a case may take before its worker is replaced (flexq_bench.fleet.timeouts).
+# Twice the time limit of a case (flexq_bench.fleet.timeouts).
 QUIET_S = 600.0
 NIGHT_QUIET_S = 3600.0  # a night stores nothing until all its candidates are compared
 _SILENT_S = 120.0  # twelve heartbeats of a worker
@@ -19,7 +19,7 @@ _SILENT_S = 120.0  # twelve heartbeats of a worker
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A run, night or request without progress. what: which of them. seconds: since when."""
+    """A run, night or request without progress. what: its kind. seconds: time without progress."""
 
     what: str
     name: str
@@ -43,7 +43,7 @@ def stalls(session: Session) -> list[Stall]:
 def _runs(session: Session, now: datetime) -> Iterator[Stall]:
     running = queries.owned_runs(session)
     newest = queries.last_results(session, [run.uuid for run in running])
-    progress_by_run = {one.run: one for one in queries.progress(session)}
+    progress_by_run = {row.run: row for row in queries.progress(session)}
     for run in running:
         idle_s = (now - newest.get(run.uuid, run.created_at)).total_seconds()
         dead = run.owner is not None and is_dead(run.owner)
@@ -67,12 +67,14 @@ def _stall_reason(session: Session, now: datetime, run: queries.Progress) -> str
     workers = queries.workers(session, live=True)
     if not workers:
         return f"{run.open} jobs wait and no worker is alive"
-    silent = [one for one in workers if (now - one.heartbeat_at).total_seconds() > _SILENT_S]
+    silent = [
+        worker for worker in workers if (now - worker.heartbeat_at).total_seconds() > _SILENT_S
+    ]
     if len(silent) == len(workers):
-        worst = min(silent, key=lambda one: one.heartbeat_at)
+        worst = min(silent, key=lambda worker: worker.heartbeat_at)
         seconds = (now - worst.heartbeat_at).total_seconds()
         return f"worker {worst.uuid[:8]} on {worst.host} is silent for {seconds:.0f} s"
-    busy = [one for one in workers if one.case_key is not None]
+    busy = [worker for worker in workers if worker.case_key is not None]
     if busy:
         return f"worker {busy[0].uuid[:8]} on {busy[0].host} is still in {busy[0].case_key}"
     return f"{run.open} jobs wait and {len(workers)} workers are idle"
@@ -90,7 +92,7 @@ def _nights(session: Session, now: datetime) -> Iterator[Stall]:
 
 
 def _requests(session: Session, now: datetime) -> Iterator[Stall]:
-    alive = {one.gpu for one in queries.workers(session, live=True)}
+    alive = {worker.gpu for worker in queries.workers(session, live=True)}
     for row in queries.requests(session, states=("queued",)):
         idle_s = (now - row.created_at).total_seconds()
         if idle_s < QUIET_S:

@@ -62,8 +62,10 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """Results of one transaction. claimed: attempt of each leased job. stored: record of each
-    finished job. deaths: number of worker deaths of each returned job.
+    """Results of one transaction.
+
+    claimed: attempt number of each leased job. stored: record of each finished job. deaths: number
+    of worker deaths of each returned job.
     """
 
     claimed: Mapping[int, int]
@@ -74,7 +76,7 @@ class Flushed:
 class WriteBuffer:
     """Collects writes; a flush stores them and leases jobs in one transaction.
 
-    During an outage of the database writes stay in the buffer and no job is leased.
+    During an outage of the database the writes stay in the buffer and no job is leased.
     """
 
     def __init__(
@@ -112,12 +114,13 @@ class WriteBuffer:
         self._pending.choices.extend(choices)
 
     def flush(
-        self, claims: Mapping[int, str], beats: Sequence[Beat], *, ours: Collection[str] = ()
+        self, claims: Mapping[int, str], beats: Sequence[Beat], *, own_workers: Collection[str] = ()
     ) -> Flushed | None:
         """Write what is pending, renew leases, lease jobs; None: the database is unavailable.
 
-        claims: the worker's uuid by job. ours: as in `claim_jobs`. Raises InfrastructureError after
-        too long an outage, DatabaseError for errors that are not an outage.
+        claims: the worker's uuid by job. own_workers: as in `claim_jobs`. Raises
+        InfrastructureError after too long an outage, DatabaseError for errors that are not an
+        outage.
         """
         if not (self._pending or claims or beats):
             return Flushed({}, {}, {})
@@ -125,7 +128,7 @@ class WriteBuffer:
             return None
         try:
             with self._database.session() as session:
-                flushed = self._write(session, claims, beats, ours)
+                flushed = self._write(session, claims, beats, own_workers)
         except AWAY as error:
             self._handle_outage(error)
             return None
@@ -148,7 +151,7 @@ class WriteBuffer:
     def unwritten_jobs(self) -> set[int]:
         """Jobs whose result or return is not written yet."""
         pending = self._pending
-        returned = {one.job for one in pending.returned}
+        returned = {returned_job.job for returned_job in pending.returned}
         return returned | pending.results.keys() | pending.quarantined.keys()
 
     @property
@@ -166,9 +169,9 @@ class WriteBuffer:
         session: Session,
         claims: Mapping[int, str],
         beats: Sequence[Beat],
-        ours: Collection[str],
+        own_workers: Collection[str],
     ) -> Flushed:
-        lock_for_writing(session.connection())  # the time after waiting for it counts
+        lock_for_writing(session.connection())  # first, as waiting for the lock takes time
         now = database_time(session)
         until = now + timedelta(seconds=self._times.lease)
         pending = self._pending
@@ -190,7 +193,9 @@ class WriteBuffer:
         for worker, detail in pending.ended:
             end_worker(session, worker, detail=detail, at=now)
         claimed = (
-            claim_jobs(session, claims, until=until, at=now, own_workers=ours) if claims else {}
+            claim_jobs(session, claims, until=until, at=now, own_workers=own_workers)
+            if claims
+            else {}
         )
         records = {**pending.results, **pending.quarantined}
         return Flushed(claimed, {job: records[job] for job in stored}, deaths)

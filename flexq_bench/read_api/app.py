@@ -69,18 +69,18 @@ class _Cache:
 
     def __init__(self, version: Callable[[], int | None]) -> None:
         self._version = version
-        self._kept: OrderedDict[_Key, _Response] = OrderedDict()
+        self._responses: OrderedDict[_Key, _Response] = OrderedDict()
         self._bytes = 0
         self._pending: dict[_Key, asyncio.Task[_Response]] = {}
 
     def fresh(self, key: _Key) -> _Response | None:
-        kept = self._kept.get(key)
-        return kept if kept is not None and time.monotonic() < kept.until else None
+        cached = self._responses.get(key)
+        return cached if cached is not None and time.monotonic() < cached.until else None
 
     async def get(self, key: _Key, compute: Callable[[], _Content]) -> _Response:
-        kept = self.fresh(key)
-        if kept is not None:
-            return kept
+        cached = self.fresh(key)
+        if cached is not None:
+            return cached
         task = self._pending.get(key)
         if task is None:
             task = asyncio.create_task(self._compute(key, compute))
@@ -90,22 +90,22 @@ class _Cache:
         return await asyncio.shield(task)
 
     async def _compute(self, key: _Key, compute: Callable[[], _Content]) -> _Response:
-        kept = await run_in_threadpool(self._current, self._kept.get(key), compute)
-        old = self._kept.pop(key, None)
-        self._bytes += _size(key, kept) - (0 if old is None else _size(key, old))
-        self._kept[key] = kept
-        while len(self._kept) > _MAX_CACHED or self._bytes > _MAX_CACHED_BYTES:
-            self._bytes -= _size(*self._kept.popitem(last=False))
-        return kept
+        cached = await run_in_threadpool(self._current, self._responses.get(key), compute)
+        old = self._responses.pop(key, None)
+        self._bytes += _size(key, cached) - (0 if old is None else _size(key, old))
+        self._responses[key] = cached
+        while len(self._responses) > _MAX_CACHED or self._bytes > _MAX_CACHED_BYTES:
+            self._bytes -= _size(*self._responses.popitem(last=False))
+        return cached
 
-    def _current(self, kept: _Response | None, compute: Callable[[], _Content]) -> _Response:
+    def _current(self, cached: _Response | None, compute: Callable[[], _Content]) -> _Response:
         """Return the cached response if it is still valid, else a new one."""
         try:
             version = self._version()  # before reading, so that concurrent writes invalidate it
         except DatabaseError:  # reported by the response
             version = None
-        if kept is not None and kept.status != 503 and kept.version == version is not None:
-            return replace(kept, until=time.monotonic() + CACHE_S)
+        if cached is not None and cached.status != 503 and cached.version == version is not None:
+            return replace(cached, until=time.monotonic() + CACHE_S)
         status, body, media_type = compute()
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         unchanged = [
@@ -127,13 +127,13 @@ class _CacheMiddleware:
     """Middleware that sends a cached response before routing, which costs more than sending it."""
 
     def __init__(self, cache: _Cache, routes: ASGIApp) -> None:
-        self._answers, self._routes = cache, routes
+        self._cache, self._routes = cache, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
-            kept = self._answers.fresh(_key(scope))
-            if kept is not None:
-                await kept.send_to(scope, send)
+            cached = self._cache.fresh(_key(scope))
+            if cached is not None:
+                await cached.send_to(scope, send)
                 return
         await self._routes(scope, receive, send)
 
@@ -142,12 +142,12 @@ class _CachedEndpoint:
     """Endpoint of a route: sends the cached response of its URL, or a new one."""
 
     def __init__(self, cache: _Cache, compute: Callable[[Request], _Content]) -> None:
-        self._answers, self._compute = cache, compute
+        self._cache, self._compute = cache, compute
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        kept = await self._answers.get(_key(scope), lambda: self._compute(request))
-        await kept.send_to(scope, send)
+        cached = await self._cache.get(_key(scope), lambda: self._compute(request))
+        await cached.send_to(scope, send)
 
 
 def api_app(database: Database, *, repository: Path | None = None) -> ASGIApp:
@@ -159,17 +159,17 @@ def api_app(database: Database, *, repository: Path | None = None) -> ASGIApp:
     cache = _Cache(database.version if repository is None else lambda: None)
 
     def json_route(endpoint: Endpoint) -> Route:
-        adapter: TypeAdapter[Any] = TypeAdapter(endpoint.gives)
+        adapter: TypeAdapter[Any] = TypeAdapter(endpoint.response_type)
 
         def compute(request: Request) -> _Content:
-            given = dict(request.query_params) | {
+            values = dict(request.query_params) | {
                 name: str(value) for name, value in request.path_params.items()
             }
 
             def answer() -> bytes:
-                parameters = endpoint.read(given)
+                parameters = endpoint.read(values)
                 with database.session() as session:
-                    return adapter.dump_json(endpoint.answer(session, parameters))
+                    return adapter.dump_json(endpoint.respond(session, parameters))
 
             return _guarded(answer, _JSON)
 
@@ -202,9 +202,9 @@ def _key(scope: Scope) -> _Key:
     return scope["path"], scope["query_string"]
 
 
-def _size(key: _Key, kept: _Response) -> int:
+def _size(key: _Key, cached: _Response) -> int:
     """Return the bytes of a response and of its URL, whose length the client chooses."""
-    return len(kept.body) + len(key[0]) + len(key[1])
+    return len(cached.body) + len(key[0]) + len(key[1])
 
 
 def _guarded(answer: Callable[[], bytes], media_type: str) -> _Content:
@@ -221,8 +221,8 @@ def _guarded(answer: Callable[[], bytes], media_type: str) -> _Content:
         return 503, _error("the database can't be read now: try again later"), _JSON
 
 
-def _error(words: str) -> bytes:
-    return json.dumps({"error": words}).encode()
+def _error(message: str) -> bytes:
+    return json.dumps({"error": message}).encode()
 
 
 def _matches(if_none_match: str, etag: str) -> bool:
@@ -231,10 +231,10 @@ def _matches(if_none_match: str, etag: str) -> bool:
 
 
 async def _not_found(request: Request, _: Exception) -> Response:
-    words = f"no {request.url.path:.200} here: /openapi.json lists the addresses"
-    return Response(_error(words), 404, media_type=_JSON)
+    message = f"no {request.url.path:.200} here: /openapi.json lists the addresses"
+    return Response(_error(message), 404, media_type=_JSON)
 
 
 async def _method_not_allowed(request: Request, _: Exception) -> Response:
-    words = "this API only reads: use GET"
-    return Response(_error(words), 405, {"Allow": "GET, HEAD"}, _JSON)
+    message = "this API only reads: use GET"
+    return Response(_error(message), 405, {"Allow": "GET, HEAD"}, _JSON)

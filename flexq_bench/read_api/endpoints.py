@@ -13,7 +13,7 @@ from db.decisions import ALERT_STATES
 from db.engine import Session
 from db.records import TIME_METRICS
 from flexq_bench.errors import UsageError
-from flexq_bench.read_api import answers
+from flexq_bench.read_api import responses
 
 OPENAPI = "3.1.0"
 VERSION = "1.0.0"  # of the API; a breaking change increases the major version and /v1
@@ -24,7 +24,7 @@ class Parameter:
     """A parameter. kind: str or int. least, most: bounds of an int. choices: empty: any text."""
 
     name: str
-    about: str
+    description: str
     kind: type = str
     in_path: bool = False
     least: int = 0
@@ -53,26 +53,26 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A JSON endpoint. answer: a function of answers.py; gives: its return type."""
+    """A JSON endpoint. respond: a function of responses.py; response_type: its return type."""
 
     path: str
     name: str
-    about: str
-    answer: Callable[[Session, Mapping[str, Any]], Any]
-    gives: type
+    description: str
+    respond: Callable[[Session, Mapping[str, Any]], Any]
+    response_type: type
     parameters: tuple[Parameter, ...] = ()
 
-    def read(self, given: Mapping[str, str]) -> dict[str, Any]:
+    def read(self, values: Mapping[str, str]) -> dict[str, Any]:
         """Parse the parameters of a request. Raises UsageError if one is unknown or invalid."""
         known = {parameter.name: parameter for parameter in self.parameters}
-        unknown = sorted(set(given) - set(known))
+        unknown = sorted(set(values) - set(known))
         if unknown:
             names = ", ".join(known) or "none"
             raise UsageError(f"no parameter {unknown[0]!r:.60} here: there are {names}")
-        return {name: known[name].read(text) for name, text in given.items()}
+        return {name: known[name].read(text) for name, text in values.items()}
 
 
-_LIMIT = Parameter("limit", "maximum number of rows", int, least=1, most=answers.MAX_LIMIT)
+_LIMIT = Parameter("limit", "maximum number of rows", int, least=1, most=responses.MAX_LIMIT)
 _OFFSET = Parameter("offset", "number of rows to skip", int)
 _PAGE = (_LIMIT, _OFFSET)
 _ID = Parameter("id", "id", int, in_path=True, least=1)
@@ -86,45 +86,47 @@ _SERIES = (
 _STATES = ("open", "all", *ALERT_STATES[1:])
 
 ENDPOINTS = (
-    Endpoint("/v1/status", "status", "overview of the database", answers.status, answers.Status),
     Endpoint(
-        "/v1/series", "listSeries", "all series", answers.series_list, answers.SeriesList,
+        "/v1/status", "status", "overview of the database", responses.status, responses.Status
+    ),
+    Endpoint(
+        "/v1/series", "listSeries", "all series", responses.series_list, responses.SeriesList,
         (*_SERIES, Parameter("variant", "variant of the kernel"),
          Parameter("n", "output features", int, least=1),
          Parameter("k", "input features", int, least=1), *_PAGE),
     ),
     Endpoint(
         "/v1/series/{id}", "getSeries", "the history of a series, its newest results",
-        answers.series_history, answers.SeriesHistory, (_ID, _LIMIT),
+        responses.series_history, responses.SeriesHistory, (_ID, _LIMIT),
     ),
     Endpoint(
         "/v1/alerts", "listAlerts", "alerts, newest first; by default the open ones",
-        answers.alert_list, answers.AlertList,
+        responses.alert_list, responses.AlertList,
         (Parameter("state", "open: all open states", choices=_STATES), *_PAGE),
     ),
     Endpoint(
         "/v1/alerts/{id}", "getAlert", "an alert with its verdicts and events",
-        answers.alert_detail, answers.AlertDetail, (_ID,),
+        responses.alert_detail, responses.AlertDetail, (_ID,),
     ),
     Endpoint(
-        "/v1/runs", "listRuns", "runs, newest first", answers.run_list, answers.RunList,
+        "/v1/runs", "listRuns", "runs, newest first", responses.run_list, responses.RunList,
         (Parameter("suite", "name"), Parameter("status", "complete, running, …"),
          Parameter("gpu", "SKU"),
          Parameter("limit", "maximum number of rows", int, least=1, most=100)),
     ),
     Endpoint(
         "/v1/runs/{uuid}", "getRun", "a run, and its missing cases",
-        answers.run_detail, answers.RunDetail, (_UUID,),
+        responses.run_detail, responses.RunDetail, (_UUID,),
     ),
     Endpoint(
         "/v1/runs/{uuid}/results", "getRunResults", "all results of a run",
-        answers.run_results, answers.ResultList, (_UUID, *_PAGE),
+        responses.run_results, responses.ResultList, (_UUID, *_PAGE),
     ),
     Endpoint(
         "/v1/results/latest", "latestResults",
         "the newest accepted result of each series, of one regime and project; without sweeps by "
         "default",
-        answers.latest_results, answers.ResultList,
+        responses.latest_results, responses.ResultList,
         (*_SERIES, Parameter("suite", "only results of this suite"),
          Parameter("regime", "measurement regime", choices=tuple(TIME_METRICS)),
          Parameter("sweeps", "include one-off sweeps", choices=("yes",)), *_PAGE),
@@ -174,11 +176,11 @@ def document() -> dict[str, Any]:
     }
     paths: dict[str, Any] = {}
     for endpoint in ENDPOINTS:
-        schema = TypeAdapter(endpoint.gives).json_schema(
+        schema = TypeAdapter(endpoint.response_type).json_schema(
             mode="serialization", ref_template="#/components/schemas/{model}"
         )
         schemas |= schema.pop("$defs", {})
-        schemas[endpoint.gives.__name__] = schema
+        schemas[endpoint.response_type.__name__] = schema
         paths[endpoint.path] = {"get": _operation(endpoint)}
     paths["/badge.svg"] = _BADGE
     return {
@@ -194,28 +196,28 @@ def document() -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
-    def answer(about: str, name: str) -> dict[str, Any]:
+    def response(description: str, name: str) -> dict[str, Any]:
         schema = {"$ref": f"#/components/schemas/{name}"}
-        return {"description": about, "content": {"application/json": {"schema": schema}}}
+        return {"description": description, "content": {"application/json": {"schema": schema}}}
 
     return {
         "operationId": endpoint.name,
-        "summary": endpoint.about,
+        "summary": endpoint.description,
         "parameters": [
             {
                 "name": parameter.name,
                 "in": "path" if parameter.in_path else "query",
                 "required": parameter.in_path,
-                "description": parameter.about,
+                "description": parameter.description,
                 "schema": parameter.schema(),
             }
             for parameter in endpoint.parameters
         ],
         "responses": {
-            "200": answer(endpoint.about, endpoint.gives.__name__),
+            "200": response(endpoint.description, endpoint.response_type.__name__),
             "304": {"description": "as the ETag of the request says"},
-            "404": answer("not stored", "Error"),
-            "422": answer("invalid parameter", "Error"),
-            "503": answer("the database can't be read", "Error"),
+            "404": response("not stored", "Error"),
+            "422": response("invalid parameter", "Error"),
+            "503": response("the database can't be read", "Error"),
         },
     }

@@ -1,1 +1,1 @@
-"""The git repository that code comes from: revisions, worktrees, provenance of measured code."""
+"""Git repositories of the measured code: revisions, worktrees, builds, provenance."""

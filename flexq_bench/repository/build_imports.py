@@ -1,8 +1,9 @@
-"""Imports of a process that runs a project's kernels: a commit's modules from its build alone.
+"""Imports in a process that runs a project's kernels: all modules come from one commit's build.
 
-A developer often has the project itself installed beside this program, editable or not. Import
-hooks of editable installations come before PYTHONPATH, and a package that a build does not have
-is found among what is installed: both sides of a comparison would then run the same code.
+Developers often have the project itself installed next to this program, editable or not. Import
+hooks of editable installations take precedence over PYTHONPATH, and a package that is missing in a
+build would be imported from the installation. Both sides of a comparison would then run the same
+code.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from types import ModuleType
 from flexq_bench.repository.provenance import PACKAGES
 
 VARIABLE = "FLEXQ_BENCH_PROJECT_BUILD"
-_INSTALLED = "site-packages"  # a virtual environment may lie in a checkout
+_INSTALLED = "site-packages"  # in a virtual environment, which may be inside of a checkout
 
 
 @dataclass(frozen=True)
 class BuildPlace:
-    """A build. home: the folder of all that it has. builds: that of all builds. checkout: the
-    repository as it is checked out. distribution: the name of its package; empty: it has none."""
+    """Location of a build.
+
+    home: the folder of the build. builds: the folder of all builds. checkout: the repository's
+    working tree. distribution: name of its package; empty: it has none.
+    """
 
     home: str
     builds: str
@@ -36,12 +40,12 @@ class BuildPlace:
     distribution: str = ""
 
     def variables(self) -> Mapping[str, str]:
-        """Variables that make a process import from this build."""
+        """Return environment variables that make a process import from this build."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 
 class _BuildFinder:
-    """Finds top-level modules in a build first, and refuses those of its project elsewhere."""
+    """Import hook: finds modules in a build first, and refuses other copies of the project's."""
 
     def __init__(self, place: BuildPlace) -> None:
         self._place = place
@@ -86,7 +90,7 @@ class _BuildFinder:
 
     def _is_of_a_checkout(self, place: str) -> bool:
         path = Path(os.path.realpath(place))
-        if path.is_relative_to(self._place.builds):  # a build command that installed another one
+        if path.is_relative_to(self._place.builds):  # a build command installed another build
             return True
         checkout = self._place.checkout
         return path.is_relative_to(checkout) and (
@@ -95,8 +99,11 @@ class _BuildFinder:
 
     @cached_property
     def _own_names(self) -> frozenset[str]:
-        """Top-level modules of an installed distribution of the project's name, and the module of
-        that name: of an editable installation nobody may tell more."""
+        """Names of the project's top-level modules.
+
+        These are the modules of its installed distribution, and the module of the distribution's
+        name: the metadata of an editable installation may list no modules.
+        """
         own = _canonical(self._place.distribution)
         if not own:
             return frozenset()
@@ -108,14 +115,15 @@ class _BuildFinder:
 
 
 def _canonical(distribution: str) -> str:
-    """A distribution's name as indexes compare it."""
+    """Normalize the name of a distribution, as package indexes do."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def import_from_build() -> None:
-    """From now on import modules of a project from the build that the environment names, if any.
+    """Import a project's modules from the build that the environment names, if it names one.
 
-    A module of the project that lies elsewhere then raises ImportError of one line.
+    Importing a module of the project from elsewhere then raises ImportError with a one-line
+    message.
     """
     described = os.environ.get(VARIABLE)
     if described and not any(isinstance(finder, _BuildFinder) for finder in sys.meta_path):

@@ -1,8 +1,9 @@
-"""Processes that a process started, found wherever they went, and stopped or ended.
+"""Descendants of a process: finding, stopping and killing them.
 
-A process group ends with one signal, but who starts a session of its own leaves it, and whose
-parent ends is adopted by init. Environments are inherited: a variable with a name drawn at random
-marks all descendants, whose environments Linux shows their user in /proc.
+A signal to a process group is not enough: a process that starts its own session leaves the group,
+and a process whose parent has ended becomes a child of init. All descendants inherit the
+environment, though. A variable with a random name therefore marks them; on Linux, a user can read
+the environments of own processes in /proc.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _PREFIX = "FLEXQ_BENCH_STARTED_"
-_ROUNDS = 20  # a process may start another between a look and its end
+_ROUNDS = 20  # a process may start another one between the search and the signal
 
 
 def new_mark() -> str:
-    """The name of a variable to start a process with, whose descendants are to end with it."""
+    """Return a random name of an environment variable that marks a process and its descendants."""
     return _PREFIX + secrets.token_hex(8)
 
 
 def end_marked(mark: str) -> None:
-    """End all processes of ours whose environment has the mark, and what they started.
+    """Kill all of this user's processes whose environment has the mark, and their children.
 
-    One that starts another with an emptied environment and ends before this is not found: an
-    unprivileged process can't follow it. Does nothing where there is no /proc.
+    A process is not found if it cleared its environment and its parent ended before the search; an
+    unprivileged process can't trace it. Does nothing without /proc.
     """
     for _ in range(_ROUNDS):
         found = _marked(mark.encode() + b"=")
@@ -38,7 +39,10 @@ def end_marked(mark: str) -> None:
 
 
 def stop_marked(mark: str, besides: Iterable[int] = ()) -> set[int]:
-    """Stop all processes that `end_marked` would end but those of `besides`; the process ids."""
+    """Stop (SIGSTOP) the processes that `end_marked` would kill, and return their ids.
+
+    besides: ids of processes to leave running.
+    """
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
         found = _marked(mark.encode() + b"=") - stopped - set(besides)
@@ -50,7 +54,7 @@ def stop_marked(mark: str, besides: Iterable[int] = ()) -> set[int]:
 
 
 def continue_stopped(pids: Iterable[int]) -> None:
-    """Let processes that `stop_marked` stopped go on."""
+    """Continue the processes that `stop_marked` stopped."""
     _signal(pids, signal.SIGCONT)
 
 
@@ -65,8 +69,8 @@ def _marked(start: bytes) -> set[int]:
     found: set[int] = set()
     for folder in _PROC.glob("[0-9]*"):
         pid = int(folder.name)
-        with suppress(OSError):  # ended meanwhile, or another user's
-            # The name of the program, in brackets, may have any bytes.
+        with suppress(OSError):  # the process has ended, or belongs to another user
+            # The name of the program, in brackets, may contain any bytes.
             state, parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:2]
             if state in (b"Z", b"X"):
                 continue

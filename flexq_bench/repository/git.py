@@ -1,4 +1,4 @@
-"""Git, as all of this package calls it."""
+"""Calls of git with the settings that all of this package uses."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
 
-_TIMEOUT_S = 120.0  # a checkout of a large tree on a slow disk
-# Inside a git hook these point at the hook's repository, whichever folder git is told.
+_TIMEOUT_S = 120.0  # long enough to check out a large tree on a slow disk
+# Within a git hook these select the hook's repository, regardless of the folder of a command.
 _OF_A_HOOK = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"}
-# A repository may have its hooks in the tree: code of the revision that is checked out.
+# Hooks may be files of the tree, and so code of the revision that is checked out.
 _NO_PROGRAMS = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
 
 
 class GitError(InfrastructureError):
-    """Git itself failed."""
+    """Git can't be run, or failed."""
 
 
 def run_git(
@@ -26,9 +26,9 @@ def run_git(
     environment: Mapping[str, str] | None = None,
     given: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """A git command in a folder, without its hooks, whatever the exit code.
+    """Run a git command in a folder, without hooks, and return its result for any exit code.
 
-    given: for its stdin. Raises GitError if it doesn't run.
+    given: its stdin. Raises GitError if git can't be run.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     own = {"LC_ALL": "C", "GIT_LFS_SKIP_SMUDGE": "1"}
@@ -53,7 +53,7 @@ def git_output(
     environment: Mapping[str, str] | None = None,
     given: str | None = None,
 ) -> str:
-    """Output of a git command in a folder. Raises GitError with what git says if it fails."""
+    """Return the output of a git command in a folder. Raises GitError with git's message."""
     done = run_git(folder, *arguments, environment=environment, given=given)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -62,18 +62,21 @@ def git_output(
 
 
 def commits_with(folder: Path, good: str, bad: str) -> list[str]:
-    """Commits after `good` up to `bad`, oldest first: of bad's first parents those that contain
-    good. Before a branch with `good` was merged, the others did not. Raises GitError."""
+    """Return the commits after `good` up to `bad`, oldest first, that are relevant to a search.
+
+    These are the first parents of bad that contain good; commits on bad's side from before `good`
+    was merged do not contain it. Raises GitError.
+    """
     between = f"{good}..{bad}"
-    # Both in one call would follow `good` along first parents alone.
+    # In a single call, `good` would be followed along first parents only.
     containing = set(git_output(folder, "rev-list", "--ancestry-path", between).splitlines())
     first = git_output(folder, "rev-list", "--first-parent", "--reverse", between).splitlines()
     return [commit for commit in first if commit in containing]
 
 
 def commits_of_tags(folder: Path) -> dict[str, str]:
-    """The full sha of the commit of each tag, by the tag's name. Raises GitError outside of git."""
-    # What an annotated tag points at stands in the last field, which a plain one leaves empty.
+    """Return the full sha of the commit of each tag, by name. Raises GitError outside of git."""
+    # The last field is the target of an annotated tag; it is empty for a lightweight one.
     form = "%(refname:short)%09%(objecttype)%09%(objectname)%09%(*objecttype)%09%(*objectname)"
     lines = git_output(folder, "for-each-ref", "refs/tags", f"--format={form}").splitlines()
     tags = {}

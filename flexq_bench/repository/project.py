@@ -1,21 +1,21 @@
-"""The project file of another repository, `flexq-bench.toml`, as its folder or a commit has it.
+"""The project file of another repository, `flexq-bench.toml`, in its working tree or in a commit.
 
-It lies at the repository's root or in a folder of it, which all that it names is relative to.
+It is at the repository's root or in a subfolder. Its paths are relative to its own folder.
 
 version = 1
 name = "acme-kernels"                # before the dot in the names of its kernels
-kernels = ["kernels/w6a8.py"]        # files, or modules beside this file, in src/ or installed
-suite = "bench/suite.toml"           # a .toml beside this file, or the name of one of ours
-policy = "bench/policy.toml"         # optional: of `gate perf`
+kernels = ["kernels/w6a8.py"]        # files, or modules next to this file, in src/ or installed
+suite = "bench/suite.toml"           # a .toml file, or the name of a built-in suite
+policy = "bench/policy.toml"         # optional: policy of `gate perf`
 slower_percent = 2.0                 # optional, without a policy: the largest accepted slow-down
-owner = "kernels"                    # optional, without a policy: who is asked
+owner = "kernels"                    # optional, without a policy: the owner of regressions
 
-[variables]                          # optional: of the environment of builds and of kernels
+[variables]                          # optional: environment variables of builds and kernels
 ACME_MODE = "fast"
 
 [build]                              # optional
 command = "make"                     # run by a shell in a fresh checkout; default: nothing to build
-environment = "pip"                  # none, pip or uv: installs `packages` beside those of ours
+environment = "pip"                  # none, pip or uv: installs `packages` in addition to ours
 packages = ["-r", "requirements.txt"]  # arguments of `pip install`
 timeout_s = 1800                     # of the command, and of the installation
 """
@@ -57,13 +57,13 @@ from workloads.errors import WorkloadError
 FILE = "flexq-bench.toml"
 VERSION = 1
 WORKING_TREE = "."
-# A commit that is made of a working tree is nobody's, and no branch holds it.
+# Author and committer of the temporary commit of a working tree, which is on no branch.
 _NOBODY = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
     for what, value in (("NAME", "flexq-bench"), ("EMAIL", "flexq-bench@localhost"))
 }
-# Of files that kernels are made of; others lie in working trees that nobody means to measure.
+# Kinds of files that kernels consist of. Other untracked files need no warning.
 _SOURCES = ("*.py", "*.cu", "*.cuh", "*.cpp", "*.h", "*.hpp", "*.toml")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME = re.compile(r"""^\s*name\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
@@ -83,7 +83,7 @@ class BuildTable(DataTable):
 
 
 class ProjectFile(DataTable):
-    """A project file, as the module's head describes it."""
+    """A validated project file; see the docstring of this module."""
 
     version: Count
     name: Text
@@ -96,7 +96,7 @@ class ProjectFile(DataTable):
     build: BuildTable = Field(default_factory=BuildTable)
 
     def sources(self, folder: Path) -> tuple[KernelSource, ...]:
-        """The sources of its kernels in a checkout."""
+        """Return the sources of its kernels in a checkout."""
         return tuple(
             KernelSource(str(folder / text) if _is_file(text) else text, self.name)
             for text in self.kernels
@@ -105,8 +105,11 @@ class ProjectFile(DataTable):
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Another repository. root: its top folder. file: the project file that counts. inside: the
-    folder that it lies in, relative to the root."""
+    """Another repository.
+
+    root: its top folder. file: the project file in effect. inside: the folder of the file, relative
+    to the root.
+    """
 
     root: Path
     file: ProjectFile
@@ -117,13 +120,13 @@ class Project:
         return normalized(self.file.name)
 
     def commit(self, sha: str) -> CommitInfo:
-        """A commit of the repository, as records name it. Raises InfrastructureError."""
+        """Return a commit of the repository as in records. Raises InfrastructureError."""
         return replace(commit_at(self.root, sha), project=self.name)
 
     def at(self, sha: str) -> Project:
-        """The project as a commit has it: its file, and the folder that it lies in there.
+        """Return the project at a commit: with the project file, and its folder, of that commit.
 
-        Raises WorkloadError if the commit has no file of the project, or one of another form.
+        Raises WorkloadError if the commit has no file of the project, or an invalid one.
         """
         inside = self.place_in(sha)
         if inside is None:
@@ -136,12 +139,14 @@ class Project:
             return replace(self, file=read_project_file(path), inside=inside)
 
     def moved_to(self, sha: str) -> Project:
-        """The project with this file, in the folder where a commit has its own."""
+        """Return the project with this file, in the folder where a commit has its own file."""
         return replace(self, inside=self.place_in(sha) or self.inside)
 
     def place_in(self, sha: str) -> Path | None:
-        """The folder of the project's file in a commit: this one, else the one that it was moved
-        from or to, by the project's name; None: there is none."""
+        """Return the folder of the project's file in a commit; None: there is none.
+
+        If it is not this folder, the file was moved: it is then found by the project's name.
+        """
         if run_git(self.root, "cat-file", "-e", f"{sha}:{self.inside / FILE}").returncode == 0:
             return self.inside
         named = git_output(self.root, "ls-tree", "-r", "-z", "--name-only", "--full-tree", sha)
@@ -159,19 +164,22 @@ class Project:
 
 
 def open_project(folder: str) -> Project:
-    """The project of a folder or of its file, as it is checked out: of the nearest folder, up to
-    the top of the repository, that has a project file.
+    """Open the project of a folder, or of a project file, as checked out.
 
-    Raises UsageError if it is in no git repository or there is no project file, and WorkloadError
-    if the file has another form.
+    The file is searched for in the folder and its parents, up to the top of the repository. Raises
+    UsageError if the folder is in no git repository or there is no project file, and WorkloadError
+    if the file is invalid.
     """
     root, place = _find_file(folder)
     return Project(root, read_project_file(place / FILE), place.relative_to(root))
 
 
 def broken_commit(folder: str) -> CommitInfo:
-    """The checked-out commit of a project whose file may be broken, under the name that its text
-    gives, else that of its folder. Raises UsageError as `open_project`."""
+    """Return the checked-out commit of a project whose file may be invalid.
+
+    The project's name is read from the text of the file, or else is that of its folder. Raises
+    UsageError as `open_project`.
+    """
     root, place = _find_file(folder)
     named = _NAME.search((place / FILE).read_text("utf-8", "replace"))
     name = normalized(named[1] if named else place.name)
@@ -179,7 +187,7 @@ def broken_commit(folder: str) -> CommitInfo:
 
 
 def _find_file(folder: str) -> tuple[Path, Path]:
-    """The repository's root, and the nearest folder from this one up that has a project file."""
+    """Return the repository's root, and the nearest folder upwards that has a project file."""
     if not folder.strip():
         raise UsageError(f"--project {folder!r} names nothing: name a folder, or . for this one")
     path = Path(os.path.expanduser(folder))
@@ -195,7 +203,7 @@ def _find_file(folder: str) -> tuple[Path, Path]:
 
 
 def read_project_file(path: Path) -> ProjectFile:
-    """The validated file. Raises WorkloadError that names the file and the key."""
+    """Read and validate a file. Raises WorkloadError with the file and the key."""
     values = read_toml(path)
     version = values.get("version")
     if version != VERSION or isinstance(version, bool):
@@ -220,18 +228,21 @@ def read_project_file(path: Path) -> ProjectFile:
 
 @dataclass(frozen=True, slots=True)
 class ProjectRevision:
-    """commit: as records name it, dirty for a working tree with changes. checkout: what is checked
-    out, a commit that no branch holds where there are changes."""
+    """A revision of a project.
+
+    commit: in the form used in records; dirty for a working tree with changes. checkout: the commit
+    to check out; for a working tree with changes, a temporary one that is on no branch.
+    """
 
     commit: CommitInfo
     checkout: str
 
 
 def working_tree(project: Project) -> ProjectRevision:
-    """Return the checked-out commit with the changes of tracked files on top of it. A line in the
-    log names sources that are not tracked, and therefore not included.
+    """Return the checked-out commit with the changes of tracked files on top of it.
 
-    Raises UsageError if there is no commit yet, or a merge with conflicts is not finished.
+    Untracked sources are not included; they are listed in a log message. Raises UsageError if there
+    is no commit yet, or a merge with conflicts is not finished.
     """
     head = resolve_revision(project.root, "HEAD")
     unmerged = git_output(project.root, "diff", "--name-only", "--diff-filter=U").splitlines()
@@ -243,14 +254,14 @@ def working_tree(project: Project) -> ProjectRevision:
     others = ("ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
     names = git_output(project.root / project.inside, *others).split("\0")
     _log_left_out(tuple(name for name in names if name))
-    # Files with another time and the same content: `stash create` takes them for changes and fails.
+    # `stash create` fails for files with a new modification time and the same content.
     run_git(project.root, "update-index", "-q", "--refresh")
     changed = git_output(project.root, "stash", "create", "flexq-bench", environment=_NOBODY)
     commit = project.commit(head)
     return ProjectRevision(replace(commit, dirty=bool(changed)), changed or head)
 
 
-@cache  # once a process
+@cache  # once per process
 def _log_left_out(names: Sequence[str]) -> None:
     if names:
         more = f" and {len(names) - 1} more" if names[1:] else ""
@@ -258,7 +269,7 @@ def _log_left_out(names: Sequence[str]) -> None:
 
 
 def revision(project: Project, text: str) -> ProjectRevision:
-    """A revision, `.` for the working tree. Raises UsageError if git knows no such commit."""
+    """Resolve a revision; `.` is the working tree. Raises UsageError for an unknown revision."""
     if text == WORKING_TREE:
         return working_tree(project)
     sha = resolve_revision(project.root, text)
@@ -266,7 +277,7 @@ def revision(project: Project, text: str) -> ProjectRevision:
 
 
 def commits_after(project: Project, good: str, bad: str) -> list[str]:
-    """Commits after `good` up to `bad`, oldest first, by first parents, that contain `good`.
+    """Return the commits after `good` up to `bad`, oldest first; see git.commits_with.
 
     Raises UsageError if good is not an ancestor of bad.
     """
@@ -286,16 +297,16 @@ def commits_after(project: Project, good: str, bad: str) -> list[str]:
 
 
 def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
-    """Return notes on head's changes to the files that decide how it is judged, where base's are
-    used, and on files of kernels that base's project file names and head does not have.
+    """Return notes on changes of head that do not take effect when it is judged.
 
-    base, head: full ids of commits.
+    These are changes to files of which base's version is used (project file, suite, policy), and
+    files of kernels that base's project file names and head does not have. base, head: full shas.
     """
     file = project.file
     named = (FILE, *(text for text in (file.suite, file.policy) if text.endswith(".toml")))
     places = sorted({project.inside, project.moved_to(head).inside})
     deciding = [str(place / text) for place in places for text in named]
-    # A file that was moved and not changed decides nothing.
+    # A file that was moved without changes needs no note.
     diff = ("diff", "--name-only", "-M100%", "--diff-filter=r")
     changed = git_output(project.root, *diff, base, head, "--", *deciding)
     notes = []
@@ -317,7 +328,7 @@ def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
 
 
 def _is_in(project: Project, commit: str, kernels: str) -> bool:
-    """Return True if a commit has a file of kernels, or a module beside the project file."""
+    """Return True if a commit has a file of kernels, or a module next to the project file."""
     if _is_file(kernels):
         paths = [Path(kernels)]
     else:

@@ -1,4 +1,4 @@
-"""Commits of a project, checked out and built once for each tree, in the cache folder."""
+"""Builds of a project's commits: checked out and built once per tree, in the cache folder."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from flexq_bench.repository.worktrees import worktree
 from kernels.outside.sources import KernelSource
 from kernels.runtime.files import cache_folder, only_process, write_atomically
 
-SOURCES = "src"  # modules of a project lie there, or beside its file
-_DONE = "built.json"  # written last: a folder without it is begun anew
+SOURCES = "src"  # folder of a project's modules, if they are not next to its file
+_DONE = "built.json"  # written last: without it, a build is started again
 _OUTPUT = "build.log"
-_SHOWN = 200  # characters of why a build failed
-# A line that gives a reason, and those that wrap one.
+_SHOWN = 200  # maximum characters of the reason of a failure
+# Lines that give a reason, and lines that only wrap another error.
 _REASON = re.compile(r"\berror\b.*: |^\s*(\w+\.)*\w*Error: ", re.IGNORECASE)
 _WRAPS = re.compile(r"^(make|ninja)\b|subprocess-exited-with-error|metadata-generation-failed")
 
 _LFS = "version https://git-lfs.github.com/spec/v1"
 _LFS_POINTER = re.compile(rf"{re.escape(_LFS)}\n(?:ext-.*\n)*oid sha256:([0-9a-f]{{64}})\n")
-# Of packages without a [project] table: where their names stand.
+# Files with the names of packages that have no [project] table.
 _NAMES = {
     "setup.cfg": re.compile(r"^name\s*=\s*([\w.-]+)\s*$", re.MULTILINE),
     "setup.py": re.compile(r"""\bname\s*=\s*["']([\w.-]+)["']"""),
@@ -50,14 +50,17 @@ log = logging.getLogger(__name__)
 
 
 class BuildError(BrokenRevisionError):
-    """A commit that does not build; the message has the line of its output that says why."""
+    """A commit does not build. The message contains the line of the output with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltTree:
-    """A commit that is checked out and built. folder: the project's, with its files. site: what was
-    installed for it; None: nothing. sources: of its kernels. place: where its modules may be
-    imported from. variables: as the project's file has them."""
+    """A commit that is checked out and built.
+
+    folder: of the project, with its files. site: folder of the packages installed for it; None:
+    there are none. sources: of its kernels. place: where its modules may be imported from.
+    variables: those of the project file.
+    """
 
     folder: Path
     site: Path | None
@@ -66,12 +69,15 @@ class BuiltTree:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Variables of the processes that run its kernels, over these; None: ours."""
+        """Return the environment of processes that run its kernels.
+
+        variables: the environment to extend; None: that of this process.
+        """
         own = dict(os.environ if variables is None else variables)
         places = [self.folder, self.folder / SOURCES]
         if self.site is not None:
-            # What was installed of the folder itself has its compiled modules, too; a release
-            # that something requires must not hide the commit's.
+            # An installation of the folder itself also has the compiled modules, so it comes
+            # first. A release that was installed as a dependency must not hide the commit.
             places.insert(0 if _is_installed(self.folder, self.site) else 2, self.site)
         paths = [str(place) for place in places if place.is_dir()]
         others = own.get("PYTHONPATH")
@@ -86,11 +92,12 @@ class BuiltTree:
 def built_tree(
     project: Project, commit: str, *, variables: Mapping[str, str] | None = None
 ) -> BuiltTree:
-    """The tree of a commit, built as the project's file says; at once where it was built before.
+    """Return the tree of a commit, built as configured in the project file; cached if it was built.
 
-    variables: of the build; None: ours. It lies in the cache folder that they name: what runs there
-    may change it, and code that nobody reviewed must leave nothing for the runs after it. Raises
-    BuildError if it does not build, and what checking it out raises.
+    variables: environment of the build; None: that of this process. The tree is stored in the cache
+    folder of that environment. Unreviewed code gets a cache folder of its own, because code that
+    runs in the tree can change it, and must not affect later runs. Raises BuildError if the commit
+    does not build, and exceptions of checking it out.
     """
     tree = git_output(project.root, "rev-parse", f"{commit}^{{tree}}")
     own_cache = (variables or {}).get("FLEXQ_BENCH_CACHE")
@@ -110,7 +117,7 @@ def built_tree(
             _check_out(project, commit, home / "tree", submodules)
             for name, content in large.items():
                 shutil.copyfile(content, home / "tree" / name)
-            # Of code that nobody reviewed the output goes with the folder.
+            # The output of unreviewed code is removed together with its folder, so it is not kept.
             output = None if own_cache else home / _OUTPUT
             given = {**(os.environ if variables is None else variables), **project.file.variables}
             _build(_Build(project.file.build, folder, commit, output), site, given)
@@ -126,7 +133,7 @@ def built_tree(
     return BuiltTree(folder, has_site, sources, place, project.file.variables)
 
 
-@cache  # once a process
+@cache  # once per process
 def _log_missing(commit: str, submodule: str) -> None:
     log.warning(
         "%s: the submodule %s is not in this clone as that commit has it: "
@@ -135,7 +142,7 @@ def _log_missing(commit: str, submodule: str) -> None:
     )
 
 
-@cache  # once a process
+@cache  # once per process
 def _log_pointer(commit: str, file: str) -> None:
     log.warning(
         "%s: %s is a pointer of git-lfs, whose file is not in this clone: git lfs fetch --all",
@@ -144,7 +151,7 @@ def _log_pointer(commit: str, file: str) -> None:
 
 
 def _home(project: Project, tree: str, missing: list[str], cache: Path) -> Path:
-    """By all that decides what comes of a build."""
+    """Return the folder of a build, named by a hash of everything that affects the build."""
     table = project.file.build.model_dump_json()
     given = [json.dumps(project.file.variables, sort_keys=True)] if project.file.variables else []
     identity = [str(project.root), str(project.inside), tree, *missing, table, sys.version, *given]
@@ -155,8 +162,11 @@ def _home(project: Project, tree: str, missing: list[str], cache: Path) -> Path:
 def _submodules(
     root: Path, commit: str, above: Path = Path()
 ) -> tuple[list[tuple[Path, str, Path]], list[str]]:
-    """Submodules of a commit, with theirs: the repository that has each, its commit, its path; and
-    the paths of those that this clone does not have."""
+    """Find the submodules of a commit, including nested ones.
+
+    Returns the repository, commit and path of each, and the paths of those that are not in this
+    clone.
+    """
     there: list[tuple[Path, str, Path]] = []
     missing: list[str] = []
     for entry in git_output(root, "ls-tree", "-r", "-z", commit).split("\0"):
@@ -175,8 +185,10 @@ def _submodules(
 
 
 def _large_files(root: Path, commit: str) -> tuple[dict[str, Path], list[str]]:
-    """Files of a commit that git-lfs has, and their contents in this clone; and those whose content
-    it does not have. None of its programs is run."""
+    """Find the files of a commit that are stored in git-lfs, without running git-lfs.
+
+    Returns the contents by name, and the names of files whose content is not in this clone.
+    """
     contents: dict[str, Path] = {}
     missing: list[str] = []
     search = ("grep", "-z", "-l", "-I", "--full-name", "-F", "-e", _LFS, commit)
@@ -185,10 +197,10 @@ def _large_files(root: Path, commit: str) -> tuple[dict[str, Path], list[str]]:
         pointer = git_output(root, "cat-file", "blob", f"{commit}:{name}") if name else ""
         oid = _LFS_POINTER.match(pointer)
         if oid is None:
-            continue  # text that speaks of pointers
+            continue  # a text that mentions pointers
         content = Path("lfs", "objects", oid[1][:2], oid[1][2:4], oid[1])
         path = Path(git_output(root, "rev-parse", "--git-common-dir")) / content
-        path = root / path  # which it tells relative to the folder
+        path = root / path  # the output of git is relative to the folder
         if path.is_file():
             contents[name] = path
         else:
@@ -201,10 +213,10 @@ def _check_out(
 ) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with worktree(project.root, commit) as checked_out:
-        # A copy, which is built where it stays: builds keep absolute paths. It has the files of
-        # the repository and no history.
+        # Builds contain absolute paths, so the copy is built at its final place. It has the files
+        # of the repository without the history.
         shutil.copytree(checked_out, folder, symlinks=True, ignore=_without_git)
-    # A worktree has empty folders in their place.
+    # In a worktree, submodules are empty folders.
     for repository, sha, path in submodules:
         with tempfile.TemporaryDirectory() as scratch:
             index = {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
@@ -219,7 +231,7 @@ def _without_git(folder: str, names: list[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Build:
-    """output: where the output of what fails goes; None: nowhere."""
+    """A build in progress. output: file for the output of a failure; None: it is not stored."""
 
     table: BuildTable
     folder: Path
@@ -242,7 +254,10 @@ def _build(build: _Build, site: Path, variables: Mapping[str, str]) -> None:
 
 
 def _version_without_history(folder: Path) -> dict[str, str]:
-    """Return variables for packages that take their version from git, which a built tree lacks."""
+    """Return variables that set the version of packages that derive it from git history.
+
+    A built tree has no history.
+    """
     package = _package_table(folder)
     if "version" not in package.get("dynamic", ()) or not isinstance(package.get("name"), str):
         return {}
@@ -251,8 +266,10 @@ def _version_without_history(folder: Path) -> dict[str, str]:
 
 
 def _package_table(folder: Path) -> Mapping[str, Any]:
-    """The table `project` of a pyproject.toml; empty: no such package, or one of another form, of
-    which its build says more."""
+    """Return the table `project` of pyproject.toml; empty: there is none, or it is invalid.
+
+    The build itself reports what is invalid.
+    """
     try:
         table = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -261,7 +278,7 @@ def _package_table(folder: Path) -> Mapping[str, Any]:
 
 
 def _distribution(folder: Path) -> str:
-    """The name of the package that a folder has; empty: none, or one whose name is computed."""
+    """Return the name of the package in a folder; empty: there is none, or its name is computed."""
     name = _package_table(folder).get("name")
     if isinstance(name, str):
         return name
@@ -276,7 +293,7 @@ def _distribution(folder: Path) -> str:
 
 
 def _is_installed(folder: Path, site: Path) -> bool:
-    """Return True if a package of this folder was installed into `site`, not editable."""
+    """Return True if the package in this folder was installed into `site`, and not as editable."""
     for path in site.glob("*.dist-info/direct_url.json"):
         try:
             url = json.loads(path.read_text("utf-8"))
@@ -284,7 +301,7 @@ def _is_installed(folder: Path, site: Path) -> bool:
             if not url["dir_info"].get("editable") and place.resolve() == folder.resolve():
                 return True
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # of an archive, or of a repository
+            continue  # installed from an archive or a repository
     return False
 
 
@@ -304,7 +321,7 @@ def _run(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # what it started ends with it
+            start_new_session=True,  # so that its process group can be killed
             encoding="utf-8",
             errors="replace",
         )
@@ -319,7 +336,7 @@ def _run(
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            end_marked(mark)  # also in sessions of their own
+            end_marked(mark)  # also those in other sessions
     if process.returncode:
         where = ""
         if build.output is not None:
@@ -329,7 +346,7 @@ def _run(
 
 
 def _reason(said: str, code: int) -> str:
-    """The first line of a build's output that gives a reason, else the last one."""
+    """Return the first line of a build's output that gives a reason, or else the last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     reasons = (line for line in lines if _REASON.search(line) and not _WRAPS.search(line))
     return next(reasons, lines[-1] if lines else f"exit code {code}")[:_SHOWN]

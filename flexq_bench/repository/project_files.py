@@ -1,4 +1,4 @@
-"""First files of a project: its project file, and a workflow that gates pull requests."""
+"""Initial files of a project: its project file, and a workflow that gates pull requests."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ jobs:
 
 
 def write_first_files(folder: Path) -> list[Path]:
-    """Write the project file in a folder, and the workflow of its repository; what was written.
+    """Write a project file into a folder and a workflow into its repository; return their paths.
 
-    Kernels are the folder's tracked and new files that import the public module; where there is
-    none, the project file names one that is to be written. Raises UsageError if the folder is in
-    no git repository, or a file is there already.
+    Kernels are the folder's tracked and new files that import the public module. If there are none,
+    the project file names a file that is still to be written. Raises UsageError if the folder is in
+    no git repository, or one of the files exists.
     """
     root, folder = repository_of(folder).resolve(), folder.resolve()
     inside = folder.relative_to(root)
     name = normalized(folder.name)
-    # A repository may have several projects, whose checks are told apart by their names.
+    # A repository may have several projects, so their checks need different names.
     workflow = WORKFLOW if folder == root else WORKFLOW.with_stem(f"{WORKFLOW.stem}-{name}")
     title = _TITLE if folder == root else f"{_TITLE} ({name})"
     gate = _GATE.replace("TITLE", title).replace("PROJECT", shlex.quote(str(inside)))
@@ -101,16 +101,16 @@ def write_first_files(folder: Path) -> list[Path]:
 
 
 def missing_kernels(folder: Path) -> list[str]:
-    """Return the files that the project file in a folder names and that are not there."""
+    """Return the files named in a folder's project file that do not exist."""
     named = read_project_file(folder / FILE).kernels
     return [text for text in named if text.endswith(".py") and not (folder / text).is_file()]
 
 
 def _project_file(folder: Path, name: str) -> str:
-    # -z: names as they are, which git quotes otherwise.
+    # -z: without it, git quotes names.
     search = ("grep", "-z", "--files-with-matches", "--untracked", "--fixed-strings", _API)
     names = run_git(folder, *search, "--", "*.py").stdout.split("\0")
-    # A virtual environment that is not ignored has the program itself.
+    # A virtual environment that git does not ignore contains this program.
     found = [name for name in names if name and not _is_no_source(Path(name))]
     sources = [_source(folder, Path(name)) for name in found or [_EXAMPLE]]
     kernels = ", ".join(json.dumps(source, ensure_ascii=False) for source in sources)
@@ -124,19 +124,24 @@ def _build_command(folder: Path) -> str:
 
 
 def _is_no_source(file: Path) -> bool:
-    """Return True for files of installed packages, and for tests, which have no kernels."""
+    """Return True for files of installed packages, and for tests; they contain no kernels."""
     is_test = file.name.startswith(("test_", "conftest")) or file.stem.endswith("_test")
     return is_test or "site-packages" in file.parts
 
 
 def _source(root: Path, file: Path) -> str:
-    """A file of a package as a module, whose relative imports then work; others by their path."""
+    """Return a file as it is named in a project file.
+
+    A file of a package is named as a module, so that its relative imports work; others by their
+    path.
+    """
     if file.parts[0] == SOURCES and file.parent != Path(SOURCES):
-        return _module(file, Path(SOURCES))  # folders in it are packages, with or without a file
+        # Folders there are packages, with or without __init__.py.
+        return _module(file, Path(SOURCES))
     top = file.parent
     while (root / top / "__init__.py").is_file():
         top = top.parent
-    # Where modules are looked for, see BuiltTree.environment.
+    # Modules are imported from these folders, see BuiltTree.environment.
     if top == file.parent or top not in (Path(), Path(SOURCES)):
         return str(file)
     return _module(file, top)
@@ -145,7 +150,7 @@ def _source(root: Path, file: Path) -> str:
 def _module(file: Path, top: Path) -> str:
     inside = file.relative_to(top).with_suffix("")
     parts = inside.parts[:-1] if inside.name == "__init__" else inside.parts
-    # Under the names of our packages ours are found, and a hyphen is no part of a module's name.
+    # Modules with the names of our packages would be ours; names with a hyphen can't be imported.
     if parts[0] in PACKAGES or not all(map(str.isidentifier, parts)):
         return str(file)
     return ".".join(parts)

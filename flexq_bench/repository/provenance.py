@@ -13,7 +13,7 @@ from db.records import CommitInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.repository.git import GitError, git_output
 
-ROOT = Path(__file__).resolve().parents[2]  # the folder that has the packages
+ROOT = Path(__file__).resolve().parents[2]  # the folder of the packages
 PACKAGES = ("workloads", "kernels", "flexq_bench", "db")
 DISTRIBUTION = "flexq-bench"
 _SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".toml", ".json"}
@@ -24,25 +24,25 @@ log = logging.getLogger(__name__)
 
 @cache
 def current_commit() -> CommitInfo:
-    """The commit of the running code; one answer a process, since imported code doesn't change."""
+    """Return the commit of the running code; cached, since imported code doesn't change."""
     return commit_of(ROOT)
 
 
 def commit_of(root: Path) -> CommitInfo:
-    """The commit of the packages in the folder `root`.
+    """Return the commit of the packages in the folder `root`.
 
-    In a git tree that tracks them: HEAD, dirty if a tracked file differs from it or a file that
-    git neither tracks nor ignores lies inside a package. Elsewhere (a wheel, a copied folder):
-    `pkg-<version>-<hash of their sources>`, never dirty.
+    In a git tree that tracks them this is HEAD. It is dirty if a tracked file differs from HEAD, or
+    a package contains a file that git neither tracks nor ignores. Elsewhere (a wheel, a copied
+    folder) its sha is `pkg-<version>-<hash of the sources>`, and it is never dirty.
     """
     return _git_commit(root) or _package_commit(root)
 
 
 def commit_at(root: Path, sha: str) -> CommitInfo:
-    """A commit of the git tree at `root`, without regard to local changes.
+    """Return a commit of the git tree at `root`, regardless of local changes.
 
-    sha: a full one, as flexq_bench.repository.worktrees.resolve_revision gives. Raises
-    InfrastructureError if git can't tell about it.
+    sha: in full, as flexq_bench.repository.worktrees.resolve_revision returns it. Raises
+    InfrastructureError if git can't read the commit.
     """
     commit = _described(root, sha, dirty=False)
     if commit is None:
@@ -62,7 +62,7 @@ def _described(root: Path, revision: str, *, dirty: bool) -> CommitInfo | None:
     described = _git(root, "log", "-1", form, revision)
     if not described:
         return None
-    # Whoever commits may write bytes that are no text, which no database and no report takes.
+    # Authors and subjects may contain invalid UTF-8, which can be neither stored nor printed.
     text = described.encode(errors="replace").decode()
     sha, author, committed_at, subject = text.split(_FIELD_SEPARATOR, 3)
     parent = _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^")
@@ -79,7 +79,7 @@ def _described(root: Path, revision: str, *, dirty: bool) -> CommitInfo | None:
 
 
 def _topological_order(root: Path, count: str | None) -> int | None:
-    # In a shallow clone the count starts at the cut, so it would order commits wrongly.
+    # In a shallow clone the count starts at the oldest fetched commit, and would be wrong.
     if count is None or _git(root, "rev-parse", "--is-shallow-repository") == "true":
         return None
     return int(count)
@@ -89,12 +89,12 @@ def is_dirty(root: Path) -> bool:
     """Return True if a git tree differs from HEAD: a tracked file, or a new one in a package."""
     tracked = _git(root, "status", "--porcelain", "--untracked-files=no")
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "--", *PACKAGES)
-    # No answer (a timeout) counts as dirty: a doubtful tree must not become a baseline.
+    # After a failure (a timeout) the tree counts as dirty, so that it can't become a baseline.
     return tracked != "" or untracked != ""
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Output of a git command in `root`; None if it failed, or there is no git."""
+    """Return the output of a git command in `root`; None: it failed, or git is missing."""
     try:
         return git_output(root, *arguments)
     except GitError as error:
@@ -113,7 +113,7 @@ def _package_commit(root: Path) -> CommitInfo:
 
 
 def package_version() -> str:
-    """Version of the installed distribution; `0` where only the source folder is there."""
+    """Return the version of the installed distribution; `0`: only the source folder exists."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -121,9 +121,10 @@ def package_version() -> str:
 
 
 def source_hash(root: Path) -> str:
-    """Twelve hex digits over names and bytes of all that decides a result, in `root`.
+    """Return twelve hexadecimal digits that identify the sources in `root` that affect results.
 
-    The kernels and workloads, and the code that measures, checks and stores them.
+    They are a hash of names and contents of the kernels and workloads, and of the code that
+    measures, checks and stores them.
     """
     digest = hashlib.sha256()
     for package in PACKAGES:

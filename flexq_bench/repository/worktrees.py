@@ -1,4 +1,4 @@
-"""Other revisions of a repository, each checked out in a folder of its own for a while."""
+"""Revisions of a repository, and temporary checkouts of them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from flexq_bench.repository.git import run_git
 from flexq_bench.repository.provenance import is_dirty
 from kernels.runtime.files import cache_folder, in_cache
 
-_NAMED = 8  # revisions that an error names, nearest first
+_NAMED = 8  # maximum number of similar names in an error
 
 
 def repository_of(folder: Path) -> Path:
-    """The top folder of the git tree that `folder` lies in. Raises UsageError if there is none."""
+    """Return the top folder of the git tree that contains `folder`. Raises UsageError."""
     done = run_git(folder, "rev-parse", "--show-toplevel")
     if done.returncode == 0:
         return Path(done.stdout.strip())
@@ -39,10 +39,10 @@ def repository_of(folder: Path) -> Path:
 
 
 def resolve_revision(repository: Path, revision: str) -> str:
-    """The full sha of a revision: a branch, a tag, HEAD~2, a part of a sha.
+    """Return the full sha of a revision: a branch, a tag, HEAD~2, a prefix of a sha.
 
-    Raises UsageError with the nearest names if git doesn't know it, or with what to fetch if the
-    clone is shallow and may lack it.
+    Raises UsageError if git doesn't know it, with similar names, or with the command that fetches
+    it if the clone is shallow.
     """
     sha = find_revision(repository, revision)
     if sha is not None:
@@ -66,7 +66,7 @@ def is_shallow(repository: Path) -> bool:
 
 
 def find_revision(repository: Path, revision: str) -> str | None:
-    """The full sha of a revision; None: git doesn't know it. Raises GitError if git doesn't run."""
+    """Return the full sha of a revision; None: unknown. Raises GitError if git can't be run."""
     done = run_git(
         repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
     )
@@ -77,7 +77,7 @@ def is_published(repository: Path, sha: str) -> bool:
     """Return True if a commit is in the history of HEAD, of a branch or of a tag.
 
     A commit that was only fetched for a pull request (refs/pull, refs/remotes/pull) is in none of
-    them. Raises GitError if git does not run.
+    these. Raises GitError if git can't be run.
     """
     if run_git(repository, "merge-base", "--is-ancestor", sha, "HEAD").returncode == 0:
         return True
@@ -87,7 +87,7 @@ def is_published(repository: Path, sha: str) -> bool:
 
 
 def refuse_local_changes(repository: Path, sha: str) -> None:
-    """Raise UsageError if `sha` is checked out with changes on top, which would not be judged."""
+    """Raise UsageError if `sha` is checked out with local changes, which would not be judged."""
     head = run_git(repository, "rev-parse", "HEAD").stdout.strip()
     if head == sha and is_dirty(repository):
         raise UsageError(
@@ -97,9 +97,9 @@ def refuse_local_changes(repository: Path, sha: str) -> None:
 
 @contextmanager
 def worktree(repository: Path, revision: str) -> Iterator[Path]:
-    """A fresh checkout of a revision, gone when the block ends, by an exception too.
+    """Check out a revision into a temporary folder, and remove it at the end of the block.
 
-    It lies in the cache folder. What a killed process left there is removed by the next call.
+    The folder is in the cache folder. Folders of killed processes are removed by the next call.
     Raises UsageError as resolve_revision, CacheError, InfrastructureError if git can't check it
     out.
     """
@@ -141,7 +141,7 @@ def _owner() -> str:
 
 
 def _host() -> str:
-    # Homes are shared between machines: a process of another one must not count as dead.
+    # A home may be shared by hosts; a process of another host must not count as dead.
     return re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname())
 
 

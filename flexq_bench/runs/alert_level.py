@@ -24,9 +24,11 @@ _REVERSED = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
 
 @dataclass(frozen=True, slots=True)
 class AlertLevel:
-    """The level of an alert's series now. change: latest results over the newest ones up to the
-    last good commit, within an epoch; None: there are no such pairs. words: its verdict. since:
-    time of the latest result."""
+    """The current level of an alert's series.
+
+    change: latest results over the newest ones up to the last good commit, within an epoch; None:
+    there are no such pairs. words: its verdict. since: time of the latest result.
+    """
 
     change: Change | None
     words: str
@@ -43,11 +45,15 @@ def alert_level(
     """
     good = None if alert.good is None else alert.good.topo_order
     bad = alert.bad.topo_order
-    latest = {one: noise.histories[one][-1] for one in alert.series if noise.histories.get(one)}
+    latest = {
+        series_id: noise.histories[series_id][-1]
+        for series_id in alert.series
+        if noise.histories.get(series_id)
+    }
     since = max((point.created_at for point in latest.values()), default=None)
     latest = {
-        one: point
-        for one, point in latest.items()
+        series_id: point
+        for series_id, point in latest.items()
         if bad is not None and point.topo_order is not None and point.topo_order >= bad
     }
     if not latest or good is None:
@@ -55,7 +61,7 @@ def alert_level(
     change = change_of(
         latest, noise, lambda point: point.topo_order is not None and point.topo_order <= good
     )
-    higher = {one in higher_is_better for one in latest}
+    higher = {series_id in higher_is_better for series_id in latest}
     if change is None or len(higher) > 1:
         return AlertLevel(None, UNCLEAR, since)
     verdict = _REVERSED.get(change.verdict, change.verdict) if True in higher else change.verdict

@@ -31,7 +31,7 @@ def database_arguments(database: Database) -> tuple[str, ...]:
 
 
 def user_name() -> str:
-    """Return the name of the user, or the number if a container's user has no name."""
+    """Return the name of the user, or the user's number if it has no name (in a container)."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

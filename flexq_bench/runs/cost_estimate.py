@@ -16,7 +16,7 @@ _NEWEST = 5  # measurements used per case: older ones are of older code
 
 @dataclass(frozen=True, slots=True)
 class CostEstimates:
-    """Expected seconds: those of the case, else the mean of its kernel and stage, else of all."""
+    """Expected seconds: of the case itself, else the mean of its kernel and stage, else of all."""
 
     by_case: Mapping[str, float]
     by_kernel: Mapping[tuple[str, Stage], float]

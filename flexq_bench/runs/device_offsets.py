@@ -35,22 +35,25 @@ def offsets_of(session: Session, run_uuid: str) -> list[OffsetInfo]:
         for device, medians in times.items()
     }
     return [
-        OffsetInfo(devices[uuid], one.cases, one.log_offset, one.low, one.high)
-        for uuid, one in device_offsets(table).items()
+        OffsetInfo(devices[uuid], offset.cases, offset.log_offset, offset.low, offset.high)
+        for uuid, offset in device_offsets(table).items()
     ]
 
 
 def offsets_of_imported(session: Session) -> list[OffsetRow]:
-    """Compute the device offsets of the newest run with several GPUs of one SKU and enough shared
-    cases. For imported records, which have no stored offsets. Empty: there is no such run."""
+    """Compute device offsets of imported records, which have no stored offsets.
+
+    They are of the newest run with several GPUs of one SKU and enough shared cases. Empty: there is
+    no such run.
+    """
     for run, created_at in runs_on_several_devices(session):
         offsets = offsets_of(session, run)
         if offsets:
             return [
                 OffsetRow(
-                    run, one.device.uuid, one.device.sku, one.cases, one.log_offset,
-                    one.low, one.high, created_at,
+                    run, offset.device.uuid, offset.device.sku, offset.cases, offset.log_offset,
+                    offset.low, offset.high, created_at,
                 )
-                for one in offsets
+                for offset in offsets
             ]  # fmt: skip
     return []

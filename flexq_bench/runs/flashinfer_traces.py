@@ -181,9 +181,10 @@ def write_traces(folder: str | Path, records: Iterable[Record]) -> int:
     """Write our GEMM results as a trace set; returns the number of traces.
 
     A definition is N and K with the formats of both operands: int8 codes with FP16 scales, or FP16.
-    Its operands are quantized, so only results of stage `gemm` are written, with a cold cache, of
-    kernels with symmetric integer or FP16 formats whose output was checked. A solution is a
-    kernel's label. Times of the reference are not measured and are 0. Raises ResultsFileError.
+    Its operands are quantized, so only results of stage `gemm` are written: measured with a cold
+    cache, of kernels with symmetric integer or FP16 formats whose output was checked. A solution is
+    a kernel's label. Times of the reference are not measured and written as 0. Raises
+    ResultsFileError.
     """
     root = Path(folder)
     traces: dict[str, list[dict[str, Any]]] = {}
@@ -200,7 +201,9 @@ def write_traces(folder: str | Path, records: Iterable[Record]) -> int:
         workloads.setdefault(name, {})[workload["uuid"]] = workload
         traces.setdefault(name, []).append(_trace(name, workload, record))
     for name, definition in definitions.items():
-        lines = [{"definition": name, "workload": one} for one in workloads[name].values()]
+        lines = [
+            {"definition": name, "workload": workload} for workload in workloads[name].values()
+        ]
         _write(root / "definitions" / _OP_TYPE / f"{name}.json", [definition], indent=1)
         _write(root / "workloads" / _OP_TYPE / f"{name}.jsonl", lines)
         _write(root / "traces" / _OP_TYPE / f"{name}.jsonl", traces[name])
@@ -211,8 +214,10 @@ def _gemm(value: Mapping[str, Any]) -> GemmDefinition | None:
     """Parse a definition; None: it is not a single matrix product."""
     if not str(value["op_type"]).startswith(_OP_TYPE):
         return None
-    inputs = [one["shape"] for one in value["inputs"].values() if len(one["shape"] or ()) == 2]
-    outputs = [one["shape"] for one in value["outputs"].values()]
+    inputs = [
+        tensor["shape"] for tensor in value["inputs"].values() if len(tensor["shape"] or ()) == 2
+    ]
+    outputs = [tensor["shape"] for tensor in value["outputs"].values()]
     if len(outputs) != 1 or len(outputs[0] or ()) != 2:
         return None
     m, n = outputs[0]
@@ -221,7 +226,7 @@ def _gemm(value: Mapping[str, Any]) -> GemmDefinition | None:
         return None
     (k,) = shared
     axes = value["axes"].items()
-    constants = {name: one["value"] for name, one in axes if one["type"] == "const"}
+    constants = {name: axis["value"] for name, axis in axes if axis["type"] == "const"}
     return GemmDefinition(str(value["name"]), m, n, k, constants)
 
 
@@ -239,11 +244,12 @@ def _result(
         "device": hardware,
         "environment": {"tool": "flashinfer-bench", "statistic": "median"},
     }
-    failed = [one for one in evaluations if one["status"] != "PASSED"]
+    failed = [evaluation for evaluation in evaluations if evaluation["status"] != "PASSED"]
     if failed:
         return OutsideResult(**common, median=None, detail=cleaned(failed[0]["status"]))
     times = tuple(
-        number(one["performance"]["latency_ms"], "latency_ms") * _US_A_MS for one in evaluations
+        number(evaluation["performance"]["latency_ms"], "latency_ms") * _US_A_MS
+        for evaluation in evaluations
     )
     return OutsideResult(
         **common, median=statistics.median(times), samples=times, n_samples=len(times)
@@ -298,8 +304,8 @@ def _formats_of(record: Record) -> tuple[NumberFormat, NumberFormat] | None:
         return None
     formats = (spec.activation, spec.weight)
     known = spec.version == record.kernel_version
-    divisible = all(record.k % (one.group or record.k) == 0 for one in formats)
-    return formats if known and divisible and all(one.kind in _KINDS for one in formats) else None
+    divisible = all(record.k % (fmt.group or record.k) == 0 for fmt in formats)
+    return formats if known and divisible and all(fmt.kind in _KINDS for fmt in formats) else None
 
 
 def _definition(n: int, k: int, x: NumberFormat, w: NumberFormat) -> dict[str, Any]:
@@ -320,7 +326,7 @@ def _definition(n: int, k: int, x: NumberFormat, w: NumberFormat) -> dict[str, A
             axes[axis] = {"type": "const", "value": groups, "description": f"groups of {name}"}
             inputs[f"{name}_scales"] = {"shape": [rows, axis], "dtype": "float16"}
             values[-1] = f"_values({name}, {name}_scales)"
-    names = "_".join(one.name.replace("/", "g") for one in (w, x))
+    names = "_".join(fmt.name.replace("/", "g") for fmt in (w, x))
     return {
         "name": f"gemm_{names}_n{n}_k{k}",
         "op_type": _OP_TYPE,

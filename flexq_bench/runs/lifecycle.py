@@ -162,10 +162,10 @@ def status_after(error: BaseException) -> str:
 def store_outcomes(
     run: OpenRun, cases: Sequence[Case], outcomes: Iterable[Outcome], *, on_record: OnRecord
 ) -> None:
-    """Store each outcome as soon as it is there, then call on_record with its record.
+    """Store each outcome when it arrives, then call on_record with its record.
 
     A failed case is a result and does not stop the others; the run fails if a case has no outcome.
-    Raises what `outcomes` raises.
+    Raises any exception of `outcomes`.
     """
     missing = dict.fromkeys(case.key for case in cases)
     for outcome in outcomes:
@@ -209,8 +209,8 @@ def worst(codes: Iterable[int]) -> int:
         ExitCode.REGRESSION,
         ExitCode.AMBIGUOUS,
     )
-    given = set(codes)
-    return next((int(code) for code in ranked if code in given), max(given, default=0))
+    present = set(codes)
+    return next((int(code) for code in ranked if code in present), max(present, default=0))
 
 
 def _set_final_status(run: OpenRun, status: str) -> None:
@@ -257,5 +257,5 @@ def _write_rescue_file(run: OpenRun, error: FileMovedError) -> NoReturn:
         f"{error}; {len(records)} results of run {run.info.uuid[:8]} are in {path}: "
         f"flexq-bench db import {path} stores them"
     )
-    log.error("%s", message)  # with several runs only one exception is printed at the end
+    log.error("%s", message)  # of several runs, only one exception is printed at the end
     raise InfrastructureError(message) from error

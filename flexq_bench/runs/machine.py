@@ -25,12 +25,12 @@ class Machine:
     project: str = ""
 
     def series_of(self, case: Case) -> dict[str, Any]:
-        """The identity of the series of the case's times on this device.
+        """Return the identity of the series of the case's times on this device.
 
-        Equal to that of a measurement's record (see flexq_bench.runs.record). Raises KernelError
+        It equals that of a measurement's record (see flexq_bench.runs.record). Raises KernelError
         for a kernel that the backend doesn't have.
         """
-        # Late, as this imports torch and all kernels, which reading verdicts doesn't need.
+        # Imported here, because reading verdicts needs neither torch nor the kernels.
         from flexq_bench.measure.inputs import INPUT_DISTRIBUTION
         from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA
         from flexq_bench.measure.subject import PROBE_DISTRIBUTION

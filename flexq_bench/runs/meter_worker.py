@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def _measure(options: argparse.Namespace, requests: BinaryIO, replies: BinaryIO) -> None:
-    # A frame of its own: code that is imported may keep those that call it.
+    # In a separate function, because imported code can keep a reference to its caller's frame.
     meter = Meter(options.device, seed=options.seed, tuning=options.tuning)
     serve(MeterOperations(meter), requests, replies, MeterOperations.OPERATIONS)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from db.records import RunOwner
 
 _PROC = Path("/proc")
-# In /proc/PID/stat after the program's name, which may contain anything: the 22nd field of all.
+# Index of the 22nd field of /proc/PID/stat, counted after the program's name: the name may contain
+# any character.
 _START_FIELD = 19
 
 
@@ -37,8 +38,10 @@ def is_alive(owner: RunOwner) -> bool:
 
 
 def is_dead(owner: RunOwner) -> bool:
-    """Return True if the owner has certainly ended. False for other hosts, and for other
-    containers since the same boot."""
+    """Return True if the owner has certainly ended.
+
+    False for other hosts, and for other containers since the same boot.
+    """
     boot, _, rest = owner.start.partition(" ")
     namespace, _, ticks = rest.partition(" ")
     if owner.host != platform.node() or not _pid_scope() or not ticks:
@@ -50,7 +53,7 @@ def is_dead(owner: RunOwner) -> bool:
 
 
 def _start_ticks(pid: int) -> str:
-    """The start time of a process in clock ticks since boot; empty: there is no such process."""
+    """Return the start time of a process in clock ticks since boot; empty: no such process."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

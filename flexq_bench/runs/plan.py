@@ -21,7 +21,7 @@ _EMPTY_SHAPE = GemmWorkload(1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Cases in the order of measurement, grouped by shape, with the floors first.
+    """Cases in the order of measurement: grouped by shape, floors first.
 
     skipped: labels of the suite that this backend doesn't have.
     """
@@ -73,7 +73,7 @@ def offered_labels(
     return tuple(
         label
         for label in registry.labels(backend)
-        if label in named or _suits_a_glob(label, backend, capability)
+        if label in named or _matches_globs(label, backend, capability)
     )
 
 
@@ -143,9 +143,9 @@ def _spec(label: str, backend: Backend) -> KernelSpec | None:
 
 
 def _in_own_stages(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
-    """Leave out stages that an external kernel lacks: suites are made for others.
+    """Leave out the stages that an external kernel lacks, because suites are made for our kernels.
 
-    One that has none of them keeps its cases, whose result says so.
+    A kernel that has none of the suite's stages keeps its cases; their results report this.
     """
     specs = {label: _spec(label, backend) for label in {case.label for case in cases}}
 
@@ -159,7 +159,7 @@ def _in_own_stages(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
     return tuple(case for case in cases if case.label not in runs or not lacks_stage(case))
 
 
-def _suits_a_glob(label: str, backend: Backend, capability: Capability | None) -> bool:
+def _matches_globs(label: str, backend: Backend, capability: Capability | None) -> bool:
     spec = _spec(label, backend)
     # Globs don't select probes, which are added later.
     if spec is None or is_probe(spec.name):
@@ -187,8 +187,8 @@ def _check_exists(pattern: str, backend: Backend) -> None:
 
 
 def _nothing_left(suite: Suite, backend: Backend, skipped: Sequence[str]) -> str:
-    wanted = ", ".join(skipped or (p for patterns in suite.kernel_filters for p in patterns))
+    patterns = ", ".join(skipped or (p for filters in suite.kernel_filters for p in filters))
     return (
-        f"nothing to measure: the {backend} backend has none of {wanted or 'the kernels asked for'}"
-        f", only {listed(registry.labels(backend))}"
+        f"nothing to measure: the {backend} backend has none of "
+        f"{patterns or 'the kernels asked for'}, only {listed(registry.labels(backend))}"
     )

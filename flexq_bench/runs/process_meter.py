@@ -48,7 +48,7 @@ class Measurer(Protocol):
 
 
 class InProcessMeter:
-    """A meter in this process."""
+    """A measurer that measures in this process."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -80,9 +80,10 @@ class ProcessOptions:
 class ProcessMeter:
     """Measures in worker processes, each with the kernels of one source; a context manager.
 
-    Built-in kernels run in a process without files from outside; installed packages are trusted and
-    imported in all. A process that dies, hangs or fails is replaced, and its case gets a failed
-    result.
+    Built-in kernels run in a process that loads no files from outside; installed packages are
+    trusted and imported in all processes. A process that dies, hangs or fails is replaced, and its
+    case gets a failed result.
+
     Raises WorkerError if the first process can't describe the device.
     """
 
@@ -118,7 +119,7 @@ class ProcessMeter:
         self._end()
 
     def check(self, case: Case) -> None:
-        if self._is_ours(case):
+        if self._is_built_in(case):
             reason = self._process_for(None).ask("memory_obstacles", case=case.key)["reason"]
             if reason:
                 raise MeasureError(reason)
@@ -177,7 +178,7 @@ class ProcessMeter:
             self._process.close()
             self._process = None
 
-    def _is_ours(self, case: Case) -> bool:
+    def _is_built_in(self, case: Case) -> bool:
         return not self._group_of(case)
 
     def _group_of(self, case: Case) -> str:

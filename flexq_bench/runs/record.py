@@ -66,9 +66,9 @@ def build_record(
 
     attempt, repetition: numbers from 1 within the run and case.
 
-    The record is accepted, so that it may enter a history, if it is correct, timed at a valid
-    clock, on a GPU without other processes, and not of a dirty tree. A result that can't be stored
-    (a NUL in a text, a time that is not finite) becomes a failed one with the reason.
+    A record is accepted, so that it may enter a history, if it is correct and of a clean tree, was
+    timed at a valid clock, and no other process used the GPU. A result that can't be stored (a NUL
+    in a text, a time that is not finite) becomes a failed one with the reason.
     """
     operations = None if is_probe(case.kernel) else case.gemm.operations
     measured = _noisy_if_shared(measured)
@@ -140,11 +140,11 @@ def _other_processes(measured: Measured) -> int:
 
 
 def _noisy_if_shared(measured: Measured) -> Measured:
-    others = _other_processes(measured)
-    if not others or measured.status != "ok":
+    count = _other_processes(measured)
+    if not count or measured.status != "ok":
         return measured
     detail = (
-        f"{others} other processes computed on this GPU: its time is kept and never compared; end "
+        f"{count} other processes computed on this GPU: its time is kept and never compared; end "
         "them (nvidia-smi shows them)"
     )
     return replace(measured, status="noisy", detail=detail)

@@ -38,9 +38,10 @@ def read_unfinished(
 ) -> Unfinished:
     """Read the run whose uuid begins with the prefix. suite_name None: not checked.
 
-    repetitions: for a cluster; a case is also missing if some of its repetitions are. Raises
-    NotFoundError, AmbiguousError, UsageError as check_same_work, and without repetitions UsageError
-    if another process or a fleet is measuring the run, as cases would be measured twice.
+    repetitions: for a cluster, where a case with missing repetitions is missing too. Raises
+    NotFoundError, AmbiguousError, and UsageError like check_same_work. Without repetitions it also
+    raises UsageError if another process or a fleet is measuring the run, because cases would be
+    measured twice.
     """
     with database.session() as session:
         summary = queries.run_by_uuid_prefix(session, prefix)
@@ -63,7 +64,7 @@ def _check_not_measured_now(session: Session, run: str) -> None:
             f"a fleet measures run {run[:8]} now, its workers hold {leased} jobs: wait for its end "
             "(flexq-bench status), or join it with --cluster"
         )
-    owners = {one.uuid: one.owner for one in queries.owned_runs(session)}
+    owners = {run.uuid: run.owner for run in queries.owned_runs(session)}
     owner = owners.get(run)
     if owner is not None and owner != this_process() and is_alive(owner):
         raise UsageError(

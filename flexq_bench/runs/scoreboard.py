@@ -22,9 +22,9 @@ WEEK = timedelta(days=7)
 class Change:
     """Ratio of the latest results of some cases to earlier ones: latest / then.
 
-    ratio: geometric mean, with the 95 % interval of the ratio of levels. cases: their number;
-    those without an earlier result of the same epoch are excluded. then: sha of the newest of the
-    earlier results' commits.
+    ratio: geometric mean, with the 95 % interval of the ratio of levels. cases: number of cases;
+    those without an earlier result of the same epoch are excluded. then: sha of the newest commit
+    of the earlier results.
     """
 
     ratio: Interval
@@ -39,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class TrendPoint:
-    """A run: geometric mean of its times over those of the latest run, for cases of both."""
+    """A run: geometric mean of its times over those of the latest run, for the cases of both."""
 
     at: datetime
     commit: str
@@ -82,22 +82,23 @@ def board_rows(
     results are used.
     """
     by_row: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for one in known:
-        if noise.histories.get(one.id):
-            by_row[one.gpu, kernel_label(one.kernel, one.variant)].append(one.id)
+    for name in known:
+        if noise.histories.get(name.id):
+            by_row[name.gpu, kernel_label(name.kernel, name.variant)].append(name.id)
     rows = []
     for (gpu, label), series in sorted(by_row.items()):
         newest = max(
-            (noise.histories[one][-1] for one in series), key=lambda point: point.created_at
+            (noise.histories[series_id][-1] for series_id in series),
+            key=lambda point: point.created_at,
         )
         latest = {
-            one: noise.histories[one][-1]
-            for one in series
-            if noise.histories[one][-1].run == newest.run
+            series_id: noise.histories[series_id][-1]
+            for series_id in series
+            if noise.histories[series_id][-1].run == newest.run
         }
         since = {
-            one: point
-            for one, point in latest.items()
+            series_id: point
+            for series_id, point in latest.items()
             if release_order is not None
             and point.topo_order is not None
             and point.topo_order > release_order
@@ -122,15 +123,15 @@ def board_rows(
 def case_changes(known: Iterable[SeriesName], noise: StoredNoise) -> list[CaseChange]:
     """Changes of each series from a week before its latest result, the largest first."""
     changes = []
-    for one in known:
-        points = noise.histories.get(one.id)
+    for series in known:
+        points = noise.histories.get(series.id)
         if not points:
             continue
         latest = points[-1]
-        change = change_of({one.id: latest}, noise, _before(latest.created_at - WEEK))
+        change = change_of({series.id: latest}, noise, _before(latest.created_at - WEEK))
         if change is not None:
-            changes.append(CaseChange(one, change, latest))
-    return sorted(changes, key=lambda one: -abs(math.log(one.change.ratio.estimate)))
+            changes.append(CaseChange(series, change, latest))
+    return sorted(changes, key=lambda change: -abs(math.log(change.change.ratio.estimate)))
 
 
 def change_of(
@@ -138,18 +139,20 @@ def change_of(
     noise: StoredNoise,
     is_then: Callable[[HistoryPoint], bool],
 ) -> Change | None:
-    """The change of several series since the newest earlier result for which is_then is True, of
-    the latest epoch of each; None: no series has one."""
+    """Return the change of several series since an earlier result; None: no series has one.
+
+    For each series this is the newest earlier result of its latest epoch for which is_then is True.
+    """
     ratios, series, then = [], [], []
-    for one, now in latest.items():
+    for series_id, now in latest.items():
         earlier = [
             p
-            for p in noise.histories[one]
+            for p in noise.histories[series_id]
             if p.measurement != now.measurement and p.epoch == now.epoch and is_then(p)
         ]
         if earlier:
             ratios.append(ratio_interval(_interval(now), _interval(earlier[-1])))
-            series.append(one)
+            series.append(series_id)
             then.append(earlier[-1])
     if not ratios:
         return None
@@ -164,8 +167,8 @@ def _trend(
     """One point per run, oldest first, relative to the latest run; of each series' latest epoch."""
     logs: dict[str, list[float]] = defaultdict(list)
     first: dict[str, HistoryPoint] = {}
-    for one, now in latest.items():
-        for point in histories[one]:
+    for series_id, now in latest.items():
+        for point in histories[series_id]:
             if point.epoch == now.epoch:
                 logs[point.run].append(math.log(point.median_us / now.median_us))
                 first.setdefault(point.run, point)

@@ -1,9 +1,9 @@
 """Records of static metrics of this tree's kernels, one value per series and commit.
 
 All builds, targets and metrics would be tens of thousands of numbers a night, most of them of
-configurations that are never chosen. Stored for each kernel and target are the metrics of its
-default configuration for one token and for a full block of tokens, and the worst value of each
-resource over all its builds, so that no spill is missed.
+configurations that are never chosen. For each kernel and target, only two kinds of values are
+stored: the metrics of its default configuration, for one token and for a full block of tokens; and
+the worst value of each resource over all its builds, so that no spill is missed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OnStep = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class StaticValue:
-    """One value of one kernel on one target. build: the one it is of."""
+    """One value of one kernel on one target. build: the build that has this value."""
 
     spec: KernelSpec
     target: str
@@ -179,14 +179,14 @@ def _worst(label: str, target: str) -> Iterator[StaticValue]:
     worst: dict[Metric, tuple[float, Build]] = {}
     for build, rows in zip(builds, rows_by_build, strict=True):
         for metric, value in (item for row in rows for item in _values_of_row(row).items()):
-            known = worst.get(metric)
-            if known is None or _is_worse(metric, value, known[0]):
+            previous = worst.get(metric)
+            if previous is None or _is_worse(metric, value, previous[0]):
                 worst[metric] = (value, build)
     for metric in RESOURCES:
         if metric in worst:
             value, build = worst[metric]
-            named = replace(metric, name=f"worst_{metric.name}")
-            yield StaticValue(kernel.spec, target, _ALL_BUILDS, named, value, build, None)
+            worst_metric = replace(metric, name=f"worst_{metric.name}")
+            yield StaticValue(kernel.spec, target, _ALL_BUILDS, worst_metric, value, build, None)
 
 
 def _values_of_row(row: ResourceRow) -> Mapping[Metric, float]:
@@ -196,5 +196,5 @@ def _values_of_row(row: ResourceRow) -> Mapping[Metric, float]:
     return values if row.fits else {m: v for m, v in values.items() if m != WARPS_PER_SM}
 
 
-def _is_worse(metric: Metric, value: float, known: float) -> bool:
-    return value > known if metric.direction == "lower" else value < known
+def _is_worse(metric: Metric, value: float, previous: float) -> bool:
+    return value > previous if metric.direction == "lower" else value < previous

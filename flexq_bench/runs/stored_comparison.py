@@ -130,8 +130,10 @@ def place_of(result: StoredResult) -> Place:
 
 
 def newest_of_cases(results: Iterable[R]) -> list[R]:
-    """The newest result of each kernel, GPU, shape, regime, stage and cache mode, whatever version
-    of the kernel or protocol; in the given order."""
+    """The newest result of each kernel, GPU, shape, regime, stage and cache mode.
+
+    Versions of the kernel and protocol are not distinguished. Results are in the given order.
+    """
     newest: dict[object, R] = {}
     for r in results:
         protocol_less = (*place_of(r)[:4], *place_of(r)[5:])

@@ -48,12 +48,12 @@ class StoredNoise:
 
     def of_series(self, series_id: int) -> RunNoise:
         """Noise of ln(time) of one run."""
-        known = self._known(series_id)
-        return known or larger_noise(self._of_all, self._calibrated(series_id)) or ASSUMED
+        own = self._own_noise(series_id)
+        return own or larger_noise(self._of_all, self._calibrated(series_id)) or ASSUMED
 
     def source(self, series_id: int) -> str:
         """Describe the source of the estimate that `of_series` returns."""
-        if self._known(series_id) is not None:
+        if self._own_noise(series_id) is not None:
             return OWN
         calibrated = self._calibrated(series_id) is not None
         return OF_ALL if self._of_all is not None or calibrated else NOT_KNOWN
@@ -61,11 +61,13 @@ class StoredNoise:
     def time(self, series_id: int, measured: Interval, *, apart: bool = False) -> Interval:
         """The interval of a series' level, from the median and interval of one run; same unit.
 
-        apart: the time is compared with one of another run; only then ASSUMED is used for unknown
-        noise.
+        apart: the time is compared with one of another run. Only then, unknown noise is assumed to
+        be ASSUMED; else it is left out.
         """
-        known = self.source(series_id) != NOT_KNOWN
-        return with_run_noise(measured, self.of_series(series_id) if known or apart else None)
+        is_estimated = self.source(series_id) != NOT_KNOWN
+        return with_run_noise(
+            measured, self.of_series(series_id) if is_estimated or apart else None
+        )
 
     def of_floor_share(self, series_id: int) -> RunNoise | None:
         """Noise of ln(floor / median) within one run; None: too few runs have both."""
@@ -107,10 +109,10 @@ class StoredNoise:
         if not each:
             return ASSUMED
         return RunNoise(
-            float(np.mean([one.sigma for one in each])), min(one.degrees for one in each)
+            float(np.mean([noise.sigma for noise in each])), min(noise.degrees for noise in each)
         )
 
-    def _known(self, series_id: int) -> RunNoise | None:
+    def _own_noise(self, series_id: int) -> RunNoise | None:
         own = self._own.get(series_id)
         return None if own is None else larger_noise(own, self._calibrated(series_id))
 
@@ -122,10 +124,8 @@ class StoredNoise:
 
 def read_noise(session: Session, series_ids: Iterable[int]) -> StoredNoise:
     """Read the histories and calibration of these series, and estimate their noise."""
-    wanted = sorted(set(series_ids))
-    return StoredNoise(
-        queries.recent_histories(session, wanted), queries.noise_sigmas(session, wanted)
-    )
+    ids = sorted(set(series_ids))
+    return StoredNoise(queries.recent_histories(session, ids), queries.noise_sigmas(session, ids))
 
 
 def _by_epoch(points: Sequence[HistoryPoint]) -> list[list[HistoryPoint]]:

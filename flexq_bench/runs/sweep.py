@@ -70,17 +70,17 @@ def sweep_of(data: Mapping[str, Any]) -> Sweep:
         kernels,
         tuple(sorted({_size(value, "m") for value in _list(data, "m")})),
         tuple(dict.fromkeys(_shape(value) for value in _list(data, "shapes"))),
-        known_words("stage", _list(data, "stages"), STAGES),
-        known_words("cache", _list(data, "caches"), CACHES),
+        select_words("stage", _list(data, "stages"), STAGES),
+        select_words("cache", _list(data, "caches"), CACHES),
     )
 
 
-def known_words(kind: str, asked: Sequence[Any], known: tuple[Word, ...]) -> tuple[Word, ...]:
+def select_words(kind: str, requested: Sequence[Any], known: tuple[Word, ...]) -> tuple[Word, ...]:
     """Select the requested words, in the order of `known`. Raises UsageError for an unknown one."""
-    for word in asked:
+    for word in requested:
         if word not in known:
             raise UsageError(unknown(kind, str(word), known))
-    return tuple(word for word in known if word in asked)
+    return tuple(word for word in known if word in requested)
 
 
 def check_cases(count: int, most: int, of: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.sweep import CACHES, STAGES, Sweep, check_cases, known_words
+from flexq_bench.runs.sweep import CACHES, STAGES, Sweep, check_cases, select_words
 from workloads.models import get_model
 from workloads.patterns import is_glob
 from workloads.ranges import parse_ranges
@@ -43,8 +43,8 @@ def parse_sweep(
     """
     labels = split_names(kernels) or _ALL_KERNELS
     sizes = tuple(m or _SIZES)
-    stages = known_words("stage", split_names(stage) or (), STAGES)
-    caches = known_words("cache", split_names(cache) or (), CACHES)
+    stages = select_words("stage", split_names(stage) or (), STAGES)
+    caches = select_words("cache", split_names(cache) or (), CACHES)
     # A glob may match many kernels; the number is known only when a device's plan is built.
     named = len({label for label in labels if not is_glob(label)}) or 1
     cases_per_shape = named * len(sizes) * len(stages) * len(caches)

@@ -16,7 +16,7 @@ from workloads.case import kernel_label
 from workloads.probes import EMPTY_KERNEL, is_probe
 from workloads.published import PublishedValue
 
-_SPEEDUP = -2  # the column before the last
+_SPEEDUP = -2  # index of the column: the last but one
 
 
 def results_table(rows: Sequence[Row[Result]], *, with_speedup: bool = True) -> Table:

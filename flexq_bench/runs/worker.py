@@ -28,7 +28,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a case. attempt: from 1; a worker that dies or is lost adds one."""
+    """The result of a case. attempt: from 1; increased by one if a worker dies or is lost."""
 
     case: Case
     measured: Measured

@@ -1,10 +1,12 @@
-"""Schemes: how the numbers of a model are rounded. What kernels compute, in plain torch.
+"""Quantization schemes: how a model's weights and activations are rounded, in plain torch.
 
-`resolve` turns a name such as `flexq-w6ax` into a Scheme, whose `quantize` replaces the linear
-layers of a Hugging Face decoder by FakeQuantizedLinear layers, with calibration data where the
-method needs them. Each has a QuantizedLayer: the codes that checkpoints store and kernels run.
-Names are loaded when they are first used: reading the files of a model (`schemes.model_files`) does
-not wait for torch.
+`resolve` returns the Scheme of a name such as `flexq-w6ax`. Its `quantize` replaces the linear
+layers of a Hugging Face decoder by FakeQuantizedLinear layers, with calibration data if the method
+needs them. Each of these layers has a QuantizedLayer: the codes that checkpoints store and kernels
+multiply.
+
+Exported names are imported on first use, so that reading a model's files (`schemes.model_files`)
+does not import torch.
 """
 
 from __future__ import annotations

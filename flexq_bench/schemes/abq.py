@@ -1,9 +1,9 @@
-"""ABQ-LLM: what OmniQuant learns, under losses that keep distribution and attention.
+"""ABQ-LLM: the parameters of OmniQuant, learned with losses on output distribution and attention.
 
 Zeng et al., arXiv 2408.08554: double-log-cosine loss on the block's output and divergence of its
 attention map (section 3.2, DLC and AKL), a rank-one compensation of down_proj in the first and the
 last block (section 3.2), and for two-bit weights the balanced codes -2 … 2 (section 3.3, `w2*`).
-Training as in OmniQuant (section 4.1).
+Training is as in OmniQuant (section 4.1).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flexq_bench.schemes.scheme import QuantizationState
 
 @dataclass(frozen=True, slots=True)
 class AbqOptions(LearnedOptions):
-    """compensated_blocks: how many at either end get a rank-one compensation; 0: none."""
+    """compensated_blocks: number of blocks at either end with a rank-one compensation; 0: none."""
 
     compensated_blocks: int = 1
 
@@ -42,5 +42,5 @@ class Abq(LearnedScheme):
         ends = self.options.compensated_blocks
         if ends <= block < state.layout.blocks - ends:
             return ()
-        last = state.layout.sites[-1].role  # down_proj, fc2: what the feed-forward ends with
+        last = state.layout.sites[-1].role  # down_proj, fc2: the last layer of the feed-forward
         return tuple(site.kind for site in state.layout.of_block(block) if site.role == last)

@@ -1,4 +1,4 @@
-"""Quantizers of a layer's input, which round as its kernel does: FP16 to code times scale."""
+"""Quantizers of a layer's input. They round like the kernels: FP16 to code times scale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels.formats import NumberFormat, Scaling
 
 @dataclass(frozen=True, slots=True)
 class DynamicActivation:
-    """Scales of each token (and group) from its own values."""
+    """Dynamic quantization: scales of each token (and group) are computed from its values."""
 
     format: NumberFormat
 
@@ -21,15 +21,15 @@ class DynamicActivation:
         return self.format
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [tokens, K] rounded, FP32. Raises ValueError for NaN, infinity, or what FP16 lacks."""
+        """Round x [tokens, K], FP32. Raises ValueError for NaN, infinity, or values beyond FP16."""
         return self.format.round(x.to(torch.float16))
 
 
 @dataclass(frozen=True, slots=True)
 class StaticActivation:
-    """One scale for all tokens and channels, found in calibration.
+    """Static quantization: one scale for all tokens and channels, determined in calibration.
 
-    zero: the code that stands for 0, of asymmetric formats.
+    zero: the code of the value 0, for asymmetric formats.
     """
 
     format: NumberFormat
@@ -42,7 +42,7 @@ class StaticActivation:
         return None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [tokens, K] rounded, FP32; what lies beyond the calibrated range saturates."""
+        """Round x [tokens, K], FP32; values beyond the calibrated range saturate."""
         work = x.to(torch.float16).to(torch.float32)
         if not bool(torch.isfinite(work).all()):
             raise ValueError("cannot quantize NaN or infinity: find out where the input got them")

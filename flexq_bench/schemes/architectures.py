@@ -12,15 +12,15 @@ from torch import nn
 class SiteInput:
     """The input of one or more sites: output channels of a module of the block ("": its own input).
 
-    A scale on those channels may be divided out of `source` and multiplied into `kinds`
+    A scale on these channels may be divided out of `source` and multiplied into `kinds`
     (SmoothQuant, AWQ, OmniQuant, ABQ-LLM, DGQ).
 
-    source: its name within the block. kinds: the sites that read it.
-    through: "norm", its weight is one factor a channel; "linear", rows of its weight are channels;
-    None, no scale passes (an activation function in between, a norm without weights): that the
-    kinds read one input is all that it says.
-    shared_heads: kinds read every channel of `source` several times, once per query head of a
-    key-value head (v_proj -> o_proj with grouped-query attention); 1: once.
+    source: its name within the block. kinds: the sites that read it. through: "norm": its weight is
+    one factor per channel; "linear": rows of its weight are channels; None: a scale can't be folded
+    (an activation function in between, a norm without weights), and the entry only states that the
+    kinds have the same input. shared_heads: how many times the kinds read each channel of `source`,
+    once per query head of a key-value head (v_proj -> o_proj with grouped-query attention); usually
+    1.
     """
 
     source: str
@@ -31,13 +31,14 @@ class SiteInput:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Names of the parts of one class of transformers.
+    """Names of the parts of one model class of transformers.
 
-    linears: path of each site within a block, in the order of the forward pass; the last part is
-    its kind, with the one before where two of them end alike. gated: the feed-forward has a gate
-    (GLU). norm_offset: what a norm adds to its weight. attention: name of a block's attention.
-    experts: path of a block's experts (linear_layers.Experts), whose layers come after `linears`;
-    "": it has none. stored: pairs of what a weight's name has here and what it has in files.
+    linears: path of each site within a block, in the order of the forward pass; its last part is
+    the kind, including the part before if two sites would otherwise have the same kind. gated: the
+    feed-forward has a gate (GLU). norm_offset: constant that a norm adds to its weight. attention:
+    name of a block's attention. experts: path of a block's experts (linear_layers.Experts), whose
+    layers come after `linears`; "": it has none. stored: pairs of a part of a weight's name here
+    and its counterpart in files.
     """
 
     blocks: str
@@ -50,7 +51,7 @@ class Architecture:
     stored: tuple[tuple[str, str], ...] = ()
 
     def kind_of(self, path: str) -> str:
-        """The kind of the site at a path within a block."""
+        """Return the kind of the site at a path within a block."""
         experts = f"{self.experts}."
         if self.experts and path.startswith(experts):
             return f"experts.{path.removeprefix(experts)}"

@@ -32,15 +32,14 @@ from kernels.formats.mixed import ACTIVATION_CLIP
 class AtomOptions(SchemeOptions):
     """Each step of Table 4 of arXiv 2310.19102.
 
-    outliers: the last group of the channels has 8 bits.
-    reorder:  channels are sorted, the largest ones last; else they stay where they are, as they do
-              without outliers.
-    group:    values of k that share a scale; None: an output channel and a token, which leaves no
-              group for outliers.
+    outliers: the last group of channels has 8 bits.
+    reorder:  sort channels, the largest ones last; without outliers, channels are never reordered.
+    group:    values of k that share a scale; None: one scale per output channel and per token,
+              and no group for outliers.
     activation_clip, weight_clip: share of the range that the codes of the other groups span; 1: all
               of it.
-    gptq:     else rounded to nearest.
-    kv_bits:  of keys and values, a scale a head and token; 16: as they are.
+    gptq:     quantize with GPTQ instead of rounding to nearest.
+    kv_bits:  of keys and values, with one scale per head and token; 16: not quantized.
     """
 
     w_bits: int = 4
@@ -73,7 +72,7 @@ class AtomOptions(SchemeOptions):
 class Atom(Scheme):
     """Mixed 4 and 8 bits with reordered channels."""
 
-    version = 2  # 2: outliers are the last group of K; a cache is rounded after the embedding
+    version = 2  # 2: outliers are the last group of K; keys are rounded after the rotary embedding
     source = "Atom, arXiv:2310.19102, sections 4.1 to 4.4"
     options: AtomOptions
 

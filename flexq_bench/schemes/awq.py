@@ -1,11 +1,11 @@
-"""AWQ: weights that meet large activations are scaled up before rounding, then ranges clipped.
+"""AWQ: weights of channels with large activations are scaled up before rounding; then clipped.
 
 Lin et al., arXiv 2306.00978: s = mean|X|^alpha with alpha from a grid of 20 over [0, 1] that
 minimises the squared error of a layer's output (section 3.2, equations 4 and 5), and a clipping
 range for each group from the same error (section 3.2). Weights only; groups of 128.
 
-llm-compressor's AWQ folds and searches in the same way, but only around models and files of its
-own; the search is these few lines on second moments, which need no layer outputs in memory.
+llm-compressor's AWQ folds and searches in the same way, but only for its own models and file
+formats. The search here works on second moments, so it needs no layer outputs in memory.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block
 from flexq_bench.schemes.smoothing import gather, spread, unrounded
 from kernels.formats import ColumnGroup, NumberFormat, Operand, Scaling, assembled, quantize
 
-# Softmax of their product: their own error says little of it.
+# Only the softmax of their product matters, which their own error hardly predicts.
 _UNCLIPPED = ("q_proj", "k_proj", "qkv_proj", "query_key_value", "c_attn")
-_SMALLEST = 1e-4  # of a channel's mean magnitude, as 0 ** alpha is no scale
+_SMALLEST = 1e-4  # smallest mean magnitude of a channel, as 0 ** alpha is not a scale
 
 
 @dataclass(frozen=True, slots=True)
 class AwqOptions(SchemeOptions):
-    """steps: of the grid of alpha. clip_steps: of the shares of a group's range, from 1 down to
-    smallest_share; 0: no clipping. symmetric: signed codes; the paper's have a zero point.
+    """Options of AWQ.
+
+    steps: number of steps of the grid of alpha. clip_steps: number of clipping shares tried, from 1
+    down to smallest_share; 0: no clipping. symmetric: signed codes; the paper's codes have a zero
+    point.
     """
 
     w_bits: int
@@ -74,7 +77,7 @@ class Awq(Scheme):
         observe_block(state, block, statistics)
         with unrounded(state.layout.block_module(state.model, block)):
             seen = self._scale_inputs(state, block, statistics)
-            # Only now: a layer's rows are scaled too, where the next site's input comes out of it.
+            # After folding all scales, which changes rows of layers that produce a site's input.
             for site in state.layout.of_block(block):
                 moments = statistics.hessian[site.name]
                 if site.name in seen:
@@ -84,7 +87,7 @@ class Awq(Scheme):
     def _scale_inputs(
         self, state: QuantizationState, block: int, statistics: Statistics
     ) -> dict[str, torch.Tensor]:
-        """Fold the best scales; by site what its inputs are divided by, float64 [K]."""
+        """Fold the best scales; returns the divisors of each site's inputs, float64 [K]."""
         seen: dict[str, torch.Tensor] = {}
         for site_input in state.layout.scalable_inputs:
             readers = readers_of(state, block, site_input)
@@ -131,14 +134,14 @@ class Awq(Scheme):
 
 
 def output_error(difference: torch.Tensor, moments: torch.Tensor) -> float:
-    """tr(D M Dᵀ): the squared error of a layer's output, for D [N, K] and M the sum of x xᵀ."""
+    """Return tr(D M Dᵀ), the squared error of a layer's output, for D [N, K] and M = Σ x xᵀ."""
     return float(((difference @ moments) * difference).sum())
 
 
 def clip_and_round(weight: torch.Tensor, moments: torch.Tensor, options: AwqOptions) -> Operand:
-    """Codes of weights [N, K], each group of each row with the clipping that errs least.
+    """Round weights [N, K]; the clipping of each group of each row minimises the output error.
 
-    moments: [K, K], the sum of x xᵀ. A group's error is that of its own part of the output.
+    moments: [K, K], the sum of x xᵀ. The error of a group is that of its own part of the output.
     """
     number = options.number()
     groups = number.columns(weight.shape[1])
@@ -149,7 +152,7 @@ def clip_and_round(weight: torch.Tensor, moments: torch.Tensor, options: AwqOpti
 def _best_clipping(
     weight: torch.Tensor, moments: torch.Tensor, group: ColumnGroup, options: AwqOptions
 ) -> tuple[torch.Tensor, Scaling]:
-    """Codes of one group [N, length] and their scaling; ties: the largest share."""
+    """Return the codes of one group [N, length] and their scaling; ties: the largest share."""
     block = weight[:, group.start : group.end]
     local = moments[group.start : group.end, group.start : group.end]
     least = torch.full((weight.shape[0], 1), torch.inf, device=weight.device)

@@ -1,12 +1,12 @@
 """Training of a block's channel scales and weight clipping against the original block's outputs.
 
-One trainer for OmniQuant (arXiv 2308.13137: learnable weight clipping, section 3.2, and learnable
-equivalent transformation, section 3.3) and ABQ-LLM (arXiv 2408.08554, section 3: the same two under
-its own losses, and a rank-one compensation of down_proj).
+One trainer serves OmniQuant (arXiv 2308.13137: learnable weight clipping, section 3.2, and
+learnable equivalent transformation, section 3.3) and ABQ-LLM (arXiv 2408.08554, section 3: the same
+with its own losses, and a rank-one compensation of down_proj).
 
-Left out is the channel-wise shift, which both codes turn off for LLaMA; and, because it cannot
-change a result here, the scale between query and key. It multiplies whole rows of their weights,
-which a scale of each row follows exactly, and the products of attention are not quantized.
+Two parts are left out. The channel-wise shift is disabled for LLaMA in both authors' codes. The
+scale between query and key can't change a result here: it multiplies whole rows of their weights,
+each of which has its own scale, and the products of attention are not quantized.
 
 Neither method is in llm-compressor or optimum; both authors' codes replace whole model classes of
 older transformers releases.
@@ -33,18 +33,18 @@ from flexq_bench.schemes.smoothing import spread
 from flexq_bench.schemes.straight_through import check_signed, fake_quantize
 from kernels.formats import NumberFormat
 
-_SMALLEST_SCALE = 1e-2  # of a channel, as in the published codes of both methods
+_SMALLEST_SCALE = 1e-2  # smallest scale of a channel, as in the published codes of both methods
 _MAPS_ON_A_CPU = 2**30  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """Options of block training; defaults are those of both papers (section 4.1 of either).
+    """Options of block training; defaults are those of both papers (section 4.1 of each).
 
     epochs:            passes over the calibration segments for each block.
     scale_rate, clip_rate, compensation_rate: AdamW's learning rates, no weight decay. The papers
-                       give no rate for the compensation; it is the one of ABQ-LLM's code.
-    clip_start:        logit of the share of the range that codes span at first (98 %).
+                       give no rate for the compensation; the default is that of ABQ-LLM's code.
+    clip_start:        logit of the initial share of the range that codes span (98 %).
     loss:              "mse" of the outputs (OmniQuant), or "dlc+akl" (ABQ-LLM).
     """
 
@@ -61,10 +61,10 @@ class Learned:
     """Learned scales, clipping and compensation of one block.
 
     scales:       of the source channels of each input, by the source's name within the block.
-    clips:        share of each group's range [N, groups], by the name of a linear layer; of weights
-                  with zero points [N, groups, 2], of its parts below and above 0.
-    compensation: a [N, 1] and b [1, K], W + a·b being what is rounded, by the same.
-    losses:       mean loss of each epoch, and at index 0 that before training.
+    clips:        clipped share of each group's range [N, groups], by name of the linear layer; for
+                  weights with zero points [N, groups, 2], of the parts below and above 0.
+    compensation: a [N, 1] and b [1, K] by name of the linear layer; W + a·b is rounded.
+    losses:       mean loss of each epoch; index 0: before training.
     """
 
     scales: Mapping[str, torch.Tensor]
@@ -76,13 +76,14 @@ class Learned:
 class BlockTrainer:
     """A block of nn.Linear layers in FP32, computed with scaled, clipped and rounded weights.
 
-    linears:     kind of each linear layer, as site_inputs have them, by its name within the block.
-    weight:      format of the weights, integers; activation: of the inputs, signed, None for
+    linears:     kind of each linear layer, as in site_inputs, by its name within the block.
+    weight:      format of the weights, integers; activation: of the inputs, signed; None:
                  weight-only.
-    site_inputs: which of the block's modules scales can be divided out of.
-    start:       scales to start with, by source; an input that isn't there learns none.
+    site_inputs: the inputs whose source can be divided by scales.
+    start:       initial scales, by source; no scale is learned for other inputs.
     compensated: names of the linear layers that get a rank-one compensation.
     attention:   name of the attention module, whose second output is its map.
+
     Raises QuantizeError if the activations' format isn't signed.
     """
 
@@ -127,7 +128,7 @@ class BlockTrainer:
             logits = torch.full((n, groups, *ends), options.clip_start, device=dense.device)
             self._clips[name] = logits.requires_grad_()
             if name in compensated:
-                # A left side of zeros: training starts from the weights as they are.
+                # Zeros, so that training starts from the unchanged weights.
                 self._compensation[name] = (
                     torch.zeros((n, 1), device=dense.device).requires_grad_(),
                     torch.ones((1, k), device=dense.device).requires_grad_(),
@@ -141,8 +142,8 @@ class BlockTrainer:
     ) -> Learned:
         """Train on the block's inputs in the original and in the quantized model, in their order.
 
-        Both streams stand at the block. epoch_done: called after each epoch with its number.
-        Deterministic: nothing is drawn.
+        Both streams must be at this block. epoch_done: called after each epoch with its number.
+        Training is deterministic: no random numbers are used.
         """
         with _tensor_cores(original.inputs[0].device):
             return self._train(original, quantized, epoch_done)
@@ -153,8 +154,8 @@ class BlockTrainer:
         targets = self._targets(original, quantized)
         device = targets[0].here.device
         optimizer = self._optimizer(device)
-        at = targets[0].copy()  # the segment in hand: each is copied here in its turn
-        total = torch.zeros((), device=device)  # read once an epoch: reading waits for a GPU
+        at = targets[0].copy()  # the current segment: each is copied here for its step
+        total = torch.zeros((), device=device)  # read once per epoch: reading waits for the GPU
 
         def measure() -> None:
             with torch.no_grad():
@@ -206,7 +207,7 @@ class BlockTrainer:
         return torch.optim.AdamW(chosen, weight_decay=0.0, fused=device.type == "cuda")
 
     def _targets(self, original: BlockStream, quantized: BlockStream) -> list[_Target]:
-        """Inputs and outputs of the original block for each segment, in both models."""
+        """Compute the inputs and outputs of the original block for each segment, in both models."""
         hidden = torch.empty_like(original.inputs[0], dtype=torch.float32)
         results: list[torch.Tensor] = []
 
@@ -221,7 +222,7 @@ class BlockTrainer:
             hidden.copy_(before)
             work()
             output, attention = results[0].clone(), None
-            if with_maps and results[1] is None:  # Falcon's
+            if with_maps and results[1] is None:  # in Falcon
                 raise QuantizeError(
                     f"{type(self._block).__name__} gives no attention maps, which this scheme "
                     "trains on: take omniquant-wXaY"
@@ -251,7 +252,7 @@ class BlockTrainer:
         return distance + attention_divergence(attention, original)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """The block's norms and weights with scales, compensation and rounding, differentiable."""
+        """Return the block's norms and weights, scaled, compensated and rounded, differentiable."""
         tensors = {name: value.detach() for name, value in self._block.named_parameters()}
         for site_input in self._site_inputs:
             self._scale(tensors, site_input)
@@ -287,7 +288,7 @@ class BlockTrainer:
         *,
         rounding: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The block's output with these weights, and its attention map (eager attention's)."""
+        """Return the block's output with these weights, and its attention map (eager attention)."""
         maps: list[torch.Tensor] = []
 
         def block(states: torch.Tensor, **arguments: Any) -> Any:
@@ -304,7 +305,7 @@ class BlockTrainer:
         def keep_map(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
             maps.append(outputs[1])
 
-        last: list[torch.Tensor] = []  # query, key and value read one input, gate and up another
+        last: list[torch.Tensor] = []  # query, key and value share an input; so do gate and up
 
         def round_input(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
             assert self._activation is not None
@@ -329,7 +330,7 @@ class BlockTrainer:
 
 @contextlib.contextmanager
 def _tensor_cores(device: torch.device) -> Iterator[None]:
-    """Products in TF32 while a GPU trains: the bits of FP16, in which OmniQuant's code trains."""
+    """Enable TF32 products during training on a GPU: as precise as FP16, as used by OmniQuant."""
     before = torch.get_float32_matmul_precision()
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -340,13 +341,13 @@ def _tensor_cores(device: torch.device) -> Iterator[None]:
 
 
 def _let_record(optimizer: torch.optim.Optimizer) -> None:
-    """Allow the optimizer's step in a CUDA graph; outside of one it would warn of being slow."""
+    """Allow capture of the optimizer's step in a CUDA graph, without a warning outside of one."""
     for group in optimizer.param_groups:
         group["capturable"] = True
 
 
 def _room_for_maps(device: torch.device) -> int:
-    """Bytes that attention maps may take."""
+    """Return the number of bytes that attention maps may use."""
     if device.type != "cuda":
         return _MAPS_ON_A_CPU
     free: int = torch.cuda.mem_get_info(device)[0]
@@ -356,11 +357,11 @@ def _room_for_maps(device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A segment at a block: its inputs, and the outputs to come close to.
+    """A segment at a block: its inputs, and the target outputs.
 
-    inputs, here: what the block gets in the original and in the quantized model.
-    output, output_here: what the original block makes of either.
-    attention: the original block's attention map; None: not needed, or computed anew each time,
+    inputs, here: inputs of the block in the original and in the quantized model.
+    output, output_here: outputs of the original block for these two inputs.
+    attention: the original block's attention map; None: not needed, or recomputed each time,
     because the maps of all segments would not fit in memory.
     """
 
@@ -381,7 +382,7 @@ class _Target:
         )
 
     def take(self, other: _Target) -> None:
-        """Copy another segment's numbers to where this one has its own."""
+        """Copy the values of another segment into the tensors of this one."""
         self.inputs.copy_(other.inputs)
         self.here.copy_(other.here)
         self.output.copy_(other.output)

@@ -1,4 +1,4 @@
-"""Calibration data, the inputs that it gives each block, and statistics of each site's input."""
+"""Calibration data, the inputs of each block computed from it, and statistics of site inputs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.model_map import LinearSite, ModelMap
 
 Observer = Callable[[LinearSite, torch.Tensor], None]
-_HASHED_TOKENS = 64  # at the start of a segment: texts share shorter passages by chance
+_HASHED_TOKENS = 64  # hashed at the start of a segment; different texts may share shorter passages
 _HASH_DIGITS = 16
 _MOST_AT_ONCE = 8  # segments
-_FILLS_A_GPU = 2**30  # parameters times segments: below, a GPU waits for launches
+_FILLS_A_GPU = 2**30  # parameters times segments; with less, launch overhead dominates on a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,18 @@ class Calibration:
 
     @property
     def digest(self) -> str:
-        """SHA-256, hexadecimal, of the ids as little-endian int64, segment by segment."""
+        """SHA-256, in hexadecimal, of the ids as little-endian int64, segment by segment."""
         return hashlib.sha256(_id_bytes(self.tokens)).hexdigest()
 
     @property
     def segment_hashes(self) -> tuple[str, ...]:
-        """Of each segment the hash of its first tokens, for `contained_segments`."""
+        """Return a hash of the first tokens of each segment, for `contained_segments`."""
         width = min(_HASHED_TOKENS, self.length)
         return tuple(_hash(_id_bytes(segment[:width])) for segment in self.tokens)
 
 
 def contained_segments(hashes: Sequence[str], length: int, tokens: torch.Tensor) -> int:
-    """Number of segments whose first tokens stand anywhere in a text, tokens [T].
+    """Count the segments whose first tokens occur anywhere in a text, tokens [T].
 
     hashes: segment_hashes of a Calibration with segments of `length` tokens.
     """
@@ -69,10 +69,10 @@ def _hash(data: bytes) -> str:
 def calibration_segments(
     tokens: torch.Tensor, *, segments: int, length: int, seed: int = 0
 ) -> Calibration:
-    """Segments at random places of a text, tokens [T]: seeded, in a random order.
+    """Draw segments at random places of a text, tokens [T], in a random but seeded order.
 
-    They start at multiples of `length`, so that none is drawn twice.
-    Raises QuantizeError if the text has fewer tokens than that takes.
+    They start at multiples of `length`, so that none is drawn twice. Raises QuantizeError if the
+    text has too few tokens.
     """
     if segments < 1 or length < 2:
         raise QuantizeError(
@@ -91,9 +91,10 @@ def calibration_segments(
 
 
 def segments_at_once(model: nn.Module) -> int:
-    """Number of segments to run through a model together: one on a CPU or of a large model.
+    """Return the number of segments to run through a model together; 1 on a CPU or if it is large.
 
-    A GPU runs a small model's layers faster than a host launches them, so several go together.
+    On a GPU, launching the layers of a small model takes longer than running them, so several
+    segments are batched.
     """
     if next(model.parameters()).device.type == "cpu":
         return 1
@@ -104,9 +105,9 @@ def segments_at_once(model: nn.Module) -> int:
 class BlockStream:
     """The inputs of one block after another, for all calibration segments.
 
-    Only the hidden states of one block are kept: segments · length · hidden values, on the model's
-    device. `advance` runs a block, as it is then, to get the inputs of the next one: quantize a
-    block first and the next one sees what the quantized model would give it.
+    Only the hidden states of one block are stored: segments · length · hidden values, on the
+    model's device. `advance` runs the block in its current state to compute the inputs of the next
+    one: if the block is quantized first, the next block gets the inputs of the quantized model.
 
     at_once: segments that `advance` and `observe` run together; None: see segments_at_once.
     """
@@ -126,12 +127,12 @@ class BlockStream:
 
     @property
     def inputs(self) -> Sequence[torch.Tensor]:
-        """Hidden states [1, length, hidden] at the current block, one a segment."""
+        """Hidden states [1, length, hidden] at the current block, one tensor per segment."""
         return self._inputs
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Go on to the next block."""
+        """Run the current block and move to the next one."""
         module = self._layout.block_module(self._model, self.block)
         for start in range(0, len(self._inputs), self._at_once):
             together = torch.cat(self._inputs[start : start + self._at_once])
@@ -139,9 +140,9 @@ class BlockStream:
         self.block += 1
 
     def run(self, module: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
-        """The block's output for hidden states [segments, length, hidden]; keeps gradients.
+        """Compute the block's output for hidden states [segments, length, hidden], with gradients.
 
-        module: the block, or what stands in for it and takes the same arguments.
+        module: the block, or a replacement with the same arguments.
         """
         output = module(hidden, **self._arguments[self.block])
         states: torch.Tensor = output[0] if isinstance(output, tuple) else output
@@ -149,17 +150,17 @@ class BlockStream:
 
     @torch.no_grad()
     def observe(self, observer: Observer) -> None:
-        """Run the current block on all segments and show each site's input rows [tokens, K]."""
+        """Run the current block on all segments, and pass each site's input rows [tokens, K]."""
         module = self._layout.block_module(self._model, self.block)
         with observing(self._model, self._layout.of_block(self.block), observer):
-            dtype = next(module.parameters()).dtype  # FP32 while a scheme works on the block
+            dtype = next(module.parameters()).dtype  # FP32 while a scheme quantizes the block
             for start in range(0, len(self._inputs), self._at_once):
                 self.run(module, torch.cat(self._inputs[start : start + self._at_once]).to(dtype))
 
 
 @contextmanager
 def observing(model: nn.Module, sites: Sequence[LinearSite], observer: Observer) -> Iterator[None]:
-    """While it lasts, each forward pass shows the sites' input rows [tokens, K] to `observer`."""
+    """Pass the sites' input rows [tokens, K] of each forward pass in the block to `observer`."""
 
     def hook(site: LinearSite) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def see(module: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -179,10 +180,10 @@ def observing(model: nn.Module, sites: Sequence[LinearSite], observer: Observer)
 
 
 class Statistics:
-    """Observer that sums up, for each site, the statistics of its inputs that schemes use.
+    """Observer that accumulates the statistics of each site's inputs that schemes use.
 
-    absmax: [K], largest |x| of each channel. abs_sum, square_sum: float64 [K]. hessian: float64
-    [K, K], the sum of x xᵀ over tokens, where asked for. count: tokens seen.
+    absmax: [K], largest |x| of each channel. abs_sum, square_sum: float64 [K]. hessian: float64 [K,
+    K], the sum of x xᵀ over tokens, if requested. count: number of tokens.
     """
 
     def __init__(self, *, hessian: bool = False) -> None:
@@ -213,17 +214,17 @@ class Statistics:
 
 
 class _Captured(Exception):  # noqa: N818 - it ends a forward pass on purpose, nothing is wrong
-    """The first block's inputs are known."""
+    """Raised to end a forward pass once the first block's inputs are captured."""
 
 
 @torch.no_grad()
 def _capture(
     model: nn.Module, layout: ModelMap, calibration: Calibration
 ) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
-    """The first block's inputs, one a segment, and what each block is given beside them.
+    """Capture the first block's inputs for each segment, and the other arguments of each block.
 
-    Positions and masks are equal for all segments, but not for all blocks: some models attend to
-    the whole text in every other block only, or have other rotary embeddings there.
+    Positions and masks are equal for all segments, but not for all blocks: some models have full
+    attention, or other rotary embeddings, in only some of their blocks.
     """
     inputs: list[torch.Tensor] = []
     arguments: list[dict[str, Any]] = []
@@ -245,7 +246,7 @@ def _capture(
         for block in range(layout.blocks)
     ]
     try:
-        for segment in calibration.tokens:  # the first one goes through all blocks
+        for segment in calibration.tokens:  # only the first one runs through all blocks
             try:
                 model(input_ids=segment[None].to(device), use_cache=False)
             except _Captured:

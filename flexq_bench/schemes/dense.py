@@ -1,4 +1,4 @@
-"""The model as it is, in FP16: the baseline of every comparison."""
+"""The unquantized model in FP16: the baseline of every comparison."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ class Dense(Scheme):
         return LayerFormats(FP16)
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
-        """Leave every site as it is."""
+        """Leave every site unchanged."""

@@ -26,11 +26,12 @@ from kernels.formats.dual_grained import CODE_BITS, LARGEST_INT8
 
 @dataclass(frozen=True, slots=True)
 class DgqOptions(SchemeOptions):
-    """search: the two-phase search; else rounded to nearest on both levels.
+    """Options of DGQ.
 
-    group_steps, row_steps: of the grids of the two phases.
+    search:   use the two-phase search; else round to nearest on both levels.
+    group_steps, row_steps: steps of the grids of the two phases.
     outliers: share of an input's channels that are clipped; 0: no smoothing.
-    static:   one scale a layer, from calibration; else a scale for each token.
+    static:   one scale per layer, from calibration; else a scale per token.
     """
 
     group: int = 128
@@ -51,9 +52,9 @@ class DgqOptions(SchemeOptions):
 
 
 class Dgq(Scheme):
-    """4-bit weights that lift to INT8 a row, and INT8 activations."""
+    """4-bit weights that are expanded to INT8 with one scale per row, and INT8 activations."""
 
-    version = 2  # 2: without the search, weights are rounded as kernels' own are
+    version = 2  # 2: without the search, weights are rounded as by the kernels' packing
     source = "DGQ, arXiv:2310.04836, sections 3.2 to 3.4"
     options: DgqOptions
 
@@ -75,7 +76,7 @@ class Dgq(Scheme):
                 first = readers[0].name
                 scale = seen.get(first, torch.ones_like(statistics.abs_sum[first]))
                 moments = statistics.hessian[first] / torch.outer(scale, scale)
-                # Rows don't depend on each other: readers of one input are searched together.
+                # Rows are independent, so layers with the same input are searched together.
                 weights = torch.cat([weight_of(state.model, site) for site in readers])
                 solved = self._rounded(weights, moments).split_rows([site.n for site in readers])
                 activation = self._activation(float((statistics.absmax[first] / scale).max()))
@@ -85,7 +86,7 @@ class Dgq(Scheme):
     def _smooth(
         self, state: QuantizationState, block: int, statistics: Statistics
     ) -> dict[str, torch.Tensor]:
-        """Fold the scales into the block; what each site's inputs are divided by, float64 [K]."""
+        """Fold the scales into the block; returns the divisors of sites' inputs, float64 [K]."""
         seen: dict[str, torch.Tensor] = {}
         if self.options.outliers == 0:
             return seen
@@ -93,7 +94,7 @@ class Dgq(Scheme):
         for site_input in state.layout.scalable_inputs:
             readers = readers_of(state, block, site_input)
             if site_input.source.endswith("v_proj"):
-                continue  # the paper smooths the norms' outputs and what enters down_proj
+                continue  # the paper smooths only the norms' outputs and the input of down_proj
             inputs = gather(statistics.absmax[readers[0].name].float(), site_input, head)
             scale = percentile_scale(inputs, self.options.outliers)
             seen |= fold_scale(state, block, site_input, scale)

@@ -1,13 +1,12 @@
-"""Searches for dual-grained weights: scales of groups and of rows, of 4 bits (DGQ) and of 6.
+"""Search for dual-grained weights: scales of groups and of rows, of 4 bits (DGQ) and of 6.
 
 Zhang et al., "Dual Grained Quantization", arXiv 2310.04836. Section 3.3 searches in two phases:
-each group's real scale S' and zero point for itself, then each row's S1 with S2 = round(S' / S1).
-Both minimise the squared error of the layer's output. The format is `kernels.formats.dual_grained`.
+first the real scale S' and zero point of each group on its own, then S1 of each row with S2 =
+round(S' / S1). Both minimise the squared error of the layer's output. The format is
+`kernels.formats.dual_grained`. In `search_six_bits` a group can only choose from the integers 1 to
+4, so phase 1 is repeated for each row scale of phase 2.
 
-`search_six_bits` has integers of 1 to 4 for groups to choose from, so that it chooses them anew for
-each row scale it tries: phase 1 within phase 2.
-
-No library has this format: AutoGPTQ, llm-compressor and optimum know one real scale a group.
+No library has this format: AutoGPTQ, llm-compressor and optimum store one real scale per group.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class SearchOptions:
 
     @classmethod
     def of_steps(cls, group_steps: int = 20, row_steps: int = 80) -> SearchOptions:
-        """From all of the range down to 0.8 of a group's and 0.2 of a row's, in even steps.
+        """Evenly spaced grids down to 0.8 of a group's range and 0.2 of a row's largest weight.
 
         The paper gives no grids; these are the ones of the authors' published code.
         """
@@ -61,7 +60,7 @@ def search_dual_grained(
 ) -> Operand:
     """Quantize weights [N, K] for inputs with the second moments `hessian` [K, K], Σ x xᵀ.
 
-    Deterministic: the largest share wins a tie. Raises ValueError if FP16 can't carry a scale.
+    Deterministic: the largest share wins a tie. Raises ValueError if FP16 can't represent a scale.
     """
     options = options or SearchOptions.of_steps()
     work, moments = weight.float(), hessian.to(weight.device).float()
@@ -78,9 +77,9 @@ def search_six_bits(
     """Quantize weights [N, K] to codes of 6 bits, for the least error of the layer's output.
 
     hessian: second moments of the inputs, [K, K], Σ x xᵀ; None: for the least error of the weights.
-    row_shares: of a row's largest weight that 124 of its scale span, tried in turn.
-
-    Deterministic: the first of equals wins. Raises ValueError if FP16 can't carry a scale.
+    row_shares: candidates for the range of a row, as shares of its largest weight; the range is 124
+    times the row's scale. Deterministic: the first of equal candidates wins. Raises ValueError if
+    FP16 can't represent a scale.
     """
     work = weight.float()
     moments = None if hessian is None else hessian.to(weight.device).float()
@@ -142,7 +141,7 @@ def _search_groups(
 
 
 def _square(moments: torch.Tensor, group: int) -> torch.Tensor:
-    """[K, K] as [groups, group, groups, group], zeros where the last group is shorter."""
+    """Return [K, K] as [groups, group, groups, group], zero-padded if the last group is shorter."""
     missing = -moments.shape[0] % group
     padded = torch.nn.functional.pad(moments, (0, missing, 0, missing))
     groups = padded.shape[0] // group
@@ -157,7 +156,7 @@ def _search_rows(
     group: int,
     shares: tuple[float, ...],
 ) -> Operand:
-    """Phase 2: the row scale S1; S2 and the codes follow from it."""
+    """Phase 2: find the row scale S1, which determines S2 and the codes."""
     largest = weight.abs().amax(dim=1, keepdim=True)
     best = _Best.of(largest)
     for share in shares:
@@ -191,7 +190,7 @@ def _shifted_codes(
     zero_points: torch.Tensor,
     group: int,
 ) -> torch.Tensor:
-    """Codes plus their zero point [N, K], limited so that S2 times them stays within ±127."""
+    """Codes plus their zero point [N, K], limited so that their product with S2 is within ±127."""
     k = weight.shape[1]
     reach = torch.floor(LARGEST_INT8 / group_scale)
     highest = _per_column(torch.minimum(TOP_CODE + zero_points, reach), group, k)
@@ -219,7 +218,7 @@ def _error(difference: torch.Tensor, moments: torch.Tensor | None) -> torch.Tens
 
 @dataclass(slots=True)
 class _Best:
-    """For each error, the two values that came with the smallest one so far."""
+    """Elementwise smallest error so far, with two values that belong to it."""
 
     error: torch.Tensor
     first: torch.Tensor
@@ -227,7 +226,7 @@ class _Best:
 
     @classmethod
     def of(cls, like: torch.Tensor) -> _Best:
-        """None so far, in the shape, dtype and place of `like`."""
+        """Create an empty one with the shape, dtype and device of `like`."""
         nothing = torch.zeros_like(like)
         return cls(torch.full_like(nothing, torch.inf), nothing, nothing)
 

@@ -1,12 +1,13 @@
-"""DuQuant: smoothed, rotated where a sample of the input has outliers, then rounded to nearest.
+"""DuQuant: smoothed, rotated to spread the outliers of sampled inputs, then rounded to nearest.
 
-Lin et al., arXiv 2406.01721, section 3: SmoothQuant's scales are folded into the model; then each
-input is rotated in blocks of channels, permuted in zigzag and rotated in blocks again when the
-model runs, and the weights hold the inverse. How blocks are built: `rotation.outlier_rotation`.
+Lin et al., arXiv 2406.01721, section 3: SmoothQuant's scales are folded into the model. At run time
+each input is rotated in blocks of channels, permuted in zigzag order, and rotated in blocks again;
+the weights contain the inverse. `rotation.outlier_rotation` constructs the blocks.
 
-Differences: one orthogonal matrix is drawn for all steps and layers, steps differ by the channel
-that is swapped; magnitudes are those of a sample of tokens; integers are symmetric, over the whole
-range of a row; SmoothQuant's alpha. A clip of activations is an option that has no kernel.
+Differences: one random orthogonal matrix serves all steps and layers, and steps differ in the
+channel that is swapped; magnitudes are those of a sample of tokens; integers are symmetric and use
+the whole range of a row; alpha is SmoothQuant's. No kernel supports the option of clipped
+activations.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from kernels.formats import quantize
 
 @dataclass(frozen=True, slots=True)
 class DuQuantOptions(QuaRotOptions):
-    """Options of QuaRot, and what the rotations are built from.
+    """Options of QuaRot, and of the construction of the rotations.
 
-    alpha: of SmoothQuant. block: channels of a block at most. steps: of the greedy search.
-    samples: tokens that outliers are looked for in.
+    alpha: of SmoothQuant. block: maximum number of channels of a block. steps: of the greedy
+    search. samples: number of tokens in which outliers are searched.
     """
 
     alpha: float = 0.5
@@ -53,7 +54,7 @@ class DuQuantOptions(QuaRotOptions):
 
 
 class DuQuant(Scheme):
-    """Smoothed and rotated by outliers, then symmetric integers rounded to nearest."""
+    """Smoothed and rotated to spread outliers, then symmetric integers rounded to nearest."""
 
     source = "DuQuant, arXiv:2406.01721, section 3"
     options: DuQuantOptions
@@ -85,12 +86,12 @@ class DuQuant(Scheme):
         samples: InputSamples,
         seen: dict[str, torch.Tensor],
     ) -> None:
-        """seen: what inputs were divided by, by the name of a reader."""
+        """Fold the rotation of an input into its readers. seen: divisors of inputs, by reader."""
         options, readers = self.options, readers_of(state, block, site_input)
         first = readers[0]
         device = weight_of(state.model, first).device
         x = samples.of(first).to(device).double()
-        if not len(x):  # an expert that no token was sent to
+        if not len(x):  # an expert without tokens
             x = torch.zeros(1, first.k, dtype=torch.float64, device=device)
         if first.name in seen:
             x = x / seen[first.name].to(device)

@@ -1,7 +1,7 @@
 """Errors of quantization; each message is one line.
 
 UsageError
-└── QuantizeError    a model, a scheme or calibration data that can't be quantized as asked
+└── QuantizeError    a model, a scheme or calibration data can't be quantized as requested
 """
 
 from __future__ import annotations
@@ -10,4 +10,4 @@ from flexq_bench.errors import UsageError
 
 
 class QuantizeError(UsageError):
-    """A model, a scheme or calibration data that can't be quantized as asked."""
+    """A model, a scheme or calibration data can't be quantized as requested."""

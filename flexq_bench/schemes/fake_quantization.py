@@ -23,15 +23,13 @@ _LARGEST_FP16 = torch.finfo(torch.float16).max
 class FakeQuantizedLinear(nn.Module):
     """Y = q(R X)[order] · W^T + bias of a quantized layer: W and q(R X) are code times scale.
 
-    Products are summed in FP32 whatever the model's dtype, as kernels do, and Y has X's dtype.
+    Products are summed in FP32 whatever the model's dtype, as in kernels, and Y has X's dtype.
 
-    The layer's codes are what it is made of, and follow it to a device. What it computes with is
-    derived from them:
-
+    The layer consists of its codes, which move with it to a device. Derived from them are:
     weight: [N, K] dequantized, FP32 (FP16 would round code times scale), channels in the order of
             the codes.
     bias:   [N], FP32; None: the layer has none.
-    order:  [K], int64: which channel of X stands where (Atom); None: as they are.
+    order:  [K], int64, permutation of the channels of X (Atom); None: not permuted.
     """
 
     weight: torch.Tensor
@@ -59,7 +57,7 @@ class FakeQuantizedLinear(nn.Module):
         return self._layer.activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., K] -> [..., N] in x's dtype. Raises QuantizeError if x can't be quantized."""
+        """Map x [..., K] to [..., N] in x's dtype. Raises QuantizeError if x can't be quantized."""
         rows = self._layer.rotated(x.reshape(-1, self.in_features))
         if self.order is not None:
             rows = rows[:, self.order]
@@ -87,10 +85,10 @@ def quantize_site(
     *,
     rotation: Rotation | None = None,
 ) -> FakeQuantizedLinear:
-    """Put a FakeQuantizedLinear with these codes and the site's bias, as FP16, where it is.
+    """Replace a site by a FakeQuantizedLinear with these codes and the site's bias as FP16.
 
-    rotation: of its input, when the model runs.
-    Raises QuantizeError if FP16 can't hold the bias, or weights that stay as they are.
+    rotation: of its input, at run time. Raises QuantizeError if FP16 can't represent the bias, or
+    weights that are not quantized.
     """
     dense = linear_at(model, site.name)
     bias = None if dense.bias is None else dense.bias.detach().to(torch.float16)

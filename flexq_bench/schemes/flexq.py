@@ -1,8 +1,8 @@
-"""FlexQ (arXiv:2508.04405): W6 in groups of 128, A6, and A8 for the layers that need it.
+"""FlexQ (arXiv:2508.04405): W6 in groups of 128, A6, and A8 for sensitive layers.
 
 Rounding to nearest, without calibration. Section 3.2 finds down_proj of gated models to be the
-sensitive kind and gives A8 to all of them; OPT is W6A6 throughout. With a budget, the sites that
-gain most (flexq_bench.schemes.layer_sensitivity) get the 8 bits instead, chosen on calibration
+sensitive kind and gives A8 to all of these layers; OPT is W6A6 throughout. With a budget, the sites
+that gain most (flexq_bench.schemes.layer_sensitivity) get 8 bits instead, chosen on calibration
 text.
 """
 
@@ -57,7 +57,7 @@ class FlexqOptions(SchemeOptions):
 class Flexq(Scheme):
     """W6Ax, rounded to nearest."""
 
-    version = 2  # 2: labels for a8_budget are drawn where the model is
+    version = 2  # 2: labels for a8_budget are drawn on the model's device
     source = "FlexQ, arXiv:2508.04405, sections 3.1 and 3.2"
     options: FlexqOptions
 
@@ -88,9 +88,9 @@ class Flexq(Scheme):
             round_site(state.model, site, options.w_bits, a_bits, options.group)
 
     def _high_sites(self, state: QuantizationState) -> tuple[str, ...]:
-        """Names of the sites that get more bits, in the order of the forward pass.
+        """Return the names of the sites with more bits, in the order of the forward pass.
 
-        Raises QuantizeError if `a8` names what the model doesn't have.
+        Raises QuantizeError if `a8` names a site that the model doesn't have.
         """
         options = self.options
         if options.a8_budget is None or state.calibration is None:
@@ -110,12 +110,12 @@ class Flexq(Scheme):
 
 
 def paper_choice(layout: ModelMap) -> tuple[str, ...]:
-    """Kinds that FlexQ gives 8-bit activations: down_proj of gated models, none of others."""
+    """Return the kinds with 8-bit activations in FlexQ: down_proj of gated models, else none."""
     return (SENSITIVE_KIND,) if layout.names.gated else (NO_SITE,)
 
 
 def named_sites(layout: ModelMap, chosen: tuple[str, ...]) -> tuple[str, ...]:
-    """Sites of these kinds or names. Raises QuantizeError for what the model doesn't have."""
+    """Return the sites of these kinds or names. Raises QuantizeError for an unknown one."""
     if chosen == (NO_SITE,):
         return ()
     known = (*layout.roles, *(site.name for site in layout.sites))

@@ -1,4 +1,4 @@
-"""GPTQ: rounding column by column, each column's error compensated in the columns to come.
+"""GPTQ: rounding column by column; the error of each is compensated in the following columns.
 
 Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
 arXiv 2210.17323: the update is their equation 3, in the Cholesky form of section 3.3 (algorithm 1);
@@ -6,9 +6,9 @@ the damping is 1 % of the Hessian's mean diagonal (section 3.3, step 3). Which n
 is rounded to is the caller's choice: ZeroQuant(4+2) (arXiv 2312.08583) does the same with FP6 and
 FP5 codes.
 
-llm-compressor and optimum have GPTQ for integers behind their own model wrappers and file formats.
-They offer neither FP6 nor FP5 nor Atom's two bit widths in one row, so the forty lines of the
-algorithm are ours.
+llm-compressor and optimum implement GPTQ only for integers, within their own model wrappers and
+file formats. They offer neither FP6 nor FP5 nor Atom's two bit widths in one row, so the forty
+lines of the algorithm are implemented here.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class GptqOptions:
 
     damping:   fraction of the mean diagonal that is added to the Hessian's diagonal.
     block:     columns that are updated before the rest of the matrix is.
-    act_order: round the columns with the largest Hessian diagonal first. Scales then come from the
-               weights before any update, because a kernel's groups stay neighbours in memory.
+    act_order: round the columns with the largest Hessian diagonal first. Scales are then computed
+               from the original weights, because the columns of a kernel's group stay adjacent.
     """
 
     damping: float = 0.01
@@ -59,14 +59,14 @@ def gptq(
     number: NumberFormat,
     options: GptqOptions | None = None,
 ) -> Operand:
-    """Codes and scales of weights [N, K]; deterministic.
+    """Quantize weights [N, K] to codes and scales; deterministic.
 
     hessian: [K, K], the sum (or mean: only ratios matter) of x xᵀ over the calibration tokens.
     number:  format of the codes.
 
-    Inputs that calibration never saw (a zero on the diagonal) get the unit Hessian; their weights
-    are rounded to nearest. Raises ShapeError if the Hessian doesn't fit the weights, and ValueError
-    if it isn't finite.
+    An input that is always zero in calibration (a zero on the diagonal) gets a unit Hessian; its
+    weights are rounded to nearest. Raises ShapeError if the Hessian doesn't fit the weights, and
+    ValueError if it isn't finite.
     """
     options = options or GptqOptions()
     k = weight.shape[1]
@@ -103,7 +103,7 @@ def gptq(
         for j in range(start, end):
             group = groups[group_of[columns[j]]]
             if not options.act_order and j == group.start:
-                # Columns of the group past this block still lack the errors of this block.
+                # Columns of the group beyond this block are not updated by this block's errors yet.
                 late = work[:, j : group.end].clone()
                 late[:, end - j :] -= errors[:, : j - start] @ factor[start:j, end : group.end]
                 fit(group, late)
@@ -127,10 +127,10 @@ def gptq_together(
     *,
     order: torch.Tensor | None = None,
 ) -> list[Operand]:
-    """`gptq` of several weights [N, K] that meet the same inputs.
+    """Apply `gptq` to several weights [N, K] with the same inputs.
 
-    Rows don't depend on each other, so the columns are gone through once for all of them.
-    order: [K], a permutation that the operands' columns are in; None: the weights' own.
+    Rows are independent, so the columns are processed once for all weights. order: [K], permutation
+    of the operands' columns; None: that of the weights.
     """
     together = torch.cat(list(weights))
     if order is None:
@@ -155,7 +155,7 @@ class GptqSchemeOptions(SchemeOptions):
     """GPTQ for every layer (arXiv 2210.17323, section 3.3 and the options of section 4).
 
     symmetric: signed codes; the paper's quantizer has a zero point.
-    a_bits:    of activations, a scale per token (or group); 16 as in the paper: weight-only.
+    a_bits:    of activations, with a scale per token (or group); 16, as in the paper: weight-only.
     """
 
     w_bits: int
@@ -166,11 +166,11 @@ class GptqSchemeOptions(SchemeOptions):
     damping: float = 0.01
 
     def __post_init__(self) -> None:
-        GptqOptions(damping=self.damping)  # which says what is wrong with it
+        GptqOptions(damping=self.damping)  # raises with the reason
 
 
 class Gptq(Scheme):
-    """Integer weights by GPTQ, block after block on what the quantized model gives it."""
+    """Integer weights by GPTQ, block by block, on the inputs of the partly quantized model."""
 
     source = "GPTQ, arXiv:2210.17323, section 3.3"
     options: GptqSchemeOptions

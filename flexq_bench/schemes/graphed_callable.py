@@ -1,4 +1,4 @@
-"""A function that is called often on the same tensors, captured as a CUDA graph on a GPU."""
+"""A function without arguments, called often on the same tensors: a CUDA graph on a GPU."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import torch
 
 from kernels.runtime.graph_capture import captured
 
-WARMUP_CALLS = 3  # before capture: libraries and optimizers make their state in them
+WARMUP_CALLS = 3  # before capture: libraries and optimizers create their state
 
 
 class GraphedCallable:
     """A function without arguments or result; on a GPU it is captured once and replayed.
 
-    A small block's training step is some hundred kernels of a few microseconds each, which a host
-    launches slower than a GPU runs them. The function reads and writes tensors that are never
-    replaced, reads none of them back and draws nothing. A replay gives the numbers of a call.
+    The training step of a small block is some hundred kernels of a few microseconds each: launching
+    them takes longer than running them. The function must use the same tensors in each call, must
+    not read their values on the host, and must not draw random numbers. A replay gives the same
+    numbers as a call.
 
     before_capture: called once, before the function is captured.
     """
@@ -54,7 +55,7 @@ class GraphedCallable:
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    """A stream to capture on; None: there is no GPU."""
+    """Return a stream to capture on; None: there is no GPU."""
     if device.type != "cuda":
         return None
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -8,10 +8,9 @@ from flexq_bench.schemes.model_map import LinearSite
 
 
 class InputSamples:
-    """Observer that keeps the same number of rows of every segment, `rows` in all at most.
+    """Observer that stores the same number of rows of every segment, `rows` in total at most.
 
-    Rows are spread evenly over a segment; its first token, which has the largest values, is among
-    them.
+    Rows are spread evenly over a segment and include its first token, which has the largest values.
     """
 
     def __init__(self, rows: int, per_segment: int = 64) -> None:
@@ -19,7 +18,7 @@ class InputSamples:
         self._kept: dict[str, list[torch.Tensor]] = {}
 
     def __call__(self, site: LinearSite, rows: torch.Tensor) -> None:
-        """Keep some of the input rows [tokens, K] of a site."""
+        """Store some of the input rows [tokens, K] of a site."""
         kept = self._kept.setdefault(site.name, [])
         room = self._rows - sum(part.shape[0] for part in kept)
         step = max(1, -(-rows.shape[0] // self._per_segment))
@@ -27,6 +26,6 @@ class InputSamples:
             kept.append(rows[::step][:room].clone())
 
     def of(self, site: LinearSite) -> torch.Tensor:
-        """Rows [<= rows, K] of a site's input; none of an expert that no token was sent to."""
+        """Return rows [<= rows, K] of a site's input; no rows for an expert without tokens."""
         kept = self._kept.get(site.name)
         return torch.empty(0, site.k) if kept is None else torch.cat(kept)

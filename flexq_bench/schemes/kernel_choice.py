@@ -1,4 +1,4 @@
-"""The kernel that runs a layer of two number formats, found in the registry of kernels."""
+"""Choice of the kernel for the two number formats of a layer, from the registry of kernels."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from kernels.contract import KernelSpec, LinearKernel
 from kernels.formats import NumberFormat
 from kernels.registry import labels, resolve
 
-# Where several kernels take the same formats and the first that is no variant is not the fastest.
+# For formats with several kernels, of which the first without a variant is not the fastest.
 _PREFERRED = ("flexq", "flexq[w6a8]", "cublaslt-w8a8", "fp16")
 
 _MOST_BITS = 8  # of symmetric codes
 
 
 def kernel_label(weight: NumberFormat, activation: NumberFormat | None) -> str | None:
-    """Label of the kernel for these formats; None: there is none, `no_kernel_reason` says why.
+    """Return the label of the kernel for these formats; None: none, see `no_kernel_reason`.
 
-    activation None: no one format says how X is rounded. Which share of its range a weight's codes
-    span is in the codes; that of an activation is the kernel's to compute, so that it must agree.
+    activation None: the rounding of X is not described by a single format. The clipped share of a
+    weight's range is already in its codes; that of an activation is computed by the kernel, so it
+    must match.
     """
     if activation is None:
         return None
@@ -38,24 +39,24 @@ def no_kernel_reason(weight: NumberFormat, activation: NumberFormat | None) -> s
     takes_whole = kernel_label(weight, whole)
     if takes_whole is not None:
         return f"{takes_whole} rounds activations to all of their range, not to {activation.clip:g}"
-    beside = sorted(other.name for mine, other in _chosen() if mine == _codes(weight))
-    if not beside:
+    supported = sorted(a.name for w, a in _chosen() if w == _codes(weight))
+    if not supported:
         return f"no kernel reads {weight.name} weights"
     return (
         f"no kernel multiplies {weight.name} weights with {activation.name} activations; there is "
-        f"one for {', '.join(dict.fromkeys(beside))}"
+        f"one for {', '.join(dict.fromkeys(supported))}"
     )
 
 
 def _codes(weight: NumberFormat) -> NumberFormat:
-    """Return a weight's format as kernels read it: balanced codes count as symmetric ones."""
+    """Return a weight's format as seen by kernels: balanced codes count as symmetric ones."""
     symmetric = weight.kind == "balanced" and weight.bits <= _MOST_BITS
     return replace(weight, clip=1.0, kind="symmetric" if symmetric else weight.kind)
 
 
 @cache
 def _chosen() -> dict[tuple[NumberFormat, NumberFormat], str]:
-    """Label of the kernel of each pair of formats that kernels of ours compute whole layers for."""
+    """Map each pair of formats to the label of its kernel, for built-in kernels of whole layers."""
     by_formats: dict[tuple[NumberFormat, NumberFormat], list[KernelSpec]] = {}
     for label in labels("cuda"):
         kernel = resolve(label, "cuda")
@@ -66,5 +67,5 @@ def _chosen() -> dict[tuple[NumberFormat, NumberFormat], str]:
 
 
 def _rank(spec: KernelSpec) -> tuple[bool, bool]:
-    """Sorts first what is preferred, then what is no variant; else the registry's order stays."""
+    """Sort key: preferred kernels, then those without a variant, then the registry's order."""
     return spec.label not in _PREFERRED, bool(spec.variant)

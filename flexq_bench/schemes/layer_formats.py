@@ -1,4 +1,4 @@
-"""The number formats of a layer under a scheme, known before anything is calibrated."""
+"""Number formats of a layer under a scheme, which are known before calibration."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kernels.formats import FP16, NumberFormat
 
 @dataclass(frozen=True, slots=True)
 class LayerFormats:
-    """weight: of the codes. activation: what X is rounded to; None: no one format says it.
+    """Formats of a layer.
 
-    rotated: X is rotated before (see `rotation`), by torch: kernels take what comes of it.
-
-    None stands for one scale of all tokens, and for parts in other formats than a kernel has.
+    weight: of the codes. activation: of the rounded X; None: not described by a single format, for
+    example one scale for all tokens, or parts in formats that no kernel combines. rotated: torch
+    rotates X before (see `rotation`), and kernels get the rotated X.
     """
 
     weight: NumberFormat
@@ -22,7 +22,7 @@ class LayerFormats:
 
     @property
     def name(self) -> str:
-        """`int6/128 x int8/128`: weights, activations, and to what share of their range."""
+        """`int6/128 x int8/128`: weights and activations, with the clipped share of the range."""
         after = ", rotated" if self.rotated else ""
         if self.activation is None:
             return f"{self.weight.name} x other{after}"

@@ -7,9 +7,10 @@ arXiv:1412.1193, section 9), so that a small change d_t of a layer's output at t
 
     KL ≈ ½ E_y[ Σ_t (g_t · d_t)² ],   g_t = ∂ log p(y) / ∂ output_t.
 
-Errors of different tokens and layers are taken to be uncorrelated, so sensitivities of layers add
-up. It is exact in the limit of small errors, needs no labels, and costs as much as a training step,
-where measuring the divergence with one layer rounded at a time takes a forward pass for each layer.
+Errors of different tokens and layers are assumed to be uncorrelated, so sensitivities of layers
+add up. The criterion is exact in the limit of small errors, needs no labels, and costs as much as a
+training step. Measuring the divergence with one layer rounded at a time would take a forward pass
+per layer.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from kernels.formats import NumberFormat
 
 Cost = Literal["layers", "matrices", "work"]
 COSTS: tuple[Cost, ...] = ("layers", "matrices", "work")
-_ROWS_AT_ONCE = 256  # rows of probabilities that are summed up together, in float64
+_ROWS_AT_ONCE = 256  # rows of probabilities that are summed together, in float64
 
 
 @dataclass(frozen=True, slots=True)
 class SiteSensitivity:
-    """Divergence that rounding one site's inputs adds, in nats a token.
+    """Divergence that rounding one site's inputs adds, in nats per token.
 
     low, high: with the format of fewer and of more bits.
     """
@@ -50,7 +51,7 @@ class SiteSensitivity:
 
     @property
     def gain(self) -> float:
-        """Divergence that the format of more bits saves."""
+        """Reduction of the divergence by the format of more bits."""
         return self.low - self.high
 
 
@@ -64,11 +65,11 @@ def activation_sensitivity(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> tuple[SiteSensitivity, ...]:
-    """Sensitivity of each site's activations in both formats, in the order of the forward pass.
+    """Compute the sensitivity of each site's activations in both formats, in forward-pass order.
 
-    The model is dense and stays as it is. Memory: one block's backward pass over a segment, and the
-    inputs of each block.
-    Raises QuantizeError if inputs can't be quantized or gradients overflow, naming the site.
+    The model must be dense and is not changed. Memory: one block's backward pass over a segment,
+    and the inputs of each block. Raises QuantizeError with the site's name if inputs can't be
+    quantized or gradients overflow.
     """
     sums = {site.name: [0.0, 0.0] for site in layout.sites}
     formats = (DynamicActivation(low), DynamicActivation(high))
@@ -93,17 +94,17 @@ def activation_sensitivity(
 def choose_sites(
     sensitivities: Sequence[SiteSensitivity], layout: ModelMap, budget: float, cost: Cost = "layers"
 ) -> tuple[str, ...]:
-    """Names of the sites to get more bits: those that gain most for each extra bit.
+    """Return the names of the sites to get more bits: those with the largest gain per extra cost.
 
-    budget: the share of all cost that may be spent. What costs one, and is chosen as one:
-      layers:   a layer as engines run it. Sites that read one input (q, k and v; gate and up) are
-                one layer, because the format belongs to the input;
-      matrices: a site, whatever its input's other readers do;
-      work:     a layer as engines run it costs its products, N · K: each pays for the bits.
+    budget: the share of the total cost that may be spent. cost: the unit of choice, and its price:
+      layers:   a layer as engines run it costs 1. Sites with the same input (q, k and v; gate and
+                up) are one layer, because the format belongs to the input;
+      matrices: a site costs 1, whatever the format of other sites with the same input;
+      work:     a layer as engines run it costs its products, N · K.
 
-    Chosen greedily; one that no longer fits is passed over. Equal gains keep the order of the
-    forward pass, which is also the order of the result. Raises QuantizeError if the budget is no
-    share.
+    The choice is greedy; a unit that exceeds the rest of the budget is skipped. Equal gains keep
+    the order of the forward pass, which is also the order of the result. Raises QuantizeError if
+    the budget is not within 0 and 1.
     """
     if not 0 <= budget <= 1:
         raise QuantizeError(f"a budget is a share of the layers, 0 to 1, got {budget:g}")
@@ -126,7 +127,7 @@ def choose_sites(
 def layers_of(
     sensitivities: Sequence[SiteSensitivity], layout: ModelMap
 ) -> tuple[tuple[SiteSensitivity, ...], ...]:
-    """Sites by layer as engines run them: those that read one input are one layer."""
+    """Group sites by layer as engines run them: sites with the same input are one layer."""
     source = {
         kind: site_input.source for site_input in layout.site_inputs for kind in site_input.kinds
     }
@@ -147,7 +148,7 @@ def _work(unit: Sequence[SiteSensitivity]) -> int:
 
 
 def _backward(model: nn.Module, segment: torch.Tensor, generator: torch.Generator) -> None:
-    """One backward pass of log p of labels drawn from the model's own predictions."""
+    """Run a backward pass of log p, for labels drawn from the model's own predictions."""
     decoder: Any = model
     device = next(model.parameters()).device
     embedded = decoder.get_input_embeddings()(segment[None].to(device)).requires_grad_()
@@ -163,10 +164,11 @@ def _backward(model: nn.Module, segment: torch.Tensor, generator: torch.Generato
 
 
 def draw(logs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A label of each row, int64 [rows], from log probabilities [rows, vocabulary].
+    """Draw a label for each row, int64 [rows], from log probabilities [rows, vocabulary].
 
-    What is random comes from the CPU, so that every device gives the same labels for the same seed,
-    but for rounding; the rest is done where the logs are: they are too many to move.
+    Random numbers are drawn on the CPU, so that a seed gives the same labels on every device,
+    except for rounding. The rest is computed on the device of the logs, which are too large to
+    move.
     """
     chance = torch.rand(logs.shape[0], 1, generator=generator, dtype=torch.float64)
     labels = []
@@ -181,7 +183,7 @@ def draw(logs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
-    """Without gradients of parameters."""
+    """Disable gradients of parameters during the block."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         with torch.enable_grad():
@@ -200,14 +202,14 @@ def _watching(
     formats: tuple[DynamicActivation, DynamicActivation],
     sums: dict[str, list[float]],
 ) -> Iterator[None]:
-    """While it lasts, each backward pass adds (g · d)² / 2 of every site to `sums`.
+    """Add (g · d)² / 2 of every site to `sums` in each backward pass within the block.
 
-    A backward pass computes each block anew, so that the activations of one block are in memory,
-    and the weights of one where a forward pass loads them.
+    A backward pass recomputes each block, so that only the activations of one block are in memory,
+    and only the weights of one if the forward pass loads them.
     """
 
     def hook(site: LinearSite) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-        latest: list[torch.Tensor] = []  # of the pass that is differentiated: the second one
+        latest: list[torch.Tensor] = []  # of the second forward pass, which is differentiated
 
         def forward(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             x = arguments[0]
@@ -221,7 +223,7 @@ def _watching(
                     costs = (pulled * error).sum(dim=1).double().square()
                     sums[site.name][index] += float(costs.sum()) / 2
 
-            own = x.view_as(x)  # several sites may read x: each has a gradient of its own
+            own = x.view_as(x)  # a separate gradient for each site that reads x
             if own.requires_grad:
                 own.register_hook(backward)
             return (own, *arguments[1:])
@@ -246,7 +248,7 @@ def _watching(
 
 
 class _Recomputed(nn.Module):
-    """A block that keeps nothing for its backward pass, which computes it anew."""
+    """A block that stores nothing for its backward pass, and is recomputed there."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Base of the schemes that learn scales and clipping block by block: OmniQuant and ABQ-LLM."""
+"""Base of schemes that learn scales and clipping block by block: OmniQuant and ABQ-LLM."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from kernels.formats import FP16, Kind, NumberFormat, Operand, quantize
 class LearnedOptions(SchemeOptions):
     """Bits, and the papers' training: 20 epochs over the calibration segments, block by block.
 
-    w_bits, a_bits: a_bits of 16: weight-only, which learns no scales (arXiv 2308.13137, section 4).
-    group:          values of k that share a scale of the weights and of the activations; None: an
-                    output channel and a token, as in both papers.
+    w_bits, a_bits: a_bits of 16: weight-only, without scales (arXiv 2308.13137, section 4).
+    group:          values of k that share a scale of the weights and of the activations; None: one
+                    scale per output channel and per token, as in both papers.
     balanced:       ABQ-LLM's bit balance, one more code than 2^w_bits (`w2*`).
-    symmetric:      signed weights, as most kernels take them; false: with zero points, and a
-                    learned share of either end of a range, as in both papers.
+    symmetric:      signed weights, as most kernels require; false: with zero points, and a learned
+                    share of each end of the range, as in both papers.
     """
 
     w_bits: int
@@ -72,9 +72,9 @@ class LearnedOptions(SchemeOptions):
 
 
 class LearnedScheme(Scheme):
-    """Scales and clipping learned block by block; subclasses say with which loss."""
+    """Scales and clipping learned block by block; subclasses define the loss."""
 
-    version = 2  # 2: a GPU trains in TF32, and an input with several readers is rounded once
+    version = 2  # 2: TF32 on a GPU; an input with several readers is rounded once
     options: LearnedOptions
 
     @property
@@ -95,7 +95,7 @@ class LearnedScheme(Scheme):
         )
 
     def compensated(self, state: QuantizationState, block: int) -> tuple[str, ...]:
-        """Kinds of this block's sites that get a rank-one compensation."""
+        """Return the kinds of this block's sites with a rank-one compensation."""
         return ()
 
     def quantize(
@@ -137,7 +137,7 @@ class LearnedScheme(Scheme):
             self._apply_learned(state, block, learned)
 
     def train_block(self, state: QuantizationState, block: int, module: nn.Module) -> Learned:
-        """Train a block, which is not rounded yet; returns the learned scales and clipping."""
+        """Train a block before it is rounded; returns the learned scales and clipping."""
         assert state.original is not None
         options = self.options
         prefix = f"{state.layout.names.blocks}.{block}."
@@ -201,7 +201,7 @@ class LearnedScheme(Scheme):
 
 @contextmanager
 def _eager_attention(model: Any) -> Iterator[None]:
-    """Use eager attention, which returns its map, while a model is trained."""
+    """Use eager attention, which returns its map, during training."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:

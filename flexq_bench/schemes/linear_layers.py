@@ -1,4 +1,4 @@
-"""Linear layers out of what transformers packs otherwise: GPT-2's Conv1D, experts in one tensor.
+"""Conversion of layers that transformers packs differently: GPT-2's Conv1D, experts in one tensor.
 
 A scheme replaces linear layers one by one. Here a Conv1D, weights [K, N], becomes a linear layer,
 and the experts of a mixture, [experts, N, K] in one parameter, become three linear layers each.
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-_CONV_1D = "Conv1D"  # class of transformers that GPT-2 is made of
+_CONV_1D = "Conv1D"  # class of transformers, used by GPT-2
 _PACKED = ("gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Location, in transformers' model, of the weight of a layer that was made here.
+    """Location, in the original transformers model, of the weight of a converted layer.
 
     name: of its parameter. index: of the expert in it; None: the parameter is one layer's weight,
     transposed. start, rows: first row and number of rows within the expert.
@@ -31,7 +31,7 @@ class Origin:
 
 
 class Experts(nn.ModuleList):
-    """Experts of one block, layer by layer: what transformers' class with packed weights computes.
+    """Experts of one block as separate linear layers, equivalent to transformers' packed class.
 
     Child `3.down_proj` is the linear layer of expert 3. An expert is computed on the tokens that
     the router sends to it, and not at all if there are none.
@@ -40,10 +40,13 @@ class Experts(nn.ModuleList):
     def forward(
         self, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """hidden [T, K]; top_k_index, top_k_weights: [T, chosen]: experts and their shares."""
+        """Apply the chosen experts to hidden [T, K].
+
+        top_k_index, top_k_weights: [T, chosen], experts of each token and their shares.
+        """
         output = torch.zeros_like(hidden)
         for index in torch.unique(top_k_index).tolist():
-            if index >= len(self):  # none: how transformers marks experts of other processes
+            if index >= len(self):  # transformers' marker of experts in other processes
                 continue
             tokens, places = torch.where(top_k_index == index)
             found = self[index](hidden[tokens]) * top_k_weights[tokens, places, None]
@@ -67,16 +70,16 @@ class _Expert(nn.Module):
 
 
 def with_linear_layers(model: nn.Module) -> nn.Module:
-    """The model with a linear layer for each Conv1D, and for each layer of each packed expert.
+    """Replace each Conv1D, and each layer of each packed expert, by a linear layer.
 
-    Experts with biases, transposed or without a gate stay as they are: no layer map has them.
+    Experts with biases, transposed or without a gate are not converted; no layer map has them.
     """
     linear_origins(model)
     return model
 
 
 def linear_origins(model: nn.Module) -> dict[str, Origin]:
-    """Do what with_linear_layers says; where the weights came from, by their new names."""
+    """Convert like with_linear_layers; returns the origins of the weights by their new names."""
     origins: dict[str, Origin] = {}
     for name, module in list(model.named_modules()):
         if type(module).__name__ == _CONV_1D:
@@ -90,12 +93,12 @@ def linear_origins(model: nn.Module) -> dict[str, Origin]:
 
 
 def experts_in(block: nn.Module) -> int:
-    """Number of experts of a block, after with_linear_layers; 0: its feed-forward is dense."""
+    """Number of experts of a block after with_linear_layers; 0: its feed-forward is dense."""
     return next((len(part) for part in block.modules() if isinstance(part, Experts)), 0)
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """True of a Conv1D of transformers."""
+    """Return True for a Conv1D of transformers."""
     return type(module).__name__ == _CONV_1D
 
 
@@ -105,9 +108,9 @@ def _is_packed(module: nn.Module) -> bool:
         getattr(module, name, False)
         for name in ("has_bias", "is_transposed", "has_post_expert_norm")
     )
-    laid_out = all(getattr(module, name, True) for name in ("has_gate", "is_concatenated"))
-    three = all(isinstance(p, nn.Parameter) and p.ndim == 3 for p in packed)
-    return three and plain and laid_out and hasattr(module, "act_fn")
+    is_gated = all(getattr(module, name, True) for name in ("has_gate", "is_concatenated"))
+    has_three_dimensions = all(isinstance(p, nn.Parameter) and p.ndim == 3 for p in packed)
+    return has_three_dimensions and plain and is_gated and hasattr(module, "act_fn")
 
 
 def _of_conv(module: nn.Module) -> nn.Linear:

@@ -15,18 +15,18 @@ from torch.nn import functional
 
 from flexq_bench.schemes.training_kernels import kernels_for
 
-_TINY = 1e-9  # keeps the logarithm of a masked position's probability finite
-_AT_ONCE = 4096  # probabilities of one program
+_TINY = 1e-9  # keeps the logarithm finite for masked positions, whose probability is 0
+_AT_ONCE = 4096  # probabilities per program of the kernel
 
 
 def double_log_cosine(
     quantized: torch.Tensor, original: torch.Tensor, original_here: torch.Tensor
 ) -> torch.Tensor:
-    """-log cos(quantized, original) - log cos(quantized, original_here), a scalar >= 0.
+    """Return -log cos(quantized, original) - log cos(quantized, original_here), a scalar >= 0.
 
     All [..., tokens, hidden]: outputs of the quantized block, of the original block in the original
     model, and of the original block on the quantized block's inputs. A cosine is the mean over
-    tokens; it is held above zero so that the loss stays finite when a block is destroyed.
+    tokens. It is kept above zero, so that the loss stays finite for a very bad block.
     """
     total = torch.zeros((), device=quantized.device)
     for reference in (original, original_here):
@@ -36,10 +36,10 @@ def double_log_cosine(
 
 
 def attention_divergence(quantized: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-    """KL(quantized || original) + KL(original || quantized), a scalar >= 0, in nats.
+    """Return KL(quantized || original) + KL(original || quantized), a scalar >= 0, in nats.
 
-    Attention probabilities [..., queries, keys]; the mean over heads and queries. `original` has no
-    gradient.
+    Attention probabilities [..., queries, keys]; the mean over heads and queries. `original` gets
+    no gradient.
     """
     if kernels_for(quantized) is not None and original.dtype == quantized.dtype:
         fused: torch.Tensor = _Divergence.apply(quantized, original)  # type: ignore[no-untyped-call]
@@ -49,24 +49,24 @@ def attention_divergence(quantized: torch.Tensor, original: torch.Tensor) -> tor
 
 
 class _Divergence(torch.autograd.Function):
-    """attention_divergence in one pass over the maps, and its gradient in another."""
+    """attention_divergence in one pass over the maps, and its gradient in a second one."""
 
     @staticmethod
     def forward(ctx: Any, quantized: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-        ours, theirs = quantized.contiguous(), original.contiguous()
-        ctx.save_for_backward(ours, theirs)
-        programs = -(-ours.numel() // _AT_ONCE)
-        parts = torch.empty(programs, dtype=ours.dtype, device=ours.device)
-        kernel = kernels_for(ours).divergence
-        kernel[(programs,)](ours, theirs, parts, ours.numel(), _TINY, block=_AT_ONCE)
-        return parts.sum() / (ours.numel() // ours.shape[-1])
+        p, q = quantized.contiguous(), original.contiguous()
+        ctx.save_for_backward(p, q)
+        programs = -(-p.numel() // _AT_ONCE)
+        parts = torch.empty(programs, dtype=p.dtype, device=p.device)
+        kernel = kernels_for(p).divergence
+        kernel[(programs,)](p, q, parts, p.numel(), _TINY, block=_AT_ONCE)
+        return parts.sum() / (p.numel() // p.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ours, theirs = ctx.saved_tensors
-        factor = gradients[0] / (ours.numel() // ours.shape[-1])
-        to_ours = torch.empty_like(ours)
-        kernel = kernels_for(ours).divergence_backward
-        programs = -(-ours.numel() // _AT_ONCE)
-        kernel[(programs,)](ours, theirs, factor, to_ours, ours.numel(), _TINY, block=_AT_ONCE)
-        return to_ours, None
+        p, q = ctx.saved_tensors
+        factor = gradients[0] / (p.numel() // p.shape[-1])
+        gradient = torch.empty_like(p)
+        kernel = kernels_for(p).divergence_backward
+        programs = -(-p.numel() // _AT_ONCE)
+        kernel[(programs,)](p, q, factor, gradient, p.numel(), _TINY, block=_AT_ONCE)
+        return gradient, None

@@ -1,4 +1,4 @@
-"""Files of a model before it is loaded: find them, check that they are whole, hash them."""
+"""Files of a model: found, checked for completeness and hashed before the model is loaded."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.txt")
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt")
-# What the usual exporters of integer weights put beside or in place of `weight`.
+# Names that common exporters of integer weights write next to, or instead of, `weight`.
 _PACKED = (
     *(".qweight", ".qzeros", ".weight_packed", ".weight_scale", ".weight_scale_inv"),
     *(".absmax", ".quant_state"),
 )
-_REAL = ("F16", "BF16", "F32", "F64")  # as safetensors calls them
+_REAL = ("F16", "BF16", "F32", "F64")  # data types, in the names of safetensors
 _QUANTIZED = ("quantization_config", "compression_config")  # in config.json
 _PIECE = 1 << 22
 
@@ -32,7 +32,7 @@ Tensor = TypeVar("Tensor")
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a safetensors file, not read yet."""
+    """A tensor of a safetensors file that is not read yet."""
 
     path: Path
     shape: tuple[int, ...]
@@ -40,9 +40,10 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model in a folder. gguf: the weight file's name, where it is not safetensors.
+    """A model in a folder.
 
-    tensors: of the safetensors files, by name; of a GGUF file none.
+    gguf: name of the weight file if it is a GGUF file; else the weights are safetensors. tensors:
+    of the safetensors files, by name; empty for a GGUF file.
     """
 
     name: str
@@ -52,16 +53,16 @@ class ModelFiles:
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     def config(self) -> dict[str, Any]:
-        """Its configuration. Raises UsageError if that can't be read."""
+        """The parsed config.json. Raises UsageError if it can't be read."""
         return _json(self.folder / CONFIG)
 
     def tokenizer_files(self) -> list[Path]:
-        """The tokenizer's files beside the weights, in the order of names."""
+        """The tokenizer's files next to the weights, sorted by name."""
         found = {path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)}
         return sorted(path for path in found if path.is_file())
 
     def content_hash(self) -> str:
-        """SHA-256 over name and content of the weights, the configuration and the tokenizer."""
+        """SHA-256 over names and contents of the weights, the configuration and the tokenizer."""
         digest = hashlib.sha256()
         described = [self.folder / CONFIG] if self.gguf is None else []
         for path in sorted({*self.weights, *described, *self.tokenizer_files()}):
@@ -71,9 +72,9 @@ class ModelFiles:
 
 
 def find_model(spec: str) -> ModelFiles:
-    """The files of a model: a folder, a .gguf file, or `owner/name` on the Hugging Face hub.
+    """Find the files of a model: a folder, a .gguf file, or `owner/name` on the Hugging Face hub.
 
-    Every safetensors file is seen to be whole. Raises UsageError in one line.
+    Every safetensors file is checked for completeness. Raises UsageError in one line.
     """
     path = Path(os.path.expanduser(spec))
     if is_there(path):
@@ -87,12 +88,12 @@ def find_model(spec: str) -> ModelFiles:
 
 
 def is_there(path: Path) -> bool:
-    """True if the path exists; False too for a string that is no file name, as one too long."""
+    """Return True if the path exists; False also for an invalid file name, such as one too long."""
     return os.path.exists(path)
 
 
 def model_at(path: Path) -> ModelFiles:
-    """The files of a model on this machine, as find_model. Raises UsageError in one line."""
+    """Find the files of a model on this machine, as find_model. Raises UsageError in one line."""
     try:
         return _of_file(path) if path.is_file() else _of_folder(path)
     except PermissionError as error:
@@ -138,7 +139,7 @@ def _check_config(path: Path) -> None:
 
 
 def safetensors_files(folder: Path) -> tuple[Path, ...]:
-    """The files of weights of a folder, all of them there. Raises UsageError in one line."""
+    """Return the weight files of a folder, which are complete. Raises UsageError in one line."""
     index = folder / _INDEX
     if index.is_file():
         named = sorted(set(_weight_map(index).values()))
@@ -190,9 +191,9 @@ def _weight_map(index: Path) -> dict[str, str]:
 def merged_tensors(
     files: Iterable[Path], read: Callable[[Path], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """Merge what `read` returns for each file, by tensor name.
+    """Merge the results of `read` for all files, by tensor name.
 
-    Raises UsageError if two files have the same tensor: either one may be outdated.
+    Raises UsageError if two files have the same tensor, because either may be outdated.
     """
     merged: dict[str, Tensor] = {}
     for path in files:
@@ -213,7 +214,7 @@ def _tensors(path: Path) -> dict[str, StoredTensor]:
     stored: dict[str, StoredTensor] = {}
     packed = []
     try:
-        path.open("rb").close()  # safetensors has no word for a file that may not be read
+        path.open("rb").close()  # safetensors' error does not report missing permissions
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no dictionary
                 tensor = file.get_slice(name)

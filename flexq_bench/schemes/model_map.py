@@ -1,7 +1,7 @@
-"""Map of a Hugging Face decoder: its linear layers, and the module whose output each of them reads.
+"""Map of a Hugging Face decoder: its linear layers, and the modules that produce their inputs.
 
-A scheme sees blocks, sites and their inputs and no names of one architecture. Embeddings and the
-output head are not among the sites: no scheme quantizes them.
+Schemes work on blocks, sites and their inputs, and never on names of an architecture. Embeddings
+and the output head are not among the sites: no scheme quantizes them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _EXPERT = re.compile(r"experts\.\d+\.")
 class LinearSite:
     """A linear layer of a block: weights [n, k]. name: within the model, `model.layers.0.….q_proj`.
 
-    kind: see Architecture; equal for the same layer of all blocks; `experts.3.down_proj` of an
-    expert.
+    kind: see Architecture; the same for this layer in all blocks; for example `experts.3.down_proj`
+    for a layer of an expert.
     """
 
     name: str
@@ -43,7 +43,7 @@ class LinearSite:
 
     @property
     def role(self) -> str:
-        """Kind of the layer without the expert's number: `down_proj`. Formats depend on it."""
+        """Kind without the number of an expert, which determines the formats: `down_proj`."""
         return _EXPERT.sub("", self.kind)
 
     @property
@@ -63,17 +63,17 @@ class ModelMap:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Every kind of site, in the order of the forward pass."""
+        """All kinds of sites, in the order of the forward pass."""
         return tuple(dict.fromkeys(site.kind for site in self.sites))
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Every role of a site, in the order of the forward pass."""
+        """All roles of sites, in the order of the forward pass."""
         return tuple(dict.fromkeys(site.role for site in self.sites))
 
     @property
     def scalable_inputs(self) -> tuple[SiteInput, ...]:
-        """Inputs that a scale passes through."""
+        """Inputs whose source can be divided by scales."""
         return tuple(
             site_input for site_input in self.site_inputs if site_input.through is not None
         )
@@ -87,9 +87,9 @@ class ModelMap:
 
 
 def map_model(model: nn.Module) -> ModelMap:
-    """The map of a model that is not quantized yet.
+    """Map a model that is not quantized yet.
 
-    Raises QuantizeError if its architecture has none, if it is quantized already, or if its parts
+    Raises QuantizeError if its architecture is unknown, if it is already quantized, or if its parts
     are not where the architecture has them.
     """
     architecture = type(model).__name__
@@ -106,7 +106,7 @@ def map_model(model: nn.Module) -> ModelMap:
 
 
 def stored_names(architecture: str) -> Callable[[str], str]:
-    """The name that a weight of this architecture has in files, from its name in transformers."""
+    """Return a function from a weight's name in transformers to its name in files."""
     names = ARCHITECTURES.get(architecture)
 
     def renamed(name: str) -> str:
@@ -130,7 +130,7 @@ def names_of_stored(architecture: str) -> Callable[[str], str]:
 
 
 def _with_experts(model: nn.Module, names: Architecture) -> Architecture:
-    """The architecture with the layers of its experts, as many as there are in each block."""
+    """Return the architecture extended by the layers of the experts in each block."""
     blocks = [model.get_submodule(f"{names.blocks}.{i}") for i in range(_blocks(model))]
     counts = {experts_in(block) for block in blocks}
     if len(counts) != 1 or 0 in counts:
@@ -189,7 +189,7 @@ def _site_inputs(
 
 
 def _passes(model: nn.Module, names: Architecture, site_input: SiteInput) -> bool:
-    """True if a scale passes here in this model, as it does in its architecture."""
+    """Return True if a scale can be folded here in this model, as in its architecture."""
     if site_input.through is None:
         return False
     source: Any = model.get_submodule(f"{names.blocks}.0.{site_input.source}")
@@ -202,13 +202,13 @@ def _passes(model: nn.Module, names: Architecture, site_input: SiteInput) -> boo
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put another module where `name` is."""
+    """Replace the module called `name`."""
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, module)
 
 
 def linear_at(model: nn.Module, name: str) -> nn.Linear:
-    """The dense layer of this name. Raises QuantizeError if it has been replaced."""
+    """Return the dense layer of this name. Raises QuantizeError if it has been replaced."""
     layer = model.get_submodule(name)
     if not isinstance(layer, nn.Linear):
         raise QuantizeError(f"{name} is quantized already: load the model anew")
@@ -216,5 +216,5 @@ def linear_at(model: nn.Module, name: str) -> nn.Linear:
 
 
 def weight_of(model: nn.Module, site: LinearSite) -> torch.Tensor:
-    """The dense weights of a site [n, k], detached."""
+    """Return the dense weights of a site [n, k], detached."""
     return linear_at(model, site.name).weight.detach()

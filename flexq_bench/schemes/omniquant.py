@@ -2,9 +2,9 @@
 
 Shao et al., arXiv 2308.13137: learnable weight clipping (section 3.2), learnable equivalent
 transformation (section 3.3), mean squared error of each block's output (section 3.1), 20 epochs of
-AdamW over 128 segments of 2048 tokens, 0.005 and 0.01 as learning rates (section 4.1). Codes are
-signed, as kernels take them, so that the paper's two bounds of a range become one; with
-`symmetric=false` they have zero points and two bounds, as there.
+AdamW over 128 segments of 2048 tokens, 0.005 and 0.01 as learning rates (section 4.1). By default
+codes are signed, as kernels require, so a range has one bound instead of the paper's two; with
+`symmetric=false` they have zero points and two bounds.
 """
 
 from __future__ import annotations

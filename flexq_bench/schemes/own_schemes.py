@@ -1,4 +1,4 @@
-"""Schemes of a user's own: a function from weights and statistics of inputs to codes and scales.
+"""User-defined schemes: a function from weights and input statistics to codes and scales.
 
     from flexq_bench.schemes import own_scheme
 
@@ -7,9 +7,9 @@
         ...
         return codes, scales
 
-`--schemes-from FILE` takes such a file; a package names the decorated function, or the module that
-has it, in the entry point group `flexq_bench.schemes`. The registry resolves its name like any
-other, `+kv8` included, and the layers run through the kernel of their formats where there is one.
+`--schemes-from FILE` loads such a file. A package names the decorated function, or its module, in
+the entry point group `flexq_bench.schemes`. The name works like that of any other scheme, including
+`+kv8`. The layers run on the kernel of their formats, if there is one.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from kernels.formats import FP16, NumberFormat, Operand
 from kernels.formats.symmetric_quantization import code_limits
 
 GROUP = "flexq_bench.schemes"  # of entry points
-FROM_FILES = "FLEXQ_BENCH_SCHEMES_FROM"  # files, so that processes that are started know them too
+FROM_FILES = "FLEXQ_BENCH_SCHEMES_FROM"  # files, inherited by child processes
 _NAME_LIMITS = frozenset("[]+, \t\n")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStatistics:
-    """Inputs that calibration showed a layer: of each channel, over the tokens.
+    """Statistics of each channel of a layer's inputs, over the tokens of the calibration.
 
     absmax, mean_abs, mean_square: [K], FP32. hessian: [K, K], FP32, the mean of x xᵀ; None: not
-    asked for. tokens: how many were seen.
+    requested. tokens: number of tokens.
     """
 
     absmax: torch.Tensor
@@ -66,12 +66,12 @@ Quantize = Callable[[torch.Tensor, LayerStatistics | None], Codes]
 
 @dataclass(frozen=True, slots=True)
 class OwnScheme:
-    """A function with the formats of what it returns; the registry's entry.
+    """A function with the formats of its result: an entry of the registry.
 
-    quantize: gets a layer's weight, FP32 [N, K], and statistics (None: not calibrated); returns
-    integer codes [N, K] within -2^(w_bits-1) … 2^(w_bits-1) - 1 and scales [N, ceil(K / group)].
-    group: values along K that share a scale; None: a row. a_bits: of inputs, rounded token by token
-    in groups of a_group (None: of group); 16: not rounded.
+    quantize: called with a layer's weight, FP32 [N, K], and statistics (None: not calibrated);
+    returns integer codes [N, K] within -2^(w_bits-1) … 2^(w_bits-1) - 1 and scales [N, ceil(K /
+    group)]. group: values along K that share a scale; None: a row. a_bits: of inputs, rounded token
+    by token in groups of a_group (None: of group); 16: not rounded.
     """
 
     name: str
@@ -90,13 +90,13 @@ class OwnScheme:
         return NumberFormat(self.w_bits, self.group)
 
     def __call__(self, weight: torch.Tensor, statistics: LayerStatistics | None) -> Codes:
-        """The function itself."""
+        """Call the function itself."""
         return self.quantize(weight, statistics)
 
     def operand(
         self, weight: torch.Tensor, statistics: LayerStatistics | None, layer: str
     ) -> Operand:
-        """Codes of a weight [N, K], checked. Raises QuantizeError in one line, with the layer."""
+        """Return checked codes of a weight [N, K]. Raises QuantizeError that names the layer."""
         try:
             returned = self.quantize(weight, statistics)
         except (Exception, SystemExit) as error:  # a user's function may raise anything
@@ -139,10 +139,11 @@ def own_scheme(
     version: int = 1,
     source: str = "",
 ) -> Callable[[Quantize], OwnScheme]:
-    """Decorator that makes a scheme of a function. Arguments as of OwnScheme.
+    """Decorator that turns a function into a scheme. Arguments as of OwnScheme.
 
-    calibrated: it needs statistics; hessian: the second moments too. version: raised when the same
-    weights start to give other codes. Raises QuantizeError for bits or a name that can't be.
+    calibrated: it needs statistics; hessian: it also needs second moments. version: to be increased
+    when the same weights give other codes. Raises QuantizeError for invalid bits or an invalid
+    name.
     """
     if not name or _NAME_LIMITS & set(name):
         raise QuantizeError(f"a scheme can't be called {name!r}: no brackets, commas, + or blanks")
@@ -151,17 +152,17 @@ def own_scheme(
             f"{name}: weights have 2 to 8 bits and inputs 2 to 8 or 16, got {w_bits} and {a_bits}"
         )
 
-    def made(function: Quantize) -> OwnScheme:
+    def decorate(function: Quantize) -> OwnScheme:
         return OwnScheme(
             name, function, w_bits, group, a_bits, group if a_group is None else a_group,
             calibrated or hessian, hessian, version, source or "own scheme",
         )  # fmt: skip
 
-    return made
+    return decorate
 
 
 class OwnSchemeLoop(Scheme):
-    """Runs a user's function over the layers of a model."""
+    """Applies a user's function to the layers of a model."""
 
     source = "own scheme"
 
@@ -181,20 +182,22 @@ class OwnSchemeLoop(Scheme):
         if self.own.calibrated:
             statistics = Statistics(hessian=self.own.hessian)
             observe_block(state, block, statistics)
-        seen_by = {
+        statistics_key = {
             reader.name: readers[0].name
             for site_input in state.layout.site_inputs
             if (readers := readers_of(state, block, site_input))
             for reader in readers
         }
         for site in state.layout.of_block(block):
-            seen = None if statistics is None else _of_layer(statistics, seen_by[site.name])
-            self.quantize_layer(state.model, site, seen)
+            layer_statistics = (
+                None if statistics is None else _of_layer(statistics, statistics_key[site.name])
+            )
+            self.quantize_layer(state.model, site, layer_statistics)
 
     def quantize_layer(
         self, model: nn.Module, site: LinearSite, statistics: LayerStatistics | None
     ) -> None:
-        """Put the codes that the function makes of a layer where it is."""
+        """Replace a layer by the codes that the function returns for it."""
         number = self._activation_format()
         activation = DynamicActivation(number) if self.own.a_bits < 16 else None
         weight = weight_of(model, site).detach().float().clone()
@@ -207,7 +210,7 @@ class OwnSchemeLoop(Scheme):
 
 
 def scheme_of(own: OwnScheme, name: str, options: SchemeOptions) -> Scheme:
-    """The Scheme of an own scheme; its class has the version and the source."""
+    """Return the Scheme of a user-defined scheme; its class has the version and the source."""
     parts = {"version": own.version, "source": own.source}
     kind: type[OwnSchemeLoop] = type(own.name, (OwnSchemeLoop,), parts)
     return kind(name, options, own)
@@ -217,22 +220,22 @@ _loaded: dict[tuple[str, str], tuple[OwnScheme, ...]] = {}
 
 
 def use_schemes_from(file: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Add the schemes of a Python file, here and in processes that are started; their names.
+    """Add the schemes of a Python file, also in child processes; returns their names.
 
-    Raises QuantizeError if there is no such file, it fails, or it has no own_scheme.
+    Raises QuantizeError if there is no such file, it fails, or it defines no own_scheme.
     """
     path = str(Path(file).expanduser().resolve())
-    found = _of_file(path)
-    known = [one for one in os.environ.get(FROM_FILES, "").split(os.pathsep) if one]
-    if path not in known:
-        os.environ[FROM_FILES] = os.pathsep.join((*known, path))
-    return tuple(own.name for own in found)
+    schemes = _of_file(path)
+    paths = [entry for entry in os.environ.get(FROM_FILES, "").split(os.pathsep) if entry]
+    if path not in paths:
+        os.environ[FROM_FILES] = os.pathsep.join((*paths, path))
+    return tuple(own.name for own in schemes)
 
 
 def own_schemes() -> dict[str, OwnScheme]:
-    """By name: of files that use_schemes_from named, then of installed packages.
+    """Return user-defined schemes by name: of files, then of installed packages.
 
-    Raises QuantizeError as use_schemes_from, and if two have one name.
+    Raises QuantizeError as use_schemes_from, and if two have the same name.
     """
     by_name: dict[str, OwnScheme] = {}
     for own in _all():
@@ -266,7 +269,7 @@ def _of_entry_point(point: metadata.EntryPoint) -> tuple[OwnScheme, ...]:
     if key not in _loaded:
         try:
             value = point.load()
-        except (Exception, SystemExit) as error:  # another package's import may, too
+        except (Exception, SystemExit) as error:  # importing a package may raise anything
             reason = f"{type(error).__name__}: {one_line(error)}"
             raise QuantizeError(f"entry point {key[1]}: {reason}") from error
         values = vars(value).values() if isinstance(value, ModuleType) else [value]
@@ -275,12 +278,12 @@ def _of_entry_point(point: metadata.EntryPoint) -> tuple[OwnScheme, ...]:
 
 
 def _schemes_among(values: Any, where: str) -> tuple[OwnScheme, ...]:
-    found = tuple({id(v): v for v in values if isinstance(v, OwnScheme)}.values())
-    if not found:
+    schemes = tuple({id(v): v for v in values if isinstance(v, OwnScheme)}.values())
+    if not schemes:
         raise QuantizeError(
             f"{where} has no scheme: decorate a function with flexq_bench.schemes.own_scheme"
         )
-    return found
+    return schemes
 
 
 def _of_layer(statistics: Statistics, name: str) -> LayerStatistics:

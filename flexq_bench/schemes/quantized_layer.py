@@ -1,4 +1,4 @@
-"""A quantized linear layer as schemes make it, checkpoints store it and kernels run it."""
+"""A quantized linear layer: produced by schemes, stored in checkpoints, run by kernels."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class QuantizedLayer:
             )
 
     def to(self, device: torch.device | str) -> QuantizedLayer:
-        """The same layer on another device."""
+        """Return the same layer on another device."""
         bias = None if self.bias is None else self.bias.to(device)
         rotation = None if self.rotation is None else self.rotation.to(device)
         return replace(self, weight=self.weight.to(device), bias=bias, rotation=rotation)
 
     def rotated(self, x: torch.Tensor) -> torch.Tensor:
-        """R x for each row of x [tokens, K], computed in FP32 at least; x itself without an R."""
+        """R x for each row of x [tokens, K], computed in FP32 at least; x without a rotation."""
         if self.rotation is None:
             return x
         return self.rotation.apply(x if x.dtype == torch.float64 else x.float())
@@ -63,9 +63,9 @@ class QuantizedLayer:
 
     @property
     def activation_format(self) -> NumberFormat | None:
-        """Format that a kernel must round X to; None: no kernel of ours has such an activation.
+        """Format to which a kernel must round X; None: no built-in kernel has such an activation.
 
-        Kernels of mixed codes alone bring X's channels into the order of the weight's.
+        Only kernels of mixed codes permute X's channels into the order of the weight's.
         """
         if self.weight.order is not None and self.weight.tail_bits is None:
             return None

@@ -1,15 +1,16 @@
 """QuaRot: the model rotated so that no channel has outliers, then rounded to nearest.
 
 Ashkboos et al., arXiv 2404.00456. The residual stream is rotated by a Hadamard matrix with random
-signs, which is folded into the weights that read it and write to it, the embedding and the output
-head among them; norms' weights are folded into their readers first, since a norm without weights
-passes a rotation (section 4, stage 1a). The inputs of down_proj and o_proj are rotated when the
-model runs (stages 1b and 1c): their weights hold the inverse. Which Hadamard matrices: `rotation`.
+signs, which is folded into the weights that read it or write to it, including the embedding and the
+output head. Weights of norms are folded into their readers first, because only a norm without
+weights commutes with a rotation (section 4, stage 1a). The inputs of down_proj and o_proj are
+rotated at run time (stages 1b and 1c); their weights contain the inverse. `rotation` constructs the
+Hadamard matrices.
 
-Differences: the whole input of o_proj is rotated when the model runs, where the paper folds the
-part within a head into v_proj; keys and values are cached unrotated (stage 1d serves the cache
-alone); weights are rounded to nearest over all of their range, without GPTQ or a search for a
-clipping ratio. That of activations is an option: the paper's 0.9 has no kernel.
+Differences: the whole input of o_proj is rotated at run time, where the paper folds the part within
+a head into v_proj; keys and values are cached unrotated (stage 1d only affects the cache); weights
+are rounded to nearest over their full range, without GPTQ or a search for a clipping ratio. The
+clipping ratio of activations is an option; no kernel has the paper's 0.9.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ class QuaRot(Scheme):
         return LayerFormats(self.options.weight, self.options.activation, kind in _ONLINE)
 
     def prepare(self, state: QuantizationState) -> None:
-        """Rotate what is no block: the embedding, and the output head with the last norm's weights.
+        """Rotate the embedding, and the output head with the weights of the last norm.
 
-        Raises QuantizeError for architectures that a rotation doesn't pass.
+        Raises QuantizeError for architectures that can't be rotated.
         """
         model: Any = state.model
         if state.layout.architecture not in _ROTATABLE:
@@ -97,7 +98,7 @@ class QuaRot(Scheme):
         rotation = _of_residuals(state)
         folded = rotation.apply(head.weight.detach().double() * norm.weight.detach().double())
         rotated = rotation.apply(embedding.weight.detach().double())
-        # FP16 as a checkpoint stores them, and no longer one tensor where they were.
+        # FP16 as in checkpoints. If embedding and head were one tensor, they are separate ones now.
         model.config.tie_word_embeddings = False
         for module, values in ((head, folded), (embedding, rotated)):
             halves = values.to(torch.float16).to(module.weight.dtype)
@@ -125,11 +126,14 @@ class QuaRot(Scheme):
         rotation: Rotation,
         scale: torch.Tensor | None,
     ) -> None:
-        """scale: of the norm that a site reads; None: it writes to the residual stream."""
+        """Rotate and quantize a site.
+
+        scale: of the norm that the site reads; None: it writes to the residual stream.
+        """
         weight, online = weight_of(state.model, site).double(), None
         if scale is not None:
             weight = rotation.apply(weight * scale)
-            # A channel that a norm takes to zero has no weights: what it is divided by is free.
+            # Channels that a norm multiplies by zero have zero weights, so any divisor is valid.
             state.folds.inputs[site.name] = torch.where(scale == 0, 1.0, scale)
             state.folds.rotated_inputs[site.name] = rotation
         else:

@@ -1,11 +1,13 @@
-"""Registry of the schemes by name. To add one: a module with its Scheme, a line in _FAMILIES; or,
-outside this project, a function (`own_schemes`).
+"""Registry of schemes by name.
 
-A name says how a model is quantized: algorithm, number formats of each layer, and by these its
-kernel (`kernel_choice`), and the KV cache. It means the same to every verb. It is a family with its
-bits, `rtn-w4a8`, and may carry options in brackets: `w6a6[group=none]`,
-`atom-w4a4[outliers=0,gptq=false]`; they are the fields of the scheme's options. `+kv8` after all of
-it is short for `kv_bits=8`, a cache of 8 bits.
+To add a scheme: write a module with its Scheme, and add a line to _FAMILIES; or, outside of this
+project, write a function (`own_schemes`).
+
+A name defines how a model is quantized: algorithm, number formats of each layer, which determine
+its kernel (`kernel_choice`), and the KV cache. It has the same meaning for every verb. It is a
+family with its bits, `rtn-w4a8`, and may have options in brackets: `w6a6[group=none]`,
+`atom-w4a4[outliers=0,gptq=false]`; these are fields of the scheme's options. A final `+kv8` is
+short for `kv_bits=8`, a KV cache of 8 bits.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ Bits = Mapping[str, str]  # named parts of the pattern that matched
 _NAME = re.compile(
     r"(?P<family>[^\[\]+]+)(?:\[(?P<options>[^\[\]]*)\])?(?:\+kv(?P<kv_bits>[^\[\]+]*))?"
 )
-# Names that something else had once, and what it is called.
+# Former names, and their present ones.
 _RENAMED = {"fp6-w6a16": "fp6", "fp5-w5a16": "fp5", "flexq-w6a8": "w6a8"}
 # Layers of a block, by whether its feed-forward is gated.
 _KINDS = {
@@ -65,9 +67,9 @@ class _Family:
 
 @dataclass(frozen=True, slots=True)
 class LayerKernel:
-    """Layers of a kind, how a scheme rounds them, and what runs that.
+    """Layers of a kind, with their formats and kernel.
 
-    kinds: in the order of the forward pass. kernel: a label; "": none does, `reason` says why.
+    kinds: in the order of the forward pass. kernel: a label; "": there is none, see `reason`.
     """
 
     kinds: tuple[str, ...]
@@ -78,9 +80,9 @@ class LayerKernel:
 
 @dataclass(frozen=True, slots=True)
 class NamedScheme:
-    """A scheme as `list schemes` shows it.
+    """A scheme as shown by `list schemes`.
 
-    gated, plain: its layers in a model with a gated feed-forward (LLaMA) and in one without (OPT).
+    gated, plain: layers of a model with a gated feed-forward (LLaMA), and without (OPT).
     """
 
     scheme: Scheme
@@ -91,7 +93,7 @@ class NamedScheme:
 
 def _uniform(bits: Bits) -> UniformOptions:
     w_bits, a_bits = int(bits["w"]), int(bits["a"])
-    if (w_bits, a_bits) == (8, FULL_BITS):  # as kernels have it
+    if (w_bits, a_bits) == (8, FULL_BITS):  # the format of the kernel
         return UniformOptions(w_bits, a_bits, group=None)
     return UniformOptions(w_bits, a_bits)
 
@@ -210,12 +212,12 @@ _FAMILIES: tuple[_Family, ...] = (
 
 
 def names() -> tuple[str, ...]:
-    """Names that `resolve` knows, examples of each family, in the registry's order."""
+    """Return examples of names of each family, in the registry's order."""
     return (*(name for family in _FAMILIES for name in family.examples), *_own())
 
 
 def named_schemes() -> tuple[NamedScheme, ...]:
-    """Every example of each family, in the registry's order."""
+    """Return the schemes of all these examples, in the registry's order."""
     rows = []
     for family in _FAMILIES:
         for name in family.examples:
@@ -231,22 +233,27 @@ def named_schemes() -> tuple[NamedScheme, ...]:
 
 def layer_kernels(scheme: Scheme, *, gated: bool) -> tuple[LayerKernel, ...]:
     """Return formats and kernels of a block's layers; layers with equal formats share an entry."""
-    alike: dict[LayerFormats, list[str]] = {}
+    kinds_of: dict[LayerFormats, list[str]] = {}
     for kind in _KINDS[gated]:
-        alike.setdefault(scheme.layer_formats(kind, gated), []).append(kind)
+        kinds_of.setdefault(scheme.layer_formats(kind, gated), []).append(kind)
     rows = []
-    for formats, kinds in alike.items():
-        given = formats.weight, formats.activation
+    for formats, kinds in kinds_of.items():
+        operand_formats = formats.weight, formats.activation
         rows.append(
-            LayerKernel(tuple(kinds), formats, kernel_label(*given) or "", no_kernel_reason(*given))
+            LayerKernel(
+                tuple(kinds),
+                formats,
+                kernel_label(*operand_formats) or "",
+                no_kernel_reason(*operand_formats),
+            )
         )
     return tuple(rows)
 
 
 def resolve(name: str) -> Scheme:
-    """The scheme of this name; ours come before own ones.
+    """Return the scheme of a name; built-in schemes take precedence over user-defined ones.
 
-    Raises QuantizeError with the nearest names or the known options, or as own_schemes.
+    Raises QuantizeError with similar names or the known options, or as own_schemes.
     """
     parsed = _NAME.fullmatch(name.strip())
     for family in _FAMILIES if parsed else ():
@@ -266,9 +273,10 @@ def resolve(name: str) -> Scheme:
 
 
 def add_schemes_from(file: str) -> tuple[str, ...]:
-    """Add the own schemes of a Python file (see own_schemes); their names.
+    """Add the schemes of a Python file (see own_schemes); returns their names.
 
-    Raises QuantizeError if there is no such file, it fails, has none, or one has another's name.
+    Raises QuantizeError if there is no such file, it fails, has no scheme, or one with a known
+    name.
     """
     added = use_schemes_from(file)
     _own()
@@ -284,7 +292,7 @@ def _own() -> dict[str, OwnScheme]:
 
 
 def without_cache(name: str) -> str:
-    """The name without its `+kv8`: what the weights are quantized by."""
+    """Return the name without `+kv8`, which doesn't affect the weights."""
     return name.strip().rpartition("+kv")[0] or name.strip()
 
 
@@ -317,7 +325,7 @@ def _with(options: SchemeOptions, text: str, name: str) -> SchemeOptions:
 
 
 def _read(text: str, kind: Any, key: str) -> Any:
-    """A value of the option's type; `none`, `true` and `false` are words, a tuple is a+b+c."""
+    """Parse an option's value; `none`, `true` and `false` are words, a tuple is a+b+c."""
     choices = get_args(kind) if get_origin(kind) is UnionType else (kind,)
     if text.lower() == "none" and type(None) in choices:
         return None

@@ -1,13 +1,13 @@
 """Rotations of a layer's input: y = W x = (W Rᵀ)(R x).
 
-HadamardRotation: R is a Hadamard matrix or near to one, whatever the input. BlockRotation: R is
-built from a sample of the input (DuQuant).
+HadamardRotation: R is a Hadamard matrix, or close to one, independent of the input. BlockRotation:
+R is constructed from a sample of the input (DuQuant).
 
-A Hadamard matrix spreads an outlier over all channels. R = (H ⊗ B) D: H is Sylvester's matrix of a
-power of two, B [m, m] makes up for the rest of K = 2^p · m, D are signs. B is the smallest Hadamard
-matrix of Paley's (1933, constructions I and II over prime fields) of an order m · 2^j, as QuaRot
-takes it (Ashkboos et al., arXiv 2404.00456, section 3.1): of order 12 for 1536, of 36 for 576. Of
-orders without one (m = 43) it is a random orthogonal matrix of order m.
+A Hadamard matrix spreads an outlier over all channels. R = (H ⊗ B) D for K = 2^p · m channels: H is
+Sylvester's matrix of order 2^p, B is [m, m], D contains signs. B is the smallest Hadamard matrix of
+Paley's constructions (1933, I and II over prime fields) of an order m · 2^j, as in QuaRot (Ashkboos
+et al., arXiv 2404.00456, section 3.1): of order 12 for K = 1536, of order 36 for 576. If there is
+none (m = 43), B is a random orthogonal matrix of order m.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import torch
 
 from kernels.errors import ShapeError
 
-_LARGEST_BLOCK = 512  # each token is multiplied with it
+_LARGEST_BLOCK = 512  # limited, because each token is multiplied by it
 
 
 class Rotation(ABC):
-    """An orthogonal matrix R [K, K] as it is multiplied with vectors of K channels."""
+    """An orthogonal matrix R [K, K], in a form that is fast to multiply with vectors."""
 
     @abstractmethod
     def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """R x for each of the vectors x [..., K], in their dtype; of weights [N, K]: W Rᵀ.
+        """Return R x for vectors x [..., K], in their dtype; for weights [N, K] this is W Rᵀ.
 
-        Raises ShapeError if R is not one of K channels.
+        Raises ShapeError if R doesn't have K channels.
         """
 
     @abstractmethod
     def undo(self, x: torch.Tensor) -> torch.Tensor:
-        """Rᵀ x for each of the vectors x [..., K], in their dtype. Raises ShapeError as apply."""
+        """Return Rᵀ x for vectors x [..., K], in their dtype. Raises ShapeError as apply."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> Rotation:
-        """The same rotation on another device."""
+        """Return the same rotation on another device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,10 +86,10 @@ class HadamardRotation(Rotation):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRotation(Rotation):
-    """R = R₂ P R₁ of K channels, R₁ and R₂ of orthogonal blocks on the diagonal.
+    """R = R₂ P R₁ of K channels; R₁ and R₂ are block diagonal with orthogonal blocks.
 
-    blocks: of R₁ and R₂, FP32 [2, K / b, b, b]. order: of P, int64 [K]: which channel of R₁ x
-    stands where.
+    blocks: of R₁ and R₂, FP32 [2, K / b, b, b]. order: permutation P, int64 [K]: indices into the
+    channels of R₁ x.
     """
 
     blocks: torch.Tensor
@@ -116,20 +116,21 @@ class BlockRotation(Rotation):
 
 
 def _by_blocks(x: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """Vectors x [..., K] times a matrix of these blocks [K / b, b, b] on its diagonal."""
+    """Multiply vectors x [..., K] by a block diagonal matrix with blocks [K / b, b, b]."""
     count, order, _ = blocks.shape
     rows = x.reshape(-1, count, order).transpose(0, 1)
     return (rows @ blocks.mT).transpose(0, 1).reshape(x.shape)
 
 
 def outlier_rotation(x: torch.Tensor, largest_block: int, steps: int, seed: int) -> BlockRotation:
-    """DuQuant's rotation (Lin et al., arXiv 2406.01721, section 3.2) for inputs like x [tokens, K].
+    """Construct DuQuant's rotation (arXiv 2406.01721, section 3.2) for inputs like x [tokens, K].
 
-    Blocks have the largest order that divides K and is not above largest_block. R₁ is greedy: each
-    of `steps` swaps the channel with a block's largest magnitude to the front, multiplies the block
-    with an orthogonal matrix whose first row has equal magnitudes, and swaps back; the product up
-    to the step with the smallest largest magnitude is kept. P deals out the channels by their
-    magnitude to the blocks in zigzag, so that all blocks get their share; R₂ is built as R₁.
+    Source: Lin et al. Blocks have the largest order that divides K and is not above largest_block.
+    R₁ is found greedily. Each of `steps` swaps the channel with a block's largest magnitude to the
+    front, multiplies the block by an orthogonal matrix whose first row has equal magnitudes, and
+    swaps back; the product up to the step with the smallest maximum is used. P distributes the
+    channels by magnitude over the blocks in zigzag order, so that all blocks get some large
+    channels; R₂ is found like R₁.
     """
     k = x.shape[-1]
     order = max(b for b in range(1, min(k, largest_block) + 1) if k % b == 0)
@@ -142,7 +143,7 @@ def outlier_rotation(x: torch.Tensor, largest_block: int, steps: int, seed: int)
 
 
 def _greedy(x: torch.Tensor, spreading: torch.Tensor, steps: int) -> torch.Tensor:
-    """Blocks FP32 [K / b, b, b] for inputs x [tokens, K]; spreading: FP64 [b, b]."""
+    """Return blocks FP32 [K / b, b, b] for inputs x [tokens, K]; spreading: FP64 [b, b]."""
     order = len(spreading)
     rows = x.double().reshape(len(x), -1, order).transpose(0, 1)
     count = len(rows)
@@ -154,7 +155,7 @@ def _greedy(x: torch.Tensor, spreading: torch.Tensor, steps: int) -> torch.Tenso
         swap = torch.arange(order, device=x.device).repeat(count, 1)
         swap[every, outlier] = 0
         swap[:, 0] = outlier
-        # Inputs and the product so far get the same factor; both are rows times a matrix here.
+        # Inputs and the product so far are multiplied by the same factor, from the right.
         both = torch.cat((rows, product), dim=1)
         columns = swap[:, None].expand_as(both)
         both = (both.gather(2, columns) @ spreading).gather(2, columns)
@@ -166,14 +167,14 @@ def _greedy(x: torch.Tensor, spreading: torch.Tensor, steps: int) -> torch.Tenso
 
 
 def _zigzag(magnitudes: torch.Tensor, blocks: int) -> torch.Tensor:
-    """Channels [K], int64, block after block; the largest are dealt first."""
+    """Return the channels [K], int64, block after block; the largest are distributed first."""
     dealt = magnitudes.argsort(descending=True, stable=True).view(-1, blocks).clone()
     dealt[1::2] = dealt[1::2].flip(1)
     return dealt.T.flatten()
 
 
 def _spreading(order: int, seed: int) -> torch.Tensor:
-    """A random orthogonal matrix, FP64 [order, order], with 1 / sqrt(order) in its first row."""
+    """Random orthogonal matrix, FP64 [order, order], with 1 / sqrt(order) in its first row."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(order, order, generator=generator, dtype=torch.float64)
     drawn[:, 0] = 1.0
@@ -183,12 +184,12 @@ def _spreading(order: int, seed: int) -> torch.Tensor:
 
 
 def online_rotation(k: int) -> HadamardRotation:
-    """The rotation of an input of K channels that is computed when the model runs."""
+    """Return the rotation of an input of K channels that is computed at run time."""
     return HadamardRotation(torch.tensor(_block(k), dtype=torch.float64).float())
 
 
 def residual_rotation(hidden: int, seed: int) -> HadamardRotation:
-    """The rotation of the residual stream, with random signs, which is folded into the weights."""
+    """Return the rotation of the residual stream, with random signs, to be folded into weights."""
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (hidden,), generator=generator).float() * 2 - 1
     return replace(online_rotation(hidden), signs=signs)
@@ -196,7 +197,7 @@ def residual_rotation(hidden: int, seed: int) -> HadamardRotation:
 
 @cache
 def _block(k: int) -> list[list[float]]:
-    """B for K channels."""
+    """Return B for K channels."""
     odd = k // (k & -k)
     if odd == 1:
         return [[1.0]]
@@ -215,7 +216,7 @@ def _block(k: int) -> list[list[float]]:
 
 
 def _paley(order: int) -> torch.Tensor | None:
-    """A Hadamard matrix [order, order] of ±1 by Paley's constructions; None: they give none."""
+    """Hadamard matrix [order, order] of ±1 by Paley's constructions; None: none of this order."""
     if order % 4:
         return None
     if _is_prime(order - 1):  # I: the field has 3 mod 4 elements
@@ -231,7 +232,7 @@ def _paley(order: int) -> torch.Tensor | None:
 
 
 def _bordered(prime: int, corner: float) -> torch.Tensor:
-    """Jacobsthal's matrix of a prime field with a border of 1 above and `corner` on the left."""
+    """Jacobsthal matrix of a prime field, with a border of 1 above and `corner` on the left."""
     squares = {i * i % prime for i in range(1, prime)}
     residues = torch.tensor([0.0, *(1.0 if i in squares else -1.0 for i in range(1, prime))])
     index = (torch.arange(prime)[:, None] - torch.arange(prime)) % prime

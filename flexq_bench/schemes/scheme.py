@@ -1,4 +1,4 @@
-"""Base of the schemes: name, source and options, and the loop over a model's blocks."""
+"""Base class of the schemes: name, source and options, and the loop over a model's blocks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from flexq_bench.schemes.model_map import ModelMap, map_model
 from flexq_bench.schemes.smoothing import Folds
 
 Progress = Callable[[int, int, str], None]
-"""Called with blocks done, blocks in all, and what is being done."""
+"""Called with the completed blocks, all blocks, and a description of the current step."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemeOptions:
     """Base of a scheme's options: a frozen dataclass with the paper's defaults.
 
-    Fields are int, float, bool, str, None or a tuple of str, so that a name in brackets and a JSON
-    header can carry them.
+    Fields are int, float, bool, str, None or a tuple of str, so that they can be part of a name in
+    brackets, and of a JSON header.
 
-    kv_bits: of cached keys and values (kernels.decoder.kv); `name+kv8` says it, too.
+    kv_bits: of cached keys and values (kernels.decoder.kv); also set by `name+kv8`.
     """
 
     kv_bits: int = field(default=16, kw_only=True)
@@ -35,14 +35,14 @@ class SchemeOptions:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationState:
-    """Everything a scheme needs of the model that is being quantized.
+    """State of the model that is being quantized, as needed by a scheme.
 
     stream: at the current block; None: the scheme needs no calibration.
-    original: the same of the model as it was, None unless the scheme compares with it. The scheme
-    advances it, before it changes the block.
-    generator: on the CPU, seeded; all that is random comes from it.
-    decided: names of sites that `prepare` chose, by what they were chosen for.
-    folds: the scales that were folded into the model so far.
+    original: the same for the original model; None: the scheme doesn't compare with it. The scheme
+    advances it before it changes the block.
+    generator: on the CPU, seeded; source of all random numbers.
+    decided: names of sites chosen by `prepare`, by purpose.
+    folds: the scales folded into the model so far.
     """
 
     model: nn.Module
@@ -58,17 +58,17 @@ class QuantizationState:
 
     @property
     def inputs(self) -> BlockStream:
-        """The stream of a scheme that needs calibration."""
+        """The stream, for schemes that need calibration."""
         if self.stream is None:
             raise QuantizeError("this scheme needs calibration data: give --calibration FILE")
         return self.stream
 
 
 class Scheme(ABC):
-    """A way to quantize models. It keeps nothing of a model: one object serves many.
+    """A method to quantize models. It stores no state of a model: one object serves many.
 
-    version: raised when the same name and options start to give other numbers.
-    source: paper and section.
+    version: to be increased when the same name and options give other numbers. source: paper and
+    section.
     """
 
     version: ClassVar[int] = 1
@@ -80,20 +80,20 @@ class Scheme(ABC):
 
     @property
     def kv_bits(self) -> int:
-        """Bits of the cache that the quantized model is served with: 16, 8 or 4.
+        """Bits of the KV cache of the quantized model: 16, 8 or 4.
 
-        Keys and values are rounded where the cache stores them, after the rotary embedding.
+        Keys and values are rounded when the cache stores them, after the rotary embedding.
         """
         return self.options.kv_bits
 
     @property
     def needs_calibration(self) -> bool:
-        """True if `quantize` must be given calibration data."""
+        """True if `quantize` requires calibration data."""
         return False
 
     @property
     def needs_stream(self) -> bool:
-        """True if `quantize_block` looks at the inputs of its block."""
+        """True if `quantize_block` needs the inputs of its block."""
         return self.needs_calibration
 
     @property
@@ -120,14 +120,13 @@ class Scheme(ABC):
 
         Returns the scales that were folded into it.
 
-        before_block, on_block: called with a block's index, for models of which one block is in
-        memory at a time. Between the two calls its weights must be there; they change. Before,
-        weights are read by forward passes of the block only, which may load them first. After
-        on_block nothing looks at the block any more: what is in it may be written and freed.
+        before_block, on_block: called with a block's index, for models of which only one block is
+        in memory. The weights of a block must be in memory, and are changed, between the two calls.
+        Before the first call they are only read by forward passes of the block, which may load
+        them. After on_block the block is not used any more, so it may be written and freed.
 
-        The same model, data, options and seed give the same numbers.
-        Raises QuantizeError if the model has no map or is quantized already, or if calibration
-        data are needed and missing.
+        The same model, data, options and seed give the same numbers. Raises QuantizeError if the
+        model has no map or is already quantized, or if required calibration data are missing.
         """
         layout = map_model(model)
         if self.needs_calibration and calibration is None:
@@ -153,7 +152,7 @@ class Scheme(ABC):
                 before_block(block)
             try:
                 self.quantize_block(state, block)
-            except ValueError as error:  # numbers that can't be rounded or smoothed
+            except ValueError as error:  # values that can't be rounded or smoothed
                 raise QuantizeError(f"{self.name}: block {block}: {error}") from error
             if stream is not None and block + 1 < layout.blocks:
                 stream.advance()
@@ -165,16 +164,17 @@ class Scheme(ABC):
         return state.folds
 
     def prepare(self, state: QuantizationState) -> None:
-        """Decide over the whole model before its first block is quantized."""
+        """Make decisions about the whole model before its first block is quantized."""
         return
 
     @abstractmethod
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
-        """Formats of the sites of a kind (`q_proj`, `fc1`) in a model whose feed-forward is gated.
+        """Return the formats of the sites of a kind (`q_proj`, `fc1`).
 
-        Of sites that calibration picks or options name one by one: those of the others.
+        gated: the model's feed-forward is gated. If calibration or options choose single sites,
+        these are the formats of the other sites.
         """
 
     @abstractmethod
     def quantize_block(self, state: QuantizationState, block: int) -> None:
-        """Replace every site of this block; state.stream, if any, is at this block."""
+        """Replace every site of this block; state.stream, if any, must be at this block."""

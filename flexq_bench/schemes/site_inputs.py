@@ -1,4 +1,4 @@
-"""Inputs of the sites of one block: their readers, their statistics, scales folded into them."""
+"""Inputs of the sites of a block: their readers, their statistics, and scales folded into them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 def readers_of(state: QuantizationState, block: int, site_input: SiteInput) -> list[LinearSite]:
-    """Sites of a block that read this input."""
+    """Return the sites of a block that read this input."""
     return [site for site in state.layout.of_block(block) if site.kind in site_input.kinds]
 
 
 def head_size(state: QuantizationState) -> int:
-    """Channels of one attention head."""
+    """Return the number of channels of an attention head."""
     config: Any = state.model.config
     return int(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -32,10 +32,10 @@ def head_size(state: QuantizationState) -> int:
 def observe_block(
     state: QuantizationState, block: int, statistics: Statistics, stream: BlockStream | None = None
 ) -> None:
-    """Gather statistics of every site of the block, from `stream` or else the quantized model's.
+    """Collect statistics of every site of the block, from `stream` or the quantized model's stream.
 
-    Query, key and value read the same rows; so do gate and up: each set is looked at once. An
-    expert that no token was sent to has statistics of zeros, and is rounded to nearest.
+    Query, key and value have the same input, and so have gate and up: each input is processed once.
+    An expert without tokens has statistics of zeros, and is rounded to nearest.
     """
     groups = [readers_of(state, block, site_input) for site_input in state.layout.site_inputs]
     first = {readers[0].name for readers in groups}
@@ -69,7 +69,7 @@ def fold_scale(
 ) -> dict[str, torch.Tensor]:
     """Fold a scale of the source's channels into the block.
 
-    By each reader's name what its inputs are divided by from now on, float64 [K].
+    Returns the new divisors of each reader's inputs, float64 [K], by the reader's name.
     """
     head, readers = head_size(state), readers_of(state, block, site_input)
     source = f"{state.layout.names.blocks}.{block}.{site_input.source}"

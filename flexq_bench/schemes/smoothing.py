@@ -1,12 +1,13 @@
-"""Moving difficulty from activations to weights: a scale for each channel, folded into the model.
+"""Smoothing: a scale for each channel moves difficulty from activations to weights.
 
-Y = (X / s)(s · W): the input of a layer is divided by s, its weight columns are multiplied with s,
-and the model computes what it did. Schemes differ in how they find s:
-SmoothQuant (Xiao et al., arXiv 2211.10438, equation 4), DGQ's percentile clipping
-(Zhang et al., arXiv 2310.04836, section 3.4); AWQ, OmniQuant and ABQ-LLM search or learn it.
+Y = (X / s)(s · W): the input of a layer is divided by s and its weight columns are multiplied by s,
+so that the model's output does not change. Schemes differ in the choice of s: SmoothQuant (Xiao et
+al., arXiv 2211.10438, equation 4) and DGQ's percentile clipping (Zhang et al., arXiv 2310.04836,
+section 3.4) compute it; AWQ, OmniQuant and ABQ-LLM search or learn it.
 
-SmoothQuant's own code and optimum fold in the same way, but only for lists of models that they know
-by name, and neither gives the feed-forward's last layer a scale, which is where GLU models hurt.
+SmoothQuant's own code and optimum fold scales in the same way, but only for a fixed list of models.
+Neither scales the input of the feed-forward's last layer, which is the most difficult one in GLU
+models.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import nn
 from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.rotation import Rotation
 
-_SMALLEST = 1e-5  # of a magnitude, so that a channel that is never used gets a finite scale
+_SMALLEST = 1e-5  # smallest magnitude, so that the scale of an unused channel is finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,42 +41,42 @@ class Folds:
     rotated_outputs: dict[str, Rotation] = field(default_factory=dict)
 
     def fold_input(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """Return a layer's input in the folded model for the original's [..., K], in its dtype."""
-        given = x / self.inputs[name] if name in self.inputs else x
+        """Convert a layer's input [..., K] from the original to the folded model, in its dtype."""
+        result = x / self.inputs[name] if name in self.inputs else x
         if name in self.rotated_inputs:
-            given = self.rotated_inputs[name].apply(given)
-        return given.to(x.dtype)
+            result = self.rotated_inputs[name].apply(result)
+        return result.to(x.dtype)
 
     def unfold_input(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """The original's input [..., K] instead of what a layer gets, in its dtype."""
-        given = self.rotated_inputs[name].undo(x) if name in self.rotated_inputs else x
-        return (given * self.inputs.get(name, 1.0)).to(x.dtype)
+        """Convert a layer's input [..., K] from the folded to the original model, in its dtype."""
+        result = self.rotated_inputs[name].undo(x) if name in self.rotated_inputs else x
+        return (result * self.inputs.get(name, 1.0)).to(x.dtype)
 
     def fold_output(self, name: str, y: torch.Tensor) -> torch.Tensor:
-        """Return a layer's output in the folded model for the original's [..., N], in its dtype."""
-        given = self.rotated_outputs[name].apply(y) if name in self.rotated_outputs else y
-        return (given / self.outputs.get(name, 1.0)).to(y.dtype)
+        """Convert a layer's output [..., N] from the original to the folded model, in its dtype."""
+        result = self.rotated_outputs[name].apply(y) if name in self.rotated_outputs else y
+        return (result / self.outputs.get(name, 1.0)).to(y.dtype)
 
     def unfold_output(self, name: str, y: torch.Tensor) -> torch.Tensor:
-        """The original's output [..., N] instead of what a layer gives."""
-        given = y * self.outputs.get(name, 1.0)
-        return self.rotated_outputs[name].undo(given) if name in self.rotated_outputs else given
+        """Convert a layer's output [..., N] from the folded to the original model."""
+        result = y * self.outputs.get(name, 1.0)
+        return self.rotated_outputs[name].undo(result) if name in self.rotated_outputs else result
 
 
 def smoothquant_scale(inputs: torch.Tensor, weights: torch.Tensor, alpha: float) -> torch.Tensor:
     """s = max|X|^alpha / max|W|^(1 - alpha) of each channel [K] (arXiv 2211.10438, equation 4).
 
-    inputs, weights: largest magnitude in each channel [K]. alpha: share of the difficulty that goes
-    to the weights, 0 … 1.
+    inputs, weights: largest magnitude in each channel [K]. alpha: share of the difficulty that is
+    moved to the weights, 0 … 1.
     """
     return inputs.clamp(min=_SMALLEST) ** alpha / weights.clamp(min=_SMALLEST) ** (1 - alpha)
 
 
 def percentile_scale(inputs: torch.Tensor, share: float = 0.005) -> torch.Tensor:
-    """s [K] that clips the channels with the largest `share` of magnitudes to the next one's.
+    """s [K] that clips the channels with the largest `share` of magnitudes to the next smaller one.
 
-    inputs: largest magnitude in each channel [K]. All other channels keep a scale of 1, so their
-    weights stay as they are (arXiv 2310.04836, section 3.4; 0.5 % there).
+    inputs: largest magnitude in each channel [K]. All other channels have the scale 1, so their
+    weights don't change (arXiv 2310.04836, section 3.4; 0.5 % there).
     """
     largest = inputs.clamp(min=_SMALLEST)
     kept = largest.numel() - max(1, round(share * largest.numel()))
@@ -84,31 +85,31 @@ def percentile_scale(inputs: torch.Tensor, share: float = 0.005) -> torch.Tensor
 
 
 def spread(scale: torch.Tensor, site_input: SiteInput, head_dim: int) -> torch.Tensor:
-    """A scale of the source's channels as one of the channels that its readers see."""
+    """Expand a scale of the source's channels to the channels that its readers see."""
     if site_input.shared_heads == 1:
         return scale
     return scale.view(-1, head_dim).repeat_interleave(site_input.shared_heads, dim=0).flatten()
 
 
 def gather(values: torch.Tensor, site_input: SiteInput, head_dim: int) -> torch.Tensor:
-    """The largest of the values [K] that readers see of each channel of the source."""
+    """Reduce values [K] of the readers' channels to the source's channels, by the maximum."""
     if site_input.shared_heads == 1:
         return values
     return values.view(-1, site_input.shared_heads, head_dim).amax(dim=1).flatten()
 
 
 def check_share(name: str, value: float) -> None:
-    """Raises ValueError unless 0 <= value <= 1."""
+    """Raise ValueError unless 0 <= value <= 1."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name} is a share, 0 … 1, got {value}")
 
 
 @contextmanager
 def unrounded(block: nn.Module) -> Iterator[None]:
-    """The block in FP32 while it is scaled and quantized, then in its own dtype again.
+    """Hold the block in FP32 while it is scaled and quantized, then restore its dtype.
 
-    A weight of 0.01 divided by a scale of 1000 has lost most of its bits in FP16; this way weights
-    are rounded once, to their codes.
+    In FP16 a weight of 0.01 divided by a scale of 1000 would lose most of its bits. In FP32 weights
+    are rounded only once, to their codes.
     """
     kept = next(block.parameters()).dtype
     block.float()
@@ -128,10 +129,10 @@ def fold(
     norm_offset: float = 0.0,
     head_dim: int = 1,
 ) -> None:
-    """Divide the source's channels by `scale` and multiply the readers' columns with it, in place.
+    """Divide the source's channels by `scale` and multiply the readers' columns by it, in place.
 
     source: a norm module, or the nn.Linear whose rows are the channels. scale: of its channels.
-    norm_offset: what the norm adds to its weight. head_dim: needed for shared heads.
+    norm_offset: constant that the norm adds to its weight. head_dim: needed for shared heads.
     Raises ValueError if a scale isn't a positive number.
     """
     if not bool(((scale > 0) & torch.isfinite(scale)).all()):

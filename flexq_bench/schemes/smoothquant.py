@@ -1,9 +1,9 @@
-"""SmoothQuant: the difficulty of activations moved to the weights by a fixed formula.
+"""SmoothQuant: difficulty is moved from activations to weights by a fixed formula.
 
 Xiao et al., arXiv 2211.10438: s = max|X|^alpha / max|W|^(1 - alpha) (equation 4), alpha 0.5 by
 default and otherwise from a grid (section 4); weights and activations then rounded to nearest.
-Every input is smoothed, also those of o_proj and down_proj, which the paper leaves out: on GLU
-models down_proj's input is the one that hurts (arXiv 2508.04405, section 3.1).
+Every input is smoothed, including those of o_proj and down_proj, which the paper leaves out: in GLU
+models down_proj's input is the most difficult one (arXiv 2508.04405, section 3.1).
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ ALPHAS = tuple(i / 20 for i in range(6, 19))  # 0.3 … 0.9
 
 @dataclass(frozen=True, slots=True)
 class SmoothQuantOptions(SchemeOptions):
-    """alpha: of all inputs; None: of each input the one of ALPHAS with the least output error.
+    """Options of SmoothQuant.
 
-    group:   values of k that share a scale; None, as the papers tabulate it: an output channel and
-             a token.
-    samples: tokens that alphas are compared on.
+    alpha:   of all inputs; None: for each input the one of ALPHAS with the least output error.
+    group:   values of k that share a scale; None, as in the papers' tables: one scale per output
+             channel and per token.
+    samples: number of tokens on which alphas are compared.
     """
 
     w_bits: int
@@ -134,7 +135,7 @@ def smooth_input(
     statistics: Statistics,
     alpha: float,
 ) -> dict[str, torch.Tensor]:
-    """Fold the scale of this alpha into the block; returns what fold_scale does."""
+    """Fold the scale of this alpha into the block; returns the result of fold_scale."""
     head, readers = head_size(state), readers_of(state, block, site_input)
     inputs = gather(statistics.absmax[readers[0].name].float(), site_input, head)
     weights = gather(_largest_weights(state, readers), site_input, head)
@@ -143,6 +144,6 @@ def smooth_input(
 
 
 def _largest_weights(state: QuantizationState, readers: list[LinearSite]) -> torch.Tensor:
-    """max|W| of each input channel over all readers [K]."""
+    """Return max|W| of each input channel over all readers [K]."""
     largest = [weight_of(state.model, reader).abs().amax(dim=0) for reader in readers]
     return torch.stack(largest).amax(dim=0).float()

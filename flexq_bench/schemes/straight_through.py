@@ -1,10 +1,10 @@
-"""Straight-through rounding: forward it rounds, backward its gradient is the identity's.
+"""Straight-through rounding: the forward pass rounds, the gradient is that of the identity.
 
-The straight-through estimator, as OmniQuant (arXiv 2308.13137, section 3.2) and ABQ-LLM
-(arXiv 2408.08554) train with. Forward it is FlexQ's quantization formula
-(`kernels.formats.symmetric_quantization`), in the dtype of the values; scales are rounded to FP16
-as kernels store them, and take part in the gradient. Weights may have zero points, too
-(`kernels.formats.asymmetric`): then both ends of a range are learned (OmniQuant, equation 2).
+The straight-through estimator, as in the training of OmniQuant (arXiv 2308.13137, section 3.2) and
+ABQ-LLM (arXiv 2408.08554). The forward pass is FlexQ's quantization formula
+(`kernels.formats.symmetric_quantization`), in the dtype of the values. Scales are rounded to FP16,
+as kernels store them, and take part in the gradient. Weights may also have zero points
+(`kernels.formats.asymmetric`); both ends of a range are then learned (OmniQuant, equation 2).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernels.formats.symmetric_quantization import group_scales, nearest_codes_,
 
 
 def check_signed(number: NumberFormat) -> None:
-    """Check that a format is signed. Raises QuantizeError if it has a zero point or is a float."""
+    """Raise QuantizeError if a format has a zero point or is a float."""
     if number.kind not in ("symmetric", "balanced"):
         raise QuantizeError(
             f"learned schemes round activations to signed integers, not {number.name}: take wXaY"
@@ -33,14 +33,14 @@ def check_signed(number: NumberFormat) -> None:
 def fake_quantize(
     values: torch.Tensor, number: NumberFormat, shares: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Values [rows, K] as `number` rounds them, differentiable.
+    """Round values [rows, K] in the format `number`, differentiably.
 
-    shares: [rows, groups], what the codes of each group span of its range (learned clipping); with
-    zero points [rows, groups, 2], see kernels.formats.quantize. None: all of it. Equals
-    number.round where shares is None, but for ties that FP32 decides.
+    shares: [rows, groups], the share of a group's range that its codes span (learned clipping);
+    with zero points [rows, groups, 2], see kernels.formats.quantize. None: all of the range.
+    Without shares this equals number.round, except for ties, which depend on FP32 rounding.
 
-    FP32 on a GPU is rounded in one pass where Triton is there, and its gradient found in another:
-    one step of training a small model has hundreds of launches otherwise.
+    On a GPU with Triton, FP32 values are rounded in one kernel and their gradient is computed in
+    another; otherwise a training step of a small model has hundreds of launches.
     """
     rows, k = values.shape
     limits = number.limits
@@ -60,7 +60,7 @@ def fake_quantize(
 def _with_zero_points(
     x: torch.Tensor, number: NumberFormat, shares: torch.Tensor | None
 ) -> torch.Tensor:
-    """Values x [rows, groups, length] by the formula of `kernels.formats.asymmetric`."""
+    """Round x [rows, groups, length] by the formula of `kernels.formats.asymmetric`."""
     below = 1.0 if shares is None else shares[..., :1]
     above = 1.0 if shares is None else shares[..., 1:]
     top = number.limits[1]
@@ -90,12 +90,12 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class _Rounded(torch.autograd.Function):
-    """code times scale of values x [rows, groups, length], in one step of the graph.
+    """code times scale of values x [rows, groups, length], as one step of the graph.
 
-    With s = max|x| · clip · share / top and codes c = clamp(round(x / s)), the gradient that
-    rounding lets pass is that of s · clamp(x / s): dy/dx = 1 within the codes' range and 0 beyond,
-    dy/ds = c - x / s within and c beyond. As a chain of torch's own functions it takes four times
-    as many launches, which is what training a small model waits for.
+    With s = max|x| · clip · share / top and codes c = clamp(round(x / s)), the straight-through
+    gradient is that of s · clamp(x / s): dy/dx = 1 within the codes' range and 0 beyond, dy/ds = c
+    - x / s within and c beyond. As a chain of torch operations it would take four times as many
+    launches, which limit the training of a small model.
     """
 
     @staticmethod
@@ -129,9 +129,7 @@ class _Rounded(torch.autograd.Function):
             to_largest = to_reach * (shares * ctx.clip)
         if not ctx.needs_input_grad[0]:
             return None, to_shares, None, None
-        at_largest = (
-            x.abs() == largest
-        )  # values that share the largest magnitude share its gradient
+        at_largest = x.abs() == largest  # values with the same largest magnitude share its gradient
         to_largest = to_largest / at_largest.sum(dim=-1, keepdim=True)
         return within + at_largest * x.sign() * to_largest, to_shares, None, None
 
@@ -172,7 +170,7 @@ def _launch(
     tensors: tuple[torch.Tensor, ...],
     how: tuple[int, tuple[int, int], float],
 ) -> None:
-    """Run a kernel of triton_kernels over all groups of x [rows, K]."""
+    """Run a kernel of triton_training over all groups of x [rows, K]."""
     length, limits, clip = how
     rows, k = x.shape
     grid, block, together = launch_shape(rows, k, length)

@@ -1,4 +1,4 @@
-"""Choice of the fused training kernels: Triton's where they run, else torch's operations."""
+"""Choice of the fused training kernels: Triton's if they can run, else torch operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def kernels_for(tensor: torch.Tensor) -> Any:
-    """The module triton_training for FP32 on a GPU with Triton; None: torch's functions do it."""
+    """The module triton_training for FP32 tensors on a GPU with Triton; None: use torch."""
     return _kernels() if tensor.is_cuda and tensor.dtype == torch.float32 else None
 
 

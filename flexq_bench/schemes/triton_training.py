@@ -1,7 +1,7 @@
-"""Triton kernels of training: a file of its own, because Triton reads its source.
+"""Triton kernels of training, in a separate file because Triton reads its source.
 
-round_forward and round_backward compute `straight_through`, divergence and divergence_backward
-`losses.attention_divergence`: those modules have the formulas of the gradients.
+round_forward and round_backward compute `straight_through`; divergence and divergence_backward
+compute `losses.attention_divergence`. Those modules contain the formulas of the gradients.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -39,7 +39,7 @@ def round_forward(
     block: tl.constexpr,
     together: tl.constexpr,
 ):
-    """A group of several rows of x [rows, K]: code times scale."""
+    """Round a group of several rows of x [rows, K]: code times scale."""
     row = tl.program_id(0) * together + tl.arange(0, together)
     place = tl.arange(0, block)
     column = tl.program_id(1) * length + place
@@ -70,7 +70,7 @@ def round_backward(
     block: tl.constexpr,
     together: tl.constexpr,
 ):
-    """The gradients of x and of the shares, codes and scales being computed once more."""
+    """Compute the gradients of x and of the shares; codes and scales are recomputed."""
     row = tl.program_id(0) * together + tl.arange(0, together)
     place = tl.arange(0, block)
     column = tl.program_id(1) * length + place
@@ -97,7 +97,7 @@ def round_backward(
 
 @triton.jit
 def divergence(ours_pointer, theirs_pointer, part_pointer, count, tiny, block: tl.constexpr):
-    """The sum over a block of probabilities of (p - q) (log p - log q)."""
+    """Sum (p - q) (log p - log q) over a block of probabilities."""
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     ours = tl.load(ours_pointer + at, mask=at < count, other=0.0)
     theirs = tl.load(theirs_pointer + at, mask=at < count, other=0.0)
@@ -115,7 +115,7 @@ def divergence_backward(
     tiny,
     block: tl.constexpr,
 ):
-    """The derivative of that sum by p, times the number at `factor`."""
+    """Compute the derivative of that sum by p, times the number at `factor`."""
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     ours = tl.load(ours_pointer + at, mask=at < count, other=0.0)
     theirs = tl.load(theirs_pointer + at, mask=at < count, other=0.0)

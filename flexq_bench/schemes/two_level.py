@@ -1,6 +1,6 @@
-"""Two-level W6A8: 6-bit weights that lift to INT8 a row, INT8 activations with a scale a token.
+"""Two-level W6A8: 6-bit weights expanded to INT8 with one scale per row, INT8 activations.
 
-Of no paper: the two levels and the two-phase search of DGQ (Zhang et al., arXiv 2310.04836,
+Not from a paper: the two levels and the two-phase search of DGQ (Zhang et al., arXiv 2310.04836,
 sections 3.2 and 3.3) with 6 bits. The format is `kernels.formats.dual_grained`, the search
 `dual_grained`. No channel is smoothed: activations are rounded as they are.
 """
@@ -28,10 +28,11 @@ _LEAST_SHARE = 0.6  # of a row's largest weight
 
 @dataclass(frozen=True, slots=True)
 class TwoLevelOptions(SchemeOptions):
-    """search: for the least error of each layer's output, which takes calibration data; `weight`:
-    of its weights; `none`: rounded to nearest on both levels.
+    """Options of two-level W6A8.
 
-    row_steps: row scales tried, from all of a row's largest weight down to 0.6 of it.
+    search: `output`: for the least error of each layer's output, which requires calibration data;
+    `weight`: for the least error of its weights; `none`: rounded to nearest on both levels.
+    row_steps: number of row scales tried, from all of a row's largest weight down to 0.6 of it.
     """
 
     group: int = 128
@@ -68,7 +69,7 @@ class TwoLevel(Scheme):
         for site_input in state.layout.site_inputs:
             readers = readers_of(state, block, site_input)
             moments = statistics.hessian[readers[0].name] if self.needs_calibration else None
-            # Rows don't depend on each other: readers of one input are searched together.
+            # Rows are independent, so layers with the same input are searched together.
             weights = torch.cat([weight_of(state.model, site) for site in readers])
             solved = self._rounded(weights, moments).split_rows([site.n for site in readers])
             for site, rounded in zip(readers, solved, strict=True):

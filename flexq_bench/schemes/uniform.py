@@ -19,15 +19,15 @@ from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from kernels.formats import FP16, NumberFormat, quantize
 
 FLEXQ_GROUP = 128
-FULL_BITS = 16  # of an operand that is not quantized
+FULL_BITS = 16  # bits of an operand that is not quantized
 
 
 @dataclass(frozen=True, slots=True)
 class UniformOptions(SchemeOptions):
-    """Bits of weights and activations; 16: not quantized. group: along K; None: a scale a row.
+    """Bits of weights and activations; 16: not quantized. group: along K; None: a scale per row.
 
-    per_token: one scale a token for activations, whatever the group of the weights, as DGQ
-    (arXiv:2310.04836) compares itself with others.
+    per_token: one scale per token for activations, whatever the group of the weights, as in DGQ's
+    comparisons (arXiv:2310.04836).
     """
 
     w_bits: int
@@ -45,7 +45,7 @@ class UniformOptions(SchemeOptions):
 
 
 class Uniform(Scheme):
-    """Symmetric integers, rounded to nearest, the same everywhere."""
+    """Symmetric integers, rounded to nearest, in the same format for all layers."""
 
     version = 2  # 2: w8a16 has a scale a row; weights that are not quantized are FP16
     source = "FlexQ, arXiv:2508.04405, section 3.1"

@@ -21,7 +21,7 @@ from kernels.formats import NumberFormat, quantize
 
 @dataclass(frozen=True, slots=True)
 class SmallFloatOptions(SchemeOptions):
-    """bits: 6 (E3M2) or 5 (E3M1). group: None, as the paper's FP6 is, or fine grain. gptq: or RTN.
+    """bits: 6 (E3M2) or 5 (E3M1). group: None, as in the paper's FP6, or fine grain. gptq: or RTN.
 
     Raises ValueError for other bits.
     """

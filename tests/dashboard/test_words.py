@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dashboard.shared.formatting import as_code, as_text, local_time, short_commit, zone_named
+from dashboard.shared.formatting import as_code, as_text, local_time, short_commit, time_zone
 
 MOMENT = datetime(2025, 11, 21, 10, tzinfo=UTC)
 
@@ -37,8 +37,8 @@ def test_a_commit_is_short_a_wheel_is_whole_and_changes_show() -> None:
 
 @pytest.mark.parametrize("name", [None, "", "Nowhere/At All", "../etc/passwd"])
 def test_a_zone_that_nobody_knows_is_utc(name: str | None) -> None:
-    assert local_time(MOMENT, zone_named(name)) == "2025-11-21 10:00 UTC"
+    assert local_time(MOMENT, time_zone(name)) == "2025-11-21 10:00 UTC"
 
 
 def test_a_moment_is_said_in_the_viewers_zone() -> None:
-    assert local_time(MOMENT, zone_named("Asia/Tokyo")) == "2025-11-21 19:00 JST"
+    assert local_time(MOMENT, time_zone("Asia/Tokyo")) == "2025-11-21 19:00 JST"

@@ -9,7 +9,7 @@ import time
 import pytest
 from sqlalchemy import text
 
-from db import patience
+from db import silent_server
 from db.engine import open_database
 from db.errors import AWAY, ReadOnlyError, StandbyError, UnreachableError
 from db.store import begin_run
@@ -24,7 +24,7 @@ def url(postgresql_template, make_url):
 
 
 def test_a_server_that_hangs_is_given_up_and_said_meanwhile(url, monkeypatch, caplog):
-    monkeypatch.setattr(patience, "_LOG_INTERVAL_S", 0.3)
+    monkeypatch.setattr(silent_server, "_LOG_INTERVAL_S", 0.3)
     with open_database(url, silence_s=1.0) as database:
         began = time.monotonic()
         told = "no answer to a statement for 1 s"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import error_bars, lay_out, rule
+from dashboard.shared.charts import error_bars, rule, set_layout
 from dashboard.shared.colors import Style
 
 _HEIGHT = 420
@@ -58,7 +58,7 @@ def loss_history(frame: pd.DataFrame, styles: Mapping[str, Style], task: str) ->
     )
     figure.update_yaxes(title=f"perplexity on {html.escape(task)} against fp16 (%)")
     rule(figure, 0.0, "no change")
-    return lay_out(figure, _HEIGHT)
+    return set_layout(figure, _HEIGHT)
 
 
 def _grouped(
@@ -91,4 +91,4 @@ def _grouped(
         showgrid=False,
         zeroline=False,
     )
-    return lay_out(figure, _HEIGHT)
+    return set_layout(figure, _HEIGHT)

@@ -25,10 +25,10 @@ Values = Mapping[int, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A score and its difference to that of the unquantized model.
+    """A score and its difference to the score of the unquantized model.
 
-    difference None: it is that score itself, there is none, or the two can't be paired. base: score
-    of the unquantized model.
+    difference None: this is the score of the unquantized model, no such score is stored, or the two
+    can't be paired. base: score of the unquantized model.
     """
 
     score: Score
@@ -42,7 +42,7 @@ def newest(scores: Iterable[Score]) -> list[Score]:
     return list(last.values())
 
 
-def named(score: Score) -> str:
+def display_name(score: Score) -> str:
     """Return the name of a scheme in charts.
 
     It includes `through`, unless that is the reference.
@@ -58,18 +58,18 @@ def needed_values(scores: Iterable[Score]) -> list[int]:
 def bases_of(scores: Sequence[Score], among: Sequence[Score]) -> dict[int, Score]:
     """Return the FULL_PRECISION score of the same task, data and metric by score id.
 
-    Of the same run, which evaluated as many items, else the last one; scores without one are left
-    out.
+    A base of the same run is preferred, because it was evaluated on as many items; else the last
+    one is used. Scores without a base are left out.
     """
     own, last = {}, {}
     for score in among:
         if score.scheme == FULL_PRECISION:
-            what = (score.task, score.data_hash, score.metric)
-            own[score.run, *what] = last[what] = score
+            key = (score.task, score.data_hash, score.metric)
+            own[score.run, *key] = last[key] = score
     bases = {}
     for score in scores:
-        what = (score.task, score.data_hash, score.metric)
-        base = own.get((score.run, *what)) or last.get(what)
+        key = (score.task, score.data_hash, score.metric)
+        base = own.get((score.run, *key)) or last.get(key)
         if base is not None and score.scheme != FULL_PRECISION:
             bases[score.id] = base
     return bases
@@ -94,7 +94,7 @@ def difference_frame(rows: Sequence[Compared]) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "scheme": named(row.score),
+                "scheme": display_name(row.score),
                 "task": row.score.task,
                 "metric": row.score.metric,
                 "change": 100 * row.difference.interval.estimate,
@@ -151,7 +151,7 @@ def kind_frame(scores: Sequence[Score], values: Values) -> pd.DataFrame:
             by_kind.setdefault(str(layer).rpartition(".")[2], []).append(error)
         rows += [
             {
-                "scheme": named(score),
+                "scheme": display_name(score),
                 "kind": kind,
                 "median": float(np.median(errors)),
                 "least": min(errors),

@@ -11,7 +11,7 @@ from dashboard.database import current_database, errors_shown
 from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, zone_named
+from dashboard.shared.formatting import as_code, as_text, time_zone
 from dashboard.shared.tables import draw_table
 from dashboard.views.accuracy import charts
 from dashboard.views.accuracy.frame import (
@@ -20,9 +20,9 @@ from dashboard.views.accuracy.frame import (
     bases_of,
     compared,
     difference_frame,
+    display_name,
     history_frame,
     kind_frame,
-    named,
     needed_values,
     newest,
     table_rows,
@@ -66,7 +66,7 @@ def page() -> None:
             return
         controls = Controls("accuracy")
         on_top = st.empty()
-        model = controls.one(st.sidebar, "model", "Model", models, models[0], always=True)
+        model = controls.select(st.sidebar, "model", "Model", models, models[0], always_in_url=True)
         with database.session() as session:
             scores = queries.model_scores(session, model)
             latest = newest(scores)
@@ -80,7 +80,7 @@ def page() -> None:
             values = queries.score_values(session, sorted(score_ids))
             names = {release.sha: release.name for release in queries.releases(session)}
             gates = queries.gate_history(session, model, limit=_GATES)
-            shown = [*queries.scored_schemes(session), *map(named, scores)]
+            shown = [*queries.scored_schemes(session), *map(display_name, scores)]
             styles = kernel_styles((), [(name, "") for name in dict.fromkeys(shown)])
     rows = compared(latest, values, bases)
     _show_scores(model, latest, rows)
@@ -178,7 +178,7 @@ def _show_gates(
             f"{as_code(command_lines.command(*gate, *arguments))}"
         )
         return
-    zone = zone_named(st.context.timezone)
+    zone = time_zone(st.context.timezone)
     open_limits = st.column_config.LinkColumn(display_text="show", help="each limit of this gate")
     draw_table(
         pd.DataFrame(gate_rows(gates, model, names, zone)),
@@ -186,14 +186,14 @@ def _show_gates(
         key="gates",
     )
     by_uuid = {gate.uuid: gate for gate in gates}
-    chosen = controls.one(
+    chosen = controls.select(
         st.container(),
         "gate",
         "Limits of",
         list(by_uuid),
         gates[0].uuid,
-        shown=lambda uuid: gate_name(by_uuid[uuid], names, zone),
-        written=lambda uuid: uuid[:8],
+        format_func=lambda uuid: gate_name(by_uuid[uuid], names, zone),
+        to_url=lambda uuid: uuid[:8],
     )
     draw_table(pd.DataFrame(limit_rows(by_uuid[chosen])), key="limits")
     _show_diagnosis(by_uuid[chosen])

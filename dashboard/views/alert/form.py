@@ -21,9 +21,9 @@ _MEANING = {
 
 
 def show_form(alert: AlertRow, events: int) -> None:
-    """Show the form for state and note, or the reason why a read-only app has none.
+    """Show the form for state and note, or why a read-only app has none.
 
-    events: number of the alert's events. If somebody else changes the alert while the form is
+    events: number of the alert's events. If somebody else changes the alert while the form is being
     filled in, saving shows an error and keeps the input.
     """
     st.header("Triage", anchor=False)

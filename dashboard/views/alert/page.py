@@ -18,7 +18,7 @@ from dashboard.shared.formatting import (
     as_text,
     local_time,
     short_commit,
-    zone_named,
+    time_zone,
 )
 from dashboard.shared.links import commit_url
 from dashboard.shared.tables import draw_table
@@ -65,16 +65,18 @@ def _show(database: Database, alerts: Sequence[AlertRow]) -> None:
     controls = Controls(_URL)
     by_id = {row.id: row for row in alerts}
     newest = next((row for row in alerts if row.state in OPEN_STATES), alerts[0])
-    chosen = controls.one(
+    chosen = controls.select(
         st.sidebar,
         _URL,
         "Alert",
         list(by_id),
         newest.id,
-        shown=lambda alert_id: f"{alert_id} · {by_id[alert_id].family} · {by_id[alert_id].state}",
-        always=True,
+        format_func=lambda alert_id: (
+            f"{alert_id} · {by_id[alert_id].family} · {by_id[alert_id].state}"
+        ),
+        always_in_url=True,
     )
-    row, zone = by_id[chosen], zone_named(st.context.timezone)
+    row, zone = by_id[chosen], time_zone(st.context.timezone)
     with database.session() as session:
         members = queries.alert_decisions(session, row.id)
         events = queries.alert_events(session, row.id)
@@ -205,14 +207,14 @@ def _commits_in_words(row: DecisionRow) -> str:
 
 def _choose_member(controls: Controls, members: Sequence[DecisionRow]) -> DecisionRow:
     by_uuid = {row.uuid: row for row in members}
-    chosen = controls.one(
+    chosen = controls.select(
         st.container(),
         "verdict",
         "Evidence of",
         list(by_uuid),
         members[0].uuid,
-        shown=lambda uuid: _name(by_uuid[uuid]),
-        written=lambda uuid: uuid[:8],
+        format_func=lambda uuid: _name(by_uuid[uuid]),
+        to_url=lambda uuid: uuid[:8],
     )
     controls.warn_of_ignored(st.container(), "Not a verdict of this alert, so not shown")
     return by_uuid[chosen]
@@ -226,24 +228,24 @@ def _name(row: DecisionRow) -> str:
 
 def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> None:
     st.header("Reproduce", anchor=False)
-    again = reproduction(row, member, database)
+    commands = reproduction(row, member, database)
     st.markdown("Compute the verdicts again from their evidence:")
-    st.code(again.explain, language=None, wrap_lines=True)
-    if again.compare is None or again.bisect is None:
-        why = (
+    st.code(commands.explain, language=None, wrap_lines=True)
+    if commands.compare is None or commands.bisect is None:
+        reason = (
             f"Another tool measured this: it was judged {history_verdict.CAVEAT}."
             if member.detector == history_verdict.DETECTOR
             else "There is no last good commit to compare with."
         )
-        st.caption(why)
+        st.caption(reason)
         return
     st.markdown("Repeat the interleaved A/B measurement, in a clone that holds both commits:")
-    if again.suite:
+    if commands.suite:
         st.caption("No suite of the package has this shape. Save this as the file that is named:")
-        st.code(again.suite, language="toml")
-    st.code(again.compare, language=None, wrap_lines=True)
+        st.code(commands.suite, language="toml")
+    st.code(commands.compare, language=None, wrap_lines=True)
     st.markdown("Find the commit that did it:")
-    st.code(again.bisect, language=None, wrap_lines=True)
+    st.code(commands.bisect, language=None, wrap_lines=True)
     if not is_read_only():
         st.markdown("Or let a worker do it:")
         show_buttons(st.container(horizontal=True), database, row, member)

@@ -48,11 +48,11 @@ def times(frame: pd.DataFrame, styles: Mapping[str, Style], base: str, head: str
         )
     figure.update_xaxes(title=f"{html.escape(base)}: median (µs, log scale)", **log_axis(both))
     figure.update_yaxes(title=f"{html.escape(head)}: median (µs, log scale)", **log_axis(both))
-    return _lay_out(figure, _HEIGHT)
+    return _set_layout(figure, _HEIGHT)
 
 
 def changes(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
-    """Plot head's change of time (%) with its interval, one line per case, in the frame's order."""
+    """Plot head's change of time (%) with its interval, a line per case in the frame's order."""
     shown = frame[frame["ratio"].notna()]
     figure = go.Figure()
     names = [_case(row) for row in shown.to_dict("records")]
@@ -83,7 +83,7 @@ def changes(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
     figure.update_yaxes(
         title="case", type="category", categoryorder="array", categoryarray=names[::-1]
     )
-    return _lay_out(figure, _AROUND_PX + _ROW_PX * len(names))
+    return _set_layout(figure, _AROUND_PX + _ROW_PX * len(names))
 
 
 def _percent(rows: pd.DataFrame) -> pd.DataFrame:
@@ -115,7 +115,7 @@ def _hover(row: Mapping[Any, Any]) -> str:
     return f"{_case(row)}<br>{change}{row['verdict']}: {row['evidence']}"
 
 
-def _lay_out(figure: go.Figure, height: int) -> go.Figure:
+def _set_layout(figure: go.Figure, height: int) -> go.Figure:
     figure.update_layout(
         height=height,
         margin={"l": 10, "r": 40, "t": 60, "b": 10},

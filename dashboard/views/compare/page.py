@@ -12,7 +12,7 @@ from dashboard.database import current_database, errors_shown, show_empty_databa
 from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, short_commit, zone_named
+from dashboard.shared.formatting import as_code, as_text, short_commit, time_zone
 from dashboard.shared.latest_controls import choose_sweeps
 from dashboard.shared.model_places import models_and_layers, narrowed_to, places_of_frame
 from dashboard.shared.results_frame import narrowed
@@ -65,13 +65,13 @@ def page() -> None:
             suites = [name for name in queries.suite_names(session) if name not in OTHER_SUITES]
         controls = Controls("compare")
         on_top = st.empty()
-        kind = controls.one(
-            st.container(), "kind", "Compare two", list(_SIDES), _RUNS, in_a_row=True
+        kind = controls.select(
+            st.container(), "kind", "Compare two", list(_SIDES), _RUNS, radio=True
         )
-        for other in _SIDES:
-            if other != kind:  # remove parameters of other kinds from the link
+        for other_kind in _SIDES:
+            if other_kind != kind:  # remove parameters of other kinds from the link
                 for side in ("base", "head"):
-                    st.query_params.pop(f"{side}-{other}", None)
+                    st.query_params.pop(f"{side}-{other_kind}", None)
         compared = _SIDES[kind](controls, database, suites)
         if compared is not None:
             _show(controls, database, compared)
@@ -83,13 +83,13 @@ def page() -> None:
 class _Compared:
     """Two compared sides. base, head: names for display.
 
-    again: how to measure both by interleaved A/B, as Markdown; empty: both are of one commit.
+    advice: how to measure both by interleaved A/B, as Markdown; empty: both are of one commit.
     """
 
     frame: pd.DataFrame
     base: str
     head: str
-    again: str
+    advice: str
     noise: StoredNoise
 
 
@@ -101,20 +101,20 @@ def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> 
     suite = choose_suite(st.sidebar, controls, sorted({run.suite for run in listed}))
     by_uuid = {run.uuid: run for run in listed if suite in (_ANY, run.suite)}
     if len(by_uuid) < 2:
-        again = command_lines.command(
+        advice = command_lines.command(
             "run", suite or "smoke", *command_lines.database_arguments(database)
         )
         st.info(
-            f"Only one run is stored: nothing to compare it with. Measure again: {as_code(again)}"
+            f"Only one run is stored: nothing to compare it with. Measure again: {as_code(advice)}"
         )
         return None
-    zone = zone_named(st.context.timezone)
+    zone = time_zone(st.context.timezone)
     first, second = _default_pair(database, by_uuid)
     chosen = [
-        controls.one(
+        controls.select(
             st.container(), f"{side}-runs", side.capitalize(), list(by_uuid), default,
-            shown=lambda uuid: run_title(by_uuid[uuid], zone),
-            written=lambda uuid: uuid[:8], always=True,
+            format_func=lambda uuid: run_title(by_uuid[uuid], zone),
+            to_url=lambda uuid: uuid[:8], always_in_url=True,
         )
         for side, default in (("base", first), ("head", second))
     ]  # fmt: skip
@@ -131,33 +131,33 @@ def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> 
         {series: row for series, row in decisions.items() if series in measured},
     )
     first, second = (f"run {uuid[:8]}" for uuid in chosen)
-    again = ""
+    advice = ""
     if sides[0].project != sides[1].project:
-        again = _of_two_projects(*(run.project for run in sides))
+        advice = _of_two_projects(*(run.project for run in sides))
     elif commits[0] != commits[1]:
-        again = _interleaved(commits, sides[1].project, by_uuid[chosen[1]].suite)
-    return _Compared(frame, first, second, again, noise)
+        advice = _interleaved(commits, sides[1].project, by_uuid[chosen[1]].suite)
+    return _Compared(frame, first, second, advice, noise)
 
 
 def _interleaved(commits: Sequence[str], project: str, suite: str) -> str:
-    """Return how to compare two commits; of a project on its own suite, in its clone."""
+    """Return how to compare two commits; for a project: on the project's suite, in its clone."""
     on = ("--project", ".") if project else ("--suite", suite)
     return as_code(command_lines.command("compare", *(sha[:10] for sha in commits), *on))
 
 
 def _of_two_projects(*names: str) -> str:
-    """Return how to compare kernels of two projects, whose commits can't be in one comparison."""
+    """Explain how to compare kernels of two projects: their commits can't be in one comparison."""
     placeholders = {"": "KERNEL"} | {name: f"FILE_OF_{name}.KERNEL" for name in names if name}
     files = [part for name in names if name for part in ("--kernels-from", f"FILE_OF_{name}.py")]
-    again = command_lines.command("compare", *(placeholders[name] for name in names), *files)
+    advice = command_lines.command("compare", *(placeholders[name] for name in names), *files)
     both = " and ".join(as_text(name or "flexq-bench") for name in names)
-    return f"a kernel of each, as they are of two projects, {both}: {as_code(again)}"
+    return f"a kernel of each, as they are of two projects, {both}: {as_code(advice)}"
 
 
 def _default_pair(database: Database, by_uuid: Mapping[str, RunName]) -> tuple[str, str]:
     """Return default base and head.
 
-    head: the newest scheduled run on a GPU, or the newest other run that is not a sweep. base: the
+    head: the newest scheduled run on a GPU, or else the newest run that is not a sweep. base: the
     newest earlier run with common cases, preferably of the same suite.
     """
     with database.session() as session:
@@ -196,9 +196,10 @@ def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) 
     by_sha = {row.sha: row for row in commits}
     order = list(by_sha)
     sides = [
-        controls.one(
+        controls.select(
             st.container(), f"{side}-commits", side.capitalize(), order, default,
-            shown=lambda sha: _commit_title(by_sha[sha]), written=lambda sha: sha[:10], always=True,
+            format_func=lambda sha: _commit_title(by_sha[sha]), to_url=lambda sha: sha[:10],
+            always_in_url=True,
         )
         for side, default in (("base", order[1]), ("head", order[0]))
     ]  # fmt: skip
@@ -217,9 +218,9 @@ def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) 
         _pairs(base, head, noise),
         decisions,
     )
-    again = _interleaved(sides, project, suite or "nightly")
+    advice = _interleaved(sides, project, suite or "nightly")
     first, second = (short_commit(sha, dirty=False) for sha in sides)
-    return _Compared(frame, first, second, again, noise)
+    return _Compared(frame, first, second, advice, noise)
 
 
 def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
@@ -240,8 +241,13 @@ def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) 
     first = BASELINE if BASELINE in labels else labels[0]
     second = next(label for label in labels if label != first)
     base, head = (
-        controls.one(
-            st.container(), f"{side}-kernels", side.capitalize(), labels, default, always=True
+        controls.select(
+            st.container(),
+            f"{side}-kernels",
+            side.capitalize(),
+            labels,
+            default,
+            always_in_url=True,
         )
         for side, default in (("base", first), ("head", second))
     )
@@ -257,8 +263,8 @@ def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) 
         baselines = queries.results_table(session, in_runs) if runs else []
         noise = read_noise(session, {r.series_id for r in results})
     frame = compare_frame(pairs_of_labels(results, base, head, noise, baselines))
-    again = ["compare", base, head, "--suite", suite or "nightly"]
-    return _Compared(frame, base, head, as_code(command_lines.command(*again)), noise)
+    advice = ["compare", base, head, "--suite", suite or "nightly"]
+    return _Compared(frame, base, head, as_code(command_lines.command(*advice)), noise)
 
 
 def _label(result: ResultRow) -> str:
@@ -281,21 +287,21 @@ def _commit_title(row: CommitRow) -> str:
 
 def _show(controls: Controls, database: Database, compared: _Compared) -> None:
     if compared.frame.empty:
-        how = f" Measure by interleaved A/B: {compared.again}" if compared.again else ""
+        how = f" Measure by interleaved A/B: {compared.advice}" if compared.advice else ""
         st.info(
             f"Nothing is stored of both {as_text(compared.base)} and {as_text(compared.head)}.{how}"
         )
         return
     filters = {
-        column: controls.many(
+        column: controls.multiselect(
             st.sidebar, column, label, sorted(compared.frame[column].unique().tolist()),
-            shown=lambda value: str(value) or "(none)",
+            format_func=lambda value: str(value) or "(none)",
         )
         for column, label in (*_FILTERS.items(), ("verdict", "Verdict"))
     }  # fmt: skip
     places = places_of_frame(compared.frame)
     models, _ = models_and_layers(places)
-    model = controls.many(st.sidebar, "model", "Model", models)
+    model = controls.multiselect(st.sidebar, "model", "Model", models)
     frame = narrowed_to(narrowed(compared.frame, filters), places, model, ())
     if frame.empty:
         st.info("No case passes all filters: remove one, or clear them all.")
@@ -324,13 +330,15 @@ def _show_summary(frame: pd.DataFrame, compared: _Compared) -> None:
     st.markdown(f"{as_text(compared.head)} against {as_text(compared.base)}: {words}")
     compared_rows = frame[frame["ratio"].notna()]
     apart = int((compared_rows["evidence"] == APART).sum())
-    if compared_rows.empty and compared.again:
-        st.info(f"No case has a result on both sides. Measure by interleaved A/B: {compared.again}")
+    if compared_rows.empty and compared.advice:
+        st.info(
+            f"No case has a result on both sides. Measure by interleaved A/B: {compared.advice}"
+        )
     if apart:
-        how = f"To be sure, measure by interleaved A/B on one GPU: {compared.again}"
+        how = f"To be sure, measure by interleaved A/B on one GPU: {compared.advice}"
         st.warning(
             f"{apart} of {len(compared_rows)} rows {_APART} {_noise_in_words(frame, compared)} "
-            + (how if compared.again else "Both are of one commit, so the code is not the cause."),
+            + (how if compared.advice else "Both are of one commit, so the code is not the cause."),
             icon=":material/rule:",
         )
     if ONE_RUN in set(compared_rows["evidence"]):

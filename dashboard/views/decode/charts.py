@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import lay_out, log_axis
+from dashboard.shared.charts import log_axis, set_layout
 from dashboard.shared.colors import Style
 from db.queries import DecodeRow
 
@@ -101,4 +101,4 @@ def _lines(
         )
     batches = sorted({row.batch for row in rows})
     figure.update_xaxes(title="batch (sequences, log scale)", type="log", tickvals=batches)
-    return lay_out(figure, _HEIGHT)
+    return set_layout(figure, _HEIGHT)

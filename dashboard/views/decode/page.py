@@ -13,7 +13,7 @@ from dashboard.database import current_database, errors_shown
 from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, local_time, zone_named
+from dashboard.shared.formatting import as_code, as_text, local_time, time_zone
 from dashboard.shared.tables import draw_table
 from dashboard.views.decode import charts
 from dashboard.views.decode.serving import show_servings
@@ -42,15 +42,15 @@ def page() -> None:
             _show_empty(database)
             return
         controls = Controls("decode")
-        model = controls.one(st.sidebar, "model", "Model", models, models[0], always=True)
+        model = controls.select(st.sidebar, "model", "Model", models, models[0], always_in_url=True)
         with database.session() as session:
             rows = queries.latest_decodes(session, model=model, also_failed=True)
             servings = queries.latest_servings(session, model=model)
             styles = kernel_styles((), [(name, "") for name in queries.decoded_schemes(session)])
-    zone = zone_named(st.context.timezone)
+    zone = time_zone(st.context.timezone)
     for name, label in (("gpu", "GPU"), ("weights", "Weights")):
         options = sorted({str(getattr(row, name)) for row in (*rows, *servings)})
-        chosen = controls.one(st.sidebar, name, label, options, options[0])
+        chosen = controls.select(st.sidebar, name, label, options, options[0])
         rows = [row for row in rows if getattr(row, name) == chosen]
         servings = [row for row in servings if getattr(row, name) == chosen]
     if rows:
@@ -69,18 +69,18 @@ def page() -> None:
 def _narrow(controls: Controls, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
     """Select the rows of one chart: one KV cache width, and one pair of lengths."""
     widths = sorted({row.kv_bits for row in rows}, reverse=True)
-    bits = controls.one(st.sidebar, "kv", "KV cache, bits", widths, widths[0])
+    bits = controls.select(st.sidebar, "kv", "KV cache, bits", widths, widths[0])
     rows = [row for row in rows if row.kv_bits == bits]
     lengths = sorted({_lengths(row) for row in rows})
-    selected = controls.one(
+    selected = controls.select(
         st.container(),
         "tokens",
         "Tokens",
         lengths,
         lengths[-1],
-        shown=lambda lengths: f"{lengths[0]} in, {lengths[1]} out",
-        written=lambda lengths: f"{lengths[0]}-{lengths[1]}",
-        in_a_row=True,
+        format_func=lambda lengths: f"{lengths[0]} in, {lengths[1]} out",
+        to_url=lambda lengths: f"{lengths[0]}-{lengths[1]}",
+        radio=True,
     )
     return [row for row in rows if _lengths(row) == selected]
 

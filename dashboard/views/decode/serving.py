@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.shared.charts import draw_chart, lay_out
+from dashboard.shared.charts import draw_chart, set_layout
 from dashboard.shared.colors import Style
 from dashboard.shared.formatting import local_time
 from dashboard.shared.tables import draw_table
@@ -77,7 +77,7 @@ def serving_curves(rows: Sequence[ServingRow], styles: Mapping[str, Style]) -> g
     slots = sorted({row.slots for row in rows})
     figure.update_xaxes(title="sequences at a time (log scale)", type="log", tickvals=slots)
     figure.update_yaxes(title="new tokens (1/s)", rangemode="tozero")
-    return lay_out(figure, _HEIGHT)
+    return set_layout(figure, _HEIGHT)
 
 
 _DASHES = {8: "dash", 4: "dot"}  # by bits of the KV cache

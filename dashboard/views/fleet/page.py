@@ -12,13 +12,13 @@ import streamlit as st
 from dashboard.database import current_database, errors_shown
 from dashboard.shared.charts import draw_chart
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, zone_named
+from dashboard.shared.formatting import as_code, time_zone
 from dashboard.shared.tables import draw_table
 from dashboard.views.fleet.charts import device_offsets
 from dashboard.views.fleet.tables import (
     device_rows,
+    has_ended,
     is_abandoned,
-    is_gone,
     is_silent,
     progress_rows,
     quarantine_rows,
@@ -56,20 +56,22 @@ def page() -> None:
             devices = queries.devices(session, limit=_LISTED)
             if not offsets:
                 offsets = offsets_of_imported(session)
-    zone, now = zone_named(st.context.timezone), datetime.now(UTC)
+    zone, now = time_zone(st.context.timezone), datetime.now(UTC)
     controls = Controls("fleet")
-    everything = controls.switch(
+    everything = controls.toggle(
         st.container(), "all", "Also what is over",
         hint=f"Workers that ended, or were last seen {_RECENT.days} days ago, and unfinished runs "
         "as old as that without a leased job.",
     )  # fmt: skip
-    gone = 0 if everything else sum(is_gone(worker, now, _RECENT) for worker in workers)
-    left = 0 if everything else sum(is_abandoned(run, now, _RECENT) for run in runs)
+    ended = 0 if everything else sum(has_ended(worker, now, _RECENT) for worker in workers)
+    abandoned = 0 if everything else sum(is_abandoned(run, now, _RECENT) for run in runs)
     if not everything:
-        workers = [worker for worker in workers if not is_gone(worker, now, _RECENT)]
+        workers = [worker for worker in workers if not has_ended(worker, now, _RECENT)]
         runs = [run for run in runs if not is_abandoned(run, now, _RECENT)]
-    if gone or left:
-        st.caption(f"Not listed: {gone} workers that are gone, {left} unfinished runs left behind.")
+    if ended or abandoned:
+        st.caption(
+            f"Not listed: {ended} workers that are gone, {abandoned} unfinished runs left behind."
+        )
     _show_workers(workers, worker_rows(workers, now, zone), now, database)
     _show(
         "Runs that are not finished",
@@ -142,7 +144,7 @@ def _show(
     hint: str = "",
     columns: Mapping[str, Any] | None = None,
 ) -> None:
-    """Show a table; `otherwise` if it has no rows."""
+    """Show a table, or the text `otherwise` if it has no rows."""
     st.header(title, anchor=False)
     if not rows:
         st.caption(otherwise)

@@ -19,7 +19,7 @@ def is_silent(worker: WorkerRow, now: datetime) -> bool:
     return worker.state in LIVE_WORKER_STATES and now - worker.heartbeat_at > SILENT_AFTER
 
 
-def is_gone(worker: WorkerRow, now: datetime, recent: timedelta) -> bool:
+def has_ended(worker: WorkerRow, now: datetime, recent: timedelta) -> bool:
     """Return True if the worker ended, or its last heartbeat is older than `recent`."""
     return worker.state not in LIVE_WORKER_STATES or now - worker.heartbeat_at > recent
 

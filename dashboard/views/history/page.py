@@ -16,7 +16,7 @@ from dashboard.shared import history_chart
 from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, short_commit, zone_named
+from dashboard.shared.formatting import as_code, as_text, short_commit, time_zone
 from dashboard.shared.history_frame import history_frame
 from dashboard.shared.links import page_address
 from dashboard.shared.model_places import places_in_models
@@ -57,18 +57,18 @@ def page() -> None:
     with errors_shown():
         database = current_database()
         with database.session() as session:
-            known = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
-        if not known:
+            stored = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
+        if not stored:
             show_empty_database(database)
             return
         controls = Controls("history")
         on_top = st.empty()
-        drawn = _show(controls, database, known)
+        drawn = _show(controls, database, stored)
         controls.warn_of_ignored(on_top, "Not among the stored series, so ignored")
         controls.offer_to_clear()
         if drawn is not None:
             _show_patterns(drawn)
-            _show_points(drawn, zone_named(st.context.timezone))
+            _show_points(drawn, time_zone(st.context.timezone))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +80,19 @@ class _Drawn:
     histories: Mapping[SeriesName, Sequence[HistoryPoint]]
 
 
-def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -> _Drawn | None:
-    """Show the controls and the chart; None: there is nothing to draw, and the reason was shown."""
-    metrics = sorted({series.metric for series in known})
+def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) -> _Drawn | None:
+    """Show the controls and the chart; None: nothing is drawn, and a message gives the reason."""
+    metrics = sorted({series.metric for series in stored})
     default = _TIME if _TIME in metrics else metrics[0]
-    metric = controls.one(st.sidebar, "metric", "Metric", metrics, default)
-    chosen = _narrow(controls, [series for series in known if series.metric == metric])
+    metric = controls.select(st.sidebar, "metric", "Metric", metrics, default)
+    chosen = _narrow(controls, [series for series in stored if series.metric == metric])
     shown = _ABSOLUTE
     if metric == _TIME:
         ways = [_ABSOLUTE, _OF_FLOOR, _RELATIVE]
-        shown = controls.one(st.container(), "show", "Show", ways, _ABSOLUTE, in_a_row=True)
+        shown = controls.select(st.container(), "show", "Show", ways, _ABSOLUTE, radio=True)
     release = None
     if shown == _RELATIVE:
-        # A tag has a place in the history of one repository, no place in that of another.
+        # A tag is part of the history of one repository only.
         project = min((series.project for series in chosen), default="")
         chosen = [series for series in chosen if series.project == project]
         release = _choose_release(controls, database, project)
@@ -121,8 +121,8 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
     styles = kernel_styles(kernels, [(series.kernel, series.variant) for series in drawn])
     value, unit = _axis(drawn[0], shown, release)
     by_date = (
-        controls.one(
-            st.container(), "axis", "Over", [_BY_COMMIT, _BY_DATE], _BY_COMMIT, in_a_row=True
+        controls.select(
+            st.container(), "axis", "Over", [_BY_COMMIT, _BY_DATE], _BY_COMMIT, radio=True
         )
         == _BY_DATE
     )
@@ -152,8 +152,8 @@ def _draw(figure: go.Figure) -> None:
 def _choose_release(controls: Controls, database: Database, project: str) -> ReleaseRow | None:
     with database.session() as session:
         stored = queries.releases(session, project=project)
-    known = [row for row in stored if row.topo_order is not None]
-    if not known:
+    ordered = [row for row in stored if row.topo_order is not None]
+    if not ordered:
         keep = command_lines.command("db", "tags", *command_lines.database_arguments(database))
         st.info(
             "No release is stored. Store the tags of the repository, in a clone of it: "
@@ -161,15 +161,15 @@ def _choose_release(controls: Controls, database: Database, project: str) -> Rel
             icon=":material/sell:",
         )
         return None
-    return controls.one(
+    return controls.select(
         st.sidebar,
         "release",
         "Release",
-        known,
-        known[0],
-        shown=lambda row: f"{row.name} ({short_commit(row.sha, dirty=False)})",
-        written=lambda row: row.name,
-        always=True,
+        ordered,
+        ordered[0],
+        format_func=lambda row: f"{row.name} ({short_commit(row.sha, dirty=False)})",
+        to_url=lambda row: row.name,
+        always_in_url=True,
     )
 
 
@@ -188,22 +188,22 @@ def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName
     remaining = list(series)
     for field, label in _FILTERS.items():
         options = sorted({getattr(s, field) for s in series})
-        selected = controls.many(
-            st.sidebar, field, label, options, shown=lambda value: str(value) or "(none)"
+        selected = controls.multiselect(
+            st.sidebar, field, label, options, format_func=lambda value: str(value) or "(none)"
         )
         if selected:
             remaining = [s for s in remaining if getattr(s, field) in selected]
     shapes = sorted({(s.n, s.k) for s in series})
     places = places_in_models(shapes)
-    model = controls.many(st.sidebar, "model", "Model", sorted({m for m, _ in places}))
-    layer = controls.many(st.sidebar, "layer", "Layer", sorted({name for _, name in places}))
-    shape = controls.many(
+    model = controls.multiselect(st.sidebar, "model", "Model", sorted({m for m, _ in places}))
+    layer = controls.multiselect(st.sidebar, "layer", "Layer", sorted({name for _, name in places}))
+    shape = controls.multiselect(
         st.sidebar,
         "shape",
         "N × K",
         shapes,
-        shown=lambda size: f"{size[0]} × {size[1]}",
-        written=lambda size: f"{size[0]}x{size[1]}",
+        format_func=lambda size: f"{size[0]} × {size[1]}",
+        to_url=lambda size: f"{size[0]}x{size[1]}",
     )
     if model or layer:
         matching = {

@@ -31,8 +31,8 @@ NEWEST = 120  # results analysed; 1,000 with a step would take 0.5 s
 def pattern_frame(histories: Mapping[SeriesName, Sequence[HistoryPoint]]) -> pd.DataFrame:
     """Return a row per series with results, in the given order: COLUMNS.
 
-    since: commit at which the pattern begins; empty: all results. The pattern is that of the newest
-    results of the newest epoch (flexq_bench.verdicts.patterns).
+    The pattern is that of the newest results of the newest epoch (flexq_bench.verdicts.patterns).
+    since: the commit at which it begins; empty: at the first of these results.
     """
     rows = [
         (series_name(series), *_pattern(tuple(points[-NEWEST:])))

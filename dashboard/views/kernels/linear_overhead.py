@@ -29,10 +29,10 @@ def stages_frame(
 ) -> pd.DataFrame:
     """Return the rows of stage linear that have a result of stage gemm, with their ratio.
 
-    frame: see results_frame.COLUMNS, of these results. same_runs: results of the runs that measured
-    stage linear; a gemm of the same run is preferred to a newer one. Added columns: `overhead`,
-    linear / gemm, with `overhead_low` and `overhead_high`; `one_run`, True if both are of one run;
-    `one_config`, True if both have the same configuration.
+    frame: rows of these results, see results_frame.COLUMNS. same_runs: results of the runs that
+    measured stage linear; a gemm result of the same run is preferred to a newer one. Added columns:
+    `overhead`, linear / gemm, with `overhead_low` and `overhead_high`; `one_run`, True if both are
+    of one run; `one_config`, True if both have the same configuration.
     """
     by_case: dict[tuple[Any, ...], ResultRow] = {
         (*_case(result), result.stage): result for result in results if not is_probe(result.kernel)

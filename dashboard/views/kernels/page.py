@@ -80,10 +80,10 @@ class _Shown:
 
 def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.DataFrame | None:
     """Show the controls and the view; return the points of a roofline for its summary table."""
-    gpu = controls.one(st.sidebar, "gpu", "GPU", gpus, gpus[0])
-    view = controls.one(
-        st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, in_a_row=True,
-        shown=lambda name: _IN_WORDS.get(name, name),
+    gpu = controls.select(st.sidebar, "gpu", "GPU", gpus, gpus[0])
+    view = controls.select(
+        st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, radio=True,
+        format_func=lambda name: _IN_WORDS.get(name, name),
     )  # fmt: skip
     regime = choose_regime(st.sidebar, controls, database, gpu)
     sweeps = choose_sweeps(st.sidebar, controls)
@@ -93,7 +93,7 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.Dat
     if not latest.results:
         show_none_accepted(gpu, regime)
         return None
-    baseline = controls.one(
+    baseline = controls.select(
         st.sidebar, "baseline", "Baseline", latest.labels, latest.default_baseline
     )
     frame = latest_frame(database, latest, baseline)
@@ -109,12 +109,12 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.Dat
 
 
 def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
-    kernel = controls.many(st.sidebar, "kernel", "Kernel", sorted(frame["kernel"].unique()))
+    kernel = controls.multiselect(st.sidebar, "kernel", "Kernel", sorted(frame["kernel"].unique()))
     places = places_of_frame(frame)
     models, _ = models_and_layers(places)
-    model = controls.many(st.sidebar, "model", "Model", models)
+    model = controls.multiselect(st.sidebar, "model", "Model", models)
     _, layers = models_and_layers(places, model)
-    layer = controls.many(st.sidebar, "layer", "Layer", layers)
+    layer = controls.multiselect(st.sidebar, "layer", "Layer", layers)
     cache = _choose(controls, frame, "cache", "Cache")
     narrow = narrowed(frame, {"kernel": kernel, "cache": (cache,)})
     return narrowed_to(narrow, places, model, layer)
@@ -123,7 +123,9 @@ def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
 def _choose(controls: Controls, frame: pd.DataFrame, column: str, label: str) -> str:
     options = sorted(frame[column].unique().tolist())
     in_words = stage_in_words if column == "stage" else str
-    chosen: str = controls.one(st.sidebar, column, label, options, options[0], shown=in_words)
+    chosen: str = controls.select(
+        st.sidebar, column, label, options, options[0], format_func=in_words
+    )
     return chosen
 
 
@@ -140,7 +142,7 @@ def _stage_of(controls: Controls, shown: _Shown) -> pd.DataFrame:
 def _show_roofline(controls: Controls, shown: _Shown) -> pd.DataFrame | None:
     points = roofline_frame(_stage_of(controls, shown))
     tokens = sorted(points["m"].unique().tolist())
-    chosen = controls.many(st.container(), "m", "M (tokens)", tokens)
+    chosen = controls.multiselect(st.container(), "m", "M (tokens)", tokens)
     points = narrowed(points, {"m": chosen})
     if points.empty:
         st.info("No floor was measured with these results, so there is no roof to draw.")
@@ -186,7 +188,7 @@ def _show_map(controls: Controls, shown: _Shown) -> None:
     tokens = sorted(frame["m"].unique().tolist())
     fullest = frame.groupby("m")["speedup"].count().sort_values(ascending=False, kind="stable")
     nothing = f"the {_MAPS} with the most results"
-    chosen = controls.many(st.container(), "m", "M (tokens)", tokens, nothing=nothing)
+    chosen = controls.multiselect(st.container(), "m", "M (tokens)", tokens, placeholder=nothing)
     drawn = frame[frame["m"].isin(list(chosen or fullest.index)[:_MAPS])]
     compared = drawn["speedup"].notna() & (drawn["label"] != shown.baseline)
     st.header(f"Speed-up over {as_text(shown.baseline)}", anchor=False)
@@ -217,7 +219,7 @@ def _show_ablation(controls: Controls, shown: _Shown) -> None:
         st.info(f"No kernel has two variants here. Measure the steps of FlexQ's: {measure}")
         return
     row = st.container(horizontal=True, gap="large")
-    kernel = controls.one(row, "steps", "Steps of", steps, steps[0])
+    kernel = controls.select(row, "steps", "Steps of", steps, steps[0])
     of_kernel = frame[(frame["kernel"] == kernel) & frame["is_timed"]]
     variants = of_kernel.groupby(["model", "layer", "n", "k"])["label"].transform("nunique")
     of_kernel = of_kernel[variants > 1]
@@ -225,9 +227,9 @@ def _show_ablation(controls: Controls, shown: _Shown) -> None:
         st.info(f"No shape has two variants of {as_text(kernel)}: measure them on one shape.")
         return
     places = places_of(of_kernel)
-    place = controls.one(
-        row, "shape", "Shape", places, places[0], shown=lambda shape: shape.name,
-        written=lambda shape: f"{shape.n}x{shape.k}",
+    place = controls.select(
+        row, "shape", "Shape", places, places[0], format_func=lambda shape: shape.name,
+        to_url=lambda shape: f"{shape.n}x{shape.k}",
     )  # fmt: skip
     on_shape = of_kernel[(of_kernel["n"] == place.n) & (of_kernel["k"] == place.k)]
     from kernels import registry  # imports torch, which other views don't need
@@ -261,7 +263,7 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
         )
         return
     tokens = sorted(points["m"].unique().tolist())
-    m = controls.one(st.container(), "tokens", "M (tokens)", tokens, tokens[0], in_a_row=True)
+    m = controls.select(st.container(), "tokens", "M (tokens)", tokens, tokens[0], radio=True)
     part = points[points["m"] == m]
     draw_chart(overhead_by_layer(part, shown.styles), key="stages")
     st.caption(

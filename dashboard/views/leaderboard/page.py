@@ -14,7 +14,7 @@ from dashboard.database import current_database, errors_shown, show_empty_databa
 from dashboard.shared.charts import draw_chart, error_bars
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, stage_in_words, zone_named
+from dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
 from dashboard.shared.latest_controls import (
     choose_regime,
     choose_sweeps,
@@ -75,7 +75,7 @@ class _Shape:
 
 
 def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
-    gpu = controls.one(st.sidebar, "gpu", "GPU", gpus, gpus[0])
+    gpu = controls.select(st.sidebar, "gpu", "GPU", gpus, gpus[0])
     regime = choose_regime(st.sidebar, controls, database, gpu)
     latest = read_latest(database, gpu, regime=regime, sweeps=choose_sweeps(st.sidebar, controls))
     if not latest.results:
@@ -113,34 +113,38 @@ def _choose_shape(controls: Controls, frame: pd.DataFrame) -> _Shape:
     places = places_of_frame(frame)
     sizes = Counter(zip(frame["n"].tolist(), frame["k"].tolist(), strict=True))
     models, _ = models_and_layers(places)
-    known = {shape for shapes in places.values() for shape in shapes}
-    others = sorted(set(sizes) - known)
+    shapes_of_models = {shape for shapes in places.values() for shape in shapes}
+    shapes_of_no_model = sorted(set(sizes) - shapes_of_models)
     row = st.container(horizontal=True, gap="large")
 
     def results_of(model: str) -> int:
         return sum(sizes.get(s, 0) for p, of in places.items() if p[0] == model for s in of)
 
     fullest = max(models, key=results_of, default=_OTHER)
-    model = controls.one(row, "model", "Model", [*models, *([_OTHER] if others else [])], fullest)
+    model = controls.select(
+        row, "model", "Model", [*models, *([_OTHER] if shapes_of_no_model else [])], fullest
+    )
     if model == _OTHER:
-        n, k = controls.one(
-            row, "shape", "N × K", others, others[0],
-            shown=lambda s: f"{s[0]} × {s[1]}", written=lambda s: f"{s[0]}x{s[1]}",
+        n, k = controls.select(
+            row, "shape", "N × K", shapes_of_no_model, shapes_of_no_model[0],
+            format_func=lambda s: f"{s[0]} × {s[1]}", to_url=lambda s: f"{s[0]}x{s[1]}",
         )  # fmt: skip
         name = f"{n} × {k}"
     else:
         _, layers = models_and_layers(places, (model,))
-        layer = controls.one(row, "layer", "Layer", layers, layers[0])
+        layer = controls.select(row, "layer", "Layer", layers, layers[0])
         n, k = sorted(places[model, layer])[0]
         name = f"{model} {layer}"
     on_shape = frame[(frame["n"] == n) & (frame["k"] == k)]
     stages = sorted(on_shape["stage"].unique().tolist())
-    stage = controls.one(st.sidebar, "stage", "Stage", stages, stages[0], shown=stage_in_words)
+    stage = controls.select(
+        st.sidebar, "stage", "Stage", stages, stages[0], format_func=stage_in_words
+    )
     on_shape = on_shape[on_shape["stage"] == stage]
     caches = sorted(on_shape["cache"].unique().tolist())
-    cache = controls.one(st.sidebar, "cache", "Cache", caches, caches[0])
+    cache = controls.select(st.sidebar, "cache", "Cache", caches, caches[0])
     tokens = sorted(on_shape[on_shape["cache"] == cache]["m"].unique().tolist())
-    m = controls.one(row, "m", "M (tokens)", tokens, tokens[0], in_a_row=True)
+    m = controls.select(row, "m", "M (tokens)", tokens, tokens[0], radio=True)
     return _Shape(name, int(n), int(k), int(m), stage, cache)
 
 
@@ -160,7 +164,7 @@ def _show_fastest(table: pd.DataFrame) -> None:
 def _show_table(table: pd.DataFrame) -> None:
     column = st.column_config
     number = column.NumberColumn
-    shown = table.assign(measured=table["measured"].dt.tz_convert(zone_named(st.context.timezone)))
+    shown = table.assign(measured=table["measured"].dt.tz_convert(time_zone(st.context.timezone)))
     draw_table(
         shown,
         column_config={

@@ -50,7 +50,7 @@ def ecdf(samples: Placements, result: ResultRow, style: Style) -> go.Figure:
     _mark_median(figure, result, style, axis="x")
     figure.update_xaxes(title="time of a launch (µs)")
     figure.update_yaxes(title="share of the samples (%)", range=[0, 101])
-    return _lay_out(figure)
+    return _set_layout(figure)
 
 
 def order_plot(
@@ -99,7 +99,7 @@ def order_plot(
     _mark_median(figure, result, style, axis="y")
     figure.update_xaxes(title="sample, in the order measured (count)")
     figure.update_yaxes(title="time of a launch (µs)")
-    return _lay_out(figure)
+    return _set_layout(figure)
 
 
 def clock_plot(readings: Mapping[str, Mapping[str, Any]]) -> go.Figure:
@@ -117,7 +117,7 @@ def clock_plot(readings: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     )
     figure.update_xaxes(title="when it was read")
     figure.update_yaxes(title="SM clock (MHz)", rangemode="tozero")
-    return _lay_out(figure)
+    return _set_layout(figure)
 
 
 def _steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -158,7 +158,7 @@ def _mark_median(figure: go.Figure, result: ResultRow, style: Style, *, axis: st
     )  # fmt: skip
 
 
-def _lay_out(figure: go.Figure) -> go.Figure:
+def _set_layout(figure: go.Figure) -> go.Figure:
     return figure.update_layout(
         height=_HEIGHT,
         margin={"l": 10, "r": 40, "t": 20, "b": 10},

@@ -18,7 +18,7 @@ from dashboard.shared.formatting import (
     local_time,
     short_commit,
     throttle_in_words,
-    zone_named,
+    time_zone,
 )
 from dashboard.shared.tables import draw_table
 from dashboard.views.measurement import charts
@@ -87,7 +87,7 @@ def _style_of(result: ResultRow, kernels: tuple[str, ...]) -> Style:
 
 def _show(detail: ResultDetail, samples: charts.Placements, style: Style) -> None:
     result = detail.result
-    _show_facts(detail, zone_named(st.context.timezone))
+    _show_facts(detail, time_zone(st.context.timezone))
     st.page_link(
         results.as_page(),
         label=f"All results of run {result.run[:8]}",

@@ -17,7 +17,7 @@ from dashboard.shared.formatting import (
     as_text,
     local_time,
     short_commit,
-    zone_named,
+    time_zone,
 )
 from dashboard.shared.runs import OTHER_SUITES, ShownRuns, advise, choose_suite
 from dashboard.shared.tables import draw_table
@@ -51,7 +51,7 @@ def page() -> None:
         if not suites and not nights:
             show_empty_database(database)
             return
-        zone = zone_named(st.context.timezone)
+        zone = time_zone(st.context.timezone)
         _show_alerts(open_alerts, nights, zone)
         _show_verdicts(nights, database, zone)
         _show_false_alarms(rates, database, zone)
@@ -146,7 +146,7 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     st.header("Latest runs", anchor=False)
     controls = Controls("overview")
     suite = choose_suite(st.sidebar, controls, suites)
-    everything = controls.switch(
+    everything = controls.toggle(
         st.sidebar, "all", "Also sweeps and CPUs",
         hint="Without it: the newest run of a suite on each kind of GPU, scheduled ones first.",
     )  # fmt: skip
@@ -182,7 +182,7 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
 
 
 def _newest_runs(session: Session, suite: str | None, *, everything: bool) -> dict[str, RunSummary]:
-    """Return the run to show for each GPU: scheduled, else by hand on a GPU, else any.
+    """Return the run to show for each GPU: a scheduled one, else a manual one on a GPU, else any.
 
     everything: the newest run of any kind.
     """

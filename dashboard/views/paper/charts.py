@@ -9,20 +9,20 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY, error_bars, in_lines, log_axis
+from dashboard.shared.charts import GREY, error_bars, log_axis, wrap_text
 
 _MEASURED_COLOR = "#0072B2"
 _ROW_PX = 36  # two lines of a name
 _AROUND_PX = 150
 
 
-def beside_each_other(frame: pd.DataFrame) -> go.Figure:
+def ratio_chart(frame: pd.DataFrame) -> go.Figure:
     """Plot ratios on a log axis: published as open diamonds, measured as points with intervals.
 
     frame: see dashboard.views.paper.frame.COLUMNS; rows that are not ratios are left out.
     """
     shown = frame[frame["unit"] == "×"]
-    names = [in_lines(html.escape(_name(row))) for row in shown.to_dict("records")]
+    names = [wrap_text(html.escape(_name(row))) for row in shown.to_dict("records")]
     figure = go.Figure()
     figure.add_scatter(
         name="published",

@@ -39,29 +39,31 @@ COLUMNS = {
 
 def paper_frame(rows: Sequence[tuple[ReferenceInfo, Sequence[MeasuredValue]]]) -> pd.DataFrame:
     """Return one row per published number and measured GPU; one row if nothing was measured."""
-    cells = [_cells(stated, ours) for stated, measured in rows for ours in (measured or (None,))]
+    cells = [
+        _cells(published, ours) for published, measured in rows for ours in (measured or (None,))
+    ]
     return pd.DataFrame(cells, columns=list(COLUMNS)).astype(COLUMNS)
 
 
-def _cells(stated: ReferenceInfo, ours: MeasuredValue | None) -> dict[str, Any]:
+def _cells(published: ReferenceInfo, ours: MeasuredValue | None) -> dict[str, Any]:
     return {
-        "source": stated.source,
-        "table": stated.source_table,
-        "metric": stated.metric,
-        "kernel": stated.kernel,
-        "baseline": stated.baseline,
-        "model": " ".join(part for part in (stated.model, stated.task) if part),
-        "m": "" if stated.m is None else str(stated.m),
-        "bound": stated.bound,
-        "published": stated.value,
-        "unit": stated.unit,
-        "hardware": stated.hardware or "not stated",
+        "source": published.source,
+        "table": published.source_table,
+        "metric": published.metric,
+        "kernel": published.kernel,
+        "baseline": published.baseline,
+        "model": " ".join(part for part in (published.model, published.task) if part),
+        "m": "" if published.m is None else str(published.m),
+        "bound": published.bound,
+        "published": published.value,
+        "unit": published.unit,
+        "hardware": published.hardware or "not stated",
         **interval_cells("ours", None if ours is None else ours.value),
-        "our_kernel": "" if ours is None else ours.kernel or stated.kernel,
+        "our_kernel": "" if ours is None else ours.kernel or published.kernel,
         "of": 0 if ours is None else ours.of,
         "caveats": "not measured here" if ours is None else "; ".join(ours.caveats),
         "gpu": "" if ours is None else ours.gpu,
         "cases": 0 if ours is None else ours.cases,
         "apart": 0 if ours is None else ours.apart,
-        "differences": stated.note,
+        "differences": published.note,
     }

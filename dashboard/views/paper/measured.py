@@ -1,4 +1,4 @@
-"""Measurements of the quantities that papers state, for comparison."""
+"""Measurements of the quantities that papers publish, for comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workloads.suites import load_suite
 
 _HUB_NAMES = {"wikitext2": "wikitext"}  # task -> name of the same text on the hub
 _PREFERRED_THROUGH = "reference"  # as in the papers
-# Kernel of a paper -> kernels shipped in its place: the same formats, another design.
+# Kernel of a paper -> kernels that replace it here: the same formats, another design.
 SUCCESSORS = {"flexq-w6a6": ("flexq",)}
 # Baselines below the first value are too slow to be comparable with the paper's: no ratio is
 # shown. Below the second one the ratio has a caveat.
@@ -31,9 +31,9 @@ _NORMAL_95 = 1.959964  # half-width of a 95 % interval in standard errors
 class MeasuredValue:
     """A measured number with its 95 % interval, on one GPU model.
 
-    value None: not comparable with the published one, see caveats. cases: number of cases it is
-    computed from. apart: number of them from two separate runs. kernel: the measured one, which may
-    be a successor. of: number of cases of the published number; 0: unknown.
+    value None: not comparable with the published one, see caveats. cases: number of cases from
+    which it is computed. apart: number of these whose two results are of separate runs. kernel: the
+    measured one, which may be a successor. of: number of cases of the published number; 0: unknown.
     """
 
     gpu: str
@@ -46,7 +46,7 @@ class MeasuredValue:
 
 
 def measured_values(
-    stated: ReferenceInfo,
+    published: ReferenceInfo,
     results: Sequence[ResultRow],
     scores: Sequence[ScoreRow],
     decodes: Sequence[DecodeRow],
@@ -54,24 +54,24 @@ def measured_values(
     baselines: Sequence[ResultRow] = (),
     noise: StoredNoise | None = None,
 ) -> list[MeasuredValue]:
-    """Return our measurements of a stated quantity, by GPU; empty: there are none.
+    """Return our measurements of a published quantity, by GPU; empty: there are none.
 
     results: the newest of each series. baselines: results of baselines of the same runs, preferred
     for ratios. noise: run-to-run noise, for ratios of separate runs. scores, decodes: the newest of
     each kind. A published best case is compared with the best case, a mean with the geometric mean.
     """
     compute: dict[str, Callable[[], list[MeasuredValue]]] = {
-        "speedup": lambda: _speedups(stated, results, baselines, noise or StoredNoise({})),
-        "decode-speedup": lambda: _decodes(stated, decodes, _token_time),
-        "memory-ratio": lambda: _decodes(stated, decodes, _memory),
-        "perplexity": lambda: _perplexities(stated, scores),
-        "perplexity-increase": lambda: _increases(stated, scores),
+        "speedup": lambda: _speedups(published, results, baselines, noise or StoredNoise({})),
+        "decode-speedup": lambda: _decodes(published, decodes, _token_time),
+        "memory-ratio": lambda: _decodes(published, decodes, _memory),
+        "perplexity": lambda: _perplexities(published, scores),
+        "perplexity-increase": lambda: _increases(published, scores),
     }
-    return compute.get(stated.metric, list)()
+    return compute.get(published.metric, list)()
 
 
 def _speedups(
-    stated: ReferenceInfo,
+    published: ReferenceInfo,
     results: Iterable[ResultRow],
     baselines: Sequence[ResultRow],
     noise: StoredNoise,
@@ -80,38 +80,39 @@ def _speedups(
 
     For the kernel that the paper names, and its successors.
     """
-    shapes = _shapes(stated)
+    shapes = _shapes(published)
     relevant = [
         r
         for r in newest_of_cases(results)
         if (r.stage, r.cache) == ("gemm", "cold")
         and (r.n, r.k) in shapes
-        and stated.m in (None, r.m)
+        and published.m in (None, r.m)
         and time_of(r) is not None
     ]
-    base_of = bases_of(relevant, baselines, stated.baseline)
+    base_of = bases_of(relevant, baselines, published.baseline)
     speedups = []
-    for kernel in (stated.kernel, *SUCCESSORS.get(stated.kernel, ())):
+    for kernel in (published.kernel, *SUCCESSORS.get(published.kernel, ())):
         by_gpu: dict[str, list[tuple[ResultRow, ResultRow]]] = {}
         for r in relevant:
             base = base_of(r)
             if kernel_label(r.kernel, r.variant) == kernel and base is not None:
                 by_gpu.setdefault(r.gpu, []).append((base, r))
-        expected = len(shapes) if stated.m is not None else 0
+        expected = len(shapes) if published.m is not None else 0
         speedups += [
-            _speedup(stated, kernel, expected, pairs, noise) for _, pairs in sorted(by_gpu.items())
+            _speedup(published, kernel, expected, pairs, noise)
+            for _, pairs in sorted(by_gpu.items())
         ]
     return speedups
 
 
 def _speedup(
-    stated: ReferenceInfo,
+    published: ReferenceInfo,
     kernel: str,
     expected: int,
     pairs: Sequence[tuple[ResultRow, ResultRow]],
     noise: StoredNoise,
 ) -> MeasuredValue:
-    gpu, apart = pairs[0][1].gpu, [base.run != ours.run for base, ours in pairs]
+    gpu, apart = pairs[0][1].gpu, [base.run != measured.run for base, measured in pairs]
     shares = [base.pct_of_floor for base, _ in pairs if base.pct_of_floor]
     share = statistics.median(shares) if shares else None
     caveats = []
@@ -119,45 +120,47 @@ def _speedup(
         caveats.append(f"{len(pairs)} of {expected} layers")
     if any(apart):
         caveats.append(f"{sum(apart)} of separate runs")
-    if kernel != stated.kernel:
-        caveats.append(f"{kernel} is the successor of {stated.kernel}")
+    if kernel != published.kernel:
+        caveats.append(f"{kernel} is the successor of {published.kernel}")
     if share is not None and share < _MIN_PERCENT_OF_FLOOR:
-        why = f"not comparable: {stated.baseline} reaches {share:.0f} % of its floor here"
-        return MeasuredValue(gpu, None, len(pairs), sum(apart), kernel, expected, (why, *caveats))
+        reason = f"not comparable: {published.baseline} reaches {share:.0f} % of its floor here"
+        return MeasuredValue(
+            gpu, None, len(pairs), sum(apart), kernel, expected, (reason, *caveats)
+        )
     if share is not None and share < _LOW_PERCENT_OF_FLOOR:
-        caveats.append(f"{stated.baseline} is at {share:.0f} % of its floor")
-    ratios = [level_ratio(base, ours, noise) for base, ours in pairs]
+        caveats.append(f"{published.baseline} is at {share:.0f} % of its floor")
+    ratios = [level_ratio(base, measured, noise) for base, measured in pairs]
     value = max(ratios, key=lambda ratio: ratio.estimate)
-    if stated.bound != "up to":
+    if published.bound != "up to":
         value = geometric_mean(ratios)
         if any(apart):
-            times = [(time_of(base), time_of(ours)) for base, ours in pairs]
+            times = [(time_of(base), time_of(measured)) for base, measured in pairs]
             value = geometric_mean([ratio_interval(b, o) for b, o in times if b and o])
             for side in (0, 1):
                 value = with_run_noise(value, noise.of_mean([p[side].series_id for p in pairs]))
     return MeasuredValue(gpu, value, len(pairs), sum(apart), kernel, expected, tuple(caveats))
 
 
-def _shapes(stated: ReferenceInfo) -> set[tuple[int, int]]:
+def _shapes(published: ReferenceInfo) -> set[tuple[int, int]]:
     try:
-        shapes = load_suite(stated.suite).shapes
+        shapes = load_suite(published.suite).shapes
     except WorkloadError:  # stored by another version, with other suites
         return set()
-    return {(s.n, s.k) for s in shapes if stated.model in ("", s.model)}
+    return {(s.n, s.k) for s in shapes if published.model in ("", s.model)}
 
 
 def _decodes(
-    stated: ReferenceInfo,
+    published: ReferenceInfo,
     decodes: Iterable[DecodeRow],
     value_of: Callable[[DecodeRow], Interval | None],
 ) -> list[MeasuredValue]:
     """Compute baseline / scheme over all settings in which both were decoded."""
     sides: dict[str, dict[tuple[str, str, int, int, int, int], DecodeRow]] = {}
     for r in decodes:
-        if stated.model in ("", r.model):
+        if published.model in ("", r.model):
             setting = (r.gpu, r.model, r.kv_bits, r.batch, r.prompt_tokens, r.new_tokens)
             sides.setdefault(r.scheme, {})[setting] = r
-    schemes, bases = sides.get(stated.kernel, {}), sides.get(stated.baseline, {})
+    schemes, bases = sides.get(published.kernel, {}), sides.get(published.baseline, {})
     ratios: dict[str, list[tuple[Interval, bool]]] = {}
     for setting in sorted(schemes.keys() & bases.keys()):
         base, scheme = bases[setting], schemes[setting]
@@ -165,7 +168,7 @@ def _decodes(
         if numerator is not None and denominator is not None:
             ratio = ratio_interval(numerator, denominator)
             ratios.setdefault(setting[0], []).append((ratio, base.run != scheme.run))
-    return _means(stated, ratios)
+    return _means(published, ratios)
 
 
 def _token_time(row: DecodeRow) -> Interval | None:
@@ -181,32 +184,32 @@ def _memory(row: DecodeRow) -> Interval | None:
 
 
 def _means(
-    stated: ReferenceInfo, ratios: dict[str, list[tuple[Interval, bool]]]
+    published: ReferenceInfo, ratios: dict[str, list[tuple[Interval, bool]]]
 ) -> list[MeasuredValue]:
     means = []
     for gpu, on_gpu in ratios.items():
         values = [ratio for ratio, _ in on_gpu]
         best = max(values, key=lambda ratio: ratio.estimate)
-        value = best if stated.bound == "up to" else geometric_mean(values)
+        value = best if published.bound == "up to" else geometric_mean(values)
         means.append(MeasuredValue(gpu, value, len(values), sum(apart for _, apart in on_gpu)))
     return means
 
 
-def _perplexities(stated: ReferenceInfo, scores: Iterable[ScoreRow]) -> list[MeasuredValue]:
+def _perplexities(published: ReferenceInfo, scores: Iterable[ScoreRow]) -> list[MeasuredValue]:
     return [
         MeasuredValue(row.gpu, _interval(row.value, row.standard_error), 1, 0)
-        for row in _about(stated, scores, stated.kernel)
-        if row.model == stated.model
+        for row in _scores_of(published, scores, published.kernel)
+        if row.model == published.model
     ]
 
 
-def _increases(stated: ReferenceInfo, scores: Sequence[ScoreRow]) -> list[MeasuredValue]:
-    """Compute the largest increase over models; the two scores are taken as independent."""
-    before = {(r.gpu, r.model): r for r in _about(stated, scores, stated.baseline)}
+def _increases(published: ReferenceInfo, scores: Sequence[ScoreRow]) -> list[MeasuredValue]:
+    """Compute the largest increase over models, as if the two scores were independent."""
+    before = {(r.gpu, r.model): r for r in _scores_of(published, scores, published.baseline)}
     by_gpu: dict[str, list[tuple[Interval, bool]]] = {}
-    for row in _about(stated, scores, stated.kernel):
+    for row in _scores_of(published, scores, published.kernel):
         base = before.get((row.gpu, row.model))
-        if base is None or stated.model not in ("", row.model):
+        if base is None or published.model not in ("", row.model):
             continue
         errors = (row.standard_error, base.standard_error)
         error = None if None in errors else math.hypot(*(e or 0.0 for e in errors))
@@ -223,13 +226,13 @@ def _increases(stated: ReferenceInfo, scores: Sequence[ScoreRow]) -> list[Measur
     ]
 
 
-def _about(stated: ReferenceInfo, scores: Iterable[ScoreRow], scheme: str) -> list[ScoreRow]:
-    """Return one score per GPU, model and task: through the reference if there is one."""
+def _scores_of(published: ReferenceInfo, scores: Iterable[ScoreRow], scheme: str) -> list[ScoreRow]:
+    """Return one score per GPU, model and task, preferably through the reference."""
     relevant = [
         row
         for row in scores
         if (row.scheme, row.metric) == (scheme, "perplexity")
-        and stated.task in (row.task, _HUB_NAMES.get(row.task))
+        and published.task in (row.task, _HUB_NAMES.get(row.task))
     ]
     last = sorted(relevant, key=lambda row: row.through == _PREFERRED_THROUGH)
     return list({(row.gpu, row.model, row.task): row for row in last}.values())

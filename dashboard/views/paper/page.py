@@ -13,7 +13,7 @@ from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text
 from dashboard.shared.spreadsheet import to_csv
 from dashboard.shared.tables import draw_table
-from dashboard.views.paper.charts import beside_each_other
+from dashboard.views.paper.charts import ratio_chart
 from dashboard.views.paper.frame import paper_frame
 from dashboard.views.paper.measured import SUCCESSORS, measured_values
 from db import queries
@@ -65,9 +65,9 @@ def _show(
     controls: Controls, database: Database, stated: Sequence[ReferenceInfo]
 ) -> pd.DataFrame | None:
     """Show the controls and the chart; return the matching rows, None: there are none."""
-    paper = controls.many(st.sidebar, "paper", "Paper", sorted({v.source for v in stated}))
-    metric = controls.many(st.sidebar, "metric", "What", sorted({v.metric for v in stated}))
-    measured_only = controls.switch(
+    paper = controls.multiselect(st.sidebar, "paper", "Paper", sorted({v.source for v in stated}))
+    metric = controls.multiselect(st.sidebar, "metric", "What", sorted({v.metric for v in stated}))
+    measured_only = controls.toggle(
         st.sidebar, "measured", "Only what is measured here",
         hint="Hide published numbers for which this database has no result.",
     )  # fmt: skip
@@ -96,7 +96,7 @@ def _show(
         )
         st.info(f"Nothing of this is measured here yet. Kernels: {as_code(measure)}")
     if (frame["unit"] == "×").any():
-        draw_chart(beside_each_other(frame), key="paper")
+        draw_chart(ratio_chart(frame), key="paper")
     return frame
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import error_bars, lay_out
+from dashboard.shared.charts import error_bars, set_layout
 from dashboard.shared.colors import Style
 from dashboard.views.pareto.frame import RANDOM_WEIGHTS, front
 
@@ -57,4 +57,4 @@ def against(frame: pd.DataFrame, styles: Mapping[str, Style], across: str, title
         )
     figure.update_xaxes(title=title, rangemode="tozero")
     figure.update_yaxes(title="perplexity increase over fp16 (%)")
-    return lay_out(figure, _HEIGHT)
+    return set_layout(figure, _HEIGHT)

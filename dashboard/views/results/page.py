@@ -9,7 +9,7 @@ from dashboard.database import current_database, errors_shown, show_empty_databa
 from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, stage_in_words, zone_named
+from dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
 from dashboard.shared.results_frame import as_csv, narrowed, results_frame
 from dashboard.shared.results_table import show_table
 from dashboard.shared.runs import (
@@ -71,7 +71,7 @@ def _show(database: Database) -> None:
 
 
 def _show_runs(controls: Controls, database: Database, listed: list[RunName]) -> None:
-    zone = zone_named(st.context.timezone)
+    zone = time_zone(st.context.timezone)
     shown = choose_runs(st.sidebar, controls, database, listed, zone)
     if shown.runs:
         st.caption(describe_runs(shown, zone))
@@ -105,11 +105,11 @@ def _show_runs(controls: Controls, database: Database, listed: list[RunName]) ->
 def _choose_baseline(controls: Controls, results: list[ResultRow]) -> str:
     labels = sorted({kernel_label(r.kernel, r.variant) for r in results if not is_probe(r.kernel)})
     default = BASELINE if BASELINE in labels else next(iter(labels), BASELINE)
-    return controls.one(st.sidebar, "baseline", "Baseline", labels, default)
+    return controls.select(st.sidebar, "baseline", "Baseline", labels, default)
 
 
 def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
-    probes = frame["is_probe"].any() and controls.switch(
+    probes = frame["is_probe"].any() and controls.toggle(
         st.sidebar,
         "probes",
         "Floors and the empty kernel",
@@ -117,12 +117,12 @@ def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
     )
     listed = frame if probes else frame[~frame["is_probe"]]
     filters = {
-        column: controls.many(
+        column: controls.multiselect(
             st.sidebar,
             column,
             label,
             sorted(listed[column].unique().tolist()),
-            shown=lambda value: str(value) or "(none)",
+            format_func=lambda value: str(value) or "(none)",
         )
         for column, label in _FILTERS.items()
     }
@@ -138,30 +138,30 @@ def _show_charts(
         return
     row = st.container(horizontal=True, gap="large")
     groups = list(dict.fromkeys(zip(timed["gpu"], timed["run"], strict=True)))
-    gpu, run = controls.one(
+    gpu, run = controls.select(
         row,
         "chart",
         "Charts of",
         groups,
         groups[0],
-        shown=lambda group: f"{group[0]} · run {group[1][:8]}",
-        written=lambda group: f"{group[1][:8]} {group[0]}",
+        format_func=lambda group: f"{group[0]} · run {group[1][:8]}",
+        to_url=lambda group: f"{group[1][:8]} {group[0]}",
     )
     part = timed[(timed["gpu"] == gpu) & (timed["run"] == run)]
     paths = sorted(set(zip(part["stage"], part["cache"], strict=True)))
-    stage, cache = controls.one(
+    stage, cache = controls.select(
         row,
         "chart-stage",
         "Stage",
         paths,
         paths[0],
-        shown=lambda path: f"{stage_in_words(path[0])}, {path[1]}",
-        written=" ".join,
-        in_a_row=True,
+        format_func=lambda path: f"{stage_in_words(path[0])}, {path[1]}",
+        to_url=" ".join,
+        radio=True,
     )
     part = part[(part["stage"] == stage) & (part["cache"] == cache)]
     tokens = sorted(part["m"].unique().tolist())
-    m = controls.one(row, "chart-m", "M (tokens)", tokens, tokens[0], in_a_row=True)
+    m = controls.select(row, "chart-m", "M (tokens)", tokens, tokens[0], radio=True)
     part = part[part["m"] == m]
 
     st.header(f"Speed-up over {as_text(baseline)}", anchor=False)

@@ -10,7 +10,7 @@ import streamlit as st
 
 from dashboard.database import current_database, errors_shown, show_empty_database
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, stage_in_words, zone_named
+from dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
 from dashboard.shared.freshness import show_freshness
 from dashboard.shared.tables import draw_table
 from dashboard.views.scoreboard.tables import change_rows, coverage_rows, score_rows
@@ -61,7 +61,7 @@ def _show(database: Database, known: Sequence[SeriesName], project: str) -> None
     controls = Controls("scoreboard")
     on_top = st.empty()
     chosen, release = _narrow(controls, database, known, project)
-    zone = zone_named(st.context.timezone)
+    zone = time_zone(st.context.timezone)
     with database.session() as session:
         noise = read_noise(session, [series.id for series in chosen])
         alerts = queries.alerts(session, states=OPEN_STATES)
@@ -96,18 +96,20 @@ def _narrow(
         stored = queries.releases(session, project=project)
         releases = [row for row in stored if row.topo_order is not None]
     cuda_skus = {s.gpu for s in known if s.backend == "cuda"}
-    gpu = controls.one(st.sidebar, "gpu", "GPU", [_ANY, *gpus], _ANY)
+    gpu = controls.select(st.sidebar, "gpu", "GPU", [_ANY, *gpus], _ANY)
     stages = sorted({s.stage for s in known})
-    stage = controls.one(st.sidebar, "stage", "Stage", stages, stages[0], shown=stage_in_words)
+    stage = controls.select(
+        st.sidebar, "stage", "Stage", stages, stages[0], format_func=stage_in_words
+    )
     caches = sorted({s.cache for s in known})
-    cache = controls.one(st.sidebar, "cache", "Cache", caches, caches[0])
+    cache = controls.select(st.sidebar, "cache", "Cache", caches, caches[0])
     labels = sorted({kernel_label(s.kernel, s.variant) for s in known})
-    selected = controls.many(st.sidebar, "kernel", "Kernel", labels)
+    selected = controls.multiselect(st.sidebar, "kernel", "Kernel", labels)
     release = None
     if releases:
-        release = controls.one(
+        release = controls.select(
             st.sidebar, "release", "Release", releases, releases[0],
-            shown=lambda row: row.name, written=lambda row: row.name,
+            format_func=lambda row: row.name, to_url=lambda row: row.name,
         )  # fmt: skip
     chosen = [
         s

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import error_bars, lay_out, log_axis
+from dashboard.shared.charts import error_bars, log_axis, set_layout
 from dashboard.shared.colors import Style
 
 AXES = {"m": "M (tokens)", "n": "N (output features)", "k": "K (input features)"}
@@ -45,15 +45,15 @@ def curves(points: pd.DataFrame, styles: Mapping[str, Style], axis: str, value: 
 
     points: of `with_ends` for this value. axis: one of AXES.
     """
-    others = [name for name in (*AXES, "stage", "cache") if name != axis]
-    varying = [name for name in others if points[name].nunique() > 1]
+    other_axes = [name for name in (*AXES, "stage", "cache") if name != axis]
+    varying = [name for name in other_axes if points[name].nunique() > 1]
     figure = go.Figure()
     drawn: dict[str, int] = {}
-    for key, rows in points.sort_values(["label", *others, axis]).groupby(
-        ["label", *others], sort=False
+    for key, rows in points.sort_values(["label", *other_axes, axis]).groupby(
+        ["label", *other_axes], sort=False
     ):
         label = str(key[0])
-        setting = dict(zip(others, key[1:], strict=True))
+        setting = dict(zip(other_axes, key[1:], strict=True))
         name = " ".join([label, *(_setting(name, setting[name]) for name in varying)])
         dash = _DASHES[drawn.get(label, 0) % len(_DASHES)]
         drawn[label] = drawn.get(label, 0) + 1
@@ -76,7 +76,7 @@ def curves(points: pd.DataFrame, styles: Mapping[str, Style], axis: str, value: 
         title=f"{what} ({unit}{'' if is_share else ', log scale'})",
         **({"rangemode": "tozero"} if is_share else log_axis(points[value])),
     )
-    return lay_out(figure, _HEIGHT + _LEGEND_PX * len(figure.data) // 3)
+    return set_layout(figure, _HEIGHT + _LEGEND_PX * len(figure.data) // 3)
 
 
 def _setting(name: str, value: Any) -> str:

@@ -11,7 +11,7 @@ from dashboard.database import current_database, errors_shown
 from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, local_time, zone_named
+from dashboard.shared.formatting import as_code, as_text, local_time, time_zone
 from dashboard.shared.results_frame import results_frame
 from dashboard.shared.results_table import show_table
 from dashboard.views.sweep.charts import AXES, VALUES, curves, with_ends
@@ -58,20 +58,21 @@ def _show_requests(database: Database) -> None:
         return
     controls = Controls("sweep")
     on_top = st.empty()
-    zone = zone_named(st.context.timezone)
+    zone = time_zone(st.context.timezone)
     by_uuid = {row.uuid: row for row in listed}
-    chosen = controls.one(
+    chosen = controls.select(
         st.container(), "request", "Request", list(by_uuid), listed[0].uuid,
-        shown=lambda uuid: _title(by_uuid[uuid], zone), written=lambda uuid: uuid[:8], always=True,
+        format_func=lambda uuid: _title(by_uuid[uuid], zone), to_url=lambda uuid: uuid[:8],
+        always_in_url=True,
     )  # fmt: skip
     row = st.container(horizontal=True, gap="large")
     sizes = [axis for axis in AXES if _varies(by_uuid[chosen], axis)] or ["m"]
-    axis = controls.one(
-        row, "over", "Over", sizes, sizes[0], shown=lambda name: AXES[name], in_a_row=True
+    axis = controls.select(
+        row, "over", "Over", sizes, sizes[0], format_func=lambda name: AXES[name], radio=True
     )
-    value = controls.one(
+    value = controls.select(
         row, "show", "Show", list(VALUES), "median_us",
-        shown=lambda name: VALUES[name][0], in_a_row=True,
+        format_func=lambda name: VALUES[name][0], radio=True,
     )  # fmt: skip
     controls.warn_of_ignored(on_top, "Not requested, so not shown")
     is_open = by_uuid[chosen].state in OPEN_REQUEST_STATES
@@ -120,7 +121,7 @@ def _watch(database: Database, uuid: str, axis: str, value: str, *, is_open: boo
             draw_chart(curves(points, kernel_styles(kernels, used), axis, value), key="curves")
             st.caption("Bars are 95 % intervals. Probes are not drawn.")
         if not shown.empty:
-            show_table(shown, BASELINE, zone_named(st.context.timezone))
+            show_table(shown, BASELINE, time_zone(st.context.timezone))
 
 
 def _show_progress(request: RequestRow, received: int) -> None:

@@ -15,7 +15,7 @@ from dashboard.database import (
 )
 from dashboard.shared.alert_requests import LISTED, show_buttons, show_requests
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import alert_title, as_text, zone_named
+from dashboard.shared.formatting import alert_title, as_text, time_zone
 from dashboard.shared.freshness import show_freshness
 from dashboard.shared.tables import draw_table
 from dashboard.views.triage.tables import assignee, assignment_note, triage_rows
@@ -67,7 +67,7 @@ def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> 
     if not shown:
         st.info("No alert passes all filters: take one away, or clear them all.")
         return
-    zone = zone_named(st.context.timezone)
+    zone = time_zone(st.context.timezone)
     percent = st.column_config.NumberColumn(format="%+.2f %%")
     draw_table(
         pd.DataFrame(triage_rows(shown, levels, people, zone)),
@@ -95,16 +95,18 @@ def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> 
 def _narrow(
     controls: Controls, known: Sequence[AlertRow], people: dict[int, str]
 ) -> list[AlertRow]:
-    state = controls.one(
-        st.container(), "state", "State", [_OPEN, *ALERT_STATES, _ALL], _OPEN, in_a_row=True
+    state = controls.select(
+        st.container(), "state", "State", [_OPEN, *ALERT_STATES, _ALL], _OPEN, radio=True
     )
     kernels = sorted({kernel for row in known for kernel in row.kernels})
-    kernel = controls.many(st.sidebar, "kernel", "Kernel", kernels)
-    gpu = controls.many(
+    kernel = controls.multiselect(st.sidebar, "kernel", "Kernel", kernels)
+    gpu = controls.multiselect(
         st.sidebar, "gpu", "GPU", sorted({gpu for row in known for gpu in row.gpus})
     )
     names = sorted({name for name in people.values() if name})
-    person = controls.many(st.sidebar, "assigned", "Assigned to", names, nothing="anybody")
+    person = controls.multiselect(
+        st.sidebar, "assigned", "Assigned to", names, placeholder="anybody"
+    )
     states = OPEN_STATES if state == _OPEN else ALERT_STATES if state == _ALL else (state,)
     return [
         row

@@ -1,4 +1,4 @@
-"""8-bit activations for a share of the layers: the choice, and the share of the gap it closes."""
+"""8-bit activations for a share of the layers: the choice, and its share of the possible gain."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ from kernels.formats import NumberFormat
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """FlexQ with these sites' activations in more bits.
+    """FlexQ with more bits for the activations of these sites.
 
-    layers, matrices, work: the share that has them of layers as engines run them (q, k and v are
-    one, gate and up too), of weight matrices, and of products.
-    predicted: the part of all gain that their sensitivities predict.
-    closed: (PPL(W6A6) - PPL) / (PPL(W6A6) - PPL(W6A8)); None: one segment, or W6A8 is not
-    clearly better.
+    layers, matrices, work: share of the chosen sites among layers as engines run them (q, k and v
+    are one, and so are gate and up), among weight matrices, and among products. predicted: share of
+    the total gain, as predicted by the sensitivities. closed: (PPL(W6A6) - PPL) / (PPL(W6A6) -
+    PPL(W6A8)); None: one segment, or W6A8 is not clearly better.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class BudgetReport:
-    """Sensitivities of every site; choices: none, all, the paper's, then one for each cost."""
+    """Sensitivities of every site. choices: none, all, the paper's, then one for each cost."""
 
     sensitivities: tuple[SiteSensitivity, ...]
     choices: tuple[Choice, ...]
@@ -70,8 +69,8 @@ def try_budget(
 ) -> BudgetReport:
     """Choose on calibration data, evaluate on tokens [T]; the model is dense again afterwards.
 
-    options: bits and group. Raises QuantizeError if the model has no map or the budget is no share,
-    AccuracyError as `perplexity`.
+    options: bits and group. Raises QuantizeError if the model has no map or the budget is not
+    within 0 and 1, AccuracyError as `perplexity`.
     """
     options = options or FlexqOptions()
     layout = map_model(model)

@@ -26,7 +26,7 @@ def write_figure(
     kinds: Sequence[KindSensitivity],
     sensitivities: Sequence[SiteSensitivity] = (),
 ) -> None:
-    """A PNG: bars of the increase of each kind, then, if given, a map of each site's gain.
+    """Write a PNG: bars of the increase of each kind and, if given, a map of each site's gain.
 
     Raises UsageError if the file can't be written, InfrastructureError without matplotlib.
     """

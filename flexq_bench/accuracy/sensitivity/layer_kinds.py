@@ -22,7 +22,7 @@ ALL_KINDS = "all"
 EXPERTS = "experts"  # all layers of all experts
 
 OnStep = Callable[[int, int, str], None]
-"""Called with evaluations done, evaluations in all, and what is evaluated next."""
+"""Called with the completed and all evaluations, and a description of the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Bits:
 
 @dataclass(frozen=True, slots=True)
 class OwnSetting:
-    """An own scheme in the place of bits, one that needs no calibration, by its name."""
+    """A user-defined scheme instead of bits; it must not need calibration."""
 
     scheme: str
 
@@ -64,12 +64,11 @@ class OwnSetting:
 
 @dataclass(frozen=True, slots=True)
 class KindSensitivity:
-    """Perplexity of the model with one kind of layer quantized: those of one role.
+    """Perplexity of the model with one kind of layer quantized: the layers of one role.
 
-    kind: the role; EXPERTS: those of experts, whichever role; ALL_KINDS: every layer.
-
-    increase: of the mean negative log likelihood over the dense model's, nats a token, with a 95 %
-    interval over segments; None: one segment has no scatter.
+    kind: the role; EXPERTS: all layers of experts; ALL_KINDS: every layer. increase: of the mean
+    negative log likelihood over the dense model's, nats per token, with a 95 % interval over
+    segments; None: a single segment.
     """
 
     kind: str
@@ -95,10 +94,11 @@ def kind_sensitivities(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> tuple[PerplexityResult, tuple[KindSensitivity, ...]]:
-    """The dense model's perplexity on tokens [T], then that of each kind under each of `bits`.
+    """Compute the perplexity on tokens [T] of the dense model, and of each kind in each setting.
 
-    The model is dense again afterwards. Arguments as of `perplexity`; seed: of the intervals.
-    Raises QuantizeError if the model has no map, AccuracyError as `perplexity`.
+    bits: the settings. The model is dense again afterwards. Other arguments as of `perplexity`;
+    seed: of the intervals. Raises QuantizeError if the model has no map, AccuracyError as
+    `perplexity`.
     """
     layout = map_model(model)
     steps = [(setting, kind) for setting in bits for kind in _kinds(layout)]

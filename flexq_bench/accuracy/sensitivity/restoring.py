@@ -12,9 +12,9 @@ from flexq_bench.schemes.model_map import LinearSite, linear_at, replace_module
 
 @contextmanager
 def restoring(model: nn.Module, sites: Sequence[LinearSite]) -> Iterator[None]:
-    """Put the dense layers of these sites back afterwards.
+    """Restore the dense layers of these sites at the end of the block.
 
-    For schemes that replace layers and change nothing else of the model.
+    For schemes that only replace layers.
     """
     dense = {site.name: linear_at(model, site.name) for site in sites}
     try:

@@ -13,9 +13,9 @@ from typing import Any
 from db.records import Record
 from flexq_bench.runs.exports.selection import label_of, newest_of_each_series, place_of, shortened
 
-_LONGEST = 1024  # characters of a benchmark's name
+_LONGEST = 1024  # maximum characters of a benchmark's name
 _LONGEST_MEASURE = 64
-_NS = 1e3  # nanoseconds of a microsecond
+_NS = 1e3  # nanoseconds in a microsecond
 
 
 def write(records: Iterable[Record]) -> tuple[str, int]:

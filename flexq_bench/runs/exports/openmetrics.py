@@ -12,7 +12,7 @@ from datetime import datetime
 from db.records import Record
 from flexq_bench.runs.exports.selection import newest_of_each_series
 
-_S = 1e-6  # seconds of a microsecond
+_S = 1e-6  # seconds in a microsecond
 _FAMILIES = (
     ("time_seconds", "seconds", "Median time of a launch.", "median_us"),
     ("time_low_seconds", "seconds", "Lower end of its 95 % interval.", "ci_low_us"),

@@ -13,7 +13,7 @@ _HASH = 8  # hexadecimal digits appended to a truncated name
 
 
 def comparable(records: Iterable[Record]) -> Iterable[Record]:
-    """Select the records with a valid value: other services can't tell invalid ones."""
+    """Select the records with a valid value: other services can't mark a value as invalid."""
     return (record for record in records if record.accepted and record.median_us is not None)
 
 

@@ -1,6 +1,6 @@
-"""Results of other tools, read into records: one module a format, registered in `formats.py`.
+"""Import of results of other tools as records: one module per format, registered in `formats.py`.
 
-They are judged by their history alone: nobody here can measure both commits beside each other.
+These results are judged by history alone, because both commits can't be measured interleaved here.
 """
 
 from __future__ import annotations

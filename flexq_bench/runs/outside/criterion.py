@@ -1,9 +1,10 @@
 """Criterion.rs: the output of `cargo criterion --message-format=json`, or its folder of results.
 
-The messages, one object a line, are those of its book ("External Tools",
-bheisler.github.io/criterion.rs/book): of each benchmark a `benchmark-complete` with samples and
-estimates. In target/criterion, which `cargo bench` writes, the newest results of a benchmark are in
-a folder `new`: benchmark.json has its name, estimates.json and sample.json have nanoseconds.
+The messages, one JSON object per line, are described in its book ("External Tools",
+bheisler.github.io/criterion.rs/book): a `benchmark-complete` with samples and estimates for each
+benchmark. In target/criterion, which `cargo bench` writes, the newest results of a benchmark are in
+a folder `new`: benchmark.json contains its name, estimates.json and sample.json contain
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ _WHAT = "the output of cargo criterion --message-format=json, or the folder targ
 
 
 def read(path: str) -> Reading:
-    """Medians with their intervals, and the samples, by benchmark.
+    """Read medians with their intervals, and samples, by benchmark.
 
-    A benchmark `group/function/value` is the function of its group with a parameter. Other messages
-    are left out. Raises UsageError for a file without any message, or a folder without results.
+    A benchmark `group/function/value` becomes a function of its group with a parameter. Other
+    messages are ignored. Raises UsageError for a file without any message, or a folder without
+    results.
     """
     if Path(path).is_dir():
         found = sorted(Path(path).rglob("new/benchmark.json"))
@@ -102,7 +104,7 @@ def _of_folder(folder: Path) -> OutsideResult:
 
 
 def _samples(values: Sequence[Any], counts: Sequence[Any], unit: object) -> tuple[float, ...]:
-    """Microseconds of an iteration in each sample, of the time of all iterations in it."""
+    """Return microseconds per iteration of each sample: its total time over its iterations."""
     if len(counts) != len(values):
         raise BadResult("it has not one measured value for each iteration count")
     times = []

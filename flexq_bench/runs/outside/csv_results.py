@@ -1,12 +1,12 @@
-"""CSV: one result a row, with a header.
+"""CSV: one result per row, with a header.
 
-Columns, in any order: `benchmark` and `value`; and if wanted `unit` (default us), `metric` (default
-time), `direction` (lower or higher; needed of what is no time), `low` and `high` (of the 95 %
-interval), `samples` (how many), `variant`, `m`, `n`, `k`, `gpu`, `cache` (cold or hot).
+Columns, in any order: `benchmark` and `value`; optional are `unit` (default us), `metric` (default
+time), `direction` (lower or higher; required for metrics other than time), `low` and `high` (of the
+95 % interval), `samples` (their number), `variant`, `m`, `n`, `k`, `gpu`, `cache` (cold or hot).
 
-Columns are separated by commas, semicolons or tabs. Spreadsheets of countries that write 1,5 for
-1.5 separate by semicolons: numbers of a file that isn't separated by commas may have either sign,
-but all of them the same.
+Columns are separated by commas, semicolons or tabs. Spreadsheets of locales that write 1,5 for 1.5
+separate columns by semicolons. A file that is not separated by commas may therefore use a decimal
+point or a decimal comma, but the same one for all of its numbers.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _COLUMNS = (
 )  # fmt: skip
 _NUMBERS = ("value", "low", "high", "samples", "m", "n", "k")
 _SEPARATORS = (",", ";", "\t")
-_TOLD_SEPARATOR = re.compile(r"sep=(.)\r?\n")  # a first line that spreadsheets read and write
+_TOLD_SEPARATOR = re.compile(r"sep=(.)\r?\n")  # optional first line of spreadsheets: the separator
 _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+")
 
 
 def read(path: str) -> Reading:
-    """The results of the rows; empty rows are nothing. Raises UsageError for another header."""
+    """Read one result per row; empty rows are ignored. Raises UsageError for another header."""
     text = read_text(path, _WHAT, most_bytes=MOST_BYTES)
     if (told := _TOLD_SEPARATOR.match(text)) is not None:
         text = text[told.end() :]
@@ -68,13 +68,16 @@ def read(path: str) -> Reading:
 
 
 def _with_header(path: str, text: str) -> tuple[Iterator[list[str]], list[str], str]:
-    """Rows behind the header, the header, and what separates columns: by it the header has the
-    columns that are needed, else it's a comma. Raises UsageError if it is no CSV."""
+    """Return the rows after the header, the header, and the separator of columns.
+
+    The separator is the one with which the header has the required columns; if there is none, a
+    comma. Raises UsageError if the text is no CSV.
+    """
     found = []
     for separator in _SEPARATORS:
         rows = csv.reader(io.StringIO(text, newline=None), delimiter=separator)
         try:
-            # In any letters, and with empty columns at the end, as spreadsheets have them.
+            # Spreadsheets may write upper case, and empty columns at the end.
             header = _without_empty_end([name.strip().lower() for name in next(rows, [])])
         except csv.Error:
             raise UsageError(f"{path} is no CSV: name {_WHAT}") from None
@@ -83,11 +86,14 @@ def _with_header(path: str, text: str) -> tuple[Iterator[list[str]], list[str], 
 
 
 def _decimal(path: str, text: str, header: list[str], separator: str) -> str:
-    """The decimal sign of a file that no commas separate. Raises UsageError if it can't be told."""
-    first: dict[str, str] = {}  # number by the sign that it has, with its row
+    """Return the decimal separator of a file whose columns are not separated by commas.
+
+    Raises UsageError if it is ambiguous.
+    """
+    first: dict[str, str] = {}  # first number with this separator, and its row
     has_fraction = False
     rows = csv.reader(io.StringIO(text, newline=None), delimiter=separator)
-    with suppress(csv.Error):  # said where the row is read
+    with suppress(csv.Error):  # reported when the row is read
         for place, row in islice(enumerate(rows, start=1), 1, None):
             told = zip(header, row, strict=False)
             for cell in (cell.strip() for name, cell in told if name in _NUMBERS):

@@ -1,4 +1,4 @@
-"""Formats of other tools: a format is a module with `read(path)`, and a line here."""
+"""Registry of import formats; a format is a module with a function `read(path)`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ FORMATS: Mapping[str, Callable[[str], Reading]] = {
 
 
 def read_results(format_name: str, path: str) -> Reading:
-    """The results of a file. Raises UsageError for one of another format; KeyError: no such."""
+    """Read the results of a file.
+
+    Raises UsageError if the file is of another format, KeyError for an unknown format.
+    """
     reading = FORMATS[format_name](path)
     reasons = {one.reason for one in reading.refused}
     if not reading.results and len(reading.refused) > 1 and len(reasons) == 1:

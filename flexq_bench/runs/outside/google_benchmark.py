@@ -1,6 +1,6 @@
 """Google Benchmark: the file of `--benchmark_out=FILE --benchmark_out_format=json`.
 
-The format is that of its user guide (github.com/google/benchmark, docs/user_guide.md, "Output
+The format is described in its user guide (github.com/google/benchmark, docs/user_guide.md, "Output
 Formats"): an object `context` and a list `benchmarks` of iterations and aggregates.
 """
 
@@ -28,15 +28,15 @@ from flexq_bench.runs.outside.times import iso_time
 
 _WHAT = "a Google Benchmark file: --benchmark_out=FILE --benchmark_out_format=json"
 _OLD_AGGREGATES = ("mean", "median", "stddev")
-_CENTRES = ("median", "mean")  # aggregates that are a time, the better one first
+_CENTRES = ("median", "mean")  # aggregates that are times, in order of preference
 
 
 def read(path: str) -> Reading:
-    """Real times by benchmark and arguments: the median of repetitions, else of the aggregates.
+    """Read real times by benchmark and arguments: the median of repetitions, else of aggregates.
 
-    Arguments with names (`BM_gemm/m:1/n:64`) are the shape, if they are called m, n and k. Other
-    aggregates, complexities and their errors are left out: they are no times. Raises UsageError
-    for a file that is no such one.
+    Named arguments (`BM_gemm/m:1/n:64`) are the shape if they are called m, n and k. Other
+    aggregates, complexities and their errors are ignored, because they are not times. Raises
+    UsageError if the file is not of this format.
     """
     file = read_json(path, _WHAT)
     context = file.get("context")
@@ -49,8 +49,11 @@ def read(path: str) -> Reading:
 
 
 def _typed(entries: Sequence[Any]) -> list[Any]:
-    """Entries with their run types, which old versions do not write: there an aggregate's name is
-    its benchmark's with `_mean`, `_median` or `_stddev` behind it, and all are there or none."""
+    """Return entries with their run types, which old versions do not write.
+
+    In old versions an aggregate has the name of its benchmark with the suffix `_mean`, `_median` or
+    `_stddev`, and a benchmark has all three or none.
+    """
     names = {_name(entry) for entry in entries if isinstance(entry, dict)}
     typed = []
     for entry in entries:
@@ -96,7 +99,7 @@ def _result(
     runs = [e for e in entries if e.get("run_type", "iteration") == "iteration"]
     if runs:
         times = tuple(in_us(e["real_time"], e.get("time_unit", "ns"), "real_time") for e in runs)
-        # One repetition is an average over its iterations, and tells no interval.
+        # A single repetition is an average over its iterations, without an interval.
         median, low, high = of_samples(times) if len(times) > 1 else (times[0], None, None)
         repetitions = [e.get("repetition_index") for e in runs]
         told = set(map(str, repetitions)) != {"None"}  # old versions do not
@@ -128,9 +131,9 @@ def _result(
 
 
 def _split(name: str) -> tuple[str, dict[str, object]]:
-    """`BM_gemm<half>/m:1/64/threads:8` as its stem and parameters: m, `arg1`, threads.
+    """Split `BM_gemm<half>/m:1/64/threads:8` into its stem and parameters: m, `arg1`, threads.
 
-    A slash inside of template arguments separates nothing.
+    Slashes within template arguments are part of the stem.
     """
     stem, *parts = re.split(r"/(?![^<]*>)", name)
     parameters: dict[str, object] = {}

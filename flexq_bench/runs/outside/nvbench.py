@@ -1,7 +1,7 @@
 """nvbench (C++) and cuda-bench (Python): the file of `--json` or `--jsonbin`.
 
-Read as cuda-bench's own `cuda.bench.results` reads it: devices, benchmarks, their states and the
-summaries of each by tag; numbers are text. Times are seconds.
+It is read as cuda-bench's own `cuda.bench.results` reads it: devices, benchmarks, their states, and
+the summaries of each state by tag. Numbers are text, times are in seconds.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from flexq_bench.runs.outside.result import (
 
 _WHAT = "an nvbench file: the benchmark's --json FILE"
 _FORM = 1  # major version of nvbench's JSON
-_US = 1e6  # microseconds of a second
-_95 = 1.96  # standard errors: half of a 95 % interval
-_NOT_FINITE = ("inf", "-inf", "nan", "-nan", "Infinity", "NaN")  # as numbers are written as text
-# Cache mode of ours, and the stem of nvbench's tags. `cold` clears the L2 before each launch.
+_US = 1e6  # microseconds in a second
+_95 = 1.96  # standard errors: half-width of a 95 % interval
+_NOT_FINITE = ("inf", "-inf", "nan", "-nan", "Infinity", "NaN")  # in text form
+# Our cache mode, and the stem of nvbench's tags. `cold` clears the L2 before each launch.
 _MODES = (("cold", "nv/cold"), ("hot", "nv/batch"), ("", "nv/cpu_only"))
 
 
 def read(path: str) -> Reading:
-    """GPU times (of CPU-only benchmarks: CPU times) by benchmark, axes and device.
+    """Read GPU times (of CPU-only benchmarks: CPU times) by benchmark, axes and device.
 
-    `cold` is isolated launches, `hot` batches of them. Of several devices of one name the first
-    counts: a series is of a kind of device. The median of raw samples, if the file has
-    them; else nvbench's median; else its mean: the environment says which. A skipped state is a
-    failed result with its reason. Raises UsageError for a file that is no such one.
+    `cold` times are of isolated launches, `hot` times of batches of launches. If several devices
+    have the same name, only the first is read, because a series is of one kind of device. The value
+    is the median of the raw samples if the file has them, else nvbench's median, else its mean; the
+    environment contains which of them. A skipped state becomes a failed result with its reason.
+    Raises UsageError if the file is not of this format.
     """
     file = read_json(path, _WHAT)
     _check_form(file, path)
@@ -65,7 +66,7 @@ def _check_form(file: Mapping[str, Any], path: str) -> None:
     try:
         major = file["meta"]["version"]["json"]["major"]
     except (KeyError, TypeError):
-        return  # of before versions were written
+        return  # written before files had a version
     if major != _FORM:
         raise UsageError(
             f"{path} is of version {major!r} of nvbench's JSON, {_FORM} is read here: "
@@ -74,7 +75,10 @@ def _check_form(file: Mapping[str, Any], path: str) -> None:
 
 
 def _others_of_a_kind(benchmarks: list[Any], devices: Mapping[Any, Any]) -> dict[Any, str]:
-    """Devices whose states are left out, and why: one of the same name was measured before."""
+    """Return the devices whose states are ignored because an earlier one has the same name.
+
+    The value is the reason for a message.
+    """
     first: dict[str, Any] = {}
     others: dict[Any, str] = {}
     for benchmark in benchmarks:
@@ -152,7 +156,7 @@ def _results(
 def _timed(
     summaries: Mapping[str, Mapping[str, Any]], stem: str, side: str, folder: Path
 ) -> tuple[str, dict[str, Any]] | None:
-    """The statistic and the values of one way to measure; None: the state was not measured so."""
+    """Return the statistic and values of one kind of measurement; None: it was not measured."""
     time = f"{stem}/time/{side}"
 
     def value(tag: str) -> float | None:
@@ -182,7 +186,7 @@ def _timed(
         }  # fmt: skip
     if mean is None:
         return None
-    # Of fewer than five samples nvbench writes an infinite deviation.
+    # For fewer than five samples nvbench writes an infinite deviation.
     deviation = summaries.get(f"{time}/stdev/relative", {}).get("value")
     relative = None if str(deviation) in _NOT_FINITE else value(f"{time}/stdev/relative")
     reach = None if relative is None or not n else _95 * relative * mean * _US / math.sqrt(n)
@@ -196,10 +200,10 @@ def _timed(
 
 
 def _samples(summary: Mapping[str, Any] | None, folder: Path) -> tuple[float, ...]:
-    """Samples in microseconds of a sidecar file (little-endian float32, seconds); none: empty.
+    """Return the samples of a sidecar file (little-endian float32, seconds) in microseconds.
 
-    Only a file in the folder of the JSON file, or beside that folder, is opened: a results file of
-    somebody else must not name any other.
+    Empty: there is no such file. Only files below the JSON file's folder, or below the parent of
+    that folder, are opened, because the path is untrusted input.
     """
     if summary is None or not isinstance(summary.get("filename"), str):
         return ()

@@ -1,7 +1,7 @@
-"""pytest-benchmark: the file of `--benchmark-json=FILE`. Times are seconds.
+"""pytest-benchmark: the file of `--benchmark-json=FILE`. Times are in seconds.
 
-The format is what the tool writes (pytest-benchmark.readthedocs.io): `machine_info`, `commit_info`
-and a list `benchmarks` with `params` and `stats`.
+The tool (pytest-benchmark.readthedocs.io) writes `machine_info`, `commit_info` and a list
+`benchmarks` with `params` and `stats`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from flexq_bench.runs.outside.times import iso_time
 
 _WHAT = "a pytest-benchmark file: pytest --benchmark-json=FILE"
 _SHA = re.compile(r"[0-9a-f]{40,64}")  # "unversioned" outside of a repository
-_US = 1e6  # microseconds of a second
+_US = 1e6  # microseconds in a second
 _FAILED = "the benchmark raised an error, which the file does not tell"
 
 
 def read(path: str) -> Reading:
-    """Median times by test and its parameters; raw samples where the file has them.
+    """Read median times by test and parameters, with raw samples if the file contains them.
 
-    Samples come with `--benchmark-save-data`. The interval of a median is that of its quartiles.
-    Raises UsageError for a file that is no such one.
+    `--benchmark-save-data` adds the samples. The interval of a median is computed from the
+    quartiles. Raises UsageError if the file is not of this format.
     """
     file = read_json(path, _WHAT)
     told = file.get("machine_info")

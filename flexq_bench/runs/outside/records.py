@@ -1,4 +1,4 @@
-"""From a result of another tool to the record that is stored."""
+"""Conversion of results of other tools to records."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ from flexq_bench.runs.record import UNTIMED, record_uuid, tera_operations
 from workloads.case import kernel_label
 from workloads.gemm import GemmWorkload
 
-BACKEND = "outside"  # measured by another tool, by whatever protocol that has
+BACKEND = "outside"  # measured by another tool, with its own protocol
 UNKNOWN_DEVICE = "unknown device"
-_VERSION = 1  # of the way from files to series: raise it when the same file makes other series
+_VERSION = 1  # of the conversion; increased when the same file gives other series
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of results. file_hash: of the file's content; created_at: ISO 8601, UTC."""
+    """Origin of results. file_hash: of the file's content. created_at: ISO 8601, UTC."""
 
     project: str
     format: str
     commit: CommitInfo
-    device: str  # where the file does not tell; empty: nobody tells
+    device: str  # if the file has none; empty: unknown
     created_at: str
     file_hash: str
 
 
 def file_hash(path: str) -> str:
-    """SHA-256 of a file that a reader has taken (so of at most 64 MiB)."""
+    """Return the SHA-256 of a file that was read, and so has at most 64 MiB."""
     with Path(path).open("rb") as file:
         return hashlib.sha256(file.read(MOST_BYTES + 1)).hexdigest()
 
 
 def outside_records(results: Sequence[OutsideResult], origin: Origin) -> list[Record]:
-    """The records of a file: one run, the same whenever and wherever the file is imported."""
+    """Convert the results of a file to records of one run.
+
+    The records are the same whenever and wherever the file is imported.
+    """
     name = f"{_VERSION} {origin.project} {origin.format} {origin.commit.sha} {origin.file_hash}"
     identity = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{BACKEND} {name} {origin.device}"))
     run = RunInfo(

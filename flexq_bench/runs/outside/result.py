@@ -1,4 +1,4 @@
-"""A result of another tool, as every reader gives it, and the bounds that all of them keep."""
+"""Result of another tool, as every reader returns it, and the limits that apply to all readers."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import Any
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.text_files import read_text
 
-MOST_BYTES = 1 << 26  # of a file: 64 MiB
-MOST_RESULTS = 50_000  # of a file
-MOST_SAMPLES = 1 << 20  # of a result
+MOST_BYTES = 1 << 26  # per file: 64 MiB
+MOST_RESULTS = 50_000  # per file
+MOST_SAMPLES = 1 << 20  # per result
 _LONGEST_NAME = 400
 _LONGEST_DETAIL = 300
 _SMALLEST_US, _LARGEST_US = 1e-6, 1e12  # 1 ps to 11 days
 _LARGEST_SIZE = 2**31 - 1
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object: another one in each process
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # address of an object: differs between processes
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}  # microseconds of a unit
+US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}  # microseconds per unit
 
 
 class BadResult(ValueError):  # noqa: N818 (never leaves the reader: it becomes a Refused)
-    """Reason why a result of a file can't be taken: a phrase that follows its name."""
+    """A result of a file is invalid. The message is a phrase that follows the result's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideResult:
-    """One benchmark with its parameters. Where metric is `time`, values are in microseconds.
+    """One benchmark with its parameters. If metric is `time`, values are in microseconds.
 
-    median None: it failed there, and detail says why. low, high: of the 95 % interval, None: the
-    tool does not tell. samples: in the order measured; empty: the file has none. variant: all
-    parameters but m, n, k, as people read them. device: what it ran on, empty: the file does not
-    tell. cache: as in records. created_at: ISO 8601 with its zone; None: the file does not tell.
+    median None: the benchmark failed, detail gives the reason. low, high: ends of the 95 %
+    interval; None: not in the file. samples: in measurement order; empty: not in the file. variant:
+    all parameters except m, n, k, as text. device: where it ran; empty: not in the file. cache: as
+    in records. created_at: ISO 8601 with its zone; None: not in the file.
     """
 
     name: str
@@ -50,7 +50,7 @@ class OutsideResult:
     unit: str = "us"
     direction: str = "lower"
     cache: str = ""
-    shape: tuple[int, int, int] = (1, 1, 1)  # m, n, k; of what has none: 1
+    shape: tuple[int, int, int] = (1, 1, 1)  # m, n, k; 1 if a benchmark has no such parameter
     device: str = ""
     detail: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class OutsideResult:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A result of a file that was not taken, by its name there, and why."""
+    """A rejected result of a file: its name there, and the reason."""
 
     name: str
     reason: str
@@ -81,10 +81,10 @@ def collect(
     *,
     created_at: str | None = None,
 ) -> Reading:
-    """Read entries of a file one by one: a bad one is refused by its name and stops no other.
+    """Read the entries of a file one by one; an invalid one is refused, the others are still read.
 
-    entries: name and reader; a reader that returns None has nothing to say. Raises UsageError for
-    a file with more than 50,000 results.
+    entries: name and reader; a reader returns None for an entry without a result. Raises UsageError
+    for a file with more than 50,000 results.
     """
     results: dict[tuple[object, ...], OutsideResult] = {}
     refused: list[Refused] = []
@@ -108,7 +108,10 @@ def collect(
 
 
 def read_json(path: str, what: str) -> dict[str, Any]:
-    """The object of a JSON file of at most 64 MiB. Raises UsageError; `what`: `an nvbench file`."""
+    """Read the object of a JSON file of at most 64 MiB. Raises UsageError.
+
+    what: the expected kind of file, for example `an nvbench file`.
+    """
     text = read_text(path, what, most_bytes=MOST_BYTES)
     try:
         value = json.loads(text)
@@ -120,7 +123,7 @@ def read_json(path: str, what: str) -> dict[str, Any]:
 
 
 def list_of(value: Mapping[str, Any], key: str, path: str, what: str) -> list[Any]:
-    """A list of a file's object. Raises UsageError if it has none under that key."""
+    """Return a list of a file's object. Raises UsageError if there is no list under the key."""
     found = value.get(key)
     if not isinstance(found, list):
         raise UsageError(f"{path} has no list {key!r}: name {what}")
@@ -128,7 +131,7 @@ def list_of(value: Mapping[str, Any], key: str, path: str, what: str) -> list[An
 
 
 def number(value: object, name: str) -> float:
-    """A finite number, also written as text. Raises BadResult."""
+    """Parse a finite number, which may be text. Raises BadResult."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise BadResult(f"{name} is no number")
     try:
@@ -142,7 +145,7 @@ def number(value: object, name: str) -> float:
 
 
 def count(value: object, name: str) -> int:
-    """A whole number that is not negative, also written as text. Raises BadResult."""
+    """Parse a non-negative integer, which may be text. Raises BadResult."""
     real = number(value, name)
     if real != int(real) or not 0 <= real <= 2**53:
         raise BadResult(f"{name} is no count")
@@ -150,17 +153,17 @@ def count(value: object, name: str) -> int:
 
 
 def in_us(value: object, unit: object, name: str) -> float:
-    """A time in microseconds. Raises BadResult for a unit that is no time's."""
+    """Convert a time to microseconds. Raises BadResult if the unit is not one of time."""
     if unit not in US:
         raise BadResult(f"its unit is no time's: use one of {', '.join(dict.fromkeys(US))}")
     return number(value, name) * US[str(unit)]
 
 
 def split_parameters(parameters: Mapping[str, object]) -> tuple[tuple[int, int, int], str]:
-    """Shape (m, n, k) and variant of named parameters.
+    """Split named parameters into the shape (m, n, k) and the variant.
 
-    What is called m, n or k, in either case, is the shape if it is a count; all others together
-    are the variant, for example `BlockSize=64,T=I32`.
+    A parameter called m, n or k, in either case, is part of the shape if it is a count. All others
+    together are the variant, for example `BlockSize=64,T=I32`.
     """
     sizes, others = {"m": 1, "n": 1, "k": 1}, []
     for key, value in parameters.items():
@@ -173,16 +176,16 @@ def split_parameters(parameters: Mapping[str, object]) -> tuple[tuple[int, int, 
 
 
 def notches(median: float, q1: float, q3: float, n: int) -> tuple[float, float]:
-    """95 % interval of a median by its quartiles: 1.57 IQR / sqrt(n) (McGill, Tukey, Larsen 1978).
+    """Compute the 95 % interval of a median from its quartiles: 1.57 IQR / sqrt(n).
 
-    The lower end stays above 0.
+    Source: McGill, Tukey, Larsen 1978. The lower end stays above 0.
     """
     reach = 1.57 * (q3 - q1) / math.sqrt(n)
     return max(median - reach, median / 1000), median + reach
 
 
 def of_samples(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Median of samples and the ends of its 95 % interval (`notches`)."""
+    """Compute the median of samples and the ends of its 95 % interval (`notches`)."""
     median = statistics.median(samples)
     if len(samples) < 4:
         return median, min(samples), max(samples)
@@ -227,7 +230,7 @@ def _checked(one: OutsideResult) -> OutsideResult:
 
 
 def cleaned(text: object) -> str:
-    """Text of somebody else as a record may have it: printable, and not long."""
+    """Shorten untrusted text, and replace unprintable characters by question marks."""
     shown = "".join(c if c.isprintable() else "?" for c in str(text))
     return shown if len(shown) <= _LONGEST_DETAIL else f"{shown[: _LONGEST_DETAIL - 3]}..."
 

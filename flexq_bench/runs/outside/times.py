@@ -1,4 +1,4 @@
-"""Times as other tools write them."""
+"""Parsing of times in files of other tools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def iso_time(text: object) -> str | None:
-    """ISO 8601 in UTC of a time in that form; None: it is none. Without a zone it is UTC."""
+    """Convert an ISO 8601 time to UTC; None: it is no such time. A time without a zone is UTC."""
     if not isinstance(text, str):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Responses of the API's endpoints: plain frozen values, read from the database."""
+"""Responses of the API's endpoints: frozen dataclasses, read from the database."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ _LOG_INTERVAL_S = 20.0  # between two warnings about a silent server
 log = logging.getLogger(__name__)
 
 
-def patient_connection(name: str, silence_s: float) -> type[psycopg.Connection[Any]]:
+def connection_with_timeout(name: str, silence_s: float) -> type[psycopg.Connection[Any]]:
     """Return a connection class that raises if the server is silent for `silence_s` seconds.
 
     name: of the database, for messages. It raises SilentServerError and closes the connection:
     the outcome of the statement is unknown.
     """
 
-    class PatientConnection(psycopg.Connection[Any]):
+    class ConnectionWithTimeout(psycopg.Connection[Any]):
         def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
             try:
                 return super().wait(_with_timeout(gen, name, silence_s), *arguments, **options)
@@ -30,7 +30,7 @@ def patient_connection(name: str, silence_s: float) -> type[psycopg.Connection[A
                     self.pgconn.finish()
                 raise
 
-    return PatientConnection
+    return ConnectionWithTimeout
 
 
 class SilentServerError(psycopg.OperationalError):
