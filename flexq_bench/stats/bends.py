@@ -1,4 +1,4 @@
-"""Gradual changes that resemble a step: a bend of a line, a level that settles."""
+"""Gradual changes that resemble a step: a bend of a line, a level that settles, a slow ramp."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flexq_bench.stats.log_series import Floats, robust_scale
+from flexq_bench.stats.log_series import MAD_TO_SIGMA, Floats
 from flexq_bench.stats.segments import Segment
 
 CLIP_SIGMAS = 3.5  # of a value that is no outlier
@@ -17,6 +17,10 @@ _CLEARLY_LESS = 3.0  # standard errors
 _SETTLED = 25  # values after a step in which its level may settle
 # Time constants of settling, of the time until the level seems to change.
 _SETTLING = np.array([0.25, 0.4, 0.6, 0.9, 1.4])
+_SMALL_SIGMAS = 3.5  # of a step that a slow ramp may explain instead
+_BEYOND_A_STEP = 4.0  # variances by which the ramp has to be better
+_RAMPS = 7  # of a length, with their middles from one end of it to the other
+_BESIDE_A_RAMP = 100  # values on either side that tell a ramp from a step
 _BEND_REACH = 15  # values between a boundary and the bend that explains it instead
 
 
@@ -28,16 +32,19 @@ def is_gradual(
     residuals: Floats,
     memory: float,
     floor: float,
+    slow: tuple[int, ...],
 ) -> bool:
     """Return True if a gradual change explains a boundary of a fit as well as a step does.
 
     values: [n]. residuals: [n] about the segments [k]. effects: [k - 1], of boundaries. position:
     of the segment before the boundary. memory: of the residuals. floor: least sigma of a value.
+    slow: numbers of values of the ramps that may explain a small step.
     """
     return (
         _bends(values, segments, position, residuals, memory, floor)
         or _jumps_less(values, segments, position, effects[position], residuals, memory, floor)
         or _settles(values, segments, effects, position, residuals)
+        or _is_slow(values, segments, effects[position], position, residuals, memory, floor, slow)
     )
 
 
@@ -62,7 +69,10 @@ def _bends(
         return False
     about = residuals[left.start : right.stop]
     # A few values that belong to the next step would make any fit a bad one.
-    usual = np.abs(about) <= CLIP_SIGMAS * float(robust_scale(about, floor=floor))
+    # About the segments and not their median, so that half of the values are usual ones even where
+    # most of them are equal.
+    scale = max(MAD_TO_SIGMA * float(np.median(np.abs(about))), floor)
+    usual = np.abs(about) <= CLIP_SIGMAS * scale
     part, about = values[left.start : right.stop][usual], about[usual]
     jumping = float(about @ about)
     time = np.flatnonzero(usual).astype(np.float64)
@@ -150,3 +160,39 @@ def _settles(
     rest = part - part.mean()
     saved = (fading @ rest) ** 2 / np.einsum("ij,ij->i", fading, fading)
     return float(rest @ rest - saved.max()) <= jumping
+
+
+def _is_slow(
+    values: Floats,
+    segments: list[Segment],
+    effect: float,
+    position: int,
+    residuals: Floats,
+    memory: float,
+    floor: float,
+    slow: tuple[int, ...],
+) -> bool:
+    """Return True if a ramp over so many values explains a small step clearly better than it.
+
+    A level that wanders for a while leaves such steps. About a large one, further changes may be
+    missing, which a ramp would explain as well.
+    """
+    left, right = segments[position], segments[position + 1]
+    if left.slope or right.slope:
+        return False
+    if abs(effect) > _SMALL_SIGMAS * max(float(np.sqrt(np.mean(residuals * residuals))), floor):
+        return False
+    start = max(left.start, left.stop - _BESIDE_A_RAMP)
+    stop = min(right.stop, right.start + _BESIDE_A_RAMP)
+    part, time = values[start:stop], np.arange(start, stop) - right.start + 0.5
+    middles = np.linspace(-0.5, 0.5, _RAMPS)[:, None]
+    shapes = [
+        np.clip(time / length - middles + 0.5, 0, 1) for length in slow if length <= part.size
+    ]
+    if not shapes:
+        return False
+    sides = values[start : left.stop], values[right.start : stop]
+    jumping = sum(one.size * float(one.var()) for one in sides)
+    inflation = (1 + memory) / (1 - memory)
+    least = _least_rest(part, np.concatenate(shapes)[:, None])
+    return jumping - least > _BEYOND_A_STEP * inflation * jumping / part.size

@@ -7,7 +7,7 @@ import numpy as np
 from flexq_bench.stats.log_series import Floats, Ints
 
 WITHIN = 5  # values that a place may be off by and still lead people to the commit
-_EXACT = 0.5  # what an exact place counts more
+_EXACT = 0.05  # what an exact place counts more: it decides among places that are all near
 _LEAST = 0.1  # of the sigma of one value: noise is not taken for less
 
 
@@ -53,8 +53,8 @@ def costs_between_lines(
 def best_place(costs: Floats, log_information: Floats, variance: float) -> int:
     """Index of the place to report, of neighbouring places with these costs [k].
 
-    The one of the largest expected score: 1 if the step is within 5 values of it, and a half more
-    if it is exact. Where noise leaves several places possible, that is one that most of them
+    The one of the largest expected score: 1 if the step is within 5 values of it, and a twentieth
+    more if it is exact. Where noise leaves several places possible, that is one that most of them
     are near. variance: of an innovation.
     """
     minus_2_ln = costs / variance + log_information

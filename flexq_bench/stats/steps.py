@@ -78,7 +78,8 @@ class StepRules:
     earlier_looks: a step that is not clear by itself must also be found without the newest value,
     the newest two and so on, this many times; more often if the noise is autocorrelated. 0: one
     look decides. periods: of the seasonal components to look for, in values. longest_visit: number
-    of values of the median visit of a mode; longer visits are levels.
+    of values of the median visit of a mode; longer visits are levels. slow: lengths of ramps, in
+    values, which a small step must not be.
     """
 
     significance: float = SIGNIFICANCE
@@ -89,6 +90,7 @@ class StepRules:
     longest_visit: int = 15
     wander_errors: float = 2.0
     ramps: tuple[int, ...] = (4, 7, 10)
+    slow: tuple[int, ...] = (24, 36, 54, 80, 120)
 
 
 ANY_SERIES = StepRules()  # of any origin and unit
@@ -103,6 +105,7 @@ HISTORY_RULES = StepRules(
     longest_visit=LONGEST_VISIT,
     wander_errors=3.5,
     ramps=(),
+    slow=(),
 )
 
 
@@ -279,7 +282,7 @@ def _tested(
         effects = [one.effect for one in tested]
         tested = [
             replace(one, p_value=1.0)
-            if is_gradual(cleaned, segments, effects, i, residuals, memory, floor)
+            if is_gradual(cleaned, segments, effects, i, residuals, memory, floor, rules.slow)
             else one
             for i, one in enumerate(tested)
         ]
@@ -338,7 +341,9 @@ def _with_single_steps(
                 if (
                     step.p_value <= rules.significance
                     and abs(step.effect) >= rules.smallest
-                    and not is_gradual(cleaned, others, effects, first, about, memory, floor)
+                    and not is_gradual(
+                        cleaned, others, effects, first, about, memory, floor, rules.slow
+                    )
                 ):
                     segments, residuals, last = others, about, first + 1
                     tested = [

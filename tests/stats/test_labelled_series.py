@@ -86,3 +86,12 @@ def test_the_windowed_t_test_returns_local_maxima_of_t(labelled):
     assert yardsticks.windowed_t(level) == [60]
     assert yardsticks.windowed_t(np.ones(100)) == []
     assert yardsticks.windowed_t(level[:20]) == []
+
+
+def test_a_series_that_is_stuck_at_one_value_has_its_steps(labelled):
+    # Half of its residuals are equal and none of them 0.
+    from annotated_series import annotated_series
+
+    values, _ = annotated_series(2340)
+
+    assert 106 in labelled.detections(labelled.DETECTORS["level model"], values)

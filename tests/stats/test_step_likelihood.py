@@ -37,8 +37,13 @@ def test_a_clear_place_is_reported_and_of_unclear_ones_one_that_most_are_near():
     unclear = np.full(30, 50.0)
     unclear[[4, 14, 16, 18]] = 0.0, 0.5, 0.5, 0.5
 
+    likely = np.full(30, 50.0)
+    likely[[2, 14, 15]] = 0.0, 1.0, 1.1
+
     assert best_place(clear, np.zeros(30), 1.0) == 22
     assert best_place(unclear, np.zeros(30), 1.0) == 16
+    # Of the likeliest of all less than of two neighbours together, of which it is the likelier.
+    assert best_place(likely, np.zeros(30), 1.0) == 14
 
 
 def test_noise_with_memory_does_not_bend_a_step_into_a_drift():

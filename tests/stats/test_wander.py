@@ -53,3 +53,18 @@ def test_a_change_over_a_few_values_of_a_short_series_is_no_drift():
         logs += 0.2 * np.clip((np.arange(50) - 20) / 8, 0, 1)
 
         assert any(abs(at - 24) <= 5 for at in steps(logs))
+
+
+def test_a_level_that_wanders_for_a_while_makes_few_steps_and_a_step_among_them_is_one():
+    found, clear = [], 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        walk = np.zeros(600)
+        walk[100:180] = 0.25 * rng.standard_normal(80)
+        logs = SIGMA * (rng.standard_normal(600) + np.cumsum(walk))
+        logs[400:] += 2.5 * SIGMA
+        found.append([at for at in steps(logs) if at < 250])
+        clear += any(abs(at - 400) <= 5 for at in steps(logs))
+
+    assert sum(map(len, found)) <= 17
+    assert clear >= 29
