@@ -144,7 +144,12 @@ class BlockStream:
 
         module: the block, or a replacement with the same arguments.
         """
-        output = module(hidden, **self._arguments[self.block])
+        arguments = dict(self._arguments[self.block])
+        if isinstance(alibi := arguments.get("alibi"), torch.Tensor):
+            # BLOOM and Falcon add it by baddbmm, which neither broadcasts nor converts:
+            # [segments x heads, 1, length], captured with one segment.
+            arguments["alibi"] = alibi.to(hidden.dtype).repeat(len(hidden), 1, 1)
+        output = module(hidden, **arguments)
         states: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return states
 

@@ -168,15 +168,15 @@ def test_two_texts_of_one_name_are_a_mistake(accuracy, tiny_llama):
 def test_an_architecture_without_a_layer_map_is_refused(accuracy, tmp_path, tiny_llama):
     import shutil
 
-    from transformers import BloomConfig, BloomForCausalLM
+    from transformers import CodeGenConfig, CodeGenForCausalLM
 
-    config = BloomConfig(vocab_size=512, hidden_size=32, n_layer=1, n_head=2)
-    BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
+    config = CodeGenConfig(vocab_size=512, n_embd=32, n_layer=1, n_head=4, rotary_dim=4)
+    CodeGenForCausalLM(config).save_pretrained(tmp_path / "codegen")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tiny_llama / name, tmp_path / "bloom" / name)
-    ran = accuracy(model=tmp_path / "bloom")
+        shutil.copy(tiny_llama / name, tmp_path / "codegen" / name)
+    ran = accuracy(model=tmp_path / "codegen")
     assert ran.code == ExitCode.USAGE
-    assert "no layer map for the architecture 'BloomForCausalLM'" in ran.error
+    assert "no layer map for the architecture 'CodeGenForCausalLM'" in ran.error
 
 
 def test_what_failed_is_tried_again_when_a_run_goes_on(accuracy, stored, monkeypatch):

@@ -92,6 +92,8 @@ def build() -> Callable[..., Any]:
             sizes |= {"intermediate_size": 100, "rotary_pct": 0.5}
         elif architecture == "FalconForCausalLM":
             sizes["ffn_hidden_size"] = 100
+        elif architecture == "GPTJForCausalLM":
+            sizes |= {"n_inner": 100, "rotary_dim": 8}
         else:
             sizes |= {"intermediate_size": 100, "num_key_value_heads": 2, "head_dim": 16}
         if "Moe" in architecture or architecture.startswith(("Mixtral", "Olmoe")):
@@ -99,6 +101,11 @@ def build() -> Callable[..., Any]:
             sizes["num_experts_per_tok"] = 2
         if architecture == "OlmoeForCausalLM":  # norms all queries together
             del sizes["head_dim"]
+        if architecture == "HeliumForCausalLM":  # its o_proj is square
+            sizes["head_dim"] = 12
+        if architecture == "StableLmForCausalLM":  # rotates an even part of hidden / heads
+            del sizes["head_dim"]
+            sizes["partial_rotary_factor"] = 0.5
         if architecture.startswith(("Gemma2", "Gemma3", "Mistral", "Qwen")):
             sizes["sliding_window"] = 8
         if architecture.startswith("Qwen"):

@@ -47,18 +47,18 @@ def test_scheme_gives_the_same_numbers_again(name, family, calibration, text, re
     assert bool(torch.isfinite(model(text).logits).all())
 
 
-def in_half_precision(turns):
-    """Every architecture with every scheme; which of the two data types is which goes by turns."""
-    return [(one, (place + turn) % 2) for place, one in enumerate(ARCHITECTURES) for turn in turns]
+def in_half_precision():
+    """Every architecture in two turns, which exchange data types; the fast tests have one turn of
+    one architecture for each layer map."""
+    maps = set()
+    for place, (architecture, names) in enumerate(ARCHITECTURES.items()):
+        is_fast = names not in maps
+        maps.add(names)
+        yield pytest.param(architecture, place % 2, marks=() if is_fast else pytest.mark.slow)
+        yield pytest.param(architecture, (place + 1) % 2, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "turn"),
-    [
-        *in_half_precision([0]),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in in_half_precision([1])),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "turn"), in_half_precision())
 def test_half_precision_models_of_any_architecture_can_be_quantized(
     architecture, turn, calibration, text, build
 ):
