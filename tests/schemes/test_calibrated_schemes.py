@@ -58,7 +58,7 @@ def in_half_precision():
         yield pytest.param(architecture, (place + 1) % 2, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("architecture", "turn"), in_half_precision())
+@pytest.mark.parametrize(("architecture", "turn"), [*in_half_precision()])
 def test_half_precision_models_of_any_architecture_can_be_quantized(
     architecture, turn, calibration, text, build
 ):
