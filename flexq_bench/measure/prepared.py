@@ -1,4 +1,4 @@
-"""A case made ready on a device: bound, configured, checked and placed as often as asked."""
+"""A case prepared on a device: bound, configured, checked and placed repeatedly."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from kernels.runtime.module import binary_hash, compile_ahead
 from kernels.runtime.nvrtc import builds_hash
 from workloads.case import Case
 
-# A launch on inputs that it has not seen is held against the same again: how often, with the first
-# that fills the caches, and in how many microseconds at most where there is more than one launch.
+# Launches on new inputs are compared with repetitions on the same inputs: number of repetitions,
+# including a first one that fills the caches; the number for long launches; and most microseconds
+# of a repetition, if it has more than one launch.
 _REPETITIONS, _OF_LONG_LAUNCHES, _REPEATED_US = 9, 5, 2000.0
 _FASTER_AGAIN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Buffers that were allocated for one placement, and the rotation that is timed over them."""
+    """Buffers allocated for one placement, and the rotation that is timed over them."""
 
     rotation: Rotation
     buffers: Buffers
@@ -47,17 +48,17 @@ class Placed:
     tolerance: float
 
     def written(self) -> str:
-        """Describe what launches wrote that isn't theirs, or remembered; empty: nothing."""
+        """Describe operands that launches changed, or results that they cached; empty: none."""
         self.clock.synchronize()
         return self.buffers.written() or self._remembered()
 
     def _remembered(self) -> str:
-        """Describe that launches are faster on inputs that they have seen; empty: they aren't.
+        """Describe that launches are faster on inputs that they have seen; empty: they are not.
 
-        A launch function on the host can look at its operands and keep results by what it sees.
-        Launches that have new activations each take turns with the same launches again, all on
-        copies of the weights that the host's caches have. This is no measurement: all of the first
-        must take far longer than most of the second.
+        A launch function on the host can inspect its operands and cache results. Launches with new
+        activations alternate with repetitions of the same launches, all on copies of the weights
+        that are in the host's caches. This is not a measurement: even the fastest launch on new
+        inputs must take far longer than the median repetition.
         """
         launch_us = self.rotation.repeated_us(1)
         if launch_us is None:
@@ -72,12 +73,13 @@ class Placed:
             repetitions = _REPETITIONS if launch_us < _REPEATED_US else _OF_LONG_LAUNCHES
             for _ in range(repetitions):
                 for used, times in ((True, new), (False, again)):
-                    # A busy machine's scheduler must not keep step with this loop.
+                    # The loop must not run in step with the scheduler of a busy machine.
                     for _ in range(random.randrange(3)):
                         inputs.draw(used=False)
                     inputs.draw(used=used)
                     times.append(self.rotation.repeated_us(launches) or 0.0)
-        least_us, usual_us = min(new[1:]), statistics.median(again[1:])  # caches were cold
+        # the first one ran with cold caches
+        least_us, usual_us = min(new[1:]), statistics.median(again[1:])
         if least_us <= _FASTER_AGAIN * usual_us:
             return ""
         return (
@@ -86,11 +88,11 @@ class Placed:
         )
 
     def inspect(self) -> str:
-        """Describe what is wrong with what the timed launches compute; empty: nothing.
+        """Describe errors in the results of the timed launches; empty: none.
 
-        What a kernel's code replaced or read of what measures comes first, then operands that it
-        wrote, then outputs of samples that were looked at unannounced, then those of one more
-        sample on outputs filled with NaN, then results that are remembered.
+        The order is: functions that a kernel's code replaced, or reads of this process; operands
+        that it changed; outputs of unannounced samples; outputs of one more sample, filled with NaN
+        before; cached results.
         """
         if found := tampering.found():
             return found
@@ -105,7 +107,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class TuningMachine:
-    """Scope in which a tuned choice is valid: the GPU's SKU, the libraries and the compiler."""
+    """Scope of a tuned choice: the GPU's SKU, the libraries and the compiler."""
 
     gpu: str
     software: str
@@ -114,11 +116,11 @@ class TuningMachine:
 class PreparedCase:
     """A kernel at one shape, with its inputs drawn from the seed and packed.
 
-    config: what runs; the kernel's own heuristic until one is chosen or given. copies: of the
-    weights, in a rotation. seed: of the run. secret: what changes between samples is drawn from it.
-    shared: weights of cases before. warm: the device was just at work. All methods want the clock's
-    device to be the current one.
-    Raises UnsupportedError where the cache mode can't be had, and whatever the kernel raises.
+    config: the configuration that runs; the kernel's own heuristic until one is chosen or given.
+    copies: of the weights, in a rotation. seed: of the run. secret: seed of the inputs that change
+    between samples. shared: weights of earlier cases. warm: the device was just busy. All methods
+    require the clock's device to be the current one. Raises UnsupportedError if the cache mode is
+    not possible, and any exception of the kernel.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class PreparedCase:
     ) -> None:
         self.case, self.kernel = case, kernel
         self._clock, self._protocol, self._seed, self._warm = clock, protocol, seed, warm
-        self._spec = deepcopy(kernel.spec)  # the kernel's code has the object, too
+        self._spec = deepcopy(kernel.spec)  # a copy, because the kernel's code has the object too
         rewriting = Rewriting(secret, protocol, l2_bytes or protocol.assumed_l2_bytes)
         self._subject = bind(kernel, case, device, seed, rewriting, shared)
         self.input_distribution = self._subject.input_distribution
@@ -147,7 +149,7 @@ class PreparedCase:
         self._launches: dict[tuple[int, Config | None], int] = {}
 
     def _take(self, config: Config | None) -> None:
-        """Run this one; weights that it doesn't read are freed."""
+        """Use this configuration; free weights that it doesn't read."""
         self.config = config
         self._subject.narrow(config)
         self.copies = self._needed_copies()
@@ -157,7 +159,7 @@ class PreparedCase:
 
     @property
     def binary_hash(self) -> str | None:
-        """Of the machine code that runs; None: a library's."""
+        """Hash of the machine code that runs; None: that of a library."""
         return binary_hash(self.kernel.builds_for(self.case.gemm, self.config))
 
     def choose_config(
@@ -167,7 +169,7 @@ class PreparedCase:
         *,
         favourite: Mapping[str, Any] | None = None,
     ) -> None:
-        """Take the fastest candidate, or the favourite (as a dict) where that is nearly as fast."""
+        """Use the fastest candidate, or the favourite (as a dict) if it is nearly as fast."""
         candidates = self._subject.candidates()
         if not candidates:
             self.use_default()
@@ -182,7 +184,7 @@ class PreparedCase:
             case.stage,
             case.cache,
             machine.gpu,
-            # A choice is stale that was made at another clock.
+            # A choice made under another regime is invalid.
             f"{machine.software} {builds_hash(tuple(self.kernel.builds()))} "
             f"protocol {self._protocol.version} {case.regime}{_of_outside(spec.source_hash)}",
             "" if favourite is None else str(dict(favourite)),
@@ -192,7 +194,9 @@ class PreparedCase:
         self._take(memory.choose(key, candidates, *times))
 
     def time_candidates(self) -> Iterator[tuple[Config, float]]:
-        """Every candidate in microseconds a launch: a glance, a brief time where that is near."""
+        """Microseconds per launch of every candidate: a coarse time, and a brief one for those near
+        the best.
+        """
         timer = self._timer()
         glances = [(config, timer.glance(config)) for config in self._subject.candidates()]
         near = min((microseconds for _, microseconds in glances), default=0.0) * (1 + NEAR)
@@ -215,11 +219,11 @@ class PreparedCase:
         return self._subject.place(self.copies, seed=seed)
 
     def use_default(self) -> None:
-        """Take the kernel's own heuristic."""
+        """Use the kernel's own heuristic."""
         self._take(self._subject.default_config())
 
     def use_config(self, wanted: Mapping[str, Any]) -> None:
-        """Take the candidate that is this dict; empty: the default. Raises MeasureError."""
+        """Use the candidate that equals this dict; empty: the default. Raises MeasureError."""
         known = [self._subject.default_config(), *self._subject.candidates()]
         for config in known:
             if (config.as_dict() if config is not None else {}) == wanted:
@@ -238,7 +242,7 @@ class PreparedCase:
     def placed(self, index: int, *, beside: Buffers | None = None) -> Iterator[Placed]:
         """Placement `index`: a rotation over buffers that are allocated now and freed on leaving.
 
-        beside: another subject's, whose weights are used where they are the same bytes.
+        beside: another subject's buffers, whose weights are shared if they have the same bytes.
         """
         seed = derive_seed(self._seed, self.case.key, "placement", index)
         self._clock.release_memory()
@@ -250,7 +254,7 @@ class PreparedCase:
             buffers.between,
             self._launches.get((self.copies, self.config)),
         )
-        # All placements have samples of one length.
+        # All placements have samples of the same length.
         self._launches[self.copies, self.config] = rotation.launches
         try:
             yield Placed(rotation, buffers, self.config, self._clock, self._protocol.tolerance)
