@@ -1,6 +1,4 @@
-"""Rules and results of an A/B comparison: numbers of measurements, sample batches, blocks,
-cases.
-"""
+"""Rules and results of an A/B comparison: looks, sample batches, blocks, cases."""
 
 from __future__ import annotations
 

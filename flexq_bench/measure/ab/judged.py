@@ -77,9 +77,7 @@ def _check_workers(
     rules: InterleaveRules,
     command: Sequence[str] | None,
 ) -> None:
-    """Raise MissingResultsError unless base's program starts, supports gates, and runs head's
-    code.
-    """
+    """Raise MissingResultsError unless base's program starts, judges and runs head's code."""
     base, head = sides
     with ExitStack() as stack:  # both start at the same time, which takes as long as one
         first, second = (

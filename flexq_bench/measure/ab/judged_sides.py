@@ -60,9 +60,7 @@ class JudgingDevice:
 
     @classmethod
     def on(cls, device: str, folder: Path) -> JudgingDevice:
-        """The judging device of this name. Raises DeviceError if this machine has no such
-        device.
-        """
+        """The judging device of this name. Raises DeviceError if this machine has none."""
         torch_device = find_device(device)
         if torch_device.type == "cpu":
             return cls(torch_device, PROTOCOL_CPU, NoSensor(), folder)
@@ -172,9 +170,7 @@ class JudgedSide(CaseSide):
         return SampleBatch(samples, state.sm_clock_mhz, valid=True)
 
     def _read_reply(self, reply: dict[str, Any]) -> tuple[tuple[float, ...], float]:
-        """Samples in microseconds per launch, and the seconds that all launches of the turn
-        took.
-        """
+        """Samples in microseconds per launch, and the seconds of all launches of the turn."""
         try:
             samples = tuple(float(sample) for sample in reply["samples_us"])
             launches = int(reply["launches"])
@@ -197,9 +193,7 @@ class JudgedSide(CaseSide):
         return output.to(self.judge.device)
 
     def _wrong_cells(self, inputs: LinearInputs, output: torch.Tensor) -> str:
-        """Check output elements that are chosen now. Return a description of errors; empty:
-        none.
-        """
+        """Check output elements that are chosen now. Return a description of errors, or ""."""
         gemm = self.case.gemm
         rows, columns = self._some(gemm.m, _ROWS), self._some(gemm.n, _COLUMNS)
         spec = self.judge.kernel_of(self.case).spec
@@ -236,9 +230,7 @@ class JudgedSide(CaseSide):
 
 
 def judged_pair(base: Case, head: Case, judge: JudgingDevice, *, believes_binary: bool) -> CasePair:
-    """A pair of cases whose sides are both judged by this process, head's times relative to
-    base's.
-    """
+    """A pair of cases judged by this process, with head's times relative to base's."""
     first = JudgedSide("base", base, judge=judge, is_trusted=True)
     second = JudgedSide("head", head, judge=judge, believes_binary=believes_binary, opponent=first)
     first.opponent = second
