@@ -35,7 +35,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class FillResult:
-    """Result of filling a gap. left: cases still without a result. detail: why, else empty."""
+    """Result of filling a gap. left: cases still without a result. detail: the reason, or empty."""
 
     gap: Gap
     left: int
@@ -87,7 +87,7 @@ def fill_gap(
                 n for n in queries.night_states(session, name=gap.night) if n.run == gap.run
             ]
             info = NightInfo(stored.key, stored.name, stored.suite, stored.gpu, stored.run)
-            # Not compared: later nights compare with the bases that are trusted by then.
+            # Without comparisons: later nights compare with the bases that are trusted by then.
             set_night(session, info, "done", at=datetime.now(UTC))
     return FillResult(gap, left, message or f"exit status {status}" if left else "")
 

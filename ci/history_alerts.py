@@ -1,4 +1,4 @@
-"""Series of other projects: judged by their history alone, with alerts of their own."""
+"""Series of other projects: verdicts by their history alone, and their alerts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flexq_bench.verdicts.history_verdict import (
 )
 from flexq_bench.verdicts.nightly import open_or_join_alerts
 
-_LONGEST = 300  # newest results of a series that are looked at
+_LONGEST = 300  # newest results of a series that are analysed
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 
@@ -50,25 +50,25 @@ class HistoryVerdicts:
 
 @dataclass(frozen=True, slots=True)
 class _NewStep:
-    """A step that is new, with the results before it and at it."""
+    """A new step, with the results before it and at it."""
 
     series: ProjectSeries
     step: Step
     before: HistoryPoint
     first: HistoryPoint
     uuid: str
-    lasts: bool  # the newest level of the series is as bad as this step made it
+    lasts: bool  # the newest level of the series is as bad as after this step
 
 
 def judge_histories(
     session: Session, series_ids: Iterable[int] | None = None, *, alerting: bool = True
 ) -> HistoryVerdicts:
-    """Look for new changes of level in series of other projects, store them, open and close alerts.
+    """Detect new changes of level in series of other projects; store them, open and close alerts.
 
-    series_ids None: all series that have a project; others are left out. A step is stored once,
-    however often its history is judged. What got worse and is worse still alerts; a family of a
-    project (names without bits) and a range of commits make one alert. Steps within one commit
-    are no code's doing, and alert nobody.
+    series_ids None: all series with a project; others are ignored. A step is stored once, for any
+    number of analyses. Steps for the worse that persist open alerts; a family of a project (names
+    without bits) and a range of commits make one alert. Steps within one commit are not caused by
+    code, and open none.
     """
     wanted = None if series_ids is None else set(series_ids)
     chosen = [row for row in queries.project_series(session) if wanted is None or row.id in wanted]
@@ -94,7 +94,7 @@ def family_of(project: str, kernel: str) -> str:
 
 
 def _usable(session: Session, series_id: int) -> list[HistoryPoint]:
-    """The newest results of the newest epoch, by ancestry; by time, if no commit has a place."""
+    """The newest results of the newest epoch, by ancestry; by time if no commit has a position."""
     points = queries.series_history(session, series_id, without_sweeps=True)
     last = points[-1].epoch if points else 0
     newest = [point for point in points if point.epoch == last]
@@ -115,7 +115,7 @@ def _new_steps(
     new = []
     for step in located:
         first, before = points[step.index], points[step.index - 1]
-        # No two steps are nearer than the shortest level: later results may move one by a few.
+        # Two steps are at least the shortest level apart: later results may move one by a few.
         reach = SHORTEST_SEGMENT - 1
         near = {p.commit for p in points[max(step.index - reach, 0) : step.index + reach + 1]}
         if near & known or first.commit == before.commit:
@@ -156,7 +156,7 @@ def _new_steps(
 
 
 def _groups(found: Sequence[_NewStep]) -> list[Group]:
-    """Lasting steps for the worse, by family and range of commits."""
+    """Persistent steps for the worse, by family and range of commits."""
     members: dict[tuple[str, str, str, str], list[_NewStep]] = {}
     for one in found:
         if one.step.verdict is Verdict.SLOWER and one.lasts:
@@ -181,7 +181,7 @@ def _close(
     levels: dict[int, tuple[Sequence[HistoryPoint], list[Step]]],
     at: datetime,
 ) -> tuple[int, ...]:
-    """Alerts of these series of which every series is back at the level before its step."""
+    """Close the alerts of these series if every series is back at the level before its step."""
     fixed = []
     for alert in queries.alerts(session, states=OPEN_STATES):
         if not alert.series or not set(alert.series) <= rows.keys():
@@ -222,5 +222,5 @@ def _has_come_back(
 
 
 def _commit(point: HistoryPoint, project: str) -> CommitInfo:
-    # The rest is stored already, and what is unknown here changes none of it.
+    # All others are stored already, and unknown values here change none of them.
     return CommitInfo(point.commit, None, point.topo_order, dirty=False, project=project)

@@ -22,7 +22,7 @@ def step_line(step: Step) -> str:
 
 
 def merged(report: BisectReport, repository: Path) -> list[MergedBranch]:
-    """Branches to go on in, if the one suspect is a merge, whose commits were not searched."""
+    """Branches to search next if the only suspect is a merge, whose commits were not searched."""
     if report.location is None or len(report.location.suspects) > 1:
         return []
     (suspect,) = report.location.suspects
@@ -32,7 +32,8 @@ def merged(report: BisectReport, repository: Path) -> list[MergedBranch]:
 def lines(report: BisectReport, repository: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """Yield the suspects with their commits' subjects, or the reason why nothing was searched.
 
-    A suspect that is a merge is followed by a command that searches what it merged, with `options`.
+    A suspect that is a merge is followed by a command that searches the merged commits, with
+    `options`.
     """
     if report.location is None or report.change is None:
         if report.ends is not None:
