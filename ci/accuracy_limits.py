@@ -318,7 +318,7 @@ def judge_kl(
     alpha: see clearly_beyond. share: the part of it that this look may spend, and of the 2.5 % at
     an end of the interval within which a limit is kept (see PowerSchedule).
     """
-    wanted = {"mean": KL} | {name: kl_metric(name) for name in KL_QUANTILES}
+    metrics = {"mean": KL} | {name: kl_metric(name) for name in KL_QUANTILES}
     return [
         _judge_value(
             judged,
@@ -331,7 +331,7 @@ def judge_kl(
             alpha=alpha,
             share=share,
         )
-        for name, metric in wanted.items()
+        for name, metric in metrics.items()
         if (most := getattr(limit, name)) is not None
     ]
 
@@ -471,8 +471,8 @@ def shortened(result: MetricResult, count: int) -> MetricResult:
 def find(
     results: Sequence[MetricResult], scheme: str, task: str, metric: str
 ) -> MetricResult | None:
-    wanted = (scheme, task, metric)
-    return next((f for f in results if (f.scheme, f.task, f.metric) == wanted), None)
+    key = (scheme, task, metric)
+    return next((f for f in results if (f.scheme, f.task, f.metric) == key), None)
 
 
 def _finite(value: float) -> float | None:

@@ -191,8 +191,8 @@ class AccuracyPolicy:
     @property
     def texts(self) -> tuple[str, ...]:
         """Names of the texts that have a limit, each once."""
-        others = (self.kl, self.agreement, self.fidelity)
-        limits = (*self.perplexities, *(limit for limit in others if limit is not None))
+        optional_limits = (self.kl, self.agreement, self.fidelity)
+        limits = (*self.perplexities, *(limit for limit in optional_limits if limit is not None))
         return tuple(dict.fromkeys(limit.text for limit in limits))
 
 
@@ -220,8 +220,8 @@ class _PolicyTable(DataTable):
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
-        others = (self.kl, self.agreement, self.fidelity)
-        if not self.perplexity and not self.task and not any(others):
+        optional_limits = (self.kl, self.agreement, self.fidelity)
+        if not self.perplexity and not self.task and not any(optional_limits):
             raise WorkloadError(
                 "limits nothing: add a [[perplexity]], a [[task]], [kl] or [agreement]"
             )
@@ -279,8 +279,8 @@ def read_accuracy_policy(file: Traversable) -> AccuracyPolicy:
 
 
 def _planned(table: _PolicyTable) -> PlannedPower:
-    given = {"detect": table.detect, "power": table.power, "alpha": table.alpha}
-    return PlannedPower(**{name: value for name, value in given.items() if value is not None})
+    plan = {"detect": table.detect, "power": table.power, "alpha": table.alpha}
+    return PlannedPower(**{name: value for name, value in plan.items() if value is not None})
 
 
 def _check_any(limit: DataTable) -> None:

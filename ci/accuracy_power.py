@@ -103,7 +103,7 @@ class TextTest:
         if self.decision is not Decision.OPEN:
             self.decided_at = self.evaluated
 
-    def wanted(self) -> int:
+    def required(self) -> int:
         """Number of segments of the text that the next look needs."""
         if self.decision is not Decision.OPEN:
             return self.evaluated
@@ -173,13 +173,13 @@ class PowerSchedule:
         if len(head):
             test.add(base, head)
         for_quantiles = math.ceil(self._tokens_needed.get(text, 0) / (self._context - 1))
-        wanted = max(test.wanted(), for_quantiles)
-        if test.decision is Decision.OPEN or wanted > len(head):
-            return wanted
+        required = max(test.required(), for_quantiles)
+        if test.decision is Decision.OPEN or required > len(head):
+            return required
         self._looks.setdefault((scheme, text), []).append(len(head))
         if self._undecided(scheme, text, so_far(), self.share(scheme, text, len(head))):
             return len(head) + math.ceil(GROWTH * len(head))
-        return wanted
+        return required
 
     def share(self, scheme: str, text: str, count: int) -> float:
         """The part of their error probabilities that a look at a text's other limits spends.

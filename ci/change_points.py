@@ -126,7 +126,7 @@ def steps_beside_others(changes: Mapping[int, DeviceChange]) -> dict[int, Step]:
     if len(changes) <= _FEWEST_OTHERS:
         return {}
     shifts = {series: math.log(one.after / one.before) for series, one in changes.items()}
-    found = {}
+    steps = {}
     for series, change in changes.items():
         others = np.array([shift for other, shift in shifts.items() if other != series])
         middle = float(np.median(others))
@@ -137,8 +137,8 @@ def steps_beside_others(changes: Mapping[int, DeviceChange]) -> dict[int, Step]:
         p_value = min(p_value * len(changes), 1.0)
         if abs(beyond) >= SMALLEST_LOG_RATIO and p_value <= HISTORY_RULES.significance:
             before = change.before * math.exp(middle)
-            found[series] = Step(change.index, before, change.after, p_value)
-    return found
+            steps[series] = Step(change.index, before, change.after, p_value)
+    return steps
 
 
 def _usable(session: Session, series_id: int) -> list[HistoryPoint]:

@@ -70,22 +70,26 @@ def judge_histories(
     without bits) and a range of commits make one alert. Steps within one commit are not caused by
     code, and open none.
     """
-    wanted = None if series_ids is None else set(series_ids)
-    chosen = [row for row in queries.project_series(session) if wanted is None or row.id in wanted]
-    found: list[_NewStep] = []
+    selected_ids = None if series_ids is None else set(series_ids)
+    chosen = [
+        row
+        for row in queries.project_series(session)
+        if selected_ids is None or row.id in selected_ids
+    ]
+    new_steps: list[_NewStep] = []
     levels: dict[int, tuple[Sequence[HistoryPoint], list[Step]]] = {}
     at = datetime.now(UTC)
     for row in chosen:
         points = _usable(session, row.id)
         located = steps([point.median_us for point in points], row.direction)
         levels[row.id] = points, located
-        found += _new_steps(session, row, points, located, at, watched=alerting)
-    improved = tuple(one.uuid for one in found if one.step.verdict is Verdict.FASTER)
+        new_steps += _new_steps(session, row, points, located, at, watched=alerting)
+    improved = tuple(one.uuid for one in new_steps if one.step.verdict is Verdict.FASTER)
     if not alerting:
-        return HistoryVerdicts(len(chosen), len(found), improved=improved)
-    opened, joined = open_or_join_alerts(session, _groups(found), at)
+        return HistoryVerdicts(len(chosen), len(new_steps), improved=improved)
+    opened, joined = open_or_join_alerts(session, _groups(new_steps), at)
     fixed = _close(session, {row.id: row for row in chosen}, levels, at)
-    return HistoryVerdicts(len(chosen), len(found), opened, joined, fixed, improved)
+    return HistoryVerdicts(len(chosen), len(new_steps), opened, joined, fixed, improved)
 
 
 def family_of(project: str, kernel: str) -> str:
@@ -155,10 +159,10 @@ def _new_steps(
     return new
 
 
-def _groups(found: Sequence[_NewStep]) -> list[Group]:
+def _groups(new_steps: Sequence[_NewStep]) -> list[Group]:
     """Persistent steps for the worse, by family and range of commits."""
     members: dict[tuple[str, str, str, str], list[_NewStep]] = {}
-    for one in found:
+    for one in new_steps:
         if one.step.verdict is Verdict.SLOWER and one.lasts:
             project = one.series.project
             family = family_of(project, one.series.kernel)
@@ -204,8 +208,8 @@ def _close(
 
 def _level_before(session: Session, decision: str) -> float | None:
     evidence = queries.decision_evidence(session, decision)
-    found = steps(evidence["values"], evidence["direction"])
-    return next((step.before for step in found if step.index == evidence["index"]), None)
+    level_changes = steps(evidence["values"], evidence["direction"])
+    return next((step.before for step in level_changes if step.index == evidence["index"]), None)
 
 
 def _has_come_back(

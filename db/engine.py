@@ -380,10 +380,10 @@ def _postgresql_engine(
             "PostgreSQL needs psycopg: pip install 'flexq-bench[postgres]'"
         ) from error
 
-    def connect(_dialect: Any, _record: Any, given: Any, named: Any) -> Any:
+    def connect(_dialect: Any, _record: Any, positional: Any, named: Any) -> Any:
         from db.patience import patient_connection  # psycopg is installed: the engine exists
 
-        return patient_connection(display(url), silence_s).connect(*given, **named)
+        return patient_connection(display(url), silence_s).connect(*positional, **named)
 
     event.listen(engine, "do_connect", connect)
 

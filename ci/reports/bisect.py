@@ -41,11 +41,11 @@ def lines(report: BisectReport, repository: Path, options: Sequence[str] = ()) -
             reason = report.ends.detail or confirmed.reason
             yield f"nothing to search: bad against good is {confirmed.verdict} ({reason})"
         return
-    word = "slower" if report.change > 0 else "faster"
+    direction = "slower" if report.change > 0 else "faster"
     if len(report.location.suspects) == 1:
-        yield f"the commit that made it {word}:"
+        yield f"the commit that made it {direction}:"
     else:
-        yield f"one of these made it {word}; those between could not be judged:"
+        yield f"one of these made it {direction}; those between could not be judged:"
     for suspect in report.location.suspects:
         yield f"  {suspect[:_SHA]} {subject_of(repository, suspect)}"
     branches = merged(report, repository)
@@ -55,7 +55,7 @@ def lines(report: BisectReport, repository: Path, options: Sequence[str] = ()) -
         again = command("bisect", report.case.key, *ends, *options)
         yield f"it merges {count}, go on there: {again}"
     if branches:
-        yield f"if nothing made it {word} there, the merge itself did"
+        yield f"if nothing made it {direction} there, the merge itself did"
 
 
 def line(report: BisectReport, repository: Path) -> str:
@@ -63,16 +63,16 @@ def line(report: BisectReport, repository: Path) -> str:
     if report.location is None or report.change is None:
         return "; ".join(lines(report, repository))
     size = f"{100 * abs(math.expm1(report.change)):.1f} %"
-    word = f"{size} {'slower' if report.change > 0 else 'faster'}"
-    first, *others = (suspect[:_SHA] for suspect in report.location.suspects)
-    if not others:
+    effect = f"{size} {'slower' if report.change > 0 else 'faster'}"
+    first, *other_suspects = (suspect[:_SHA] for suspect in report.location.suspects)
+    if not other_suspects:
         branches = merged(report, repository)
         ends = (f"--good {one.good[:_SHA]} --bad {one.bad[:_SHA]}" for one in branches)
         go_on = f", a merge: go on with bisect {' and '.join(ends)}" if branches else ""
-        return f"{first} made it {word}{go_on}"
+        return f"{first} made it {effect}{go_on}"
     return (
-        f"one of {len(others) + 1} commits, {first} to {others[-1]}, made it {word}: those before "
-        "the last could not be judged"
+        f"one of {len(other_suspects) + 1} commits, {first} to {other_suspects[-1]}, made it "
+        f"{effect}: those before the last could not be judged"
     )
 
 

@@ -243,10 +243,10 @@ def points_of(
     """
     numbers: dict[tuple[str, int], int] = {}
     points = []
-    for commit, order, epoch_id, *others in rows:
+    for commit, order, epoch_id, *columns in rows:
         passed = 0 if order is None else bisect_right(breaks, order)
         epoch = numbers.setdefault((environments[epoch_id], passed), len(numbers) + 1)
-        points.append(HistoryPoint(commit, order, epoch, *others))
+        points.append(HistoryPoint(commit, order, epoch, *columns))
     return points
 
 
