@@ -399,15 +399,15 @@ def fit_launches(copies: int, protocol: Protocol, launch_us: Callable[[int], flo
     """
     launches = copies
     for _ in range(_FITTINGS):
-        wanted = _launches_for(launch_us(launches), copies, protocol)
-        if wanted <= _NEARLY * launches:
+        target = _launches_for(launch_us(launches), copies, protocol)
+        if target <= _NEARLY * launches:
             return
-        launches = wanted
+        launches = target
     launch_us(launches)
 
 
 def _launches_for(launch_us: float, copies: int, protocol: Protocol) -> int:
     """Launches in a sample: whole passes over the copies that last the target time."""
-    wanted = max(protocol.target_sample_us, protocol.min_sample_us)
-    turns = math.ceil(wanted / max(launch_us * copies, 1e-3))
+    target = max(protocol.target_sample_us, protocol.min_sample_us)
+    turns = math.ceil(target / max(launch_us * copies, 1e-3))
     return copies * max(1, min(turns, protocol.max_launches // copies))

@@ -25,8 +25,8 @@ def copies_for(cache: CacheMode, copy_bytes: int, l2_bytes: int | None, protocol
             )
         return 1
     needed = protocol.cold_bytes(l2_bytes, protocol.min_cache_factor) // copy_bytes + 1
-    wanted = protocol.cold_bytes(l2_bytes, protocol.cache_factor) // copy_bytes + 1
-    copies = max(needed, min(wanted, protocol.many_copies))
+    preferred = protocol.cold_bytes(l2_bytes, protocol.cache_factor) // copy_bytes + 1
+    copies = max(needed, min(preferred, protocol.many_copies))
     if copies > protocol.max_launches:
         raise UnsupportedError(
             f"{copy_bytes:,} bytes of weights would need {copies:,} copies to be cold and "

@@ -38,10 +38,10 @@ def find_device(name: str) -> torch.device:
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     present = [*(f"cuda:{i}" for i in range(count)), "cpu"]
-    wanted = "cuda:0" if name == "cuda" else name
-    if wanted in present:
-        return torch.device(wanted)
-    near = difflib.get_close_matches(wanted, present, n=len(present), cutoff=0.4)
+    full_name = "cuda:0" if name == "cuda" else name
+    if full_name in present:
+        return torch.device(full_name)
+    near = difflib.get_close_matches(full_name, present, n=len(present), cutoff=0.4)
     ordered = near + [other for other in present if other not in near]
     raise DeviceError(f"no device {name!r}: this machine has {', '.join(ordered)}")
 

@@ -79,7 +79,7 @@ def _open(path: Path) -> int:
 
 
 def _wait(handle: int, uuid: str, kind: int, wait_s: float) -> None:
-    begun = said = time.monotonic()
+    begun = logged_at = time.monotonic()
     while True:
         try:
             fcntl.flock(handle, kind | fcntl.LOCK_NB)
@@ -93,8 +93,8 @@ def _wait(handle: int, uuid: str, kind: int, wait_s: float) -> None:
                 f"{_holder(handle)} measures on device {uuid}: wait for its end, or pick another "
                 f"device (waited {waited:.0f} s)"
             )
-        if waited == 0 or time.monotonic() - said >= _SAY_S or said == begun:
-            said = time.monotonic()
+        if waited == 0 or time.monotonic() - logged_at >= _SAY_S or logged_at == begun:
+            logged_at = time.monotonic()
             log.warning("%s measures on device %s: waiting for its end", _holder(handle), uuid)
         time.sleep(min(_LOOK_S, max(wait_s - waited, 0.001)))
 

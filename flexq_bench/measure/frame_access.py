@@ -46,7 +46,7 @@ def forget() -> None:
     _Reads.is_on, _Reads.first = False, ""
 
 
-def found() -> str:
+def detected() -> str:
     """Describe the first read of this process by foreign code; empty: none."""
     if not _Reads.first:
         return ""
@@ -55,10 +55,10 @@ def found() -> str:
 
 @cache
 def _add_hook() -> None:
-    sys.addaudithook(_hear)  # cannot be removed before the process ends
+    sys.addaudithook(_record)  # cannot be removed before the process ends
 
 
-def _hear(event: str, arguments: tuple[object, ...]) -> None:
+def _record(event: str, arguments: tuple[object, ...]) -> None:
     # Called for every audit event of the process: nothing may be slow or raise. Reads during
     # imports do not count, because decorators inspect their functions.
     if not _Reads.is_on or _Reads.first or is_importing():

@@ -230,11 +230,11 @@ class LinearBuffers(Buffers, BetweenSamples):
                     return _written("x", buffer)
         if "w" in read_only:
             for i in range(self.copies):
-                given = self._given_w
+                external_weights = self._given_w
                 buffer = (
                     self.weights.changed(i)
-                    if given is None
-                    else first_change(self.weights[i], given)
+                    if external_weights is None
+                    else first_change(self.weights[i], external_weights)
                 )
                 if buffer:
                     return _written("w", buffer)

@@ -176,9 +176,9 @@ def options_of(sources: Sequence[KernelSource]) -> tuple[str, ...]:
     return tuple(part for source in sources for part in (OPTION, source.argument))
 
 
-def without_failed(patterns: Sequence[str], found: Adopted) -> tuple[str, ...]:
+def without_failed(patterns: Sequence[str], loaded: Adopted) -> tuple[str, ...]:
     """Labels and globs without those of failed sources, which are known to be missing."""
-    lost = tuple(f"{source.prefix}." for source in found.failures)
+    lost = tuple(f"{source.prefix}." for source in loaded.failures)
     return tuple(pattern for pattern in patterns if not pattern.startswith(lost or ("\0",)))
 
 

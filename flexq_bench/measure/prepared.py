@@ -94,8 +94,8 @@ class Placed:
         that it changed; outputs of unannounced samples; outputs of one more sample, filled with NaN
         before; cached results.
         """
-        if found := tampering.found():
-            return found
+        if tampered := tampering.detected():
+            return tampered
         self.clock.synchronize()
         remembered = self._remembered()
         self.buffers.poison()
@@ -222,14 +222,14 @@ class PreparedCase:
         """Use the kernel's own heuristic."""
         self._take(self._subject.default_config())
 
-    def use_config(self, wanted: Mapping[str, Any]) -> None:
+    def use_config(self, arguments: Mapping[str, Any]) -> None:
         """Use the candidate that equals this dict; empty: the default. Raises MeasureError."""
         known = [self._subject.default_config(), *self._subject.candidates()]
         for config in known:
-            if (config.as_dict() if config is not None else {}) == wanted:
+            if (config.as_dict() if config is not None else {}) == arguments:
                 self._take(config)
                 return
-        raise MeasureError(f"{self.case.label} has no configuration {dict(wanted)}")
+        raise MeasureError(f"{self.case.label} has no configuration {dict(arguments)}")
 
     def check(self, when: str) -> CheckResult:
         """Check the results on newly drawn inputs. when: "before" or "after" the samples."""

@@ -231,9 +231,9 @@ def _columns(orders: Sequence[torch.Tensor], n: int, generator: torch.Generator)
     """Output features to check: half of them differ between contents of the weights."""
     shuffled = torch.randperm(n, generator=generator)
     differs = (orders[0] != orders[-1])[shuffled]
-    moved, others = shuffled[differs], shuffled[~differs]
+    moved, unmoved = shuffled[differs], shuffled[~differs]
     half = _LOOKED_AT_COLUMNS // 2
-    return torch.cat([moved[:half], others[: _LOOKED_AT_COLUMNS - min(half, len(moved))]])
+    return torch.cat([moved[:half], unmoved[: _LOOKED_AT_COLUMNS - min(half, len(moved))]])
 
 
 def _bits(buffer: torch.Tensor) -> torch.Tensor:

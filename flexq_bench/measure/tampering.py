@@ -76,7 +76,7 @@ def forget() -> None:
     frame_access.forget()
 
 
-def found() -> str:
+def detected() -> str:
     """Describe tampering: a replaced name, or a read that frame_access recorded; empty: none."""
     if not _known:
         return ""
@@ -88,7 +88,7 @@ def found() -> str:
     _active.extend(_handled_signals())
     if _active:
         return f"its code left {_active[0]} active: its results are not believed"
-    return frame_access.found()
+    return frame_access.detected()
 
 
 def note_active() -> None:
@@ -106,8 +106,8 @@ def note_active() -> None:
     for length, at in stacks:
         kinds = [type(at(i)) for i in range(length)]
         # torch's own mode for the default device of tensors.
-        others = (kind for kind in kinds if not kind.__module__.startswith("torch."))
-        _active.extend(f"the mode {kind.__name__} of torch" for kind in others)
+        foreign_modes = (kind for kind in kinds if not kind.__module__.startswith("torch."))
+        _active.extend(f"the mode {kind.__name__} of torch" for kind in foreign_modes)
     hearing = {"a trace function": sys.gettrace(), "a profile function": sys.getprofile()}
     _active.extend(what for what, now in hearing.items() if _is_of_others(now))
 

@@ -66,7 +66,7 @@ class WorkerProcess:
         self.name, self.tree = name, tree
         self._timeout_s = timeout_s
         self._mark = new_mark()
-        self._asked = 0  # id of the latest request; 0: none was sent
+        self._request_id = 0  # id of the latest request; 0: none was sent
         self._operation = ""  # operation of the latest request
         self._unread = b""
         self._stderr_start = 0  # bytes on stderr before the latest request
@@ -123,9 +123,9 @@ class WorkerProcess:
     def send(self, what: str, **arguments: Any) -> None:
         """Send a request without waiting for its reply. Raises WorkerError if the worker died."""
         # Random, so that foreign code in the worker can't write a reply in advance.
-        self._asked = secrets.randbits(_ID_BITS) or 1
+        self._request_id = secrets.randbits(_ID_BITS) or 1
         self._operation = what
-        message = {"id": self._asked, "do": what, **arguments}
+        message = {"id": self._request_id, "do": what, **arguments}
         size = self._stderr_size()
         try:
             assert self._process.stdin is not None  # the process was created with a pipe
@@ -184,7 +184,7 @@ class WorkerProcess:
             with suppress(OSError):
                 process.stdin.close()  # a healthy worker ends here
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S if self._asked else 0)
+                process.wait(_GRACE_S if self._request_id else 0)
         self.kill()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
@@ -208,7 +208,7 @@ class WorkerProcess:
             answer = decode(line)
         except ValueError:
             answer = {}
-        if answer.get("id") != self._asked:
+        if answer.get("id") != self._request_id:
             self.kill()
             raise WorkerError(f"{self.name} answered {self._operation!r} with {line[:80]!r}")
         return answer
@@ -219,8 +219,10 @@ class WorkerProcess:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and (left <= 0 or not selector.select(left)):
+                remaining_s = None if deadline is None else deadline - time.monotonic()
+                if remaining_s is not None and (
+                    remaining_s <= 0 or not selector.select(remaining_s)
+                ):
                     self.kill()
                     raise WorkerError(
                         f"{self.name} gave no answer to {self._operation!r} in "
@@ -249,8 +251,8 @@ class WorkerProcess:
 
 
 def _variables(tree: Path, environment: Mapping[str, str] | None) -> dict[str, str]:
-    given = os.environ if environment is None else environment
-    others = given.get("PYTHONPATH")
-    path = os.pathsep.join([str(tree), others] if others else [str(tree)])
+    variables = os.environ if environment is None else environment
+    python_path = variables.get("PYTHONPATH")
+    path = os.pathsep.join([str(tree), python_path] if python_path else [str(tree)])
     # The result is stored, and a URL may have a password.
-    return {k: v for k, v in given.items() if k != ENVIRONMENT_VARIABLE} | {"PYTHONPATH": path}
+    return {k: v for k, v in variables.items() if k != ENVIRONMENT_VARIABLE} | {"PYTHONPATH": path}

@@ -88,7 +88,7 @@ class JudgedSide(CaseSide):
 
     opponent: the other side, whose worker is stopped during this one's turns. is_trusted: True for
     the side whose times are the reference. believes_binary: True if the worker's hash of the
-    machine code is accepted. left_s: of each turn, seconds of overhead outside its samples, and
+    machine code is accepted. overhead_s: of each turn, seconds of overhead outside its samples, and
     seconds in all.
     """
 
@@ -96,7 +96,7 @@ class JudgedSide(CaseSide):
     believes_binary: bool = field(default=True, kw_only=True)
     is_trusted: bool = field(default=False, kw_only=True)
     opponent: JudgedSide | None = field(default=None, kw_only=True, repr=False, compare=False)
-    left_s: list[tuple[float, float]] = field(default_factory=list, kw_only=True)
+    overhead_s: list[tuple[float, float]] = field(default_factory=list, kw_only=True)
     _worker: Worker | None = field(default=None, init=False)
     _weights: LinearInputs | None = field(default=None, init=False)
     _is_checked: bool = field(default=False, init=False)  # True if the whole result is checked
@@ -128,7 +128,7 @@ class JudgedSide(CaseSide):
         if self.opponent is not None and not self.is_trusted:
             self.wrong = (
                 self.wrong
-                or _unaccounted(self.left_s, self.opponent.left_s)
+                or _unaccounted(self.overhead_s, self.opponent.overhead_s)
                 or _rescheduled(self.opponent)
             )
 
@@ -159,13 +159,13 @@ class JudgedSide(CaseSide):
             reply = worker.ask("turn", slot=self.slot, gap_us=0.0)
             ended = time.perf_counter()
             telemetry.note(began, ended)
-        samples, told_s = self._read_reply(reply)
-        if told_s > _CLOCKS_DIFFER * (ended - began):
+        samples, reported_s = self._read_reply(reply)
+        if reported_s > _CLOCKS_DIFFER * (ended - began):
             self.wrong = self.wrong or (
-                f"its samples add up to {1e3 * told_s:.3g} ms in a turn of "
+                f"its samples add up to {1e3 * reported_s:.3g} ms in a turn of "
                 f"{1e3 * (ended - began):.3g} ms: its clock is not the device's"
             )
-        self.left_s.append((ended - began - told_s, ended - began))
+        self.overhead_s.append((ended - began - reported_s, ended - began))
         state = telemetry.summary()
         return SampleBatch(samples, state.sm_clock_mhz, valid=True)
 
@@ -177,7 +177,7 @@ class JudgedSide(CaseSide):
         except (KeyError, TypeError, ValueError):
             samples, launches = (), 0
         if not samples or launches < 1 or not all(0 < s < math.inf for s in samples):
-            raise WorkerError(f"{self.case.label}: a worker told no times of its turn")
+            raise WorkerError(f"{self.case.label}: a worker reported no times for its turn")
         untimed = self.judge.untimed_samples * statistics.median(samples)
         return samples, (sum(samples) + untimed) * launches / 1e6
 
@@ -251,8 +251,8 @@ def _unaccounted(head: Sequence[tuple[float, float]], base: Sequence[tuple[float
     """
     if len(head) < _FEWEST_TURNS or len(base) < _FEWEST_TURNS:
         return ""
-    usual_s = statistics.median(left for left, _ in base)
-    excess = [(left - usual_s) / whole for left, whole in head]
+    usual_s = statistics.median(overhead for overhead, _ in base)
+    excess = [(overhead - usual_s) / whole for overhead, whole in head]
     over = sum(share > TOLERATED for share in excess)
     # Binomial: if turns are above and below it equally often, so many above have this small
     # probability.

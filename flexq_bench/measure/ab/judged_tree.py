@@ -82,7 +82,8 @@ def _commit(repository: Path, files: dict[str, tuple[str, str]], base: str, head
     lines = "".join(f"{mode} {name}\t{path}\0" for path, (mode, name) in files.items())
     with tempfile.TemporaryDirectory() as folder:
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-        git_output(repository, "update-index", "-z", "--index-info", environment=index, given=lines)
+        command = ("update-index", "-z", "--index-info")
+        git_output(repository, *command, environment=index, input_text=lines)
         tree = git_output(repository, "write-tree", environment=index)
     message = f"{head[:10]} as {base[:10]} judges it"
     parents = ("-p", base, "-p", head)

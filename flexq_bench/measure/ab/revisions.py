@@ -87,13 +87,13 @@ def merged_branches(repository: Path, commit: str, unchanged: str) -> list[Merge
     # A failure here must not discard the results of a long search, because the branches are only a
     # hint.
     parents = run_git(repository, "log", "-1", "--format=%P", commit)
-    first, *others = parents.stdout.split() or [""]
-    if not others:
+    first, *other_parents = parents.stdout.split() or [""]
+    if not other_parents:
         return []
     seen = run_git(repository, "merge-base", "--is-ancestor", unchanged, first).returncode == 0
     known = (f"^{unchanged}", *([f"^{first}"] if seen else []))
     branches = []
-    for tip in others if seen else (first, *others):
+    for tip in other_parents if seen else (first, *other_parents):
         count = int(git_output(repository, "rev-list", "--count", tip, *known))
         base = run_git(repository, "merge-base", unchanged, tip).stdout.strip()
         if count and base:  # unrelated histories have none

@@ -225,11 +225,11 @@ def _bases(
     the same function and defines (see _moved_key).
     """
     bases = {name: old[name] for name in new if name in old}
-    left = _by_moved_key(build for name, build in old.items() if name not in new)
+    unmatched = _by_moved_key(build for name, build in old.items() if name not in new)
     added = _by_moved_key(build for name, build in new.items() if name not in old)
     for key, builds in added.items():
-        if len(builds) == len(left.get(key, ())) == 1:  # otherwise they can't be distinguished
-            bases[builds[0].build.name] = left[key][0]
+        if len(builds) == len(unmatched.get(key, ())) == 1:  # otherwise they can't be distinguished
+            bases[builds[0].build.name] = unmatched[key][0]
     return bases
 
 

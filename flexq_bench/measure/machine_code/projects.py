@@ -47,8 +47,10 @@ def compare_project_code(
         codes = []
         labels: list[str] = []
         for at, one in enumerate((base, head)):
-            found, compiled = _compiled(stack, project, one, targets, patterns, is_trusted=at == 0)
-            labels += found
+            revision_labels, compiled = _compiled(
+                stack, project, one, targets, patterns, is_trusted=at == 0
+            )
+            labels += revision_labels
             codes.append(compiled)
             on_progress(at + 1, 2)
         check_patterns("kernel", patterns or (), labels)
