@@ -92,9 +92,9 @@ def as_age(age: timedelta) -> str:
 def alert_title(alert: AlertRow) -> str:
     """Return `Alert 3: flexq-w6a6 +5.21 %, the worst of 50 verdicts`; names the worst kernel."""
     named = alert.kernels[0] if alert.kernels else alert.family
-    others = len(alert.kernels) - 1
-    if others > 0:
-        named += f" and {others} more of {alert.family}"
+    n_others = len(alert.kernels) - 1
+    if n_others > 0:
+        named += f" and {n_others} more of {alert.family}"
     if alert.worst is None:
         return f"Alert {alert.id}: {named}, wrong results"
     change = as_change(alert.worst)

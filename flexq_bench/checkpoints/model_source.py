@@ -62,7 +62,7 @@ class ModelSource(ABC):
         """These tensors, as stored. Raises CheckpointError with one line."""
 
     def read_halves(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
-        """As `read`, but large computed tensors are converted to FP16 at once, if they fit it."""
+        """Read as `read`, but convert large computed tensors to FP16 at once, if they fit it."""
         return self.read(names, device)
 
     @abstractmethod

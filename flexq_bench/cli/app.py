@@ -87,8 +87,8 @@ app.command("dashboard")(dashboard.dashboard)
 app.command("serve-api")(serve_api.serve_api)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(show: bool) -> None:
+    if show:
         from flexq_bench.repository.provenance import package_version
 
         typer.echo(f"{NAME} {package_version()}")
@@ -110,8 +110,10 @@ def configure(
         typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
     ] = False,
 ) -> None:
-    said = verbose or log_json
-    level = logging.DEBUG if debug or verbose > 1 else logging.INFO if said else logging.WARNING
+    is_verbose = verbose or log_json
+    level = (
+        logging.DEBUG if debug or verbose > 1 else logging.INFO if is_verbose else logging.WARNING
+    )
     handler = logging.StreamHandler(sys.stderr)
     people = logging.Formatter(f"{NAME}: %(message)s")
     handler.setFormatter(JsonFormatter() if log_json else people)

@@ -95,20 +95,20 @@ def bisect(
         journal.delete()
     out = console(stderr=as_json)
     # Comparison of the ends and a binary search between them; skipped commits add more.
-    left = 1 + (len(commits) - 1).bit_length()
+    comparisons_left = 1 + (len(commits) - 1).bit_length()
 
     def compare(commit: str) -> CaseComparison:
-        nonlocal left
-        with progress(rules.blocks_at_first * left) as on_block:
+        nonlocal comparisons_left
+        with progress(rules.blocks_at_first * comparisons_left) as on_block:
             (compared,) = run_comparison(
                 first, commit, [case], device=name, seed=seed, rules=rules, on_block=on_block
             )
-        left = max(left - 1, 1)
+        comparisons_left = max(comparisons_left - 1, 1)
         return compared
 
     def resumed(count: int) -> None:
-        nonlocal left
-        left = max(left - count, 1)
+        nonlocal comparisons_left
+        comparisons_left = max(comparisons_left - count, 1)
         say(out, f"resuming with {count} results of an interrupted search")
 
     try:

@@ -191,14 +191,14 @@ def export(
             else:
                 say(console(), f"{count} results in {file} ({format_name})")
             return
-        others = [
+        other_records = [
             *queries.export_accuracy(session, filters),
             *queries.export_decodes(session, filters),
             *queries.export_gates(session, filters),
         ]
-        left_out = len(others) if file.endswith(".parquet") else 0
+        left_out = len(other_records) if file.endswith(".parquet") else 0
         records: Iterable[AnyRecord] = chain(
-            counted(export_records(session, filters)), [] if left_out else others
+            counted(export_records(session, filters)), [] if left_out else other_records
         )
         count = write_records(file, records)
     if as_json:

@@ -180,10 +180,10 @@ def decode(
     from workloads.models import get_model, load_catalog
 
     use_own_schemes(schemes_from)
-    if serve and (others := given_options(context, _OF_BATCHES)):
-        raise UsageError(f"{', '.join(others)}: not with --serve, leave one of them out")
-    if not serve and (others := given_options(context, _OF_SERVING)):
-        raise UsageError(f"{', '.join(others)}: only with --serve, add it or leave them out")
+    if serve and (unsuitable := given_options(context, _OF_BATCHES)):
+        raise UsageError(f"{', '.join(unsuitable)}: not with --serve, leave one of them out")
+    if not serve and (unsuitable := given_options(context, _OF_SERVING)):
+        raise UsageError(f"{', '.join(unsuitable)}: only with --serve, add it or leave them out")
     if model not in load_catalog() and not is_there(Path(model)):
         get_model(model)  # says which there are
     with open_database(db, create=resume is None) as database, database.session() as session:

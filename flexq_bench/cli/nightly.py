@@ -344,7 +344,7 @@ def _backfill(
         filled = fill_gap(
             database, gap, rules.repository, options, resume=partial(resume_in, environment)
         )
-        done = gap.missing - filled.left
+        done = gap.missing - filled.remaining
         why = f": {filled.detail}" if filled.detail else ""
         say(
             console(stderr=True),

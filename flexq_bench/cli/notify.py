@@ -110,10 +110,10 @@ def send_if_subscribed(database: Database) -> None:
     _say_unconfigured(sent)
 
 
-def _subscriptions(given: Path | None) -> Subscriptions:
+def _subscriptions(file: Path | None) -> Subscriptions:
     from ci.notifications.subscriptions import ENVIRONMENT_VARIABLE, load_subscriptions
 
-    path = given or os.environ.get(ENVIRONMENT_VARIABLE)
+    path = file or os.environ.get(ENVIRONMENT_VARIABLE)
     if not path:
         raise UsageError(
             f"no subscriptions: give --subscriptions FILE, or set {ENVIRONMENT_VARIABLE}"

@@ -36,9 +36,9 @@ def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None
     sources = [KernelSource.parse(text) for text in texts]
     for source in sources:
         source.check_there()
-    found = outside_kernels.adopt(sources)
-    if only and not found.labels:
-        raise UsageError(next(iter(found.failures.values())))
+    sources_adopted = outside_kernels.adopt(sources)
+    if only and not sources_adopted.labels:
+        raise UsageError(next(iter(sources_adopted.failures.values())))
     outside_kernels.log_failures()
 
 
@@ -54,12 +54,12 @@ def sweep_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
 
     Raises UsageError if all given ones are of sources that failed to load.
     """
-    left = known_patterns(patterns)
-    if left is None and _STATE_MODULE in sys.modules:
-        left = adopted().all_labels or None
-    if left == ():
+    remaining = known_patterns(patterns)
+    if remaining is None and _STATE_MODULE in sys.modules:
+        remaining = adopted().all_labels or None
+    if remaining == ():
         raise UsageError("nothing to measure: --kernels names no source that could be had")
-    return left
+    return remaining
 
 
 def known_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -17,11 +17,11 @@ OWN_PROJECT = "flexq-bench"  # as a name for the results of this repository, whi
 
 def refuse_projects(format_name: str, projects: Sequence[str]) -> None:
     """Raise UsageError if the format has no place for results of projects that were asked for."""
-    others = [name for name in projects if name]
-    if format_name == TRACES and others:
+    other_projects = [name for name in projects if name]
+    if format_name == TRACES and other_projects:
         raise UsageError(
             f"{TRACES} traces are of kernels of this repository, whose formats are known: leave "
-            f"--project {others[0]} out, or take another format"
+            f"--project {other_projects[0]} out, or take another format"
         )
 
 

@@ -197,10 +197,10 @@ def _lines(sections: dict[str, list[Any]]) -> list[str]:
 
 def _run_line(row: Progress) -> str:
     states = ", ".join(f"{count} {state}" for state, count in sorted(row.states.items()))
-    left = f", about {row.expected_s:.0f} GPU seconds left" if row.expected_s else ""
+    remaining = f", about {row.expected_s:.0f} GPU seconds remaining" if row.expected_s else ""
     return (
         f"run {row.run[:8]} {row.suite} ({row.trigger}) at {row.commit[:10]}: {row.status}, "
-        f"{states}{left}"
+        f"{states}{remaining}"
     )
 
 

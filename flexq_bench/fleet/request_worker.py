@@ -189,8 +189,8 @@ def _bisect(
         return _finish(database, request, "failed", None, str(error))
     try:
         case = bisection.case
-        given = BisectionInput(repository, case, good, commits, device, compare, on_step)
-        detail = search(given)
+        bisection_input = BisectionInput(repository, case, good, commits, device, compare, on_step)
+        detail = search(bisection_input)
     except CancelledError as error:
         return Served(request.uuid, "cancelled", None, str(error))
     except REVISION_REFUSALS as error:

@@ -162,12 +162,12 @@ def api_app(database: Database, *, repository: Path | None = None) -> ASGIApp:
         adapter: TypeAdapter[Any] = TypeAdapter(endpoint.gives)
 
         def compute(request: Request) -> _Content:
-            given = dict(request.query_params) | {
+            query = dict(request.query_params) | {
                 name: str(value) for name, value in request.path_params.items()
             }
 
             def answer() -> bytes:
-                parameters = endpoint.read(given)
+                parameters = endpoint.read(query)
                 with database.session() as session:
                     return adapter.dump_json(endpoint.answer(session, parameters))
 

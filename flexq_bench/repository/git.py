@@ -24,7 +24,7 @@ def run_git(
     folder: Path,
     *arguments: str,
     environment: Mapping[str, str] | None = None,
-    given: str | None = None,
+    input_text: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """A git command in a folder, without its hooks, whatever the exit code.
 
@@ -39,7 +39,7 @@ def run_git(
             encoding="utf-8",
             errors="surrogateescape",  # a file may have any name
             timeout=_TIMEOUT_S,
-            input=given or "",
+            input=input_text or "",
             env={**inherited, **own, **(environment or {})},
             check=False,
         )
@@ -51,13 +51,13 @@ def git_output(
     folder: Path,
     *arguments: str,
     environment: Mapping[str, str] | None = None,
-    given: str | None = None,
+    input_text: str | None = None,
 ) -> str:
     """Output of a git command in a folder. Raises GitError with what git says if it fails."""
-    done = run_git(folder, *arguments, environment=environment, given=given)
+    done = run_git(folder, *arguments, environment=environment, input_text=input_text)
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise GitError(f"git {arguments[0]}: {said[-1]}")
+        messages = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise GitError(f"git {arguments[0]}: {messages[-1]}")
     return done.stdout.strip()
 
 

@@ -240,8 +240,8 @@ def working_tree(project: Project) -> ProjectRevision:
             f"{project.root} has conflicts of a merge, in {unmerged[0]}: resolve and git add them "
             "first, or abort the merge"
         )
-    others = ("ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
-    names = git_output(project.root / project.inside, *others).split("\0")
+    listing = ("ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
+    names = git_output(project.root / project.inside, *listing).split("\0")
     _log_left_out(tuple(name for name in names if name))
     # Files with another time and the same content: `stash create` takes them for changes and fails.
     run_git(project.root, "update-index", "-q", "--refresh")

@@ -74,12 +74,12 @@ class BuiltTree:
             # that something requires must not hide the commit's.
             places.insert(0 if _is_installed(self.folder, self.site) else 2, self.site)
         paths = [str(place) for place in places if place.is_dir()]
-        others = own.get("PYTHONPATH")
+        python_path = own.get("PYTHONPATH")
         return {
             **own,
             **self.variables,
             **self.place.variables(),
-            "PYTHONPATH": os.pathsep.join([*paths, *([others] if others else [])]),
+            "PYTHONPATH": os.pathsep.join([*paths, *([python_path] if python_path else [])]),
         }
 
 
@@ -112,8 +112,11 @@ def built_tree(
                 shutil.copyfile(content, home / "tree" / name)
             # Of code that nobody reviewed the output goes with the folder.
             output = None if own_cache else home / _OUTPUT
-            given = {**(os.environ if variables is None else variables), **project.file.variables}
-            _build(_Build(project.file.build, folder, commit, output), site, given)
+            build_variables = {
+                **(os.environ if variables is None else variables),
+                **project.file.variables,
+            }
+            _build(_Build(project.file.build, folder, commit, output), site, build_variables)
             write_atomically(home / _DONE, json.dumps({"tree": tree}).encode())
     sources = project.file.sources(folder)
     place = BuildPlace(
@@ -146,8 +149,8 @@ def _log_pointer(commit: str, file: str) -> None:
 def _home(project: Project, tree: str, missing: list[str], cache: Path) -> Path:
     """By all that decides what comes of a build."""
     table = project.file.build.model_dump_json()
-    given = [json.dumps(project.file.variables, sort_keys=True)] if project.file.variables else []
-    identity = [str(project.root), str(project.inside), tree, *missing, table, sys.version, *given]
+    inputs = [json.dumps(project.file.variables, sort_keys=True)] if project.file.variables else []
+    identity = [str(project.root), str(project.inside), tree, *missing, table, sys.version, *inputs]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
     return cache / "projects" / project.name / key
 
@@ -180,8 +183,8 @@ def _large_files(root: Path, commit: str) -> tuple[dict[str, Path], list[str]]:
     contents: dict[str, Path] = {}
     missing: list[str] = []
     search = ("grep", "-z", "-l", "-I", "--full-name", "-F", "-e", _LFS, commit)
-    for found in run_git(root, *search).stdout.split("\0"):
-        name = found.removeprefix(f"{commit}:")
+    for entry in run_git(root, *search).stdout.split("\0"):
+        name = entry.removeprefix(f"{commit}:")
         pointer = git_output(root, "cat-file", "blob", f"{commit}:{name}") if name else ""
         oid = _LFS_POINTER.match(pointer)
         if oid is None:
@@ -267,11 +270,11 @@ def _distribution(folder: Path) -> str:
         return name
     for file, pattern in _NAMES.items():
         try:
-            found = pattern.search((folder / file).read_text("utf-8", "replace"))
+            match = pattern.search((folder / file).read_text("utf-8", "replace"))
         except OSError:
             continue
-        if found:
-            return found[1]
+        if match:
+            return match[1]
     return ""
 
 
@@ -313,7 +316,7 @@ def _run(
         raise BuildError(f"{does_not}: {command[0]}: {error.strerror}{hint}") from error
     with process:
         try:
-            said, _ = process.communicate(timeout=timeout_s)
+            log, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             raise BuildError(f"{does_not} in {timeout_s:g} s") from None
         finally:
@@ -323,13 +326,13 @@ def _run(
     if process.returncode:
         where = ""
         if build.output is not None:
-            build.output.write_text(said, "utf-8")
+            build.output.write_text(log, "utf-8")
             where = f" (its output: {build.output})"
-        raise BuildError(f"{does_not}: {_reason(said, process.returncode)}{where}")
+        raise BuildError(f"{does_not}: {_reason(log, process.returncode)}{where}")
 
 
-def _reason(said: str, code: int) -> str:
+def _reason(log: str, code: int) -> str:
     """The first line of a build's output that gives a reason, else the last one."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     reasons = (line for line in lines if _REASON.search(line) and not _WRAPS.search(line))
     return next(reasons, lines[-1] if lines else f"exit code {code}")[:_SHOWN]

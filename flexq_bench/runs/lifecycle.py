@@ -209,8 +209,8 @@ def worst(codes: Iterable[int]) -> int:
         ExitCode.REGRESSION,
         ExitCode.AMBIGUOUS,
     )
-    given = set(codes)
-    return next((int(code) for code in ranked if code in given), max(given, default=0))
+    reported = set(codes)
+    return next((int(code) for code in ranked if code in reported), max(reported, default=0))
 
 
 def _set_final_status(run: OpenRun, status: str) -> None:

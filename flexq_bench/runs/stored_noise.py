@@ -122,10 +122,8 @@ class StoredNoise:
 
 def read_noise(session: Session, series_ids: Iterable[int]) -> StoredNoise:
     """Read the histories and calibration of these series, and estimate their noise."""
-    wanted = sorted(set(series_ids))
-    return StoredNoise(
-        queries.recent_histories(session, wanted), queries.noise_sigmas(session, wanted)
-    )
+    ids = sorted(set(series_ids))
+    return StoredNoise(queries.recent_histories(session, ids), queries.noise_sigmas(session, ids))
 
 
 def _by_epoch(points: Sequence[HistoryPoint]) -> list[list[HistoryPoint]]:

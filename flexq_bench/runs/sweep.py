@@ -75,12 +75,12 @@ def sweep_of(data: Mapping[str, Any]) -> Sweep:
     )
 
 
-def known_words(kind: str, asked: Sequence[Any], known: tuple[Word, ...]) -> tuple[Word, ...]:
+def known_words(kind: str, requested: Sequence[Any], known: tuple[Word, ...]) -> tuple[Word, ...]:
     """Select the requested words, in the order of `known`. Raises UsageError for an unknown one."""
-    for word in asked:
+    for word in requested:
         if word not in known:
             raise UsageError(unknown(kind, str(word), known))
-    return tuple(word for word in known if word in asked)
+    return tuple(word for word in known if word in requested)
 
 
 def check_cases(count: int, most: int, of: str) -> None:

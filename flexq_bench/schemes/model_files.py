@@ -57,8 +57,8 @@ class ModelFiles:
 
     def tokenizer_files(self) -> list[Path]:
         """The tokenizer's files beside the weights, in the order of names."""
-        found = {path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)}
-        return sorted(path for path in found if path.is_file())
+        paths = {path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)}
+        return sorted(path for path in paths if path.is_file())
 
     def content_hash(self) -> str:
         """SHA-256 over name and content of the weights, the configuration and the tokenizer."""
@@ -127,8 +127,8 @@ def _check_config(path: Path) -> None:
     config = _json(path)
     for key in _QUANTIZED:
         if key in config and config[key] is not None:
-            given = config[key]
-            method = given.get("quant_method", key) if isinstance(given, dict) else given
+            section = config[key]
+            method = section.get("quant_method", key) if isinstance(section, dict) else section
             raise UsageError(
                 f"{path.parent} is quantized already ({method}): give the model that it was made "
                 "from"

@@ -222,11 +222,11 @@ def use_schemes_from(file: str | os.PathLike[str]) -> tuple[str, ...]:
     Raises QuantizeError if there is no such file, it fails, or it has no own_scheme.
     """
     path = str(Path(file).expanduser().resolve())
-    found = _of_file(path)
+    own_schemes = _of_file(path)
     known = [one for one in os.environ.get(FROM_FILES, "").split(os.pathsep) if one]
     if path not in known:
         os.environ[FROM_FILES] = os.pathsep.join((*known, path))
-    return tuple(own.name for own in found)
+    return tuple(own.name for own in own_schemes)
 
 
 def own_schemes() -> dict[str, OwnScheme]:
@@ -275,12 +275,12 @@ def _of_entry_point(point: metadata.EntryPoint) -> tuple[OwnScheme, ...]:
 
 
 def _schemes_among(values: Any, where: str) -> tuple[OwnScheme, ...]:
-    found = tuple({id(v): v for v in values if isinstance(v, OwnScheme)}.values())
-    if not found:
+    own_schemes = tuple({id(v): v for v in values if isinstance(v, OwnScheme)}.values())
+    if not own_schemes:
         raise QuantizeError(
             f"{where} has no scheme: decorate a function with flexq_bench.schemes.own_scheme"
         )
-    return found
+    return own_schemes
 
 
 def _of_layer(statistics: Statistics, name: str) -> LayerStatistics:

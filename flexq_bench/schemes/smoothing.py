@@ -41,25 +41,29 @@ class Folds:
 
     def fold_input(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """Return a layer's input in the folded model for the original's [..., K], in its dtype."""
-        given = x / self.inputs[name] if name in self.inputs else x
+        transformed = x / self.inputs[name] if name in self.inputs else x
         if name in self.rotated_inputs:
-            given = self.rotated_inputs[name].apply(given)
-        return given.to(x.dtype)
+            transformed = self.rotated_inputs[name].apply(transformed)
+        return transformed.to(x.dtype)
 
     def unfold_input(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """The original's input [..., K] instead of what a layer gets, in its dtype."""
-        given = self.rotated_inputs[name].undo(x) if name in self.rotated_inputs else x
-        return (given * self.inputs.get(name, 1.0)).to(x.dtype)
+        transformed = self.rotated_inputs[name].undo(x) if name in self.rotated_inputs else x
+        return (transformed * self.inputs.get(name, 1.0)).to(x.dtype)
 
     def fold_output(self, name: str, y: torch.Tensor) -> torch.Tensor:
         """Return a layer's output in the folded model for the original's [..., N], in its dtype."""
-        given = self.rotated_outputs[name].apply(y) if name in self.rotated_outputs else y
-        return (given / self.outputs.get(name, 1.0)).to(y.dtype)
+        transformed = self.rotated_outputs[name].apply(y) if name in self.rotated_outputs else y
+        return (transformed / self.outputs.get(name, 1.0)).to(y.dtype)
 
     def unfold_output(self, name: str, y: torch.Tensor) -> torch.Tensor:
         """The original's output [..., N] instead of what a layer gives."""
-        given = y * self.outputs.get(name, 1.0)
-        return self.rotated_outputs[name].undo(given) if name in self.rotated_outputs else given
+        transformed = y * self.outputs.get(name, 1.0)
+        return (
+            self.rotated_outputs[name].undo(transformed)
+            if name in self.rotated_outputs
+            else transformed
+        )
 
 
 def smoothquant_scale(inputs: torch.Tensor, weights: torch.Tensor, alpha: float) -> torch.Tensor:

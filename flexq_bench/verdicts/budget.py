@@ -95,11 +95,11 @@ def ranked(surprises: Sequence[Surprise]) -> list[int]:
         one = surprises[at]
         return one.sigmas**2 / 2 + _A_NIGHT * one.waited
 
-    left = sorted((at for at, one in enumerate(surprises) if one.is_candidate), key=own)
+    remaining = sorted((at for at, one in enumerate(surprises) if one.is_candidate), key=own)
     evidence = []
     # the best candidate of each family first; sorted, so that the order is deterministic
-    while left:
-        at = left.pop()
+    while remaining:
+        at = remaining.pop()
         one = surprises[at]
         agrees = max(joint[one.family] * np.sign(one.sigmas), 0.0)
         evidence.append((own(at) + float(agrees) ** 2 / 2 / 2 ** taken[one.family], at))

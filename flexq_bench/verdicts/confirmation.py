@@ -148,13 +148,13 @@ def confirm(comparison: Comparison) -> Confirmation:
         )
         return _undecided(Verdict.NO_DATA, reason, n_blocks, n_placements)
     judge = _at_unequal_clocks if blocks.clock.any() else _at_equal_clocks
-    found = judge(blocks, smallest_change(comparison.noise_floor))
-    if found.verdict not in (Verdict.SLOWER, Verdict.FASTER):
-        return found
+    confirmed = judge(blocks, smallest_change(comparison.noise_floor))
+    if confirmed.verdict not in (Verdict.SLOWER, Verdict.FASTER):
+        return confirmed
     if not comparison.same_binary:
-        return replace(found, cause=Cause.CODE)
+        return replace(confirmed, cause=Cause.CODE)
     return replace(
-        found, cause=Cause.ENVIRONMENT, reason=f"{found.reason}, with the same machine code"
+        confirmed, cause=Cause.ENVIRONMENT, reason=f"{confirmed.reason}, with the same machine code"
     )
 
 

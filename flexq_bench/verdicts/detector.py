@@ -61,8 +61,8 @@ def judge_evidence(evidence: Evidence) -> Confirmation:
             cause=cause,
             reason=confirmation.reason + _anchors(evidence, confirmation, cause),
         )
-    others = (replace(confirmation, p_value=p_value) for p_value in evidence.beside)
-    return confirm_together((confirmation, *others), rate=alert_rule.RATE_OF_ONE_LOOK)[0]
+    judged_with = (replace(confirmation, p_value=p_value) for p_value in evidence.beside)
+    return confirm_together((confirmation, *judged_with), rate=alert_rule.RATE_OF_ONE_LOOK)[0]
 
 
 def judge_together(

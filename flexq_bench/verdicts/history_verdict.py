@@ -95,8 +95,8 @@ def judged_again(evidence: Mapping[str, Any]) -> Step | None:
     Raises KeyError, TypeError or ValueError for invalid evidence.
     """
     index = evidence["index"]
-    found = steps([float(value) for value in evidence["values"]], evidence["direction"])
-    return next((step for step in found if step.index == index), None)
+    changes = steps([float(value) for value in evidence["values"]], evidence["direction"])
+    return next((step for step in changes if step.index == index), None)
 
 
 def _worse(before: float, after: float, direction: str) -> float:

@@ -219,6 +219,6 @@ def _best_step_residual(logs: Floats) -> float:
     """Sum of squares from the two means of the best single split."""
     size = logs.size
     centered = logs - logs.mean()
-    left = np.arange(1, size)
+    sizes_left = np.arange(1, size)
     sums = np.cumsum(centered)[:-1]
-    return float(centered @ centered - np.max(sums**2 * size / (left * (size - left))))
+    return float(centered @ centered - np.max(sums**2 * size / (sizes_left * (size - sizes_left))))

@@ -203,8 +203,8 @@ class FunctionKernel(LinearKernel):
         check_gemm(x, w, out)
         before = _identity(out)
         arguments = dict(config.arguments) if isinstance(config, FunctionConfig) else {}
-        given = (*x.buffers.values(), *w.buffers.values(), out)
-        returned = self._definition.function(*given, **arguments)
+        tensors = (*x.buffers.values(), *w.buffers.values(), out)
+        returned = self._definition.function(*tensors, **arguments)
         self._check(returned, out, before)
         if bias is not None:
             out.add_(bias)
@@ -213,11 +213,11 @@ class FunctionKernel(LinearKernel):
         return frozenset("x" if self._definition.prepare_weight is not None else "xw")
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        given = self._definition.configurations
-        if callable(given):
-            given = given(gemm)
-            _check_configurations(self.spec.label, given)
-        return tuple(FunctionConfig(tuple(one.items())) for one in given)
+        configurations = self._definition.configurations
+        if callable(configurations):
+            configurations = configurations(gemm)
+            _check_configurations(self.spec.label, configurations)
+        return tuple(FunctionConfig(tuple(one.items())) for one in configurations)
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
         return next(iter(self.candidates(gemm)), None)
@@ -239,16 +239,17 @@ class FunctionKernel(LinearKernel):
             )
 
 
-def _check_configurations(name: str, given: object) -> None:
+def _check_configurations(name: str, configurations: object) -> None:
     """Raise DefinitionError unless they are dicts that JSON can store and that compare by value."""
-    if not isinstance(given, Sequence) or not all(
-        isinstance(one, Mapping) and all(isinstance(key, str) for key in one) for one in given
+    if not isinstance(configurations, Sequence) or not all(
+        isinstance(one, Mapping) and all(isinstance(key, str) for key in one)
+        for one in configurations
     ):
         raise DefinitionError(
             f"{name}: configurations must be a list of dicts of keyword arguments, "
-            f"got {given!r:.80}"
+            f"got {configurations!r:.80}"
         )
-    for key, value in (item for one in given for item in one.items()):
+    for key, value in (item for one in configurations for item in one.items()):
         if not _is_plain(value):
             raise DefinitionError(
                 f"{name}: configurations: {key} must be a number, a text, None or a tuple of "

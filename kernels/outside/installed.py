@@ -27,6 +27,6 @@ def find_by(finder: Callable[[], Iterable[LinearKernel]]) -> None:
     _find = finder
 
 
-def found() -> Iterable[LinearKernel]:
+def kernels() -> Iterable[LinearKernel]:
     """The kernels of installed packages."""
     return _find()

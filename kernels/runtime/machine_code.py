@@ -97,18 +97,18 @@ class _Listing:
 
 @lru_cache(maxsize=128)  # half a second each
 def _listings(cubin: Cubin) -> dict[str, _Listing]:
-    found: dict[str, _Listing] = {}
+    listings: dict[str, _Listing] = {}
     current = _Listing()
     for line in _run("nvdisasm", "--print-code", cubin).splitlines():
         if section := _SECTION.search(line):
-            current = found.setdefault(section["function"], _Listing())
+            current = listings.setdefault(section["function"], _Listing())
         elif label := _LABEL.search(line):
             current.labels[label["label"]] = len(current.names)
         elif instruction := _INSTRUCTION.search(line):
             if branch := _BRANCH.search(line):
                 current.branches[len(current.names)] = branch["label"]
             current.names.append(instruction["name"])
-    return found
+    return listings
 
 
 def _declared_bytes(reported: int, arch: str) -> int:

@@ -114,17 +114,19 @@ def _choose_shape(controls: Controls, frame: pd.DataFrame) -> _Shape:
     sizes = Counter(zip(frame["n"].tolist(), frame["k"].tolist(), strict=True))
     models, _ = models_and_layers(places)
     known = {shape for shapes in places.values() for shape in shapes}
-    others = sorted(set(sizes) - known)
+    unlisted_sizes = sorted(set(sizes) - known)
     row = st.container(horizontal=True, gap="large")
 
     def results_of(model: str) -> int:
         return sum(sizes.get(s, 0) for p, of in places.items() if p[0] == model for s in of)
 
     fullest = max(models, key=results_of, default=_OTHER)
-    model = controls.one(row, "model", "Model", [*models, *([_OTHER] if others else [])], fullest)
+    model = controls.one(
+        row, "model", "Model", [*models, *([_OTHER] if unlisted_sizes else [])], fullest
+    )
     if model == _OTHER:
         n, k = controls.one(
-            row, "shape", "N × K", others, others[0],
+            row, "shape", "N × K", unlisted_sizes, unlisted_sizes[0],
             shown=lambda s: f"{s[0]} × {s[1]}", written=lambda s: f"{s[0]}x{s[1]}",
         )  # fmt: skip
         name = f"{n} × {k}"

@@ -45,15 +45,15 @@ def curves(points: pd.DataFrame, styles: Mapping[str, Style], axis: str, value: 
 
     points: of `with_ends` for this value. axis: one of AXES.
     """
-    others = [name for name in (*AXES, "stage", "cache") if name != axis]
-    varying = [name for name in others if points[name].nunique() > 1]
+    other_axes = [name for name in (*AXES, "stage", "cache") if name != axis]
+    varying = [name for name in other_axes if points[name].nunique() > 1]
     figure = go.Figure()
     drawn: dict[str, int] = {}
-    for key, rows in points.sort_values(["label", *others, axis]).groupby(
-        ["label", *others], sort=False
+    for key, rows in points.sort_values(["label", *other_axes, axis]).groupby(
+        ["label", *other_axes], sort=False
     ):
         label = str(key[0])
-        setting = dict(zip(others, key[1:], strict=True))
+        setting = dict(zip(other_axes, key[1:], strict=True))
         name = " ".join([label, *(_setting(name, setting[name]) for name in varying)])
         dash = _DASHES[drawn.get(label, 0) % len(_DASHES)]
         drawn[label] = drawn.get(label, 0) + 1

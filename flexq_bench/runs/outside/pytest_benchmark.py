@@ -37,8 +37,8 @@ def read(path: str) -> Reading:
     Raises UsageError for a file that is no such one.
     """
     file = read_json(path, _WHAT)
-    told = file.get("machine_info")
-    machine = told if isinstance(told, dict) else {}
+    machine_info = file.get("machine_info")
+    machine = machine_info if isinstance(machine_info, dict) else {}
     benchmarks = list_of(file, "benchmarks", path, _WHAT)
     entries = _entries(benchmarks, machine, cleaned(file.get("version", "")))
     return collect(entries, created_at=iso_time(file.get("datetime")))

@@ -119,10 +119,10 @@ def read_json(path: str, what: str) -> dict[str, Any]:
 
 def list_of(value: Mapping[str, Any], key: str, path: str, what: str) -> list[Any]:
     """A list of a file's object. Raises UsageError if it has none under that key."""
-    found = value.get(key)
-    if not isinstance(found, list):
+    items = value.get(key)
+    if not isinstance(items, list):
         raise UsageError(f"{path} has no list {key!r}: name {what}")
-    return found
+    return items
 
 
 def number(value: object, name: str) -> float:
@@ -160,14 +160,14 @@ def split_parameters(parameters: Mapping[str, object]) -> tuple[tuple[int, int, 
     What is called m, n or k, in either case, is the shape if it is a count; all others together
     are the variant, for example `BlockSize=64,T=I32`.
     """
-    sizes, others = {"m": 1, "n": 1, "k": 1}, []
+    sizes, variant = {"m": 1, "n": 1, "k": 1}, []
     for key, value in parameters.items():
         text = _ADDRESS.sub("", str(value))
         if key.lower() in sizes and re.fullmatch(r"[1-9][0-9]{0,9}", text):
             sizes[key.lower()] = int(text)
         else:
-            others.append(f"{key}={text}")
-    return (sizes["m"], sizes["n"], sizes["k"]), ",".join(others)
+            variant.append(f"{key}={text}")
+    return (sizes["m"], sizes["n"], sizes["k"]), ",".join(variant)
 
 
 def notches(median: float, q1: float, q3: float, n: int) -> tuple[float, float]:

@@ -411,8 +411,8 @@ def _even(clusters: int, outputs: int) -> int:
 def _sums_bytes(tokens: int, contributors: int) -> int:
     """Of a warp, as csrc/imma/warp_sums.cuh lays it out: outputs, others' sums and barriers."""
     own = chunks_of(tokens, contributors)
-    others = (contributors - 1) * own * CHUNK * MMA_ROWS * 4
-    return min(own, 4) * CHUNK * MMA_ROWS * 2 + others + 16 * (contributors > 1)
+    received = (contributors - 1) * own * CHUNK * MMA_ROWS * 4
+    return min(own, 4) * CHUNK * MMA_ROWS * 2 + received + 16 * (contributors > 1)
 
 
 def chunks_of(tokens: int, contributors: int) -> int:

@@ -31,7 +31,7 @@ def test_csv_rows_of_other_metrics_tell_which_way_is_better(read):
     reading = read("csv", "benchmark,value,unit,metric\ncopy,3.2,TB/s,bandwidth\n")
 
     assert reading.refused == (
-        Refused("row 2", "whether lower or higher bandwidth is better is not told: direction"),
+        Refused("row 2", "bandwidth needs a column direction: lower or higher is better"),
     )
 
 
