@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 def bisect(
     series: Annotated[
-        str, typer.Argument(help="Its id (list series), or a case: 'empty gemm cold m1n1k1'.")
+        str,
+        typer.Argument(help="Id of a series (list series), or a case: 'empty gemm cold m1n1k1'."),
     ],
-    good: Annotated[str, typer.Option("--good", metavar="REV", help="Before the change.")],
-    bad: Annotated[str, typer.Option("--bad", metavar="REV", help="With the change.")],
+    good: Annotated[str, typer.Option("--good", metavar="REV", help="Revision before the change.")],
+    bad: Annotated[str, typer.Option("--bad", metavar="REV", help="Revision with the change.")],
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     processes: ProcessesOption = 6,
@@ -45,7 +46,7 @@ def bisect(
     kernels_from: KernelsFromOption = None,
     project: ProjectOption = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Repeat comparisons that an interrupted search made.")
+        bool, typer.Option("--fresh", help="Repeat the comparisons of an interrupted search.")
     ] = False,
     seed: SeedOption = 0,
     db: DbOption = None,

@@ -61,11 +61,13 @@ def run(
         typer.Option("--resume", metavar="RUN", help="Resume this run (a prefix of its uuid)."),
     ] = None,
     trigger: Annotated[
-        str, typer.Option("--trigger", help="Why it runs: manual, nightly or gate.")
+        str, typer.Option("--trigger", help="Purpose of the run: manual, nightly or gate.")
     ] = "manual",
     seed: Annotated[
         int | None,
-        typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the random inputs. Default: 0."),
+        typer.Option(
+            "--seed", min=0, max=LARGEST_SEED, help="Seed of the random inputs. Default: 0."
+        ),
     ] = None,
     no_tune: NoTuneOption = False,
     retune: RetuneOption = False,

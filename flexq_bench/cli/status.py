@@ -28,13 +28,13 @@ def status(
         typer.Option(
             "--cancel",
             metavar="REQUEST",
-            help="First cancel a request (its uuid's beginning); its results stay.",
+            help="First cancel a request (a prefix of its uuid); its results are kept.",
             show_default=False,
         ),
     ] = None,
     reap: Annotated[
         bool,
-        typer.Option("--reap", help="Mark runs of this host's killed processes as interrupted."),
+        typer.Option("--reap", help="Mark runs of killed processes of this host as interrupted."),
     ] = False,
     db: DbOption = None,
     as_json: JsonFlag = False,
