@@ -1,1 +1,1 @@
-"""The git repository that code comes from: revisions, worktrees, provenance of measured code."""
+"""The git repository of the code: revisions, worktrees, provenance of measured code."""

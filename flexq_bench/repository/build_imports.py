@@ -1,8 +1,8 @@
-"""Imports of a process that runs a project's kernels: a commit's modules from its build alone.
+"""Imports of a process that runs a project's kernels: a commit's modules come only from its build.
 
-A developer often has the project itself installed beside this program, editable or not. Import
-hooks of editable installations come before PYTHONPATH, and a package that a build does not have
-is found among what is installed: both sides of a comparison would then run the same code.
+The project itself is often installed next to this program, editable or not. Import hooks of
+editable installations precede PYTHONPATH, and a package missing in a build would be imported from
+the installed ones. Both sides of a comparison would then run the same code.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from types import ModuleType
 from flexq_bench.repository.provenance import PACKAGES
 
 VARIABLE = "FLEXQ_BENCH_PROJECT_BUILD"
-_INSTALLED = "site-packages"  # a virtual environment may lie in a checkout
+_INSTALLED = "site-packages"  # a checkout may contain a virtual environment
 
 
 @dataclass(frozen=True)
 class BuildPlace:
-    """A build. home: the folder of all that it has. builds: that of all builds. checkout: the
-    repository as it is checked out. distribution: the name of its package; empty: it has none."""
+    """A build. home: its folder. builds: the folder of all builds. checkout: of the repository.
+
+    distribution: the name of its package; empty: it has none.
+    """
 
     home: str
     builds: str
@@ -95,8 +97,10 @@ class _BuildFinder:
 
     @cached_property
     def _own_names(self) -> frozenset[str]:
-        """Top-level modules of an installed distribution of the project's name, and the module of
-        that name: of an editable installation nobody may tell more."""
+        """Top-level modules of an installed distribution with the project's name, and that name.
+
+        The name itself is included because an editable installation may list no modules.
+        """
         own = _canonical(self._place.distribution)
         if not own:
             return frozenset()
@@ -108,14 +112,14 @@ class _BuildFinder:
 
 
 def _canonical(distribution: str) -> str:
-    """A distribution's name as indexes compare it."""
+    """A distribution's name in the form that package indexes compare."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def import_from_build() -> None:
-    """From now on import modules of a project from the build that the environment names, if any.
+    """From now on import modules of a project from the build in the environment, if any.
 
-    A module of the project that lies elsewhere then raises ImportError of one line.
+    A module of the project in another place then raises ImportError with one line.
     """
     described = os.environ.get(VARIABLE)
     if described and not any(isinstance(finder, _BuildFinder) for finder in sys.meta_path):

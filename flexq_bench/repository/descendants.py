@@ -1,8 +1,8 @@
-"""Processes that a process started, found wherever they went, and stopped or ended.
+"""Descendants of a process, in any session: found by an environment variable, and stopped or ended.
 
-A process group ends with one signal, but who starts a session of its own leaves it, and whose
-parent ends is adopted by init. Environments are inherited: a variable with a name drawn at random
-marks all descendants, whose environments Linux shows their user in /proc.
+A process group ends with one signal, but a process in a new session leaves it, and init adopts a
+process whose parent ends. Environments are inherited: a variable with a random name marks all
+descendants; Linux shows their environments to their user in /proc.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _PREFIX = "FLEXQ_BENCH_STARTED_"
-_ROUNDS = 20  # a process may start another between a look and its end
+_ROUNDS = 20  # a process may start another one between a search and its end
 
 
 def new_mark() -> str:
-    """The name of a variable to start a process with, whose descendants are to end with it."""
+    """The name of an environment variable that marks a process and its descendants."""
     return _PREFIX + secrets.token_hex(8)
 
 
 def end_marked(mark: str) -> None:
-    """End all processes of ours whose environment has the mark, and what they started.
+    """Kill all own processes whose environment has the mark, and their children.
 
-    One that starts another with an emptied environment and ends before this is not found: an
-    unprivileged process can't follow it. Does nothing where there is no /proc.
+    A process that starts another one with an emptied environment and ends before this call leaves
+    it behind: an unprivileged process can't trace it. Does nothing without /proc.
     """
     for _ in range(_ROUNDS):
         pids = _marked(mark.encode() + b"=")
@@ -38,7 +38,7 @@ def end_marked(mark: str) -> None:
 
 
 def stop_marked(mark: str, besides: Iterable[int] = ()) -> set[int]:
-    """Stop all processes that `end_marked` would end but those of `besides`; the process ids."""
+    """Stop all processes that `end_marked` would kill except `besides`; return their ids."""
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
         pids = _marked(mark.encode() + b"=") - stopped - set(besides)
@@ -50,7 +50,7 @@ def stop_marked(mark: str, besides: Iterable[int] = ()) -> set[int]:
 
 
 def continue_stopped(pids: Iterable[int]) -> None:
-    """Let processes that `stop_marked` stopped go on."""
+    """Continue processes that `stop_marked` stopped."""
     _signal(pids, signal.SIGCONT)
 
 
@@ -65,8 +65,8 @@ def _marked(start: bytes) -> set[int]:
     pids: set[int] = set()
     for folder in _PROC.glob("[0-9]*"):
         pid = int(folder.name)
-        with suppress(OSError):  # ended meanwhile, or another user's
-            # The name of the program, in brackets, may have any bytes.
+        with suppress(OSError):  # it has ended, or belongs to another user
+            # The program's name, in brackets, may contain any bytes.
             state, parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:2]
             if state in (b"Z", b"X"):
                 continue

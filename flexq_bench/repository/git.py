@@ -1,4 +1,4 @@
-"""Git, as all of this package calls it."""
+"""Calls of git for this package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from flexq_bench.errors import InfrastructureError
 
 _TIMEOUT_S = 120.0  # a checkout of a large tree on a slow disk
-# Inside a git hook these point at the hook's repository, whichever folder git is told.
+# Inside a git hook these variables name the hook's repository, in any folder.
 _OF_A_HOOK = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"}
-# A repository may have its hooks in the tree: code of the revision that is checked out.
+# The hooks of a repository may be part of the tree: code of the checked-out revision.
 _NO_PROGRAMS = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
 
 
@@ -26,9 +26,9 @@ def run_git(
     environment: Mapping[str, str] | None = None,
     input_text: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """A git command in a folder, without its hooks, whatever the exit code.
+    """Run a git command in a folder, without hooks; any exit code is returned.
 
-    given: for its stdin. Raises GitError if it doesn't run.
+    input_text: for its stdin. Raises GitError if it doesn't run.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     own = {"LC_ALL": "C", "GIT_LFS_SKIP_SMUDGE": "1"}
@@ -53,7 +53,7 @@ def git_output(
     environment: Mapping[str, str] | None = None,
     input_text: str | None = None,
 ) -> str:
-    """Output of a git command in a folder. Raises GitError with what git says if it fails."""
+    """Output of a git command in a folder. Raises GitError with git's message if it fails."""
     done = run_git(folder, *arguments, environment=environment, input_text=input_text)
     if done.returncode != 0:
         messages = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -62,10 +62,13 @@ def git_output(
 
 
 def commits_with(folder: Path, good: str, bad: str) -> list[str]:
-    """Commits after `good` up to `bad`, oldest first: of bad's first parents those that contain
-    good. Before a branch with `good` was merged, the others did not. Raises GitError."""
+    """Commits after `good` up to `bad`, oldest first.
+
+    They are the first parents of bad that contain good; those from before a branch with `good` was
+    merged do not. Raises GitError.
+    """
     between = f"{good}..{bad}"
-    # Both in one call would follow `good` along first parents alone.
+    # A single call would follow only the first parents of `good`, too.
     containing = set(git_output(folder, "rev-list", "--ancestry-path", between).splitlines())
     first = git_output(folder, "rev-list", "--first-parent", "--reverse", between).splitlines()
     return [commit for commit in first if commit in containing]
@@ -73,7 +76,7 @@ def commits_with(folder: Path, good: str, bad: str) -> list[str]:
 
 def commits_of_tags(folder: Path) -> dict[str, str]:
     """The full sha of the commit of each tag, by the tag's name. Raises GitError outside of git."""
-    # What an annotated tag points at stands in the last field, which a plain one leaves empty.
+    # The last field has the target of an annotated tag, and is empty for a plain one.
     form = "%(refname:short)%09%(objecttype)%09%(objectname)%09%(*objecttype)%09%(*objectname)"
     lines = git_output(folder, "for-each-ref", "refs/tags", f"--format={form}").splitlines()
     tags = {}

@@ -1,14 +1,14 @@
 """The project file of another repository, `flexq-bench.toml`, as its folder or a commit has it.
 
-It lies at the repository's root or in a folder of it, which all that it names is relative to.
+It is in the root of the repository or in a folder of it; its paths are relative to that folder.
 
 version = 1
 name = "acme-kernels"                # before the dot in the names of its kernels
 kernels = ["kernels/w6a8.py"]        # files, or modules beside this file, in src/ or installed
 suite = "bench/suite.toml"           # a .toml beside this file, or the name of one of ours
-policy = "bench/policy.toml"         # optional: of `gate perf`
+policy = "bench/policy.toml"         # optional: for `gate perf`
 slower_percent = 2.0                 # optional, without a policy: the largest accepted slow-down
-owner = "kernels"                    # optional, without a policy: who is asked
+owner = "kernels"                    # optional, without a policy: responsible team
 
 [variables]                          # optional: of the environment of builds and of kernels
 ACME_MODE = "fast"
@@ -57,13 +57,13 @@ from workloads.errors import WorkloadError
 FILE = "flexq-bench.toml"
 VERSION = 1
 WORKING_TREE = "."
-# A commit that is made of a working tree is nobody's, and no branch holds it.
+# A commit made of a working tree has no author of its own, and is on no branch.
 _NOBODY = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
     for what, value in (("NAME", "flexq-bench"), ("EMAIL", "flexq-bench@localhost"))
 }
-# Of files that kernels are made of; others lie in working trees that nobody means to measure.
+# Suffixes of kernel sources; other untracked files are ignored.
 _SOURCES = ("*.py", "*.cu", "*.cuh", "*.cpp", "*.h", "*.hpp", "*.toml")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME = re.compile(r"""^\s*name\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
@@ -83,7 +83,7 @@ class BuildTable(DataTable):
 
 
 class ProjectFile(DataTable):
-    """A project file, as the module's head describes it."""
+    """A project file, as described in the module's docstring."""
 
     version: Count
     name: Text
@@ -105,8 +105,10 @@ class ProjectFile(DataTable):
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Another repository. root: its top folder. file: the project file that counts. inside: the
-    folder that it lies in, relative to the root."""
+    """Another repository. root: its top folder. file: the project file that applies.
+
+    inside: the folder of that file, relative to the root.
+    """
 
     root: Path
     file: ProjectFile
@@ -121,9 +123,9 @@ class Project:
         return replace(commit_at(self.root, sha), project=self.name)
 
     def at(self, sha: str) -> Project:
-        """The project as a commit has it: its file, and the folder that it lies in there.
+        """The project at a commit: with its file and folder there.
 
-        Raises WorkloadError if the commit has no file of the project, or one of another form.
+        Raises WorkloadError if the commit has no file of the project, or a malformed one.
         """
         inside = self.place_in(sha)
         if inside is None:
@@ -136,12 +138,14 @@ class Project:
             return replace(self, file=read_project_file(path), inside=inside)
 
     def moved_to(self, sha: str) -> Project:
-        """The project with this file, in the folder where a commit has its own."""
+        """The project with this file, in the folder that it has at a commit."""
         return replace(self, inside=self.place_in(sha) or self.inside)
 
     def place_in(self, sha: str) -> Path | None:
-        """The folder of the project's file in a commit: this one, else the one that it was moved
-        from or to, by the project's name; None: there is none."""
+        """The folder of the project's file in a commit; None: there is none.
+
+        It is this folder, or the one that the project was moved from or to, identified by its name.
+        """
         if run_git(self.root, "cat-file", "-e", f"{sha}:{self.inside / FILE}").returncode == 0:
             return self.inside
         named = git_output(self.root, "ls-tree", "-r", "-z", "--name-only", "--full-tree", sha)
@@ -159,19 +163,22 @@ class Project:
 
 
 def open_project(folder: str) -> Project:
-    """The project of a folder or of its file, as it is checked out: of the nearest folder, up to
-    the top of the repository, that has a project file.
+    """The checked-out project of a folder or of its file.
 
-    Raises UsageError if it is in no git repository or there is no project file, and WorkloadError
-    if the file has another form.
+    It is that of the nearest folder, up to the top of the repository, that has a project file.
+    Raises UsageError outside of a git repository or without a project file, and WorkloadError for a
+    malformed file.
     """
     root, place = _find_file(folder)
     return Project(root, read_project_file(place / FILE), place.relative_to(root))
 
 
 def broken_commit(folder: str) -> CommitInfo:
-    """The checked-out commit of a project whose file may be broken, under the name that its text
-    gives, else that of its folder. Raises UsageError as `open_project`."""
+    """The checked-out commit of a project whose file may be invalid.
+
+    The project has the name in the text of the file, otherwise that of its folder. Raises
+    UsageError as `open_project`.
+    """
     root, place = _find_file(folder)
     named = _NAME.search((place / FILE).read_text("utf-8", "replace"))
     name = normalized(named[1] if named else place.name)
@@ -220,18 +227,20 @@ def read_project_file(path: Path) -> ProjectFile:
 
 @dataclass(frozen=True, slots=True)
 class ProjectRevision:
-    """commit: as records name it, dirty for a working tree with changes. checkout: what is checked
-    out, a commit that no branch holds where there are changes."""
+    """commit: as in records, dirty for a working tree with changes.
+
+    checkout: the commit to check out; with changes one that is on no branch.
+    """
 
     commit: CommitInfo
     checkout: str
 
 
 def working_tree(project: Project) -> ProjectRevision:
-    """Return the checked-out commit with the changes of tracked files on top of it. A line in the
-    log names sources that are not tracked, and therefore not included.
+    """Return the checked-out commit with the changes of tracked files on top of it.
 
-    Raises UsageError if there is no commit yet, or a merge with conflicts is not finished.
+    A line in the log names sources that are not tracked, and therefore not included. Raises
+    UsageError if there is no commit yet, or during a merge with conflicts.
     """
     head = resolve_revision(project.root, "HEAD")
     unmerged = git_output(project.root, "diff", "--name-only", "--diff-filter=U").splitlines()
@@ -243,7 +252,7 @@ def working_tree(project: Project) -> ProjectRevision:
     listing = ("ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
     names = git_output(project.root / project.inside, *listing).split("\0")
     _log_left_out(tuple(name for name in names if name))
-    # Files with another time and the same content: `stash create` takes them for changes and fails.
+    # `stash create` takes files with another time and the same content for changes, and fails.
     run_git(project.root, "update-index", "-q", "--refresh")
     changed = git_output(project.root, "stash", "create", "flexq-bench", environment=_NOBODY)
     commit = project.commit(head)
@@ -275,7 +284,7 @@ def commits_after(project: Project, good: str, bad: str) -> list[str]:
     except GitError:
         if is_shallow(project.root):
             raise UsageError(
-                f"this shallow clone does not tell whether {good[:10]} is an ancestor of "
+                f"this shallow clone does not show whether {good[:10]} is an ancestor of "
                 f"{bad[:10]}: git fetch --unshallow first (in a workflow: fetch-depth: 0)"
             ) from None
         raise UsageError(
@@ -286,16 +295,16 @@ def commits_after(project: Project, good: str, bad: str) -> list[str]:
 
 
 def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
-    """Return notes on head's changes to the files that decide how it is judged, where base's are
-    used, and on files of kernels that base's project file names and head does not have.
+    """Return notes on head's changes to the files that decide, for which base's are used.
 
-    base, head: full ids of commits.
+    They also name kernel files of base's project file that head does not have. base, head: full ids
+    of commits.
     """
     file = project.file
     named = (FILE, *(text for text in (file.suite, file.policy) if text.endswith(".toml")))
     places = sorted({project.inside, project.moved_to(head).inside})
     deciding = [str(place / text) for place in places for text in named]
-    # A file that was moved and not changed decides nothing.
+    # A moved but unchanged file makes no difference.
     diff = ("diff", "--name-only", "-M100%", "--diff-filter=r")
     changed = git_output(project.root, *diff, base, head, "--", *deciding)
     notes = []

@@ -1,4 +1,4 @@
-"""Commits of a project, checked out and built once for each tree, in the cache folder."""
+"""Commits of a project, checked out and built once per tree, in the cache folder."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from flexq_bench.repository.worktrees import worktree
 from kernels.outside.sources import KernelSource
 from kernels.runtime.files import cache_folder, only_process, write_atomically
 
-SOURCES = "src"  # modules of a project lie there, or beside its file
-_DONE = "built.json"  # written last: a folder without it is begun anew
+SOURCES = "src"  # modules of a project are there, or beside its file
+_DONE = "built.json"  # written last: a folder without it is rebuilt
 _OUTPUT = "build.log"
-_SHOWN = 200  # characters of why a build failed
-# A line that gives a reason, and those that wrap one.
+_SHOWN = 200  # characters of a build's error
+# A line that gives a reason, and lines that continue one.
 _REASON = re.compile(r"\berror\b.*: |^\s*(\w+\.)*\w*Error: ", re.IGNORECASE)
 _WRAPS = re.compile(r"^(make|ninja)\b|subprocess-exited-with-error|metadata-generation-failed")
 
 _LFS = "version https://git-lfs.github.com/spec/v1"
 _LFS_POINTER = re.compile(rf"{re.escape(_LFS)}\n(?:ext-.*\n)*oid sha256:([0-9a-f]{{64}})\n")
-# Of packages without a [project] table: where their names stand.
+# Locations of names of packages without a [project] table.
 _NAMES = {
     "setup.cfg": re.compile(r"^name\s*=\s*([\w.-]+)\s*$", re.MULTILINE),
     "setup.py": re.compile(r"""\bname\s*=\s*["']([\w.-]+)["']"""),
@@ -50,14 +50,17 @@ log = logging.getLogger(__name__)
 
 
 class BuildError(BrokenRevisionError):
-    """A commit that does not build; the message has the line of its output that says why."""
+    """A commit that does not build; the message has the line of its output with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltTree:
-    """A commit that is checked out and built. folder: the project's, with its files. site: what was
-    installed for it; None: nothing. sources: of its kernels. place: where its modules may be
-    imported from. variables: as the project's file has them."""
+    """A checked-out and built commit.
+
+    folder: the project's, with its files. site: folder of its installed packages; None: none.
+    sources: of its kernels. place: from which its modules may be imported. variables: of the
+    project's file.
+    """
 
     folder: Path
     site: Path | None
@@ -66,12 +69,12 @@ class BuiltTree:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Variables of the processes that run its kernels, over these; None: ours."""
+        """These variables (None: ours), updated for processes that run its kernels."""
         own = dict(os.environ if variables is None else variables)
         places = [self.folder, self.folder / SOURCES]
         if self.site is not None:
-            # What was installed of the folder itself has its compiled modules, too; a release
-            # that something requires must not hide the commit's.
+            # A package installed from the folder has its compiled modules, too. A release that a
+            # dependency installed must not hide the commit's modules.
             places.insert(0 if _is_installed(self.folder, self.site) else 2, self.site)
         paths = [str(place) for place in places if place.is_dir()]
         python_path = own.get("PYTHONPATH")
@@ -86,11 +89,11 @@ class BuiltTree:
 def built_tree(
     project: Project, commit: str, *, variables: Mapping[str, str] | None = None
 ) -> BuiltTree:
-    """The tree of a commit, built as the project's file says; at once where it was built before.
+    """The tree of a commit, built as its project file says, or from the cache.
 
-    variables: of the build; None: ours. It lies in the cache folder that they name: what runs there
-    may change it, and code that nobody reviewed must leave nothing for the runs after it. Raises
-    BuildError if it does not build, and what checking it out raises.
+    variables: of the build; None: ours. The tree is in the cache folder that they name. Code that
+    runs there may change it, so unreviewed code needs a cache of its own. Raises BuildError if it
+    does not build, and any exception of the checkout.
     """
     tree = git_output(project.root, "rev-parse", f"{commit}^{{tree}}")
     own_cache = (variables or {}).get("FLEXQ_BENCH_CACHE")
@@ -110,7 +113,7 @@ def built_tree(
             _check_out(project, commit, home / "tree", submodules)
             for name, content in large.items():
                 shutil.copyfile(content, home / "tree" / name)
-            # Of code that nobody reviewed the output goes with the folder.
+            # Output of unreviewed code is deleted with the folder.
             output = None if own_cache else home / _OUTPUT
             build_variables = {
                 **(os.environ if variables is None else variables),
@@ -147,7 +150,7 @@ def _log_pointer(commit: str, file: str) -> None:
 
 
 def _home(project: Project, tree: str, missing: list[str], cache: Path) -> Path:
-    """By all that decides what comes of a build."""
+    """Folder for a build, named by a hash of everything that affects its result."""
     table = project.file.build.model_dump_json()
     inputs = [json.dumps(project.file.variables, sort_keys=True)] if project.file.variables else []
     identity = [str(project.root), str(project.inside), tree, *missing, table, sys.version, *inputs]
@@ -158,8 +161,10 @@ def _home(project: Project, tree: str, missing: list[str], cache: Path) -> Path:
 def _submodules(
     root: Path, commit: str, above: Path = Path()
 ) -> tuple[list[tuple[Path, str, Path]], list[str]]:
-    """Submodules of a commit, with theirs: the repository that has each, its commit, its path; and
-    the paths of those that this clone does not have."""
+    """Submodules of a commit, recursively: the repository, commit and path of each.
+
+    Also returns the paths of those that this clone does not have.
+    """
     there: list[tuple[Path, str, Path]] = []
     missing: list[str] = []
     for entry in git_output(root, "ls-tree", "-r", "-z", commit).split("\0"):
@@ -178,8 +183,10 @@ def _submodules(
 
 
 def _large_files(root: Path, commit: str) -> tuple[dict[str, Path], list[str]]:
-    """Files of a commit that git-lfs has, and their contents in this clone; and those whose content
-    it does not have. None of its programs is run."""
+    """git-lfs files of a commit with their contents in this clone, and those without contents.
+
+    No program of git-lfs is run.
+    """
     contents: dict[str, Path] = {}
     missing: list[str] = []
     search = ("grep", "-z", "-l", "-I", "--full-name", "-F", "-e", _LFS, commit)
@@ -188,10 +195,10 @@ def _large_files(root: Path, commit: str) -> tuple[dict[str, Path], list[str]]:
         pointer = git_output(root, "cat-file", "blob", f"{commit}:{name}") if name else ""
         oid = _LFS_POINTER.match(pointer)
         if oid is None:
-            continue  # text that speaks of pointers
+            continue  # text about pointers
         content = Path("lfs", "objects", oid[1][:2], oid[1][2:4], oid[1])
         path = Path(git_output(root, "rev-parse", "--git-common-dir")) / content
-        path = root / path  # which it tells relative to the folder
+        path = root / path  # git prints it relative to the folder
         if path.is_file():
             contents[name] = path
         else:
@@ -204,8 +211,8 @@ def _check_out(
 ) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with worktree(project.root, commit) as checked_out:
-        # A copy, which is built where it stays: builds keep absolute paths. It has the files of
-        # the repository and no history.
+        # A copy that is built in place, because builds keep absolute paths. It has the files of the
+        # repository and no history.
         shutil.copytree(checked_out, folder, symlinks=True, ignore=_without_git)
     # A worktree has empty folders in their place.
     for repository, sha, path in submodules:
@@ -222,7 +229,7 @@ def _without_git(folder: str, names: list[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Build:
-    """output: where the output of what fails goes; None: nowhere."""
+    """output: file for the output of a failed build; None: none is written."""
 
     table: BuildTable
     folder: Path
@@ -254,8 +261,10 @@ def _version_without_history(folder: Path) -> dict[str, str]:
 
 
 def _package_table(folder: Path) -> Mapping[str, Any]:
-    """The table `project` of a pyproject.toml; empty: no such package, or one of another form, of
-    which its build says more."""
+    """The table `project` of a pyproject.toml; empty: no package, or an invalid one.
+
+    The build reports what is wrong with an invalid one.
+    """
     try:
         table = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -264,7 +273,7 @@ def _package_table(folder: Path) -> Mapping[str, Any]:
 
 
 def _distribution(folder: Path) -> str:
-    """The name of the package that a folder has; empty: none, or one whose name is computed."""
+    """The name of the package in a folder; empty: none, or one whose name is computed."""
     name = _package_table(folder).get("name")
     if isinstance(name, str):
         return name
@@ -279,7 +288,7 @@ def _distribution(folder: Path) -> str:
 
 
 def _is_installed(folder: Path, site: Path) -> bool:
-    """Return True if a package of this folder was installed into `site`, not editable."""
+    """Return True if a package of this folder was installed into `site`, and not editable."""
     for path in site.glob("*.dist-info/direct_url.json"):
         try:
             url = json.loads(path.read_text("utf-8"))
@@ -307,7 +316,7 @@ def _run(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # what it started ends with it
+            start_new_session=True,  # its children end with it
             encoding="utf-8",
             errors="replace",
         )
@@ -322,7 +331,7 @@ def _run(
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            end_marked(mark)  # also in sessions of their own
+            end_marked(mark)  # also those in other sessions
     if process.returncode:
         where = ""
         if build.output is not None:
@@ -332,7 +341,7 @@ def _run(
 
 
 def _reason(log: str, code: int) -> str:
-    """The first line of a build's output that gives a reason, else the last one."""
+    """The first line of a build's output that gives a reason, otherwise the last one."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     reasons = (line for line in lines if _REASON.search(line) and not _WRAPS.search(line))
     return next(reasons, lines[-1] if lines else f"exit code {code}")[:_SHOWN]

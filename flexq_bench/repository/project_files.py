@@ -1,4 +1,4 @@
-"""First files of a project: its project file, and a workflow that gates pull requests."""
+"""Initial files of a project: its project file, and a workflow that gates pull requests."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ jobs:
 
 
 def write_first_files(folder: Path) -> list[Path]:
-    """Write the project file in a folder, and the workflow of its repository; what was written.
+    """Write the project file in a folder, and the workflow of its repository; return both paths.
 
-    Kernels are the folder's tracked and new files that import the public module; where there is
-    none, the project file names one that is to be written. Raises UsageError if the folder is in
-    no git repository, or a file is there already.
+    Kernels are the folder's tracked and new files that import the public module; without any, the
+    project file names one for the user to write. Raises UsageError if the folder is in no git
+    repository, or if one of the files exists.
     """
     root, folder = repository_of(folder).resolve(), folder.resolve()
     inside = folder.relative_to(root)
     name = normalized(folder.name)
-    # A repository may have several projects, whose checks are told apart by their names.
+    # The checks of several projects in one repository are distinguished by their names.
     workflow = WORKFLOW if folder == root else WORKFLOW.with_stem(f"{WORKFLOW.stem}-{name}")
     title = _TITLE if folder == root else f"{_TITLE} ({name})"
     gate = _GATE.replace("TITLE", title).replace("PROJECT", shlex.quote(str(inside)))
@@ -94,16 +94,16 @@ def write_first_files(folder: Path) -> list[Path]:
 
 
 def missing_kernels(folder: Path) -> list[str]:
-    """Return the files that the project file in a folder names and that are not there."""
+    """Return the files that the project file in a folder names but that do not exist."""
     named = read_project_file(folder / FILE).kernels
     return [text for text in named if text.endswith(".py") and not (folder / text).is_file()]
 
 
 def _project_file(folder: Path, name: str) -> str:
-    # -z: names as they are, which git quotes otherwise.
+    # -z: unquoted names.
     search = ("grep", "-z", "--files-with-matches", "--untracked", "--fixed-strings", _API)
     names = run_git(folder, *search, "--", "*.py").stdout.split("\0")
-    # A virtual environment that is not ignored has the program itself.
+    # A virtual environment that git does not ignore contains the program itself.
     selected = [name for name in names if name and not _is_no_source(Path(name))]
     sources = [_source(folder, Path(name)) for name in selected or [_EXAMPLE]]
     kernels = ", ".join(json.dumps(source, ensure_ascii=False) for source in sources)
@@ -117,13 +117,13 @@ def _is_no_source(file: Path) -> bool:
 
 
 def _source(root: Path, file: Path) -> str:
-    """A file of a package as a module, whose relative imports then work; others by their path."""
+    """A file of a package as a module, so that its relative imports work; others as a path."""
     if file.parts[0] == SOURCES and file.parent != Path(SOURCES):
-        return _module(file, Path(SOURCES))  # folders in it are packages, with or without a file
+        return _module(file, Path(SOURCES))  # its folders are packages, with or without a file
     top = file.parent
     while (root / top / "__init__.py").is_file():
         top = top.parent
-    # Where modules are looked for, see BuiltTree.environment.
+    # Folders that are searched for modules, see BuiltTree.environment.
     if top == file.parent or top not in (Path(), Path(SOURCES)):
         return str(file)
     return _module(file, top)
@@ -132,7 +132,7 @@ def _source(root: Path, file: Path) -> str:
 def _module(file: Path, top: Path) -> str:
     inside = file.relative_to(top).with_suffix("")
     parts = inside.parts[:-1] if inside.name == "__init__" else inside.parts
-    # Under the names of our packages ours are found, and a hyphen is no part of a module's name.
+    # Names of our packages would find ours, and a module's name has no hyphens.
     if parts[0] in PACKAGES or not all(map(str.isidentifier, parts)):
         return str(file)
     return ".".join(parts)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @cache
 def current_commit() -> CommitInfo:
-    """The commit of the running code; one answer a process, since imported code doesn't change."""
+    """The commit of the running code; constant, because imported code doesn't change."""
     return commit_of(ROOT)
 
 
@@ -39,19 +39,21 @@ def commit_of(root: Path) -> CommitInfo:
 
 
 def commit_at(root: Path, sha: str) -> CommitInfo:
-    """A commit of the git tree at `root`, without regard to local changes.
+    """A commit of the git tree at `root`, without local changes.
 
-    sha: a full one, as flexq_bench.repository.worktrees.resolve_revision gives. Raises
-    InfrastructureError if git can't tell about it.
+    sha: a full one, as flexq_bench.repository.worktrees.resolve_revision returns. Raises
+    InfrastructureError if git can't read it.
     """
     commit = _described(root, sha, dirty=False)
     if commit is None:
-        raise InfrastructureError(f"git tells nothing about {sha} in {root}: run git fsck there")
+        raise InfrastructureError(
+            f"git has no information about {sha} in {root}: run git fsck there"
+        )
     return commit
 
 
 def _git_commit(root: Path) -> CommitInfo | None:
-    # A wheel inside somebody's repository (a .venv in a checkout) is not that repository's code.
+    # A wheel inside another repository (a .venv in a checkout) is not that repository's code.
     if _git(root, "ls-files", "--error-unmatch", "flexq_bench/__init__.py") is None:
         return None
     return _described(root, "HEAD", dirty=is_dirty(root))
@@ -62,7 +64,7 @@ def _described(root: Path, revision: str, *, dirty: bool) -> CommitInfo | None:
     described = _git(root, "log", "-1", form, revision)
     if not described:
         return None
-    # Whoever commits may write bytes that are no text, which no database and no report takes.
+    # Commit messages may contain bytes that are not text, which databases and reports refuse.
     text = described.encode(errors="replace").decode()
     sha, author, committed_at, subject = text.split(_FIELD_SEPARATOR, 3)
     parent = _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^")
@@ -79,7 +81,7 @@ def _described(root: Path, revision: str, *, dirty: bool) -> CommitInfo | None:
 
 
 def _topological_order(root: Path, count: str | None) -> int | None:
-    # In a shallow clone the count starts at the cut, so it would order commits wrongly.
+    # In a shallow clone the count starts at the boundary, so it would order commits wrongly.
     if count is None or _git(root, "rev-parse", "--is-shallow-repository") == "true":
         return None
     return int(count)
@@ -89,7 +91,7 @@ def is_dirty(root: Path) -> bool:
     """Return True if a git tree differs from HEAD: a tracked file, or a new one in a package."""
     tracked = _git(root, "status", "--porcelain", "--untracked-files=no")
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "--", *PACKAGES)
-    # No answer (a timeout) counts as dirty: a doubtful tree must not become a baseline.
+    # A failed call (a timeout) counts as dirty, so that an uncertain tree never becomes a baseline.
     return tracked != "" or untracked != ""
 
 
@@ -113,7 +115,7 @@ def _package_commit(root: Path) -> CommitInfo:
 
 
 def package_version() -> str:
-    """Version of the installed distribution; `0` where only the source folder is there."""
+    """Version of the installed distribution; `0` if there is only the source folder."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -121,9 +123,9 @@ def package_version() -> str:
 
 
 def source_hash(root: Path) -> str:
-    """Twelve hex digits over names and bytes of all that decides a result, in `root`.
+    """Twelve hex digits over names and bytes of all sources in `root` that affect results.
 
-    The kernels and workloads, and the code that measures, checks and stores them.
+    These are the kernels and workloads, and the code that measures, checks and stores them.
     """
     digest = hashlib.sha256()
     for package in PACKAGES:

@@ -1,4 +1,4 @@
-"""Other revisions of a repository, each checked out in a folder of its own for a while."""
+"""Other revisions of a repository, each temporarily checked out in a folder of its own."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from flexq_bench.repository.git import run_git
 from flexq_bench.repository.provenance import is_dirty
 from kernels.runtime.files import cache_folder, in_cache
 
-_NAMED = 8  # revisions that an error names, nearest first
+_NAMED = 8  # revisions that an error lists, nearest first
 
 
 def repository_of(folder: Path) -> Path:
-    """The top folder of the git tree that `folder` lies in. Raises UsageError if there is none."""
+    """The top folder of the git tree that contains `folder`. Raises UsageError if there is none."""
     done = run_git(folder, "rev-parse", "--show-toplevel")
     if done.returncode == 0:
         return Path(done.stdout.strip())
@@ -39,10 +39,10 @@ def repository_of(folder: Path) -> Path:
 
 
 def resolve_revision(repository: Path, revision: str) -> str:
-    """The full sha of a revision: a branch, a tag, HEAD~2, a part of a sha.
+    """The full sha of a revision: a branch, a tag, HEAD~2, an abbreviated sha.
 
-    Raises UsageError with the nearest names if git doesn't know it, or with what to fetch if the
-    clone is shallow and may lack it.
+    Raises UsageError with the nearest names if git doesn't know it, or with the command to fetch it
+    if the clone is shallow and may lack it.
     """
     sha = find_revision(repository, revision)
     if sha is not None:
@@ -97,11 +97,10 @@ def refuse_local_changes(repository: Path, sha: str) -> None:
 
 @contextmanager
 def worktree(repository: Path, revision: str) -> Iterator[Path]:
-    """A fresh checkout of a revision, gone when the block ends, by an exception too.
+    """A fresh checkout of a revision, removed at the end of the block, also after an exception.
 
-    It lies in the cache folder. What a killed process left there is removed by the next call.
-    Raises UsageError as resolve_revision, CacheError, InfrastructureError if git can't check it
-    out.
+    It is in the cache folder. The next call removes remains of killed processes. Raises UsageError
+    as resolve_revision, CacheError, InfrastructureError if git can't check it out.
     """
     sha = resolve_revision(repository, revision)
     home = _home()
@@ -141,7 +140,7 @@ def _owner() -> str:
 
 
 def _host() -> str:
-    # Homes are shared between machines: a process of another one must not count as dead.
+    # Homes are shared between machines: a process of another machine must not count as dead.
     return re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname())
 
 
