@@ -83,7 +83,7 @@ def _judge_own(
         reason = f"{scheme} of the original has {own:.5g}, this has {value:.5g}"
     elif beyond:
         outcome = Outcome.AMBIGUOUS
-        reason = "beyond the limit and within noise: more tokens would tell"
+        reason = "beyond the limit and within noise: more tokens are needed"
     return LimitOutcome(
         scheme,
         check,

@@ -166,7 +166,7 @@ def _text_outcome(
         return Outcome.AMBIGUOUS, "one segment has no interval: evaluate more tokens"
     upper = 100 * paired.interval.high
     if upper > limit.upper_percent:
-        return Outcome.AMBIGUOUS, f"may have grown by {upper:.3g} %: more tokens would tell"
+        return Outcome.AMBIGUOUS, f"may have grown by {upper:.3g} %: more tokens are needed"
     return Outcome.PASS, "" if paired.clear else "smaller than its interval"
 
 
@@ -182,7 +182,7 @@ def _planned_outcome(test: TextTest, head: MetricResult) -> tuple[Outcome, str]:
         return Outcome.PASS, f"{used} show a loss of {test.detectable:.3g} % ({rates})"
     reason = f"needs {test.needed * segment:,} tokens, has {test.losses.size * segment:,}"
     if test.repeated:
-        reason += f" (beside {test.repeated} segments that repeat others)"
+        reason += f" (in addition to {test.repeated} duplicate segments)"
     if math.isfinite(test.detectable):
         reason += f", which show a loss of {test.detectable:.3g} % ({rates})"
     return Outcome.MISSING, f"{reason}: give a longer text"
@@ -260,7 +260,7 @@ def _no_pair(limit: TaskLimit, name: str, judged: Judged) -> str:
 
 def _would_tell(detectable: float | None, count: int) -> str:
     if detectable is None:
-        return ": more questions would tell"
+        return ": more questions are needed"
     return f": {count:,} questions show a loss of {detectable:.3g} points"
 
 
@@ -388,12 +388,12 @@ def _judge_value(
         outcome, reason = Outcome.REGRESSION, f"is {result.value:.4g}"
     elif beyond:
         outcome = Outcome.AMBIGUOUS
-        reason = f"is {result.value:.4g}, past the limit within noise: more tokens would tell"
+        reason = f"is {result.value:.4g}, past the limit within noise: more tokens are needed"
     elif result.n_items < fewest:
         outcome = Outcome.MISSING
         reason = f"needs {fewest:,} tokens, has {result.n_items:,}: give a longer text"
     elif may_be:
-        outcome, reason = Outcome.AMBIGUOUS, f"may be {end:.4g}: more tokens would tell"
+        outcome, reason = Outcome.AMBIGUOUS, f"may be {end:.4g}: more tokens are needed"
     return LimitOutcome(
         judged.scheme,
         check,

@@ -53,7 +53,7 @@ def lines(report: BisectReport, repository: Path, options: Sequence[str] = ()) -
         count = f"{branch.commits} commit{'s' if branch.commits > 1 else ''}"
         ends = ("--good", branch.good[:_SHA], "--bad", branch.bad[:_SHA])
         again = command("bisect", report.case.key, *ends, *options)
-        yield f"it merges {count}, go on there: {again}"
+        yield f"it merges {count}, continue there: {again}"
     if branches:
         yield f"if nothing made it {direction} there, the merge itself did"
 
@@ -68,7 +68,7 @@ def line(report: BisectReport, repository: Path) -> str:
     if not other_suspects:
         branches = merged(report, repository)
         ends = (f"--good {one.good[:_SHA]} --bad {one.bad[:_SHA]}" for one in branches)
-        go_on = f", a merge: go on with bisect {' and '.join(ends)}" if branches else ""
+        go_on = f", a merge: continue with bisect {' and '.join(ends)}" if branches else ""
         return f"{first} made it {effect}{go_on}"
     return (
         f"one of {len(other_suspects) + 1} commits, {first} to {other_suspects[-1]}, made it "

@@ -338,8 +338,7 @@ def read_section(raw: Any, where: str) -> QuantizationSection:
     ignored = tuple(name for name in section.ignore if name not in extension.layers)
     if section_of(extension, ignored) != section:
         raise CheckpointError(
-            f"{where}: its config_groups say something else than its {SECTION} section: quantize "
-            "again"
+            f"{where}: its config_groups contradict its {SECTION} section: quantize again"
         )
     return section
 

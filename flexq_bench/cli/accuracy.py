@@ -211,7 +211,7 @@ def _resumed(database: Database, prefix: str) -> RunInfo:
     with database.session() as session:
         run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)
     if run.suite != SUITE:
-        raise UsageError(f"run {run.uuid[:8]} is of suite {run.suite}: go on with it by `run`")
+        raise UsageError(f"run {run.uuid[:8]} is of suite {run.suite}: continue it with `run`")
     return run
 
 
@@ -268,7 +268,7 @@ def _evaluate_and_report(
         with ended_by_terminate():
             results = evaluate()
     except KeyboardInterrupt:
-        again = f"the same command with --resume {run.uuid[:8]} goes on"
+        again = f"continue with the same command and --resume {run.uuid[:8]}"
         say(console(stderr=True), f"interrupted: what was evaluated is stored, {again}")
         return INTERRUPTED
     print_tables(results, out)

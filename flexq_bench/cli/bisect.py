@@ -123,7 +123,7 @@ def bisect(
             on_resume=resumed,
         )
     except KeyboardInterrupt:
-        say(console(stderr=True), "interrupted: the same command goes on where this one was")
+        say(console(stderr=True), "interrupted: the same command continues the search")
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print_json(reports.as_plain(report, folder))

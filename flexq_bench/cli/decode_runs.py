@@ -125,12 +125,12 @@ def _measure_in_run(
     except KeyboardInterrupt:
         say(
             console(stderr=True),
-            f"interrupted: what was measured is stored, go on with {_again(run)}",
+            f"interrupted: what was measured is stored, continue with {_again(run)}",
         )
         return INTERRUPTED
     except Exception:
         if count:
-            log.warning("what was measured before is stored, go on with %s", _again(run))
+            log.warning("what was measured before is stored, continue with %s", _again(run))
         raise
     return int(ExitCode.PASS)
 

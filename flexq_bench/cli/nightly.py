@@ -193,7 +193,10 @@ def nightly(
             named = () if suite is None else (suite,)
             of = () if project is None else ("--project", project)
             again = command("nightly", *named, *of, "--night", name, *database_arguments(database))
-            say(console(stderr=True), f"interrupted: what was measured is stored, go on: {again}")
+            say(
+                console(stderr=True),
+                f"interrupted: what was measured is stored, continue with: {again}",
+            )
             raise
         except Exception as error:
             _notify_broken_night(database, name, chosen.name, commit, error)

@@ -58,7 +58,7 @@ def sweep_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
     if remaining is None and _STATE_MODULE in sys.modules:
         remaining = adopted().all_labels or None
     if remaining == ():
-        raise UsageError("nothing to measure: --kernels names no source that could be had")
+        raise UsageError("nothing to measure: no source in --kernels could be loaded")
     return remaining
 
 

@@ -123,7 +123,7 @@ def run(
     if resume is not None:
         narrowing = (sizes, regimes, *restrictions.values())
         if any(value is not None for value in narrowing):
-            raise UsageError("--resume goes on with the run's own plan: leave out what narrows it")
+            raise UsageError("--resume uses the run's own plan: leave out options that narrow it")
         raise typer.Exit(measuring.resume_run(resume, suite, options))
     if suite is None and opened is None:
         raise UsageError(f"which suite? There are {', '.join(list_suites())}")

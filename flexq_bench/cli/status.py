@@ -185,8 +185,8 @@ def _lines(sections: dict[str, list[Any]]) -> list[str]:
         for row in sections["requests"]
     ]
     stopped = [
-        f"run {row.run[:8]} {row.suite}: {row.reason}, {row.missing} cases have no result; go on: "
-        f"{row.resume}"
+        f"run {row.run[:8]} {row.suite}: {row.reason}, {row.missing} cases have no result; "
+        f"continue with: {row.resume}"
         for row in sections["stopped"]
     ]
     stalled = [row.line for row in sections["stalls"]]

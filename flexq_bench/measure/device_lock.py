@@ -74,7 +74,7 @@ def _open(path: Path) -> int:
         ) from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise InfrastructureError(f"{path} is no plain file: somebody put it there, remove it")
+        raise InfrastructureError(f"{path} is no plain file: remove it")
     return handle
 
 

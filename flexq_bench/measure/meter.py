@@ -187,7 +187,7 @@ class Meter:
         except RuntimeError as error:
             raise InfrastructureError(
                 f"{self._device} stopped working after an earlier kernel "
-                f"({first_line(error)}): go on in a new process"
+                f"({first_line(error)}): continue in a new process"
             ) from error
 
     def _measure_alone(self, case: Case) -> Measured:

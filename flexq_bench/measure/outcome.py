@@ -31,10 +31,10 @@ def status_of(check: CheckResult, sampling: Sampling, protocol: Protocol) -> tup
         return "noisy", (
             f"{reached}, which took {sampling.elapsed_s:.1f} s; "
             f"{protocol.min_placements} placements and {protocol.min_samples} samples, or "
-            f"{protocol.long_device_s:g} s on the device, are asked for"
+            f"{protocol.long_device_s:g} s on the device, are required"
         )
     ended = ", and more would not do" if sampling.stopped == "hopeless" else ""
-    return "noisy", f"{reached}{ended}; ±{100 * protocol.ci_tolerance:.3g} % is asked for"
+    return "noisy", f"{reached}{ended}; ±{100 * protocol.ci_tolerance:.3g} % is required"
 
 
 def with_times(measured: Measured, sampling: Sampling) -> Measured:

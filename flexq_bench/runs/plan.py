@@ -189,6 +189,6 @@ def _check_exists(pattern: str, backend: Backend) -> None:
 def _nothing_left(suite: Suite, backend: Backend, skipped: Sequence[str]) -> str:
     names = ", ".join(skipped or (p for patterns in suite.kernel_filters for p in patterns))
     return (
-        f"nothing to measure: the {backend} backend has none of {names or 'the kernels asked for'}"
+        f"nothing to measure: the {backend} backend has none of {names or 'the requested kernels'}"
         f", only {listed(registry.labels(backend))}"
     )

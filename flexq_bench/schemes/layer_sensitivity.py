@@ -155,8 +155,8 @@ def _backward(model: nn.Module, segment: torch.Tensor, generator: torch.Generato
     logs = functional.log_softmax(logits, dim=-1)
     if not bool(torch.isfinite(logs.detach().sum())):
         raise QuantizeError(
-            "the model as it is predicts NaN: its numbers leave the range of its dtype; load it as "
-            "bfloat16 or float32"
+            "the unquantized model predicts NaN: its numbers leave the range of its dtype; load it "
+            "as bfloat16 or float32"
         )
     labels = draw(logs.detach(), generator)
     torch.autograd.backward(logs.gather(1, labels[:, None]).sum())

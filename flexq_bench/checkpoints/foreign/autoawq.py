@@ -48,7 +48,7 @@ class AwqLayers(LayerReader):
         if bits != _BITS or layout != _LAYOUT:
             raise CheckpointError(
                 f"{tensors.folder.name} is an AWQ checkpoint of {bits} bits in the layout "
-                f"{layout}: what is read here has {_BITS} bits and the layout {_LAYOUT}"
+                f"{layout}: supported are {_BITS} bits and the layout {_LAYOUT}"
             )
         if not section.get("zero_point", True) and not any(
             n.endswith(".qzeros") for n in tensors.infos

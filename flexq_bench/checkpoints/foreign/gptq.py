@@ -53,8 +53,8 @@ class GptqLayers(LayerReader):
             layout = "marlin"
         if layout not in _OFFSETS:
             raise CheckpointError(
-                f"{tensors.folder.name} is a GPTQ checkpoint in the layout {layout}: what is read "
-                f"here is {' or '.join(_OFFSETS)}"
+                f"{tensors.folder.name} is a GPTQ checkpoint in the layout {layout}: supported "
+                f"is {' or '.join(_OFFSETS)}"
             )
         more = next((key for key in _MORE if section.get(key)), None)
         if more is not None:

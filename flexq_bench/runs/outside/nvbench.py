@@ -131,7 +131,7 @@ def _results(
         "extra": {"state": state.get("name", "")},
     }
     if state.get("is_skipped"):
-        detail = cleaned(state.get("skip_reason") or "nvbench skipped it and does not say why")
+        detail = cleaned(state.get("skip_reason") or "nvbench skipped it without a reason")
         environment = {"tool": "nvbench", "tool_version": version}
         skipped = OutsideResult(
             **common, median=None, cache="cold", detail=detail, environment=environment

@@ -27,7 +27,7 @@ from flexq_bench.runs.outside.times import iso_time
 
 _WHAT = "a pytest-benchmark file: pytest --benchmark-json=FILE"
 _US = 1e6  # microseconds of a second
-_FAILED = "the benchmark raised an error, which the file does not tell"
+_FAILED = "the benchmark raised an error, whose reason is not in the file"
 
 
 def read(path: str) -> Reading:

@@ -216,7 +216,7 @@ def _checked(one: OutsideResult) -> OutsideResult:
             raise BadResult("its metric is a time, and its unit is none")
         for value in values:
             if not _SMALLEST_US <= value <= _LARGEST_US:
-                raise BadResult(f"{value:g} µs is no time that anybody measured")
+                raise BadResult(f"{value:g} µs is not a plausible time")
     elif one.median is not None and one.median <= 0:
         raise BadResult(f"its value is {one.median:g}: only positive ones have a history")
     if None not in (one.low, one.high, one.median) and not one.low <= one.median <= one.high:  # type: ignore[operator]  # none of them is None
