@@ -62,7 +62,7 @@ def test_an_empty_database_says_how_to_start_a_worker(store, open_fleet):
 
     assert "No worker is alive" in words(app)
     assert "worker" in words(app)
-    assert "No device is known" in words(app)
+    assert "No device is stored yet" in words(app)
     assert not app.dataframe
 
 

@@ -304,7 +304,7 @@ def test_a_tensor_in_two_shards_is_refused(a_folder, dense_tensors):
 
 
 REFUSED = [
-    (AWQ | {"version": "gemv"}, r"AWQ checkpoint of 4 bits in the layout gemv: what is read here"),
+    (AWQ | {"version": "gemv"}, r"AWQ checkpoint of 4 bits in the layout gemv: supported are"),
     (AWQ | {"bits": 8}, r"AWQ checkpoint of 8 bits"),
     (AWQ | {"group_size": 0}, r"AWQ groups of 0 values"),
     (GPTQ | {"checkpoint_format": "marlin"}, r"the layout marlin: supported is gptq or"),
