@@ -227,7 +227,7 @@ def _show_nothing_drawn(shown: str, release: ReleaseRow | None) -> None:
         )
         return
     st.info(
-        "These series have no accepted result yet. A result is accepted if it is correct, was "
+        "No accepted result of these series yet. A result is accepted if it is correct, was "
         "timed at a valid clock, and comes from a commit without local changes."
     )
 
