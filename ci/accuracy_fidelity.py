@@ -1,8 +1,9 @@
-"""Fidelity limits: a checkpoint or kernels against the original quantized here by the same scheme.
+"""Fidelity limits: a checkpoint or kernels compared with the scheme's own result on the original.
 
-A limit of KL divergence that allows for a scheme's own loss allows for damage of the same size,
-too. A comparison with the original that the same scheme quantizes here does not: a checkpoint, or
-kernels, whose perplexity or mean KL divergence differ from that compute something else.
+A limit of KL divergence that allows for a scheme's own loss also allows for damage of the same
+size. Fidelity instead compares with the original, quantized by the gate with the same scheme. A
+checkpoint, or kernels, whose perplexity or mean KL divergence differs from that compute something
+else.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from ci.gate_perf import Outcome
 from flexq_bench.accuracy import KL, PERPLEXITY, MetricResult
 from flexq_bench.stats import Interval, is_clear, mean_difference_interval
 
-_NO_DIVERGENCE = 1e-9  # nats: nothing to take a percentage of
+_NO_DIVERGENCE = 1e-9  # nats: too small for a percentage
 
 
 def judge_fidelity(limit: FidelityLimit, judged: Judged) -> list[LimitOutcome]:
-    """Perplexity and mean KL divergence against what the scheme itself makes of the original.
+    """Compare perplexity and mean KL divergence with the scheme's own result on the original.
 
-    By intervals of 95 %, whatever a policy's alpha: what is not damaged computes the same, so there
-    is no chance to allow for, and a wider interval would let damage of few tokens through.
+    The intervals are of 95 % for any alpha of the policy. An undamaged model computes the same, so
+    no error probability is needed, and wider intervals would let damage pass on few tokens.
     """
     checks = {PERPLEXITY: "perplexity", KL: "KL mean"}
     floor = f", or {limit.kl:g} nats" if limit.kl else ""
@@ -82,7 +83,7 @@ def _judge_own(
         reason = f"{scheme} of the original has {own:.5g}, this has {value:.5g}"
     elif beyond:
         outcome = Outcome.AMBIGUOUS
-        reason = "beyond the limit and within noise: more tokens would tell"
+        reason = "beyond the limit and within noise: more tokens are needed"
     return LimitOutcome(
         scheme,
         check,

@@ -1,4 +1,4 @@
-"""The limits of an accuracy policy held against results: one outcome each."""
+"""Comparison of results with the limits of an accuracy policy: one outcome each."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ from flexq_bench.stats import (
     wider_than_95,
 )
 
-_ROUNDING = 1e-9  # of a value against its limit
+_ROUNDING = 1e-9  # tolerance of a value relative to its limit
 
 
 @dataclass(frozen=True, slots=True)
 class LimitOutcome:
     """One limit of the policy for one scheme.
 
-    change, low, high: in `unit`; None: nothing was judged, the reason says why. limit: in words.
-    detectable: the least loss that these data show with the policy's power and alpha, in `unit`;
-    None: not of such a limit, or none is small enough. too_few: it is missing for want of data.
+    change, low, high: in `unit`; None: not judged, for the given reason. limit: in words.
+    detectable: the least loss that these data can detect with the policy's power and alpha, in
+    `unit`; None: not defined for such a limit, or no loss is small enough. too_few: it is missing
+    because there are too few data.
     """
 
     scheme: str
@@ -62,7 +63,7 @@ class LimitOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Results that limits are applied to: those of a scheme and of the base it is compared with.
+    """Results that limits are applied to: those of a scheme and of its base.
 
     absent: texts and tasks that were not evaluated, with the reason. failure: why the scheme has no
     results at all; empty: it has. own: results of the original quantized here by the scheme, by
@@ -78,28 +79,28 @@ class Judged:
     unknown: str = ""
 
     def find(self, scheme: str, task: str, metric: str) -> MetricResult | None:
-        """The result of this metric, if it arrived."""
+        """The result of this metric, if there is one."""
         return find(self.results, scheme, task, metric)
 
     def pair(self, task: str, metric: str) -> tuple[MetricResult | None, MetricResult | None]:
-        """The base's result and the scheme's, on the segments that both have."""
+        """The base's result and the scheme's, on their common segments."""
         first, second = self.find(self.base, task, metric), self.find(self.scheme, task, metric)
         if first is None or second is None or metric != PERPLEXITY:
             return first, second
         return shortened(first, len(second.values)), second
 
     def lacking(self, name: str, first: MetricResult | None, second: MetricResult | None) -> str:
-        """Explain why there is nothing to judge; empty: there is."""
+        """Explain why there is nothing to judge; empty: there are results."""
         if first is not None and first.value is not None and second is not None:
             return "" if second.value is not None else second.detail
         return self.failure or self.absent.get(name, "no result arrived")
 
 
 def deciding(judged: Iterable[LimitOutcome]) -> list[Outcome]:
-    """The outcomes that a verdict rests on.
+    """The outcomes that determine the verdict.
 
-    What is missing says too little of the others; but where data are only too few for one limit
-    and another one is passed by a regression, that is decided.
+    A missing result outweighs all others. If only one limit has too few data, however, a regression
+    of another limit decides.
     """
     outcomes = list(judged)
     fails = any(one.outcome is Outcome.REGRESSION for one in outcomes)
@@ -109,7 +110,7 @@ def deciding(judged: Iterable[LimitOutcome]) -> list[Outcome]:
 def judge_text(
     limit: PerplexityLimit, judged: Judged, planned: PlannedPower, test: TextTest | None
 ) -> LimitOutcome:
-    """The perplexity of a text. test: the planned one; None: nothing was planned."""
+    """Judge the perplexity of a text. test: the planned one; None: there is no plan."""
     check = f"perplexity of {limit.text}"
     words = _in_words(limit, planned if test is not None else None)
     first, second = judged.pair(limit.text, PERPLEXITY)
@@ -153,7 +154,7 @@ def _text_outcome(
         return Outcome.REGRESSION, f"is {after:.4g}"
     if limit.increase is not None and increase > limit.increase:
         return Outcome.REGRESSION, f"grew by {increase:.3g}"
-    if test is not None:  # what a policy detects stands in for its percentages
+    if test is not None:  # the policy's `detect` replaces its percentages
         return _planned_outcome(test, head)
     if limit.percent is not None and percent > limit.percent:
         return Outcome.REGRESSION, f"grew by {percent:.3g} %"
@@ -165,7 +166,7 @@ def _text_outcome(
         return Outcome.AMBIGUOUS, "one segment has no interval: evaluate more tokens"
     upper = 100 * paired.interval.high
     if upper > limit.upper_percent:
-        return Outcome.AMBIGUOUS, f"may have grown by {upper:.3g} %: more tokens would tell"
+        return Outcome.AMBIGUOUS, f"may have grown by {upper:.3g} %: more tokens are needed"
     return Outcome.PASS, "" if paired.clear else "smaller than its interval"
 
 
@@ -181,7 +182,7 @@ def _planned_outcome(test: TextTest, head: MetricResult) -> tuple[Outcome, str]:
         return Outcome.PASS, f"{used} show a loss of {test.detectable:.3g} % ({rates})"
     reason = f"needs {test.needed * segment:,} tokens, has {test.losses.size * segment:,}"
     if test.repeated:
-        reason += f" (beside {test.repeated} segments that repeat others)"
+        reason += f" (in addition to {test.repeated} duplicate segments)"
     if math.isfinite(test.detectable):
         reason += f", which show a loss of {test.detectable:.3g} % ({rates})"
     return Outcome.MISSING, f"{reason}: give a longer text"
@@ -202,7 +203,7 @@ def _detectable(first: MetricResult, second: MetricResult, planned: PlannedPower
 
 
 def judge_task(limit: TaskLimit, judged: Judged, policy: AccuracyPolicy) -> LimitOutcome:
-    """The metric of a task: not worse than its margin, by the interval or by a planned test."""
+    """Judge the metric of a task: within its margin, by the interval or by a planned test."""
     name = name_of_task(limit.name)
     check = f"{limit.metric} of {name}"
     words = f"-{limit.margin_points:g} points"
@@ -259,19 +260,21 @@ def _no_pair(limit: TaskLimit, name: str, judged: Judged) -> str:
 
 def _would_tell(detectable: float | None, count: int) -> str:
     if detectable is None:
-        return ": more questions would tell"
+        return ": more questions are needed"
     return f": {count:,} questions show a loss of {detectable:.3g} points"
 
 
 def _losses(first: MetricResult, second: MetricResult) -> tuple[int, int]:
-    """Questions that the scheme alone answers worse, and better."""
+    """Numbers of questions that only the base, and only the scheme, answers correctly."""
     items = item_difference(first.values, second.values)
     pair = items.only_base, items.only_head
     return pair if first.direction == "higher" else (pair[1], pair[0])
 
 
 def _discordant(lost: int, won: int, count: int) -> float:
-    """Share of questions answered otherwise, from few of them: Bonett and Price's adjustment."""
+    """Share of questions answered differently, with Bonett and Price's adjustment for small
+    numbers.
+    """
     return (lost + won + 2) / (count + 2)
 
 
@@ -310,12 +313,12 @@ def _detectable_points(
 def judge_kl(
     limit: KlLimit, judged: Judged, alpha: float | None = None, share: float = 1.0
 ) -> list[LimitOutcome]:
-    """Each limited statistic of the tokens' KL divergences.
+    """Judge each limited statistic of the tokens' KL divergences.
 
-    alpha: see clearly_beyond. share: the part of it, and of the 2.5 % at an end of the interval
-    within which a limit is kept, that this look may spend (see PowerSchedule).
+    alpha: see clearly_beyond. share: the part of it that this look may spend, and of the 2.5 % at
+    an end of the interval within which a limit is kept (see PowerSchedule).
     """
-    wanted = {"mean": KL} | {name: kl_metric(name) for name in KL_QUANTILES}
+    metrics = {"mean": KL} | {name: kl_metric(name) for name in KL_QUANTILES}
     return [
         _judge_value(
             judged,
@@ -328,7 +331,7 @@ def judge_kl(
             alpha=alpha,
             share=share,
         )
-        for name, metric in wanted.items()
+        for name, metric in metrics.items()
         if (most := getattr(limit, name)) is not None
     ]
 
@@ -336,7 +339,7 @@ def judge_kl(
 def judge_agreement(
     limit: AgreementLimit, judged: Judged, alpha: float | None = None, share: float = 1.0
 ) -> list[LimitOutcome]:
-    """Each limited share of equal predictions. alpha, share: as of judge_kl."""
+    """Judge each limited share of equal predictions. alpha, share: as in judge_kl."""
     return [
         _judge_value(
             judged,
@@ -364,7 +367,7 @@ def _judge_value(
     alpha: float | None,
     share: float,
 ) -> LimitOutcome:
-    """A value with its interval against the most, or least, that is accepted of it."""
+    """Judge a value with its interval by its upper, or lower, limit."""
     higher = unit == "share"
     words = f"at least {bound:g}" if higher else f"{bound:g} nats"
     result = judged.find(judged.scheme, text, metric)
@@ -385,12 +388,12 @@ def _judge_value(
         outcome, reason = Outcome.REGRESSION, f"is {result.value:.4g}"
     elif beyond:
         outcome = Outcome.AMBIGUOUS
-        reason = f"is {result.value:.4g}, past the limit within noise: more tokens would tell"
+        reason = f"is {result.value:.4g}, past the limit within noise: more tokens are needed"
     elif result.n_items < fewest:
         outcome = Outcome.MISSING
         reason = f"needs {fewest:,} tokens, has {result.n_items:,}: give a longer text"
     elif may_be:
-        outcome, reason = Outcome.AMBIGUOUS, f"may be {end:.4g}: more tokens would tell"
+        outcome, reason = Outcome.AMBIGUOUS, f"may be {end:.4g}: more tokens are needed"
     return LimitOutcome(
         judged.scheme,
         check,
@@ -406,11 +409,11 @@ def _judge_value(
 
 
 def clearly_beyond(interval: Interval, bound: float, count: int, alpha: float | None) -> bool:
-    """True if an estimate past a bound is so by more than chance does with a probability of alpha.
+    """True if an estimate exceeds a bound by more than chance does with a probability of alpha.
 
-    interval: of 95 %, from `count` segments. It is widened to that probability as Student's
-    quantiles are; one of no width (a maximum, one segment) is taken as it is. alpha None: any
-    estimate past it is.
+    interval: of 95 %, from `count` segments. It is widened to that probability by Student's
+    quantiles, unless it has no width (a maximum, one segment). alpha None: any estimate beyond the
+    bound counts.
     """
     end = interval.low if interval.estimate > bound else interval.high
     reach = abs(interval.estimate - end)
@@ -420,7 +423,7 @@ def clearly_beyond(interval: Interval, bound: float, count: int, alpha: float | 
 
 
 def far_end(interval: Interval, count: int, share: float, *, low: bool) -> float:
-    """An end of an interval of 95 %, moved out so that a share of its 2.5 % lies beyond."""
+    """An end of an interval of 95 %, moved outwards so that a share of its 2.5 % is beyond it."""
     end = interval.low if low else interval.high
     if share >= 1 or count < 2:
         return end
@@ -439,7 +442,7 @@ def _interval_of(result: MetricResult) -> Interval:
 
 
 def failure_reason(judged: Judged, first: MetricResult | None, second: MetricResult | None) -> str:
-    """Explain a missing result that is the scheme's own fault.
+    """Explain a missing result that the scheme itself caused.
 
     Empty: the scheme has the result, or lacks it for another reason.
     """
@@ -455,7 +458,7 @@ def _has_value(result: MetricResult | None) -> bool:
 
 
 def shortened(result: MetricResult, count: int) -> MetricResult:
-    """A perplexity, or KL divergence, on the first segments alone."""
+    """A perplexity, or KL divergence, on the first segments only."""
     if not 0 < count < len(result.values):
         return result
     values = result.values[:count]
@@ -468,8 +471,8 @@ def shortened(result: MetricResult, count: int) -> MetricResult:
 def find(
     results: Sequence[MetricResult], scheme: str, task: str, metric: str
 ) -> MetricResult | None:
-    wanted = (scheme, task, metric)
-    return next((f for f in results if (f.scheme, f.task, f.metric) == wanted), None)
+    key = (scheme, task, metric)
+    return next((f for f in results if (f.scheme, f.task, f.metric) == key), None)
 
 
 def _finite(value: float) -> float | None:

@@ -2,21 +2,21 @@
 
 version = 1
 schemes = ["flexq-w6ax"]         # the schemes to judge, unless --scheme names others
-base = "fp16"                    # optional: baseline scheme; fp16 is the model as it is
+base = "fp16"                    # optional: baseline scheme; fp16 is the unquantized model
 context = 2048                   # optional: tokens of a segment; else GPTQ's, or the model's own
 max_tokens = 20470               # optional: predict at most so many of each text
 limit = 200                      # optional: questions of each task
 chat_template = true             # optional: apply the tokenizer's chat template
 few_shot = 5                     # optional: examples before each question; else the task's own
-bos = "segment"                  # optional: segment, text or none; else as the tokenizer asks
-detect = 1.0                     # optional: the least loss that must be caught, in percent of the
-                                 # perplexity; the gate plans how many tokens that takes
-power = 0.95                     # optional: probability with which it must be caught
+bos = "segment"                  # optional: segment, text or none; else the tokenizer's setting
+detect = 1.0                     # optional: the least loss to detect, in percent of the perplexity;
+                                 # the gate plans how many tokens that takes
+power = 0.95                     # optional: probability of detecting it
 alpha = 0.01                     # optional: probability that a model without a loss fails
 
 [[perplexity]]                   # none or more; each has one limit at least
 text = "wikitext"                # its name: --data wikitext=FILE gives the file
-at_most = 15.0                   # optional: largest accepted perplexity, whatever the base's is
+at_most = 15.0                   # optional: largest accepted perplexity, for any base
 increase = 0.5                   # optional: largest accepted increase of the perplexity
 percent = 2.0                    # optional: the same relative to the base, in percent
 upper_percent = 3.0              # optional: of the upper end of its 95 % interval
@@ -25,7 +25,7 @@ upper_percent = 3.0              # optional: of the upper end of its 95 % interv
 name = "piqa"                    # as lm-eval calls it, or a .yaml file beside the policy
 metric = "acc"
 margin_points = 2.0              # not inferior: the whole 95 % interval is above minus this
-at_least = 0.6                   # optional: least accepted value, whatever the base's is
+at_least = 0.6                   # optional: least accepted value, for any base
 
 [kl]                             # optional: KL divergence from the original's predictions, in nats
 text = "wikitext"
@@ -85,7 +85,7 @@ _FOLDER = "policies/accuracy"
 
 
 class PerplexityLimit(DataTable):
-    """Limits of a perplexity on a text, and of its increase; None: this is not limited."""
+    """Limits of a perplexity on a text, and of its increase; None: not limited."""
 
     text: Text
     at_most: Amount | None = None
@@ -95,7 +95,7 @@ class PerplexityLimit(DataTable):
 
 
 class TaskLimit(DataTable):
-    """By how many points the metric of a task may be worse."""
+    """Points by which the metric of a task may be worse."""
 
     name: Text
     metric: Text
@@ -137,7 +137,7 @@ class FidelityLimit(DataTable):
     """Largest accepted difference from the original quantized here by the same scheme.
 
     percent: of the perplexity. kl_percent: of the mean KL divergence. kl: nats; a smaller
-    difference of the mean KL divergence passes whatever its percentage.
+    difference of the mean KL divergence passes at any percentage.
     """
 
     text: Text
@@ -155,9 +155,9 @@ class ParityLimit(DataTable):
 
 @dataclass(frozen=True, slots=True)
 class PlannedPower:
-    """Error rates that a policy asks for. detect: percent of perplexity; None: nothing is planned.
+    """Error rates of a policy. detect: percent of perplexity; None: nothing is planned.
 
-    power: probability to catch that loss; alpha: to fail a model without one.
+    power: probability to detect that loss; alpha: to fail a model without one.
     """
 
     detect: float | None = None
@@ -167,11 +167,11 @@ class PlannedPower:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyPolicy:
-    """A policy named after its file. None: as the module's head says."""
+    """A policy named after its file. None: as described in the module's docstring."""
 
     name: str
-    version: int  # of the form of its file
-    fingerprint: str  # of what its file says: SHA-256 in hexadecimal digits
+    version: int  # of the file format
+    fingerprint: str  # SHA-256 of the file's content, in hexadecimal digits
     schemes: tuple[str, ...]
     base: str
     context: int | None
@@ -191,13 +191,13 @@ class AccuracyPolicy:
     @property
     def texts(self) -> tuple[str, ...]:
         """Names of the texts that have a limit, each once."""
-        others = (self.kl, self.agreement, self.fidelity)
-        limits = (*self.perplexities, *(limit for limit in others if limit is not None))
+        optional_limits = (self.kl, self.agreement, self.fidelity)
+        limits = (*self.perplexities, *(limit for limit in optional_limits if limit is not None))
         return tuple(dict.fromkeys(limit.text for limit in limits))
 
 
 class _PolicyTable(DataTable):
-    """A policy's file, as the module's head describes it."""
+    """A policy file, as described in the module's docstring."""
 
     version: Count
     schemes: Texts
@@ -220,13 +220,13 @@ class _PolicyTable(DataTable):
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
-        others = (self.kl, self.agreement, self.fidelity)
-        if not self.perplexity and not self.task and not any(others):
+        optional_limits = (self.kl, self.agreement, self.fidelity)
+        if not self.perplexity and not self.task and not any(optional_limits):
             raise WorkloadError(
                 "limits nothing: add a [[perplexity]], a [[task]], [kl] or [agreement]"
             )
         for number, limit in enumerate(self.perplexity, start=1):
-            if self.detect is None:  # which limits each of them
+            if self.detect is None:  # each of them is a limit itself
                 with error_prefix(f"perplexity {number}"):
                     _check_any(limit)
         if self.bos is not None and self.bos not in get_args(Bos):
@@ -243,10 +243,10 @@ class _PolicyTable(DataTable):
 
 
 def load_accuracy_policy(name_or_path: str) -> AccuracyPolicy:
-    """A policy of the package by name, or one of the user's own by the path of its `.toml`.
+    """Load a bundled policy by name, or any policy by the path of its `.toml`.
 
-    Raises WorkloadError if there is none, or if the file has another form: the message names the
-    file, the entry and the key.
+    Raises WorkloadError if there is none, or if the file is malformed: the message names the file,
+    the entry and the key.
     """
     return read_accuracy_policy(find_policy(name_or_path, _FOLDER))
 
@@ -279,19 +279,19 @@ def read_accuracy_policy(file: Traversable) -> AccuracyPolicy:
 
 
 def _planned(table: _PolicyTable) -> PlannedPower:
-    given = {"detect": table.detect, "power": table.power, "alpha": table.alpha}
-    return PlannedPower(**{name: value for name, value in given.items() if value is not None})
+    plan = {"detect": table.detect, "power": table.power, "alpha": table.alpha}
+    return PlannedPower(**{name: value for name, value in plan.items() if value is not None})
 
 
 def _check_any(limit: DataTable) -> None:
-    """Raise WorkloadError if a table names what it limits, and no limit."""
+    """Raise WorkloadError if a table has a subject, but no limit."""
     optional = [name for name, field in type(limit).model_fields.items() if not field.is_required()]
     if all(getattr(limit, name) is None for name in optional):
         raise WorkloadError(f"limits nothing: add {', '.join(optional[:-1])} or {optional[-1]}")
 
 
 def _located(task: TaskLimit, file: Traversable) -> TaskLimit:
-    """The task; of one in a file beside the policy, with the path of that file as its name."""
+    """The task; for one in a file beside the policy, with the path of that file as its name."""
     if task.name.endswith((".yaml", ".yml")) and isinstance(file, Path):
         return task.model_copy(update={"name": str(file.parent / task.name)})
     return task

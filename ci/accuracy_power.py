@@ -1,7 +1,7 @@
 """Number of segments that an accuracy gate evaluates, and the least loss they could detect.
 
-A policy with `detect` names the least loss that must be caught, and the probability of catching it.
-Each of its texts is then a group sequential test of the segments' paired log likelihoods: a pilot
+A policy with `detect` names the least loss to detect, and the probability of detecting it. Each of
+its texts is then judged by a group sequential test of the segments' paired log likelihoods: a pilot
 estimates their variance, the variance gives the number of tokens needed, and interim looks end the
 test as soon as the outcome is clear (flexq_bench.stats.group_sequential). After that the text's
 other limits are checked, and more of it is evaluated until they are decided, too. Tasks use
@@ -21,8 +21,8 @@ from ci.accuracy_policy import AccuracyPolicy, PerplexityLimit
 from flexq_bench.accuracy.results import KL_QUANTILES, MetricResult
 from flexq_bench.stats import Decision, GroupSequentialTest, TestPlan
 
-PILOT = 10  # segments: fewer say too little of their own variance
-_STEPS = 5  # looks after which the segments needed are there
+PILOT = 10  # segments: fewer give too uncertain a variance
+_STEPS = 5  # number of looks up to the segments needed
 GROWTH = 0.5  # of the segments, from one look at the other limits to the next
 
 Undecided = Callable[[str, str, Sequence[MetricResult], float], bool]
@@ -32,21 +32,24 @@ results; the last argument is the part of its errors that the look may spend."""
 
 @dataclass(frozen=True, slots=True)
 class TextPlan:
-    """Test of the loss on a text. test: in nats a token, above what is accepted, `accepted`."""
+    """Test of the loss on a text. test: in nats per token beyond the accepted loss `accepted`."""
 
     test: TestPlan
     accepted: float
 
     def percent(self, effect: float) -> float:
-        """An effect of the test as a loss, in percent of the perplexity."""
+        """Convert an effect of the test to a loss in percent of the perplexity."""
         return 100 * math.expm1(min(self.accepted + effect, 700.0))
 
 
 @dataclass(slots=True)
 class TextTest:
-    """A test on its way. distinct: indices of the segments that count; repeated: how many don't, as
-    they equal others; evaluated: how many there are so far; decided_at: how many there were when it
-    was decided, which later segments do not change."""
+    """A running test.
+
+    distinct: indices of the segments that count; repeated: number of duplicates, which do not;
+    evaluated: number of segments so far; decided_at: number of segments at the decision, which
+    later ones do not change.
+    """
 
     plan: TextPlan
     distinct: Sequence[int]
@@ -69,14 +72,14 @@ class TextTest:
 
     @property
     def needed(self) -> int:
-        """Number of segments that the test takes at most, as far as is known."""
+        """Largest number of segments that the test needs, as estimated so far."""
         if self.losses.size < PILOT:
             return PILOT
         return max(PILOT, self.plan.test.needed(self.deviation))
 
     @property
     def detectable(self) -> float:
-        """The least loss that it could have seen, in percent; infinite: none."""
+        """The least loss that it could have detected, in percent; infinite: none."""
         if self.decision is not Decision.OPEN:
             return self.plan.percent(self.plan.test.effect)
         if self.losses.size < PILOT:
@@ -84,7 +87,7 @@ class TextTest:
         return self.plan.percent(self.plan.test.detectable(self.deviation, self.losses.size))
 
     def add(self, base: Sequence[float], head: Sequence[float]) -> None:
-        """Look at all segments so far: their mean negative log likelihoods under both."""
+        """Look at all segments so far: their mean negative log likelihoods under both models."""
         self.evaluated = len(head)
         if self.decision is not Decision.OPEN:
             return
@@ -100,8 +103,8 @@ class TextTest:
         if self.decision is not Decision.OPEN:
             self.decided_at = self.evaluated
 
-    def wanted(self) -> int:
-        """Number of segments of the text that there should be for the next look."""
+    def required(self) -> int:
+        """Number of segments of the text that the next look needs."""
         if self.decision is not Decision.OPEN:
             return self.evaluated
         have = self.losses.size
@@ -116,15 +119,16 @@ class TextTest:
 
 
 class PowerSchedule:
-    """Evaluates as much of each text as the policy's limits take. See Schedule.
+    """Evaluates as much of each text as the policy's limits need. See Schedule.
 
-    First what the planned test takes, then more until no other limit of the text is ambiguous.
-    These are looked at with the part of their errors that is the text's share since the last look:
-    the parts of all looks sum up to 1 at the text's end (Bonferroni; the power family of Kim and
-    DeMets with power 1), so that looking often makes no error more likely.
+    First it evaluates what the planned test needs, then more until no other limit of the text is
+    ambiguous. A look at these limits spends the part of their error probabilities by which the text
+    has grown since the previous look. The parts of all looks add up to 1 at the text's end
+    (Bonferroni; the power family of Kim and DeMets with power 1), so repeated looks do not increase
+    the error probability.
 
-    distinct: gives the segments of a text that differ, and how many it has. context: tokens of a
-    segment. undecided: see Undecided.
+    distinct: returns the distinct segments of a text, and its number of segments. context: tokens
+    of a segment. undecided: see Undecided.
     """
 
     def __init__(
@@ -139,11 +143,12 @@ class PowerSchedule:
         self._distinct = distinct
         self._context = context
         self._undecided = undecided
-        self._looks: dict[tuple[str, str], list[int]] = {}  # segments of each look at other limits
+        # number of segments at each look at other limits
+        self._looks: dict[tuple[str, str], list[int]] = {}
         self.tests: dict[tuple[str, str], TextTest] = {}
 
     def test(self, scheme: str, text: str) -> TextTest | None:
-        """The test of a scheme on a text; None: nothing is planned for that text."""
+        """The test of a scheme on a text; None: there is no plan for that text."""
         plan = self._plans.get(text)
         if plan is None:
             return None
@@ -163,22 +168,24 @@ class PowerSchedule:
     ) -> int:
         """See Schedule."""
         test = self.test(scheme, text)
-        if test is None:  # nothing is planned for it: all of it
+        if test is None:  # without a plan the whole text is evaluated
             return 2**62
         if len(head):
             test.add(base, head)
         for_quantiles = math.ceil(self._tokens_needed.get(text, 0) / (self._context - 1))
-        wanted = max(test.wanted(), for_quantiles)
-        if test.decision is Decision.OPEN or wanted > len(head):
-            return wanted
+        required = max(test.required(), for_quantiles)
+        if test.decision is Decision.OPEN or required > len(head):
+            return required
         self._looks.setdefault((scheme, text), []).append(len(head))
         if self._undecided(scheme, text, so_far(), self.share(scheme, text, len(head))):
             return len(head) + math.ceil(GROWTH * len(head))
-        return wanted
+        return required
 
     def share(self, scheme: str, text: str, count: int) -> float:
-        """The part of their errors that a look at a text's other limits spends after so many
-        segments: what the text grew by since the look before, of all that there is."""
+        """The part of their error probabilities that a look at a text's other limits spends.
+
+        It is the growth of the text since the previous look, relative to the whole text.
+        """
         test = self.test(scheme, text)
         if test is None:
             return 1.0
@@ -187,10 +194,10 @@ class PowerSchedule:
 
 
 def text_plans(policy: AccuracyPolicy) -> Mapping[str, TextPlan]:
-    """The test of each text with a limit of its perplexity; none, where nothing is to be detected.
+    """The test of each text with a limit of its perplexity; empty without `detect`.
 
     alpha is shared with the limits of divergence and agreement (Bonferroni), so it holds for a
-    scheme as a whole. Those of fidelity have none: see ci.accuracy_fidelity.
+    scheme as a whole. Fidelity limits have no share: see ci.accuracy_fidelity.
     """
     detect = policy.planned.detect
     if detect is None:
@@ -203,14 +210,16 @@ def text_plans(policy: AccuracyPolicy) -> Mapping[str, TextPlan]:
 
 
 def shared_alpha(policy: AccuracyPolicy) -> float:
-    """The alpha of each planned test of a scheme: half of it all where there are other limits."""
+    """The alpha of each planned test of a scheme; all tests share half of it if there are other
+    limits.
+    """
     share = 0.5 if _other_limits(policy) else 1.0
     tests = len(policy.perplexities) + len(policy.tasks)
     return share * policy.planned.alpha / max(1, tests)
 
 
 def limit_alpha(policy: AccuracyPolicy) -> float | None:
-    """The alpha of each limit that is no planned test; None: nothing is planned, none is spent."""
+    """The alpha of each limit without a planned test; None: nothing is planned."""
     count = _other_limits(policy)
     if policy.planned.detect is None or count == 0:
         return None
@@ -218,7 +227,7 @@ def limit_alpha(policy: AccuracyPolicy) -> float | None:
 
 
 def _other_limits(policy: AccuracyPolicy) -> int:
-    """Limits of divergence and agreement, of which each can fail by chance, too."""
+    """Limits of divergence and agreement, each of which can also fail by chance."""
     named = (
         (policy.kl, ("mean", *KL_QUANTILES)),
         (policy.agreement, ("top1", "top5")),
@@ -233,7 +242,7 @@ def _text_plan(limit: PerplexityLimit, detect: float, alpha: float, power: float
 
 
 def tokens_needed(policy: AccuracyPolicy) -> dict[str, int]:
-    """Tokens of each text without which a quantile that the policy limits is not there."""
+    """Number of tokens of each text that the quantiles limited by the policy need."""
     limit = policy.kl
     if limit is None:
         return {}
@@ -243,5 +252,5 @@ def tokens_needed(policy: AccuracyPolicy) -> dict[str, int]:
 
 
 def fewest_tokens(share: float) -> int:
-    """Tokens of which at least one lies beyond the quantile of this share, in the mean."""
+    """Number of tokens of which on average one lies beyond the quantile of this share."""
     return math.ceil(1 / (1 - share) - 1e-6)

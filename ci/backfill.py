@@ -35,10 +35,10 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class FillResult:
-    """Result of filling a gap. left: cases still without a result. detail: why, else empty."""
+    """Result of filling a gap. remaining: cases without a result. detail: the reason, or empty."""
 
     gap: Gap
-    left: int
+    remaining: int
     detail: str = ""
 
 
@@ -81,15 +81,15 @@ def fill_gap(
     except FlexqError as error:
         status, message = 1, str(error)
     with database.session() as session:
-        left = len(queries.missing_cases(session, gap.run))
-        if not left:
+        remaining = len(queries.missing_cases(session, gap.run))
+        if not remaining:
             [stored] = [
                 n for n in queries.night_states(session, name=gap.night) if n.run == gap.run
             ]
             info = NightInfo(stored.key, stored.name, stored.suite, stored.gpu, stored.run)
-            # Not compared: later nights compare with the bases that are trusted by then.
+            # Without comparisons: later nights compare with the bases that are trusted by then.
             set_night(session, info, "done", at=datetime.now(UTC))
-    return FillResult(gap, left, message or f"exit status {status}" if left else "")
+    return FillResult(gap, remaining, message or f"exit status {status}" if remaining else "")
 
 
 def resume_in(

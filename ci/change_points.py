@@ -1,7 +1,7 @@
-"""The retrospective pass: where the levels of a run's series changed, stored with its evidence.
+"""The retrospective pass: changes of level of a run's series, stored with their evidence.
 
-A level that changes with the device is no change point, unless other series changed otherwise with
-the same two devices.
+A change of level at a change of device is no change point, unless other series with the same two
+devices changed differently.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ PARAMETERS = {
     "smallest_step": HISTORY_RULES.smallest,
     "earlier_looks": HISTORY_RULES.earlier_looks,
 }
-_REACH = SHORTEST_SEGMENT - 1  # results that a step may move by and be the same
+# results by which the position of a step may differ between two passes
+_REACH = SHORTEST_SEGMENT - 1
 _NEARBY = 10
 _FEWEST_OTHERS = 5
-_LONGEST = 600  # newest results of a series that are looked at
+_LONGEST = 600  # newest results of a series that are analysed
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 
@@ -58,7 +59,7 @@ class LookedBack:
     """Numbers of change points that a pass stored or restored, and that it retracted.
 
     device_changes: number of series whose level changed with the device two results before the
-    newest, where nothing tells whether a commit did it.
+    newest, so that the cause may be the device or a commit.
     """
 
     stored: int
@@ -67,9 +68,10 @@ class LookedBack:
 
 
 def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> LookedBack:
-    """Look back over every series of the run: store what is new, take back what no longer holds.
+    """Analyse every series of the run: store new change points, and retract those that no longer
+    hold.
 
-    A result of a commit outside of a git tree has no place in an order, and takes no part.
+    Results of a commit outside of a git tree have no position in the order, and are ignored.
     """
     stored = retracted = changed = 0
 
@@ -79,7 +81,8 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
         stored += sum(_store(session, series_id, usable, step, device) for step in model.steps)
 
     series = {row.series_id for row in queries.run_results(session, run_uuid)}
-    # Series with a change of device that may hide a step wait for what the others say of it.
+    # Series with a change of device that may hide a step are decided later, by comparing all of
+    # them.
     waiting: dict[int, LevelModel] = {}
     changes: dict[tuple[int, int, str], dict[int, DeviceChange]] = defaultdict(dict)
     for series_id in sorted(series):
@@ -106,23 +109,24 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
         for series_id, step in steps_beside_others(same).items():
             beside[series_id].append(step)
     for series_id, model in waiting.items():
-        usable = _usable(session, series_id)  # read again: all of them at once are large
+        usable = _usable(session, series_id)  # read again, because all of them at once are large
         steps = sorted((*model.steps, *beside[series_id]), key=lambda step: step.index)
         revise(series_id, usable, replace(model, steps=tuple(steps)))
     return LookedBack(stored, retracted, changed)
 
 
 def steps_beside_others(changes: Mapping[int, DeviceChange]) -> dict[int, Step]:
-    """The steps among the changes of level, by series, that came with one change of device.
+    """The steps among the changes of level, by series, that coincided with one change of device.
 
-    What a device changes, it changes in all series alike. A step is what differs from the median of
-    the others by 1 % and, for their robust scatter and its own error, by Student's t, at the chance
-    of one look at one series for all of them together. With fewer than 5 others there is none.
+    A device changes all series alike. A step is a change that differs from the median of the others
+    by 1 %, and significantly by Student's t for their robust scatter and its own error, at the
+    significance of one look at one series for all series together. With fewer than 5 others there
+    is none.
     """
     if len(changes) <= _FEWEST_OTHERS:
         return {}
     shifts = {series: math.log(one.after / one.before) for series, one in changes.items()}
-    found = {}
+    steps = {}
     for series, change in changes.items():
         others = np.array([shift for other, shift in shifts.items() if other != series])
         middle = float(np.median(others))
@@ -133,8 +137,8 @@ def steps_beside_others(changes: Mapping[int, DeviceChange]) -> dict[int, Step]:
         p_value = min(p_value * len(changes), 1.0)
         if abs(beyond) >= SMALLEST_LOG_RATIO and p_value <= HISTORY_RULES.significance:
             before = change.before * math.exp(middle)
-            found[series] = Step(change.index, before, change.after, p_value)
-    return found
+            steps[series] = Step(change.index, before, change.after, p_value)
+    return steps
 
 
 def _usable(session: Session, series_id: int) -> list[HistoryPoint]:
@@ -146,12 +150,12 @@ def _usable(session: Session, series_id: int) -> list[HistoryPoint]:
 def _retract(
     session: Session, series_id: int, results: Sequence[HistoryPoint], model: LevelModel
 ) -> int:
-    """Take back stored steps that the model of all results explains otherwise; how many."""
+    """Retract stored steps that the model of all results explains otherwise; count them."""
     places = {result.commit: place for place, result in enumerate(results)}
     count = 0
     for known in queries.change_points_of(session, series_id):
         place = places.get(known.commit, 0)
-        if place < POINTS_BEFORE_FIRST:  # too early in what is looked at to be seen again
+        if place < POINTS_BEFORE_FIRST:  # too early in the analysed results to be detected again
             continue
         if any(abs(step.index - place) <= _REACH for step in model.steps):
             continue
@@ -189,7 +193,7 @@ def _store(
     device: DeviceInfo,
 ) -> bool:
     first, before = results[step.index], results[step.index - 1]
-    # No two steps are nearer than the shortest level: a later night may move one by a night or two.
+    # Two steps are at least the shortest level apart: a later night may move one by a night or two.
     near = {p.commit for p in results[max(step.index - _REACH, 0) : step.index + _REACH + 1]}
     known = [
         one
@@ -237,5 +241,5 @@ def _store(
 
 
 def _commit(point: HistoryPoint) -> CommitInfo:
-    # The rest is stored already, and what is unknown here changes none of it.
+    # All others are stored already, and unknown values here change none of them.
     return CommitInfo(point.commit, None, point.topo_order, dirty=False)

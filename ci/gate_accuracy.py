@@ -138,15 +138,15 @@ def planned_evaluation(
 
 def _missing_texts(policy: AccuracyPolicy, texts: Sequence[Text]) -> dict[str, str]:
     required = policy.texts
-    given = dict.fromkeys(text.name for text in texts)
-    for name in given:
+    available = dict.fromkeys(text.name for text in texts)
+    for name in available:
         if name not in required:
             raise UsageError(
                 f"policy {policy.name} has no limit on a text called {name}: its texts are "
                 f"{', '.join(required) or 'none'}; name yours with --data "
                 f"{next(iter(required), 'NAME')}=FILE"
             )
-    return {n: f"no text: give --data {n}=FILE" for n in required if n not in given}
+    return {n: f"no text: give --data {n}=FILE" for n in required if n not in available}
 
 
 def _missing_tasks(policy: AccuracyPolicy, data: Path | None) -> dict[str, str]:
@@ -250,13 +250,15 @@ class _Gate:
         """Return the texts and tasks of the policy that have no data, and the option for each."""
         texts = [name for name in self._policy.texts if name in self._missing]
         tasks = [name for name in self._missing if name not in texts]
-        given = [f"the text {name} (--data {name}=FILE)" for name in texts]
+        missing_data = [f"the text {name} (--data {name}=FILE)" for name in texts]
         for name in tasks:
             if name in LOCAL_TASKS and find_spec("lm_eval") is not None:
-                given.append(f"the task {name} (--task-data DIR with {where_data_lies(name)})")
+                missing_data.append(
+                    f"the task {name} (--task-data DIR with {where_data_lies(name)})"
+                )
             else:
-                given.append(f"the task {name} ({self._missing[name]})")
-        return tuple(given)
+                missing_data.append(f"the task {name} ({self._missing[name]})")
+        return tuple(missing_data)
 
     def _evaluate_or_fail(self, scheme: str) -> None:
         try:
@@ -323,8 +325,8 @@ class _Gate:
         if kl is not None and text in (None, kl.text):
             outcomes += judge_kl(kl, judged, alpha, share or self._share(judged, kl.text))
         if agreement is not None and text in (None, agreement.text):
-            left = share or self._share(judged, agreement.text)
-            outcomes += judge_agreement(agreement, judged, alpha, left)
+            remaining_share = share or self._share(judged, agreement.text)
+            outcomes += judge_agreement(agreement, judged, alpha, remaining_share)
         if fidelity is not None and text in (None, fidelity.text):
             outcomes += judge_fidelity(fidelity, judged)
         return outcomes

@@ -193,26 +193,26 @@ def _outcome(judged: Judged, limit: float) -> Outcome:
     return outcome_of(confirmation, limit, is_worse=judged.is_worse)
 
 
-def outcome_of(found: Confirmation, limit: float, *, is_worse: bool) -> Outcome:
+def outcome_of(confirmation: Confirmation, limit: float, *, is_worse: bool) -> Outcome:
     """Return the outcome of a comparison. limit: accepted slow-down, percent."""
-    if is_worse and math.expm1(found.log_ratio) * 100 > limit:
+    if is_worse and math.expm1(confirmation.log_ratio) * 100 > limit:
         return Outcome.REGRESSION
-    if found.verdict is Verdict.AMBIGUOUS and not _is_within(found, limit):
+    if confirmation.verdict is Verdict.AMBIGUOUS and not _is_within(confirmation, limit):
         return Outcome.AMBIGUOUS
     return Outcome.PASS
 
 
-def suffices(policy: Policy, case: Case, found: Confirmation) -> bool:
+def suffices(policy: Policy, case: Case, confirmation: Confirmation) -> bool:
     """Return True if the 99 % upper bound is within the limit, so no more placements are needed.
 
     The gate passes without them. If a limit is well above the variation between processes, further
     placements would take most of a comparison's time.
     """
-    return _is_within(found, policy.limit_of(case).slower_percent)
+    return _is_within(confirmation, policy.limit_of(case).slower_percent)
 
 
-def _is_within(found: Confirmation, limit: float) -> bool:
-    return math.expm1(found.high) * 100 <= limit
+def _is_within(confirmation: Confirmation, limit: float) -> bool:
+    return math.expm1(confirmation.high) * 100 <= limit
 
 
 def _notes(policy: Policy, findings: Sequence[Finding], today: date) -> list[str]:

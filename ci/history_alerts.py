@@ -1,4 +1,4 @@
-"""Series of other projects: judged by their history alone, with alerts of their own."""
+"""Series of other projects: verdicts by their history alone, and their alerts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flexq_bench.verdicts.history_verdict import (
 )
 from flexq_bench.verdicts.nightly import open_or_join_alerts
 
-_LONGEST = 300  # newest results of a series that are looked at
+_LONGEST = 300  # newest results of a series that are analysed
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 
@@ -50,42 +50,46 @@ class HistoryVerdicts:
 
 @dataclass(frozen=True, slots=True)
 class _NewStep:
-    """A step that is new, with the results before it and at it."""
+    """A new step, with the results before it and at it."""
 
     series: ProjectSeries
     step: Step
     before: HistoryPoint
     first: HistoryPoint
     uuid: str
-    lasts: bool  # the newest level of the series is as bad as this step made it
+    lasts: bool  # the newest level of the series is as bad as after this step
 
 
 def judge_histories(
     session: Session, series_ids: Iterable[int] | None = None, *, alerting: bool = True
 ) -> HistoryVerdicts:
-    """Look for new changes of level in series of other projects, store them, open and close alerts.
+    """Detect new changes of level in series of other projects; store them, open and close alerts.
 
-    series_ids None: all series that have a project; others are left out. A step is stored once,
-    however often its history is judged. What got worse and is worse still alerts; a family of a
-    project (names without bits) and a range of commits make one alert. Steps within one commit
-    are no code's doing, and alert nobody.
+    series_ids None: all series with a project; others are ignored. A step is stored once, for any
+    number of analyses. Steps for the worse that persist open alerts; a family of a project (names
+    without bits) and a range of commits make one alert. Steps within one commit are not caused by
+    code, and open none.
     """
-    wanted = None if series_ids is None else set(series_ids)
-    chosen = [row for row in queries.project_series(session) if wanted is None or row.id in wanted]
-    found: list[_NewStep] = []
+    selected_ids = None if series_ids is None else set(series_ids)
+    chosen = [
+        row
+        for row in queries.project_series(session)
+        if selected_ids is None or row.id in selected_ids
+    ]
+    new_steps: list[_NewStep] = []
     levels: dict[int, tuple[Sequence[HistoryPoint], list[Step]]] = {}
     at = datetime.now(UTC)
     for row in chosen:
         points = _usable(session, row.id)
         located = steps([point.median_us for point in points], row.direction)
         levels[row.id] = points, located
-        found += _new_steps(session, row, points, located, at, watched=alerting)
-    improved = tuple(one.uuid for one in found if one.step.verdict is Verdict.FASTER)
+        new_steps += _new_steps(session, row, points, located, at, watched=alerting)
+    improved = tuple(one.uuid for one in new_steps if one.step.verdict is Verdict.FASTER)
     if not alerting:
-        return HistoryVerdicts(len(chosen), len(found), improved=improved)
-    opened, joined = open_or_join_alerts(session, _groups(found), at)
+        return HistoryVerdicts(len(chosen), len(new_steps), improved=improved)
+    opened, joined = open_or_join_alerts(session, _groups(new_steps), at)
     fixed = _close(session, {row.id: row for row in chosen}, levels, at)
-    return HistoryVerdicts(len(chosen), len(found), opened, joined, fixed, improved)
+    return HistoryVerdicts(len(chosen), len(new_steps), opened, joined, fixed, improved)
 
 
 def family_of(project: str, kernel: str) -> str:
@@ -94,7 +98,7 @@ def family_of(project: str, kernel: str) -> str:
 
 
 def _usable(session: Session, series_id: int) -> list[HistoryPoint]:
-    """The newest results of the newest epoch, by ancestry; by time, if no commit has a place."""
+    """The newest results of the newest epoch, by ancestry; by time if no commit has a position."""
     points = queries.series_history(session, series_id, without_sweeps=True)
     last = points[-1].epoch if points else 0
     newest = [point for point in points if point.epoch == last]
@@ -115,7 +119,7 @@ def _new_steps(
     new = []
     for step in located:
         first, before = points[step.index], points[step.index - 1]
-        # No two steps are nearer than the shortest level: later results may move one by a few.
+        # Two steps are at least the shortest level apart: later results may move one by a few.
         reach = SHORTEST_SEGMENT - 1
         near = {p.commit for p in points[max(step.index - reach, 0) : step.index + reach + 1]}
         if near & known or first.commit == before.commit:
@@ -155,10 +159,10 @@ def _new_steps(
     return new
 
 
-def _groups(found: Sequence[_NewStep]) -> list[Group]:
-    """Lasting steps for the worse, by family and range of commits."""
+def _groups(new_steps: Sequence[_NewStep]) -> list[Group]:
+    """Persistent steps for the worse, by family and range of commits."""
     members: dict[tuple[str, str, str, str], list[_NewStep]] = {}
-    for one in found:
+    for one in new_steps:
         if one.step.verdict is Verdict.SLOWER and one.lasts:
             project = one.series.project
             family = family_of(project, one.series.kernel)
@@ -181,7 +185,7 @@ def _close(
     levels: dict[int, tuple[Sequence[HistoryPoint], list[Step]]],
     at: datetime,
 ) -> tuple[int, ...]:
-    """Alerts of these series of which every series is back at the level before its step."""
+    """Close the alerts of these series if every series is back at the level before its step."""
     fixed = []
     for alert in queries.alerts(session, states=OPEN_STATES):
         if not alert.series or not set(alert.series) <= rows.keys():
@@ -204,8 +208,8 @@ def _close(
 
 def _level_before(session: Session, decision: str) -> float | None:
     evidence = queries.decision_evidence(session, decision)
-    found = steps(evidence["values"], evidence["direction"])
-    return next((step.before for step in found if step.index == evidence["index"]), None)
+    level_changes = steps(evidence["values"], evidence["direction"])
+    return next((step.before for step in level_changes if step.index == evidence["index"]), None)
 
 
 def _has_come_back(
@@ -222,5 +226,5 @@ def _has_come_back(
 
 
 def _commit(point: HistoryPoint, project: str) -> CommitInfo:
-    # The rest is stored already, and what is unknown here changes none of it.
+    # All others are stored already, and unknown values here change none of them.
     return CommitInfo(point.commit, None, point.topo_order, dirty=False, project=project)

@@ -237,8 +237,8 @@ def _nights_waited(session: Session, info: NightInfo, commit: CommitInfo) -> dic
 def _not_compared(
     suspects: Suspects, waiting: Mapping[str, int], rules: Rules
 ) -> tuple[tuple[str, int, float], ...]:
-    left = suspects.outliers[rules.candidates :]
-    return tuple((s.case.key, waiting.get(s.case.key, 0) + 1, s.sigmas) for s in left)
+    not_compared = suspects.outliers[rules.candidates :]
+    return tuple((s.case.key, waiting.get(s.case.key, 0) + 1, s.sigmas) for s in not_compared)
 
 
 def _worse(judged: Sequence[Judged]) -> tuple[str, ...]:
@@ -271,8 +271,8 @@ def _comparisons(
             base = queries.trusted_base(session, suspect.series)
             if base is not None and base != commit.sha and not base.startswith("pkg-"):
                 by_base[base][suspect.case] = None
-    for others in (suspects.crept, suspects.perhaps_fixed):
-        for base, suspect in others[: rules.candidates]:
+    for suspects_of_kind in (suspects.crept, suspects.perhaps_fixed):
+        for base, suspect in suspects_of_kind[: rules.candidates]:
             if base != commit.sha:
                 by_base[base][suspect.case] = None
     for base, cases_of_base in by_base.items():

@@ -34,7 +34,7 @@ class DeviceError(UsageError):
 
 
 class MeasureError(UsageError):
-    """A case that can't be measured here as asked, for example for lack of memory."""
+    """A case that can't be measured here, for example for lack of memory."""
 
 
 class MissingResultsError(FlexqError):

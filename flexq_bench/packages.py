@@ -133,12 +133,14 @@ def _holds(node: ast.expr, environment: dict[str, str]) -> bool:
     if not isinstance(node, ast.Compare) or len(node.ops) != 1:
         raise ValueError("no comparison")
     sides = (node.left, node.comparators[0])
-    left, right = (_value(side, environment) for side in sides)
+    first_operand, right = (_value(side, environment) for side in sides)
     operator = node.ops[0]
     if isinstance(operator, ast.In | ast.NotIn):
-        return (left in right) == isinstance(operator, ast.In)
+        return (first_operand in right) == isinstance(operator, ast.In)
     as_versions = any(isinstance(side, ast.Name) and side.id in _VERSIONS for side in sides)
-    first, second = (_version(left), _version(right)) if as_versions else ((left,), (right,))
+    first, second = (
+        (_version(first_operand), _version(right)) if as_versions else ((first_operand,), (right,))
+    )
     if isinstance(operator, ast.Eq | ast.NotEq):
         return (first == second) == isinstance(operator, ast.Eq)
     if isinstance(operator, ast.Lt | ast.LtE):

@@ -291,7 +291,7 @@ def _entries() -> tuple[_Entry, ...]:
 def _find_installed() -> None:
     """Register the kernels of installed packages, once per process."""
     known = dict(_outside)
-    add(installed.found())
+    add(installed.kernels())
     _outside.update(known)
 
 

@@ -14,7 +14,7 @@ from flexq_bench.schemes.registry import without_cache
 
 NOTHING_DONE = "none"  # the corruption that leaves a model as it is
 _HEAD = (
-    "| corruption | of | perplexity, % | mean KL | tokens | must fail | caught by | exit code |\n"
+    "| corruption | of | perplexity, % | mean KL | tokens | must fail | fails | exit code |\n"
     "| --- | --- | ---: | ---: | ---: | --- | --- | ---: |"
 )
 

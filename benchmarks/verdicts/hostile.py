@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--kind", default="", help="only kinds that have this text in their names")
     text = parser.parse_args().kind
     out = sys.stdout.write
-    out("| noise, 150 nights | a false one | 2 % found within ±3 nights | 5 % | 10 % |\n")
+    out("| noise, 150 nights | false | 2 % detected within ±3 nights | 5 % | 10 % |\n")
     out("| --- | ---: | ---: | ---: | ---: |\n")
     for kind, draw in KINDS.items():
         if text not in kind:
@@ -272,7 +272,7 @@ def main() -> None:
         sys.stdout.flush()
     if text:
         return
-    out(f"\n| noise, a false one in | {' | '.join(f'{n} nights' for n in LENGTHS)} |\n")
+    out(f"\n| noise | {' | '.join(f'{n} nights' for n in LENGTHS)} |\n")
     out(f"| --- |{' ---: |' * len(LENGTHS)}\n")
     for kind, draw in SHORT.items():
         shares = " | ".join(f"{false_share(kind, draw, nights):.1%}" for nights in LENGTHS)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SIGNATURE = "X-FlexQ-Bench-Signature-256"
 DELIVERY = "X-FlexQ-Bench-Delivery"
 TIMEOUT_S = 20.0  # to connect, and between two parts of a response
-DEADLINE_S = 2 * TIMEOUT_S  # of a message altogether: a response may come byte by byte
+DEADLINE_S = 2 * TIMEOUT_S  # of a whole message, because a response may come byte by byte
 VERSION = 1  # of the webhook's JSON
 _NOT_INSTALLED = "Apprise is not installed: pip install 'flexq-bench[notify]'"
 _SENDERS = ("apprise", "requests", "requests_oauthlib", "urllib3", "http.client")
@@ -85,9 +85,9 @@ def signature(secret: str, body: bytes) -> str:
 
 
 def _by_deadline(sends: Callable[[], None]) -> None:
-    """Call a function that sends; ChannelError if it takes longer than DEADLINE_S.
+    """Call a function that sends; raise ChannelError if it takes longer than DEADLINE_S.
 
-    Neither looking up a name nor a response as a whole has a timeout in the libraries.
+    The libraries have no timeout for looking up a name, nor for a whole response.
     """
     raised: list[ChannelError] = []
 
@@ -96,10 +96,10 @@ def _by_deadline(sends: Callable[[], None]) -> None:
             sends()
         except ChannelError as error:
             raised.append(error)
-        except Exception as error:  # of a library or its plugin; its text may have the URL
+        except Exception as error:  # of a library or its plugin; its text may contain the URL
             raised.append(ChannelError(f"sending failed ({type(error).__name__})"))
 
-    # A daemon: what hangs does not keep the process from ending.
+    # A daemon thread, so that a hanging call does not keep the process from ending.
     thread = threading.Thread(target=call, name="notification", daemon=True)
     thread.start()
     thread.join(DEADLINE_S)
@@ -131,8 +131,8 @@ def _post(url: str, secret: str | None, delivery: DeliveryRow) -> None:
     if secret is not None:
         headers[SIGNATURE] = signature(secret, body)
     try:
-        # A redirect would send the signed body to another host. stream: the body of the response
-        # is not read, which may be endless.
+        # A redirect would send the signed body to another host. stream: the body of the response is
+        # not read, because it may be endless.
         with (
             _suppressed_logs(),
             requests.post(
@@ -176,7 +176,7 @@ def _through_apprise(url: str, subscription: Subscription, event: EventInfo) -> 
 
 
 _suppressing = threading.Lock()
-_suppressed: list[dict[str, int]] = []  # levels before each of the messages that are being sent
+_suppressed: list[dict[str, int]] = []  # levels before each of the messages being sent
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def _suppressed_logs() -> Iterator[None]:
     """Suppress log lines of the sending libraries, which contain URLs with credentials.
 
     Sets the level: disabling a logger would not affect its children. Levels are restored when no
-    message is being sent, also none that is past its deadline.
+    message is being sent, including those beyond their deadline.
     """
     with _suppressing:
         _suppressed.append({name: logging.getLogger(name).level for name in _SENDERS})
@@ -194,7 +194,7 @@ def _suppressed_logs() -> Iterator[None]:
         yield
     finally:
         with _suppressing:
-            # The first to be entered has the levels from before; the others have ours.
+            # The first entry has the original levels; the others have ours.
             levels = _suppressed.pop()
             if not _suppressed:
                 for name, level in levels.items():

@@ -22,7 +22,7 @@ def step_line(step: Step) -> str:
 
 
 def merged(report: BisectReport, repository: Path) -> list[MergedBranch]:
-    """Branches to go on in, if the one suspect is a merge, whose commits were not searched."""
+    """Branches to search next if the only suspect is a merge, whose commits were not searched."""
     if report.location is None or len(report.location.suspects) > 1:
         return []
     (suspect,) = report.location.suspects
@@ -32,7 +32,8 @@ def merged(report: BisectReport, repository: Path) -> list[MergedBranch]:
 def lines(report: BisectReport, repository: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """Yield the suspects with their commits' subjects, or the reason why nothing was searched.
 
-    A suspect that is a merge is followed by a command that searches what it merged, with `options`.
+    A suspect that is a merge is followed by a command that searches the merged commits, with
+    `options`.
     """
     if report.location is None or report.change is None:
         if report.ends is not None:
@@ -40,11 +41,11 @@ def lines(report: BisectReport, repository: Path, options: Sequence[str] = ()) -
             reason = report.ends.detail or confirmed.reason
             yield f"nothing to search: bad against good is {confirmed.verdict} ({reason})"
         return
-    word = "slower" if report.change > 0 else "faster"
+    direction = "slower" if report.change > 0 else "faster"
     if len(report.location.suspects) == 1:
-        yield f"the commit that made it {word}:"
+        yield f"the commit that made it {direction}:"
     else:
-        yield f"one of these made it {word}; those between could not be judged:"
+        yield f"one of these made it {direction}; those between could not be judged:"
     for suspect in report.location.suspects:
         yield f"  {suspect[:_SHA]} {subject_of(repository, suspect)}"
     branches = merged(report, repository)
@@ -52,9 +53,9 @@ def lines(report: BisectReport, repository: Path, options: Sequence[str] = ()) -
         count = f"{branch.commits} commit{'s' if branch.commits > 1 else ''}"
         ends = ("--good", branch.good[:_SHA], "--bad", branch.bad[:_SHA])
         again = command("bisect", report.case.key, *ends, *options)
-        yield f"it merges {count}, go on there: {again}"
+        yield f"it merges {count}, continue there: {again}"
     if branches:
-        yield f"if nothing made it {word} there, the merge itself did"
+        yield f"if nothing made it {direction} there, the merge itself did"
 
 
 def line(report: BisectReport, repository: Path) -> str:
@@ -62,16 +63,16 @@ def line(report: BisectReport, repository: Path) -> str:
     if report.location is None or report.change is None:
         return "; ".join(lines(report, repository))
     size = f"{100 * abs(math.expm1(report.change)):.1f} %"
-    word = f"{size} {'slower' if report.change > 0 else 'faster'}"
-    first, *others = (suspect[:_SHA] for suspect in report.location.suspects)
-    if not others:
+    effect = f"{size} {'slower' if report.change > 0 else 'faster'}"
+    first, *other_suspects = (suspect[:_SHA] for suspect in report.location.suspects)
+    if not other_suspects:
         branches = merged(report, repository)
         ends = (f"--good {one.good[:_SHA]} --bad {one.bad[:_SHA]}" for one in branches)
-        go_on = f", a merge: go on with bisect {' and '.join(ends)}" if branches else ""
-        return f"{first} made it {word}{go_on}"
+        go_on = f", a merge: continue with bisect {' and '.join(ends)}" if branches else ""
+        return f"{first} made it {effect}{go_on}"
     return (
-        f"one of {len(others) + 1} commits, {first} to {others[-1]}, made it {word}: those before "
-        "the last could not be judged"
+        f"one of {len(other_suspects) + 1} commits, {first} to {other_suspects[-1]}, made it "
+        f"{effect}: those before the last could not be judged"
     )
 
 

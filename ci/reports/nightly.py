@@ -65,13 +65,13 @@ def markdown(reports: Sequence[KindReport]) -> str:
 
 def _budget(report: KindReport) -> list[str]:
     """Report the candidates that were not compared, and the option to compare more."""
-    left = report.not_compared
-    if not left:
+    waiting = report.not_compared
+    if not waiting:
         return []
-    shown = ", ".join(f"{key} ({sigmas:+.1f} sigmas)" for key, _, sigmas in left[:3])
-    oldest = max(nights for _, nights, _ in left)
+    shown = ", ".join(f"{key} ({sigmas:+.1f} sigmas)" for key, _, sigmas in waiting[:3])
+    oldest = max(nights for _, nights, _ in waiting)
     return [
-        f"{len(left)} candidates were not compared, as the budget is {report.budget} "
+        f"{len(waiting)} candidates were not compared, as the budget is {report.budget} "
         f"(--comparisons); the most suspicious are {shown}; the longest waits for {oldest} "
         f"night{'s' if oldest > 1 else ''}"
     ]

@@ -119,7 +119,8 @@ def _bisect(database: Database, row: AlertRow, member: DecisionRow | None) -> No
             ):
                 if stored.content == bisection.as_data():  # its comparisons take hours
                     st.info(
-                        f"Request {stored.uuid[:8]} asks for this bisection: it is {stored.state}."
+                        f"Request {stored.uuid[:8]} already covers this bisection and is "
+                        f"{stored.state}."
                     )
                     return
             request = bisect_request(session, bisection, requester=requester, gpu=decision.gpu)

@@ -44,6 +44,6 @@ def show_none_accepted(gpu: str, regime: str) -> None:
     """Show why there are no results of a GPU."""
     st.info(
         f"No accepted result on {as_text(gpu)} under regime {regime} yet. A result is accepted if "
-        "it is correct, was timed at a valid clock, and is of a commit without local changes: the "
-        "Results page shows the others. Sweeps are shown if “Also sweeps” is on."
+        "it is correct, was timed at a valid clock, and comes from a commit without local changes: "
+        "the Results page shows the others. Sweeps are shown if “Also sweeps” is on."
     )

@@ -152,7 +152,7 @@ class _Forward:
         if not bool(torch.isfinite(logits.sum(dtype=torch.float32))):
             raise QuantizeError(
                 "through kernels the model predicts NaN or infinity: kernels take and give FP16, "
-                "up to 65,504; evaluate --through reference, or leave this model as it is"
+                "up to 65,504; evaluate --through reference, or do not quantize this model"
             )
         return CausalLMOutputWithPast(logits=logits, past_key_values=cache if keep else None)
 

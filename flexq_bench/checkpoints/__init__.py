@@ -1,7 +1,7 @@
-"""Quantized checkpoints: the one thing that is judged, timed, gated and shipped.
+"""Quantized checkpoints: the same bytes are evaluated, timed, gated and shipped.
 
-`open_checkpoint` reads a folder, `CheckpointWriter` writes one, a shard in memory at a time. The
-format is described in docs/checkpoints.md.
+`open_checkpoint` reads a folder, `CheckpointWriter` writes one, with one shard in memory at a time.
+docs/checkpoints.md describes the format.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Load what needs torch when it is asked for."""
+    """Import names that need torch on first use."""
     import importlib
 
     if name not in _HOMES:

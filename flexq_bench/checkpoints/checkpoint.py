@@ -1,4 +1,4 @@
-"""A quantized checkpoint as accuracy, decode and gates see it, whoever made it."""
+"""Interface of a quantized checkpoint of any tool, for accuracy, decode and gates."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _HEAD = "lm_head.weight"
 
 
 class QuantizedCheckpoint(ABC):
-    """Quantized layers by name, and the tensors of a model that are not quantized.
+    """Quantized layers by name, and the unquantized tensors of a model.
 
-    folder:           where it is.
+    folder:           path of the checkpoint.
     config:           Hugging Face's configuration, without `quantization_config`.
-    scheme:           what made it.
-    calibration:      what the scheme learned from; None: from nothing, or it is not known.
+    scheme:           scheme that produced it.
+    calibration:      calibration of the scheme; None: not calibrated, or not known.
     kv_bits:          of cached keys and values: 16, 8 or 4.
-    content_hash:     SHA-256, hexadecimal, of everything that decides numbers.
-    is_synthetic:     the weights are random, of a model's true shapes: for speed, not for sense.
+    content_hash:     SHA-256, hexadecimal, of everything that affects results.
+    is_synthetic:     the weights are random, of a model's true shapes: for timing only.
     layers:           names of the quantized linear layers, `model.layers.0.self_attn.q_proj`.
-    tensor_names:     of what is not quantized: norms, embeddings, head, biases of other layers.
-    tokenizer_folder: where the tokenizer's files are.
+    tensor_names:     of unquantized tensors: norms, embeddings, head, biases of other layers.
+    tokenizer_folder: folder of the tokenizer's files.
     """
 
     folder: Path
@@ -42,9 +42,9 @@ class QuantizedCheckpoint(ABC):
     tensor_names: tuple[str, ...]
 
     def hash_with_cache(self, kv_bits: int) -> str:
-        """Content hash of this checkpoint served with a cache of so many bits.
+        """Content hash of this checkpoint with a KV cache of these bits.
 
-        That of the folder, if these are its bits.
+        Equals the folder's hash if these are its own bits.
         """
         if kv_bits == self.kv_bits:
             return self.content_hash
@@ -56,7 +56,7 @@ class QuantizedCheckpoint(ABC):
 
     @property
     def model_name(self) -> str:
-        """Name of the model that it was made of, where it says that; else of its folder."""
+        """Name of the original model if stored; otherwise of the folder."""
         made_of = Path(str(self.config.get("_name_or_path") or "")).name
         return made_of or self.folder.resolve().name
 
@@ -65,9 +65,9 @@ class QuantizedCheckpoint(ABC):
         """True if a layer of `layers` has a bias."""
 
     def check_tied_head(self, embedding: str) -> None:
-        """Raise CheckpointError if it has an output head beside the embedding that is to be it.
+        """Raise CheckpointError if it has an output head although the configuration ties it.
 
-        embedding: name of the embedding, of a model whose configuration ties the two.
+        embedding: name of the embedding that the head is tied to.
         """
         if _HEAD in self.tensor_names and embedding in self.tensor_names:
             head, words = self.tensor(_HEAD), self.tensor(embedding)
@@ -84,4 +84,4 @@ class QuantizedCheckpoint(ABC):
 
     @abstractmethod
     def tensor(self, name: str) -> torch.Tensor:
-        """Read one tensor that is not quantized, to the CPU. Raises CheckpointError as `layer`."""
+        """Read one unquantized tensor to the CPU. Raises CheckpointError as `layer`."""

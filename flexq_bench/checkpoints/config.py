@@ -1,11 +1,11 @@
 """`config.json` of a quantized checkpoint: the convention of compressed-tensors, and its extension.
 
-`quantization_config` is what `compressed-tensors` reads (QuantizationConfig of version 0.20):
-config_groups with targets, weights and input_activations. Beside it, under `flexq_bench`, stands
-what it has no word for: the scheme and its seed, the bits of keys and values, the format of each
-layer as a NumberFormat, the hash of the content. Where a layer can't be said in config_groups, they
-are one group of format `flexq-bench`, without arguments of weights: other loaders refuse that (they
-go past a quant_method that they don't know, and fill in random weights).
+`quantization_config` is in the form that `compressed-tensors` reads (QuantizationConfig of version
+0.20): config_groups with targets, weights and input_activations. Its section `flexq_bench` has
+everything that this form cannot express: the scheme and its seed, the bits of keys and values, the
+format of each layer as a NumberFormat, the content hash. If a layer can't be expressed in
+config_groups, they are one group of format `flexq-bench`, without arguments of weights. Other
+loaders refuse that, whereas they ignore an unknown quant_method and fill in random weights.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ COMPRESSED_TENSORS: Literal["compressed-tensors"] = "compressed-tensors"
 PACKED, INT, FLOAT, MIXED = (
     *("pack-quantized", "int-quantized", "float-quantized", "mixed-precision"),
 )
-OWN = "flexq-bench"  # no format of compressed-tensors
+OWN = "flexq-bench"  # not a format of compressed-tensors
 DENSE_KV_BITS = 16
 _E4M3_BITS = 8
-# Of Hugging Face's configuration: where a model came from, and the dtype that it is loaded in.
+# Of Hugging Face's configuration: the model's origin, and the dtype for loading.
 _UNDECIDING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 
 
@@ -47,9 +47,10 @@ class _Strict(BaseModel):
 
 
 class StoredScheme(_Strict):
-    """The scheme that made a checkpoint: its registered name, version and options, and the seed.
+    """The scheme that produced a checkpoint: its registered name, version and options, and the
+    seed.
 
-    options: by the names of the scheme's SchemeOptions; empty for a checkpoint of others.
+    options: by the names of the scheme's SchemeOptions; empty for a checkpoint of another tool.
     """
 
     name: str
@@ -59,11 +60,11 @@ class StoredScheme(_Strict):
 
 
 class StoredCalibration(_Strict):
-    """The token ids that a scheme learned from, and what it learned on.
+    """The token ids of a scheme's calibration, with device and dtype.
 
     tokens: SHA-256 of the ids, see Calibration.digest. length: tokens of a segment. device: `cpu`,
-    or the GPU's name. dtype: that the scheme saw the weights in, a name of torch's.
-    segment_hashes: as Calibration has them; empty in checkpoints of earlier versions.
+    or the GPU's name. dtype: of the weights during calibration, a name of torch's. segment_hashes:
+    as in Calibration; empty in checkpoints of earlier versions.
     """
 
     tokens: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -89,7 +90,7 @@ class StoredCalibration(_Strict):
 
 
 class ActivationEntry(_Strict):
-    """A layer's activation: dynamic (scales a token), or static (one scale, and a zero point).
+    """A layer's activation: dynamic (scales per token), or static (one scale, and a zero point).
 
     clip: share of the range that codes span.
     """
@@ -142,9 +143,9 @@ class ActivationEntry(_Strict):
 class LayerEntry(_Strict):
     """A quantized layer: format of its weight [n, k], and of its activation (null: FP16).
 
-    tail_bits: of the last group's codes, where they differ. ordered: it has an order of channels.
-    rotation: order of a block of its input's rotation (schemes.rotation); null: it has none.
-    permuted: the rotation is of many blocks, before and after a permutation; else of one.
+    tail_bits: of the last group's codes, if they differ. ordered: True if it has an order of
+    channels. rotation: order of a block of its input's rotation (schemes.rotation); null: none.
+    permuted: the rotation has many blocks, before and after a permutation; otherwise one.
     """
 
     weight: str
@@ -168,7 +169,7 @@ class LayerEntry(_Strict):
 
     @property
     def groups(self) -> int:
-        """Scales of a row."""
+        """Number of scales of a row."""
         group = self.format.group
         return 1 if group is None else math.ceil(self.shape[1] / group)
 
@@ -231,11 +232,12 @@ class Extension(_Strict):
     synthetic: the weights are random, of a model's true shapes. files: SHA-256 of the tokenizer's
     files, by name. content_hash: see `hashing`. separated: some layers are not modules of
     transformers (schemes.linear_layers), so that other readers find no weights for them; null: all
-    layers are. calibration: null for a scheme that learns from no text, and in checkpoints of
-    earlier versions; it is not part of the content hash.
+    layers are. calibration: null for uncalibrated schemes, and in checkpoints of earlier versions;
+    it is not part of the content hash.
     """
 
-    version: Literal[1] = FORMAT_VERSION  # a reader refuses others before it looks further
+    # a reader refuses other versions before it validates the rest
+    version: Literal[1] = FORMAT_VERSION
     scheme: StoredScheme
     kv_bits: Literal[16, 8, 4]
     layers: dict[str, LayerEntry]
@@ -247,7 +249,7 @@ class Extension(_Strict):
 
 
 class QuantizationSection(_Strict):
-    """`quantization_config` of a checkpoint of ours."""
+    """`quantization_config` of one of our checkpoints."""
 
     quant_method: Literal["compressed-tensors"] = COMPRESSED_TENSORS
     format: str
@@ -259,7 +261,7 @@ class QuantizationSection(_Strict):
 
 
 def parsed(name: str) -> NumberFormat:
-    """The number format of this name. Raises ValueError, as pydantic asks, if there is none."""
+    """The number format of this name. Raises ValueError, as pydantic requires, if unknown."""
     try:
         return NumberFormat.parse(name)
     except ShapeError as error:
@@ -272,10 +274,11 @@ def device_kind(device: torch.device) -> str:
 
 
 def section_of(extension: Extension, ignored: tuple[str, ...]) -> QuantizationSection:
-    """The `quantization_config` that says these layers. ignored: linear layers left as they are."""
+    """The `quantization_config` of these layers. ignored: unquantized linear layers."""
     groups: dict[ConfigGroup, list[str]] = {}
     dense: list[str] = []
-    sayable = extension.kv_bits == DENSE_KV_BITS  # others would keep keys and values as they are
+    # other programs would not quantize keys and values
+    sayable = extension.kv_bits == DENSE_KV_BITS
     sayable = sayable and not extension.separated
     for name, layer in extension.layers.items():
         if layer.storage == "dense" and layer.activation is None:
@@ -301,7 +304,7 @@ def section_of(extension: Extension, ignored: tuple[str, ...]) -> QuantizationSe
 
 
 def dumped_section(extension: Extension, ignored: tuple[str, ...]) -> dict[str, Any]:
-    """`section_of` as config.json has it, still without a content hash."""
+    """`section_of` in the form of config.json, without a content hash."""
     section = section_of(extension, ignored).model_dump(mode="json", exclude_none=True)
     section[SECTION]["layers"] = {
         name: entry.model_dump(mode="json", exclude_defaults=True)
@@ -313,8 +316,8 @@ def dumped_section(extension: Extension, ignored: tuple[str, ...]) -> dict[str, 
 def read_section(raw: Any, where: str) -> QuantizationSection:
     """Validate a `quantization_config` of ours.
 
-    Raises CheckpointError in one line: another version, unknown fields, formats that don't exist,
-    config_groups that say something else than the layers.
+    Raises CheckpointError with one line for another version, unknown fields, unknown formats, or
+    config_groups that contradict the layers.
     """
     version = raw.get(SECTION, {}).get("version") if isinstance(raw.get(SECTION), dict) else None
     if version != FORMAT_VERSION:
@@ -335,18 +338,17 @@ def read_section(raw: Any, where: str) -> QuantizationSection:
     ignored = tuple(name for name in section.ignore if name not in extension.layers)
     if section_of(extension, ignored) != section:
         raise CheckpointError(
-            f"{where}: its config_groups say something else than its {SECTION} section: quantize "
-            "again"
+            f"{where}: its config_groups contradict its {SECTION} section: quantize again"
         )
     return section
 
 
 def deciding(config: dict[str, Any]) -> dict[str, Any]:
-    """The parts of config.json that decide numbers: what a content hash covers."""
+    """The parts of config.json that affect results; the content hash covers them."""
     kept = {key: value for key, value in config.items() if key not in _UNDECIDING}
     if SECTION not in kept[QUANTIZATION]:
-        return kept  # others name no hash
-    # Equal bytes are one content, whatever they were learned from and on.
+        return kept  # those of other tools have no hash of the content
+    # Equal bytes have equal hashes, for any calibration.
     section = kept[QUANTIZATION][SECTION]
     extension = {key: value for key, value in section.items() if key != "calibration"}
     extension["content_hash"] = ""

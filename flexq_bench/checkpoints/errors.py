@@ -6,4 +6,4 @@ from flexq_bench.errors import UsageError
 
 
 class CheckpointError(UsageError):
-    """A checkpoint that is damaged, of another version or doesn't fit; the message is one line."""
+    """A checkpoint that is damaged, of another version or inconsistent; the message is one line."""

@@ -1,4 +1,4 @@
-"""File names and config.json of a checkpoint folder, which identify it as a checkpoint.
+"""File names and config.json that identify a folder as a checkpoint.
 
 Imports no torch: the command line inspects folders before it knows whether it needs torch.
 """
@@ -12,28 +12,29 @@ from flexq_bench.schemes.strict_json import loads_strictly
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 _CONFIG, _SECTION = "config.json", "flexq_bench"
-_QUANTIZATION = ("quantization_config", "compression_config")  # the second one in 2024
-# Files of their own, by quant_method: of AutoGPTQ to 0.7 and of AutoAWQ to 0.1, beside a
-# config.json that says nothing of it.
+_QUANTIZATION = ("quantization_config", "compression_config")  # the second name was used in 2024
+# Separate files of AutoGPTQ up to 0.7 and of AutoAWQ up to 0.1, whose config.json has no section,
+# by quant_method.
 _OWN_FILES = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
 
 
 def is_checkpoint(path: Path | str) -> bool:
-    """True if the folder's config.json says that it is quantized, by whomever."""
+    """True if the folder's config.json has a quantization section of any tool."""
     _, section = read_config(path)
     return section is not None
 
 
 def is_own_checkpoint(path: Path | str) -> bool:
-    """True if the folder's config.json says that flexq-bench quantized it."""
+    """True if flexq-bench quantized the folder, according to its config.json."""
     _, section = read_config(path)
     return isinstance(section, dict) and _SECTION in section
 
 
 def read_config(path: Path | str) -> tuple[dict[str, Any], Any]:
-    """config.json of a folder, and apart from it what is said of quantization; None: nothing.
+    """config.json of a folder, and separately its quantization section; None: there is none.
 
-    Early AutoGPTQ and AutoAWQ say it in a file of its own. Empty if there is none that can be read.
+    Early AutoGPTQ and AutoAWQ have a separate file for that section. Both are empty if no file can
+    be read.
     """
     config = _object(Path(path) / _CONFIG)
     given = (config.get(key) for key in _QUANTIZATION)
@@ -47,7 +48,7 @@ def read_config(path: Path | str) -> tuple[dict[str, Any], Any]:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """A JSON object of a file; empty if there is none."""
+    """The JSON object of a file; empty if there is none."""
     try:
         content = loads_strictly(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

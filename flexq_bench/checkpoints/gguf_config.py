@@ -1,11 +1,11 @@
-"""Configuration of a GGUF file: transformers' reading, with what that passes over.
+"""Configuration of a GGUF file: transformers' reading, completed by the keys that it ignores.
 
-transformers maps some keys of an architecture and ignores the others, and tensors that the model so
-configured has no place for. Here such keys and tensors are put into the configuration where
-transformers can compute them, and refused where it can't.
+transformers maps some keys of an architecture and ignores the others, and also tensors that are not
+part of the resulting model. This module sets such keys in the configuration if transformers can
+compute them, and refuses the others.
 
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What llama.cpp makes of them:
-src/llama-model.cpp and src/models; what its converter writes: convert_hf_to_gguf.py.
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Their meaning in llama.cpp:
+src/llama-model.cpp and src/models; in its converter: convert_hf_to_gguf.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flexq_bench.checkpoints.errors import CheckpointError
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _ORIGIN = "evaluate the safetensors that it was made from"
-# Repeat what the shapes of tensors or other keys say, or describe the file.
+# Keys that repeat the shapes of tensors or other keys, or describe the file.
 _REDUNDANT = (
     *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size"),
     *("attention.head_count", "attention.head_count_kv", "expert_count", "expert_used_count"),
@@ -29,21 +29,22 @@ _REDUNDANT = (
     *("use_parallel_residual", "rope.scaling.finetuned", "expert_group_count"),
 )
 _EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps")
-# Llama 3's scaling of rotary angles, of which the file has the resulting factors only:
-# convert_hf_to_gguf.py, LlamaModel.generate_extra_tensors. All released models have these.
+# Llama 3's scaling of rotary angles; the file has only the resulting factors:
+# convert_hf_to_gguf.py, LlamaModel.generate_extra_tensors. All released models have these values.
 _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-_HEADS_OF_27B = {"gemma2": 46, "gemma3_text": 62}  # blocks, by which llama.cpp tells that size
+# number of blocks by which llama.cpp recognizes that size
+_HEADS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 
 
 def complete_config(config: Any, reader: Any, path: Path) -> None:
-    """Put into a configuration of transformers what its reading of a GGUF file passes over.
+    """Set keys of a GGUF file that transformers ignores in its configuration.
 
-    config: a PretrainedConfig, which is changed. reader: gguf.GGUFReader of the file.
-    Raises CheckpointError for keys that transformers can't compute as llama.cpp does.
+    config: a PretrainedConfig, which is changed. reader: gguf.GGUFReader of the file. Raises
+    CheckpointError for keys that transformers can't compute as llama.cpp does.
     """
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
     from transformers.modeling_gguf_pytorch_utils import read_field
@@ -59,7 +60,7 @@ def complete_config(config: Any, reader: Any, path: Path) -> None:
         key = full.removeprefix(of_kind)
         values = read_field(reader, full) if full.startswith(of_kind) else []
         if mapping.get(key) not in (None, "head_dim"):
-            continue  # transformers has taken it
+            continue  # transformers reads it
         if len(values) == 1:
             given[key] = values[0]
         elif values and key not in _REDUNDANT:
@@ -72,7 +73,7 @@ def complete_config(config: Any, reader: Any, path: Path) -> None:
 
 
 def check_tensors_used(names: Mapping[str, str], reader: Any, path: Path) -> None:
-    """Raise CheckpointError if a model has no place for a tensor of its file.
+    """Raise CheckpointError if a tensor of the file is not part of the model.
 
     names: the model's tensors by those of the file, as transformers maps them.
     """
@@ -80,7 +81,7 @@ def check_tensors_used(names: Mapping[str, str], reader: Any, path: Path) -> Non
         str(tensor.name)
         for tensor in reader.tensors
         if str(tensor.name) not in names
-        and str(tensor.name).removesuffix(".weight") not in names  # experts, packed into one
+        and str(tensor.name).removesuffix(".weight") not in names  # experts, packed into one tensor
         and tensor.name != _ROPE_FACTORS
     )
     if left:
@@ -91,7 +92,7 @@ def check_tensors_used(names: Mapping[str, str], reader: Any, path: Path) -> Non
 
 
 def _is_mapped_whole(architecture: str) -> bool:
-    """True for architectures that newer versions of transformers read key by key."""
+    """True for architectures of which newer versions of transformers read every key."""
     try:
         from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
     except ImportError:
@@ -100,7 +101,7 @@ def _is_mapped_whole(architecture: str) -> bool:
 
 
 class _Completion:
-    """The keys of an architecture that transformers passes over, put into its configuration."""
+    """Sets the keys of an architecture that transformers ignores in its configuration."""
 
     def __init__(
         self, config: Any, path: Path, architecture: str, given: Mapping[str, Any]
@@ -237,7 +238,7 @@ class _Completion:
 
 
 def _add_biases(config: Any, names: Mapping[str, Any]) -> None:
-    """Give layers biases that have them: keys of GGUF say nothing of biases."""
+    """Declare the biases of the file's tensors, because GGUF has no keys for them."""
     for attribute, tensors in (
         ("attention_bias", ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")),
         ("mlp_bias", ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")),
@@ -247,7 +248,7 @@ def _add_biases(config: Any, names: Mapping[str, Any]) -> None:
 
 
 def _add_rope_factors(config: Any, factors: Any, path: Path) -> None:
-    """Scale rotary angles as Llama 3.1 and later. factors, which divide them: [head_dim / 2]."""
+    """Scale rotary angles as Llama 3.1 and later. factors: [head_dim / 2], their divisors."""
     largest = float(factors.max())
     if bool((factors == 1).all()):
         return
@@ -262,7 +263,7 @@ def _add_rope_factors(config: Any, factors: Any, path: Path) -> None:
 
 
 def _llama3_factor(inverse: float, scaling: Mapping[str, float]) -> float:
-    """Factor of a rotary angle. inverse: tokens that it takes for a radian."""
+    """Factor of a rotary angle. inverse: number of tokens per radian."""
     turns = scaling["original_max_position_embeddings"] / (2 * math.pi * inverse)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     weight = min(max((turns - low) / (high - low), 0.0), 1.0)
@@ -270,7 +271,7 @@ def _llama3_factor(inverse: float, scaling: Mapping[str, float]) -> float:
 
 
 def _set_rope(config: Any, scaling: dict[str, Any], path: Path) -> None:
-    """Scale a configuration's rotary angles."""
+    """Set the scaling of a configuration's rotary angles."""
     rope = getattr(config, "rope_parameters", None)
     if rope is None:  # transformers 4
         config.rope_scaling = scaling

@@ -1,10 +1,10 @@
-"""Hash of a checkpoint's content: everything that decides numbers, whatever its files are called.
+"""Hash of a checkpoint's content: everything that affects results, independent of file names.
 
 SHA-256 over the deciding parts of config.json (`config.deciding`: Hugging Face's configuration, the
 formats, the scheme with its options and seed, the bits of keys and values, the digests of the
 tokenizer's files) and over name, dtype, shape and the digest of the bytes of each tensor in the
-order of names. Sharding, paths, the versions of libraries and the record of the calibration have no
-part in it.
+order of names. Sharding, paths, the versions of libraries and the record of the calibration are not
+part of it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 from flexq_bench.checkpoints.config import deciding
 from flexq_bench.checkpoints.safetensors_io import TensorInfo
 
-# The files that say which token is which number; the others of a tokenizer say how it is used.
+# The files that map tokens to numbers; the tokenizer's other files configure its use.
 VOCABULARY = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
 def content_hash(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
-    """The hash, hexadecimal. config: all of config.json; its own content_hash has no part in it."""
+    """The hash, hexadecimal. config: the whole config.json; its own content_hash is excluded."""
     digest = hashlib.sha256()
     digest.update(json.dumps(deciding(config), sort_keys=True, separators=(",", ":")).encode())
     for name, info in sorted(tensors.items()):
@@ -33,7 +33,7 @@ def content_hash(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> s
 
 
 def vocabulary_digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of each of a folder's files of VOCABULARY, by name."""
+    """SHA-256 of each file of VOCABULARY in a folder, by name."""
     return {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
         for name in VOCABULARY

@@ -1,22 +1,22 @@
 """A quantized layer as tensors of a checkpoint, and back, bit for bit.
 
     weight             codes of 8 bits with quantized activations (INT8, E4M3), or a dense weight
-    weight_packed      int32 [N, words]: other codes, from 0 up, as `packing` has them
-    weight_tail        int8 [N, K - start]: codes of the last group, where it has 8 bits (Atom)
-    weight_scale       FP16 [N, groups]; of dual-grained weights INT8
+    weight_packed      int32 [N, words]: other codes, from 0 up, in the layout of `packing`
+    weight_tail        int8 [N, K - start]: codes of the last group, if it has 8 bits (Atom)
+    weight_scale       FP16 [N, groups]; INT8 for dual-grained weights
     weight_row_scale   FP16 [N, 1], of dual-grained weights
-    weight_zero_point  the code that stands for 0: int32 [words, groups], packed along N; of codes
+    weight_zero_point  the code that means 0: int32 [words, groups], packed along N; for codes
                        of 8 bits in `weight`: int8 [N, groups]
-    weight_shape       int64 [2], N and K, beside weight_packed
-    weight_order       int32 [K]: which channel of the input stands where
+    weight_shape       int64 [2], N and K, with weight_packed
+    weight_order       int32 [K]: the input channel at each position
     input_scale        FP16 [1], of a static activation
     input_zero_point   int8 [1]
     bias               FP16 [N]
     input_rotation     FP32, of the input's rotation (schemes.rotation): [m, m], the block of a
                        Hadamard matrix; [2, K / b, b, b], blocks before and after a permutation
-    input_rotation_order  int32 [K], that permutation: which channel stands where
+    input_rotation_order  int32 [K], that permutation: the channel at each position
 
-Names, types and layout are those of compressed-tensors 0.20 where it has them.
+Names, types and layout are those of compressed-tensors 0.20 if it has them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from kernels.formats.minifloat import minifloat_codes, minifloat_numbers
 Tensors = dict[str, torch.Tensor]
 Spec = tuple[torch.dtype, tuple[int, ...]]
 _BYTE = 8
-_ORTHOGONAL = 1e-4  # of an element of B Bᵀ
-_HALF = 128  # codes of 8 bits from 0 up, less this, are an INT8
+_ORTHOGONAL = 1e-4  # tolerance of an element of B Bᵀ
+_HALF = 128  # subtracted from codes of 8 bits from 0 up to give INT8
 
 
 def encode(layer: QuantizedLayer) -> tuple[LayerEntry, Tensors]:
@@ -128,7 +128,7 @@ def _decode_rotation(tensors: Mapping[str, torch.Tensor]) -> Rotation | None:
 
 
 def specs(entry: LayerEntry) -> dict[str, Spec]:
-    """Type and shape of each tensor that a layer has."""
+    """Type and shape of each tensor of a layer."""
     (n, k), number, groups = entry.shape, entry.format, entry.groups
     found: dict[str, Spec] = {}
     if number.is_dense:
@@ -172,12 +172,14 @@ def specs(entry: LayerEntry) -> dict[str, Spec]:
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """True if no value is NaN or infinity: both reach the extremes, in one pass without a copy."""
+    """True if no value is NaN or infinite: both affect the extremes, found in one pass without a
+    copy.
+    """
     return tensor.numel() == 0 or all(map(math.isfinite, map(float, torch.aminmax(tensor))))
 
 
 def tail_start_of(entry: LayerEntry) -> int:
-    """Values of k that are stored with the format's own bits: all, but for a tail's."""
+    """Number of values of k that have the format's own bits: all except a tail."""
     group = entry.format.group
     if entry.tail_bits is None or group is None:
         return entry.shape[1]
@@ -236,7 +238,7 @@ def _decode_values(
     if number.kind == "float":
         numbers = minifloat_numbers(number.bits).to(torch.float16).to(stored.device)
         return numbers[stored.int()]
-    unsigned = number.kind == "asymmetric" and number.bits == _BYTE  # as Operand has them
+    unsigned = number.kind == "asymmetric" and number.bits == _BYTE  # as in Operand
     values = (stored.to(torch.int16) + _base(entry)).to(torch.uint8 if unsigned else torch.int8)
     if "weight_tail" in tensors:
         values = torch.cat([values, tensors["weight_tail"]], dim=1)
@@ -274,7 +276,7 @@ def _in_range(stored: torch.Tensor, number: NumberFormat, what: str) -> torch.Te
 
 
 def _static(entry: LayerEntry) -> ActivationEntry | None:
-    """The layer's static activation, if it has one."""
+    """The layer's static activation, if any."""
     activation = entry.activation
     return activation if activation is not None and activation.kind == "static" else None
 
@@ -285,7 +287,7 @@ def _encode_static(entry: LayerEntry) -> Tensors:
         return {}
     tensors = {"input_scale": torch.tensor([static.scale], dtype=torch.float16)}
     if static.zero is not None:
-        half = 1 << (static.number.bits - 1)  # compressed-tensors' codes have a sign
+        half = 1 << (static.number.bits - 1)  # compressed-tensors' codes are signed
         tensors["input_zero_point"] = torch.tensor([static.zero - half], dtype=torch.int8)
     return tensors
 
@@ -317,7 +319,7 @@ def _described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
 
 
 def _has_nan(entry: LayerEntry, weight: torch.Tensor) -> bool:
-    """E4M3 without infinities: NaN has all bits set but the sign."""
+    """True for a NaN in E4M3 without infinities: all bits are set except the sign."""
     if weight.dtype != torch.float8_e4m3fn:
         return False
     return bool(((weight.view(torch.uint8) & 0x7F) == 0x7F).any())

@@ -1,4 +1,4 @@
-"""A model that is to be quantized: its configuration, and its tensors a block at a time."""
+"""A model to be quantized: its configuration, and its tensors one block at a time."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _GENERATION = "generation_config.json"
 _AGAIN = "download it again"
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 _BYTES_AT_ONCE = 1 << 20  # of a GGUF tensor, before it is dequantized
-# Of Hugging Face's configuration: how the weights were stored, which they aren't any more.
+# Of Hugging Face's configuration: the storage of the weights, which no longer applies.
 _STORAGE_KEYS = ("dtype", "torch_dtype", "quantization_config", "_name_or_path")
 
 
 class ModelSource(ABC):
-    """Tensors of a dense model by the names that transformers gives them, read when asked for.
+    """Tensors of a dense model by the names that transformers gives them, read on demand.
 
     is_synthetic: they are random, of a model's true shapes.
     """
@@ -45,29 +45,31 @@ class ModelSource(ABC):
 
     @abstractmethod
     def config(self) -> Any:
-        """The transformers configuration, PretrainedConfig. Raises CheckpointError if it is bad."""
+        """The transformers configuration, PretrainedConfig. Raises CheckpointError if it is
+        invalid.
+        """
 
     @abstractmethod
     def bind(self, model: Any, origins: Mapping[str, Origin]) -> None:
-        """See the model, on the meta device, before its tensors are asked for.
+        """Set the model, on the meta device, before its tensors are read.
 
-        origins: of the weights that transformers packs otherwise (linear_layers).
-        Raises CheckpointError unless they are all there in the shapes that it has.
+        origins: of the weights that transformers stores in another form (linear_layers). Raises
+        CheckpointError unless all tensors are there in the model's shapes.
         """
 
     @abstractmethod
     def read(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
-        """These tensors, as they are stored. Raises CheckpointError in one line."""
+        """These tensors, as stored. Raises CheckpointError with one line."""
 
     def read_halves(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
-        """`read`, but for large tensors that are computed: as FP16 at once, if they fit it."""
+        """Read as `read`, but convert large computed tensors to FP16 at once, if they fit it."""
         return self.read(names, device)
 
     @abstractmethod
     def companions(self, scratch: Path) -> list[Path]:
-        """Files that belong to the model beside its weights: the tokenizer's, generation_config.
+        """The model's files other than weights: the tokenizer's, generation_config.
 
-        scratch: an empty folder, for those that must be made.
+        scratch: an empty folder, for files that must be created.
         """
 
     def config_dict(self) -> dict[str, Any]:
@@ -84,7 +86,7 @@ class ModelSource(ABC):
 
 
 class FolderSource(ModelSource):
-    """Safetensors of a Hugging Face folder, read without mapping them into memory."""
+    """Safetensors of a Hugging Face folder, read without memory mapping."""
 
     def __init__(self, files: ModelFiles) -> None:
         self.name = files.name
@@ -97,7 +99,8 @@ class FolderSource(ModelSource):
 
         try:
             config = AutoConfig.from_pretrained(self._files.folder, trust_remote_code=False)
-        except Exception as error:  # from an unknown kind of model to a field of another type
+        # any exception, from an unknown kind of model to a field of another type
+        except Exception as error:
             raise CheckpointError(f"can't load {self.name}: {library_reason(error)}") from error
         check_block_count(self._files, config)
         return config
@@ -111,7 +114,7 @@ class FolderSource(ModelSource):
 
     def bind(self, model: Any, origins: Mapping[str, Origin]) -> None:
         base = f"{model.base_model_prefix}."
-        # Some are stored without their head, as OPT's and GPT-2's are.
+        # Some are stored without their head, for example OPT and GPT-2.
         prefix = "" if any(name.startswith(base) for name in self._infos) else base
         renamed = stored_names(type(model).__name__)
 
@@ -163,7 +166,7 @@ class GgufSource(ModelSource):
         self._stored: dict[str, Any] = {}  # gguf.ReaderTensor, by transformers' name
         self._processor: Any = None
         self._config: Any = None  # reading it takes as long as its vocabulary
-        self._header: Any = None  # and so does this
+        self._header: Any = None  # reading it takes as long, too
 
     def config(self) -> Any:
         from transformers import AutoConfig
@@ -178,7 +181,7 @@ class GgufSource(ModelSource):
         return self._config
 
     def check_used(self, model: Any) -> None:
-        """Raise CheckpointError if the file has tensors that a model has no place for."""
+        """Raise CheckpointError if a tensor of the file is not part of the model."""
         with self._readable():
             check_tensors_used(self._names(model), self._reader(), self._path)
 
@@ -215,7 +218,7 @@ class GgufSource(ModelSource):
 
     def read_halves(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
         for name in names:
-            matrix = len(self._stored[name].shape) > 1  # what is done to norms takes FP32
+            matrix = len(self._stored[name].shape) > 1  # operations on norms need FP32
             values = self._values(name, np.dtype(np.float16 if matrix else np.float32))
             if matrix and not all_finite(values):
                 values = self._values(name, np.dtype(np.float32))
@@ -252,7 +255,7 @@ class GgufSource(ModelSource):
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """Turn what its readers stumble over in a damaged file into one line."""
+        """Convert exceptions of the readers for a damaged file to one line."""
         try:
             with quiet_transformers():
                 yield
@@ -269,7 +272,9 @@ class GgufSource(ModelSource):
 
 
 class _AsOne:
-    """A model without parts: transformers would make the same table of names for each of them."""
+    """A model without parts, because transformers would create the same table of names for each
+    part.
+    """
 
     def __init__(self, model: Any) -> None:
         self.config, self.state_dict = model.config, model.state_dict
@@ -287,7 +292,7 @@ class _GgufTensor:
         self.shape = tuple(int(length) for length in reversed(tensor.shape))
 
     def values(self, dtype: np.dtype[Any]) -> Any:
-        """All of it, [rows, K] or [K], dequantized some rows at a time."""
+        """The whole tensor, [rows, K] or [K], dequantized some rows at a time."""
         from gguf import dequantize
 
         rows = self.shape[0] if len(self.shape) > 1 else 1
@@ -316,7 +321,7 @@ class _Place:
 
 
 def _packed_place(model: str, name: str, packed: TensorInfo, origin: Origin) -> _Place:
-    """Locate a layer's weight in a tensor that holds several weights, or one transposed."""
+    """Locate a layer's weight in a tensor with several weights, or a transposed one."""
     if origin.index is None:
         return _Place(packed, transposed=True)
     if len(packed.shape) != 3 or origin.index >= packed.shape[0]:
@@ -327,12 +332,12 @@ def _packed_place(model: str, name: str, packed: TensorInfo, origin: Origin) -> 
 
 
 def open_source(files: ModelFiles) -> ModelSource:
-    """The tensors of a model on this machine. Raises CheckpointError if a file is cut off."""
+    """The tensors of a model on this machine. Raises CheckpointError if a file is truncated."""
     return FolderSource(files) if files.gguf is None else GgufSource(files)
 
 
 def expected_tensors(model: Any) -> dict[str, tuple[int, ...]]:
-    """Shape of each tensor that a model must be given, by name: a tied head is not among them."""
+    """Shape of each tensor that a model needs, by name, without a tied head."""
     tied = "lm_head.weight" if getattr(model.config, "tie_word_embeddings", False) else ""
     return {
         name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name != tied
@@ -356,9 +361,9 @@ def check_tensors(name: str, model: Any, given: Mapping[str, tuple[int, ...]]) -
 
 
 def check_no_more(name: str, unused: Collection[str]) -> None:
-    """Raise CheckpointError if weights of blocks are left that the architecture has no place for.
+    """Raise CheckpointError if there are weights of blocks that the architecture does not have.
 
-    unused: tensors that are stored and not asked for.
+    unused: stored tensors that were not read.
     """
     left = sorted(tensor for tensor in unused if _IN_A_BLOCK.search(tensor))
     if left:
@@ -369,9 +374,10 @@ def check_no_more(name: str, unused: Collection[str]) -> None:
 
 
 def check_block_count(files: ModelFiles, config: Any) -> None:
-    """Raise CheckpointError unless a folder has tensors for the blocks that config.json asks for.
+    """Raise CheckpointError unless a folder has tensors for all blocks of config.json.
 
-    Before the model is built: a module a block is made before any is found missing.
+    Called before the model is built, because otherwise a module for each block would be created
+    before a missing one is noticed.
     """
     blocks = getattr(config, "num_hidden_layers", None)
     if isinstance(blocks, int) and not 0 < blocks <= len(files.tensors):
@@ -383,7 +389,7 @@ def check_block_count(files: ModelFiles, config: Any) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without its bars and advice: what goes wrong comes as an exception."""
+    """Suppress progress bars and warnings of transformers: errors are exceptions."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -391,7 +397,8 @@ def quiet_transformers() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # its bar for GGUF files knows no switch
+        # its progress bar for GGUF files can't be switched off
+        with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         logging.set_verbosity(verbosity)

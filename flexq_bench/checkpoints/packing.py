@@ -1,6 +1,7 @@
-"""Codes of 2 to 8 bits as a stream of 32-bit words, densely: the layout of `compressed-tensors`.
+"""Codes of 2 to 8 bits as a stream of 32-bit words without gaps: the layout of
+`compressed-tensors`.
 
-Code j of a row takes bits j · bits … (j + 1) · bits - 1 of it, lowest first, and may cross from
+Code j of a row occupies bits j · bits … (j + 1) · bits - 1 of it, lowest first, and may cross from
 one word into the next (compressed-tensors 0.20, `pack_to_int32`, along K; along rows for zero
 points). A row of K codes takes ceil(K · bits / 32) words. 32 codes fill `bits` words exactly.
 """
@@ -15,7 +16,7 @@ _LOW = (1 << _WORD) - 1
 
 
 def words_of(codes: int, bits: int) -> int:
-    """Words that so many codes of a row take."""
+    """Number of words for this many codes of a row."""
     return -(-codes * bits // _WORD)
 
 

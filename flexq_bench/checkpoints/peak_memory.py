@@ -1,4 +1,4 @@
-"""The most memory that was taken while something was done."""
+"""Peak memory of an operation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ import torch
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): resets the peak of the resident set
 _KIB = 1 << 10
-# glibc's mallopt(3): allocations of so many bytes are mapped, and unmapped when they are freed.
+# glibc's mallopt(3): allocations of at least this many bytes are mapped, and unmapped when they are
+# freed.
 _M_MMAP_THRESHOLD, _MAPPED, _MOST_BY_ITSELF = -3, 256 << 10, 32 << 20
 
 
 class PeakMemory:
-    """While it lasts: bytes of tensors on a GPU; else the growth of the process's resident set.
+    """Context that measures bytes of tensors on a GPU, or the growth of the process's resident set.
 
-    bytes: afterwards, the peak. meaning: what was measured.
+    bytes: the peak, after the block. meaning: what was measured.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -39,8 +40,9 @@ class PeakMemory:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             return self
-        give_back_free_memory()  # what earlier work left there would hide growth
-        with contextlib.suppress(OSError):  # not Linux, not allowed: it counts from the beginning
+        give_back_free_memory()  # free memory of earlier work would hide growth
+        # not Linux, or not permitted: the peak since the start of the process counts
+        with contextlib.suppress(OSError):
             _RESET.write_text(_RESET_PEAK)
         self._before = _status("VmRSS")
         return self
@@ -58,7 +60,7 @@ class PeakMemory:
 
 
 def _status(field: str) -> int:
-    """Bytes of a field of /proc/self/status; elsewhere the peak, which the system counts."""
+    """Bytes of a field of /proc/self/status; elsewhere the peak that the system reports."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:
@@ -67,7 +69,7 @@ def _status(field: str) -> int:
 
 
 def give_back_free_memory() -> None:
-    """Return what is free in the heap to the system, which glibc does by itself only in part."""
+    """Return free heap memory to the system, which glibc does only partly by itself."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -76,10 +78,10 @@ def give_back_free_memory() -> None:
 
 @contextlib.contextmanager
 def freed_at_once(device: torch.device) -> Iterator[None]:
-    """While it lasts, what a CPU frees of tensors goes back to the system.
+    """Context in which freed CPU tensors are returned to the system at once.
 
-    Otherwise glibc raises the size from which it does so to that of the largest that was freed, and
-    tensors that come and go leave holes in the heap: twice a block's weights while it is quantized.
+    Otherwise glibc raises its threshold for that to the largest freed size, and temporary tensors
+    leave holes in the heap: twice a block's weights while it is quantized.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" and device.type == "cpu" else None
     mallopt = getattr(libc, "mallopt", None)
@@ -90,4 +92,4 @@ def freed_at_once(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        mallopt(_M_MMAP_THRESHOLD, _MOST_BY_ITSELF)  # where glibc's own choice ends
+        mallopt(_M_MMAP_THRESHOLD, _MOST_BY_ITSELF)  # the upper end of glibc's own choice

@@ -1,4 +1,4 @@
-"""Quantize a model into a checkpoint, a block in memory at a time."""
+"""Quantize a model into a checkpoint, one block in memory at a time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from kernels.formats import FP16
 
 @dataclass(frozen=True, slots=True)
 class WrittenCheckpoint:
-    """A checkpoint that was written. quantized_bytes: of the quantized layers, of `weights` values.
+    """A written checkpoint. quantized_bytes: of the quantized layers, of `weights` values.
 
-    stored_bytes: of all tensors. seconds: that it took. peak_bytes: the most memory that was taken
-    from when the model's description and tokenizer were read; peak_of: what was counted.
+    stored_bytes: of all tensors. seconds: duration. peak_bytes: peak memory, counted after the
+    model's configuration and tokenizer were read; peak_of: what was counted.
     """
 
     folder: Path
@@ -43,7 +43,7 @@ class WrittenCheckpoint:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits that a quantized weight takes, scales and all else of its layer among them."""
+        """Bits per quantized weight, including scales and all other tensors of its layer."""
         return self.quantized_bytes * 8 / self.weights
 
 
@@ -60,12 +60,12 @@ def quantize_checkpoint(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> WrittenCheckpoint:
-    """Quantize the model by the scheme, and write what it becomes.
+    """Quantize the model by the scheme, and write the result.
 
-    kv_bits: of cached keys and values; None: the scheme's.
-    dtype: that the scheme sees the weights in.
+    kv_bits: of cached keys and values; None: the scheme's. dtype: of the weights during
+    quantization.
 
-    Raises CheckpointError or QuantizeError in one line; nothing half-written is left.
+    Raises CheckpointError or QuantizeError with one line; no partial result is left.
     """
     started = time.monotonic()
     check_target(folder, overwrite=overwrite)  # before anything is read

@@ -1,4 +1,4 @@
-"""Open a quantized checkpoint: its structure is checked at once, each tensor's bytes when read."""
+"""Open a quantized checkpoint: check its structure at once, and each tensor's bytes when read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def open_checkpoint(path: Path | str) -> QuantizedCheckpoint:
-    """Open a folder that `flexq-bench quantize` wrote, or one of others that is read here.
+    """Open a folder that `flexq-bench quantize` or a supported other tool wrote.
 
-    Checked at once: the configuration, that shards are whole, that their tensors are those of the
-    configuration, and of ours the content hash over the tensors' digests. The bytes of a tensor are
-    compared with its digest when it is read.
-    Raises CheckpointError in one line, and UsageError if there is no checkpoint.
+    These are checked at once: the configuration; that shards are complete; that their tensors are
+    those of the configuration; and for our folders the content hash over the tensors' digests. The
+    bytes of a tensor are compared with its digest when it is read. Raises CheckpointError with one
+    line, and UsageError if there is no checkpoint.
     """
     folder = Path(os.path.expanduser(path))
     config, section = read_config(folder)

@@ -1,9 +1,9 @@
-"""Safetensors files read and written tensor by tensor, without mapping them into memory.
+"""Safetensors files read and written tensor by tensor, without memory mapping.
 
 The format (https://huggingface.co/docs/safetensors): eight bytes, little-endian, the length of a
 JSON header; the header, name -> dtype, shape and data_offsets from its end, `__metadata__` of
-strings; the tensors' bytes. Pages of a mapped file would count as memory of the process that reads
-it; here a tensor's bytes are read into the tensor.
+strings; the tensors' bytes. Pages of a mapped file would count as memory of the reading process;
+here a tensor's bytes are read directly into the tensor.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _METADATA = "__metadata__"
 _DIGESTS = "sha256"  # in the metadata: digest of each tensor's bytes, as JSON
-_LARGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
+_LARGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors library
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor of a file, not read yet. dtype: as safetensors calls it. start: byte in the file.
+    """A tensor of a file, not read yet. dtype: safetensors' name. start: byte in the file.
 
-    digest: SHA-256 of its bytes, as the file's header says; "": it doesn't.
+    digest: SHA-256 of its bytes from the file's header; "": the header has none.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class TensorInfo:
     digest: str
 
     def rows(self, index: int, start: int, count: int) -> TensorInfo:
-        """Rows of matrix `index` of a tensor [matrices, rows, K], which lie one after another."""
+        """Rows of matrix `index` of a tensor [matrices, rows, K], which is contiguous."""
         _, rows, k = self.shape
         width = self.size // math.prod(self.shape[:2])
         begin = self.start + (index * rows + start) * width
@@ -70,7 +70,7 @@ def digest_of(tensor: torch.Tensor) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorInfo]:
-    """Write CPU tensors to one file, flushed to the disk; what each of them is in it.
+    """Write CPU tensors to one file, flush it to the disk, and return their locations.
 
     Raises OSError if that fails, and CheckpointError for a dtype that safetensors lacks.
     """
@@ -108,9 +108,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of a file, seen to fill it exactly.
+    """The tensors of a file; checks that they fill it exactly.
 
-    Raises CheckpointError in one line if it is missing, cut off or no safetensors file.
+    Raises CheckpointError with one line if it is missing, truncated or not a safetensors file.
     """
     try:
         with path.open("rb") as file:
@@ -131,7 +131,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise CheckpointError(f"can't read {path}: permission denied") from error
     except (
         *(OSError, ValueError, KeyError, TypeError, AttributeError, struct.error),
-        RecursionError,  # of a header that nests
+        RecursionError,  # of a nested header
     ) as error:
         raise CheckpointError(f"{path} is cut off or damaged ({error}): copy it again") from error
     position = 8 + length
@@ -148,9 +148,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def read_tensor(info: TensorInfo, name: str) -> torch.Tensor:
-    """Read one tensor into memory of its own and see that its bytes are those that were written.
+    """Read one tensor into new memory and compare its bytes with the stored digest.
 
-    Raises CheckpointError in one line if they aren't.
+    Raises CheckpointError with one line if they differ.
     """
     data = torch.empty(info.size, dtype=torch.uint8)
     try:
@@ -188,5 +188,5 @@ def _info(path: Path, entry: dict[str, Any], begin: int, digest: str) -> TensorI
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     dense = tensor.detach().contiguous()
-    flat = dense.as_strided((dense.numel(),), (1,))  # one value alone may have any stride
+    flat = dense.as_strided((dense.numel(),), (1,))  # a single value may have any stride
     return flat.view(torch.uint8).numpy().data

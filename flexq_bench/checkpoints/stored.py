@@ -62,7 +62,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
         self.tensor_names = tuple(sorted(set(self._infos) - parts))
 
     def hash_with_cache(self, kv_bits: int) -> str:
-        """The hash of what `quantize --kv-bits` would have written in place of this."""
+        """The hash of the checkpoint that `quantize --kv-bits` would write instead of this one."""
         if kv_bits == self.kv_bits:
             return self.content_hash
         extension = self._section.flexq_bench.model_copy(update={"kv_bits": kv_bits})
@@ -88,7 +88,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
             raise CheckpointError(f"{self.folder}: {name}: {error}: {_AGAIN}") from error
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Read one tensor that is not quantized, to the CPU. Raises CheckpointError as `layer`."""
+        """Read one unquantized tensor to the CPU. Raises CheckpointError as `layer`."""
         if name not in self.tensor_names:
             raise CheckpointError(f"{self.folder} has no tensor {name}")
         tensor = read_tensor(self._infos[name], name)
@@ -109,7 +109,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
                     )
 
     def _check_blocks(self) -> None:
-        """Blocks and widths are those of Hugging Face's configuration, where that names them."""
+        """Check that blocks and widths are those of Hugging Face's configuration, if given."""
         blocks = self.config.get("num_hidden_layers")
         found = {int(match[1]) for name in self.layers if (match := BLOCK.search(f".{name}"))}
         counted = isinstance(blocks, int) and found
@@ -128,7 +128,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
 
 
 def shape_of(name: str, config: dict[str, Any]) -> tuple[int, int] | None:
-    """Shape of a linear layer of this name in LLaMA-like models; None: not known here."""
+    """Shape of a linear layer of this name in LLaMA-like models; None: unknown."""
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         inner = config["intermediate_size"]
@@ -153,7 +153,7 @@ def shape_of(name: str, config: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def tensors_of(folder: Path) -> dict[str, TensorInfo]:
-    """All tensors of a folder. Raises CheckpointError if a shard is missing or cut off."""
+    """All tensors of a folder. Raises CheckpointError if a shard is missing or truncated."""
     if not (folder / INDEX).is_file():
         return read_header(folder / WHOLE)
     where = _json(folder / INDEX).get("weight_map")

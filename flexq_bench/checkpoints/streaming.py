@@ -1,8 +1,9 @@
-"""A Hugging Face model of which one block is in memory, so that any model can be quantized.
+"""A Hugging Face model with one block in memory at a time, so that any model can be quantized.
 
 The model is built without its weights. A block's weights are read when a forward pass enters it or
-when they are asked for, and dropped when another block's are; a block that was quantized is dropped
-when it was written. Embeddings, final norm and output head are read once, if anything is to be run.
+when they are requested, and dropped when those of another block are read; a quantized block is
+dropped after it was written. Embeddings, final norm and output head are read once, if a forward
+pass is needed.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ _META = torch.device("meta")
 
 
 class StreamedModel:
-    """A model on a device whose blocks come and go.
+    """A model on a device whose blocks are loaded and dropped one by one.
 
-    module: the transformers model. layout: its map. dtype: that schemes see its weights in.
-    is_separated: some of its linear layers are packed otherwise in transformers.
-    Raises CheckpointError if the source lacks tensors of it, and QuantizeError without a map.
+    module: the transformers model. layout: its map. dtype: of the weights for schemes.
+    is_separated: some of its linear layers have another form in transformers. Raises
+    CheckpointError if the source lacks tensors, and QuantizeError for a model without a map.
     """
 
     def __init__(self, source: ModelSource, device: torch.device, dtype: torch.dtype) -> None:
         self._source, self._device, self._dtype = source, device, dtype
         self.module: Any = without_weights(source).eval()
-        _drop_weights(self.module)  # those of norms were made
+        _drop_weights(self.module)  # those of norms were created
         origins = linear_origins(self.module)
         self.is_separated = bool(origins)
         self.layout: ModelMap = map_model(self.module)
@@ -59,11 +60,11 @@ class StreamedModel:
         self._resident: int | None = None
 
     def block(self, index: int) -> nn.Module:
-        """The module of a block, in memory or not."""
+        """The module of a block, whether its weights are in memory or not."""
         return self.layout.block_module(self.module, index)
 
     def enter(self, index: int) -> None:
-        """Have a block's weights in memory, and no other's."""
+        """Load a block's weights, and drop those of all others."""
         if index == self._resident:
             return
         if self._resident is not None:
@@ -72,22 +73,22 @@ class StreamedModel:
         self._resident = index
 
     def leave(self, index: int) -> None:
-        """Drop a block, with what was done to it."""
+        """Drop a block, including changes to it."""
         _drop_weights(self.block(index))
         self._resident = None
         give_back_free_memory()
 
     def load_ends(self) -> None:
-        """Read what is no block: a forward pass needs it."""
+        """Load the tensors outside the blocks, which a forward pass needs."""
         self._fill(self.ends)
         self.module.tie_weights()
 
     def read_ends(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that belong to no block, as they are stored, one at a time."""
+        """The tensors outside the blocks, as stored, one at a time."""
         return self._source.read_halves(self.ends, self._device)
 
     def changed_ends(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same as they are in memory, after a scheme changed them, as FP16."""
+        """The same as changed by a scheme in memory, as FP16."""
         prefix = f"{self.layout.names.blocks}."
         state = self.module.state_dict()
         names = [name for name in expected_tensors(self.module) if not name.startswith(prefix)]
@@ -95,7 +96,7 @@ class StreamedModel:
 
     @contextmanager
     def streamed(self) -> Iterator[None]:
-        """While it lasts, a forward pass that enters a block brings its weights."""
+        """Context in which a forward pass loads the weights of each block that it enters."""
 
         def bring(index: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
             return lambda module, arguments: self.enter(index)
@@ -127,7 +128,7 @@ class StreamedModel:
                 owner._buffers[leaf] = values
 
     def _module_to_device(self) -> None:
-        """Buffers that are computed, such as the rotary frequencies, to the device."""
+        """Move computed buffers, such as the rotary frequencies, to the device."""
         for module in self.module.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.device != _META:
@@ -135,7 +136,7 @@ class StreamedModel:
 
 
 def _drop_weights(module: nn.Module) -> None:
-    """Parameters to the meta device, and codes; buffers that were computed stay."""
+    """Move parameters and codes to the meta device; computed buffers stay."""
     for part in module.modules():
         if isinstance(part, FakeQuantizedLinear):
             part.to(_META)
@@ -145,7 +146,7 @@ def _drop_weights(module: nn.Module) -> None:
 
 
 class EmptyOnMeta(TorchFunctionMode):
-    """Tensors that a layer would fill with weights take no memory; what is computed is computed."""
+    """Context in which parameters of new layers take no memory; computed tensors are computed."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -157,12 +158,13 @@ class EmptyOnMeta(TorchFunctionMode):
 
 
 def without_weights(source: ModelSource) -> Any:
-    """A model as its source's configuration says, on the meta device. Raises CheckpointError."""
+    """A model of its source's configuration, on the meta device. Raises CheckpointError."""
     from transformers import AutoModelForCausalLM
 
     config = source.config()
     try:
         with quiet_transformers(), EmptyOnMeta():
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception as error:  # from a wrong configuration to an unknown architecture
+    # any exception, from a wrong configuration to an unknown architecture
+    except Exception as error:
         raise CheckpointError(f"can't load {source.name}: {library_reason(error)}") from error

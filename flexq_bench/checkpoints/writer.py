@@ -1,4 +1,4 @@
-"""Write a quantized checkpoint: a shard in memory at a time, into a folder that appears whole."""
+"""Write a quantized checkpoint: one shard in memory at a time, into a folder that appears whole."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ SHARD_BYTES = 1 << 30
 
 
 class CheckpointWriter:
-    """Writes layers and tensors to shards beside the folder; `finish` puts them in its place.
+    """Writes layers and tensors to shards next to the folder; `finish` moves them into it.
 
-    Leaving the `with` block without `finish` removes what was written; what a killed process left
-    is removed by the next writer of that folder.
+    Leaving the `with` block without `finish` removes the written files. Those of a killed process
+    are removed by the next writer of the folder.
 
-    folder:      must not exist, or be empty; with overwrite it may hold a quantized checkpoint.
-    hf_config:   Hugging Face's configuration of the model.
-    kv_bits:     of cached keys and values: 16, 8 or 4.
-    calibration: what the scheme learned from; None: from nothing.
-    is_synthetic: the weights are random.
-    is_separated: see Extension.separated.
-    shard_bytes: a shard is closed when it has reached so many, or by `close_shard`.
+      folder:      must not exist, or be empty; with overwrite it may be a quantized checkpoint.
+      hf_config:   Hugging Face's configuration of the model.
+      kv_bits:     of cached keys and values: 16, 8 or 4.
+      calibration: calibration of the scheme; None: not calibrated.
+      is_synthetic: the weights are random.
+      is_separated: see Extension.separated.
+      shard_bytes: size at which a shard is closed; `close_shard` closes it earlier.
 
-    Raises CheckpointError in one line if the folder can't be written or holds something else.
+    Raises CheckpointError with one line if the folder can't be written or contains other files.
     """
 
     def __init__(
@@ -101,16 +101,16 @@ class CheckpointWriter:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all tensors that were added."""
+        """Bytes of all added tensors."""
         return sum(info.size for info in self._tensors.values()) + self._pending_bytes
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of the tensors of quantized layers that were added."""
+        """Bytes of the tensors of added quantized layers."""
         return self._layer_bytes
 
     def add_layer(self, name: str, layer: QuantizedLayer) -> None:
-        """Add a quantized layer. Raises CheckpointError if it can't be stored, or is there."""
+        """Add a quantized layer. Raises CheckpointError if it can't be stored, or was added."""
         try:
             entry, tensors = encode(layer)
         except CheckpointError as error:
@@ -121,9 +121,9 @@ class CheckpointWriter:
             self._add(f"{name}.{part}", tensor)
 
     def add_tensor(self, name: str, tensor: torch.Tensor) -> None:
-        """Add a tensor that is not quantized: as FP16, which kernels compute in, if it fits that.
+        """Add an unquantized tensor: as FP16, in which kernels compute, if it fits that.
 
-        Raises CheckpointError if it holds NaN or infinity, or is there already.
+        Raises CheckpointError if it contains NaN or infinity, or was added before.
         """
         if tensor.is_floating_point():
             if not all_finite(tensor):
@@ -133,7 +133,7 @@ class CheckpointWriter:
         self._add(name, tensor)
 
     def leave_as_is(self, names: Iterable[str]) -> None:
-        """Name linear layers that are not quantized: readers of others are told to ignore them."""
+        """Name linear layers that are not quantized, so that other readers ignore them."""
         self._ignored.extend(names)
 
     def add_file(self, path: Path) -> None:
@@ -144,7 +144,7 @@ class CheckpointWriter:
             raise _cannot_write(self.folder, error) from error
 
     def close_shard(self) -> None:
-        """Write what was added since the last shard to one of its own, and let go of it."""
+        """Write the tensors added since the last shard to a new one, and release them."""
         if not self._pending:
             return
         path = self._aside / f"{len(self._shards)}.safetensors"
@@ -157,9 +157,10 @@ class CheckpointWriter:
         self._pending, self._pending_bytes = {}, 0
 
     def finish(self) -> str:
-        """Write the last shard, the index and config.json; the folder is there. Its content hash.
+        """Write the last shard, the index and config.json, and move the folder. Return its content
+        hash.
 
-        Raises CheckpointError in one line if nothing was quantized or it can't be written.
+        Raises CheckpointError with one line if nothing was quantized or it can't be written.
         """
         if not self._layers:
             raise CheckpointError(
@@ -180,7 +181,7 @@ class CheckpointWriter:
             raise CheckpointError(f"{name} was added twice")
         on_cpu = tensor.detach().to("cpu").contiguous()
         if on_cpu.untyped_storage().nbytes() != on_cpu.numel() * on_cpu.element_size():
-            on_cpu = on_cpu.clone()  # a view would keep all of what it is a part of
+            on_cpu = on_cpu.clone()  # a view would keep its whole base tensor
         self._pending[name] = on_cpu
         self._pending_bytes += on_cpu.numel() * on_cpu.element_size()
         if self._pending_bytes >= self._shard_bytes:
@@ -229,7 +230,7 @@ class CheckpointWriter:
 
 
 def check_target(folder: Path, *, overwrite: bool) -> None:
-    """Raise CheckpointError unless a checkpoint may be put there."""
+    """Raise CheckpointError unless a checkpoint may be written there."""
     if folder.is_symlink() and not folder.exists():
         raise CheckpointError(f"{folder} is a link to nothing: give a folder")
     try:

@@ -71,8 +71,8 @@ def accuracy(
         typer.Option(
             "--schemes",
             metavar="NAMES",
-            help="Comma-separated; list schemes has all. Default: flexq-w6ax, but beside a "
-            "checkpoint none.",
+            help="Comma-separated names of list schemes. Default: flexq-w6ax, or none with a "
+            "checkpoint.",
             show_default=False,
         ),
     ] = None,
@@ -93,15 +93,15 @@ def accuracy(
     chat_template: ChatTemplateOption = False,
     few_shot: FewShotOption = None,
     layers: Annotated[
-        bool, typer.Option("--layers", help="Also the output error of each layer.")
+        bool, typer.Option("--layers", help="Also measure the output error of each layer.")
     ] = False,
     save_reference: Annotated[
         Path | None,
         typer.Option(
             "--save-reference",
             metavar="FILE",
-            help="Keep the predictions of the model as it is on the texts in a .safetensors file, "
-            "which gate accuracy --reference takes in its place.",
+            help="Write the unquantized model's predictions on the texts to a .safetensors file, "
+            "for gate accuracy --reference.",
             show_default=False,
         ),
     ] = None,
@@ -114,7 +114,7 @@ def accuracy(
         typer.Option(
             "--resume",
             metavar="RUN",
-            help="Resume this run: results that it already has are not evaluated again.",
+            help="Resume this run: evaluate only its missing results.",
         ),
     ] = None,
     db: DbOption = None,
@@ -192,8 +192,8 @@ def _check_reference_file(path: Path, plan: EvaluationPlan, cluster: str) -> Non
 
     if cluster != NO_CLUSTER or not plan.texts or not plan.original:
         raise UsageError(
-            "--save-reference keeps the predictions of a model as it is on texts, computed here: "
-            "give --data and the original model, without --cluster"
+            "--save-reference writes the predictions of an unquantized model on texts, computed "
+            "by this process: give --data and the original model, without --cluster"
         )
     if path.suffix != SUFFIX or not path.parent.is_dir():
         raise UsageError(f"--save-reference {path}: give a {SUFFIX} file in a folder that is there")
@@ -211,7 +211,7 @@ def _resumed(database: Database, prefix: str) -> RunInfo:
     with database.session() as session:
         run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)
     if run.suite != SUITE:
-        raise UsageError(f"run {run.uuid[:8]} is of suite {run.suite}: go on with it by `run`")
+        raise UsageError(f"run {run.uuid[:8]} is of suite {run.suite}: continue it with `run`")
     return run
 
 
@@ -268,7 +268,7 @@ def _evaluate_and_report(
         with ended_by_terminate():
             results = evaluate()
     except KeyboardInterrupt:
-        advice = f"the same command with --resume {run.uuid[:8]} goes on"
+        advice = f"continue with the same command and --resume {run.uuid[:8]}"
         say(console(stderr=True), f"interrupted: what was evaluated is stored, {advice}")
         return INTERRUPTED
     print_tables(results, out)

@@ -26,12 +26,19 @@ _SHA = 10
 app = typer.Typer(help="List alerts of regressions, and set their states.", no_args_is_help=True)
 
 AlertArgument = Annotated[
-    int, typer.Argument(metavar="ALERT", max=LARGEST_ID, help="Its id: alerts list.")
+    int, typer.Argument(metavar="ALERT", max=LARGEST_ID, help="Id of the alert (alerts list).")
 ]
-NoteOption = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why.")]
+NoteOption = Annotated[
+    str, typer.Option("--note", metavar="TEXT", help="Reason for the new state.")
+]
 ByOption = Annotated[
     str | None,
-    typer.Option("--by", metavar="NAME", help="The person. Default: you.", show_default=False),
+    typer.Option(
+        "--by",
+        metavar="NAME",
+        help="Person who changes the state. Default: you.",
+        show_default=False,
+    ),
 ]
 
 
@@ -121,7 +128,7 @@ def _set(alert: int, state: str, note: str, by: str | None, db: str | None, as_j
     from db.verdict_store import set_alert_state
 
     if state in STATES_WITH_A_REASON and not note.strip():
-        raise UsageError(f"--note is empty: say why alert {alert} is {state}")
+        raise UsageError(f"--note is empty: give the reason why alert {alert} is {state}")
     person = (by or "").strip() or user_name()
     now = datetime.now(UTC)
     with open_database(db, create=False) as database, database.session() as session:

@@ -56,7 +56,8 @@ app = typer.Typer(
     name=NAME,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Measure quantized LLM kernels, keep every result, find what made them worse.",
+    help="Measure quantized LLM kernels, store every result, find the commits that made them "
+    "worse.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
@@ -97,7 +98,9 @@ def _show_version(requested: bool) -> None:
 
 @app.callback()
 def configure(
-    debug: Annotated[bool, typer.Option(DEBUG, help="Tracebacks, and every log line.")] = False,
+    debug: Annotated[
+        bool, typer.Option(DEBUG, help="Show tracebacks, and every log line.")
+    ] = False,
     verbose: Annotated[
         int, typer.Option("-v", "--verbose", count=True, help="Log progress; -vv: log everything.")
     ] = 0,

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 def bisect(
     series: Annotated[
-        str, typer.Argument(help="Its id (list series), or a case: 'empty gemm cold m1n1k1'.")
+        str,
+        typer.Argument(help="Id of a series (list series), or a case: 'empty gemm cold m1n1k1'."),
     ],
-    good: Annotated[str, typer.Option("--good", metavar="REV", help="Before the change.")],
-    bad: Annotated[str, typer.Option("--bad", metavar="REV", help="With the change.")],
+    good: Annotated[str, typer.Option("--good", metavar="REV", help="Revision before the change.")],
+    bad: Annotated[str, typer.Option("--bad", metavar="REV", help="Revision with the change.")],
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     processes: ProcessesOption = 6,
@@ -45,7 +46,7 @@ def bisect(
     kernels_from: KernelsFromOption = None,
     project: ProjectOption = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Repeat comparisons that an interrupted search made.")
+        bool, typer.Option("--fresh", help="Repeat the comparisons of an interrupted search.")
     ] = False,
     seed: SeedOption = 0,
     db: DbOption = None,
@@ -95,20 +96,20 @@ def bisect(
         journal.delete()
     out = console(stderr=as_json)
     # Comparison of the ends and a binary search between them; skipped commits add more.
-    left = 1 + (len(commits) - 1).bit_length()
+    comparisons_left = 1 + (len(commits) - 1).bit_length()
 
     def compare(commit: str) -> CaseComparison:
-        nonlocal left
-        with progress(rules.blocks_at_first * left) as on_block:
+        nonlocal comparisons_left
+        with progress(rules.blocks_at_first * comparisons_left) as on_block:
             (compared,) = run_comparison(
                 first, commit, [case], device=name, seed=seed, rules=rules, on_block=on_block
             )
-        left = max(left - 1, 1)
+        comparisons_left = max(comparisons_left - 1, 1)
         return compared
 
     def resumed(count: int) -> None:
-        nonlocal left
-        left = max(left - count, 1)
+        nonlocal comparisons_left
+        comparisons_left = max(comparisons_left - count, 1)
         say(out, f"resuming with {count} results of an interrupted search")
 
     try:
@@ -122,7 +123,7 @@ def bisect(
             on_resume=resumed,
         )
     except KeyboardInterrupt:
-        say(console(stderr=True), "interrupted: the same command goes on where this one was")
+        say(console(stderr=True), "interrupted: the same command continues the search")
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print_json(reports.as_plain(report, folder))

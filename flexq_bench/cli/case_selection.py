@@ -72,5 +72,7 @@ def _planned(
     cases = (c for c in suite.cases(offered) if keep_probes or not is_probe(c.kernel))
     chosen = tuple(cases)
     if not chosen:
-        raise UsageError(f"nothing to compare: all of suite {suite.name} that is left are probes")
+        raise UsageError(
+            f"nothing to compare: all remaining cases of suite {suite.name} are probes"
+        )
     return chosen

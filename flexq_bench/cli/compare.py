@@ -51,16 +51,21 @@ class Kind(StrEnum):
 
 def compare(
     base: Annotated[str, typer.Argument(help="A revision, a kernel's label, or a run's uuid.")],
-    head: Annotated[str, typer.Argument(help="The same kind. A dot is the working tree.")],
+    head: Annotated[
+        str, typer.Argument(help="The same kind as the first. A dot is the working tree.")
+    ],
     kind: Annotated[
-        Kind, typer.Option("--kind", help="auto: kernels, else revisions, else stored runs.")
+        Kind,
+        typer.Option(
+            "--kind", help="Kind of the two. auto: kernels, else revisions, else stored runs."
+        ),
     ] = Kind.AUTO,
     suite: Annotated[
         str | None,
         typer.Option(
             "--suite",
             metavar="SUITE",
-            help="The cases: list suites, or a .toml. Default: smoke, or that of the project.",
+            help="Suite of cases (list suites), or a .toml file. Default: smoke, or the project's.",
             rich_help_panel=CASES,
         ),
     ] = None,

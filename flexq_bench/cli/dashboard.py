@@ -33,14 +33,17 @@ _PART = re.compile(r"[A-Za-z0-9._~-]+")  # of a path
 def dashboard(
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8501,
     address: Annotated[
-        str, typer.Option("--address", help="To listen on; 0.0.0.0 shows it to the network.")
+        str,
+        typer.Option(
+            "--address", help="Address to listen on; 0.0.0.0 makes it public in the network."
+        ),
     ] = "127.0.0.1",
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Write nothing, not even notes on alerts.")
     ] = False,
     base_path: Annotated[
         str,
-        typer.Option("--base-path", metavar="PATH", help="Below which a proxy serves it."),
+        typer.Option("--base-path", metavar="PATH", help="URL path under which a proxy serves it."),
     ] = "",
     commit_url: Annotated[
         str | None,
@@ -48,7 +51,7 @@ def dashboard(
             "--commit-url",
             metavar="URL",
             envvar=COMMIT_URL_VARIABLE,
-            help="Of a commit, with {sha} in it; pages then link to it.",
+            help="URL of a commit, with {sha} in it; pages link to it.",
             show_default=False,
         ),
     ] = None,
@@ -56,10 +59,10 @@ def dashboard(
         bool,
         typer.Option(
             "--examples",
-            help="Show the example records, in a temporary database: yours is left alone.",
+            help="Show the example records in a temporary database; yours is not changed.",
         ),
     ] = False,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open a browser on it.")] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -71,7 +74,7 @@ def dashboard(
     from db.urls import ENVIRONMENT_VARIABLE
 
     if examples and db is not None:
-        raise UsageError("--examples has a database of its own: leave --db out")
+        raise UsageError("--examples uses a temporary database: leave --db out")
     _check_commit_url(commit_url)
     _check_base_path(base_path)
     if not address.strip():

@@ -64,7 +64,9 @@ def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
 def import_(
     files: Annotated[
         list[str],
-        typer.Argument(help=".jsonl, .jsonl.gz or .parquet files; with --format those of a tool."),
+        typer.Argument(
+            help=".jsonl, .jsonl.gz or .parquet files; with --format files of another tool."
+        ),
     ],
     format_name: ImportFormatOption = None,
     commit: CommitOption = None,
@@ -125,7 +127,7 @@ def export(
         ),
     ] = None,
     runs: Annotated[
-        str | None, typer.Option("--run", metavar="RUNS", help="Only of these runs.")
+        str | None, typer.Option("--run", metavar="RUNS", help="Only results of these runs.")
     ] = None,
     suites: Annotated[str | None, typer.Option("--suites", metavar="NAMES")] = None,
     kernels: Annotated[
@@ -133,7 +135,10 @@ def export(
     ] = None,
     models: Annotated[str | None, typer.Option("--models", metavar="NAMES")] = None,
     devices: Annotated[
-        str | None, typer.Option("--devices", metavar="SKUS", help="As list devices shows them.")
+        str | None,
+        typer.Option(
+            "--devices", metavar="SKUS", help="Only GPUs with these names (list devices)."
+        ),
     ] = None,
     m: Annotated[str | None, typer.Option("--m", metavar="RANGES")] = None,
     projects: Annotated[
@@ -191,14 +196,14 @@ def export(
             else:
                 say(console(), f"{count} results in {file} ({format_name})")
             return
-        others = [
+        other_records = [
             *queries.export_accuracy(session, filters),
             *queries.export_decodes(session, filters),
             *queries.export_gates(session, filters),
         ]
-        left_out = len(others) if file.endswith(".parquet") else 0
+        left_out = len(other_records) if file.endswith(".parquet") else 0
         records: Iterable[AnyRecord] = chain(
-            counted(export_records(session, filters)), [] if left_out else others
+            counted(export_records(session, filters)), [] if left_out else other_records
         )
         count = write_records(file, records)
     if as_json:
@@ -217,11 +222,15 @@ def prune(
     older_than: Annotated[
         int | None,
         typer.Option(
-            "--older-than", min=0, max=36_500, metavar="DAYS", help="Only of results this old."
+            "--older-than",
+            min=0,
+            max=36_500,
+            metavar="DAYS",
+            help="Only results at least this old.",
         ),
     ] = None,
     keep_accepted: Annotated[
-        bool, typer.Option("--keep-accepted", help="Only of results that may not be compared.")
+        bool, typer.Option("--keep-accepted", help="Only results that are not comparable.")
     ] = False,
     db: DbOption = None,
     as_json: JsonFlag = False,

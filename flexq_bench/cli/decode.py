@@ -60,19 +60,19 @@ def decode(
         ),
     ] = None,
     batch: Annotated[
-        str, typer.Option("--batch", metavar="RANGES", help="Sequences at a time: 1,2,4,8.")
+        str, typer.Option("--batch", metavar="RANGES", help="Batch sizes: 1,2,4,8.")
     ] = "1",
     prompt: Annotated[
         int, typer.Option("--prompt", min=1, max=_MOST_TOKENS, help="Tokens of each prompt.")
     ] = 15,
     new: Annotated[
-        str, typer.Option("--new", metavar="RANGES", help="Tokens to decode: 128,1024.")
+        str, typer.Option("--new", metavar="RANGES", help="Numbers of tokens to decode: 128,1024.")
     ] = "128",
     kv_bits: Annotated[
         int | None,
         typer.Option(
             "--kv-bits",
-            help="Of every scheme's KV cache: 16, 8 or 4. Default: the scheme's.",
+            help="Bits of every scheme's KV cache: 16, 8 or 4. Default: the scheme's.",
             show_default=False,
         ),
     ] = None,
@@ -86,8 +86,8 @@ def decode(
             "--processes",
             min=1,
             max=MOST_PROCESSES,
-            help="Fresh processes that measure everything. Default: on a GPU 5, and 3 for more "
-            "than 512 new tokens; else 1.",
+            help="Number of processes that repeat all measurements. Default: 5 on a GPU (3 for "
+            "more than 512 new tokens), 1 on a CPU.",
             show_default=False,
         ),
     ] = None,
@@ -96,7 +96,11 @@ def decode(
     ] = False,
     batch_limit: Annotated[
         str,
-        typer.Option("--batch-limit", metavar="RANGES", help="With --serve: most at a time."),
+        typer.Option(
+            "--batch-limit",
+            metavar="RANGES",
+            help="With --serve: maximum number of concurrent requests.",
+        ),
     ] = "8,16,32,64",
     memory_gib: Annotated[
         float | None,
@@ -105,20 +109,23 @@ def decode(
             min=0.001,
             max=1e6,
             callback=finite,
-            help="With --serve: as many at a time as fit, weights included.",
+            help="With --serve: limit of memory, weights included, for concurrent requests.",
             show_default=False,
         ),
     ] = None,
     requests: Annotated[
         int,
         typer.Option(
-            "--requests", min=1, max=_MOST_REQUESTS, help="With --serve: how many are served."
+            "--requests", min=1, max=_MOST_REQUESTS, help="With --serve: number of requests."
         ),
     ] = 256,
     longest: Annotated[
         int,
         typer.Option(
-            "--longest", min=2, max=_MOST_TOKENS, help="With --serve: most tokens of a sequence."
+            "--longest",
+            min=2,
+            max=_MOST_TOKENS,
+            help="With --serve: maximum number of tokens of a sequence.",
         ),
     ] = 1024,
     lengths: Annotated[
@@ -136,7 +143,7 @@ def decode(
             "--step-tokens",
             min=1,
             max=LARGEST_COUNT,
-            help="With --serve: most tokens of prompts that are read between two steps.",
+            help="With --serve: maximum number of prompt tokens processed between two steps.",
         ),
     ] = 512,
     backend: BackendOption = BackendChoice.AUTO,

@@ -128,21 +128,21 @@ def _checkpoint(
     key = key_of(files, scheme, seed, calibration, device.partition(":")[0])
 
     def quantize_into(folder: Path) -> None:
-        given = ["--scheme", scheme.name, "--out", str(folder), "--overwrite"]
-        given += ["--device", device, "--seed", str(seed)]
+        arguments = ["--scheme", scheme.name, "--out", str(folder), "--overwrite"]
+        arguments += ["--device", device, "--seed", str(seed)]
         if calibration is not None and scheme.needs_calibration:
-            given += ["--calibration", calibration.text]
-            given += ["--calibration-segments", str(calibration.segments)]
+            arguments += ["--calibration", calibration.text]
+            arguments += ["--calibration-segments", str(calibration.segments)]
             if calibration.length is not None:
-                given += ["--calibration-length", str(calibration.length)]
-        seconds = _quantize(model, given)
+                arguments += ["--calibration-length", str(calibration.length)]
+        seconds = _quantize(model, arguments)
         say(console(stderr=True), f"{scheme.name}: quantized in {seconds:.1f} s")
 
     folder, was_there = cache.get(key, quantize_into)
-    found = "found in" if was_there else "kept in"
+    origin = "found in" if was_there else "kept in"
     say(
         console(stderr=True),
-        f"{scheme.name}: checkpoint {open_checkpoint(folder).content_hash[:12]} {found} {folder} "
+        f"{scheme.name}: checkpoint {open_checkpoint(folder).content_hash[:12]} {origin} {folder} "
         f"(the folder above holds {cache.limit} at most)",
     )
     return folder

@@ -125,12 +125,14 @@ def _measure_in_run(
     except KeyboardInterrupt:
         say(
             console(stderr=True),
-            f"interrupted: what was measured is stored, go on with {_resume_command(run)}",
+            f"interrupted: what was measured is stored, continue with {_resume_command(run)}",
         )
         return INTERRUPTED
     except Exception:
         if count:
-            log.warning("what was measured before is stored, go on with %s", _resume_command(run))
+            log.warning(
+                "what was measured before is stored, continue with %s", _resume_command(run)
+            )
         raise
     return int(ExitCode.PASS)
 

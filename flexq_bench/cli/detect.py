@@ -33,18 +33,22 @@ class _Source:
 def detect(
     series: Annotated[
         int | None,
-        typer.Argument(max=LARGEST_ID, help="Its id: flexq-bench list series.", show_default=False),
+        typer.Argument(
+            max=LARGEST_ID, help="Id of a series (flexq-bench list series).", show_default=False
+        ),
     ] = None,
     csv: Annotated[
         str | None,
-        typer.Option("--csv", metavar="FILE", help="One number a row.", show_default=False),
+        typer.Option(
+            "--csv", metavar="FILE", help="File with one value per row.", show_default=False
+        ),
     ] = None,
     column: Annotated[
         str | None,
         typer.Option(
             "--column",
             metavar="NAME",
-            help="Of the CSV. Default: the only one beside commit, time and device.",
+            help="Column of the CSV. Default: the only one other than commit, time and device.",
             show_default=False,
         ),
     ] = None,

@@ -32,7 +32,7 @@ def explain(
     png: Annotated[
         Path | None,
         typer.Option(
-            "--png", metavar="FILE", help="Draw the evidence into a PNG.", show_default=False
+            "--png", metavar="FILE", help="Draw the evidence to a PNG file.", show_default=False
         ),
     ] = None,
     most: Annotated[

@@ -51,8 +51,8 @@ def accuracy(
         typer.Option(
             "--scheme",
             metavar="NAMES",
-            help="Comma-separated; default: the policy's, but beside a checkpoint or a reference "
-            "none.",
+            help="Comma-separated. Default: the policy's, or none with a checkpoint or a "
+            "reference.",
         ),
     ] = None,
     reference: Annotated[
@@ -60,15 +60,18 @@ def accuracy(
         typer.Option(
             "--reference",
             metavar="MODEL|STORED",
-            help="Compare with another model (the FP16 original, or a checkpoint), or with a file "
-            "of accuracy --save-reference: --model itself is judged then. Default: with --model.",
+            help="Judge --model itself, compared with another model (the FP16 original, or a "
+            "checkpoint) or a file of accuracy --save-reference. Default: compare with "
+            "--model.",
             show_default=False,
         ),
     ] = None,
     base: Annotated[
         str | None,
         typer.Option(
-            "--base", metavar="SCHEME", help="What to compare with; default: the policy's, or fp16."
+            "--base",
+            metavar="SCHEME",
+            help="Scheme to compare with. Default: the policy's, or fp16.",
         ),
     ] = None,
     schemes_from: SchemesFromOption = None,
@@ -83,7 +86,7 @@ def accuracy(
         bool,
         typer.Option(
             "--diagnosis/--no-diagnosis",
-            help="Find where a scheme that fails loses, which evaluates a part of the text once a "
+            help="Locate the loss of failing schemes, by evaluating a part of the text once per "
             "layer.",
         ),
     ] = True,

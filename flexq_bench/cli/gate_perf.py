@@ -40,18 +40,19 @@ if TYPE_CHECKING:
 
 
 def perf(
-    base: Annotated[str, typer.Option("--base", metavar="REV", help="What to compare with.")],
-    head: Annotated[str, typer.Option("--head", metavar="REV", help="What to judge.")] = "HEAD",
+    base: Annotated[str, typer.Option("--base", metavar="REV", help="Revision to compare with.")],
+    head: Annotated[str, typer.Option("--head", metavar="REV", help="Revision to judge.")] = "HEAD",
     policy: PolicyOption = "default",
     markdown: MarkdownOption = None,
     junit: JunitOption = None,
     as_json: JsonReportOption = None,
     alert: Annotated[
         bool,
-        typer.Option("--alert", help="Open and close alerts: for the main branch."),
+        typer.Option("--alert", help="Open and close alerts; for the main branch."),
     ] = False,
     repository: Annotated[
-        Path, typer.Option("--repository", metavar="FOLDER", help="The git tree that has both.")
+        Path,
+        typer.Option("--repository", metavar="FOLDER", help="Git checkout with both revisions."),
     ] = Path(),
     kernels_from: KernelsFromOption = None,
     project: ProjectOption = None,
@@ -60,7 +61,9 @@ def perf(
     seed: SeedOption = 0,
     trust_head: Annotated[
         bool,
-        typer.Option("--trust-head", help="Measure each with its own program, for reviewed code."),
+        typer.Option(
+            "--trust-head", help="Measure each revision with its own program; for reviewed code."
+        ),
     ] = False,
     db: DbOption = None,
 ) -> None:

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 
 def static(
-    base: Annotated[str, typer.Option("--base", metavar="REV", help="What to compare with.")],
+    base: Annotated[str, typer.Option("--base", metavar="REV", help="Revision to compare with.")],
     head: Annotated[
-        str, typer.Option("--head", metavar="REV", help="What to judge; . is the working tree.")
+        str, typer.Option("--head", metavar="REV", help="Revision to judge; . is the working tree.")
     ] = "HEAD",
     repository: Annotated[
-        Path, typer.Option("--repository", metavar="FOLDER", help="The git tree that has both.")
+        Path,
+        typer.Option("--repository", metavar="FOLDER", help="Git checkout with both revisions."),
     ] = Path(),
     kernels: KernelsOption = None,
     targets: Annotated[
@@ -53,7 +54,7 @@ def static(
             max=100,
             callback=finite,
             metavar="PERCENT",
-            help="Of the warps that an SM holds.",
+            help="Largest accepted loss of resident warps per SM.",
         ),
     ] = 0.0,
     max_instruction_growth: Annotated[
@@ -64,7 +65,7 @@ def static(
             max=1e6,
             callback=finite,
             metavar="PERCENT",
-            help="Of any kind of instruction. Default: growth is only reported.",
+            help="Largest accepted growth of any kind of instruction. Default: only report it.",
             show_default=False,
         ),
     ] = None,

@@ -11,7 +11,7 @@ import typer
 
 
 def init(
-    folder: Annotated[str, typer.Argument(help="In a git repository.")] = ".",
+    folder: Annotated[str, typer.Argument(help="Folder in a git repository.")] = ".",
 ) -> None:
     """Write flexq-bench.toml and a GitHub Actions workflow that gates pull requests.
 

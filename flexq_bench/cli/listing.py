@@ -57,22 +57,29 @@ def list_(
     backend: BackendOption = BackendChoice.AUTO,
     kernels_from: KernelsFromOption = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Of kernels: every label, not a line a family.")
+        bool,
+        typer.Option("--all", help="Kernels: list every label instead of one line per family."),
     ] = False,
     kernel: Annotated[
         str | None,
-        typer.Option("--kernel", metavar="LABEL", help="Of series: a label or glob: 'flexq*'."),
+        typer.Option(
+            "--kernel", metavar="LABEL", help="Series: only these labels or globs: 'flexq*'."
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Of series: a model's shapes.")
+        str | None,
+        typer.Option("--model", metavar="NAME", help="Series: only the shapes of a model."),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="SKU", help="Of series: one kind of GPU.")
+        str | None, typer.Option("--gpu", metavar="SKU", help="Series: only one kind of GPU.")
     ] = None,
     limit: Annotated[
         int,
         typer.Option(
-            "--limit", min=1, max=LARGEST_ID, help="Of runs or false-alarms, newest first."
+            "--limit",
+            min=1,
+            max=LARGEST_ID,
+            help="Runs and false-alarms: maximum number, newest first.",
         ),
     ] = 50,
     db: DbOption = None,

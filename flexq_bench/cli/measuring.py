@@ -162,11 +162,11 @@ def carry_out(
             report(database, run, options)
         say(
             console(stderr=True),
-            f"interrupted: what was measured is stored, go on with {resume}",
+            f"interrupted: what was measured is stored, continue with {resume}",
         )
         return INTERRUPTED
     except Exception:
-        log.warning("what was measured before is stored, go on with %s", resume)
+        log.warning("what was measured before is stored, continue with %s", resume)
         raise
     return worst(report(database, run, options) for run in runs)
 

@@ -29,8 +29,8 @@ ThroughOption = Annotated[
     typer.Option(
         "--through",
         metavar="WHAT",
-        help="What computes quantized layers: reference (dequantized weights, in torch) or kernels "
-        "(the registry's). Default: kernels on a GPU, reference on a CPU.",
+        help="Implementation of quantized layers: reference (dequantized weights, in torch) or "
+        "kernels (the registry's). Default: kernels on a GPU, reference on a CPU.",
         show_default=False,
         rich_help_panel=MODEL,
     ),
@@ -40,8 +40,8 @@ CheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="FOLDER",
-        help="A quantized checkpoint of the model: exactly its bytes are evaluated, beside the "
-        "original that --model names.",
+        help="A quantized checkpoint of the model: evaluate exactly its bytes, compared with the "
+        "original in --model.",
         show_default=False,
         rich_help_panel=MODEL,
     ),
@@ -61,8 +61,8 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         metavar="[NAME=][KIND:]PATH",
-        help="A text for the perplexity; may be given several times. KIND: wikitext (.raw), c4 "
-        "(.jsonl), ptb or text. Online also wikitext2 and c4.",
+        help="A text for the perplexity; may be repeated. KIND: wikitext (.raw), c4 (.jsonl), "
+        "ptb or text. Online also wikitext2 and c4.",
         show_default=False,
         rich_help_panel=MODEL,
     ),
@@ -72,7 +72,7 @@ TasksOption = Annotated[
     typer.Option(
         "--tasks",
         metavar="NAMES",
-        help="Tasks of lm-eval, by name or .yaml file; zero-shot: the six of the papers.",
+        help="Tasks of lm-eval, by name or .yaml file; zero-shot: the six tasks of the papers.",
         show_default=False,
         rich_help_panel=MODEL,
     ),
@@ -82,7 +82,7 @@ TaskDataOption = Annotated[
     typer.Option(
         "--task-data",
         metavar="DIR",
-        help="A folder with the zero-shot tasks' data, for machines that are offline.",
+        help="A folder with the tasks' data, for offline machines.",
         show_default=False,
         rich_help_panel=MODEL,
     ),
@@ -93,7 +93,7 @@ ContextOption = Annotated[
         "--context",
         min=2,
         max=LARGEST_COUNT,
-        help="Tokens of a segment. Default: 2048, or what the model has.",
+        help="Tokens of a segment. Default: 2048, or the model's context if shorter.",
         show_default=False,
         rich_help_panel=MODEL,
     ),
@@ -104,7 +104,7 @@ MaxTokensOption = Annotated[
         "--max-tokens",
         min=1,
         max=LARGEST_COUNT,
-        help="Predict at most so many tokens of each text.",
+        help="Maximum number of predicted tokens of each text.",
         show_default=False,
         rich_help_panel=MODEL,
     ),
@@ -114,8 +114,9 @@ BosOption = Annotated[
     typer.Option(
         "--bos",
         metavar="WHERE",
-        help="Where the token that begins texts goes: segment (before each), text (before the first"
-        " one, as GPTQ's code), none. Default: as the tokenizer asks, before each segment.",
+        help="Position of the BOS token: segment (before each segment), text (only before the "
+        "first one, as GPTQ's code), none. Default: before each segment, if the "
+        "tokenizer adds one.",
         show_default=False,
         rich_help_panel=MODEL,
     ),
@@ -125,7 +126,7 @@ SchemesFromOption = Annotated[
     typer.Option(
         "--schemes-from",
         metavar="FILE",
-        help="A Python file that registers schemes of your own; may be given several times.",
+        help="A Python file that registers your own schemes; may be repeated.",
         show_default=False,
         rich_help_panel=MODEL,
     ),
@@ -136,7 +137,7 @@ LimitOption = Annotated[
         "--limit",
         min=1,
         max=LARGEST_COUNT,
-        help="Only so many questions of each task.",
+        help="Maximum number of questions of each task.",
         show_default=False,
         rich_help_panel=MODEL,
     ),
@@ -145,7 +146,8 @@ ChatTemplateOption = Annotated[
     bool,
     typer.Option(
         "--chat-template",
-        help="Put questions as a user's turn by the tokenizer's chat template: instruct models.",
+        help="Format questions as a user's turn by the tokenizer's chat template, for instruct "
+        "models.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -163,7 +165,11 @@ FewShotOption = Annotated[
 BatchOption = Annotated[
     int,
     typer.Option(
-        "--batch", min=1, max=LARGEST_COUNT, help="Questions at once.", rich_help_panel=MODEL
+        "--batch",
+        min=1,
+        max=LARGEST_COUNT,
+        help="Number of questions per batch.",
+        rich_help_panel=MODEL,
     ),
 ]
 
@@ -173,7 +179,7 @@ CalibrationOption = Annotated[
     typer.Option(
         "--calibration",
         metavar="[KIND:]PATH",
-        help="A text to calibrate schemes on; not one that is evaluated on.",
+        help="A text to calibrate schemes on, different from the evaluated texts.",
         show_default=False,
         rich_help_panel=CALIBRATION,
     ),
@@ -184,7 +190,7 @@ SegmentsOption = Annotated[
         "--calibration-segments",
         min=1,
         max=LARGEST_COUNT,
-        help="How many segments of it.",
+        help="Number of calibration segments.",
         rich_help_panel=CALIBRATION,
     ),
 ]
@@ -194,7 +200,7 @@ LengthOption = Annotated[
         "--calibration-length",
         min=2,
         max=LARGEST_COUNT,
-        help="Tokens of each. Default: the context.",
+        help="Tokens of each calibration segment. Default: the context.",
         show_default=False,
         rich_help_panel=CALIBRATION,
     ),

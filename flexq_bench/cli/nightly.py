@@ -50,10 +50,12 @@ def nightly(
     ] = None,
     night: Annotated[
         str | None,
-        typer.Option("--night", metavar="NAME", help="Default: today's date, UTC."),
+        typer.Option(
+            "--night", metavar="NAME", help="Name of the night. Default: today's date, UTC."
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the latest night that is not done.")
+        bool, typer.Option("--resume", help="Resume the latest unfinished night.")
     ] = False,
     cluster: ClusterOption = "none",
     gpus: GpusOption = None,
@@ -66,7 +68,7 @@ def nightly(
             min=0,
             max=LARGEST_COUNT,
             metavar="CASES",
-            help="At most so many missing cases of earlier nights.",
+            help="Maximum number of missing cases of earlier nights to measure.",
         ),
     ] = 500,
     canaries: Annotated[
@@ -75,7 +77,7 @@ def nightly(
             "--canaries",
             min=0,
             max=LARGEST_COUNT,
-            help="Series of each kind compared with themselves.",
+            help="Number of series per kind of GPU that are compared with themselves.",
         ),
     ] = 2,
     comparisons: Annotated[
@@ -84,14 +86,15 @@ def nightly(
             "--comparisons",
             min=0,
             metavar="CASES",
-            help="Outliers that are compared with an earlier commit on each kind, at most.",
+            help="Maximum number of outliers per kind of GPU to compare with an earlier commit.",
         ),
     ] = 50,
     alert: Annotated[
         bool, typer.Option("--alert/--no-alert", help="Open and close alerts.")
     ] = True,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="FOLDER", help="Write Markdown and JSON.")
+        Path | None,
+        typer.Option("--report", metavar="FOLDER", help="Folder for reports in Markdown and JSON."),
     ] = None,
     kernels_from: KernelsFromOption = None,
     project: ProjectOption = None,
@@ -199,7 +202,7 @@ def nightly(
             )
             say(
                 console(stderr=True),
-                f"interrupted: what was measured is stored, go on: {resume_command}",
+                f"interrupted: what was measured is stored, continue with: {resume_command}",
             )
             raise
         except Exception as error:
@@ -356,7 +359,7 @@ def _backfill(
         filled = fill_gap(
             database, gap, rules.repository, options, resume=partial(resume_in, environment)
         )
-        count = gap.missing - filled.left
+        count = gap.missing - filled.remaining
         reason = f": {filled.detail}" if filled.detail else ""
         say(
             console(stderr=True),

@@ -27,7 +27,8 @@ SubscriptionsOption = Annotated[
     typer.Option(
         "--subscriptions",
         metavar="FILE",
-        help="Subscriptions (docs/outside-results.md). Default: $FLEXQ_BENCH_SUBSCRIPTIONS.",
+        help="File of subscriptions (docs/outside-results.md). Default: "
+        "$FLEXQ_BENCH_SUBSCRIPTIONS.",
         show_default=False,
         rich_help_panel=DATABASE,
     ),
@@ -44,11 +45,11 @@ def notify(
         typer.Option(
             "--late",
             metavar="HH:MM",
-            help="First check that today's night was done by this hour, UTC, and notify if not.",
+            help="First check that today's night is finished by this time, UTC; notify if not.",
             show_default=False,
         ),
     ] = None,
-    suite: Annotated[str, typer.Option("--suite", help="Of --late: the night's suite.")] = (
+    suite: Annotated[str, typer.Option("--suite", help="Suite of the night for --late.")] = (
         "nightly"
     ),
     db: DbOption = None,

@@ -60,7 +60,7 @@ KernelsFromOption = Annotated[
     typer.Option(
         "--kernels-from",
         metavar="FILE.py|MODULE",
-        help="External kernels of this file or module, named package.name; may be repeated.",
+        help="Use external kernels of this file or module, named package.name; may be repeated.",
         show_default=False,
         rich_help_panel=CASES,
     ),
@@ -70,7 +70,7 @@ ProjectOption = Annotated[
     typer.Option(
         "--project",
         metavar="PATH",
-        help="The commits and kernels of another repository, which has a flexq-bench.toml.",
+        help="Use the commits and kernels of another repository with a flexq-bench.toml.",
         show_default=False,
         rich_help_panel=COMMITS,
     ),
@@ -107,8 +107,8 @@ RegimeOption = Annotated[
     typer.Option(
         "--regime",
         metavar="REGIMES",
-        help="boost: clocks free of the power limit; sustained: under steady load, with watts and "
-        "joules; or both: boost,sustained. Default: as the suite says, else boost.",
+        help="boost: clocks without the power limit; sustained: under steady load, with watts "
+        "and joules; or both: boost,sustained. Default: the suite's, else boost.",
         show_default=False,
         rich_help_panel=CASES,
     ),
@@ -136,8 +136,8 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="WHERE",
-        help="none: in this process; local: Ray on this machine; auto: the Ray cluster that this "
-        "machine is in; or an address: ray://HOST:10001.",
+        help="none: in this process; local: Ray on this machine; auto: this machine's Ray "
+        "cluster; or an address: ray://HOST:10001.",
         rich_help_panel=DEVICE,
     ),
 ]
@@ -157,7 +157,7 @@ RepeatOption = Annotated[
         "--repeat",
         min=1,
         max=100,
-        help="With --cluster: measurements of each case, on different GPUs of its kind.",
+        help="With --cluster: number of measurements of each case, on different GPUs of its kind.",
         rich_help_panel=DEVICE,
     ),
 ]
@@ -167,7 +167,8 @@ TimesOption = Annotated[
         "--times",
         metavar="LIST",
         envvar="FLEXQ_BENCH_TIMES",
-        help="With --cluster: seconds, such as start=180,case=300,beat=10,lease=60,device=120.",
+        help="With --cluster: timeouts in seconds, such as "
+        "start=180,case=300,beat=10,lease=60,device=120.",
         show_default=False,
         rich_help_panel=DEVICE,
     ),
@@ -177,7 +178,11 @@ TimesOption = Annotated[
 SeedOption = Annotated[
     int,
     typer.Option(
-        "--seed", min=0, max=LARGEST_SEED, help="Of the random inputs.", rich_help_panel=MEASURING
+        "--seed",
+        min=0,
+        max=LARGEST_SEED,
+        help="Seed of the random inputs.",
+        rich_help_panel=MEASURING,
     ),
 ]
 NoTuneOption = Annotated[
@@ -192,7 +197,7 @@ RetuneOption = Annotated[
     bool,
     typer.Option(
         "--retune",
-        help="Time configurations again, also if a choice is stored.",
+        help="Time configurations again even if a choice is stored.",
         rich_help_panel=MEASURING,
     ),
 ]
@@ -203,7 +208,7 @@ ProcessesOption = Annotated[
         "--processes",
         min=1,
         max=MOST_PROCESSES,
-        help="Fresh pairs of processes. 1 is faster, but misses differences between processes.",
+        help="Number of pairs of processes. 1 is faster, but misses differences between processes.",
         rich_help_panel=MEASURING,
     ),
 ]
@@ -214,7 +219,7 @@ RepositoryOption = Annotated[
     typer.Option(
         "--repository",
         metavar="FOLDER",
-        help="The git checkout of commits.",
+        help="Git checkout with the commits.",
         rich_help_panel=COMMITS,
     ),
 ]
@@ -225,7 +230,7 @@ PolicyOption = Annotated[
     typer.Option(
         "--policy",
         metavar="FILE",
-        help="A .toml file, or the name of ours.",
+        help="A .toml file, or the name of a built-in policy.",
         rich_help_panel=REPORTS,
     ),
 ]
@@ -234,7 +239,7 @@ MarkdownOption = Annotated[
     typer.Option(
         "--markdown",
         metavar="FILE",
-        help="Write a comment for a pull request.",
+        help="Write a Markdown comment for a pull request.",
         rich_help_panel=REPORTS,
     ),
 ]
@@ -247,21 +252,20 @@ JsonReportOption = Annotated[
     typer.Option(
         "--json",
         metavar="FILE",
-        help="Write JSON; - for stdout, and nothing else.",
+        help="Write JSON to a file; - for stdout.",
         rich_help_panel=REPORTS,
     ),
 ]
 
 # Output
-JsonFlag = Annotated[
-    bool, typer.Option("--json", help="Print JSON for machines.", rich_help_panel=OUTPUT)
-]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=OUTPUT)]
 JsonFileOption = Annotated[
     str | None,
     typer.Option(
         "--json",
         metavar="FILE",
-        help="Write the records as JSON lines; - for stdout, all else then goes to stderr.",
+        help="Write the records as JSON lines to a file; with - to stdout, and all other output "
+        "to stderr.",
         show_default=False,
         rich_help_panel=OUTPUT,
     ),

@@ -65,13 +65,13 @@ def print_wrapped(out: Console, table: Table) -> None:
     natural = [max(map(cell_len, lines)) for lines in _lines(table)]
     longest = [max(map(cell_len, " ".join(lines).split()), default=0) for lines in _lines(table)]
     between = Measurement.get(out, out.options.update(max_width=_WIDEST * len(natural)), table)
-    left = out.width - (between.maximum - sum(natural)) - sum(longest)
-    if left < 0:
+    spare = out.width - (between.maximum - sum(natural)) - sum(longest)
+    if spare < 0:
         for paragraph in _paragraphs(table, out.width):
             say(out, paragraph)
         return
     widths = longest
-    for _ in range(left):  # widen the narrowest wrapped column, so that short texts are not wrapped
+    for _ in range(spare):  # widen the narrowest column that wraps, so that short texts don't
         breaking = [i for i, width in enumerate(widths) if width < natural[i]]
         if not breaking:
             break

@@ -37,9 +37,9 @@ def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None
     sources = [KernelSource.parse(text) for text in texts]
     for source in sources:
         source.check_there()
-    found = outside_kernels.adopt(sources)
-    if only and not found.labels:
-        raise UsageError(next(iter(found.failures.values())))
+    sources_adopted = outside_kernels.adopt(sources)
+    if only and not sources_adopted.labels:
+        raise UsageError(next(iter(sources_adopted.failures.values())))
     outside_kernels.log_failures()
 
 
@@ -59,7 +59,7 @@ def sweep_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
     if loaded is None and _STATE_MODULE in sys.modules:
         loaded = adopted().all_labels or None
     if loaded == ():
-        raise UsageError("nothing to measure: --kernels names no source that could be had")
+        raise UsageError("nothing to measure: no source in --kernels could be loaded")
     return loaded
 
 

@@ -17,11 +17,11 @@ OWN_PROJECT = "flexq-bench"  # name of this repository's results, which have no 
 
 def refuse_projects(format_name: str, projects: Sequence[str]) -> None:
     """Raise UsageError if projects were requested and the format can't represent them."""
-    others = [name for name in projects if name]
-    if format_name == TRACES and others:
+    other_projects = [name for name in projects if name]
+    if format_name == TRACES and other_projects:
         raise UsageError(
             f"{TRACES} traces are of kernels of this repository, whose formats are known: leave "
-            f"--project {others[0]} out, or take another format"
+            f"--project {other_projects[0]} out, or take another format"
         )
 
 

@@ -48,7 +48,7 @@ CommitOption = Annotated[
     typer.Option(
         "--commit",
         metavar="SHA",
-        help="Of the project: what was measured.",
+        help="The measured commit of the project.",
         show_default=False,
         rich_help_panel=OUTSIDE,
     ),
@@ -58,7 +58,7 @@ ProjectOption = Annotated[
     typer.Option(
         "--project",
         metavar="NAME",
-        help="Whose results these are.",
+        help="Project of the results.",
         show_default=False,
         rich_help_panel=OUTSIDE,
     ),
@@ -68,8 +68,8 @@ RepositoryOption = Annotated[
     typer.Option(
         "--repository",
         metavar="FOLDER",
-        help="The project's clone, which tells the order of commits. Default: the git tree you "
-        "are in, if it has the commit.",
+        help="The project's clone, for the order of commits. Default: the current git tree, if "
+        "it has the commit.",
         show_default=False,
         rich_help_panel=OUTSIDE,
     ),
@@ -79,7 +79,7 @@ OutsideDeviceOption = Annotated[
     typer.Option(
         "--device",
         metavar="NAME",
-        help="What it was measured on. Default: as the file says.",
+        help="Device of the results. Default: the one in the file.",
         show_default=False,
         rich_help_panel=OUTSIDE,
     ),
@@ -89,7 +89,7 @@ TimeOption = Annotated[
     typer.Option(
         "--time",
         metavar="ISO",
-        help="When it was measured. Default: as the file says, else now.",
+        help="Time of the results. Default: the one in the file, else now.",
         show_default=False,
         rich_help_panel=OUTSIDE,
     ),
@@ -99,7 +99,7 @@ SuiteOption = Annotated[
     typer.Option(
         "--suite",
         metavar="FILE",
-        help="Of flashinfer-bench: store nothing, write the GEMMs' shapes as a suite.",
+        help="flashinfer-bench: store nothing, but write the shapes of the GEMMs as a suite.",
         show_default=False,
         rich_help_panel=OUTSIDE,
     ),
@@ -108,7 +108,7 @@ AlertOption = Annotated[
     bool,
     typer.Option(
         "--alert/--no-alert",
-        help="Open and close alerts by history.",
+        help="Open and close alerts by history alone.",
         rich_help_panel=OUTSIDE,
     ),
 ]
@@ -310,8 +310,8 @@ def _whole(database: Database, commit: CommitInfo) -> CommitInfo:
         return replace(commit, sha=known[0].sha)
     say(
         console(stderr=True),
-        f"commit {commit.sha} is abbreviated, and no repository here tells the rest: give all of "
-        "it, or results under the whole sha will be another commit's",
+        f"commit {commit.sha} is abbreviated, and neither a repository here nor the database has "
+        "it: give the full id, or results with the full id will belong to another commit",
     )
     return commit
 

@@ -67,23 +67,23 @@ def use_project(folder: str, revision: str = ".") -> OpenedProject:
     from flexq_bench.repository.project_builds import built_tree
 
     opened = projects.open_project(folder)
-    found = projects.revision(opened, revision)
-    at = opened.at(found.checkout)
-    built = built_tree(at, found.checkout)
+    built_at = projects.revision(opened, revision)
+    at = opened.at(built_at.checkout)
+    built = built_tree(at, built_at.checkout)
     outside_kernels.forget()
     known = outside_kernels.adopt(built.sources, environment=built.environment())
     if not known.labels:
         reason = next(iter(known.failures.values()))
         build = at.file.build
         unbuilt = "" if build.command or build.packages else _UNBUILT
-        raise MissingResultsError(f"{found.commit.sha[:10]} has no kernels: {reason}{unbuilt}")
+        raise MissingResultsError(f"{built_at.commit.sha[:10]} has no kernels: {reason}{unbuilt}")
     outside_kernels.log_failures()
-    return OpenedProject(at, found, built.folder)
+    return OpenedProject(at, built_at, built.folder)
 
 
-def refuse_beside_project(**given: Any) -> None:
+def refuse_beside_project(**options: Any) -> None:
     """Raise UsageError for options that have no meaning with --project."""
-    for name, value in given.items():
+    for name, value in options.items():
         if value:
             option = name.replace("_", "-")
             raise UsageError(f"--{option} and --project don't go together: leave one of them out")

@@ -46,23 +46,23 @@ def quantize(
     ],
     scheme: Annotated[
         str,
-        typer.Option("--scheme", metavar="NAME", help="list schemes has all.", show_default=False),
+        typer.Option(
+            "--scheme", metavar="NAME", help="Name of a scheme (list schemes).", show_default=False
+        ),
     ],
     out: Annotated[
         str,
         typer.Option(
             "--out",
             metavar="FOLDER",
-            help="Where the checkpoint is put: a new folder.",
+            help="New folder for the checkpoint.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),
     ],
     overwrite: Annotated[
         bool,
-        typer.Option(
-            "--overwrite", help="Replace the checkpoint that is there.", rich_help_panel=OUTPUT
-        ),
+        typer.Option("--overwrite", help="Replace an existing checkpoint.", rich_help_panel=OUTPUT),
     ] = False,
     kv_bits: Annotated[
         int | None,

@@ -61,11 +61,13 @@ def run(
         typer.Option("--resume", metavar="RUN", help="Resume this run (a prefix of its uuid)."),
     ] = None,
     trigger: Annotated[
-        str, typer.Option("--trigger", help="Why it runs: manual, nightly or gate.")
+        str, typer.Option("--trigger", help="Purpose of the run: manual, nightly or gate.")
     ] = "manual",
     seed: Annotated[
         int | None,
-        typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the random inputs. Default: 0."),
+        typer.Option(
+            "--seed", min=0, max=LARGEST_SEED, help="Seed of the random inputs. Default: 0."
+        ),
     ] = None,
     no_tune: NoTuneOption = False,
     retune: RetuneOption = False,
@@ -121,7 +123,7 @@ def run(
     if resume is not None:
         narrowing = (sizes, regimes, *restrictions.values())
         if any(value is not None for value in narrowing):
-            raise UsageError("--resume goes on with the run's own plan: leave out what narrows it")
+            raise UsageError("--resume uses the run's own plan: leave out options that narrow it")
         raise typer.Exit(measuring.resume_run(resume, suite, options))
     if suite is None and opened is None:
         raise UsageError(f"which suite? There are {', '.join(list_suites())}")

@@ -60,7 +60,7 @@ def sensitivity(
         typer.Option(
             "--bits",
             metavar="LIST",
-            help="Settings to try on each kind, or own schemes; none: skip it.",
+            help="Settings to evaluate for each kind of layer, or own schemes; none: skip this.",
         ),
     ] = "w6a6,w4a4",
     group: Annotated[
@@ -85,7 +85,7 @@ def sensitivity(
         typer.Option(
             "--a8-cost",
             metavar="LIST",
-            help="What the budget is a share of: layers (q, k and v are one), matrices, work.",
+            help="Unit of the budget: layers (q, k and v are one), matrices, work.",
         ),
     ] = "layers",
     schemes_from: SchemesFromOption = None,
@@ -93,7 +93,10 @@ def sensitivity(
     calibration_segments: Annotated[
         int,
         typer.Option(
-            "--calibration-segments", min=1, max=LARGEST_COUNT, help="How many segments of it."
+            "--calibration-segments",
+            min=1,
+            max=LARGEST_COUNT,
+            help="Number of calibration segments.",
         ),
     ] = 16,
     calibration_length: LengthOption = None,
@@ -101,7 +104,9 @@ def sensitivity(
     max_tokens: MaxTokensOption = None,
     figure: Annotated[
         str | None,
-        typer.Option("--figure", metavar="FILE", help="Draw it as a PNG.", show_default=False),
+        typer.Option(
+            "--figure", metavar="FILE", help="Draw the result to a PNG file.", show_default=False
+        ),
     ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,

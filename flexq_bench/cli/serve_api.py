@@ -15,14 +15,17 @@ from flexq_bench.errors import UsageError
 def serve_api(
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8502,
     address: Annotated[
-        str, typer.Option("--address", help="To listen on; 0.0.0.0 shows it to the network.")
+        str,
+        typer.Option(
+            "--address", help="Address to listen on; 0.0.0.0 makes it public in the network."
+        ),
     ] = "127.0.0.1",
     repository: Annotated[
         Path | None,
         typer.Option(
             "--repository",
             metavar="DIR",
-            help="A clone in which the badge looks branches up.",
+            help="A clone in which the badge looks up branches.",
             show_default=False,
         ),
     ] = None,

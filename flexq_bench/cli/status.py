@@ -28,13 +28,13 @@ def status(
         typer.Option(
             "--cancel",
             metavar="REQUEST",
-            help="First cancel a request (its uuid's beginning); its results stay.",
+            help="First cancel a request (a prefix of its uuid); its results are kept.",
             show_default=False,
         ),
     ] = None,
     reap: Annotated[
         bool,
-        typer.Option("--reap", help="Mark runs of this host's killed processes as interrupted."),
+        typer.Option("--reap", help="Mark runs of killed processes of this host as interrupted."),
     ] = False,
     db: DbOption = None,
     as_json: JsonFlag = False,
@@ -185,8 +185,8 @@ def _lines(sections: dict[str, list[Any]]) -> list[str]:
         for row in sections["requests"]
     ]
     stopped = [
-        f"run {row.run[:8]} {row.suite}: {row.reason}, {row.missing} cases have no result; go on: "
-        f"{row.resume}"
+        f"run {row.run[:8]} {row.suite}: {row.reason}, {row.missing} cases have no result; "
+        f"continue with: {row.resume}"
         for row in sections["stopped"]
     ]
     stalled = [row.line for row in sections["stalls"]]
@@ -197,10 +197,10 @@ def _lines(sections: dict[str, list[Any]]) -> list[str]:
 
 def _run_line(row: Progress) -> str:
     states = ", ".join(f"{count} {state}" for state, count in sorted(row.states.items()))
-    left = f", about {row.expected_s:.0f} GPU seconds left" if row.expected_s else ""
+    remaining = f", about {row.expected_s:.0f} GPU seconds remaining" if row.expected_s else ""
     return (
         f"run {row.run[:8]} {row.suite} ({row.trigger}) at {row.commit[:10]}: {row.status}, "
-        f"{states}{left}"
+        f"{states}{remaining}"
     )
 
 

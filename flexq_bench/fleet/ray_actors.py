@@ -252,8 +252,8 @@ class RayActors(ABC):
         for actor in list(self._actors.values()):
             if not actor.uuid and now - actor.since > self._times.start:
                 reason = (
-                    f"no worker on {actor.slot.host} after {self._times.start:.0f} s: somebody "
-                    "else holds the cluster's devices (see `ray status`)"
+                    f"no worker on {actor.slot.host} after {self._times.start:.0f} s: other "
+                    "processes hold the cluster's devices (see `ray status`)"
                 )
                 self._lose(actor, reason, blameless=True)
 

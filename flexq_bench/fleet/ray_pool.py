@@ -121,7 +121,7 @@ class RayPool:
             return next(iter(kinds.values()))
         if first is None:
             raise UsageError(
-                f"run {run.uuid[:8]} has no result that tells its kind of GPU, and this cluster "
+                f"run {run.uuid[:8]} has no result with its kind of GPU, and this cluster "
                 f"has {', '.join(kinds)}: say which with --gpus"
             )
         if first.gpu not in kinds:

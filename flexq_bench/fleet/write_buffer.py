@@ -204,13 +204,13 @@ class WriteBuffer:
         now = self._clock()
         if self._away_since is None:
             self._away_since = self._last_warning = now
-            log.warning("%s; results wait here meanwhile", error)
+            log.warning("%s; results are kept in memory until then", error)
         elif now - self._last_warning >= _WARNING_INTERVAL_S:
             self._last_warning = now
             log.warning("the database is away for %.0f s: %s", now - self._away_since, error)
         if now - self._away_since > self._times.database:
             raise InfrastructureError(
                 f"the database was away for {now - self._away_since:.0f} s ({error}): "
-                "go on with --resume when it is back"
+                "continue with --resume when it is available"
             ) from error
         self._next_attempt = now + _PAUSE_S

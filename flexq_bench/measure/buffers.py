@@ -1,4 +1,4 @@
-"""One placement: what a launch touches, at fresh addresses."""
+"""One placement: all buffers of a launch, at fresh addresses."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _PAD_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}
 class UnseenInputs(ABC):
     """Activations of the next launches, one operand each.
 
-    launches: that have operands of their own.
+    launches: number of launches with operands of their own.
     """
 
     launches: int
 
     @abstractmethod
     def draw(self, *, used: bool) -> None:
-        """Write activations that no launch has seen, and begin with the first launch again.
+        """Write activations that no launch has seen, and start again with the first launch.
 
-        used: whether launches get them. If not they are written beside, which takes as long, and
-        the launches have what they had.
+        used: launches read them. Otherwise they are written elsewhere, which takes as long, and the
+        launches keep their previous operands.
         """
 
 
 class Buffers(ABC):
-    """Copies of the weights at fresh addresses and what a launch needs beside."""
+    """Copies of the weights at fresh addresses, and the other buffers of a launch."""
 
     weights: Sequence[PackedOperand]
 
@@ -48,47 +48,46 @@ class Buffers(ABC):
 
     @abstractmethod
     def launch(self, i: int, config: Config | None) -> None:
-        """One launch on copy i."""
+        """Launch once on copy i."""
 
     def bound(self, config: Config | None) -> Callable[[int], None]:
-        """`launch` with its configuration given."""
+        """`launch` with the configuration bound."""
         return lambda i: self.launch(i, config)
 
     @abstractmethod
     def poison(self) -> None:
-        """Fill the output with what no right launch leaves there, for one sample."""
+        """Fill the output with values that no correct launch produces, for one sample."""
 
     @abstractmethod
     def inspect(self, config: Config | None, tolerance: float) -> str:
-        """Describe what is wrong with outputs; empty: nothing.
+        """Describe errors of outputs; empty: none.
 
-        With those of the launches since `poison`, and with those of samples that were looked at
-        unannounced.
+        The outputs are those of the launches since `poison`, and those of unannounced samples.
         """
 
     def written(self) -> str:
-        """Name an operand that launches changed and must leave as it is; empty: none."""
+        """Name an operand that launches changed although they must not; empty: none."""
         return ""
 
     @contextmanager
     def unseen_inputs(self) -> Iterator[UnseenInputs | None]:
-        """Give each of a few launches activations of its own meanwhile; None: they have none."""
+        """Give each of a few launches new activations within this context; None: not possible."""
         yield None
 
     def fill(self, inputs: LinearInputs, config: Config | None, *, weights: bool) -> None:
-        """Replace the activations in place, and the weights if told; the output is poisoned.
+        """Replace the activations in place, and the weights if given; the output is poisoned.
 
         Raises ValueError if these buffers have no inputs.
         """
         raise ValueError("these buffers have no inputs that can be given")
 
     def output(self) -> torch.Tensor:
-        """FP16 [M,N], as the latest launch left it. Raises ValueError where there is none."""
+        """FP16 [M,N], as the latest launch left it. Raises ValueError if there is none."""
         raise ValueError("these buffers have no output")
 
 
 def random_pad(device: torch.device, seed: int) -> torch.Tensor:
-    """A block of random size: what is allocated after it lies elsewhere than without it."""
+    """A block of random size, which shifts the addresses of later allocations."""
     generator = torch.Generator().manual_seed(seed)
     most = _PAD_BYTES[device.type]
     size = int(torch.randint(1, most, (), generator=generator, device="cpu"))

@@ -24,13 +24,13 @@ from workloads.case import Stage
 from workloads.gemm import GemmWorkload
 
 FP16_MAX = 65504.0
-FP16_OVERFLOW = 65536.0  # past this no rounding or accumulation order gives a finite value
+FP16_OVERFLOW = 65536.0  # above this, no rounding or order of accumulation gives a finite value
 FP16_SMALLEST_NORMAL = 2.0**-14
-# An element that cancels to far below its terms is judged against its terms: with sums of 24 bits
-# against 2^-10 of them, and against as many times more as sums have fewer bits.
+# An element far smaller than its terms is compared relative to the terms: 2^-10 of them for sums of
+# 24 bits, and more for sums of fewer bits.
 CANCELLATION = 2.0**-10
 _FP32_BITS = 24
-FP32_INTEGERS = 2.0**24  # every integer up to here is an FP32 number
+FP32_INTEGERS = 2.0**24  # FP32 represents every integer up to this one
 _DENSITIES = (1.0, 0.25, 0.05, 0.01)
 
 Run = Callable[[LinearInputs, torch.Tensor], None]  # runs the kernel into out [M,N] FP16
@@ -38,9 +38,9 @@ Run = Callable[[LinearInputs, torch.Tensor], None]  # runs the kernel into out [
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Result of a check. detail: what is wrong; empty: nothing.
+    """Result of a check. detail: description of the error; empty: none.
 
-    exact: True if integer results equal the reference bit for bit; None: no integer part.
+    exact: True if integer results equal the reference bit for bit; None: not an integer kernel.
     """
 
     max_rel_error: float | None
@@ -55,7 +55,7 @@ class CheckResult:
         """The worse of two checks of one kernel."""
         errors = [e for e in (self.max_rel_error, other.max_rel_error) if e is not None]
         exacts = [e for e in (self.exact, other.exact) if e is not None]
-        # max() would lose a NaN that comes second.
+        # max() would ignore a NaN in second place.
         worst = max(errors, key=lambda e: math.inf if math.isnan(e) else e) if errors else None
         return CheckResult(worst, all(exacts) if exacts else None, self.detail or other.detail)
 
@@ -106,10 +106,10 @@ def check_linear(
 def relative_error(y: torch.Tensor, reference: Reference) -> torch.Tensor:
     """|y - ref| / max(2^(11 - output_bits) · |ref|, 2^-14, 2^(14 - sum_bits) · magnitude), [M,N].
 
-    2^-14 is the smallest normal FP16 number; magnitude is the sum of |contribution|, so that an
-    element which cancels is judged against what it was computed from; sum_bits is 24, and fewer for
-    FP8 and for many products of floats. Where ref is past the FP16 range an infinity of the same
-    sign is right (error 0). NaN in y gives NaN or infinity.
+    2^-14 is the smallest normal FP16 number. magnitude is the sum of |contribution|, so that an
+    element with cancellation is compared relative to its terms. sum_bits is 24, and fewer for FP8
+    and for many products of floats. If ref is beyond the FP16 range, an infinity of the same sign
+    is correct (error 0). NaN in y gives NaN or infinity.
     """
     y = y.double()
     cancellation = CANCELLATION * 2.0 ** (_FP32_BITS - reference.sum_bits)
@@ -177,7 +177,7 @@ def _run_poisoned(
 def _exact_full_range(
     kernel: LinearKernel, gemm: GemmWorkload, stage: Stage, device: torch.device, seed: int
 ) -> tuple[LinearInputs, Reference]:
-    """Full-range codes as dense as FP32 sums stay exact in any order of accumulation."""
+    """Full-range codes, as dense as FP32 sums stay exact in any order of accumulation."""
     for density in _DENSITIES:
         inputs = full_range_inputs(
             kernel, gemm, stage, device, derive_seed(seed, "full"), density=density
@@ -196,7 +196,7 @@ def _exact_small(
 
 
 def _quantum(inputs: LinearInputs) -> float:
-    """Return the number that every product of a code pair and its scales is a multiple of."""
+    """Return the common divisor of all products of a code pair and its scales."""
     x_scales, w_scales = inputs.x.scales, inputs.w.scales
     if inputs.w.row_scales is not None:
         w_scales = inputs.w.row_scales  # those of groups are integers

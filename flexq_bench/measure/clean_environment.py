@@ -1,4 +1,4 @@
-"""The environment of a process that runs unreviewed code: no secrets, a cache of its own."""
+"""The environment of a process that runs unreviewed code: no secrets, and a private cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# By name or pattern. A variable that is not here does not pass: a token may have any name.
+# Names or patterns. Other variables are not passed on, because a token may have any name.
 _PASSED = (
     "PATH",
     "LANG",
@@ -28,7 +28,9 @@ _PASSED = (
 
 @contextmanager
 def clean_environment() -> Iterator[dict[str, str]]:
-    """Variables for one run's processes; HOME, TMPDIR and the cache lie in a folder that goes."""
+    """Variables for the processes of one run, with HOME, TMPDIR and the cache in a temporary
+    folder.
+    """
     with tempfile.TemporaryDirectory(prefix="flexq-bench-", ignore_cleanup_errors=True) as name:
         home = Path(name)
         own = {"HOME": home, "TMPDIR": home / "tmp", "FLEXQ_BENCH_CACHE": home / "cache"}
@@ -37,7 +39,7 @@ def clean_environment() -> Iterator[dict[str, str]]:
         yield {
             **{name: value for name, value in os.environ.items() if _passes(name)},
             **{name: str(folder) for name, folder in own.items()},
-            # Packages that were installed for the user lie in the real home.
+            # Packages that were installed for the user are in the real home.
             "PYTHONUSERBASE": site.getuserbase(),
             "PYTHONDONTWRITEBYTECODE": "1",
         }

@@ -21,9 +21,9 @@ from kernels.runtime.graph_capture import captured
 Launch = Callable[[int], None]  # launch(i) runs on the i-th copy of the weights, i < copies
 _CALIBRATIONS = 3
 _FITTINGS = 3
-_NEARLY = 1.25  # times as many launches as there are: not worth another graph
-# The clock of a GPU without load is the highest of many pauses. It is known when so many agree, but
-# an idle GPU clocks up only after some tens of milliseconds.
+_NEARLY = 1.25  # ratio of launches below which a new graph is not worthwhile
+# The clock of a GPU without load is the highest of many pauses. It is known when this many agree,
+# because an idle GPU raises its clock only after some tens of milliseconds.
 _PAUSES, _PAUSE_US, _AGREEMENT = 8, 2000.0, 0.002
 _SHORTEST_S, _LONGEST_S = 0.1, 0.5
 
@@ -32,7 +32,7 @@ _SHORTEST_S, _LONGEST_S = 0.1, 0.5
 class Batch:
     """Samples that were taken together, in the order measured.
 
-    times_us: microseconds a launch. sm_mhz: SM clock during each; None: the device doesn't tell.
+    times_us: microseconds per launch. sm_mhz: SM clock during each; None: not available.
     """
 
     times_us: tuple[float, ...]
@@ -50,70 +50,70 @@ class BetweenSamples:
     the host doesn't wait for them.
     """
 
-    keeps_outputs = False  # whether there are samples whose outputs are kept
+    keeps_outputs = False  # True if the outputs of some samples are kept
 
     def begin_launches(self, count: int) -> None:
         """Prepare for the launches of one sample. A GPU captures them in a graph once."""
 
     def captures_kept_first(self) -> bool:
-        """Draw by lot which graph is captured first: that of samples whose outputs are kept?
+        """Draw at random which graph is captured first: True for that of samples with kept outputs.
 
-        A launch function on the host sees captures only, and must not know which one is timed.
+        A launch function on the host sees only captures, and must not know which one is timed.
         """
         return False
 
     def after_launch(self) -> None:
-        """A launch of a sample whose outputs are kept is over, or queued before what comes now."""
+        """Called after each launch of a sample with kept outputs (on a GPU, after queueing it)."""
 
     def begin_batch(self, count: int) -> None:
-        """A batch of so many samples comes now; the device is idle."""
+        """Called before a batch of this many samples; the device is idle."""
 
     def before_sample(self) -> None:
-        """A sample, or what is launched untimed before the first of a batch, comes now."""
+        """Called before each sample, and before the untimed launches at the start of a batch."""
 
     def is_kept(self, index: int) -> bool:
-        """Return True if an untimed sample whose outputs are kept precedes sample `index`.
+        """Return True if an untimed sample with kept outputs precedes sample `index`.
 
-        A kernel can't tell it from the others: it has the same launches on the same addresses.
+        A kernel can't distinguish it from the others: it has the same launches on the same
+        addresses.
         """
         return False
 
     def after_kept_sample(self) -> None:
-        """A sample whose outputs are kept is over, or queued before what is queued now."""
+        """Called after a sample with kept outputs (on a GPU, after queueing it)."""
 
 
 class Rotation(ABC):
     """Launches over copies 0, 1, …, copies - 1, 0, … that are timed together.
 
-    launches: in one sample. At least a whole turn on a GPU; a CPU goes on where the last sample
-    ended, so each launch still meets the copy used longest ago.
+    launches: in one sample. On a GPU at least one pass over the copies. A CPU continues where the
+    last sample ended, so each launch still uses the least recently used copy.
     """
 
     launches: int
 
     @abstractmethod
     def sample(self, count: int, *, gap_us: float = 0.0) -> Batch:
-        """Take `count` samples; everything is done on return.
+        """Take `count` samples; all work is finished on return.
 
-        gap_us: the device idles so long before each. A CPU's samples have no gaps.
+        gap_us: idle time of the device before each. A CPU's samples have no gaps.
         """
 
     def repeated_us(self, launches: int) -> float | None:
-        """Microseconds of CPU time a launch, of the first so many, which no hook precedes.
+        """Microseconds of CPU time per launch, for the first launches, without hooks before them.
 
-        They don't count what other processes take of the machine's time. Where a launch waits, it
-        is the time that passes. None where launches are a graph: no code of the host runs between
-        them.
+        CPU time excludes the time of other processes. If a launch waits, the elapsed time counts.
+        None if launches are a graph, because no host code runs between them.
         """
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the launches, and so of the buffers that they use."""
+        """Release the launches and the buffers that they use."""
 
 
 class Clock(ABC):
-    """Builds rotations on one device and owns how its time is read."""
+    """Creates rotations on one device and reads its time."""
 
     @abstractmethod
     def rotation(
@@ -126,16 +126,16 @@ class Clock(ABC):
     ) -> Rotation:
         """A rotation whose samples have the protocol's length. Runs the launches a few times.
 
-        launches: of a sample, where that is known from other buffers; None: found out.
+        launches: of a sample, if known from other buffers; None: determined by timing.
         """
 
     @abstractmethod
     def free_mhz(self) -> float | None:
-        """SM clock of the device without load; None: it doesn't tell."""
+        """SM clock of the device without load; None: not available."""
 
     @abstractmethod
     def device_guard(self) -> AbstractContextManager[object]:
-        """Makes the clock's device the current one."""
+        """Make the clock's device the current one."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -143,14 +143,14 @@ class Clock(ABC):
 
     @abstractmethod
     def release_memory(self) -> None:
-        """Give freed buffers back to the driver, so that the next ones are placed anew."""
+        """Return freed buffers to the driver, so that the next ones get other addresses."""
 
 
 class CpuClock(Clock):
-    """Host time around launches that are done when they return, on one thread.
+    """Host time around launches that are finished when they return, on one thread.
 
-    With more threads than idle cores each launch waits for a time slice of milliseconds, and how
-    many are idle is not ours to say.
+    With more threads than idle cores each launch would wait for a time slice of milliseconds, and
+    the number of idle cores is not under our control.
     """
 
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -180,10 +180,10 @@ class CpuClock(Clock):
             torch.set_num_threads(threads)
 
     def synchronize(self) -> None:
-        """A CPU's work is done when the call returns."""
+        """A CPU's work is finished when the call returns."""
 
     def release_memory(self) -> None:
-        """A CPU's memory went back when it was freed."""
+        """A CPU's memory is returned when it is freed."""
 
 
 class _CpuRotation(Rotation):
@@ -235,7 +235,7 @@ class _CpuRotation(Rotation):
             self._launch(i % self._copies)
         used_ns = time.process_time_ns() - used_ns
         elapsed_ns = time.perf_counter_ns() - elapsed_ns
-        # Who waits has others at work, maybe other processes.
+        # A waiting launch may use other threads or processes, so its CPU time is incomplete.
         return (elapsed_ns if _times_waited() > waits else used_ns) / 1000 / launches
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ class _CpuRotation(Rotation):
 
 
 def _times_waited() -> int:
-    """Count how often this thread has gone to sleep until something happens."""
+    """Number of times that this thread has waited for an event."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
@@ -263,12 +263,12 @@ class CudaClock(Clock):
         between: BetweenSamples | None = None,
         launches: int | None = None,
     ) -> Rotation:
-        reset_persisting_l2()  # what a kernel before had the cache keep is no head start
+        reset_persisting_l2()  # no advantage from lines that an earlier kernel made persistent
         between = between or BetweenSamples()
         return _CudaRotation(launch, copies, protocol, between, self._stream, launches)
 
     def free_mhz(self) -> float | None:
-        """Pause until the clock stays where it is: an idle GPU takes a while to clock up."""
+        """Pause until the clock is stable, because an idle GPU raises its clock slowly."""
         clocks: list[float] = []
         began = time.perf_counter()
         while (elapsed := time.perf_counter() - began) < _LONGEST_S:
@@ -327,7 +327,7 @@ class _CudaRotation(Rotation):
                 self._graph = self._capture()
 
     def _launch_us(self, launches: int) -> float:
-        """Time of a launch in a graph of so many, which samples have from now on."""
+        """Capture a graph of this many launches for the samples; return the time per launch."""
         if launches != self.launches:
             self._graph.reset()
             self.launches = launches
@@ -346,10 +346,10 @@ class _CudaRotation(Rotation):
     def sample(self, count: int, *, gap_us: float = 0.0) -> Batch:
         starts, stops = _timing_events(count), _timing_events(count)
         with torch.cuda.stream(self._stream):
-            stamps = ClockStamps(count + 1, self._stream.device)  # one more for what is not timed
+            stamps = ClockStamps(count + 1, self._stream.device)  # one more for the untimed sample
             self._between.begin_batch(count)
-            # Untimed: after weights were rewritten the first sample is up to 4 % slower, and behind
-            # it the host queues the rest.
+            # Untimed: after weights were rewritten the first sample is up to 4 % slower. Meanwhile
+            # the host queues the others.
             self._between.before_sample()
             self._graph.replay()
             for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
@@ -388,24 +388,26 @@ def _timing_events(count: int) -> list[torch.cuda.Event]:
 
 
 def fit_launches(copies: int, protocol: Protocol, launch_us: Callable[[int], float]) -> None:
-    """Have samples of the protocol's length.
+    """Give samples the protocol's length.
 
-    launch_us(launches): makes samples of so many launches, and returns the time of one, in us.
+    launch_us(launches): sets the number of launches of a sample, and returns the time of one, in
+    us.
 
-    Starting a graph takes longer than the shortest kernels. What one of a few launches took says
-    too much of each of them, and the next sample is still too short: hence more than one round.
+    Starting a graph takes longer than the shortest kernels. A sample of few launches therefore
+    overestimates the time of each, and the next sample is still too short: hence more than one
+    round.
     """
     launches = copies
     for _ in range(_FITTINGS):
-        wanted = _launches_for(launch_us(launches), copies, protocol)
-        if wanted <= _NEARLY * launches:
+        target = _launches_for(launch_us(launches), copies, protocol)
+        if target <= _NEARLY * launches:
             return
-        launches = wanted
+        launches = target
     launch_us(launches)
 
 
 def _launches_for(launch_us: float, copies: int, protocol: Protocol) -> int:
-    """Launches in a sample: whole turns over the copies that last the target time."""
-    wanted = max(protocol.target_sample_us, protocol.min_sample_us)
-    turns = math.ceil(wanted / max(launch_us * copies, 1e-3))
+    """Launches in a sample: whole passes over the copies that last the target time."""
+    target = max(protocol.target_sample_us, protocol.min_sample_us)
+    turns = math.ceil(target / max(launch_us * copies, 1e-3))
     return copies * max(1, min(turns, protocol.max_launches // copies))

@@ -1,4 +1,4 @@
-"""Cold-cache rotation: over how many copies of the weights launches rotate."""
+"""Cold-cache rotation: the number of weight copies over which launches rotate."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from workloads.case import CacheMode
 
 
 def copies_for(cache: CacheMode, copy_bytes: int, l2_bytes: int | None, protocol: Protocol) -> int:
-    """Copies of `copy_bytes` bytes each to rotate over.
+    """Number of copies of `copy_bytes` bytes each to rotate over.
 
-    cold: together they exceed cache_factor times the L2, so that each is evicted before its next
-    turn; small weights, of which that would be very many, exceed min_cache_factor times.
-    hot: one, which must fit the L2. A kernel that reads no weights (0 bytes) has one.
-    Raises UnsupportedError where that can't be had: weights too small for cold, too large for hot.
+    cold: together they exceed cache_factor times the L2, so that each is evicted before it is read
+    again. Small weights, which would need very many copies, exceed min_cache_factor times. hot: one
+    copy, which must fit the L2. A kernel that reads no weights (0 bytes) has one. Raises
+    UnsupportedError if weights are too small for cold or too large for hot.
     """
     if copy_bytes == 0:
         return 1
@@ -25,8 +25,8 @@ def copies_for(cache: CacheMode, copy_bytes: int, l2_bytes: int | None, protocol
             )
         return 1
     needed = protocol.cold_bytes(l2_bytes, protocol.min_cache_factor) // copy_bytes + 1
-    wanted = protocol.cold_bytes(l2_bytes, protocol.cache_factor) // copy_bytes + 1
-    copies = max(needed, min(wanted, protocol.many_copies))
+    preferred = protocol.cold_bytes(l2_bytes, protocol.cache_factor) // copy_bytes + 1
+    copies = max(needed, min(preferred, protocol.many_copies))
     if copies > protocol.max_launches:
         raise UnsupportedError(
             f"{copy_bytes:,} bytes of weights would need {copies:,} copies to be cold and "

@@ -1,4 +1,4 @@
-"""Description of the device, of what else results depend on, and of other processes on it."""
+"""Description of the device, of its environment, and of other processes on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kernels.runtime.nvrtc import COMMON_OPTIONS
 _CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 _MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
-# Packages that decide which machine code runs; either CUDA version of one is the same thing.
+# Packages that determine the machine code; the CUDA 12 and 13 variants of one are the same.
 _CUDA_PACKAGES = {
     "cupy": ("cupy-cuda13x", "cupy-cuda12x"),
     "nvrtc": ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
@@ -33,20 +33,21 @@ _CUDA_PACKAGES = {
 def find_device(name: str) -> torch.device:
     """The torch device of a name: "cpu", "cuda" (the first) or "cuda:1".
 
-    Raises DeviceError if this machine has no such device; the message has the nearest names first.
+    Raises DeviceError if this machine has no such device; the message lists the nearest names
+    first.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     present = [*(f"cuda:{i}" for i in range(count)), "cpu"]
-    wanted = "cuda:0" if name == "cuda" else name
-    if wanted in present:
-        return torch.device(wanted)
-    near = difflib.get_close_matches(wanted, present, n=len(present), cutoff=0.4)
+    full_name = "cuda:0" if name == "cuda" else name
+    if full_name in present:
+        return torch.device(full_name)
+    near = difflib.get_close_matches(full_name, present, n=len(present), cutoff=0.4)
     ordered = near + [other for other in present if other not in near]
     raise DeviceError(f"no device {name!r}: this machine has {', '.join(ordered)}")
 
 
 def describe_device(device: torch.device, nvml: Nvml | None) -> DeviceInfo:
-    """The device's identity and size. What NVML would tell is null where there is none."""
+    """The device's identity and size. Values from NVML are null if it is not available."""
     if device.type == "cpu":
         return _describe_cpu()
     properties = torch.cuda.get_device_properties(device)
@@ -72,7 +73,7 @@ def capability(device: torch.device) -> Capability | None:
 
 
 def describe_environment(device: torch.device, nvml: Nvml | None) -> dict[str, str]:
-    """Describe what a time depends on besides device and commit, if constant in a run."""
+    """Describe everything besides device and commit that affects times and is constant in a run."""
     environment = {
         "host": platform.node(),
         "os": f"{platform.system()} {platform.release()}",
@@ -94,10 +95,10 @@ def describe_environment(device: torch.device, nvml: Nvml | None) -> dict[str, s
 
 
 def other_processes(nvml: Nvml | None) -> int | None:
-    """Count the other processes that compute on the device; None: the driver doesn't report them.
+    """Number of other processes that compute on the device; None: the driver doesn't report them.
 
-    One of those listed is taken to be this process: in a container the driver's process ids differ
-    from ours, so they can't be compared.
+    One of the listed processes is assumed to be this one: in a container the driver's process ids
+    differ from ours and can't be compared.
     """
     pids = nvml.compute_pids() if nvml else None
     return None if pids is None else max(0, len(set(pids)) - 1)
@@ -130,7 +131,7 @@ def _describe_cpu() -> DeviceInfo:
 
 
 def _cpu_l2_bytes() -> int | None:
-    """The first core's own L2. A shared L3 is left out: a guest may see its host's."""
+    """The L2 of the first core. A shared L3 is excluded, because a guest may see its host's."""
     for index in sorted(_CPU_CACHE.glob("index*")):
         if _text(index / "level").strip() == "2":
             match = re.fullmatch(r"(\d+)([KM]?)", _text(index / "size").strip())
@@ -140,7 +141,7 @@ def _cpu_l2_bytes() -> int | None:
 
 
 def _clock_policy(nvml: Nvml | None) -> str:
-    """Return the clock policy: default, or clocks that somebody set (measuring never does)."""
+    """Return the clock policy: default, or clocks that somebody set (we never set any)."""
     if nvml is None:
         return "unknown"
     applications, default = nvml.applications_sm_clock_mhz(), nvml.default_sm_clock_mhz()

@@ -1,8 +1,8 @@
-"""One measuring process a device at a time, across the processes and users of a host.
+"""One measuring process per device at a time, across the processes and users of a host.
 
-The lock is flock's on a file in a folder that everybody may write; whoever ends, however it ends,
-lets the next one in. Containers that share a GPU and no folder for it need
-$FLEXQ_BENCH_LOCKS: a folder that they share.
+The lock is flock's on a file in a world-writable folder; the operating system releases it when its
+process ends. Containers that share a GPU but no such folder need $FLEXQ_BENCH_LOCKS: a folder that
+they share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
 
-WAIT_S = 600.0  # for the process before to be done
+WAIT_S = 600.0  # for the previous process to end
 _SAY_S = 30.0
 _LOOK_S = 0.2
 _FOLDERS = (Path("/run/lock"), Path("/tmp"))
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def device_alone(uuid: str, *, shared: bool = False, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Hold a device, a GPU's or a CPU's uuid, for the length of the block.
+    """Hold a device, identified by a GPU's or a CPU's uuid, for the duration of the block.
 
-    shared: beside others that say so too, as the workers on one CPU do. Says every half minute who
-    it waits for; raises InfrastructureError if the device isn't free after wait_s seconds, or the
-    lock's file is not what we made.
+    shared: allow other holders that also set it, as the workers on one CPU do. While waiting, the
+    log names the holder every half minute. Raises InfrastructureError if the device isn't free
+    after wait_s seconds, or if the lock's file is not one of ours.
     """
     path = _folder() / f"flexq-bench-{hashlib.sha256(uuid.encode()).hexdigest()[:32]}.lock"
     handle = _open(path)
@@ -43,7 +43,7 @@ def device_alone(uuid: str, *, shared: bool = False, wait_s: float = WAIT_S) -> 
         _wait(handle, uuid, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait_s)
         yield
     finally:
-        os.close(handle)  # lets go of the lock
+        os.close(handle)  # releases the lock
 
 
 def _folder() -> Path:
@@ -54,16 +54,17 @@ def _folder() -> Path:
 
 
 def _open(path: Path) -> int:
-    """The lock's file, made if nobody did. Reading is enough to lock a file of another user."""
+    """The lock's file, created if necessary. Read permission is enough for a lock."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         try:
             handle = os.open(path, flags)
         except FileNotFoundError:
-            # O_CREAT on a file of somebody else is refused in such a folder: only if there is none.
+            # O_CREAT is refused for another user's file in such a folder, so it is used only if
+            # there is none.
             try:
                 handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
-                os.fchmod(handle, 0o644)  # whatever the umask: others must be able to read it
+                os.fchmod(handle, 0o644)  # for any umask: others must be able to read it
             except FileExistsError:
                 handle = os.open(path, flags)
     except OSError as error:
@@ -73,12 +74,12 @@ def _open(path: Path) -> int:
         ) from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise InfrastructureError(f"{path} is no plain file: somebody put it there, remove it")
+        raise InfrastructureError(f"{path} is no plain file: remove it")
     return handle
 
 
 def _wait(handle: int, uuid: str, kind: int, wait_s: float) -> None:
-    begun = said = time.monotonic()
+    begun = logged_at = time.monotonic()
     while True:
         try:
             fcntl.flock(handle, kind | fcntl.LOCK_NB)
@@ -92,8 +93,8 @@ def _wait(handle: int, uuid: str, kind: int, wait_s: float) -> None:
                 f"{_holder(handle)} measures on device {uuid}: wait for its end, or pick another "
                 f"device (waited {waited:.0f} s)"
             )
-        if waited == 0 or time.monotonic() - said >= _SAY_S or said == begun:
-            said = time.monotonic()
+        if waited == 0 or time.monotonic() - logged_at >= _SAY_S or logged_at == begun:
+            logged_at = time.monotonic()
             log.warning("%s measures on device %s: waiting for its end", _holder(handle), uuid)
         time.sleep(min(_LOOK_S, max(wait_s - waited, 0.001)))
 

@@ -1,7 +1,7 @@
-"""Code of a kernel that reads the frames or objects of the process that measures it.
+"""Detection of kernel code that reads the frames or objects of the measuring process.
 
-Expected results lie in that process: who reads its stack could copy them in place of computing
-them. Python tells of such reads by audit events. A gate does not rely on it: it judges from
+Expected results are in that process: code that reads its stack could copy them instead of computing
+them. Python reports such reads as audit events. A gate does not rely on this: it judges results in
 another process (`flexq_bench.measure.ab.judged_sides`).
 """
 
@@ -21,32 +21,33 @@ _READS = (
     *("gc.get_objects", "gc.get_referrers", "gc.get_referents"),
 )
 _ATTRIBUTES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
-_MEMORY = re.compile("/proc/.*/(mem|s?maps)")  # of a process or a thread; where it lies
-_BETWEEN = ("inspect.py", "traceback.py")  # of the standard library: they read for who calls them
+_MEMORY = re.compile("/proc/.*/(mem|s?maps)")  # memory of a process or a thread, and its map
+# of the standard library: they read on behalf of their caller
+_BETWEEN = ("inspect.py", "traceback.py")
 
-_GIVES_FRAMES = ("currentframe", "<lambda>")  # functions; logging has the first as a lambda
+_GIVES_FRAMES = ("currentframe", "<lambda>")  # function names; logging has the first as a lambda
 
 
 class _Reads:
-    """is_on: whether anybody listens. first: the first read since then; empty: there was none."""
+    """is_on: True while reads are recorded. first: the first read since then; empty: none."""
 
     is_on = False
     first = ""
 
 
 def listen() -> None:
-    """Note reads by code of others from now on."""
+    """Record reads by foreign code from now on."""
     _add_hook()
     _Reads.is_on, _Reads.first = True, ""
 
 
 def forget() -> None:
-    """Listen no more, and know of no read."""
+    """Stop recording, and forget earlier reads."""
     _Reads.is_on, _Reads.first = False, ""
 
 
-def found() -> str:
-    """Describe the first read of this process by foreign code; empty: there was none."""
+def detected() -> str:
+    """Describe the first read of this process by foreign code; empty: none."""
     if not _Reads.first:
         return ""
     return f"its code read what measures it ({_Reads.first}): its results are not believed"
@@ -54,18 +55,18 @@ def found() -> str:
 
 @cache
 def _add_hook() -> None:
-    sys.addaudithook(_hear)  # stays as long as the process
+    sys.addaudithook(_record)  # cannot be removed before the process ends
 
 
-def _hear(event: str, arguments: tuple[object, ...]) -> None:
-    # Called for every event of the process: nothing may be slow or raise.
-    # What is read while code is imported is not counted: decorators look at who they decorate.
+def _record(event: str, arguments: tuple[object, ...]) -> None:
+    # Called for every audit event of the process: nothing may be slow or raise. Reads during
+    # imports do not count, because decorators inspect their functions.
     if not _Reads.is_on or _Reads.first or is_importing():
         return
     what = _what(event, arguments)
     if not what:
         return
-    _Reads.is_on = False  # the next line is such a read
+    _Reads.is_on = False  # the next line is itself such a read
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not (foreign := is_foreign(frame.f_code.co_filename)):
         if not _is_between(frame.f_code):
@@ -87,15 +88,15 @@ def _what(event: str, arguments: tuple[object, ...]) -> str:
 
 
 def _memory(path: str) -> str:
-    """The path, if the file that it leads to is a process's memory or tells of it; else empty."""
+    """The path, if it leads to a process's memory or memory map; otherwise empty."""
     try:
         return path if _MEMORY.fullmatch(os.path.realpath(path)) else ""
-    except (OSError, ValueError):  # nothing that can be opened
+    except (OSError, ValueError):  # not a path that can be opened
         return ""
 
 
 def _is_between(code: CodeType) -> bool:
-    """Return True if the code reads for its caller.
+    """Return True if the code reads on behalf of its caller.
 
     That is inspect, traceback, a `currentframe` of any library, or code without a file.
     """

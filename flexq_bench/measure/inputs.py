@@ -1,4 +1,4 @@
-"""Inputs of a linear layer from a seed: realistic ones, and ones whose result is exact."""
+"""Inputs of a linear layer from a seed: realistic ones, and ones with an exact result."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from workloads.gemm import GemmWorkload
 
 INPUT_DISTRIBUTION = "normal-outlier-v1"
 WEIGHT_STD = 0.02
-# A few channels carry values some 20 times larger than the rest, in about 0.1 % of the features
+# A few channels have values about 20 times larger than the rest, in about 0.1 % of the features
 # (LLM.int8(), arXiv 2208.07339, section 4).
 OUTLIER_FACTOR = 20.0
 OUTLIER_CHANNELS = 0.001
 
-# Products of scales lie in 2^-10 … 2^-8: sums of codes below 2^24 then stay under 2^14 and are
+# Products of scales are in 2^-10 … 2^-8: sums of codes below 2^24 then stay under 2^14 and are
 # multiples of 2^-10, in the middle of FP16's normal range.
 _SCALE_EXPONENT = -5
 _SCALE_SPREAD = 2
-_EXTREME_FRACTION = 0.03  # of the codes each: the lowest, the highest and zero
-# Codes up to this, on so few k, keep |sum| at or below 2,048, where FP16 holds every integer.
+_EXTREME_FRACTION = 0.03  # of the codes, for each of the lowest, the highest and zero
+# Codes up to this, for this many k, keep |sum| at or below 2,048, up to which FP16 represents every
+# integer.
 _SMALL_CODE = 2
 _SMALL_TERMS = 256
 _DUAL_MIDDLE = 8  # code of zero with a zero point of -8; dual-grained 4-bit codes are 0 … 15
@@ -42,10 +43,10 @@ _DUAL_MIDDLE = 8  # code of zero with a zero point of -8; dual-grained 4-bit cod
 
 @dataclass(frozen=True, slots=True)
 class LinearInputs:
-    """X [M,K] and W [N,K] as the reference sees them.
+    """X [M,K] and W [N,K] in the form that the reference takes.
 
-    x_real: FP16 [M,K], what the `linear` stage is given; x is its quantization by the kernel's
-    own rule. None: codes were drawn directly (the `gemm` stage).
+    x_real: FP16 [M,K], the input of the `linear` stage; x is its quantization by the kernel's own
+    rule. None: codes were drawn directly (the `gemm` stage).
     """
 
     x_real: torch.Tensor | None
@@ -70,7 +71,7 @@ def realistic_inputs(
     """The distribution INPUT_DISTRIBUTION: normal weights, normal activations with outliers.
 
     Every kernel gets the same real values for one shape and seed, in its own format. w: weights
-    that were drawn before; None: they are drawn now.
+    drawn earlier; None: they are drawn now.
     """
     if w is None:
         w = realistic_weight(kernel, gemm.n, gemm.k, device, weight_seed(seed))
@@ -116,10 +117,10 @@ def full_range_inputs(
     *,
     density: float = 1.0,
 ) -> LinearInputs:
-    """Codes over the full range, rich in extremes, with scales that are powers of two.
+    """Codes over the full range, with many extremes, and scales that are powers of two.
 
-    density: fraction of activations that are not zero; lower it where sums grow past what FP32
-    holds exactly. Only for kernels whose weights and activations are both integers.
+    density: fraction of nonzero activations; lower it if sums exceed the exact range of FP32. Only
+    for kernels whose weights and activations are both integers.
     """
     generator = torch.Generator(device).manual_seed(seed)
     spec = kernel.spec
@@ -136,10 +137,10 @@ def full_range_inputs(
 def small_sum_inputs(
     kernel: LinearKernel, gemm: GemmWorkload, stage: Stage, device: torch.device, seed: int
 ) -> LinearInputs:
-    """Sparse small codes with all scales 1: the output is an integer that FP16 holds.
+    """Sparse small codes with all scales 1: the output is an integer that FP16 represents.
 
     In the `linear` stage each group needs one code at the top to have scale 1, so outputs may
-    grow past that. Only for kernels whose weights and activations are both integers.
+    exceed that range. Only for kernels whose weights and activations are both integers.
     """
     generator = torch.Generator(device).manual_seed(seed)
     terms = min(1.0, _SMALL_TERMS / gemm.k)
@@ -182,7 +183,7 @@ def _full_range(
     draws = torch.rand(shape, generator=generator, device=device, dtype=torch.float32)
     for i, extreme in enumerate((bottom, top, 0), start=1):
         codes[(draws < i * _EXTREME_FRACTION) & (draws >= (i - 1) * _EXTREME_FRACTION)] = extreme
-    codes[0, : min(k, 128)] = bottom  # the largest sum a group can have
+    codes[0, : min(k, 128)] = bottom  # the largest possible sum of a group
     exponents = torch.randint(
         _SCALE_EXPONENT,
         _SCALE_EXPONENT + _SCALE_SPREAD,
@@ -201,7 +202,7 @@ def _full_range(
         zeros = torch.randint(
             -2 * _DUAL_MIDDLE + 1, 1, scales.shape, generator=generator, device=device
         )
-        # The largest that keeps scale · (code + zero point) of every code within int8.
+        # The largest scale for which scale · (code + zero point) of every code is within int8.
         most = torch.minimum(
             127 // (2 * _DUAL_MIDDLE - 1 + zeros).clamp(min=1), 128 // (-zeros).clamp(min=1)
         )
@@ -221,10 +222,10 @@ def _for_stage(kernel: LinearKernel, stage: Stage, x: Operand, w: Operand) -> Li
 
 
 def _with_tops(x: Operand, clip: float) -> Operand:
-    """Codes that quantizing their real values gives back: within ±top, one at the top a group.
+    """Codes that quantizing their real values restores: within ±top, with one at the top per group.
 
-    clip: share of a group's range that codes span, of the groups before a mixed operand's last: the
-    one at the top is then as far beyond it.
+    clip: share of a group's range that codes span, for the groups before a mixed operand's last
+    one; the value at the top then exceeds the range accordingly.
     """
     start = 0 if x.tail_bits is None else tail_start(x.k)
     values = x.values.double()
@@ -239,14 +240,14 @@ def _with_tops(x: Operand, clip: float) -> Operand:
 
 
 def _mixed(k: int, draw: Callable[[int, NumberFormat], Operand]) -> Operand:
-    """An operand with 8 bits in its last group; draw: one of k columns in a format."""
+    """An operand with 8 bits in its last group; draw: returns k columns in a format."""
     start = tail_start(k)
     head = draw(start, NumberFormat(HEAD_BITS, GROUP)) if start else None
     return joined(head, draw(k - start, NumberFormat(TAIL_BITS, GROUP)), default_order(k))
 
 
 def _limits(fmt: NumberFormat) -> tuple[int, int]:
-    """Lowest and highest code; dual-grained ones less the code in their middle."""
+    """Lowest and highest code; for dual-grained formats minus the code in their middle."""
     low, high = fmt.limits
     middle = _DUAL_MIDDLE if fmt.kind == "dual" and fmt.has_zero_points else 0
     return low - middle, high - middle

@@ -1,4 +1,4 @@
-"""Buffers of a GEMM: launches over copies of the weights, checked unannounced between samples."""
+"""Buffers of a GEMM: launches over copies of the weights, with unannounced checks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from kernels.reference import Reference
 from workloads.case import Case
 
 _MIN_SLOTS, _MAX_SLOTS = 2, 256
-_MAX_COLD_SLOTS = 8  # of activations; a cold sample has few turns over the weights
-_KEPT_SAMPLES = 16  # samples of a placement whose outputs are kept
+_MAX_COLD_SLOTS = 8  # of activations; a cold sample makes few passes over the weights
+_KEPT_SAMPLES = 16  # samples of a placement whose outputs are kept, at most
 _KEPT_LAUNCHES = 16  # of such a sample
 
 # launch(x, w, out, config)
@@ -44,18 +44,18 @@ class _Kept:
 
 
 class LinearBuffers(Buffers, BetweenSamples):
-    """Weights rotate launch by launch, activations turn by turn over the weights.
+    """Weights rotate from launch to launch, activations from one pass over the weights to the next.
 
-    A layer finds its input in the cache, where it was just written: there are few activations, and
-    the launches of a turn share one. No launch of a sample has both the activations and the weights
-    of another, as far as there are activations for it.
+    A layer finds its input in the cache, where it was just written. Therefore there are few
+    activations, and the launches of a pass share one. No two launches of a sample have the same
+    activations and weights, as long as there are enough activations.
 
     All launches write to one output, which stays in the cache as a layer's output does. Activations
-    are rewritten before each sample and some weights before each batch, so what the output holds
-    before a launch is the result of other inputs. In one untimed sample a batch, elements of the
-    output are copied away after launches drawn by lot, and judged when the placement ends.
+    are rewritten before each sample and some weights before each batch, so before a launch the
+    output contains the result of other inputs. In one untimed sample per batch, elements of the
+    output are copied after randomly drawn launches, and checked at the end of the placement.
 
-    seed: what changes is drawn from it; of a secret.
+    seed: derived from a secret; all changes are drawn from it.
     """
 
     weights: WeightCopies
@@ -78,21 +78,23 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._kernel, self._case = kernel, case
         self._launch, self._contents = launch, contents
         self._reference, self._orders = reference, orders
-        self._pad = pad  # held, so that the others don't get the addresses of the last placement
+        self._pad = pad  # kept, so that the buffers don't get the addresses of the last placement
         self._draw = random.Random(seed)
         self._rewritten_bytes = rewriting.protocol.rewritten_bytes
         budget = rewriting.pool_bytes(case, weights[0].nbytes)
         self._place_activations(budget)
         self._place_output(seed)
-        self._first = 0  # content that the first slot has
+        self._first = 0  # content of the first slot
         self._is_announced = False
-        self._is_given = False  # operands come from outside, and results are judged there
-        self._is_unseen = False  # each launch has activations of its own, and no result is judged
-        self._given_x: PackedOperand | None = None  # what all slots have; None: part of the bank
-        self._given_w: PackedOperand | None = None  # what all copies have; None: their contents
+        self._is_given = False  # True if operands come from outside and results are judged there
+        # True if each launch has its own activations and no result is judged
+        self._is_unseen = False
+        self._given_x: PackedOperand | None = None  # content of all slots; None: part of the bank
+        self._given_w: PackedOperand | None = None  # content of all copies; None: their contents
         self._written = ""
         self._last_copy = 0
-        self._of_kept: list[tuple[int, int]] = []  # X and the copy of W of launches copied away
+        # X, and the copy of W, of launches whose outputs are copied
+        self._of_kept: list[tuple[int, int]] = []
         self._kept: list[_Kept] = []
         self._kept_in_all = 0
         self._kept_at: int | None = None
@@ -107,20 +109,20 @@ class LinearBuffers(Buffers, BetweenSamples):
         most = _MAX_SLOTS if self.copies == 1 else _MAX_COLD_SLOTS
         count = _clamped(budget // Slots.bytes_each(inputs[0]), most)
         self._xs = Slots(inputs[0], count)
-        # So long that the slots can be filled by one copy from any content on.
+        # Long enough that one copy fills the slots, starting at any content.
         self._bank = Slots(inputs[0], len(inputs) + count)
         self._bank.fill(inputs)
         self._xs.copy_from(self._bank, 0, count)
-        self._filled = count  # slots that have the contents from the first on
+        self._filled = count  # number of slots with consecutive contents, beginning with the first
 
     def _place_output(self, seed: int) -> None:
         m, n, device = self._case.gemm.m, self._case.gemm.n, self._reference.y.device
-        # The default generator is the kernel's to use. Noise is as good as any result.
+        # The default generator is the kernel's. Noise is no correct result.
         generator = torch.Generator(device).manual_seed(seed)
         self._out = torch.randn(
             m, n, generator=generator, device=device, dtype=torch.float32
         ).half()
-        # What a kernel hangs on its object of this memory changes nothing of ours.
+        # Attributes that a kernel sets on its tensor object do not affect ours.
         self._lent_out = self._out.detach()
         rows, columns = self._contents.rows, self._contents.columns
         self._elements = (rows[:, None] * n + columns[None, :]).flatten()
@@ -145,7 +147,7 @@ class LinearBuffers(Buffers, BetweenSamples):
     def begin_launches(self, count: int) -> None:
         self._position = 0
         self._used = min(len(self._xs), -(-count // self.copies))
-        # The outputs of these launches are copied away where the sample is one that is kept.
+        # The outputs of these launches are copied if the sample is a kept one.
         self._positions = self._draw.sample(range(count), min(count, _KEPT_LAUNCHES))
 
     def launch(self, i: int, config: Config | None) -> None:
@@ -188,7 +190,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         return self._rewrites and index == self._kept_at
 
     def after_kept_sample(self) -> None:
-        # Every such sample of the placement is equally likely to be among those that stay.
+        # Reservoir sampling: every such sample of the placement is kept with equal probability.
         place = len(self._kept)
         if place == _KEPT_SAMPLES:
             place = self._draw.randrange(self._kept_in_all + 1)
@@ -230,11 +232,11 @@ class LinearBuffers(Buffers, BetweenSamples):
                     return _written("x", buffer)
         if "w" in read_only:
             for i in range(self.copies):
-                given = self._given_w
+                external_weights = self._given_w
                 buffer = (
                     self.weights.changed(i)
-                    if given is None
-                    else first_change(self.weights[i], given)
+                    if external_weights is None
+                    else first_change(self.weights[i], external_weights)
                 )
                 if buffer:
                     return _written("w", buffer)
@@ -269,7 +271,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         return self._out
 
     def _judge_kept(self, tolerance: float) -> str:
-        """Describe what is wrong with the outputs that were kept; empty: nothing."""
+        """Describe errors of the kept outputs; empty: none."""
         if not self._kept:
             return ""
         known = self._contents.reference
@@ -303,7 +305,9 @@ class LinearBuffers(Buffers, BetweenSamples):
 
 
 class _DrawnInputs(UnseenInputs):
-    """Contents of the bank, each buffer of them rolled by elements: bytes of the same kind."""
+    """Contents of the bank, with the elements of each buffer rolled: bytes of the same
+    distribution.
+    """
 
     def __init__(self, buffers: LinearBuffers) -> None:
         self._buffers = buffers
@@ -323,7 +327,7 @@ class _DrawnInputs(UnseenInputs):
 
 
 def _written(operand: str, buffer: str) -> str:
-    """Format the error for an operand that a launch changed, by the name of its argument."""
+    """Format the error for an operand that a launch changed, with the name of its argument."""
     name = operand if buffer in ("values", "real") else f"{operand}_{buffer}"
     return f"launches write into {name}: only out is theirs to write"
 

@@ -10,7 +10,7 @@ from flexq_bench.measure.nvml import open_handle
 
 
 def local_devices() -> list[tuple[str, DeviceInfo]]:
-    """Names that `--device` takes and what they are: GPUs first, then the CPU."""
+    """Names for `--device` with a description of each: GPUs first, then the CPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = [*(f"cuda:{i}" for i in range(count)), "cpu"]
     return [(name, device_info(name)) for name in names]

@@ -13,15 +13,14 @@ class Measured:
     """The measured part of a db.records.Record: same names, same meanings, same units.
 
     regime: of the times; sample_gap_us: idle time before each sample. launch_j: energy of a launch;
-    None: not under steady load, or the device doesn't tell.
-    source_hash: of the sources of a kernel from outside; None: one of ours.
-    extra: what is worth keeping beside: copies and launches of a sample, indices of invalid
-    samples, device states before and after, other processes on the GPU, seconds of each step, and
-    the secret that inputs which change between samples were drawn from.
+    None: not under steady load, or not available. source_hash: of the sources of an external
+    kernel; None: one of ours. extra: other stored values: copies and launches of a sample, indices
+    of invalid samples, device states before and after, other processes on the GPU, seconds of each
+    step, and the secret from which changing inputs were drawn.
     """
 
     status: str  # one of db.records.STATUSES
-    detail: str  # why, where the status is not ok
+    detail: str  # the reason, if the status is not ok
     seed: int
     protocol_version: int
     input_distribution: str
@@ -55,5 +54,5 @@ class Measured:
 
     @property
     def is_comparable(self) -> bool:
-        """True if its time may be compared: correct, timed, and at a high enough device clock."""
+        """True if its time may be compared: correct, timed, and at a valid device clock."""
         return self.status in ("ok", "noisy") and self.median_us is not None

@@ -1,4 +1,4 @@
-"""Estimate of the memory that a measurement takes, before anything is allocated."""
+"""Estimate of the memory of a measurement, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from flexq_bench.errors import MeasureError
 from kernels.contract import KernelSpec
 from workloads.gemm import GemmWorkload
 
-# Bytes a value while inputs are drawn, quantized and checked, at the largest moment: FP32 draws
-# and quotients, FP16 values, codes; the reference's float64 copies of activations; float64
-# outputs, magnitudes, errors and their temporaries.
+# Peak bytes per value while inputs are drawn, quantized and checked: FP32 draws and quotients, FP16
+# values, codes; the reference's float64 copies of activations; float64 outputs, magnitudes, errors
+# and their temporaries.
 _WEIGHT_BYTES = 24
 _ACTIVATION_BYTES = 40
 _OUTPUT_BYTES = 80
@@ -22,7 +22,9 @@ _REFERENCE_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes that a measurement holds at once: drawing and checking inputs, then weight copies."""
+    """Largest memory of a measurement, bytes: for drawing and checking inputs, and for weight
+    copies.
+    """
 
     drawing: int
     reference: int
@@ -33,7 +35,7 @@ class MemoryEstimate:
         return self.drawing + self.reference + self.copies
 
     def check(self, available: int, label: str, gemm: GemmWorkload) -> None:
-        """Raise MeasureError if it takes more than is available."""
+        """Raise MeasureError if more memory is needed than available."""
         if self.total <= available:
             return
         raise MeasureError(
@@ -45,12 +47,12 @@ class MemoryEstimate:
 
 
 def estimate_memory(spec: KernelSpec, gemm: GemmWorkload, cold_bytes: int | None) -> MemoryEstimate:
-    """Estimate the memory that measuring this kernel takes.
+    """Estimate the memory of a measurement of this kernel.
 
     cold_bytes: size that the weight copies must exceed; None: one copy, the hot cache mode.
     """
     weights = gemm.weight_bytes(spec.weight.bits, spec.weight.group) if spec.reads_weights else 0
-    # Each content that the copies can have is held once more.
+    # One more buffer for each content that the copies can have.
     copies = (1 + _CONTENTS) * weights + (cold_bytes or 0)
     values = gemm.n * gemm.k
     drawing = (

@@ -1,4 +1,4 @@
-"""Measuring one case on one device, from its name to a result."""
+"""Measurement of one case on one device, from its name to a result."""
 
 from __future__ import annotations
 
@@ -41,24 +41,22 @@ from kernels.errors import UnknownKernelError, UnsupportedError, first_line
 from workloads.case import Case, parse_kernel_label
 from workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
 
-# What of the environment decides which configuration is fastest.
+# Fields of the environment that affect the choice of the fastest configuration.
 _TUNED_FOR = ("torch", "cuda", "driver", "compiler_flags", "nvrtc", "cublas")
-_SECRET_BITS = 52  # every JSON reader has integers of so many bits
+_SECRET_BITS = 52  # every JSON reader supports integers of this size
 _COOLS_S = 1.0  # clocks stay up for seconds between cases
-_SHARED_PART = 6  # percent of the memory that is free at first: weights kept for the next cases
+_SHARED_PART = 6  # percent of the memory that is free at first, for weights kept for the next cases
 Resolve = Callable[[str, Backend], Kernel]
 
 
 class Meter:
-    """Measures cases by one protocol on one device that it has to itself.
+    """Measures cases by one protocol on one device that no other process uses.
 
-    device: "cpu", "cuda" or "cuda:<index>". protocol None: the device's own.
-    secret: what inputs that change between samples are drawn from, so that no kernel can know them
-    before; a record tells it afterwards. None: drawn by the operating system.
-    tuning: where configurations come from.
-    clock, sensor, resolve: how time is read, the device's state is read and kernels are found;
-    None: what the device has.
-    Raises DeviceError if this machine has no such device.
+    device: "cpu", "cuda" or "cuda:<index>". protocol None: the device's own. secret: seed of the
+    inputs that change between samples, so that no kernel can predict them; a record contains it
+    afterwards. None: drawn by the operating system. tuning: source of configurations. clock,
+    sensor, resolve: how to read time and the device's state, and how to look up kernels; None: the
+    device's own. Raises DeviceError if this machine has no such device.
     """
 
     def __init__(
@@ -96,8 +94,7 @@ class Meter:
     def memory_needed(self, case: Case) -> int:
         """Bytes that measuring the case takes on the device, estimated without allocating.
 
-        Raises MeasureError for a kernel that nobody has, UnsupportedError for one of another
-        backend.
+        Raises MeasureError for an unknown kernel, UnsupportedError for one of another backend.
         """
         return self._estimate(self._find(case).spec, case).total
 
@@ -106,20 +103,20 @@ class Meter:
         return available_memory(self._device)
 
     def free_mhz(self) -> float | None:
-        """SM clock of the device without load, measured once; None: it doesn't tell."""
+        """SM clock of the device without load, measured once; None: not available."""
         if not self._knows_free_mhz:
             self._free_mhz, self._knows_free_mhz = self._clock.free_mhz(), True
         return self._free_mhz
 
     def other_processes(self) -> int | None:
-        """Count the other processes that compute on the device; None: not known."""
+        """Number of other processes that compute on the device; None: not known."""
         self._clock.synchronize()  # the driver counts this process from its first use of the device
         return other_processes(self._nvml)
 
     def check_memory(self, case: Case) -> None:
-        """Raise MeasureError if the case doesn't fit the memory that is free; allocates nothing.
+        """Raise MeasureError if the case doesn't fit the free memory; allocate nothing.
 
-        A case that this device can't run at all passes: measuring it says so.
+        A case that this device can't run at all passes; its measurement reports the reason.
         """
         try:
             spec = self._find(case).spec
@@ -131,7 +128,7 @@ class Meter:
         """Measure a case together with its floor and the empty launch.
 
         A kernel's own failure is a result: status unsupported, failed or incorrect with a detail.
-        Raises MeasureError for a kernel that nobody has or a case that doesn't fit the memory, and
+        Raises MeasureError for an unknown kernel or a case that doesn't fit the memory, and
         InfrastructureError if the device stopped working before this case.
         """
         with self._clock.device_guard():
@@ -142,14 +139,14 @@ class Meter:
             return self._with_probes(case, measured)
 
     def device_guard(self) -> AbstractContextManager[object]:
-        """Makes the device the current one, as `prepare` and what comes of it want it."""
+        """Make the device the current one, as `prepare` and the prepared case require."""
         return self._clock.device_guard()
 
     def prepare(self, case: Case) -> PreparedCase:
-        """The case ready to be configured, checked and placed one step at a time.
+        """The case, ready to be configured, checked and placed step by step.
 
-        Raises MeasureError for a kernel that nobody has, UnsupportedError for one that this device,
-        stage or cache mode can't have, and whatever the kernel raises.
+        Raises MeasureError for an unknown kernel, UnsupportedError if this device does not support
+        the kernel, stage or cache mode, and any exception of the kernel.
         """
         kernel = self._find(case)
         self._check_supported(kernel.spec, case)
@@ -157,12 +154,12 @@ class Meter:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device that the buffers of cases are allocated on."""
+        """The device on which the buffers of cases are allocated."""
         return self._device
 
     @property
     def choices(self) -> TuningMemory:
-        """The configurations that were chosen, and those that others offer."""
+        """The configurations chosen here, and those that others chose."""
         return self._choices
 
     @property
@@ -190,7 +187,7 @@ class Meter:
         except RuntimeError as error:
             raise InfrastructureError(
                 f"{self._device} stopped working after an earlier kernel "
-                f"({first_line(error)}): go on in a new process"
+                f"({first_line(error)}): continue in a new process"
             ) from error
 
     def _measure_alone(self, case: Case) -> Measured:
@@ -215,7 +212,7 @@ class Meter:
             raise
         except UnsupportedError as error:
             return replace(blank, detail=first_line(error))
-        except Exception as error:  # a kernel may raise anything, and that is its result
+        except Exception as error:  # a kernel may raise any exception, which is its result
             detail = f"{type(error).__name__}: {first_line(error)}"
             return replace(blank, status="failed", detail=detail)
         finally:
@@ -316,7 +313,7 @@ class Meter:
         return time.monotonic() - self._measured_at < _COOLS_S
 
     def _with_probes(self, case: Case, measured: Measured) -> Measured:
-        """The result with the floor of its weights and the empty launch beside it."""
+        """Add the floor of its weights and the empty launch to the result."""
         spec = self._find(case).spec
         launch = self._probe(EMPTY_KERNEL, case, measured)
         launch_us = launch.median_us if launch.is_comparable else None
@@ -350,11 +347,11 @@ class Meter:
             )
 
     def release_memory(self) -> None:
-        """Give freed buffers back to the driver, for other processes and placements."""
+        """Return freed buffers to the driver, for other processes and placements."""
         try:
             self._clock.release_memory()
         except RuntimeError:
-            # The device is broken: the next measurement's health check says so with its reason.
+            # The device is broken; the health check of the next measurement reports the reason.
             return
 
 

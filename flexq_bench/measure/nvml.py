@@ -1,4 +1,4 @@
-"""The part of NVML that measuring reads. It only reads: no setting of a device is ever changed."""
+"""The NVML readings of a measurement. No setting of a device is ever changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def open_handle(device: torch.device) -> Nvml | None:
-    """NVML's view of a CUDA device; None where NVML is missing or doesn't know the device."""
+    """NVML handle of a CUDA device; None if NVML is missing or doesn't know the device."""
     try:
         import pynvml
     except ImportError:
@@ -26,7 +26,7 @@ def open_handle(device: torch.device) -> Nvml | None:
 
 
 def _handle(pynvml: Any, uuid: str) -> Any:
-    # torch counts visible devices and NVML all of them, so an index would name another GPU.
+    # torch counts only visible devices and NVML all of them, so an index would name another GPU.
     prefixed = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     try:
         return pynvml.nvmlDeviceGetHandleByUUID(prefixed)
@@ -35,7 +35,7 @@ def _handle(pynvml: Any, uuid: str) -> Any:
 
 
 class Nvml:
-    """Readings of one device. Each is None where the device or the driver doesn't offer it."""
+    """Readings of one device. Each is None if the device or the driver doesn't offer it."""
 
     def __init__(self, pynvml: Any, handle: Any) -> None:
         self._pynvml = pynvml
@@ -48,7 +48,7 @@ class Nvml:
         return self._number("nvmlDeviceGetClockInfo", self._pynvml.NVML_CLOCK_MEM)
 
     def default_sm_clock_mhz(self) -> float | None:
-        """The clock that the device runs at by default: of applications, else the highest."""
+        """Default clock of the device: the applications clock, otherwise the highest."""
         default = self._number(
             "nvmlDeviceGetDefaultApplicationsClock", self._pynvml.NVML_CLOCK_GRAPHICS
         )
@@ -57,7 +57,7 @@ class Nvml:
         return self._number("nvmlDeviceGetMaxClockInfo", self._pynvml.NVML_CLOCK_SM)
 
     def applications_sm_clock_mhz(self) -> float | None:
-        """The clock that somebody asked applications to run at."""
+        """The applications clock that somebody set."""
         return self._number("nvmlDeviceGetApplicationsClock", self._pynvml.NVML_CLOCK_GRAPHICS)
 
     def power_w(self) -> float | None:
@@ -67,7 +67,7 @@ class Nvml:
         return _scaled(self._number("nvmlDeviceGetEnforcedPowerLimit"), 1000)
 
     def energy_j(self) -> float | None:
-        """Used since the driver was loaded."""
+        """Energy used since the driver was loaded."""
         return _scaled(self._number("nvmlDeviceGetTotalEnergyConsumption"), 1000)
 
     def temperature_c(self) -> float | None:

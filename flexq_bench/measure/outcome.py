@@ -16,7 +16,7 @@ _US_A_SECOND = 1e6
 
 
 def status_of(check: CheckResult, sampling: Sampling, protocol: Protocol) -> tuple[str, str]:
-    """Status and detail. Wrong comes before noisy: a wrong kernel's time says nothing."""
+    """Status and detail. Incorrect precedes noisy: the time of a wrong kernel means nothing."""
     if not check.is_correct:
         return "incorrect", check.detail
     if sampling.converged:
@@ -31,14 +31,14 @@ def status_of(check: CheckResult, sampling: Sampling, protocol: Protocol) -> tup
         return "noisy", (
             f"{reached}, which took {sampling.elapsed_s:.1f} s; "
             f"{protocol.min_placements} placements and {protocol.min_samples} samples, or "
-            f"{protocol.long_device_s:g} s on the device, are asked for"
+            f"{protocol.long_device_s:g} s on the device, are required"
         )
     ended = ", and more would not do" if sampling.stopped == "hopeless" else ""
-    return "noisy", f"{reached}{ended}; ±{100 * protocol.ci_tolerance:.3g} % is asked for"
+    return "noisy", f"{reached}{ended}; ±{100 * protocol.ci_tolerance:.3g} % is required"
 
 
 def with_times(measured: Measured, sampling: Sampling) -> Measured:
-    """The result with its samples and statistics. Invalid samples are kept but not counted."""
+    """The result with its samples and statistics. Invalid samples are stored but not counted."""
     interval, power_w = sampling.interval, sampling.power_w
     return replace(
         measured,
@@ -60,14 +60,14 @@ def with_times(measured: Measured, sampling: Sampling) -> Measured:
 def judge_speed(
     measured: Measured, floor: Measured, launch_us: float, protocol: Protocol
 ) -> Measured:
-    """The result, or an incorrect one where it took less time than its weights take to be read.
+    """The result, or an incorrect one if it took less time than reading its weights takes.
 
-    measured: of cold weights. floor: of the probe that reads as many bytes. launch_us: of an empty
-    launch, 0 where that is unknown.
+    measured: with cold weights. floor: of the probe that reads as many bytes. launch_us: of an
+    empty launch, 0 if unknown.
     """
     if not (measured.is_comparable and floor.is_comparable):
         return measured
-    # is_comparable: both were timed.
+    # is_comparable implies that both have times.
     assert measured.ci_high_us is not None
     assert measured.median_us is not None
     assert floor.ci_low_us is not None
@@ -93,7 +93,7 @@ def extra_facts(
     telemetry: Telemetry,
     **facts: Any,
 ) -> dict[str, Any]:
-    """Collect the values that are stored beside the statistics: see Measured.extra."""
+    """Collect the values that are stored with the statistics: see Measured.extra."""
     before, after = telemetry.before, telemetry.after
     extra: dict[str, Any] = {"elapsed_s": round(sampling.elapsed_s, 3), **facts}
     if before is not None and before.sm_clock_mhz is not None:

@@ -1,7 +1,7 @@
-"""Kernels from outside in this process: known by description, run in worker processes only.
+"""External kernels in this process: known by their descriptions, run only in worker processes.
 
-A file of others may do anything when it is imported. So a process of its own imports it and says
-what is in it, and this one never runs its code.
+The import of an external file may run any code. A separate process imports it and describes its
+kernels; this process never runs its code.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from kernels.outside.sources import KernelSource
 from kernels.runtime.files import cache_folder
 
 LOADER = (sys.executable, "-m", "flexq_bench.measure.outside_loader")
-LOAD_S = 180.0  # for a file to import, which may build an extension
+LOAD_S = 180.0  # for the import of a file, which may build an extension
 OPTION = "--kernels-from"
-_SHOWN = 80  # characters of what a file printed
+_SHOWN = 80  # characters of a file's output
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ _state = _NOTHING
 
 
 def adopted() -> Adopted:
-    """The sources whose kernels this process knows."""
+    """The sources whose kernels are registered in this process."""
     return _state
 
 
@@ -71,10 +71,10 @@ def adopt(
     timeout_s: float = LOAD_S,
     environment: Mapping[str, str] | None = None,
 ) -> Adopted:
-    """Know the kernels of sources: they are in the registry from now on.
+    """Register the kernels of sources.
 
-    A source that can't be had is among the failures, and the others are taken. timeout_s: for each
-    to import. environment: of the processes that run them; None: ours.
+    A source that can't be loaded is among the failures; the others are registered. timeout_s: for
+    the import of each. environment: of the processes that run them; None: ours.
     """
     global _state
     labels, failures = dict(_state.labels), dict(_state.failures)
@@ -91,13 +91,13 @@ def adopt(
 
 
 def log_failures() -> None:
-    """One line in the log for each source that could not be had."""
+    """Log one line for each source that could not be loaded."""
     for reason in _state.failures.values():
         log.warning("%s", reason)
 
 
 def forget() -> None:
-    """Know no adopted kernel any more."""
+    """Unregister all adopted kernels."""
     global _state
     registry.remove(_state.all_labels)
     _state = _NOTHING
@@ -111,8 +111,8 @@ def described(
 ) -> tuple[DescribedKernel, ...]:
     """The kernels of a source as another process describes them.
 
-    environment: of that process; None: ours. Raises RefusedError or WorkerError of one line:
-    it does not import, ends its process, has no kernel, or takes longer than timeout_s.
+    environment: of that process; None: ours. Raises RefusedError or WorkerError with one line: the
+    source does not import, ends its process, has no kernel, or takes longer than timeout_s.
     """
     name = Path(source.place).name if source.is_file else source.place
     loader = WorkerProcess(
@@ -129,8 +129,9 @@ def described(
 def describe_installed() -> tuple[DescribedKernel, ...]:
     """The kernels of installed packages as another process describes them, without the database.
 
-    For a process that measures nothing: `kernels.outside.installed.find_by` has the registry ask
-    this. Packages that can't be described are left out, with one line in the log.
+    For a process that measures nothing: the registry calls this through
+    `kernels.outside.installed.find_by`. Packages that can't be described are left out, with one
+    line in the log.
     """
     if not metadata.entry_points(group=ENTRY_POINTS):
         return ()
@@ -152,10 +153,11 @@ def _kernels_of(reply: Mapping[str, Any], name: str) -> tuple[DescribedKernel, .
 
 
 def program_root(packages: Path | None = None) -> Path:
-    """A folder with the packages that this process runs, and nothing else that is installed.
+    """A folder with the packages of this process and no other installed ones.
 
-    packages: where they are; None: where this one is. Where other packages lie beside them, it is a
-    folder of links: first on a worker's path, it must not hide what a project has installed.
+    packages: the folder that contains them; None: that of this file. If the folder also contains
+    other packages, the result is a folder of links: it comes first on a worker's path, and must not
+    hide packages that a project has installed.
     """
     root = packages or Path(flexq_bench.__file__).resolve().parents[1]
     if "site-packages" not in root.parts:
@@ -170,16 +172,16 @@ def program_root(packages: Path | None = None) -> Path:
 
 
 def options_of(sources: Sequence[KernelSource]) -> tuple[str, ...]:
-    """Options of a worker process that makes it load the sources."""
+    """Options that make a worker process load the sources."""
     return tuple(part for source in sources for part in (OPTION, source.argument))
 
 
-def without_failed(patterns: Sequence[str], found: Adopted) -> tuple[str, ...]:
-    """Labels and globs but for those of sources that failed, which are known to be missing."""
-    lost = tuple(f"{source.prefix}." for source in found.failures)
+def without_failed(patterns: Sequence[str], loaded: Adopted) -> tuple[str, ...]:
+    """Labels and globs without those of failed sources, which are known to be missing."""
+    lost = tuple(f"{source.prefix}." for source in loaded.failures)
     return tuple(pattern for pattern in patterns if not pattern.startswith(lost or ("\0",)))
 
 
 def carried(sources: Sequence[KernelSource]) -> tuple[KernelSource, ...]:
-    """The sources with what machines need that don't have their files."""
+    """The sources, with their contents for machines that don't have the files."""
     return tuple(source.carried() for source in sources)

@@ -1,4 +1,4 @@
-"""A process that imports kernels from outside and says what they are.
+"""Process that imports external kernels and describes them.
 
     python -m flexq_bench.measure.outside_loader
 
@@ -34,7 +34,7 @@ class Loader:
     """The operations of the process."""
 
     def load(self, source: str) -> dict[str, Any]:
-        """Specs of the kernels, and what the source printed. Raises SourceError."""
+        """Specs of the kernels, and the output of the source. Raises SourceError."""
         loaded = load(KernelSource.of_argument(source))
         specs = [spec_as_plain(kernel.spec) for kernel in loaded.kernels]
         return {"specs": specs, "printed": loaded.printed}
@@ -46,9 +46,11 @@ class Loader:
     def machine_code(
         self, source: str, targets: list[str], out: str, patterns: list[str] | None
     ) -> dict[str, Any]:
-        """Cubins of the kernels that tell of one, as files in `out`; of others why they don't
-        compile; the labels of all. patterns: of the labels to compile; None: all of them. Raises
-        SourceError."""
+        """Write the cubins of the kernels that offer one to files in `out`.
+
+        Returns also the reasons of kernels that don't compile, and all labels. patterns: of the
+        labels to compile; None: all of them. Raises SourceError.
+        """
         loaded = load(KernelSource.of_argument(source)).kernels
         kernels = [kernel for kernel in loaded if kernel.spec.backend != "cpu"]
         compiled: list[dict[str, str]] = []
@@ -64,7 +66,7 @@ class Loader:
 
 
 class _NoCodeError(Exception):
-    """A kernel that tells of no machine code."""
+    """A kernel that offers no machine code."""
 
 
 def _compiled(kernel: LinearKernel, target: str, out: Path) -> dict[str, str]:
@@ -72,7 +74,7 @@ def _compiled(kernel: LinearKernel, target: str, out: Path) -> dict[str, str]:
         code = kernel.machine_code(target)
         if code is not None and not isinstance(code, bytes):
             raise TypeError(f"machine_code must return bytes, got {type(code).__name__}")
-    except Exception as error:  # of others: it may be anything
+    except Exception as error:  # external code may raise any exception
         return {"error": one_line(error)}
     if code is None:
         raise _NoCodeError
@@ -82,11 +84,11 @@ def _compiled(kernel: LinearKernel, target: str, out: Path) -> dict[str, str]:
 
 
 def add_kernels(arguments: list[str]) -> None:
-    """Load the sources of a worker's `--kernels-from` options, and turn gradients off: kernels of
-    modules have weights that require them.
+    """Load the sources of a worker's `--kernels-from` options.
 
-    A source that does not load is no error here: each of its kernels is refused with the reason.
-    Installed packages are imported, too: before there is anything that they could keep.
+    Gradients are turned off, because kernels of modules have weights that require them. A source
+    that does not load is no error here: each of its kernels is refused with the reason. Installed
+    packages are imported first, before there is any data that they could keep.
     """
     torch.set_grad_enabled(False)
     if arguments:
@@ -103,7 +105,7 @@ def add_kernels(arguments: list[str]) -> None:
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """The option of a worker that runs kernels from outside."""
+    """Add the option of a worker that runs external kernels."""
     parser.add_argument("--kernels-from", action="append", default=[], metavar="PACKAGE=PLACE")
 
 

@@ -1,4 +1,4 @@
-"""A case made ready on a device: bound, configured, checked and placed as often as asked."""
+"""A case prepared on a device: bound, configured, checked and placed repeatedly."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from kernels.runtime.module import binary_hash, compile_ahead
 from kernels.runtime.nvrtc import builds_hash
 from workloads.case import Case
 
-# A launch on inputs that it has not seen is held against the same again: how often, with the first
-# that fills the caches, and in how many microseconds at most where there is more than one launch.
+# Launches on new inputs are compared with repetitions on the same inputs: number of repetitions,
+# including a first one that fills the caches; the number for long launches; and most microseconds
+# of a repetition, if it has more than one launch.
 _REPETITIONS, _OF_LONG_LAUNCHES, _REPEATED_US = 9, 5, 2000.0
 _FASTER_AGAIN = 1.5
 _LOOKS = 3  # one after the other, all of which must find it
@@ -39,7 +40,7 @@ _LOOKS = 3  # one after the other, all of which must find it
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Buffers that were allocated for one placement, and the rotation that is timed over them."""
+    """Buffers allocated for one placement, and the rotation that is timed over them."""
 
     rotation: Rotation
     buffers: Buffers
@@ -48,17 +49,17 @@ class Placed:
     tolerance: float
 
     def written(self) -> str:
-        """Describe what launches wrote that isn't theirs, or remembered; empty: nothing."""
+        """Describe operands that launches changed, or results that they cached; empty: none."""
         self.clock.synchronize()
         return self.buffers.written() or self._remembered()
 
     def _remembered(self) -> str:
-        """Describe that launches are faster on inputs that they have seen; empty: they aren't.
+        """Describe that launches are faster on inputs that they have seen; empty: they are not.
 
-        A launch function on the host can look at its operands and keep results by what it sees.
-        Launches that have new activations each take turns with the same launches again, all on
-        copies of the weights that the host's caches have. This is no measurement: all of the first
-        must take far longer than most of the second.
+        A launch function on the host can inspect its operands and cache results. Launches with new
+        activations alternate with repetitions of the same launches, all on copies of the weights
+        that are in the host's caches. This is not a measurement: even the fastest launch on new
+        inputs must take far longer than the median repetition.
         """
         launch_us = self.rotation.repeated_us(1)
         if launch_us is None:
@@ -92,14 +93,14 @@ class Placed:
         return min(new[1:]), statistics.median(again[1:])  # caches were cold
 
     def inspect(self) -> str:
-        """Describe what is wrong with what the timed launches compute; empty: nothing.
+        """Describe errors in the results of the timed launches; empty: none.
 
-        What a kernel's code replaced or read of what measures comes first, then operands that it
-        wrote, then outputs of samples that were looked at unannounced, then those of one more
-        sample on outputs filled with NaN, then results that are remembered.
+        The order is: functions that a kernel's code replaced, or reads of this process; operands
+        that it changed; outputs of unannounced samples; outputs of one more sample, filled with NaN
+        before; cached results.
         """
-        if found := tampering.found():
-            return found
+        if tampered := tampering.detected():
+            return tampered
         self.clock.synchronize()
         remembered = self._remembered()
         self.buffers.poison()
@@ -111,7 +112,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class TuningMachine:
-    """Scope in which a tuned choice is valid: the GPU's SKU, the libraries and the compiler."""
+    """Scope of a tuned choice: the GPU's SKU, the libraries and the compiler."""
 
     gpu: str
     software: str
@@ -120,11 +121,11 @@ class TuningMachine:
 class PreparedCase:
     """A kernel at one shape, with its inputs drawn from the seed and packed.
 
-    config: what runs; the kernel's own heuristic until one is chosen or given. copies: of the
-    weights, in a rotation. seed: of the run. secret: what changes between samples is drawn from it.
-    shared: weights of cases before. warm: the device was just at work. All methods want the clock's
-    device to be the current one.
-    Raises UnsupportedError where the cache mode can't be had, and whatever the kernel raises.
+    config: the configuration that runs; the kernel's own heuristic until one is chosen or given.
+    copies: of the weights, in a rotation. seed: of the run. secret: seed of the inputs that change
+    between samples. shared: weights of earlier cases. warm: the device was just busy. All methods
+    require the clock's device to be the current one. Raises UnsupportedError if the cache mode is
+    not possible, and any exception of the kernel.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class PreparedCase:
     ) -> None:
         self.case, self.kernel = case, kernel
         self._clock, self._protocol, self._seed, self._warm = clock, protocol, seed, warm
-        self._spec = deepcopy(kernel.spec)  # the kernel's code has the object, too
+        self._spec = deepcopy(kernel.spec)  # a copy, because the kernel's code has the object too
         rewriting = Rewriting(secret, protocol, l2_bytes or protocol.assumed_l2_bytes)
         self._subject = bind(kernel, case, device, seed, rewriting, shared)
         self.input_distribution = self._subject.input_distribution
@@ -153,7 +154,7 @@ class PreparedCase:
         self._launches: dict[tuple[int, Config | None], int] = {}
 
     def _take(self, config: Config | None) -> None:
-        """Run this one; weights that it doesn't read are freed."""
+        """Use this configuration; free weights that it doesn't read."""
         self.config = config
         self._subject.narrow(config)
         self.copies = self._needed_copies()
@@ -163,7 +164,7 @@ class PreparedCase:
 
     @property
     def binary_hash(self) -> str | None:
-        """Of the machine code that runs; None: a library's."""
+        """Hash of the machine code that runs; None: that of a library."""
         return binary_hash(self.kernel.builds_for(self.case.gemm, self.config))
 
     def choose_config(
@@ -173,7 +174,7 @@ class PreparedCase:
         *,
         favourite: Mapping[str, Any] | None = None,
     ) -> None:
-        """Take the fastest candidate, or the favourite (as a dict) where that is nearly as fast."""
+        """Use the fastest candidate, or the favourite (as a dict) if it is nearly as fast."""
         candidates = self._subject.candidates()
         if not candidates:
             self.use_default()
@@ -188,7 +189,7 @@ class PreparedCase:
             case.stage,
             case.cache,
             machine.gpu,
-            # A choice is stale that was made at another clock.
+            # A choice made under another regime is invalid.
             f"{machine.software} {builds_hash(tuple(self.kernel.builds()))} "
             f"protocol {self._protocol.version} {case.regime}{_of_outside(spec.source_hash)}",
             "" if favourite is None else str(dict(favourite)),
@@ -198,7 +199,9 @@ class PreparedCase:
         self._take(memory.choose(key, candidates, *times))
 
     def time_candidates(self) -> Iterator[tuple[Config, float]]:
-        """Every candidate in microseconds a launch: a glance, a brief time where that is near."""
+        """Microseconds per launch of every candidate: a coarse time, and a brief one for those near
+        the best.
+        """
         timer = self._timer()
         glances = [(config, timer.glance(config)) for config in self._subject.candidates()]
         near = min((microseconds for _, microseconds in glances), default=0.0) * (1 + NEAR)
@@ -221,17 +224,17 @@ class PreparedCase:
         return self._subject.place(self.copies, seed=seed)
 
     def use_default(self) -> None:
-        """Take the kernel's own heuristic."""
+        """Use the kernel's own heuristic."""
         self._take(self._subject.default_config())
 
-    def use_config(self, wanted: Mapping[str, Any]) -> None:
-        """Take the candidate that is this dict; empty: the default. Raises MeasureError."""
+    def use_config(self, arguments: Mapping[str, Any]) -> None:
+        """Use the candidate that equals this dict; empty: the default. Raises MeasureError."""
         known = [self._subject.default_config(), *self._subject.candidates()]
         for config in known:
-            if (config.as_dict() if config is not None else {}) == wanted:
+            if (config.as_dict() if config is not None else {}) == arguments:
                 self._take(config)
                 return
-        raise MeasureError(f"{self.case.label} has no configuration {dict(wanted)}")
+        raise MeasureError(f"{self.case.label} has no configuration {dict(arguments)}")
 
     def check(self, when: str) -> CheckResult:
         """Check the results on newly drawn inputs. when: "before" or "after" the samples."""
@@ -244,7 +247,7 @@ class PreparedCase:
     def placed(self, index: int, *, beside: Buffers | None = None) -> Iterator[Placed]:
         """Placement `index`: a rotation over buffers that are allocated now and freed on leaving.
 
-        beside: another subject's, whose weights are used where they are the same bytes.
+        beside: another subject's buffers, whose weights are shared if they have the same bytes.
         """
         seed = derive_seed(self._seed, self.case.key, "placement", index)
         self._clock.release_memory()
@@ -256,7 +259,7 @@ class PreparedCase:
             buffers.between,
             self._launches.get((self.copies, self.config)),
         )
-        # All placements have samples of one length.
+        # All placements have samples of the same length.
         self._launches[self.copies, self.config] = rotation.launches
         try:
             yield Placed(rotation, buffers, self.config, self._clock, self._protocol.tolerance)

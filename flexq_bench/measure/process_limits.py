@@ -1,4 +1,4 @@
-"""Limits of a process that runs kernels of others: what it takes too much of ends it, not us."""
+"""Limits of a process that runs external kernels, so that excessive use ends only that process."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 from flexq_bench.measure.device import available_memory, find_device
 
-_SHARE = 0.9  # of the memory that is free
+_SHARE = 0.9  # of the free memory
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 def limit_memory(device: str) -> None:
-    """An allocation of more host memory than there is raises, or ends this process first of all.
+    """Make excessive allocations of host memory raise, and this process the first one to be killed.
 
-    A limit is set on a CPU only: CUDA reserves addresses far beyond what it uses.
+    The limit is set only on a CPU, because CUDA reserves far more addresses than it uses.
     """
-    with suppress(OSError):  # no Linux, or no such right
+    with suppress(OSError):  # not Linux, or no permission
         _OOM_SCORE.write_text("1000")
     if device != "cpu":
         return

@@ -18,19 +18,20 @@ from workloads.case import Case
 
 _ALIGNED = 512  # bytes, as the CUDA allocator aligns
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
-_MOVED = 8  # one in so many rows of the weights is another row's in their second content
-_MAX_CONTENT_BYTES = 32 << 20  # of activations to draw from, where that leaves enough of them
+_MOVED = 8  # one of this many rows of the weights differs in their second content
+# of activations to draw from, if that is enough for the minimum number
+_MAX_CONTENT_BYTES = 32 << 20
 _MIN_CONTENTS = 3
-# Elements whose result is known in float64: of so many tokens and output features.
+# Elements with a known float64 result: this many tokens and output features.
 _LOOKED_AT_ROWS = 16
 _LOOKED_AT_COLUMNS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """Parameters of what changes between samples.
+    """Parameters of the changes between samples.
 
-    secret: seed of everything that changes. l2_bytes: L2 size of the device.
+    secret: seed of all changes. l2_bytes: L2 size of the device.
     """
 
     secret: int
@@ -38,9 +39,10 @@ class Rewriting:
     l2_bytes: int
 
     def pool_bytes(self, case: Case, copy_bytes: int) -> int:
-        """Bytes of activations that launches of a sample may rotate over.
+        """Bytes of activations over which launches of a sample may rotate.
 
-        Little of the L2, where a layer finds its input; hot, little of what the weights leave.
+        A small part of the L2, where a layer finds its input; in hot mode a small part of the rest
+        that the weights leave.
         """
         most = int(self.protocol.pool_share * self.l2_bytes)
         if case.cache == "hot":
@@ -49,10 +51,10 @@ class Rewriting:
 
 
 def second_order(rows: int, seed: int) -> torch.Tensor:
-    """An order of rows, int64 [rows], in which a random eighth of them are each another's.
+    """An order of rows, int64 [rows], in which a random eighth of them are permuted.
 
-    A second content of the weights whose reference needs no second GEMM, and which a few words
-    don't tell from the first.
+    It gives a second content of the weights whose reference needs no second GEMM, and which cannot
+    be recognized by a few words.
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.arange(rows, device="cpu")
@@ -64,7 +66,7 @@ def second_order(rows: int, seed: int) -> torch.Tensor:
 class WeightCopies(Sequence[PackedOperand]):
     """Copies of packed weights at fresh addresses, each with one of several contents.
 
-    contents: packed, of one layout. held: the content that each copy has now.
+    contents: packed, of one layout. held: the current content of each copy.
     """
 
     def __init__(self, contents: Sequence[PackedOperand], copies: int, draw: random.Random) -> None:
@@ -88,7 +90,7 @@ class WeightCopies(Sequence[PackedOperand]):
         self._copies[copy].copy_from(self._contents[self.held[copy]])
 
     def changed(self, copy: int) -> str | None:
-        """The first buffer of a copy that isn't as it was filled; None: all are."""
+        """The first buffer of a copy that differs from its content; None: none does."""
         return first_change(self._copies[copy], self._contents[self.held[copy]])
 
     def have(self, contents: Sequence[PackedOperand]) -> bool:
@@ -105,10 +107,10 @@ class WeightCopies(Sequence[PackedOperand]):
 
 
 class Slots:
-    """Operands of one layout side by side in memory, so that one copy rewrites many of them."""
+    """Operands of one layout, contiguous in memory, so that one copy rewrites many of them."""
 
     def __init__(self, like: PackedOperand, count: int) -> None:
-        self._layout = like.clone()  # without what lies between the rows of a view
+        self._layout = like.clone()  # without the padding between the rows of a view
         device = next(iter(self._layout.buffers.values())).device
         self._bytes = torch.empty(count, Slots.bytes_each(like), dtype=torch.uint8, device=device)
         self._operands: dict[int, PackedOperand] = {}
@@ -129,11 +131,13 @@ class Slots:
         return self._operands[i]
 
     def copy_from(self, other: Slots, first: int, count: int) -> None:
-        """Fill the first `count` with those of the other from `first` on."""
+        """Fill the first `count` slots with those of `other` from `first` on."""
         self._bytes[:count].copy_(other._bytes[first : first + count])
 
     def fill(self, operands: Sequence[PackedOperand]) -> None:
-        """Fill all, in turn, with operands of the same layout; these are at most as many."""
+        """Fill all slots cyclically with operands of the same layout; there may not be more
+        operands.
+        """
         count = len(operands)
         for i, operand in enumerate(operands):
             self[i].copy_from(operand)
@@ -143,17 +147,17 @@ class Slots:
 
     @staticmethod
     def bytes_each(like: PackedOperand) -> int:
-        """Bytes that an operand of this layout takes here."""
+        """Bytes of an operand of this layout here."""
         return sum(_aligned(_extent_bytes(buffer.clone())) for buffer in like.buffers.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Activations to draw from, and what is looked at of their results.
+    """Activations to draw from, and the checked elements of their results.
 
     inputs: as the stage takes them; the first is the subject's own. rows, columns: int64, of the
-    elements that are looked at. reference: y and magnitude, the sum of all |products|, are
-    [contents of the weights, inputs, rows, columns].
+    checked elements. reference: y and magnitude, the sum of all |products|, are [contents of the
+    weights, inputs, rows, columns].
     """
 
     inputs: Sequence[PackedOperand]
@@ -163,7 +167,7 @@ class Contents:
 
 
 def first_change(now: PackedOperand, filled: PackedOperand) -> str | None:
-    """The first buffer whose bits differ from those that it was filled with; None: none does."""
+    """The first buffer whose bits differ from its original contents; None: none does."""
     for name, buffer in filled.buffers.items():
         if not torch.equal(_bits(now.buffers[name]), _bits(buffer)):
             return name
@@ -190,7 +194,7 @@ def draw_contents(
     rewriting: Rewriting,
     seed: int,
 ) -> Contents:
-    """Draw activations like the subject's own, and elements of their results to look at.
+    """Draw activations like the subject's own, and elements of their results to check.
 
     orders: of the rows of `own.w`, one for each content of the weights.
     """
@@ -210,9 +214,9 @@ def draw_contents(
         xs.append(quantized.take_rows(rows.to(device)))
     w_rows = torch.cat([order[columns] for order in orders]).to(device)
     x, w = Operand.stacked(xs), own.w.take_rows(w_rows)
-    # A stale result is far off. What a kernel may round, such as sums of single bit planes, which
-    # cancel where their total is small, is judged against all products; the announced checks are
-    # those that judge rounding.
+    # A stale result differs by far. Rounding errors (of sums of single bit planes, for example,
+    # which cancel if their total is small) are tolerated relative to all products here; the
+    # announced checks judge rounding.
     exact = reference_gemm(x, w, integer_sums=False).rounded_to(kernel.spec.rounds_to)
 
     def by_content(values: torch.Tensor) -> torch.Tensor:
@@ -224,16 +228,16 @@ def draw_contents(
 
 
 def _columns(orders: Sequence[torch.Tensor], n: int, generator: torch.Generator) -> torch.Tensor:
-    """Output features to look at: half of them such as differ between contents of the weights."""
+    """Output features to check: half of them differ between contents of the weights."""
     shuffled = torch.randperm(n, generator=generator, device="cpu")
     differs = (orders[0] != orders[-1])[shuffled]
-    moved, others = shuffled[differs], shuffled[~differs]
+    moved, unmoved = shuffled[differs], shuffled[~differs]
     half = _LOOKED_AT_COLUMNS // 2
-    return torch.cat([moved[:half], others[: _LOOKED_AT_COLUMNS - min(half, len(moved))]])
+    return torch.cat([moved[:half], unmoved[: _LOOKED_AT_COLUMNS - min(half, len(moved))]])
 
 
 def _bits(buffer: torch.Tensor) -> torch.Tensor:
-    """View a buffer as integers, each of which equals itself even where it is a NaN."""
+    """View a buffer as integers, each of which equals itself even if it is a NaN."""
     kind = _INTEGERS.get(buffer.element_size())
     return buffer if kind is None else buffer.view(kind)
 

@@ -17,29 +17,31 @@ from flexq_bench.stats import Interval, hierarchical_interval, median_interval
 from workloads.case import Regime
 
 _MAX_BATCH = 128  # samples, so that the device's queue of launches never fills
-# Of long samples with longer gaps, as once a batch outputs are looked at; in at most so many times
-# the length of a batch.
+# Outputs are checked once per batch, so a batch of long samples with longer gaps has at least this
+# many, in at most this many times the length of a batch.
 _MIN_GAPPED, _MOST_BATCHES = 3, 10
-# Half the 95 % interval of the median of n, in standard deviations over sqrt(n), for large n:
-# 1.96 · sqrt(pi / 2).
+# Half the 95 % interval of the median of n, in standard deviations over sqrt(n), for large n: 1.96
+# · sqrt(pi / 2).
 _HALF_WIDTH = 2.46
-# That tell a case's own clock without a power limit; and idle time that no limit outlasts.
+# Number of samples that give a case's own clock without a power limit, and the idle time after
+# which no limit is active.
 _FREE_SAMPLES, _LONGEST_FREE_GAP_S = 5, 0.02
-# Placements whose spread tells how many more it takes. Of fewer, too many may lie apart by chance.
+# Placements from whose spread the required number is predicted. Of fewer, too many may be outliers
+# by chance.
 _TELL = 10
-_RAISED = 1.01  # times the clock before: by longer gaps
+_RAISED = 1.01  # ratio of clocks above which longer gaps are worthwhile
 Place = Callable[[int], AbstractContextManager[Rotation]]
 Now = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
 class FreeClocks:
-    """SM clocks free of the power limit. None: the device doesn't tell.
+    """SM clocks without the power limit. None: not available.
 
-    device_mhz: of the device without load. case_mhz: of the case with gaps that leave power to
-    spare; None: not known yet. Tensor cores at work clock an SM lower than reading memory does,
-    whatever the gaps (on an H200 1,810 to 1,850 MHz where NVML says 1,980), so that what a power
-    limit takes can only be told from what the same case has without it.
+    device_mhz: of the device without load. case_mhz: of the case with gaps long enough to avoid the
+    power limit; None: not known yet. Busy tensor cores run at a lower SM clock than memory reads,
+    at any gap (on an H200 1,810 to 1,850 MHz where NVML reports 1,980). The effect of a power limit
+    can therefore be measured only relative to the same case without it.
     """
 
     device_mhz: float | None = None
@@ -53,7 +55,7 @@ class FreeClocks:
         return replace(self, case_mhz=_median([mhz for mhz in batch.sm_mhz if mhz is not None]))
 
     def least_mhz(self, protocol: Protocol) -> float | None:
-        """SM clock of a sample that counts under `boost`."""
+        """Lowest SM clock of a sample that counts under `boost`."""
         limits = (
             (self.device_mhz, protocol.min_device_clock_fraction),
             (self.case_mhz, protocol.min_clock_fraction),
@@ -66,10 +68,9 @@ class FreeClocks:
 class Placement:
     """Samples over one set of freshly allocated buffers, in the order measured.
 
-    times_us: microseconds a launch. valid: per sample, whether it counts in the regime of the case.
-    sm_mhz: SM clock during each; None: the device doesn't tell. device_s: time that all of them
-    took on the device. gap_us: idle time before each. power_w: mean; None: not under steady load,
-    or the device doesn't tell.
+    times_us: microseconds per launch. valid: per sample, True if it counts in the regime of the
+    case. sm_mhz: SM clock during each; None: not available. device_s: device time of all samples.
+    gap_us: idle time before each. power_w: mean; None: not under steady load, or not available.
     """
 
     times_us: tuple[float, ...]
@@ -85,7 +86,7 @@ class Placement:
 
     @property
     def valid_mhz(self) -> tuple[float, ...]:
-        """SM clocks of the samples that count, where they are known."""
+        """SM clocks of the samples that count, if known."""
         clocks = zip(self.sm_mhz, self.valid, strict=True)
         return tuple(mhz for mhz, valid in clocks if valid and mhz is not None)
 
@@ -94,9 +95,9 @@ class Placement:
 class Sampling:
     """Samples of all placements of a case, with their interval.
 
-    regime: of the interval. no_boost: why it is not `boost` although that was requested; else
-    empty. stopped: "closed", "hopeless" (placements scatter too much for the budget) or "budget".
-    free: the clocks that samples under `boost` were compared with.
+    regime: of the interval. no_boost: why it is not `boost` although that was requested; otherwise
+    empty. stopped: "closed", "hopeless" (placements vary too much for the budget) or "budget".
+    free: the clocks with which samples under `boost` were compared.
     """
 
     regime: Regime
@@ -153,9 +154,9 @@ def sample_case(
 ) -> Sampling:
     """Measure fresh placements until the protocol's stop rule holds.
 
-    place(i): a context that allocates placement i, yields its rotation and frees it.
-    free_mhz: SM clock of the device without load; None: it doesn't tell. warm: it was just at work.
-    A case none of whose samples reaches that clock is measured under `sustained`.
+    place(i): a context that allocates placement i, yields its rotation and frees it. free_mhz: SM
+    clock of the device without load; None: not available. warm: the device was just busy. If no
+    sample of a case reaches that clock, the case is measured under `sustained`.
     """
     sampler = _Sampler(place, protocol, telemetry, seed, free_mhz, now)
     if regime == "sustained":
@@ -177,7 +178,7 @@ class _Sampler:
         self._seed, self._now = seed, now
         self._free = FreeClocks(free_mhz)
         self._began = now()
-        self._gap = 0  # of protocol.gaps
+        self._gap = 0  # index into protocol.gaps
         self._placements: list[Placement] = []
 
     def boost(self, *, warm: bool) -> Sampling:
@@ -259,8 +260,11 @@ class _Sampler:
         gap: float | None,
         is_done: Callable[[Placement], bool],
     ) -> Placement:
-        """Batches until it is done. gap: in lengths of a sample; None: steady load, in which every
-        sample counts and power is read."""
+        """Take batches until the placement is done.
+
+        gap: in lengths of a sample; None: steady load, under which every sample counts and power is
+        read.
+        """
         gap_us = (gap or 0.0) * sample_s * 1e6
         count = _gapped_batch(sample_s, gap_us, self._protocol.batch_s)
         times: list[float] = []
@@ -327,10 +331,11 @@ def are_enough(counted: Sequence[Placement], protocol: Protocol) -> bool:
 
 
 def placements_needed(placements: Sequence[Sequence[float]], tolerance: float) -> float:
-    """About how many placements it takes until their interval is ± tolerance wide.
+    """Estimated number of placements until their interval is ± tolerance wide.
 
-    placements: samples of those so far, any unit. Two medians in five may lie apart: a minority
-    doesn't keep the interval open for long. What counts is the standard deviation of the others.
+    placements: samples of those so far, any unit. Up to two medians in five may be outliers,
+    because a minority does not keep the interval of the median open for long; the estimate uses the
+    standard deviation of the others.
     """
     medians = [statistics.median(samples) for samples in placements]
     centre = statistics.median(medians)
@@ -341,7 +346,9 @@ def placements_needed(placements: Sequence[Sequence[float]], tolerance: float) -
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """sample_s: length of a sample when times had settled, in seconds. batch: the last samples."""
+    """sample_s: length of a sample after the times have settled, in seconds. batch: the last
+    samples.
+    """
 
     sample_s: float
     batch: Batch
@@ -379,12 +386,13 @@ def warm_up_under_boost(
     *,
     gap: int = 0,
 ) -> tuple[Warmed, int, FreeClocks]:
-    """Warm up with gaps, and with longer ones while most samples are clocked too low to count.
+    """Warm up with gaps, and with longer ones while most samples run at too low a clock.
 
-    gap: of protocol.gaps, to begin with. Returns the one that it ended with and the clocks that are
-    known then, too. Gaps that do not raise the clock are not taken: power is not what limits it.
+    gap: index into protocol.gaps to start with. Returns the one that it ended with, and the clocks
+    known by then. Gaps that do not raise the clock are not used, because power is then not the
+    limit.
     """
-    shorter: tuple[Warmed, float] | None = None  # with the gap before this one, and its clock
+    shorter: tuple[Warmed, float] | None = None  # with the previous gap, and its clock
     while True:
         warmed = warm_up(rotation, phase, protocol.batch_s, now, gap=protocol.gaps[gap])
         clocks = [mhz for mhz in warmed.batch.sm_mhz if mhz is not None]
@@ -403,17 +411,17 @@ def warm_up_under_boost(
 
 
 def is_low(mhz: float | None, least_mhz: float | None) -> bool:
-    """Return True if a sample's SM clock is too low to count under `boost`; False if not known."""
+    """Return True if a sample's SM clock is too low for `boost`; False if not known."""
     return mhz is not None and least_mhz is not None and mhz < least_mhz
 
 
 def batch_size(sample_s: float, batch_s: float) -> int:
-    """Samples of this length, in seconds, that fill a batch."""
+    """Number of samples of this length, in seconds, that fill a batch."""
     return max(1, min(_MAX_BATCH, round(batch_s / max(sample_s, 1e-9))))
 
 
 def _gapped_batch(sample_s: float, gap_us: float, batch_s: float) -> int:
-    """Samples that fill a batch with their gaps; a few at least where they have gaps."""
+    """Number of samples that fill a batch including gaps; with gaps at least a few."""
     whole_s = sample_s + gap_us / 1e6
     least = min(_MIN_GAPPED, int(_MOST_BATCHES * batch_s / whole_s)) if gap_us else 1
     return max(least, batch_size(whole_s, batch_s))

@@ -14,10 +14,10 @@ from kernels.formats import Operand
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Weights [N,K] and their second content, in which some rows are each another's.
+    """Weights [N,K] and their second content, in which some rows are permuted.
 
-    operand: of the first content. orders: of the operand's rows, int64 [N], one a content; packed:
-    in the kernel's layout, one a content.
+    operand: of the first content. orders: of the operand's rows, int64 [N], one per content;
+    packed: in the kernel's layout, one per content.
     """
 
     operand: Operand
@@ -33,9 +33,9 @@ class LayerWeights:
 
 
 class SharedWeights:
-    """Weights of the layers measured lately, as long as they fit.
+    """Weights of recently measured layers, as long as they fit.
 
-    most_bytes: that are kept. Those that were used longest ago make room.
+    most_bytes: limit of their size. The least recently used ones are evicted.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -43,7 +43,7 @@ class SharedWeights:
         self._kept: OrderedDict[Hashable, LayerWeights] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], LayerWeights]) -> LayerWeights:
-        """The weights of this key, made now where they are not kept."""
+        """The weights of this key, created if they are not cached."""
         weights = self._kept.pop(key, None)
         if weights is None:
             weights = make()
@@ -59,5 +59,5 @@ class SharedWeights:
         return sum(weights.nbytes for weights in self._kept.values())
 
     def clear(self) -> None:
-        """Keep none."""
+        """Evict all."""
         self._kept.clear()

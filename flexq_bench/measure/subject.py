@@ -47,24 +47,24 @@ class Subject(ABC):
     @property
     @abstractmethod
     def copy_bytes(self) -> int:
-        """Bytes that one copy of the weights takes in this kernel's layout; 0: reads none."""
+        """Bytes of one copy of the weights in this kernel's layout; 0: the kernel reads none."""
 
     @abstractmethod
     def candidates(self) -> Sequence[Config]:
-        """Configurations to choose from; empty: there is nothing to choose."""
+        """Configurations to choose from; empty: there is no choice."""
 
     @abstractmethod
     def default_config(self) -> Config | None:
-        """Return the configuration that runs where none is chosen."""
+        """Return the configuration that runs if none is chosen."""
 
     @property
     @abstractmethod
     def tuning_bucket(self) -> int:
-        """Tokens, as far as they matter to the choice among the candidates."""
+        """Number of tokens, rounded as far as it affects the choice among the candidates."""
 
     @abstractmethod
     def narrow(self, config: Config | None) -> None:
-        """Let go of weights that this configuration doesn't read."""
+        """Release weights that this configuration doesn't read."""
 
     @abstractmethod
     def check(self, config: Config | None, *, seed: int, tolerance: float) -> CheckResult:
@@ -72,10 +72,10 @@ class Subject(ABC):
 
     @abstractmethod
     def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
-        """Allocate everything that a launch touches anew.
+        """Allocate all buffers of a launch anew.
 
-        beside: another subject's; as many weight copies of the same contents in the same layout are
-        taken from there.
+        beside: another subject's buffers; weight copies with the same number, contents and layout
+        are taken from there.
         """
 
 
@@ -87,11 +87,11 @@ def bind(
     rewriting: Rewriting,
     shared: SharedWeights,
 ) -> Subject:
-    """The subject of a case: draws its inputs from the seed and packs them.
+    """The subject of a case: draw its inputs from the seed and pack them.
 
-    The kernel's name is not part of what is drawn: all kernels have the same real values. Nor is M
-    part of the weights: cases of one kernel and layer find them in `shared`. Where they change
-    between samples, the others are drawn from the secret of `rewriting`.
+    The kernel's name does not affect the draw: all kernels have the same real values. M does not
+    affect the weights: cases of one kernel and layer find them in `shared`. Inputs that change
+    between samples are drawn from the secret of `rewriting`.
     """
     if isinstance(kernel, Probe):
         drawn = derive_seed(seed, case.gemm, "timed")
@@ -170,7 +170,8 @@ class _LinearSubject(Subject):
         gemm = self._case.gemm
 
         def run(inputs: LinearInputs, out: torch.Tensor) -> None:
-            x = stage_input(self._kernel, self._case, inputs).clone()  # may share the codes
+            # may share memory with the codes
+            x = stage_input(self._kernel, self._case, inputs).clone()
             launch = _launcher(self._kernel, self._case, self._device)
             launch(x, self._kernel.pack_weight(inputs.w), out, config)
 
@@ -225,7 +226,7 @@ class _ProbeSubject(Subject):
         return self._gemm.m
 
     def narrow(self, config: Config | None) -> None:
-        """A probe has the bytes that it reads and no others."""
+        """A probe has only the bytes that it reads."""
 
     def default_config(self) -> Config | None:
         return None
@@ -247,14 +248,14 @@ class _ProbeBuffers(Buffers):
 
     @property
     def between(self) -> BetweenSamples:
-        """Nothing: a probe is ours, and its bytes have no meaning."""
+        """No hooks: a probe is ours, and its bytes have no meaning."""
         return BetweenSamples()
 
     def launch(self, i: int, config: Config | None) -> None:
         self._probe.launch(self.weights[i], config)
 
     def poison(self) -> None:
-        """A probe's own check poisons what it looks at."""
+        """Nothing to do: a probe's own check poisons its output."""
 
     def inspect(self, config: Config | None, tolerance: float) -> str:
         result = self._probe.check(self.weights[-1], config)
@@ -262,7 +263,7 @@ class _ProbeBuffers(Buffers):
 
 
 def _launcher(kernel: LinearKernel, case: Case, device: torch.device) -> Launch:
-    """A launch of the case's stage, with what it needs beside allocated now."""
+    """A launch of the case's stage, with its other buffers allocated now."""
     if case.stage == "gemm":
 
         def gemm(

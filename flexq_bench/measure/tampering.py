@@ -1,8 +1,9 @@
-"""Functions that measure and judge, and those that they stand on: replaced by a kernel's code?
+"""Detection of functions of the measurement and its checks that a kernel's code replaced.
 
-A kernel from outside runs in the process that times it and could replace the clock, or the check.
-What is kept here is what each name meant before its code was imported. A gate does not rely on it:
-it judges from another process (`flexq_bench.measure.ab.judged_sides`).
+An external kernel runs in the process that times it and could replace the clock or the check. This
+module stores the value of each name before the external code is imported, and compares later. A
+gate does not rely on it: it judges results in another process
+(`flexq_bench.measure.ab.judged_sides`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 from flexq_bench.measure import frame_access
 from kernels.outside import foreign_code
 
-# Modules whose functions and classes are kept, by the beginning of their names.
+# Prefixes of the modules whose functions and classes are stored.
 _OURS = (
     *("flexq_bench.measure", "flexq_bench.stats", "kernels.reference", "kernels.formats"),
     *("kernels.contract", "kernels.outside"),
@@ -36,48 +37,48 @@ _CLOCKS = (
 )
 _CUDA = ("Event", "CUDAGraph", "Stream", "graph", "stream", "synchronize", "current_stream")
 _CLASSES = ("Event", "CUDAGraph", "Stream")
-# Of these, what the functions above name: they stand on it.
+# Of these modules, the functions that the code above uses.
 _LIBRARIES = (
     *("torch", "torch.Tensor", "numpy", "statistics", "math", "random", "secrets", "hashlib"),
     "builtins",
 )
 _BUILTINS = frozenset(name for name in dir(builtins) if name[0] != "_")
-_SYNTAX = frozenset(  # of a tensor, which no name tells
+_SYNTAX = frozenset(  # operators of a tensor, which the code uses without their names
     f"__{name}__" for name in ("add", "sub", "mul", "truediv", "matmul", "le", "eq", "getitem")
 )
-_OWN_WRAPPERS = ("torch.manual_seed",)  # torch exchanges it itself where torch.compile is imported
-# Operators that outputs are kept and judged by, and the devices that they are registered for.
+_OWN_WRAPPERS = ("torch.manual_seed",)  # torch replaces it itself when torch.compile is imported
+# Operators that copy and check outputs, and the devices for which they are registered.
 _OPERATORS = ("index_select.out", "copy_", "add.Tensor", "sub.Tensor", "abs", "div.Tensor", "mm")
 _REGISTERED = ("CPU: ", "CUDA: ")
 _METHODS = (types.FunctionType, property, staticmethod, classmethod)
 _FIXED = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 _CACHED = type(cache(len))
-_HEAP_TYPE = 1 << 9  # a flag of classes that are made in Python
+_HEAP_TYPE = 1 << 9  # flag of classes that are defined in Python
 
 _Meaning = tuple[object, ...]
 _known: dict[str, _Meaning] = {}
-_active: list[str] = []  # what of others was active where outputs were kept
+_active: list[str] = []  # foreign hooks that were active while outputs were copied
 
 
 def watch() -> None:
-    """Keep what the names mean now; of no effect where they are kept already."""
+    """Store the current values of the names; no effect if they are stored already."""
     if not _known:
-        # A module that comes later is not known: all that measures must be there. By its name, as
-        # it imports this one.
+        # All modules that measure must be imported now, because later ones are unknown. Imported by
+        # name, because it imports this module.
         import_module("flexq_bench.measure.ab.operations")
         _known.update(_meanings())
         frame_access.listen()
 
 
 def forget() -> None:
-    """Watch no more."""
+    """Stop watching."""
     _known.clear()
     _active.clear()
     frame_access.forget()
 
 
-def found() -> str:
-    """Describe tampering: a replaced name, or a read that frame_access noted; empty: none."""
+def detected() -> str:
+    """Describe tampering: a replaced name, or a read that frame_access recorded; empty: none."""
     if not _known:
         return ""
     now = dict(_meanings())
@@ -88,14 +89,14 @@ def found() -> str:
     _active.extend(_handled_signals())
     if _active:
         return f"its code left {_active[0]} active: its results are not believed"
-    return frame_access.found()
+    return frame_access.detected()
 
 
 def note_active() -> None:
-    """Note what of others is active now.
+    """Record foreign hooks that are active now.
 
-    A mode of torch, in which its functions do what it says, or a trace or profile function, which
-    is called with the frames of others.
+    These are modes of torch, which redefine its functions, and trace or profile functions, which
+    are called with the frames of other code.
     """
     if not _known or _active:
         return
@@ -105,15 +106,15 @@ def note_active() -> None:
     )
     for length, at in stacks:
         kinds = [type(at(i)) for i in range(length)]
-        # One of torch's own says on which device tensors are made.
-        others = (kind for kind in kinds if not kind.__module__.startswith("torch."))
-        _active.extend(f"the mode {kind.__name__} of torch" for kind in others)
+        # torch's own mode for the default device of tensors.
+        foreign_modes = (kind for kind in kinds if not kind.__module__.startswith("torch."))
+        _active.extend(f"the mode {kind.__name__} of torch" for kind in foreign_modes)
     hearing = {"a trace function": sys.gettrace(), "a profile function": sys.getprofile()}
     _active.extend(what for what, now in hearing.items() if _is_of_others(now))
 
 
 def _handled_signals() -> Iterator[str]:
-    """Signals that code of others handles: its handler is called with the interrupted frame."""
+    """Signals with a foreign handler, which is called with the interrupted frame."""
     handlers = ((number, signal.getsignal(number)) for number in signal.valid_signals())
     for number, handler in handlers:
         if callable(handler) and _is_of_others(handler):
@@ -121,7 +122,7 @@ def _handled_signals() -> Iterator[str]:
 
 
 def _is_of_others(function: object) -> bool:
-    """Return True if a function, a method, or an instance that can be called is of foreign code."""
+    """Return True if a function, a method, or a callable instance comes from foreign code."""
     if function is None:
         return False
     function = getattr(function, "func", function)  # functools.partial
@@ -159,7 +160,7 @@ def _meanings() -> Iterator[tuple[str, _Meaning]]:
 def _members_of(library: str, named: set[str]) -> dict[str, object]:
     """Functions and classes of a module or class with one of these names."""
     owner: object = sys.modules.get(library, getattr(torch, library.rpartition(".")[2], None))
-    if owner is torch.Tensor:  # what it inherits, too
+    if owner is torch.Tensor:  # including inherited ones
         members = {name: getattr(owner, name, None) for name in named | _SYNTAX}
     else:
         members = {name: value for name, value in list(vars(owner).items()) if name in named}
@@ -167,14 +168,14 @@ def _members_of(library: str, named: set[str]) -> dict[str, object]:
         name: member
         for name, member in members.items()
         if callable(member)
-        # A bound method of a class is another object each time.
+        # A bound method of a class is a new object at each access.
         and not (owner is torch.Tensor and isinstance(member, types.MethodType))
         and (name in _SYNTAX or not name.startswith("__"))
         and f"{library}.{name}" not in _OWN_WRAPPERS
     }
 
 
-@cache  # its code as it was at first
+@cache  # so that later changes of the code have no effect
 def _names_in(module: types.ModuleType) -> set[str]:
     """Names of attributes and globals in the code of a module's own functions and methods."""
     values = [v for v in vars(module).values() if getattr(v, "__module__", "") == module.__name__]
@@ -220,13 +221,13 @@ def _of(owner: str, members: Mapping[str, object]) -> Iterator[tuple[str, _Meani
             if function.__kwdefaults__:
                 parts += function.__kwdefaults__.values()
             for cell in function.__closure__ or ():
-                with suppress(ValueError):  # an empty one
+                with suppress(ValueError):  # an empty cell
                     parts.append(cell.cell_contents)
         yield f"{owner}.{key}", tuple(parts)
 
 
 def _functions_of(value: object) -> Iterator[types.FunctionType]:
-    """The functions of a function, a property, a static or class method, and those wrapped."""
+    """The functions of a function, a property, a static or class method, and the wrapped ones."""
     if isinstance(value, types.FunctionType):
         yield value
         if "__wrapped__" in vars(value):
@@ -239,7 +240,7 @@ def _functions_of(value: object) -> Iterator[types.FunctionType]:
 
 
 def _parts_of_constant(value: object) -> Iterator[object]:
-    """A constant, and what it consists of: its fields, or its items."""
+    """A constant, and its parts: its fields, or its items."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -252,5 +253,5 @@ def _parts_of_constant(value: object) -> Iterator[object]:
             waiting += one
 
 
-# Code of installed packages is imported by the registry, whoever looks at it first.
+# The registry imports the code of installed packages on first use.
 foreign_code.before_import(watch)

@@ -1,4 +1,4 @@
-"""The state of the device while it is measured: clocks, power, temperature, throttle reasons."""
+"""State of the device during a measurement: clocks, power, temperature, throttle reasons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexq_bench.measure.nvml import Nvml
 class DeviceState:
     """One reading. MHz, MHz, W, °C, NVML's bit mask and J since the driver was loaded.
 
-    None: the device doesn't tell.
+    None: not available.
     """
 
     sm_clock_mhz: float | None = None
@@ -44,7 +44,7 @@ class Sensor(Protocol):
 
 
 class NoSensor:
-    """A device that tells nothing, for example a CPU."""
+    """A device without readings, for example a CPU."""
 
     default_sm_clock_mhz: float | None = None
 
@@ -109,14 +109,16 @@ class Telemetry:
         self.after = self._sensor.read()
 
     def note(self, start: float, stop: float) -> None:
-        """Samples were taken from start to stop (host seconds): `summary` is about these times."""
+        """Record that samples were taken from start to stop (host seconds): `summary` covers these
+        times.
+        """
         self._used.extend(state for at, state in list(self._readings) if start <= at <= stop)
 
     def mean_power_w(self, start: float, stop: float) -> float | None:
-        """Mean power from start to stop (host seconds); None: the device doesn't tell.
+        """Mean power from start to stop (host seconds); None: not available.
 
-        By its energy counter between the first and the last time that it moved: it is updated less
-        often than it is read. Else the median of the power that it told.
+        From the energy counter, between its first and its last change, because it is updated less
+        often than it is read. Otherwise the median of the power readings.
         """
         during = [(at, state) for at, state in list(self._readings) if start <= at <= stop]
         steps: list[tuple[float, float]] = []
@@ -129,9 +131,10 @@ class Telemetry:
         return _median(state.power_w for _, state in during)
 
     def summary(self) -> DeviceState:
-        """Medians while samples were taken; every throttle reason seen; the highest temperature.
+        """Medians during the samples; every throttle reason seen; the highest temperature.
 
-        Of the readings before and after, where samples took less time than two readings are apart.
+        If the samples took less time than the interval of readings, those before and after are
+        used.
         """
         used = self._used or [state for state in (self.before, self.after) if state is not None]
         temperatures = _present(s.temperature_c for s in used)

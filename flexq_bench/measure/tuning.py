@@ -1,4 +1,4 @@
-"""Timing the candidates of a kernel: briefly, on the buffers that are measured afterwards."""
+"""Timing of a kernel's candidates: briefly, on the buffers that are measured afterwards."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from kernels.autotune import TuningMemory, tuning_folder
 from kernels.contract import Config
 from workloads.case import Regime
 
-_SAMPLES = 7  # of each candidate that is near: enough to tell percents apart, not tenths
-_GLANCES = 3  # samples of every candidate
-_GLANCE_US = 100.0  # least length of one; where weights rotate, a turn over them is longer
+_SAMPLES = 7  # of each candidate near the best: enough to distinguish percents, not tenths
+_GLANCES = 3  # samples of every candidate in the coarse pass
+_GLANCE_US = 100.0  # least length of one; if weights rotate, a pass over them is longer
 
 
 class Tuning(StrEnum):
     """Source of a configuration."""
 
     REMEMBERED = "remembered"  # timed once for a GPU, sources and shape, then read from disk
-    FRESH = "fresh"  # timed anew in this process, and remembered
+    FRESH = "fresh"  # timed anew in this process, and stored
     NONE = "none"  # the kernel's own heuristic
 
     def memory(self) -> TuningMemory:
-        """Return the tuning memory that a process begins to measure with."""
+        """Return the initial tuning memory of a process."""
         return TuningMemory(tuning_folder(), fresh=self is Tuning.FRESH)
 
 
 class BriefTimer:
-    """Times configurations over one set of buffers, which it allocates when first asked.
+    """Times configurations over one set of buffers, which are allocated on first use.
 
-    place: allocates them. regime: of the case: under `boost` samples have its first gaps.
-    warm: the device was just at work. If it wasn't, the first configuration is preceded by as long
-    a warm-up as a measurement is, so that it does not pay for low clocks.
+    place: allocates them. regime: of the case: under `boost` samples have its first gaps. warm: the
+    device was just busy. Otherwise a warm-up as long as that of a measurement precedes the first
+    configuration, so that low clocks do not affect its time.
     """
 
     def __init__(
@@ -55,11 +55,13 @@ class BriefTimer:
         self._buffers: Buffers | None = None
 
     def __call__(self, config: Config) -> float:
-        """A launch under the configuration, in microseconds: the median of samples that settled."""
+        """Microseconds per launch under the configuration: the median of samples after settling."""
         return self._time(config, self._protocol, self._protocol.retune, _SAMPLES)
 
     def glance(self, config: Config) -> float:
-        """The same to a percent or two, in a tenth of the time: samples are short and few."""
+        """The same with an error of one or two percent, in a tenth of the time: samples are short
+        and few.
+        """
         brief = replace(self._protocol, target_sample_us=_GLANCE_US, min_sample_us=_GLANCE_US)
         return self._time(config, brief, None, _GLANCES)
 

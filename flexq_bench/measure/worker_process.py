@@ -1,6 +1,6 @@
-"""A worker process: started in the folder whose code it runs, asked, and ended whatever happens.
+"""A worker process: started in the folder whose code it runs, sent requests, always terminated.
 
-A/B comparisons, decodes and builds of other revisions are made in such processes. The other end is
+A/B comparisons, decodes and builds of other revisions run in such processes. The other end is
 `flexq_bench.measure.worker_server`.
 """
 
@@ -32,8 +32,8 @@ from flexq_bench.repository.descendants import (
 
 _READ_BYTES = 1 << 16
 _GRACE_S = 5.0
-_ID_BITS = 52  # every JSON reader has integers of so many bits
-_SHOWN = 500  # characters of the last line of one that died
+_ID_BITS = 52  # every JSON reader supports integers of this size
+_SHOWN = 500  # characters of the last line of a worker that died
 
 
 def _scheduling(pid: int) -> dict[str, object]:
@@ -55,21 +55,22 @@ def _own_scheduling() -> dict[str, object]:
 
 
 class WorkerError(InfrastructureError):
-    """A worker did not start, died, hung, or broke: another one may do."""
+    """A worker did not start, died, hung, or broke; another one may succeed."""
 
 
 class RefusedError(FlexqError):
-    """A worker says that this case can't be; it goes on with others."""
+    """A worker cannot run this case; it continues with others."""
 
 
 class WorkerProcess:
-    """A worker in its own process group. A context manager: on leaving nothing of it is left.
+    """A worker in its own process group. A context manager that terminates it on leaving.
 
-    Nor of what it started, in other sessions too (flexq_bench.repository.descendants).
+    Processes that the worker started are terminated too, even in other sessions
+    (flexq_bench.repository.descendants).
 
     name: for messages. tree: the folder whose packages it imports. command: the command line.
-    timeout_s: for each answer, after which it is killed; None: it may take as long as it likes.
-    environment: all of its variables, PYTHONPATH behind the tree; None: ours.
+    timeout_s: for each reply, after which it is killed; None: no limit. environment: all of its
+    variables, with PYTHONPATH after the tree; None: ours.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class WorkerProcess:
         self.name, self.tree = name, tree
         self._timeout_s = timeout_s
         self._mark = new_mark()
-        self._asked = 0  # the latest request's id; 0: none was sent
-        self._operation = ""  # of the latest request
+        self._request_id = 0  # id of the latest request; 0: none was sent
+        self._operation = ""  # operation of the latest request
         self._unread = b""
         self._stderr_start = 0  # bytes on stderr before the latest request
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
@@ -97,7 +98,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            start_new_session=True,  # Ctrl-C is for us: we end the worker in good order
+            start_new_session=True,  # Ctrl-C reaches only us: we end the worker in good order
         )
 
     def __enter__(self) -> Self:
@@ -109,12 +110,12 @@ class WorkerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is not None:  # also Ctrl-C: don't wait for what it is doing
+        if kind is not None:  # also Ctrl-C: don't wait for the current request
             self.kill()
         self.close()
 
     def check_identity(self) -> dict[str, Any]:
-        """The answer of an A/B worker to `describe` (WorkerOperations.describe).
+        """Reply of an A/B worker to `describe` (WorkerOperations.describe).
 
         Raises WorkerError if it did not start, speaks another version, or imported other code than
         its tree's.
@@ -136,18 +137,18 @@ class WorkerProcess:
         return self.receive()
 
     def allow(self, timeout_s: float | None) -> None:
-        """From now on an answer may take so long; None: as long as it likes."""
+        """Set the time limit of a reply from now on; None: no limit."""
         self._timeout_s = timeout_s
 
     def send(self, what: str, **arguments: Any) -> None:
         """Send a request without waiting for its reply. Raises WorkerError if the worker died."""
-        # Drawn, so that code of others in the worker can't write an answer that passes for its own.
-        self._asked = secrets.randbits(_ID_BITS) or 1
+        # Random, so that foreign code in the worker can't write a reply in advance.
+        self._request_id = secrets.randbits(_ID_BITS) or 1
         self._operation = what
-        message = {"id": self._asked, "do": what, **arguments}
+        message = {"id": self._request_id, "do": what, **arguments}
         size = self._stderr_size()
         try:
-            assert self._process.stdin is not None  # a pipe was asked for
+            assert self._process.stdin is not None  # the process was created with a pipe
             self._process.stdin.write(encode(message))
             self._process.stdin.flush()
         except OSError:
@@ -170,7 +171,7 @@ class WorkerProcess:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """It and what it started stand still, so that they can't disturb another worker's turn."""
+        """Stop the worker and its processes, so that they can't disturb another worker's turn."""
         self._signal(signal.SIGSTOP)
         elsewhere = stop_marked(self._mark, [self._process.pid])
         try:
@@ -180,7 +181,7 @@ class WorkerProcess:
             self._signal(signal.SIGCONT)
 
     def rescheduled(self) -> str:
-        """Describe what somebody changed of the CPU time that it gets; empty: nothing.
+        """Describe changes of its CPUs or priority; empty: none.
 
         Any process of this user may change the CPUs and the priority of another, also of this one,
         which its next worker then inherits. It is therefore compared with this one as it was before
@@ -190,14 +191,14 @@ class WorkerProcess:
         return " and ".join(what for what in now if now[what] != before.get(what))
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """End the process and all processes that it started."""
         process = self._process
         if process.poll() is None:
-            assert process.stdin is not None  # a pipe was asked for
+            assert process.stdin is not None  # the process was created with a pipe
             with suppress(OSError):
                 process.stdin.close()  # a healthy worker ends here
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S if self._asked else 0)
+                process.wait(_GRACE_S if self._request_id else 0)
         self.kill()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
@@ -206,7 +207,7 @@ class WorkerProcess:
         self._log.close()
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill it at once."""
         self._signal(signal.SIGKILL)
         end_marked(self._mark)
         self._process.wait()
@@ -221,19 +222,21 @@ class WorkerProcess:
             answer = decode(line)
         except ValueError:
             answer = {}
-        if answer.get("id") != self._asked:
+        if answer.get("id") != self._request_id:
             self.kill()
             raise WorkerError(f"{self.name} answered {self._operation!r} with {line[:80]!r}")
         return answer
 
     def _line(self) -> bytes:
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
-        assert self._process.stdout is not None  # a pipe was asked for
+        assert self._process.stdout is not None  # the process was created with a pipe
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and (left <= 0 or not selector.select(left)):
+                remaining_s = None if deadline is None else deadline - time.monotonic()
+                if remaining_s is not None and (
+                    remaining_s <= 0 or not selector.select(remaining_s)
+                ):
                     self.kill()
                     raise WorkerError(
                         f"{self.name} gave no answer to {self._operation!r} in "
@@ -262,8 +265,8 @@ class WorkerProcess:
 
 
 def _variables(tree: Path, environment: Mapping[str, str] | None) -> dict[str, str]:
-    given = os.environ if environment is None else environment
-    others = given.get("PYTHONPATH")
-    path = os.pathsep.join([str(tree), others] if others else [str(tree)])
-    # Results are stored by who asks, and an URL may have a password.
-    return {k: v for k, v in given.items() if k != ENVIRONMENT_VARIABLE} | {"PYTHONPATH": path}
+    variables = os.environ if environment is None else environment
+    python_path = variables.get("PYTHONPATH")
+    path = os.pathsep.join([str(tree), python_path] if python_path else [str(tree)])
+    # The result is stored, and a URL may have a password.
+    return {k: v for k, v in variables.items() if k != ENVIRONMENT_VARIABLE} | {"PYTHONPATH": path}

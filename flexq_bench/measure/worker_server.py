@@ -1,6 +1,6 @@
 """Inside a worker process: answer requests on stdin by calls of an object's operations.
 
-Who asks is `flexq_bench.measure.worker_process`; the messages are those of
+The other end is `flexq_bench.measure.worker_process`; the messages are those of
 `flexq_bench.measure.worker_messages`.
 """
 
@@ -21,7 +21,7 @@ _REFUSALS = (FlexqError, SourceError, UnsupportedError, UnknownKernelError, Work
 
 
 def serve(operations: object, requests: BinaryIO, replies: BinaryIO, names: Sequence[str]) -> None:
-    """Answer requests, each a call of an operation, until there are no more.
+    """Answer requests, each a call of an operation, until the end of stdin.
 
     names: of the methods of `operations` that may be called. Exits where the pipe of the replies is
     no longer the one that it was: code of others put another in its place. A copy of the process
@@ -49,7 +49,8 @@ def _answer(operations: object, message: dict[str, Any], names: Sequence[str]) -
         return {"reply": operation(**arguments)}
     except _REFUSALS as error:
         return {"error": _message(error), "refused": True}
-    except Exception as error:  # a kernel may raise anything; who asked decides what it means
+    # a kernel may raise any exception; the other end decides what it means
+    except Exception as error:
         return {"error": f"{type(error).__name__}: {_message(error)}", "refused": False}
 
 
@@ -59,9 +60,9 @@ def _message(error: Exception) -> str:
 
 
 def own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Stdin for requests and stdout for replies alone.
+    """Stdin for requests and stdout for replies, both private.
 
-    From now on what a library prints goes to stderr, and one that reads stdin finds its end.
+    From now on output of libraries goes to stderr, and a library that reads stdin finds its end.
     """
     requests = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")

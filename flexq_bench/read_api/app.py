@@ -162,12 +162,12 @@ def api_app(database: Database, *, repository: Path | None = None) -> ASGIApp:
         adapter: TypeAdapter[Any] = TypeAdapter(endpoint.response_type)
 
         def compute(request: Request) -> _Content:
-            values = dict(request.query_params) | {
+            query = dict(request.query_params) | {
                 name: str(value) for name, value in request.path_params.items()
             }
 
             def answer() -> bytes:
-                parameters = endpoint.read(values)
+                parameters = endpoint.read(query)
                 with database.session() as session:
                     return adapter.dump_json(endpoint.respond(session, parameters))
 

@@ -62,14 +62,14 @@ class Endpoint:
     response_type: type
     parameters: tuple[Parameter, ...] = ()
 
-    def read(self, values: Mapping[str, str]) -> dict[str, Any]:
+    def read(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Parse the parameters of a request. Raises UsageError if one is unknown or invalid."""
         known = {parameter.name: parameter for parameter in self.parameters}
-        unknown = sorted(set(values) - set(known))
+        unknown = sorted(set(query) - set(known))
         if unknown:
             names = ", ".join(known) or "none"
             raise UsageError(f"no parameter {unknown[0]!r:.60} here: there are {names}")
-        return {name: known[name].read(text) for name, text in values.items()}
+        return {name: known[name].read(text) for name, text in query.items()}
 
 
 _LIMIT = Parameter("limit", "maximum number of rows", int, least=1, most=responses.MAX_LIMIT)

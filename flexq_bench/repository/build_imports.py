@@ -59,15 +59,15 @@ class _BuildFinder:
         if path is not None or name in PACKAGES or name in sys.stdlib_module_names:
             return None
         inside = [entry for entry in sys.path if self._is_inside(entry)]
-        found = PathFinder.find_spec(name, inside, target)
-        if found is not None and found.origin is not None:
-            return found
-        found = self._found_by_others(name, target)
-        if found is not None:
-            self._refuse_elsewhere(name, found)
-        return found
+        spec = PathFinder.find_spec(name, inside, target)
+        if spec is not None and spec.origin is not None:
+            return spec
+        spec = self._spec_elsewhere(name, target)
+        if spec is not None:
+            self._refuse_elsewhere(name, spec)
+        return spec
 
-    def _found_by_others(self, name: str, target: ModuleType | None) -> ModuleSpec | None:
+    def _spec_elsewhere(self, name: str, target: ModuleType | None) -> ModuleSpec | None:
         finders = (finder for finder in sys.meta_path if finder is not self)
         specs = (finder.find_spec(name, None, target) for finder in finders)
         return next((spec for spec in specs if spec is not None), None)

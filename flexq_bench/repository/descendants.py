@@ -32,10 +32,10 @@ def end_marked(mark: str) -> None:
     unprivileged process can't trace it. Does nothing without /proc.
     """
     for _ in range(_ROUNDS):
-        found = _marked(mark.encode() + b"=")
-        if not found:
+        pids = _marked(mark.encode() + b"=")
+        if not pids:
             return
-        _signal(found, signal.SIGKILL)
+        _signal(pids, signal.SIGKILL)
 
 
 def stop_marked(mark: str, besides: Iterable[int] = ()) -> set[int]:
@@ -45,11 +45,11 @@ def stop_marked(mark: str, besides: Iterable[int] = ()) -> set[int]:
     """
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
-        found = _marked(mark.encode() + b"=") - stopped - set(besides)
-        if not found:
+        pids = _marked(mark.encode() + b"=") - stopped - set(besides)
+        if not pids:
             break
-        _signal(found, signal.SIGSTOP)
-        stopped |= found
+        _signal(pids, signal.SIGSTOP)
+        stopped |= pids
     return stopped
 
 
@@ -66,7 +66,7 @@ def _signal(pids: Iterable[int], number: int) -> None:
 
 def _marked(start: bytes) -> set[int]:
     parents: dict[int, int] = {}
-    found: set[int] = set()
+    pids: set[int] = set()
     for folder in _PROC.glob("[0-9]*"):
         pid = int(folder.name)
         with suppress(OSError):  # the process has ended, or belongs to another user
@@ -77,7 +77,7 @@ def _marked(start: bytes) -> set[int]:
             parents[pid] = int(parent)
             variables = (folder / "environ").read_bytes().split(b"\0")
             if any(variable.startswith(start) for variable in variables):
-                found.add(pid)
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {os.getpid()}
+                pids.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return pids - {os.getpid()}

@@ -24,11 +24,11 @@ def run_git(
     folder: Path,
     *arguments: str,
     environment: Mapping[str, str] | None = None,
-    given: str | None = None,
+    input_text: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a git command in a folder, without hooks, and return its result for any exit code.
 
-    given: its stdin. Raises GitError if git can't be run.
+    input_text: its stdin. Raises GitError if git can't be run.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     own = {"LC_ALL": "C", "GIT_LFS_SKIP_SMUDGE": "1"}
@@ -39,7 +39,7 @@ def run_git(
             encoding="utf-8",
             errors="surrogateescape",  # a file may have any name
             timeout=_TIMEOUT_S,
-            input=given or "",
+            input=input_text or "",
             env={**inherited, **own, **(environment or {})},
             check=False,
         )
@@ -51,13 +51,13 @@ def git_output(
     folder: Path,
     *arguments: str,
     environment: Mapping[str, str] | None = None,
-    given: str | None = None,
+    input_text: str | None = None,
 ) -> str:
     """Return the output of a git command in a folder. Raises GitError with git's message."""
-    done = run_git(folder, *arguments, environment=environment, given=given)
+    done = run_git(folder, *arguments, environment=environment, input_text=input_text)
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise GitError(f"git {arguments[0]}: {said[-1]}")
+        messages = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise GitError(f"git {arguments[0]}: {messages[-1]}")
     return done.stdout.strip()
 
 

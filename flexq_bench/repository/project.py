@@ -251,8 +251,8 @@ def working_tree(project: Project) -> ProjectRevision:
             f"{project.root} has conflicts of a merge, in {unmerged[0]}: resolve and git add them "
             "first, or abort the merge"
         )
-    others = ("ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
-    names = git_output(project.root / project.inside, *others).split("\0")
+    listing = ("ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
+    names = git_output(project.root / project.inside, *listing).split("\0")
     _log_left_out(tuple(name for name in names if name))
     # `stash create` fails for files with a new modification time and the same content.
     run_git(project.root, "update-index", "-q", "--refresh")
@@ -286,7 +286,7 @@ def commits_after(project: Project, good: str, bad: str) -> list[str]:
     except GitError:
         if is_shallow(project.root):
             raise UsageError(
-                f"this shallow clone does not tell whether {good[:10]} is an ancestor of "
+                f"this shallow clone does not show whether {good[:10]} is an ancestor of "
                 f"{bad[:10]}: git fetch --unshallow first (in a workflow: fetch-depth: 0)"
             ) from None
         raise UsageError(

@@ -80,12 +80,12 @@ class BuiltTree:
             # first. A release that was installed as a dependency must not hide the commit.
             places.insert(0 if _is_installed(self.folder, self.site) else 2, self.site)
         paths = [str(place) for place in places if place.is_dir()]
-        others = own.get("PYTHONPATH")
+        python_path = own.get("PYTHONPATH")
         return {
             **own,
             **self.variables,
             **self.place.variables(),
-            "PYTHONPATH": os.pathsep.join([*paths, *([others] if others else [])]),
+            "PYTHONPATH": os.pathsep.join([*paths, *([python_path] if python_path else [])]),
         }
 
 
@@ -119,8 +119,11 @@ def built_tree(
                 shutil.copyfile(content, home / "tree" / name)
             # The output of unreviewed code is removed together with its folder, so it is not kept.
             output = None if own_cache else home / _OUTPUT
-            given = {**(os.environ if variables is None else variables), **project.file.variables}
-            _build(_Build(project.file.build, folder, commit, output), site, given)
+            build_variables = {
+                **(os.environ if variables is None else variables),
+                **project.file.variables,
+            }
+            _build(_Build(project.file.build, folder, commit, output), site, build_variables)
             write_atomically(home / _DONE, json.dumps({"tree": tree}).encode())
     sources = project.file.sources(folder)
     place = BuildPlace(
@@ -153,8 +156,8 @@ def _log_pointer(commit: str, file: str) -> None:
 def _home(project: Project, tree: str, missing: list[str], cache: Path) -> Path:
     """Return the folder of a build, named by a hash of everything that affects the build."""
     table = project.file.build.model_dump_json()
-    given = [json.dumps(project.file.variables, sort_keys=True)] if project.file.variables else []
-    identity = [str(project.root), str(project.inside), tree, *missing, table, sys.version, *given]
+    inputs = [json.dumps(project.file.variables, sort_keys=True)] if project.file.variables else []
+    identity = [str(project.root), str(project.inside), tree, *missing, table, sys.version, *inputs]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
     return cache / "projects" / project.name / key
 
@@ -192,8 +195,8 @@ def _large_files(root: Path, commit: str) -> tuple[dict[str, Path], list[str]]:
     contents: dict[str, Path] = {}
     missing: list[str] = []
     search = ("grep", "-z", "-l", "-I", "--full-name", "-F", "-e", _LFS, commit)
-    for found in run_git(root, *search).stdout.split("\0"):
-        name = found.removeprefix(f"{commit}:")
+    for entry in run_git(root, *search).stdout.split("\0"):
+        name = entry.removeprefix(f"{commit}:")
         pointer = git_output(root, "cat-file", "blob", f"{commit}:{name}") if name else ""
         oid = _LFS_POINTER.match(pointer)
         if oid is None:
@@ -284,11 +287,11 @@ def _distribution(folder: Path) -> str:
         return name
     for file, pattern in _NAMES.items():
         try:
-            found = pattern.search((folder / file).read_text("utf-8", "replace"))
+            match = pattern.search((folder / file).read_text("utf-8", "replace"))
         except OSError:
             continue
-        if found:
-            return found[1]
+        if match:
+            return match[1]
     return ""
 
 
@@ -330,7 +333,7 @@ def _run(
         raise BuildError(f"{does_not}: {command[0]}: {error.strerror}{hint}") from error
     with process:
         try:
-            said, _ = process.communicate(timeout=timeout_s)
+            log, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             raise BuildError(f"{does_not} in {timeout_s:g} s") from None
         finally:
@@ -340,9 +343,9 @@ def _run(
     if process.returncode:
         where = ""
         if build.output is not None:
-            build.output.write_text(said, "utf-8")
+            build.output.write_text(log, "utf-8")
             where = f" (its output: {build.output})"
-        raise BuildError(f"{does_not}: {_reason(said, process.returncode)}{where}")
+        raise BuildError(f"{does_not}: {_reason(log, process.returncode)}{where}")
 
 
 def _reason(said: str, code: int) -> str:

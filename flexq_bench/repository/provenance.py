@@ -46,12 +46,14 @@ def commit_at(root: Path, sha: str) -> CommitInfo:
     """
     commit = _described(root, sha, dirty=False)
     if commit is None:
-        raise InfrastructureError(f"git tells nothing about {sha} in {root}: run git fsck there")
+        raise InfrastructureError(
+            f"git has no information about {sha} in {root}: run git fsck there"
+        )
     return commit
 
 
 def _git_commit(root: Path) -> CommitInfo | None:
-    # A wheel inside somebody's repository (a .venv in a checkout) is not that repository's code.
+    # A wheel inside another repository (a .venv in a checkout) is not that repository's code.
     if _git(root, "ls-files", "--error-unmatch", "flexq_bench/__init__.py") is None:
         return None
     return _described(root, "HEAD", dirty=is_dirty(root))

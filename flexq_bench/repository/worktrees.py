@@ -32,10 +32,10 @@ def repository_of(folder: Path) -> Path:
             f"{folder} is a bare repository, which has no files: make a checkout of it "
             f"(git clone, or git -C {shlex.quote(str(folder))} worktree add FOLDER) and name that"
         )
-    said = _last_line(done.stderr)
-    if "safe.directory" in said:
-        raise UsageError(f"git does not trust {folder}, whose owner is another user: {said}")
-    raise UsageError(f"{folder} is not in a git repository: {said}")
+    message = _last_line(done.stderr)
+    if "safe.directory" in message:
+        raise UsageError(f"git does not trust {folder}, whose owner is another user: {message}")
+    raise UsageError(f"{folder} is not in a git repository: {message}")
 
 
 def resolve_revision(repository: Path, revision: str) -> str:

@@ -41,10 +41,10 @@ def through_outages(
             now = time.monotonic()
             if now - started > longest_s:
                 raise InfrastructureError(
-                    f"the database was away for {now - started:.0f} s ({error}): go on with "
-                    "--resume when it is back"
+                    f"the database was away for {now - started:.0f} s ({error}): continue with "
+                    "--resume when it is available"
                 ) from error
             if last_warning == started or now - last_warning >= _WARNING_INTERVAL_S:
                 last_warning = now
-                log.warning("%s; what is to be stored waits here meanwhile", error)
+                log.warning("%s; results are kept in memory until then", error)
             time.sleep(PAUSE_S)

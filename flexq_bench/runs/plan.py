@@ -187,8 +187,8 @@ def _check_exists(pattern: str, backend: Backend) -> None:
 
 
 def _nothing_left(suite: Suite, backend: Backend, skipped: Sequence[str]) -> str:
-    patterns = ", ".join(skipped or (p for filters in suite.kernel_filters for p in filters))
+    names = ", ".join(skipped or (p for patterns in suite.kernel_filters for p in patterns))
     return (
-        f"nothing to measure: the {backend} backend has none of "
-        f"{patterns or 'the kernels asked for'}, only {listed(registry.labels(backend))}"
+        f"nothing to measure: the {backend} backend has none of {names or 'the requested kernels'}"
+        f", only {listed(registry.labels(backend))}"
     )

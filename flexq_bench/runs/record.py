@@ -140,12 +140,12 @@ def _other_processes(measured: Measured) -> int:
 
 
 def _noisy_if_shared(measured: Measured) -> Measured:
-    count = _other_processes(measured)
-    if not count or measured.status != "ok":
+    n_others = _other_processes(measured)
+    if not n_others or measured.status != "ok":
         return measured
     detail = (
-        f"{count} other processes computed on this GPU: its time is kept and never compared; end "
-        "them (nvidia-smi shows them)"
+        f"{n_others} other processes computed on this GPU: its time is stored, but never compared; "
+        "end them (nvidia-smi shows them)"
     )
     return replace(measured, status="noisy", detail=detail)
 

@@ -165,9 +165,9 @@ def _best_clipping(
         codes = rounder.codes(block)
         difference = rounder.values(codes) - block
         error = ((difference @ local) * difference).sum(dim=1, keepdim=True)
-        found = [codes, scaling.scales]
-        found += [] if scaling.zero_points is None else [scaling.zero_points]
+        current = [codes, scaling.scales]
+        current += [] if scaling.zero_points is None else [scaling.zero_points]
         better = error < least
         least = torch.where(better, error, least)
-        best = [torch.where(better, *pair) for pair in zip(found, best or found, strict=True)]
+        best = [torch.where(better, *pair) for pair in zip(current, best or current, strict=True)]
     return best[0], Scaling(*best[1:])

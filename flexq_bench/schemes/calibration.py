@@ -235,10 +235,10 @@ def _capture(
     arguments: list[dict[str, Any]] = []
 
     def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(kwargs)
-        hidden = args[0] if args else given.pop("hidden_states")
+        keywords = dict(kwargs)
+        hidden = args[0] if args else keywords.pop("hidden_states")
         if len(arguments) < layout.blocks:
-            arguments.append(given)
+            arguments.append(keywords)
         if module is first:
             inputs.append(hidden)
             if len(arguments) == layout.blocks:

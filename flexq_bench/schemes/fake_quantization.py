@@ -111,6 +111,6 @@ def past_fp16(x: torch.Tensor) -> str:
     if not _LARGEST_FP16 < largest < math.inf:
         return ""
     return (
-        f"inputs reach {largest:.3g}, kernels take FP16 up to {_LARGEST_FP16:,.0f}: leave this "
-        "model as it is"
+        f"inputs reach {largest:.3g}, kernels take FP16 up to {_LARGEST_FP16:,.0f}: do "
+        "not quantize this model"
     )

@@ -111,13 +111,13 @@ def choose_sites(
     fused = layers_of(sensitivities, layout)
     units = fused if cost != "matrices" else tuple((sensitivity,) for sensitivity in sensitivities)
     prices = [_work(unit) if cost == "work" else 1 for unit in units]
-    left = budget * sum(prices) + 1e-9  # 0.3 · 210 is a little less than 63 in binary
+    remaining = budget * sum(prices) + 1e-9  # 0.3 · 210 is a little less than 63 in binary
     chosen: set[str] = set()
     for unit, price in sorted(
         zip(units, prices, strict=True), key=lambda pair: -_gain(pair[0]) / pair[1]
     ):
-        if price <= left:
-            left -= price
+        if price <= remaining:
+            remaining -= price
             chosen.update(sensitivity.site.name for sensitivity in unit)
     return tuple(
         sensitivity.site.name for sensitivity in sensitivities if sensitivity.site.name in chosen
@@ -156,8 +156,8 @@ def _backward(model: nn.Module, segment: torch.Tensor, generator: torch.Generato
     logs = functional.log_softmax(logits, dim=-1)
     if not bool(torch.isfinite(logs.detach().sum())):
         raise QuantizeError(
-            "the model as it is predicts NaN: its numbers leave the range of its dtype; load it as "
-            "bfloat16 or float32"
+            "the unquantized model predicts NaN: its numbers leave the range of its dtype; load it "
+            "as bfloat16 or float32"
         )
     labels = draw(logs.detach(), generator)
     torch.autograd.backward(logs.gather(1, labels[:, None]).sum())

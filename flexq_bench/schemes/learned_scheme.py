@@ -57,7 +57,7 @@ class LearnedOptions(SchemeOptions):
             )
         check_share("alpha", self.alpha)
         if self.balanced and not self.symmetric:
-            raise ValueError("balanced codes have no zero points: leave symmetric as it is")
+            raise ValueError("balanced codes have no zero points: do not set symmetric")
 
     @property
     def weight(self) -> NumberFormat:

@@ -49,8 +49,8 @@ class Experts(nn.ModuleList):
             if index >= len(self):  # transformers' marker of experts in other processes
                 continue
             tokens, places = torch.where(top_k_index == index)
-            found = self[index](hidden[tokens]) * top_k_weights[tokens, places, None]
-            output.index_add_(0, tokens, found.to(output.dtype))
+            expert_output = self[index](hidden[tokens]) * top_k_weights[tokens, places, None]
+            output.index_add_(0, tokens, expert_output.to(output.dtype))
         return output
 
 

@@ -130,8 +130,8 @@ def _check_config(path: Path) -> None:
     config = _json(path)
     for key in _QUANTIZED:
         if key in config and config[key] is not None:
-            given = config[key]
-            method = given.get("quant_method", key) if isinstance(given, dict) else given
+            section = config[key]
+            method = section.get("quant_method", key) if isinstance(section, dict) else section
             raise UsageError(
                 f"{path.parent} is quantized already ({method}): give the model that it was made "
                 "from"

@@ -300,9 +300,9 @@ def _with_cache(options: SchemeOptions, kv_bits: str | None, name: str) -> Schem
     if kv_bits is not None:
         options = replace(options, kv_bits=int(kv_bits) if kv_bits.isdecimal() else 0)
     if options.kv_bits not in KV_BITS:
-        given = options.kv_bits if kv_bits is None else kv_bits
+        bits = options.kv_bits if kv_bits is None else kv_bits
         raise QuantizeError(
-            f"a KV cache has 16, 8 or 4 bits, got {given}: write {without_cache(name)}+kv8"
+            f"a KV cache has 16, 8 or 4 bits, got {bits}: write {without_cache(name)}+kv8"
         )
     return options
 

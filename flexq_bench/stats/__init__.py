@@ -1,8 +1,8 @@
-"""Statistics of times and accuracies: pure functions on arrays that know no storage and no kernel.
+"""Statistics of times and accuracies: pure functions on arrays, without storage or kernels.
 
 Intervals (bootstrap, over segments too, ratios, proportions, paired differences), a group
 sequential test with planned error rates, variance components, device offsets and change points of a
-series. What a number means for a commit is decided in `flexq_bench.verdicts`.
+series. `flexq_bench.verdicts` decides what a number means for a commit.
 """
 
 from flexq_bench.stats.block_bootstrap import (

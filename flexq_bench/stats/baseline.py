@@ -1,4 +1,4 @@
-"""Results of a run beside a baseline kernel and the read floor of the same run."""
+"""Results of a run relative to a baseline kernel and the read floor of the same run."""
 
 from __future__ import annotations
 
@@ -80,10 +80,11 @@ class Row(Generic[R_co]):
 
 
 def compare_with_baseline(results: Iterable[R], baseline: str = BASELINE) -> list[Row[R]]:
-    """Rows by shape, stage, cache, regime, GPU and M; within one such group the order stays.
+    """Rows ordered by shape, stage, cache, regime, GPU and M; the order within such a group is
+    kept.
 
-    results: of one run. baseline: a kernel's label. A ratio needs two times that may be compared:
-    both kernels right and timed.
+    results: of one run. baseline: a kernel's label. A ratio needs two comparable times: both
+    kernels correct and timed.
     """
     ordered = sorted(results, key=_group)
     times = {id(r): time for r in ordered if (time := time_of(r)) is not None}
@@ -116,7 +117,7 @@ def compare_with_baseline(results: Iterable[R], baseline: str = BASELINE) -> lis
 def common_speedups(results: Iterable[R], kernel: str, baseline: str, m: int) -> list[float]:
     """baseline time / kernel time, labels, at every shape and GPU where both were timed cold.
 
-    Not under steady load.
+    Results under steady load are excluded.
     """
     times: dict[str, dict[_Group, float]] = {kernel: {}, baseline: {}}
     for result in results:
@@ -143,7 +144,7 @@ def time_of(result: Result) -> Interval | None:
 
 
 def half_width_percent(result: Result) -> float | None:
-    """Half the confidence interval in percent of the median; None: there is no interval."""
+    """Half the confidence interval, in percent of the median; None: there is no interval."""
     low, median, high = result.ci_low_us, result.median_us, result.ci_high_us
     if low is None or high is None or not median:
         return None
@@ -151,11 +152,11 @@ def half_width_percent(result: Result) -> float | None:
 
 
 def floor_share(result: Result, time: Interval, probed: Sequence[Interval]) -> Interval | None:
-    """100 · floor / time with its interval; None: no floor was measured beside the result.
+    """100 · floor / time with its interval; None: no floor was measured with the result.
 
-    The result keeps the floor that its own device measured. How well that is known, the nearest
-    result of a probe of this width tells: launches that overlap have one of their own.
-    probed: what such probes measured on this shape in the same run, µs.
+    The result stores the floor that its own device measured. The interval of that floor is the one
+    of the nearest probe result of this width; overlapping launches have probes of their own.
+    probed: results of such probes on this shape in the same run, µs.
     """
     floor_us = result.floor_us
     if not floor_us:

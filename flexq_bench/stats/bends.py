@@ -9,13 +9,13 @@ import numpy as np
 from flexq_bench.stats.log_series import MAD_TO_SIGMA, Floats
 from flexq_bench.stats.segments import Segment
 
-CLIP_SIGMAS = 3.5  # of a value that is no outlier
-_BEYOND_A_BEND = 10.0  # variances by which a jump has to be better than a bend
+CLIP_SIGMAS = 3.5  # limit for clipping a value
+_BEYOND_A_BEND = 10.0  # variances by which a jump must be better than a bend
 _BESIDE = 5  # values on either side of a step between lines
-_LOCAL_SHARE = 1 / 3  # of the step that they show, at least
+_LOCAL_SHARE = 1 / 3  # least share of the step that these values must show
 _CLEARLY_LESS = 3.0  # standard errors
 _SETTLED = 25  # values after a step in which its level may settle
-# Time constants of settling, of the time until the level seems to change.
+# Time constants of settling, relative to the time until the level seems to change.
 _SETTLING = np.array([0.25, 0.4, 0.6, 0.9, 1.4])
 _SMALL_SIGMAS = 3.5  # of a step that a slow ramp may explain instead
 _BEYOND_A_STEP = 4.0  # variances by which the ramp has to be better
@@ -36,9 +36,10 @@ def is_gradual(
 ) -> bool:
     """Return True if a gradual change explains a boundary of a fit as well as a step does.
 
-    values: [n]. residuals: [n] about the segments [k]. effects: [k - 1], of boundaries. position:
-    of the segment before the boundary. memory: of the residuals. floor: least sigma of a value.
-    slow: numbers of values of the ramps that may explain a small step.
+    values: [n]. residuals: [n] from the segments [k]. effects: [k - 1], of the boundaries.
+    position: index of the segment before the boundary. memory: of the residuals. floor: smallest
+    sigma of a value. slow: numbers of values of the ramps that may explain a small
+    step.
     """
     return (
         _bends(values, segments, position, residuals, memory, floor)
@@ -49,7 +50,10 @@ def is_gradual(
 
 
 def ramps(before: int, after: int, effect: float, lengths: tuple[int, ...]) -> Iterator[Floats]:
-    """Ramps over so many values in place of a step between so many values, less the step: [n]."""
+    """Yield ramps of these lengths in place of a step, minus the step: [n].
+
+    before, after: number of values on either side of the step.
+    """
     time = np.arange(-before, after) + 0.5
     for length in lengths:
         yield effect * (np.clip(time / length + 0.5, 0, 1) - (time > 0))
@@ -90,12 +94,14 @@ def _bends(
 
 
 def _least_rest(values: Floats, designs: Floats) -> float:
-    """Least sum of squares that a fit leaves of values [n], of a constant and the rows of one of
-    the designs [d, c, n]."""
+    """Least residual sum of squares of values [n].
+
+    Each fit has a constant and the rows of one of the designs [d, c, n].
+    """
     designs = designs - designs.mean(axis=2, keepdims=True)
     about = values - values.mean()
     projected = designs @ about
-    # A pseudoinverse: behind the last value a bend has no column.
+    # A pseudoinverse, because the column of a bend after the last value is zero.
     inverse = np.linalg.pinv(designs @ designs.transpose(0, 2, 1), hermitian=True)
     saved = np.einsum("di,dij,dj->d", projected, inverse, projected)
     return float(about @ about - saved.max())
@@ -141,7 +147,7 @@ def _settles(
 ) -> bool:
     """Return True if the level after a larger step approaches the next one exponentially.
 
-    A cache or a clock that warms up: there is one step, and no second one at its end.
+    A cache or a clock that warms up causes one step, not a second one at its end.
     """
     left, right = segments[position], segments[position + 1]
     if position == 0 or left.size > _SETTLED or left.slope:

@@ -1,6 +1,6 @@
 """Means and quantiles over the tokens of segments, with intervals by the bootstrap over segments.
 
-Tokens of a segment depend on each other, segments hardly do: whole segments are resampled.
+Tokens of a segment are correlated, segments hardly are. Therefore whole segments are resampled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flexq_bench.stats.bootstrap import Interval
 
 _RESAMPLES = 1000
 _FEWEST_RESAMPLES = 200
-_MAX_DRAWS = 200_000_000  # tokens weighed for one set of intervals
+_MAX_DRAWS = 200_000_000  # weighted tokens for one set of intervals
 
 
 def block_quantile_intervals(
@@ -24,12 +24,12 @@ def block_quantile_intervals(
 ) -> tuple[Interval, ...]:
     """The quantiles of all values, each with its bootstrap interval over segments.
 
-    values: [segments, tokens], finite. shares: in (0, 1], 0.99 for the 99 % quantile: the least
-    value that so large a share of the values does not pass; 1: the maximum. A resample draws
-    segments with replacement (Efron and Tibshirani 1993, section 8.6); with few segments the ends
-    are moved out as in `mean_difference_interval`. Of a maximum the bootstrap says nothing (the
-    same, section 7.4), and of one segment neither: both ends are the estimate.
-    Raises ValueError if there is no value, one is not finite, or a share is not in (0, 1].
+    values: [segments, tokens], finite. shares: in (0, 1], for example 0.99: the smallest value that
+    at least this share of the values does not exceed; 1: the maximum. A resample draws segments
+    with replacement (Efron and Tibshirani 1993, section 8.6). With few segments the ends are moved
+    outwards as in `mean_difference_interval`. The bootstrap is not valid for a maximum (the same,
+    section 7.4) or for one segment: both ends are then the estimate. Raises ValueError if there is
+    no value, one is not finite, or a share is not in (0, 1].
     """
     blocks = np.asarray(values, dtype=np.float64)
     if blocks.ndim != 2 or blocks.size == 0 or not np.isfinite(blocks).all():
@@ -60,16 +60,16 @@ def block_quantile_intervals(
 
 
 def few_blocks_factor(count: int, confidence: float = 0.95) -> float:
-    """By how much an interval over so few blocks is too narrow (Hesterberg 2015, section 4)."""
+    """Factor by which an interval over few blocks is too narrow (Hesterberg 2015, section 4)."""
     tail = (1 - confidence) / 2
     student = float(special.stdtrit(count - 1, tail) / special.ndtri(tail))
     return student * math.sqrt(count / (count - 1))
 
 
 def wider_than_95(count: int, alpha: float) -> float:
-    """Half-width of an interval that leaves out alpha at one end, over that of 95 %.
+    """Half-width of an interval with error probability alpha at one end, relative to that of 95 %.
 
-    Of the mean of `count` values by Student's quantiles, as few_blocks_factor.
+    For the mean of `count` values, by Student's quantiles, as few_blocks_factor.
     """
     freedom = count - 1
     return float(special.stdtrit(freedom, alpha) / special.stdtrit(freedom, 0.025))

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 _RESAMPLES = 2000
 _FEWEST_RESAMPLES = 500
-_MAX_DRAWS = 60_000  # of placements in one call: keeps an interval of 150 placements under 20 ms
+# placements drawn in one call: an interval of 150 placements takes less than 20 ms
+_MAX_DRAWS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,11 @@ def hierarchical_interval(
 ) -> Interval:
     """Bootstrap interval of the median over placements of each placement's median.
 
-    placements: one array [samples] a placement, finite; lengths may differ. Result: same unit.
-    A resample draws placements with replacement, then samples within each drawn placement (Davison
-    and Hinkley 1997, section 3.8), so that what separates placements widens the interval as much
-    as it moves the estimate. With one placement this is the plain bootstrap.
-    Raises ValueError if there is no placement, one is empty, a sample is not finite, or confidence
-    is not in (0, 1).
+    placements: one array [samples] per placement, finite; lengths may differ. Result: same unit. A
+    resample draws placements with replacement, then samples within each drawn placement (Davison
+    and Hinkley 1997, section 3.8), so that differences of placements widen the interval as much as
+    they move the estimate. With one placement this is the plain bootstrap. Raises ValueError if
+    there is no placement, one is empty, a sample is not finite, or confidence is not in (0, 1).
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
@@ -80,10 +80,10 @@ def _bootstrap_medians(
     """The median of one bootstrap resample of ordered[i] for every i in `chosen`.
 
     Resampling n sorted values is x[floor(n·U)] with n uniform U, which keeps order: the r-th
-    smallest of the resample is x[floor(n·U_(r))], and U_(r) is Beta(r, n-r+1). Drawing U_(r)
-    itself gives the same distribution as resampling, at a cost that does not grow with n. For even
-    n the two middle values are wanted, and U_(r+1) = U_(r) + (1 - U_(r))·Beta(1, n-r)
-    (David and Nagaraja 2003, sections 2.3 and 2.5).
+    smallest of the resample is x[floor(n·U_(r))], and U_(r) is Beta(r, n-r+1). Drawing U_(r) itself
+    gives the same distribution as resampling, at a cost independent of n. Even n needs the two
+    middle values, with U_(r+1) = U_(r) + (1 - U_(r))·Beta(1, n-r) (David and Nagaraja 2003,
+    sections 2.3 and 2.5).
     """
     sizes = np.array([samples.size for samples in ordered])
     starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
@@ -91,7 +91,7 @@ def _bootstrap_medians(
     n, start = sizes[chosen], starts[chosen]
     rank = (n + 1) // 2
     lower = rng.beta(rank, n - rank + 1)
-    # Odd n: the same value twice. The parameter only has to be positive where it is not used.
+    # Odd n: the same value twice. The unused parameter must still be positive.
     upper = lower + (1 - lower) * rng.beta(1, np.maximum(n - rank, 1))
     upper = np.where(n % 2 == 0, upper, lower)
     low_index = np.minimum((n * lower).astype(np.int64), n - 1)

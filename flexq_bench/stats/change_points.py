@@ -1,4 +1,4 @@
-"""Change points of a whole series, looking back."""
+"""Change points of a whole series."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 from flexq_bench.stats.level_model import level_model
 from flexq_bench.stats.steps import ANY_SERIES, StepRules
 
-# The smallest change that counts in comparisons: as a fraction of the level before, and as a log
-# ratio.
+# Smallest change that counts in comparisons: as a fraction of the level before, and as a log ratio.
 SMALLEST_CHANGE = 0.01
 SMALLEST_LOG_RATIO = float(np.log1p(SMALLEST_CHANGE))
 
@@ -40,9 +39,9 @@ def change_points(
 ) -> tuple[ChangePoint, ...]:
     """The changes of level of a series, oldest first: the steps of its `level_model`.
 
-    A drift, a switch between two modes, a spell of 3 values and what a device adds are no change
-    points. The model says more of them. devices: [n] what each value was measured on; None: on one.
-    Raises ValueError if values is not one-dimensional, or devices has another length.
+    A drift, a switch between two modes, a spell of 3 values and the effect of a device are no
+    change points; the level model lists them. devices: [n] the device of each value; None: one
+    device. Raises ValueError if values is not one-dimensional, or devices has another length.
     """
     return tuple(
         ChangePoint(one.index, one.before, one.after, one.relative_change, one.p_value)

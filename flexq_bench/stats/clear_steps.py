@@ -1,4 +1,4 @@
-"""Confirmation by earlier looks of the steps that are not clear in one look."""
+"""Confirmation of steps by earlier looks, if one look is not enough."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from dataclasses import dataclass, field
 
 from flexq_bench.stats.segments import SHORTEST_LINE
 
-# The chance in noise from which on one look at a step is enough, by how many values follow it.
+# Largest p-value for which one look at a step is enough, by the number of values after it.
 _CLEAR_WHEN_NEW = {3: 3e-4, 4: 8e-4, 5: 2e-3, 6: 2e-3}
 _OLDEST_NEW = max(_CLEAR_WHEN_NEW)
-_MEMORY_OF_STRICT_TESTS = 0.3  # its doubt makes them strict enough, and a second look late
+# the test allows for this much memory, so it is strict enough, and a second look comes late
+_MEMORY_OF_STRICT_TESTS = 0.3
 _CLEAR = 2e-5
-_LEAST_WITH_MEMORY = 5e-4  # however often it was there: memory that is underrated lasts for weeks
-_CLEAR_BESIDE_A_LINE = 1e-6  # while what follows is too short to be told from a line itself
-_MOVES = 3  # values that a step may move by from one look to the next
+# for any number of looks: the effect of underestimated memory lasts for weeks
+_LEAST_WITH_MEMORY = 5e-4
+# while the values after the step are too few to distinguish them from a line
+_CLEAR_BESIDE_A_LINE = 1e-6
+_MOVES = 3  # values by which the position of a step may differ from one look to the next
 
 
 @dataclass
 class EarlierLooks:
-    """Looks at a series without its newest values, each made once it is asked for.
+    """Looks at a series without its newest values, each computed when it is first needed.
 
-    A look every night sees many series that are nearly but not quite steps; most are gone in the
-    next. So a step that is not clear by itself must have been there before.
+    A look every night sees many series that are almost steps; most are gone in the next look. A
+    step with a large p-value must therefore have been present in earlier looks.
 
-    steps_without: the indices of the steps without so many of the newest values. most: how many
-    looks a step is searched in, if its noise has no memory.
+    steps_without: function from a number of newest values to the indices of the steps without them.
+    most: number of looks that must contain a step, if its noise has no memory.
     """
 
     steps_without: Callable[[int], tuple[int, ...]]
@@ -35,15 +38,17 @@ class EarlierLooks:
     def confirms(
         self, index: int, age: int, p_value: float, memory: float, *, beside_a_line: bool
     ) -> bool:
-        """Return True if the step at an index is clear, or earlier looks found it too.
+        """Return True if the p-value of a step is small enough, or earlier looks contain the step.
 
-        age: number of values from the index on. p_value: of the step in noise alone. memory: AR(1)
-        coefficient of that noise. beside_a_line: True if one side of the step is a drift.
+        index: of the step. age: number of values from the index on. p_value: of the step in noise
+        alone. memory: AR(1) coefficient of that noise. beside_a_line: True if one side of the step
+        is a drift.
         """
         if age <= _OLDEST_NEW:
             strict = memory >= _MEMORY_OF_STRICT_TESTS
             return strict or p_value <= _CLEAR_WHEN_NEW[age] or self._had(index, 1)
-        # With memory, the next looks see the same. What was there when it was new is not lost.
+        # With memory the next looks see nearly the same data. A step that was present when new is
+        # kept.
         since_new = age - _OLDEST_NEW
         looks = min(round(self.most * (1 + memory) / (1 - memory)), since_new)
         if beside_a_line and age <= 2 * SHORTEST_LINE:

@@ -1,7 +1,7 @@
-"""Effects of devices on the values of one series, as far as changes of device show them.
+"""Effects of devices on the values of one series, estimated from the changes of device.
 
-Without a device that was there before and after it, a change of device says nothing of what else
-changed at the same time.
+If no device was present both before and after a change of device, the effect of the device cannot
+be separated from other changes at the same time.
 """
 
 from __future__ import annotations
@@ -18,21 +18,25 @@ from flexq_bench.stats.modes import Modes
 from flexq_bench.stats.segments import SHORTEST_SEGMENT, residuals_of
 from flexq_bench.stats.steps import POINTS_BEFORE_FIRST, Fit, StepRules, fit_steps
 
-_BESIDE = 5  # values on either side of a change of device that tell how much it changed
-_ALIKE = 1e-3  # weight of devices being alike, of a change's: it only decides between equals
+_BESIDE = 5  # values on either side of a change of device from which its jump is estimated
+# weight of equal devices relative to a change: it only decides between equal solutions
+_ALIKE = 1e-3
 _CLIP_SIGMAS = 4.0
 _REFITS = 2
-_SELDOM = 0.3  # share of the values at a change of device, if its coinciding with one is no chance
-_COINCIDING = 0.8  # share of the switches of modes, if the modes are the devices'
-_PURE = 0.95  # share of the values of each device in one mode, if the modes are the devices'
+# share of values at a change of device, below which a coincidence with one is significant
+_SELDOM = 0.3
+# share of the mode switches at a change of device, if the devices cause the modes
+_COINCIDING = 0.8
+_PURE = 0.95  # share of the values of each device in one mode, if the devices cause the modes
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEffects:
-    """component: [n] what the device adds to each value; 0 for the newest one's.
+    """component: [n] effect of the device of each value; 0 for the newest device.
 
-    span: between the largest and the smallest. unresolved: indices of changes of device that no
-    device was there before and after, each with the jump, which the component includes.
+    span: of the effects, from the smallest to the largest. unresolved: indices of changes of device
+    for which no device was present before and after, each with its jump, which the component
+    includes.
     """
 
     component: Floats
@@ -43,15 +47,15 @@ class DeviceEffects:
 def device_effects(
     values: Floats, devices: Ints, modes: Modes | None, rules: StepRules
 ) -> DeviceEffects | None:
-    """The effects of devices [n, any integers] on values [n]; None: they are of one device.
+    """The effects of devices [n, any integers] on values [n]; None: there is one device.
 
-    A device with fewer than 3 values has no effect of its own. Effects agree with as many changes
-    of device as possible (least absolute deviations of the medians of 5 values on either side) and,
-    between equals, are as small as possible, so that one change too many is a step. Then effects
-    and levels are fitted together. At a change of device that no device was there before and after,
-    all of the difference is an effect; where there are eight and more blocks between such changes,
-    each counts as one value, and what is a step of those is no effect. modes: of the values; unless
-    they are the devices' themselves, the effects are those on a mode.
+    A device with fewer than 3 values has no effect of its own. Effects explain as many changes of
+    device as possible (least absolute deviations of the medians of 5 values on either side). Of
+    equal solutions the one with the smallest effects is chosen, so that an unexplained change is a
+    step. Then effects and levels are fitted together. If no device was present before and after a
+    change of device, the whole difference is an effect. With eight or more blocks between such
+    changes, each block counts as one value, and steps of these are no effects. modes: of the
+    values; unless the devices cause the modes, effects are those within a mode.
     """
     _, codes, counts = np.unique(devices, return_inverse=True, return_counts=True)
     known = np.flatnonzero((counts >= SHORTEST_SEGMENT)[codes])
@@ -74,7 +78,7 @@ def device_effects(
 
 
 def _effects_of_blocks(values: Floats, code: Ints, blocks: Ints, rules: StepRules) -> Floats:
-    """[n] effects of devices inside each block, and between blocks all of their difference."""
+    """[n] effects of devices inside each block; between blocks the whole difference."""
     added = np.zeros_like(values)
     before = 0.0
     for low, high in pairwise(blocks):
@@ -86,7 +90,7 @@ def _effects_of_blocks(values: Floats, code: Ints, blocks: Ints, rules: StepRule
 
 
 def _inside_block(values: Floats, code: Ints, rules: StepRules) -> tuple[Floats, float, float]:
-    """[n] effects of devices that come back, and the levels where the block begins and ends."""
+    """[n] effects of recurring devices, and the levels at the start and the end of the block."""
     offsets = np.zeros(int(code.max()) + 1)
     if offsets.size > 1:
         offsets = _from_changes(values, code, floor=rules.smallest / 5)
@@ -103,7 +107,9 @@ def _inside_block(values: Floats, code: Ints, rules: StepRules) -> tuple[Floats,
 
 
 def _are_devices(modes: Modes, codes: Ints, known: Ints) -> bool:
-    """Return True if the mode changes with the device, or each device has one nearly always."""
+    """Return True if the mode changes with the device, or nearly all values of each device have
+    one.
+    """
     changed = np.zeros(modes.slow.size, dtype=np.bool_)
     changed[known[1:]] = np.diff(codes) != 0
     switched = np.flatnonzero(np.diff(modes.slow)) + 1
@@ -115,8 +121,11 @@ def _are_devices(modes: Modes, codes: Ints, known: Ints) -> bool:
 
 
 def _from_changes(values: Floats, code: Ints, *, floor: float) -> Floats:
-    """[devices] offsets that explain the jumps at changes of device best, by their absolute sum."""
-    from scipy.optimize import linprog  # only for series of several devices
+    """[devices] offsets with the least sum of absolute deviations from the jumps at changes of
+    device.
+    """
+    # slow to import, and needed only for series of several devices
+    from scipy.optimize import linprog
 
     bounds = run_bounds(code)
     count, changes = int(code.max()) + 1, bounds.size - 2
@@ -146,7 +155,7 @@ def _from_changes(values: Floats, code: Ints, *, floor: float) -> Floats:
 
 
 def _beside_levels(fit: Fit, values: Floats, code: Ints, floor: float) -> Floats:
-    """[devices] corrections of offsets to offsets, by least squares together with the segments."""
+    """[devices] corrections of the offsets, by least squares together with the segments."""
     rest = residuals_of(values, list(fit.segments))
     limit = _CLIP_SIGMAS * float(robust_scale(rest, floor=floor))
     rest = np.clip(rest, -limit, limit)
@@ -159,7 +168,7 @@ def _beside_levels(fit: Fit, values: Floats, code: Ints, floor: float) -> Floats
         if one.slope:
             columns.append(within * (place - (one.start + one.stop - 1) / 2) / one.size)
     design = np.stack(columns, axis=1)
-    # One value's worth of staying: what cannot be told from a step is not moved.
+    # A weight of one value for no correction: without evidence against a step nothing moves.
     stay = np.eye(len(columns))[:devices]
     solved = np.linalg.lstsq(
         np.vstack([design, stay]), np.concatenate([rest, np.zeros(devices)]), rcond=None

@@ -1,4 +1,4 @@
-"""Time offsets of devices from others of their kind, by cases that several devices measured."""
+"""Time offsets of devices from others of their kind, estimated from cases that several measured."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class DeviceOffset:
 def device_offsets(times: Mapping[str, ArrayLike], *, seed: int = 0) -> dict[str, DeviceOffset]:
     """Offsets by device. times: by device [cases], any unit, > 0; NaN: it did not measure the case.
 
-    Index i is the same case everywhere. A case counts where two devices or more have it; a device
-    that shares fewer than 3 cases has no offset. Raises ValueError if lengths differ.
+    Index i is the same case for every device. Only cases of at least two devices count; a device
+    with fewer than 3 such cases has no offset. Raises ValueError if lengths differ.
     """
     if len(times) < 2:
         return {}

@@ -1,4 +1,4 @@
-"""Level models of a series whose environment changed: each epoch by itself."""
+"""Level models of a series whose environment changed, one per epoch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def level_model_by_epoch(
     rules: StepRules = ANY_SERIES,
     devices: Sequence[Hashable] | None = None,
 ) -> LevelModel:
-    """The steps, drifts, switches, spells and changes of device within each epoch, together.
+    """The steps, drifts, switches, spells and changes of device within each epoch, combined.
 
     values: [n], as `level_model`'s. epochs: [n], of each value; the values of an epoch need not be
-    neighbours. Levels are compared within an epoch only. Modes, noise, season and span of devices
-    are those of the newest value's epoch. Raises ValueError if values is not one-dimensional, or
-    epochs or devices have another length.
+    adjacent. Levels are compared only within an epoch. Modes, noise, season and span of devices are
+    those of the newest value's epoch. Raises ValueError if values is not one-dimensional, or epochs
+    or devices have another length.
     """
     array = np.asarray(values, dtype=np.float64)
     if len(epochs) != array.size:
@@ -39,7 +39,7 @@ def level_model_by_epoch(
     models = {}
     for name in names:
         belongs = np.fromiter((one == name for one in epochs), np.bool_, len(epochs))
-        # The others are gaps, so that indices are those of the whole series.
+        # The others become gaps, so that indices are those of the whole series.
         models[name] = level_model(np.where(belongs, array, np.nan), rules, devices)
 
     def together(parts: Iterable[tuple[_Part, ...]], key: str) -> tuple[_Part, ...]:

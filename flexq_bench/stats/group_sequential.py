@@ -20,10 +20,10 @@ from scipy import special
 Floats = NDArray[np.float64]
 _LOOKS = 5  # planned, at equal steps of information
 _GRID = 201
-_REACH = 8.0  # standard deviations
+_REACH = 8.0  # standard deviations of the grid
 _ALPHA_POWER, _BETA_POWER = 3, 2
-_NOMINAL = 0.6  # of alpha: see TestPlan.nominal
-_SMALLEST_STEP = 0.02  # of the information: looks nearer than this are one look
+_NOMINAL = 0.6  # times alpha: see TestPlan.nominal
+_SMALLEST_STEP = 0.02  # fraction of the information: looks closer than this are one look
 
 
 class Decision(StrEnum):
@@ -31,20 +31,20 @@ class Decision(StrEnum):
 
     ABOVE = "above"  # more than the null allows
     BELOW = "below"  # less than the effect
-    OPEN = "open"  # take more data
+    OPEN = "open"  # more data is needed
 
 
 @dataclass(frozen=True, slots=True)
 class TestPlan:
-    """Error rates of a test and what it must see.
+    """Error rates of a test and the smallest effect that it must detect.
 
-    effect: > 0, the mean that must be seen, in the unit of the data. alpha: largest probability of
-    ABOVE where the mean is 0. power: smallest probability of ABOVE where the mean is the effect.
+    effect: > 0, the mean to detect, in the unit of the data. alpha: largest probability of ABOVE if
+    the mean is 0. power: smallest probability of ABOVE if the mean is the effect.
 
-    Raises ValueError if the effect is not positive or a probability is no probability.
+    Raises ValueError if the effect is not positive or a probability is not in (0, 1).
     """
 
-    __test__ = False  # pytest: no test
+    __test__ = False  # tells pytest that this is not a test
 
     effect: float
     alpha: float
@@ -60,38 +60,38 @@ class TestPlan:
 
     @property
     def nominal(self) -> float:
-        """The alpha that boundaries are made of.
+        """The alpha from which the boundaries are computed.
 
-        The number of values follows from their own variance, so a test ends more often where that
-        happens to be small, and rejects more often than boundaries of known variance say (Wittes
-        and Brittain 1990, Stat. Med. 9:65; Kieser and Friede 2000, Stat. Med. 19:901): 1.3 to 1.5
-        times alpha, by simulation of normal values with 20 to 180 needed. The factor is chosen for
+        The number of values is derived from their own variance. A test therefore ends more often
+        when that estimate is small, and rejects more often than with a known variance (Wittes and
+        Brittain 1990, Stat. Med. 9:65; Kieser and Friede 2000, Stat. Med. 19:901): 1.3 to 1.5 times
+        alpha, by simulation of normal values with 20 to 180 needed. The factor was chosen for
         these.
         """
         return _NOMINAL * self.alpha
 
     @property
     def drift(self) -> float:
-        """The effect times the root of the information that the test needs in all."""
+        """The effect times the root of the total information that the test needs."""
         return _drift(self.nominal, self.power)
 
     @property
     def correction(self) -> float:
-        """Values beyond those of a known variance, for estimating it (Guenther 1981, section 2)."""
+        """Additional values for estimating the variance (Guenther 1981, section 2)."""
         return float(special.ndtri(self.nominal)) ** 2 / 2
 
     def needed(self, deviation: float) -> int:
-        """Number of values of this standard deviation that the test takes at most."""
+        """Largest number of values of this standard deviation that the test needs."""
         return math.ceil((self.drift * deviation / self.effect) ** 2 + self.correction)
 
     def detectable(self, deviation: float, count: int) -> float:
-        """The effect that so many values are enough for, with the same error rates."""
+        """The effect that this many values can detect, with the same error rates."""
         left = count - self.correction
         return math.inf if left <= 0 else self.drift * deviation / math.sqrt(left)
 
 
 class GroupSequentialTest:
-    """Decides look by look on all values so far; after a decision there is nothing to look at."""
+    """Decide look by look on all values so far; a decision is final."""
 
     def __init__(self, plan: TestPlan) -> None:
         self.plan = plan
@@ -100,14 +100,14 @@ class GroupSequentialTest:
         self._alternative = _Walk(plan.drift)
 
     def look(self, values: Floats, *, last: bool = False) -> Decision:
-        """Decide on all values so far [n], n >= 2, finite: those of earlier looks come first.
+        """Decide on all values so far [n], n >= 2, finite, with those of earlier looks first.
 
-        last: there are no more values. The error that is left is spent then, so ABOVE keeps to
-        alpha, and a test that saw too little for its power stays OPEN.
+        last: there are no more values. The remaining error is spent then, so ABOVE keeps to alpha,
+        and a test with too few values for its power stays OPEN.
         """
         count, mean = values.size, float(values.mean())
         deviation = float(values.std(ddof=1))
-        if deviation == 0:  # each value is the same: nothing to doubt
+        if deviation == 0:  # all values are equal: there is no uncertainty
             return Decision.ABOVE if mean > 0 else Decision.BELOW
         needed = self.plan.needed(deviation)
         known = max(count - self.plan.correction, 1.0)
@@ -118,9 +118,9 @@ class GroupSequentialTest:
         ends = last or complete
         fraction = max(fraction, min(1.0, self._fraction + _SMALLEST_STEP))
         spent = 1.0 if ends else fraction
-        # Under the null looks depend on each other as their numbers of values say. The fraction,
-        # of what the last variance asks for, would have them depend less, and the lower boundary
-        # end more of what the upper one would see.
+        # Under the null, looks are correlated according to their numbers of values. With the
+        # fraction of the number from the latest variance they would be less correlated, and the
+        # lower boundary would end more tests that the upper one would reject.
         upper = self._null.upper(count, self.plan.nominal * spent**_ALPHA_POWER)
         lower = (
             upper
@@ -128,7 +128,7 @@ class GroupSequentialTest:
             else self._alternative.lower(fraction, (1 - self.plan.power) * fraction**_BETA_POWER)
         )
         lower = min(lower, upper)
-        # As large a deviate as Student's of this probability: the variance is an estimate.
+        # A deviate with the probability of Student's t, because the variance is an estimate.
         deviate = _normal_of_student(_without_skew(values, mean, deviation), count - 1)
         if deviate > upper:
             return Decision.ABOVE
@@ -141,18 +141,21 @@ class GroupSequentialTest:
 
 
 class _Walk:
-    """The score S(t) ~ N(drift · t, t) while no boundary was crossed. spent: probability, so far
-    of crossing the upper (under the null) or the lower boundary (under the alternative)."""
+    """The score S(t) ~ N(drift · t, t) while no boundary was crossed.
+
+    spent: probability so far of crossing the upper (under the null) or the lower boundary (under
+    the alternative).
+    """
 
     def __init__(self, drift: float) -> None:
         self._drift = drift
         self._time = 0.0
         self._spent = 0.0
         self._places: Floats = np.zeros(1)
-        self._weights: Floats = np.ones(1)  # probability of each place
+        self._weights: Floats = np.ones(1)  # probability of each grid point
 
     def upper(self, time: float, spent: float) -> float:
-        """The standard normal deviate that is passed with what is left of the error to spend."""
+        """The standard normal deviate that is exceeded with the probability left to spend."""
         allowed = max(spent - self._spent, 0.0)
         return self._solve(time, allowed, lambda z: self._above(time, z))
 
@@ -164,7 +167,7 @@ class _Walk:
         )
 
     def go_on(self, time: float, lower: float, upper: float) -> None:
-        """Keep what lies between the boundaries (deviates) at a time."""
+        """Keep the scores between the boundaries (deviates) at a time."""
         root = math.sqrt(time)
         above, stays = self._above(time, upper), float(self._weights.sum())
         below = stays - self._above(time, lower)
@@ -185,29 +188,29 @@ class _Walk:
         self._spent += above if self._drift == 0 else below
 
     def _above(self, time: float, z: float) -> float:
-        """Probability to be above a deviate at a time."""
+        """Probability of a score above a deviate at a time."""
         lapse = time - self._time
         away = z * math.sqrt(time) - self._places - self._drift * lapse
         return float(self._weights @ special.ndtr(-away / math.sqrt(lapse)))
 
     def _solve(self, time: float, allowed: float, probability: object) -> float:
         assert callable(probability)
-        from scipy import optimize  # a tenth of a second: only those who test pay it
+        from scipy import optimize  # imported here because it takes a tenth of a second
 
         center = self._drift * math.sqrt(time)
         ends = center - 12.0, center + 12.0
         values = [probability(end) - allowed for end in ends]
-        if values[0] * values[1] > 0:  # nothing left to spend, or all of it
+        if values[0] * values[1] > 0:  # nothing remains to be spent, or everything
             return ends[0] if abs(values[0]) < abs(values[1]) else ends[1]
         return float(optimize.brentq(lambda z: probability(z) - allowed, *ends, xtol=1e-6))
 
 
 def _without_skew(values: Floats, mean: float, deviation: float) -> float:
-    """Student's t of a mean of 0 with the first-order effect of the values' skewness taken away.
+    """Student's t of a mean of 0, corrected for the first-order effect of the values' skewness.
 
-    Few segments of a text are not normal: where losses are skewed downwards, a variance that is too
-    small and a mean that is too large come together, and too many means look large (Hall 1992,
-    J. R. Stat. Soc. B 54:221, the transformation g, which is monotone).
+    Few segments of a text are not normal. If losses are skewed downwards, small variances coincide
+    with large means, and too many means look significant (Hall 1992, J. R. Stat. Soc. B 54:221, the
+    transformation g, which is monotone).
     """
     count = values.size
     skew = float(((values - mean) ** 3).mean()) / deviation**3
@@ -226,7 +229,7 @@ _DRIFTS: dict[tuple[float, float], float] = {}
 
 
 def _drift(alpha: float, power: float) -> float:
-    """The drift under which the boundaries of equal looks meet at the last one."""
+    """The drift for which the boundaries of equal looks meet at the last one."""
     from scipy import optimize
 
     if (alpha, power) not in _DRIFTS:

@@ -27,11 +27,12 @@ from flexq_bench.stats.steps import (
 )
 
 FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_SEGMENT
-_MEMORY_ERRORS = 1.5  # by which it is below that, before a change of how often is looked for
-LONGEST_SPELL = 3  # values; longer, and it was a level
+# standard errors below it, required before a change of frequency is searched for
+_MEMORY_ERRORS = 1.5
+LONGEST_SPELL = 3  # values; a longer one is a level
 _DRIFT_SIGMAS = 5.0
 _SMALLEST_DRIFT = 0.01  # from its onset to its end
-_SAME_STEP = 3  # values that two findings of one step lie apart at most
+_SAME_STEP = 3  # largest distance in values of two detections of one step
 
 
 def _relative(before: float, after: float) -> float:
@@ -42,11 +43,11 @@ def _relative(before: float, after: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A change of the level, of both modes where there are two.
+    """A change of the level; with two modes, of both.
 
-    index: of the first value on the new level. before, after: levels beside the step, of the lower
-    mode, in the unit of the series. p_value: of a step as large anywhere in noise alone.
-    of_share: what changed is how often the upper mode is visited; before and after are means.
+    index: of the first value on the new level. before, after: levels next to the step, those of the
+    lower mode, in the unit of the series. p_value: probability of a step this large anywhere in
+    noise alone. of_share: the frequency of the upper mode changed; before and after are means.
     """
 
     index: int
@@ -63,9 +64,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A level that moves a little with every value from onset on, up to, not including, end.
+    """A level that changes slightly with every value from onset up to, but not including, end.
 
-    slope: of one value, as a fraction of the level. change: of all of them.
+    slope: per value, as a fraction of the level. change: over all values.
     """
 
     onset: int
@@ -76,7 +77,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class ModeSwitch:
-    """The first value in another mode than the one before it. upper: it is the upper one."""
+    """The first value after a change of mode. upper: True if it is in the upper mode."""
 
     index: int
     upper: bool
@@ -84,7 +85,7 @@ class ModeSwitch:
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """A few values elsewhere, after which the level was what it had been; change: a fraction."""
+    """A few values on another level, after which the old level returned; change: a fraction."""
 
     start: int
     stop: int
@@ -93,7 +94,8 @@ class Spell:
 
 @dataclass(frozen=True, slots=True)
 class ModePair:
-    """gap: of the upper mode to the lower one, as a fraction of it. share: of values in the upper.
+    """gap: of the upper mode from the lower one, as a fraction of it. share: of values in the
+    upper.
 
     memory: of the mode from one value to the next; from 1/3 on the switches are listed.
     """
@@ -105,12 +107,12 @@ class ModePair:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChange:
-    """A change of device that no device was there before and after, so that nothing in the series
-    tells the device's effect from a step.
+    """A change of device with no device present both before and after it.
 
-    index: of the first value on another device. before, after: levels beside it, in the unit of the
-    series. error: standard error of ln(after / before), or of their difference in units of the
-    median size if values have any sign.
+    The effect of the device and a step cannot be distinguished there. index: of the first value on
+    another device. before, after: levels next to it, in the unit of the series. error: standard
+    error of ln(after / before), or of their difference in units of the median size if values have
+    any sign.
     """
 
     index: int
@@ -126,13 +128,13 @@ class DeviceChange:
 
 @dataclass(frozen=True, slots=True)
 class LevelModel:
-    """All of a series [size] in the unit and the indices that it was given in, oldest first.
+    """Components of a series [size], in its unit and with its indices, oldest first.
 
-    sigma: of one value about its level, as a fraction. memory: AR(1), of neighbours.
-    period: of the seasonal component, in values; 0: none. seasonal: its range, a fraction; levels
-    are its mean. device_span: between the effects of the slowest device and the fastest one, a
-    fraction; 0: one device. Levels are those on the newest one. device_changes: those that may hide
-    a step, however small; they are no steps.
+    sigma: of one value from its level, as a fraction. memory: AR(1) coefficient. period: of the
+    seasonal component, in values; 0: none. seasonal: its range, a fraction; levels are its mean.
+    device_span: between the effects of the slowest and the fastest device, a fraction; 0: one
+    device. Levels are those on the newest device. device_changes: changes of device that may hide a
+    step of any size; they are no steps.
     """
 
     size: int
@@ -176,18 +178,18 @@ def level_model(
 ) -> LevelModel:
     """The steps, drifts, modes and spells that explain a series together.
 
-    values: [n], any unit and sign; NaN and infinities are gaps. Of positive values the logarithms
-    are looked at, others are taken as they are. Fewer than 8 usable ones, or equal ones, have no
-    step: never an error. A level holds for 3 values or more and 5 come before the first step.
-    rules: by default those for values of any origin; `HISTORY_RULES` are for times of this project.
-    devices: [n] what each value was measured on; None: on one. What a device adds is no step, nor
-    is a change of level that comes with a change of device, unless a device that was there before
-    and after tells the two apart. Raises ValueError if values is not one-dimensional, or devices
-    has another length.
+    values: [n], any unit and sign; NaN and infinities are gaps. Positive values are analysed as
+    logarithms, others unchanged. Fewer than 8 usable values, or equal ones, have no step and raise
+    no error. A level has at least 3 values, and the first step at least 5 values before it. rules:
+    by default those for values of any origin; `HISTORY_RULES` are for times of this project.
+    devices: [n] the device of each value; None: one device. The effect of a device is no step. A
+    change of level at a change of device is no step either, unless a device that was present before
+    and after separates the two. Raises ValueError if values is not one-dimensional, or devices has
+    another length.
 
-    Segments of a level or a line: `segments`; the test of each step: `steps`; modes: `modes`. With
-    rules that ask for it also jumps that fade, `recoveries`; levels that come back, `returns`; and
-    steps that have to wait, `clear_steps`.
+    Segments of a level or a line are in `segments`, the test of each step in `steps`, modes in
+    `modes`. Some rules also use `recoveries` (jumps that fade), `returns` (recurring levels) and
+    `clear_steps` (steps that must be confirmed by later looks).
     """
     usable, index = usable_values(values)
     size = int(np.asarray(values).size)
@@ -223,7 +225,7 @@ def on_newest_device(
 ) -> Floats:
     """[n] the values as the newest device would have measured them; arguments as `level_model`'s.
 
-    A change that comes with a device that stays is the device's here.
+    A change of level at a change to a device that stays is taken for the device's effect.
     """
     usable, index = usable_values(values)
     moved = np.array(values, dtype=np.float64)
@@ -237,7 +239,7 @@ def on_newest_device(
 
 
 def _numbered(devices: Sequence[Hashable] | None, index: Ints) -> Ints | None:
-    """A number for each device, of the values at these indices; None: there is one device."""
+    """A number for each device, for the values at these indices; None: there is one device."""
     if devices is None:
         return None
     names = [devices[at] for at in index.tolist()]
@@ -248,7 +250,7 @@ def _numbered(devices: Sequence[Hashable] | None, index: Ints) -> Ints | None:
 def _look(
     usable: Floats, index: Ints, size: int, rules: StepRules, devices: Ints | None
 ) -> tuple[LevelModel, list[bool]]:
-    """The model of one look, and which of its steps have a line on a side."""
+    """The model of one look, and for each of its steps whether a line is on one side."""
     if usable.size < FEWEST_POINTS or np.ptp(usable) <= SAME_VALUE * np.abs(usable).max():
         return LevelModel(size), []
     scaled, scale = _scaled(usable)
@@ -270,7 +272,7 @@ def _look(
     bounds = [at for at in bounds if at not in {*switched, *returns.waiting}]
     steps = [(_step(fit, at, scale, index), _beside_a_line(fit, at)) for at in bounds]
     if modes is not None and modes.memory + _MEMORY_ERRORS * modes.memory_error < STICKY:
-        # Where each value draws its mode, how often it is drawn may change as well.
+        # If each value draws its mode, the frequency of the modes may change as well.
         mixed = fit_steps(scaled, rules)
         others, _ = _without_spells(mixed, rules.significance)
         apart = [
@@ -318,7 +320,7 @@ def _modes(scaled: Floats, rules: StepRules) -> Modes | None:
 def _without_devices(
     scaled: Floats, devices: Ints, modes: Modes | None, rules: StepRules
 ) -> tuple[Floats, Modes | None, DeviceEffects | None]:
-    """The values without the effects of devices, the modes of the rest, and the effects."""
+    """The values without the effects of devices, the modes of the result, and the effects."""
     effects = device_effects(scaled, devices, modes, rules)
     if effects is None:
         return scaled, modes, None
@@ -329,7 +331,7 @@ def _without_devices(
 def _device_changes(
     effects: DeviceEffects | None, fit: Fit, scale: _Scale, index: Ints
 ) -> tuple[DeviceChange, ...]:
-    """Changes of device that may hide a step; their errors are of 60 values on either side."""
+    """Changes of device that may hide a step; errors are those of 60 values on either side."""
     if effects is None:
         return ()
     inflation = float(np.sqrt((1 + fit.memory) / (1 - fit.memory)))
@@ -366,9 +368,9 @@ def _scaled(usable: Floats) -> tuple[Floats, _Scale]:
 
 
 def _without_spells(fit: Fit, significance: float) -> tuple[list[int], list[Excursion]]:
-    """Positions of the boundaries that are steps, and what is a spell.
+    """Positions of the boundaries that are steps, and the spells.
 
-    A spell is left for the level that it was entered from.
+    A spell ends on the level from which it started.
     """
     steps = [i for i, one in enumerate(fit.boundaries) if one.p_value <= significance]
     kept: list[int] = []
@@ -399,7 +401,7 @@ def _step(fit: Fit, position: int, scale: _Scale, index: Ints, *, of_share: bool
 
 
 def _drifts(fit: Fit, scale: _Scale, index: Ints, sawtooth: tuple[int, ...]) -> tuple[Drift, ...]:
-    """Lines, those that go on after a step the same way together; not those of a sawtooth."""
+    """Lines outside a sawtooth; lines in one direction on both sides of a step are one drift."""
     ramps = range(sawtooth[0], sawtooth[-1] + 2) if sawtooth else range(0)
     inflation = (1 + fit.memory) / (1 - fit.memory)
     limit = (_DRIFT_SIGMAS * fit.sigma) ** 2 * inflation
@@ -438,7 +440,7 @@ def _pair(modes: Modes | None, scale: _Scale) -> ModePair | None:
 def _switches(
     modes: Modes | None, fit: Fit, switched: list[int], index: Ints
 ) -> tuple[ModeSwitch, ...]:
-    """Of two modes that are stayed in, and of levels that the series keeps coming back to."""
+    """Switches of two persistent modes, and of levels that recur."""
     found = [
         ModeSwitch(int(index[one.index]), one.effect > 0)
         for one in (fit.boundaries[at] for at in switched)

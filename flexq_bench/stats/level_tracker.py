@@ -1,4 +1,4 @@
-"""A level model that grows with its series: a new value costs no more in a long one."""
+"""A level model that grows with its series, at a cost per value that does not grow."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from flexq_bench.stats.level_model import (
 )
 from flexq_bench.stats.steps import ANY_SERIES, StepRules
 
-_WINDOW = 400  # values at the end that are always looked at again
+_WINDOW = 400  # values at the end that are analysed again every time
 _Indexed = TypeVar("_Indexed", Step, ModeSwitch)
 
 
 class LevelTracker:
     """The level model of a series that gets values one by one, or many at once.
 
-    The newest 400 to 800 values are looked at again with every new one, so that a step may still be
-    taken back; what was found before them is settled. Up to 800 values the model is that of
+    Every new value repeats the analysis of the newest 400 to 800 values, so a step among them may
+    still be withdrawn; results before them are final. Up to 800 values the model is that of
     `level_model`.
     """
 
@@ -52,7 +52,7 @@ class LevelTracker:
 
     @property
     def model(self) -> LevelModel:
-        """Of all values so far."""
+        """Model of all values so far."""
         return _joined(self._settled, self._look())
 
     def _look(self) -> LevelModel:
@@ -61,7 +61,7 @@ class LevelTracker:
     def _settle(self) -> None:
         model = self._look()
         cut = len(self._recent) - _WINDOW
-        # The last step before the cut, so that what stays begins on one level.
+        # The last step before the cut, so that the remaining values start on one level.
         begins = max((step.index for step in model.steps if step.index <= cut), default=cut)
         if begins < cut - _WINDOW // 2:
             begins = cut
@@ -84,7 +84,7 @@ def _until(model: LevelModel, end: int) -> LevelModel:
 
 
 def _joined(before: LevelModel, after: LevelModel) -> LevelModel:
-    """Two models of neighbouring parts of a series as one."""
+    """Combine the models of two adjacent parts of a series."""
     offset = before.size
     if offset == 0:
         return after
@@ -108,7 +108,7 @@ def _shifted(found: Iterable[_Indexed], offset: int) -> tuple[_Indexed, ...]:
 
 
 def _together(before: tuple[Drift, ...], after: tuple[Drift, ...]) -> tuple[Drift, ...]:
-    """One drift where the second part goes on with the first part's last."""
+    """Merge the last drift of the first part with a drift that continues it in the second."""
     if not before or not after:
         return before + after
     last, first = before[-1], after[0]

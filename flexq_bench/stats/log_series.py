@@ -15,16 +15,17 @@ SCALE_FLOOR = 0.002
 SPIKE_SIGMAS = 5.0
 _SPIKE_WINDOW = 5  # a median of 5 passes a step unchanged and no run of 1 or 2 values
 MAX_AUTOCORRELATION = 0.8
-SAME_VALUE = 1e-12  # of the largest one: nearer values differ by rounding of their arithmetic
-_RETURNS = 2  # runs of each value, on average, from which on values are rounded
+# relative to the largest value: smaller differences are rounding of the arithmetic
+SAME_VALUE = 1e-12
+_RETURNS = 2  # runs of each value, on average, above which values count as rounded
 _TRIMMED_TO_SIGMA = 1.263  # of a Gaussian without its largest tenth
 
 
 def positive_logs(values: ArrayLike) -> tuple[Floats, Ints]:
-    """Natural logs of the values that have one, and their indices.
+    """Natural logs of the positive finite values, and their indices.
 
-    values: [n], any unit; NaN, infinities, zeros and negative values are left out.
-    Raises ValueError if values is not one-dimensional or holds something else than numbers.
+    values: [n], any unit; NaN, infinities, zeros and negative values are excluded. Raises
+    ValueError if values is not one-dimensional or contains anything but numbers.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
@@ -49,11 +50,11 @@ def robust_scale(windows: Floats, *, floor: float = SCALE_FLOOR) -> Floats:
 
 
 def without_spikes(logs: Floats, sigma: float | None = None) -> Floats:
-    """The series with runs of one or two outlying values replaced by the median around them.
+    """The series with runs of one or two outliers replaced by the median around them.
 
     logs: [n]. sigma: of their noise; None: by `step_proof_scale`. A Hampel filter (Hampel 1974):
-    window 5, limit SPIKE_SIGMAS. The ends repeat the last full window, so a level must hold for
-    three values before it counts as one.
+    window 5, limit SPIKE_SIGMAS. The ends repeat the last full window, so a level needs three
+    values to count as one.
     """
     if logs.size < _SPIKE_WINDOW:
         return logs
@@ -66,10 +67,10 @@ def without_spikes(logs: Floats, sigma: float | None = None) -> Floats:
 
 
 def resolution_scale(values: Floats) -> float:
-    """Sigma of rounding: values [n] are known no better than their smallest distance tells.
+    """Sigma of rounding, estimated from the smallest difference of values [n].
 
-    Of a uniform error of one tick, its width over sqrt(12). 0 where values don't return again and
-    again: those of a few steady levels tell how far levels are apart, and nothing of a tick.
+    The uniform error of one tick has its width over sqrt(12). 0 unless values recur often: a few
+    steady levels show the distance of levels, and no tick.
     """
     same = SAME_VALUE * float(np.abs(values).max())
     ticks = np.diff(np.sort(values))
@@ -81,15 +82,15 @@ def resolution_scale(values: Floats) -> float:
 
 
 def difference_scale(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
-    """Sigma of independent noise from differences of neighbours, ticks and modes among it.
+    """Sigma of independent noise from differences of neighbours, including ticks and modes.
 
-    The larger of the median absolute difference and the root mean square of all but the largest
-    tenth: where most neighbours are equal, the median is 0, and the noise is not.
+    The larger of two estimates: the median absolute difference, and the root mean square without
+    the largest tenth. If most neighbours are equal, the median is 0 although there is noise.
     """
     moved = np.sort(np.abs(np.diff(logs)))
     if moved.size < 3:
         return floor
-    # A short series, too, may have a step, and a spell with its two.
+    # Even a short series may have a step, and a spell with two more jumps.
     kept = moved[: moved.size - max(moved.size // 10, min(3, moved.size // 4))]
     middle = MAD_TO_SIGMA * float(moved[moved.size // 2])
     trimmed = _TRIMMED_TO_SIGMA * float(np.sqrt(np.mean(kept * kept)))
@@ -97,7 +98,7 @@ def difference_scale(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
 
 
 def step_proof_scale(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
-    """Sigma of independent noise from differences of neighbours, which a few steps don't move."""
+    """Sigma of independent noise from differences of neighbours, robust to a few steps."""
     if logs.size < 3:
         return floor
     return float(robust_scale(np.diff(logs), floor=floor * np.sqrt(2))) / float(np.sqrt(2))
@@ -106,7 +107,7 @@ def step_proof_scale(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
 def step_proof_autocorrelation(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
     """Lag-1 autocorrelation phi of AR(1) noise, in [0, 0.8], from differences of neighbours.
 
-    Their own lag-1 correlation is -(1 - phi)/2, and a few steps hardly move it once differences
+    Their own lag-1 correlation is -(1 - phi)/2, and a few steps hardly affect it once differences
     are clipped. Its standard error is 1.4/sqrt(n).
     """
     difference = np.diff(logs)
@@ -134,7 +135,7 @@ def autocorrelation(residuals: Floats, *, levels: int) -> float:
 
 
 def effective_size(size: int, memory: float) -> float:
-    """Independent values that the mean of `size` with AR(1) memory is worth."""
+    """Number of independent values whose mean is as precise as that of `size` with AR(1) memory."""
     inflation = (1 + memory) / (1 - memory)
     inflation -= 2 * memory * (1 - memory**size) / (size * (1 - memory) ** 2)
     return size / max(inflation, 1.0)

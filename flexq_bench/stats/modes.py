@@ -1,4 +1,4 @@
-"""Noise with two modes: a second level, a fixed distance away, visited and left again."""
+"""Noise with two modes: a second level at a fixed distance, entered and left repeatedly."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from numpy.typing import NDArray
 
 from flexq_bench.stats.log_series import Floats, Ints, resolution_scale, run_bounds
 
-FEWEST_HOPS = 5  # there and back is a change and its repair, and so it may be twice
-LONGEST_VISIT = 25  # values, the median of: longer visits are levels
-STICKY = 1 / 3  # memory of the mode from which on a switch is worth a word
-_HOP_SIGMAS = 5.0  # of the difference of two neighbours: less is noise
-_SAME_HOP = 0.6  # share of the large differences that are of one size
-_ALTERNATING = 0.85  # share of the hops that undo the one before
+FEWEST_HOPS = 5  # two are a change and its repair, which may happen twice
+LONGEST_VISIT = 25  # values, of the median visit: longer visits are levels
+STICKY = 1 / 3  # memory of the mode from which on switches are listed
+_HOP_SIGMAS = 5.0  # of the difference of two neighbours: a smaller one is noise
+_SAME_HOP = 0.6  # share of the large differences that have one size
+_ALTERNATING = 0.85  # share of the hops that reverse the previous one
 _CLIP_SIGMAS = 3.0
 _PENALTY = 3.0  # of a step of both modes, times ln(n) variances
 _BINS_A_SIGMA = 2.0
 _MOST_BINS = 800
-_HOPS_OF_A_RARE_MODE = 10  # a few outliers alike are none
+_HOPS_OF_A_RARE_MODE = 10  # a few equal outliers are no mode
 _EXCURSION = 3  # values in the other mode
-_RARE = 0.1  # share of the values in them
-_LEAST_SHARE = 0.02  # of the values, in either mode
-_BOTH_MODES = 0.15  # share of the values of a base that makes two modes of it
-_NEAR_SHARE = 0.8  # of the values of a mode, that are near its level
+_RARE = 0.1  # share of the values in excursions
+_LEAST_SHARE = 0.02  # least share of the values in either mode
+_BOTH_MODES = 0.15  # share of the values of a base above which it has two modes
+_NEAR_SHARE = 0.8  # share of the values of a mode that are near its level
 _NEAR_SIGMAS = 4.0
-_NEAREST = 4.0  # of the gap: loud values are not all about one level
+_NEAREST = 4.0  # fraction of the gap: otherwise all values of loud noise would be near a level
 
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """slow: [n] whether a value is in the upper mode. gap: of the two, in the unit of the values.
+    """slow: [n] True for a value in the upper mode. gap: between the modes, in the unit of the
+    values.
 
-    held: [n] the mode that the level is in: of the last visit that is too long for a switch.
-    memory: lag-1 autocorrelation of the mode: about 0 where each value draws its own.
-    memory_error: its standard error.
+    held: [n] the mode of the level, that is, of the last visit too long for a switch. memory: lag-1
+    autocorrelation of the mode: about 0 if each value draws its own. memory_error: its standard
+    error.
     """
 
     slow: Bools
@@ -49,40 +50,40 @@ class Modes:
 
     @property
     def share(self) -> float:
-        """Share of the values that are in the upper mode."""
+        """Share of the values in the upper mode."""
         return float(self.slow.mean())
 
     @property
     def switches(self) -> Ints:
-        """Indices of the values that are in another mode than the one before, and no new level."""
+        """Indices of the values in another mode than the previous one, without changes of level."""
         return run_bounds(self.slow != self.held)[1:-1]
 
     @property
     def offset(self) -> Floats:
-        """[n] of each value from its level, by its mode."""
+        """[n] offset of each value from its level because of its mode."""
         return self.gap * (self.slow.astype(np.float64) - self.held)
 
 
 def find_modes(
     values: Floats, *, least_noise: float, longest_visit: int, significance: float
 ) -> Modes | None:
-    """The two modes of a series [n], whatever its steps are; None: it has none.
+    """The two modes of a series [n] with any steps; None: it has none.
 
-    least_noise: sigma of a value in one mode that is taken for noise in any case. longest_visit:
-    values, of the median visit: if it is longer, visits are levels. significance: chance of a visit
-    that is taken for a level among all that are none.
+    least_noise: smallest sigma of a value within a mode. longest_visit: largest median visit in
+    values; longer visits are levels. significance: probability that any visit of a mode is taken
+    for a level.
 
-    Modes are told by hops: differences of neighbours that are of one size, far beyond those of all
-    others, and undo each other. Of a random walk, or of a level that changes and is repaired, they
-    are not. Levels and modes are then told apart together: the sequence of base levels that costs
-    least, where a value costs its squared distance to the nearer of base and base + gap (up to a
-    limit, as an outlier; Fearnhead and Rigaill 2019), and a change of base a penalty.
+    Modes are recognized by hops: differences of neighbours that have one size, far above that of
+    all others, and reverse each other. A random walk, or a level that changes and is repaired, has
+    none. Then levels and modes are fitted together, as the least-cost sequence of base levels. A
+    value costs its squared distance to the nearer of base and base + gap, up to a limit for
+    outliers (Fearnhead and Rigaill 2019); a change of base costs a penalty.
     """
     hop = _hop(values, max(least_noise, resolution_scale(values)))
     if hop is None:
         return None
     gap, sigma = hop
-    for _ in range(2):  # the second time by the gap that the first one found
+    for _ in range(2):  # the second time with the gap that the first one estimated
         base, slow = _bases(values, gap, sigma)
         above = values - base
         if not slow.any() or slow.all():
@@ -98,7 +99,7 @@ def find_modes(
 
 
 def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
-    """The size of hops between two modes, and sigma of a value in one; None: no such hops."""
+    """The size of hops between two modes, and sigma of a value within one; None: no such hops."""
     moved = np.diff(values)
     size = np.abs(moved)
     if size.size < 2 * FEWEST_HOPS:
@@ -123,7 +124,7 @@ def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
 
 
 def _between_two_classes(size: Floats) -> float:
-    """The threshold of sizes [n] that leaves the least variance on either side (Otsu 1979)."""
+    """The threshold of sizes [n] with the least variance on either side (Otsu 1979)."""
     ordered = np.sort(np.minimum(size, np.quantile(size, 0.98)))
     count = np.arange(1, ordered.size)
     sums = np.cumsum(ordered)
@@ -135,7 +136,7 @@ def _between_two_classes(size: Floats) -> float:
 
 
 def _bases(values: Floats, gap: float, sigma: float) -> tuple[Floats, Bools]:
-    """[n] the lower of the two levels at each value, and whether it is in the upper mode."""
+    """[n] the lower of the two levels at each value, and True for values in the upper mode."""
     width = sigma / _BINS_A_SIGMA
     both = np.concatenate([values, values - gap])
     while np.unique(np.round(both / width)).size > _MOST_BINS:
@@ -151,7 +152,7 @@ def _bases(values: Floats, gap: float, sigma: float) -> tuple[Floats, Bools]:
 
 
 def _cheapest(cost: Floats, penalty: float) -> Ints:
-    """[n] the column a row, of cost [n, b], whose sum and changes cost least (Viterbi 1967)."""
+    """[n] the column of each row, of cost [n, b], with the least total cost (Viterbi 1967)."""
     count = cost.shape[0]
     total = cost[0].copy()
     changed = np.zeros(cost.shape, dtype=np.bool_)
@@ -173,10 +174,10 @@ def _cheapest(cost: Floats, penalty: float) -> Ints:
 def _nearest_alias(
     values: Floats, base: Floats, slow: Bools, gap: float, sigma: float
 ) -> tuple[Floats, Bools]:
-    """Assign each base that shows hardly more than one mode to the mode with the smaller step.
+    """Assign each base with hardly more than one mode to the mode with the smaller step.
 
-    Such a base may be the level of either mode. Its few values in the other mode are outliers. The
-    first base that shows both modes decides also for the bases before it.
+    Such a base may be the level of either mode; its few values in the other mode are outliers. The
+    first base with both modes also decides for the bases before it.
     """
     base = base.copy()
     parts = list(pairwise(run_bounds(base).tolist()))
@@ -230,7 +231,7 @@ def _are_modes(
     share = float(rarer.mean())
     if share < _LEAST_SHARE or (share < _BOTH_MODES and visits.size - 1 < _HOPS_OF_A_RARE_MODE):
         return False
-    # Outliers are anywhere, a mode is a level.
+    # Outliers may have any value; those of a mode are near its level.
     about = np.abs(values - base - gap * slow)
     near = min(max(_NEAR_SIGMAS * sigma, gap / 12), gap / _NEAREST)
     return bool(np.mean(about[rarer] <= near) >= _NEAR_SHARE and np.mean(about > gap / 4) < 0.1)
@@ -239,10 +240,10 @@ def _are_modes(
 def _held(slow: Bools, memory: float, longest_visit: int, significance: float) -> Bools:
     """[n] the mode of the last visit that is no switch.
 
-    Visits of a mode that is left at a constant rate are geometric (the median tells the rate). One
-    that is so long that not one series of 1 / significance has it is a level. So are all visits if
-    they are long once few and short excursions are left out: dips are one thing, and a step as
-    large as they are is another.
+    Visits of a mode that ends at a constant rate are geometric; the median gives the rate. A visit
+    is a level if fewer than one series in 1 / significance has such a long one by chance. All
+    visits are levels if they are long after removing few and short excursions, so that a step of
+    the same size as dips is still a step.
     """
     visits = np.diff(run_bounds(slow))
     rest = _without_visits(slow, _EXCURSION)
@@ -259,7 +260,7 @@ def _held(slow: Bools, memory: float, longest_visit: int, significance: float) -
 
 
 def _without_visits(slow: Bools, longest: float) -> Bools:
-    """[n] the mode of the last visit of more values than that, before the first one its own."""
+    """[n] the mode of the last visit longer than this; before the first such visit its own."""
     bounds = run_bounds(slow)
     long = bounds[:-1][np.diff(bounds) > longest]
     if not long.size:
@@ -268,8 +269,11 @@ def _without_visits(slow: Bools, longest: float) -> Bools:
 
 
 def _memory(slow: Bools) -> tuple[float, float]:
-    """From hops that are followed by their opposite, so that a change of how often is no memory;
-    and its standard error, of a binomial share."""
+    """Memory of the mode and its standard error, that of a binomial share.
+
+    It is estimated from hops followed by their reverse, so that a change of frequency does not
+    count as memory.
+    """
     moved = np.diff(slow.astype(np.float64))
     hops = float(moved @ moved)
     undone = -float(moved[1:] @ moved[:-1]) / hops

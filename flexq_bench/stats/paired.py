@@ -1,7 +1,7 @@
-"""Two models on the same text and the same questions: what differs, and how surely.
+"""Differences of two models on the same text and the same questions, with their uncertainty.
 
-Segments are resampled in pairs, so that what is hard for both models cancels; right and wrong
-answers are compared by those questions alone that only one of the two got right.
+Segments are resampled in pairs, so that effects common to both models cancel. Answers are compared
+by the questions that only one of the two models got right.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_DRAWS = 4_000_000  # segments drawn for one interval
 class ItemDifference:
     """Share of right answers of head minus base. McNemar's counts and exact p-value.
 
-    only_base, only_head: questions that one of the two alone got right. p_value: two-sided, of the
+    only_base, only_head: questions that only this model got right. p_value: two-sided, of the
     hypothesis that both are equally likely.
     """
 
@@ -46,11 +46,10 @@ def mean_difference_interval(
     """Interval of the mean of head - base over paired values, in their unit.
 
     base, head: [n], finite, n >= 2; index i is the same segment. Bootstrap over pairs (Efron and
-    Tibshirani 1993, ch. 8 and 13). With few pairs the percentile interval is too narrow
-    (Hesterberg 2015, arXiv:1411.5279, section 4); its ends are moved out by the ratio of
-    Student's quantile to the normal one and by sqrt(n / (n - 1)).
-    Raises ValueError if the shapes differ, there are fewer than two, one is not finite, or
-    confidence is not in (0, 1).
+    Tibshirani 1993, ch. 8 and 13). With few pairs the percentile interval is too narrow (Hesterberg
+    2015, arXiv:1411.5279, section 4); its ends are moved outwards by the ratio of Student's
+    quantile to the normal one and by sqrt(n / (n - 1)). Raises ValueError if the shapes differ,
+    there are fewer than two pairs, a value is not finite, or confidence is not in (0, 1).
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
@@ -81,8 +80,8 @@ def item_difference(
 
     base, head: [n] of booleans, n >= 1; index i is the same question. The interval is that of
     Bonett and Price (2012, "Adjusted Wald confidence interval for a difference of binomial
-    proportions based on paired data"), the p-value McNemar's exact one (1947).
-    Raises ValueError if the shapes differ, there is none, or confidence is not in (0, 1).
+    proportions based on paired data"), the p-value McNemar's exact one (1947). Raises ValueError if
+    the shapes differ, there is no question, or confidence is not in (0, 1).
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
@@ -109,20 +108,20 @@ def item_difference(
 
 
 def loss_p_value(only_base: int, only_head: int) -> float:
-    """McNemar's exact one-sided p-value that head is no worse than base.
+    """McNemar's exact one-sided p-value of the hypothesis that head is no worse than base.
 
-    only_base, only_head: as ItemDifference has them.
+    only_base, only_head: as in ItemDifference.
     """
     discordant = only_base + only_head
     return float(special.bdtrc(only_base - 1, discordant, 0.5)) if only_base else 1.0
 
 
 def questions_needed(discordant: float, loss: float, *, alpha: float, power: float) -> int:
-    """Questions that McNemar's one-sided test needs to see a loss (Connor 1987, Biometrics 43:207).
+    """Questions that McNemar's one-sided test needs for a loss (Connor 1987, Biometrics 43:207).
 
-    discordant: share of questions that one of the two alone gets right; at least the loss.
-    loss: share of right answers lost, in (0, 1). alpha, power: of the test.
-    Raises ValueError if the loss is no share, or a probability is none.
+    discordant: share of questions that only one of the two models gets right; at least the loss.
+    loss: share of right answers lost, in (0, 1). alpha, power: of the test. Raises ValueError if
+    the loss is no share, or a probability is not in (0, 1).
     """
     if not 0 < loss < 1:
         raise ValueError(f"a loss must be between 0 and 1, got {loss}")
@@ -135,9 +134,9 @@ def questions_needed(discordant: float, loss: float, *, alpha: float, power: flo
 
 
 def detectable_loss(discordant: float, questions: int, *, alpha: float, power: float) -> float:
-    """The least share of right answers whose loss so many questions show: see questions_needed.
+    """The least loss, as a share of right answers, that this many questions detect.
 
-    1: not even the loss of all of them.
+    See questions_needed. 1: not even the loss of all of them.
     """
     low, high = 1e-6, 1 - 1e-6
     if questions_needed(discordant, high, alpha=alpha, power=power) > questions:
@@ -151,10 +150,10 @@ def detectable_loss(discordant: float, questions: int, *, alpha: float, power: f
 
 @lru_cache(maxsize=2)
 def _draws(count: int, seed: int) -> NDArray[np.int64]:
-    """[resamples, count]: which pairs each resample has, with replacement.
+    """[resamples, count]: the pairs of each resample, with replacement.
 
-    Kept, since a history has many intervals of the same text: to draw takes three times as long as
-    the means. 32 MB at most.
+    Cached, because a history has many intervals of the same text, and drawing takes three times as
+    long as the means. 32 MB at most.
     """
     resamples = max(1000, min(_RESAMPLES, _MAX_DRAWS // count))
     return np.random.default_rng(seed).integers(0, count, (resamples, count))

@@ -15,11 +15,11 @@ def gap_closed_interval(
 ) -> Interval | None:
     """(PPL(worse) - PPL(head)) / (PPL(worse) - PPL(better)), PPL = exp of the mean of the segments.
 
-    worse, head, better: [n], finite, n >= 2, nats a token; index i is the same segment. Percentile
-    bootstrap over segments, which are resampled for all three together. 1: as good as `better`.
-    None: there is no gap to close, or one that may well be none: it vanishes in some resample.
-    Raises ValueError if the shapes differ, there are fewer than two, one is not finite, or
-    confidence is not in (0, 1).
+    worse, head, better: [n], finite, n >= 2, nats per token; index i is the same segment.
+    Percentile bootstrap over segments, which are resampled for all three together. 1: as good as
+    `better`. None: there is no significant gap to close, because it vanishes in some resample.
+    Raises ValueError if the shapes differ, there are fewer than two segments, a value is not
+    finite, or confidence is not in (0, 1).
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")

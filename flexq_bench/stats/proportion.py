@@ -10,8 +10,8 @@ from flexq_bench.stats.bootstrap import Interval
 def proportion_interval(hits: int, trials: int, *, confidence: float = 0.95) -> Interval:
     """The rate hits / trials with its exact interval (Clopper and Pearson 1934, Biometrika 26).
 
-    It never claims more than the trials tell: 0 of 30 is 0 with an upper end of 11.6 %. Raises
-    ValueError if there are no trials, or not 0 <= hits <= trials.
+    The interval is conservative: 0 of 30 has an upper end of 11.6 %. Raises ValueError if there are
+    no trials, or not 0 <= hits <= trials.
     """
     if trials < 1 or not 0 <= hits <= trials:
         raise ValueError(f"a rate needs 0 <= hits <= trials and a trial, got {hits} of {trials}")

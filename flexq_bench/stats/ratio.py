@@ -11,11 +11,12 @@ from flexq_bench.stats.bootstrap import Interval
 def ratio_interval(numerator: Interval, denominator: Interval) -> Interval:
     """Confidence interval of numerator / denominator from the intervals of the two.
 
-    Both > 0, in one unit and at one confidence level, which is the result's; the result has no
-    unit. The estimates are taken as independent. On a log scale, where the ratio is a difference,
-    the distances to the ends that pull the same way add in quadrature: the method of variance
-    estimates recovery (Zou and Donner 2008, Statistics in Medicine 27, 1693-1702), which keeps
-    unequal arms unequal. Raises ValueError if a value is not positive and finite.
+    Both > 0, in one unit and at one confidence level, which is also the result's; the result has no
+    unit. The estimates are assumed to be independent. On a log scale, where the ratio is a
+    difference, the distances to the ends that act in the same direction add in quadrature: the
+    method of variance estimates recovery (Zou and Donner 2008, Statistics in Medicine 27,
+    1693-1702), which keeps asymmetric intervals asymmetric. Raises ValueError if a value is not
+    positive and finite.
     """
     top = _logs(numerator)
     bottom = _logs(denominator)
@@ -35,11 +36,11 @@ def _logs(interval: Interval) -> Interval:
 def geometric_mean(ratios: Sequence[Interval]) -> Interval:
     """Geometric mean of ratios, with the interval that follows from theirs.
 
-    The ratios are > 0, at one confidence level, and taken as independent: on a log scale the mean's
-    distance to an end is the root of the summed squares of theirs over their number (Zou and Donner
-    2008, as in `ratio_interval`). It is what measuring leaves unknown of the mean of these very
-    cases, not how much cases differ. Raises ValueError if there is no ratio, or one is not
-    positive and finite.
+    The ratios are > 0, at one confidence level, and assumed to be independent. On a log scale the
+    mean's distance to an end is the root of the summed squares of their distances, divided by their
+    number (Zou and Donner 2008, as in `ratio_interval`). The interval is the measurement error of
+    the mean of these cases, and does not describe how much cases differ. Raises ValueError if there
+    is no ratio, or one is not positive and finite.
     """
     if not ratios:
         raise ValueError("a mean needs at least one ratio")

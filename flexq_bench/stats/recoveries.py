@@ -1,4 +1,4 @@
-"""Jumps that fade: a level that comes back by itself, over a few values."""
+"""Jumps that fade: a level that returns to its old value over a few values."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import numpy as np
 
 from flexq_bench.stats.log_series import Floats, difference_scale
 
-Excursion = tuple[int, int, float]  # start, stop, and how far it jumped
+Excursion = tuple[int, int, float]  # start, stop, and size of the jump
 LONGEST_RECOVERY = 25  # values
 _SHORTEST = 3
-_BEFORE = 7  # values that tell the level before
+_BEFORE = 7  # values from which the level before is estimated
 _JUMP_SIGMAS = 6.0
-_BACK_SIGMAS = 1.5  # of the median of three values, once the level is back
-_FADED = 0.6  # the second half of a recovery is at most that much of the first
+_BACK_SIGMAS = 1.5  # of the median of three values, for a level that has returned
+_FADED = 0.6  # mean of the second half of a recovery, at most, relative to the first half
 _FADED_AFTER_FIRST = 0.8  # the same without the first value, which may be an outlier
 _SLOPE_SIGMAS = 3.5
-_SLOPE_SHARE = 0.3  # of a jump: what is gone over the values so far
+_SLOPE_SHARE = 0.3  # least share of a jump that has faded over the values so far
 _SLOPE_SHARE_AFTER_FIRST = 0.12
 
 
 def find_recoveries(values: Floats) -> list[Excursion]:
-    """(start, stop, jump) of each, oldest first: values [n], whose level is back at stop.
+    """(start, stop, jump) of each recovery, oldest first, in values [n]; the level is back at stop.
 
-    A machine that was hot, or a cache that fills again, leaves such values; code does not.
+    Hot machines, and caches that fill again, cause such values; code does not.
     """
     sigma = difference_scale(values, floor=0.0)
     moved = np.diff(values)
@@ -31,7 +31,7 @@ def find_recoveries(values: Floats) -> list[Excursion]:
     for at in (np.flatnonzero(np.abs(moved) > _JUMP_SIGMAS * sigma) + 1).tolist():
         if at < max(free, _SHORTEST) or at + _SHORTEST > values.size:
             continue
-        if at - free >= _SHORTEST:  # otherwise the level is what it was before the last one
+        if at - free >= _SHORTEST:  # otherwise the level is the one before the previous jump
             level = float(np.median(values[max(free, at - _BEFORE) : at]))
         sign = 1.0 if moved[at - 1] > 0 else -1.0
         above = sign * (values[at : at + LONGEST_RECOVERY + _SHORTEST] - level)
@@ -43,7 +43,7 @@ def find_recoveries(values: Floats) -> list[Excursion]:
 
 
 def _length(above: list[float], sigma: float) -> int:
-    """Values until three in a row are back, by their median; 0: too few, or never."""
+    """Number of values until three in a row are back, by their median; 0: too few, or never."""
     limit = _BACK_SIGMAS * sigma
     if above[0] < _JUMP_SIGMAS * sigma - limit:
         return 0
@@ -60,14 +60,14 @@ def _is_fading(above: Floats) -> bool:
 
 
 def _share_of_first_half(values: Floats) -> float:
-    """Mean of the second half of values [n >= 2], over that of the first."""
+    """Mean of the second half of values [n >= 2], divided by that of the first."""
     half = values.size // 2
     first = float(values[:half].mean())
     return float(values[half:].mean()) / first if first > 0 else float("inf")
 
 
 def without_recoveries(values: Floats, recoveries: list[Excursion]) -> Floats:
-    """Values [n], with the median of those before in place of each recovery."""
+    """Values [n], with each recovery replaced by the median of the values before it."""
     if not recoveries:
         return values
     cleaned = values.copy()
@@ -80,11 +80,11 @@ def falls_back(values: Floats, before: float, jump: float, sigma: float) -> bool
     """Return True if values [n >= 3] after a jump return towards the level before it.
 
     They must do so without the first value too, which may be an outlier at the step. sigma: of one
-    value. before: the level that the jump began at. True also if fewer than 3 values are left after
-    the jump.
+    value. before: the level at which the jump started. True also if fewer than 3 values follow the
+    jump.
     """
     sign = float(np.sign(jump))
-    if sign * (values[0] - before) < abs(jump) / 2:  # the jump is a value later
+    if sign * (values[0] - before) < abs(jump) / 2:  # the jump is one value later
         values = values[1:]
     if values.size < _SHORTEST:
         return True
@@ -101,7 +101,7 @@ def falls_back(values: Floats, before: float, jump: float, sigma: float) -> bool
 
 
 def _slope(values: Floats, sigma: float) -> tuple[float, float]:
-    """Of a straight line through values [n >= 2], and its standard error."""
+    """Slope of a straight line through values [n >= 2], and its standard error."""
     time = np.arange(values.size) - (values.size - 1) / 2
     spread = float(time @ time)
     return float(time @ values) / spread, sigma / float(np.sqrt(spread))

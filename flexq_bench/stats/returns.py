@@ -1,4 +1,4 @@
-"""Levels that a series returns to: modes of any number, sawtooth patterns, the newest step."""
+"""Levels that recur: any number of modes, sawtooth patterns, and the newest step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from flexq_bench.stats.recoveries import falls_back
 from flexq_bench.stats.segments import SHORTEST_SEGMENT, Segment
 from flexq_bench.stats.steps import Fit
 
-_SAME_SIGMAS = 3.0  # standard errors that two visits of one level differ by at most
-_SAME_SHARE = 0.25  # of a usual step, the same
-_GRADUAL = 0.5  # share of a jump that a ramp reverses
-_NEIGHBOURS = 3  # jumps of a sawtooth on either side, between whose levels its other ones are
-_FADING = 15  # values after a jump in which it may be the first of a recovery
+_SAME_SIGMAS = 3.0  # largest difference of two visits of one level, in standard errors
+_SAME_SHARE = 0.25  # the same, as a fraction of a usual step
+_GRADUAL = 0.5  # share of a jump that a ramp must reverse
+# jumps on either side whose levels must enclose those of the other jumps of a sawtooth
+_NEIGHBOURS = 3
+_FADING = 15  # values after a jump during which it may be the start of a recovery
 
 
 @dataclass(frozen=True, slots=True)
 class Returns:
-    """Positions of steps [of a fit's boundaries] that are something else.
+    """Positions of steps [of a fit's boundaries] that do not count as steps.
 
-    switches: between levels that the series keeps coming back to. waiting: the newest ones, of
-    which the next values have to tell.
+    switches: between levels that recur. waiting: the newest ones, which later values will decide.
     """
 
     switches: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class Returns:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Values [start:stop] between two steps; level: their mean, None: it is a line."""
+    """Values [start:stop] between two steps; level: their mean, None: a line."""
 
     start: int
     stop: int
@@ -50,7 +50,7 @@ def find_returns(values: Floats, fit: Fit, steps: list[int]) -> Returns:
 
     Five or more steps from levels that recur later, or to levels that occurred before, are
     switches, for any number of levels, if the median visit is no longer than 25 values. The newest
-    step waits while its values only fall back, for 15 values at most, and for 25 values if it
+    step waits while all values after it fall back, for 15 values at most, and for 25 values if it
     repeats a hop that was reversed.
     """
     if not steps:
@@ -65,12 +65,12 @@ def find_returns(values: Floats, fit: Fit, steps: list[int]) -> Returns:
 
 
 def find_sawtooth(fit: Fit, steps: list[int]) -> tuple[int, ...]:
-    """Steps of a fit, by their positions, that belong to a sawtooth: jumps followed by ramps back.
+    """Positions of the steps of a fit that belong to a sawtooth: jumps followed by ramps back.
 
-    At least five jumps of one direction after which the level returns to where it was before the
-    next one, half of the way or more gradually. Other jumps that are reversed before the next one
-    belong to it too, and so do the newest one if it is between the same levels, and further ones of
-    this direction if they are between the levels of the nearest ones.
+    A sawtooth has at least five jumps in one direction, after each of which at least half of the
+    jump is reversed gradually before the next one. It also includes other jumps that are reversed
+    before the next one, the newest jump if it is between the same levels, and further jumps in this
+    direction between the levels of the nearest ones.
     """
     if len(steps) < FEWEST_HOPS:
         return ()
@@ -101,8 +101,8 @@ def find_sawtooth(fit: Fit, steps: list[int]) -> tuple[int, ...]:
     newest = range(int(jumps[-1]), len(steps))
     if all(is_within(at, teeth, same) for at in newest):
         found += newest
-    # Where the jump after it was missed, the level before it is not the next one's. A lasting step
-    # is not between the levels of its neighbours on either side.
+    # If the jump after it was missed, the level before it is not that of the next jump. A lasting
+    # step is not between the levels of its neighbours on either side.
     for at in set(jumps.tolist()) - set(found):
         sides = (
             [one for one in teeth if one < at][-_NEIGHBOURS:],
@@ -140,8 +140,8 @@ def _recurring(fit: Fit, effects: list[float], stretches: list[_Stretch]) -> tup
         usual, error * np.sqrt(np.add.outer(inverse, inverse))
     )
     np.fill_diagonal(same, val=False)
-    # What was before a change of all levels does not come back. Of a revert, the level between
-    # the two steps does not.
+    # Levels from before a change of all levels do not recur. The level between the two steps of a
+    # revert does not recur either.
     recurring = same.any(axis=0)
     switches = [
         at
@@ -159,9 +159,9 @@ def _recurring(fit: Fit, effects: list[float], stretches: list[_Stretch]) -> tup
 
 
 def _first_fading(values: Floats, fit: Fit, steps: list[int]) -> int:
-    """The first of the newest steps that may be a recovery; as many as there are: none may.
+    """Position of the first of the newest steps that may be a recovery; their number if none may.
 
-    It has fallen back from the beginning: what was once told for a step is not in doubt again.
+    Its values must fall back from the start, so that a confirmed step is not questioned again.
     """
     sigma = difference_scale(values)
     for at, position in enumerate(steps):

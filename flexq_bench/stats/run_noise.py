@@ -1,7 +1,7 @@
-"""Run-to-run noise: how far the time of one run lies from the level of its series.
+"""Run-to-run noise: the deviation of the time of one run from the level of its series.
 
-The interval of a median says how well one run knows its own time. Another run of the same commit
-finds another time: other allocations, another temperature, another neighbour on the machine.
+The interval of a median describes the uncertainty within one run. Another run of the same commit
+has another time because of other allocations, another temperature, or other load on the machine.
 """
 
 from __future__ import annotations
@@ -23,26 +23,28 @@ from flexq_bench.stats.log_series import (
     step_proof_autocorrelation,
 )
 
-FEWEST_CHANGES = 4  # from a run to the next of the series: with fewer there is no sigma
-_CLIPPED_FROM = 8  # changes; the scale of fewer is too uncertain to clip by
+FEWEST_CHANGES = 4  # differences of consecutive runs; fewer give no sigma
+_CLIPPED_FROM = 8  # differences; the scale of fewer is too uncertain for clipping
 _CLIP_SIGMAS = 3.5
 _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class RunNoise:
-    """The scatter of single runs about the level of their series.
+    """Deviation of single runs from the level of their series.
 
-    sigma: standard deviation of ln(time). degrees: of freedom that it was estimated with; infinite:
-    it is taken as known.
+    sigma: standard deviation of ln(time). degrees: degrees of freedom of the estimate; infinite:
+    the value is exact.
     """
 
     sigma: float
     degrees: float
 
     def half_width(self, runs: int) -> float:
-        """Half of the 95 % interval (ln) that it makes of the value of one run, or of the ratio of
-        two: Student's t, of the sum of that many independent errors."""
+        """Half of the 95 % interval (ln) of the value of one run, or of the ratio of two.
+
+        By Student's t, for the sum of that many independent errors.
+        """
         if math.isinf(self.degrees):
             quantile = float(special.ndtri((1 + _CONFIDENCE) / 2))
         else:
@@ -51,26 +53,25 @@ class RunNoise:
 
 
 def run_noise(stretches: Sequence[ArrayLike]) -> RunNoise | None:
-    """The noise of a series, from what neighbouring runs differ by; None: too few of them.
+    """The noise of a series, estimated from differences of neighbouring runs; None: too few.
 
-    stretches: each [n] positive times of one epoch, in any unit, oldest first. Differences of
-    neighbours are not moved by a change of level but where it happens, and there they are clipped
-    at 3.5 robust sigmas. Their mean square is twice the variance (von Neumann 1941), and has
-    2 m² / (3 m - 1) degrees of freedom, m the number of differences. Noise with a memory differs
-    less between neighbours: its variance is that over 1 - phi. Raises ValueError as
-    `positive_logs`.
+    stretches: each [n] positive times of one epoch, in any unit, oldest first. A change of level
+    affects only the difference at that place, which is clipped at 3.5 robust sigmas. The mean
+    square of the differences is twice the variance (von Neumann 1941), and has 2 m² / (3 m - 1)
+    degrees of freedom, m the number of differences. Autocorrelated noise differs less between
+    neighbours, so its variance is divided by 1 - phi. Raises ValueError as `positive_logs`.
     """
     logs = [positive_logs(one)[0] for one in stretches]
     changes = np.concatenate([np.diff(one) for one in logs]) if logs else np.empty(0)
     longest = max(logs, key=len, default=np.empty(0))
-    # Less two standard errors: a short series that jumps once has no long memory.
+    # Minus two standard errors, because a short series with one jump has no long memory.
     uncertain = 2.8 / math.sqrt(max(longest.size, 1))
     memory = max(step_proof_autocorrelation(longest) - uncertain, 0.0)
     return noise_of_changes(changes, memory=memory)
 
 
 def noise_of_changes(changes: Floats, *, memory: float = 0.0) -> RunNoise | None:
-    """The same from the differences themselves: changes [m], ln of a run over the one before it.
+    """The noise from the differences themselves: changes [m], ln of a run over the previous one.
 
     memory: lag-1 autocorrelation phi of the noise, in [0, 1). None: fewer than FEWEST_CHANGES.
     """
@@ -85,7 +86,7 @@ def noise_of_changes(changes: Floats, *, memory: float = 0.0) -> RunNoise | None
 
 
 def larger_noise(*estimates: RunNoise | None) -> RunNoise | None:
-    """The one that makes the wider interval; None: there is none."""
+    """The noise with the wider interval; None: there is none."""
     known = [one for one in estimates if one is not None]
     return max(known, key=lambda one: one.half_width(1), default=None)
 
@@ -94,8 +95,8 @@ def with_run_noise(interval: Interval, noise: RunNoise | None, *, runs: int = 1)
     """The interval of the level, from that of a measured value > 0 in any unit.
 
     runs: 1 for the time of one run, 2 for a ratio of two separate runs. The two uncertainties are
-    independent: on a log scale distances to the ends add in quadrature. noise None: it stays.
-    Raises ValueError if a value is not positive.
+    independent: on a log scale distances to the ends add in quadrature. noise None: the interval is
+    unchanged. Raises ValueError if a value is not positive.
     """
     if noise is None:
         return interval

@@ -12,18 +12,18 @@ WEEK = 7  # nights
 # Quarters and months of a year, days of a week, hours of a day, weeks of a year.
 CALENDAR = (4, WEEK, 12, 24, 52)
 _FEWEST_PERIODS = 6
-# Of the medians of all phases in their standard errors, the sum of squares, as a Gaussian deviation
-# (Wilson and Hilferty 1931): chance makes as much once in a million.
+# Least sum of squares of the medians of all phases in their standard errors, as a Gaussian deviate
+# (Wilson and Hilferty 1931): chance exceeds it once in a million.
 _LEAST_EVIDENCE = 4.776
 _LEAST_AGREEMENT = 0.8  # correlation of the patterns of both halves
-_ERROR_OF_MEDIAN = 1.2533  # of a Gaussian, over that of a mean
+_ERROR_OF_MEDIAN = 1.2533  # of a Gaussian, relative to that of a mean
 
 
 @dataclass(frozen=True, slots=True)
 class Season:
     """component: [n] offset of each value from the mean of its period, by its phase.
 
-    period: in values, the longest that was found.
+    period: the longest one, in values.
     """
 
     component: Floats
@@ -31,16 +31,16 @@ class Season:
 
     @property
     def depth(self) -> float:
-        """From the lowest phase to the highest."""
+        """Range from the lowest phase to the highest."""
         return float(np.ptp(self.component))
 
 
 def find_season(values: Floats, index: Ints, periods: tuple[int, ...]) -> Season | None:
     """Estimate the sum of the seasonal components of these periods; None if none is significant.
 
-    values: [n], index: [n] their positions in time. Estimated from deviations from the centered
-    moving average of one period, which removes levels and drifts. Both halves of the series must
-    agree. A longer period is fitted to what the shorter ones leave over.
+    values: [n], index: [n] their positions in time. Components are estimated from deviations from
+    the centered moving average of one period, which removes levels and drifts. Both halves of the
+    series must agree. A longer period is fitted to the residuals of the shorter ones.
     """
     component, longest = np.zeros(values.size), 0
     for period in sorted(periods):
@@ -55,7 +55,7 @@ def _offsets(values: Floats, index: Ints, period: int) -> Floats | None:
     if values.size < _FEWEST_PERIODS * period:
         return None
     half = period // 2
-    # Around an even number of values: the outermost two count half.
+    # For an even number of values the outermost two count half.
     weights = np.ones(2 * half + 1)
     if period % 2 == 0:
         weights[[0, -1]] = 0.5
@@ -84,7 +84,7 @@ def _deviation(square: float, freedom: int) -> float:
 
 
 def _medians(above: Floats, phases: Ints, period: int) -> Floats | None:
-    """Medians by phase, [period], about their mean; None if a phase has no values."""
+    """Medians by phase, [period], minus their mean; None if a phase has no values."""
     by_phase = [above[phases == phase] for phase in range(period)]
     if not all(part.size for part in by_phase):
         return None

@@ -17,20 +17,20 @@ from flexq_bench.stats.step_likelihood import (
 )
 
 SHORTEST_SEGMENT = 3
-SHORTEST_LINE = 20  # values: on fewer, a line passes for a step, and a step for a line
-_LENGTH_RATIO = 1.5  # between the lengths of windows that are tried: a finer grid finds no more
+SHORTEST_LINE = 20  # values: on fewer, a line and a step cannot be distinguished
+_LENGTH_RATIO = 1.5  # ratio of consecutive window lengths; a finer grid gives no further candidates
 _MOST_CANDIDATES = 1200
-_REACH = 15  # values that a boundary is moved by at most
-_BOUND_SIGMAS = 3.0  # of a value that is no outlier
-_NEARBY = 60  # values on either side of a boundary that tell the levels beside it
-_CANDIDATE_SIGMAS = 1.2  # below the largest contrast that chance makes
+_REACH = 15  # values by which a boundary is moved at most
+_BOUND_SIGMAS = 3.0  # limit beyond which a value is an outlier
+_NEARBY = 60  # values on either side of a boundary from which the levels next to it are estimated
+_CANDIDATE_SIGMAS = 1.2  # below the largest contrast expected by chance
 
 Columns = tuple[Floats, Floats]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """values[start:stop] about level + slope · (i - start); residual: sum of squares."""
+    """values[start:stop] follow level + slope · (i - start); residual: sum of squares."""
 
     start: int
     stop: int
@@ -63,12 +63,12 @@ class Sums:
         self._product = np.concatenate(([0.0], np.cumsum(centered * time)))
 
     def means(self, starts: Ints, stops: Ints) -> Floats:
-        """[k] of values[starts[i]:stops[i]], about the center."""
+        """[k] means of values[starts[i]:stops[i]], minus the center."""
         means: Floats = (self._sum[stops] - self._sum[starts]) / (stops - starts)
         return means
 
     def residuals(self, starts: Ints, stops: Ints) -> Columns:
-        """Sums of squares [k] about the means, and about straight lines."""
+        """Sums of squares [k] from the means, and from straight lines."""
         size = (stops - starts).astype(np.float64)
         total = self._sum[stops] - self._sum[starts]
         about_mean = self._square[stops] - self._square[starts] - total * total / size
@@ -79,7 +79,7 @@ class Sums:
         return np.maximum(about_mean, 0), np.maximum(about_line, 0)
 
     def fit(self, start: int, stop: int, line_penalty: float) -> Segment:
-        """The better of a level and a line; a line has to save more than its penalty."""
+        """The better of a level and a line; a line must save more than its penalty."""
         size = stop - start
         total = float(self._sum[stop] - self._sum[start])
         residual = float(self._square[stop] - self._square[start]) - total * total / size
@@ -101,10 +101,10 @@ class Sums:
 
 
 def candidates(sums: Sums, sigma: float) -> Ints:
-    """Indices where a level may begin: local maxima of contrasts of two windows side by side.
+    """Indices where a level may start: local maxima of contrasts of two adjacent windows.
 
-    sigma: of one value. Windows grow geometrically, so that the work is of
-    n log n (a moving sum statistic at many bandwidths, Eichinger and Kirch 2018).
+    sigma: of one value. Window lengths grow geometrically, so the cost is of order n log n (a
+    moving sum statistic at many bandwidths, Eichinger and Kirch 2018).
     """
     size = sums.size
     least = max(2.0, float(np.sqrt(2 * np.log(size))) - _CANDIDATE_SIGMAS)
@@ -124,13 +124,13 @@ def candidates(sums: Sums, sigma: float) -> Ints:
     if found.size > _MOST_CANDIDATES:
         strongest = np.argpartition(best[found], -_MOST_CANDIDATES)[-_MOST_CANDIDATES:]
         found = np.sort(found[strongest])
-    # Beside the end a window is too short to be sure: the partition tries them all.
+    # Near the ends windows are too short, so the partition tries all positions there.
     tail = np.arange(max(size - 6, SHORTEST_SEGMENT), size - SHORTEST_SEGMENT + 1)
     return np.union1d(found, tail).astype(np.int64)
 
 
 def partition(sums: Sums, places: Ints, penalty: float, line_penalty: float) -> list[int]:
-    """Boundaries, 0 and n among them, of the segments that cost least: exact on these places.
+    """Boundaries, including 0 and n, of the least-cost segments; exact for these positions.
 
     A segment costs its residual sum of squares and `penalty`, a line `line_penalty` more (optimal
     partitioning, Jackson et al. 2005).
@@ -165,11 +165,11 @@ def settle(
     *,
     first: int = SHORTEST_SEGMENT,
 ) -> list[int]:
-    """Boundaries of segments, each moved to where it fits best between its neighbours' middles.
+    """Boundaries of segments, each moved to its best position between its neighbours' middles.
 
-    Two levels are estimated anew with each place, from 60 values on either side; a line stays
-    (`step_likelihood`). values: [n], not clipped, with AR(1) memory. sigma: of one value. first:
-    the earliest place of a boundary.
+    At each position two levels are estimated anew, from 60 values on either side; a line stays the
+    same (`step_likelihood`). values: [n], not clipped, with AR(1) memory. sigma: of one value.
+    first: the earliest position of a boundary.
     """
     moved = [0]
     for left, right in pairwise(segments):
@@ -185,7 +185,7 @@ def settle(
 def _place(
     values: Floats, left: Segment, right: Segment, places: Ints, memory: float, sigma: float
 ) -> int:
-    """Position, among neighbouring places, of the boundary of two segments."""
+    """Best position of the boundary of two segments among neighbouring ones."""
     start = max(left.start, int(places[0]) - _NEARBY)
     stop = min(right.stop, int(places[-1]) + _NEARBY)
     time, part = np.arange(start, stop), values[start:stop]
@@ -196,7 +196,7 @@ def _place(
         about = part - lines[0], part - lines[1]
         costs = costs_between_lines(*about, places - start, memory, most)
         return best_place(costs, np.zeros(costs.size), innovation_variance(costs, part.size, sigma))
-    # An outlier counts as any value of the nearer level does, and hardly moves the boundary.
+    # An outlier counts like a value of the nearer level, and hardly moves the boundary.
     low, high = np.minimum(*lines), np.maximum(*lines)
     part = np.where(part < low - beyond, low, np.where(part > high + beyond, high, part)) - lines[0]
     costs, information = step_costs(part, places - start, memory)
@@ -204,7 +204,7 @@ def _place(
 
 
 def residuals_of(values: Floats, segments: list[Segment]) -> Floats:
-    """[n] values about their segments."""
+    """[n] values minus their segments."""
     parts = []
     for one in segments:
         part = values[one.start : one.stop] - one.level

@@ -1,4 +1,4 @@
-"""Likelihood of the place of one step in AR(1) noise, whose two levels are estimated with it."""
+"""Likelihood of the position of one step in AR(1) noise, with both levels estimated."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import numpy as np
 
 from flexq_bench.stats.log_series import Floats, Ints
 
-WITHIN = 5  # values that a place may be off by and still lead people to the commit
-_EXACT = 0.05  # what an exact place counts more: it decides among places that are all near
-_LEAST = 0.1  # of the sigma of one value: noise is not taken for less
+WITHIN = 5  # largest error of a position that still leads people to the commit
+_EXACT = 0.05  # additional score of the exact position
+_LEAST = 0.1  # of the sigma of one value: lower limit of the noise
 
 
 def step_costs(values: Floats, places: Ints, memory: float) -> tuple[Floats, Floats]:
-    """Sums of squared innovations [k] of a step at each place, and ln of their information.
+    """Sums of squared innovations [k] of a step at each position, and ln of their information.
 
-    values: [n], with AR(1) memory. places: [k], of the first value after the step, 1 to n - 1. The
-    levels are those that leave the least (generalized least squares). The information is the
-    determinant of the normal equations: half of its logarithm is what the likelihood loses where
-    the levels are integrated out.
+    values: [n], with AR(1) memory. places: [k], positions of the first value after the step, 1 to n
+    - 1. The levels minimize the sum (generalized least squares). The information is the determinant
+    of the normal equations; the log likelihood loses half of its logarithm when the levels are
+    integrated out.
     """
     rest = values[1:] - memory * values[:-1]
     jumps = rest[places - 1]
@@ -36,11 +36,11 @@ def step_costs(values: Floats, places: Ints, memory: float) -> tuple[Floats, Flo
 def costs_between_lines(
     before: Floats, after: Floats, places: Ints, memory: float, most: float
 ) -> Floats:
-    """Sums of squared innovations [k] of a step at each place between two lines that are known.
+    """Sums of squared innovations [k] of a step at each position between two known lines.
 
-    before, after: [n] values about the line on either side. places, memory: as `step_costs`'s.
-    most: an innovation counts as no more than this squared, so that an outlier does not move the
-    step (Fearnhead and Rigaill 2019).
+    before, after: [n] values minus the line on either side. places, memory: as in `step_costs`.
+    most: largest innovation that counts, so that an outlier does not move the step (Fearnhead and
+    Rigaill 2019).
     """
     bound = most * most
     rest = before[1:] - memory * before[:-1], after[1:] - memory * after[:-1]
@@ -51,11 +51,11 @@ def costs_between_lines(
 
 
 def best_place(costs: Floats, log_information: Floats, variance: float) -> int:
-    """Index of the place to report, of neighbouring places with these costs [k].
+    """Index of the position to report, of neighbouring positions with these costs [k].
 
-    The one of the largest expected score: 1 if the step is within 5 values of it, and a twentieth
-    more if it is exact. Where noise leaves several places possible, that is one that most of them
-    are near. variance: of an innovation.
+    It maximizes the expected score: 1 if the step is within 5 values of it, and a twentieth more
+    if it is exact. If noise leaves several positions possible, the result is close to most of them.
+    variance: of an innovation.
     """
     minus_2_ln = costs / variance + log_information
     posterior = np.exp((minus_2_ln.min() - minus_2_ln) / 2)
@@ -64,5 +64,5 @@ def best_place(costs: Floats, log_information: Floats, variance: float) -> int:
 
 
 def innovation_variance(costs: Floats, size: int, sigma: float) -> float:
-    """Variance of an innovation by the best of these places of a step among `size` values."""
+    """Variance of an innovation at the best of these positions of a step among `size` values."""
     return max(float(costs.min()) / max(size - 4, 1), (_LEAST * sigma) ** 2)

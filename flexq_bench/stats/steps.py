@@ -1,4 +1,4 @@
-"""Steps of a series, each tested against the noise and the drift of its own surroundings."""
+"""Steps of a series, each tested against the noise and drift around it."""
 
 from __future__ import annotations
 
@@ -37,33 +37,36 @@ from flexq_bench.stats.step_likelihood import best_place, innovation_variance, s
 from flexq_bench.stats.wander import Wander, find_wander
 
 POINTS_BEFORE_FIRST = 5
-# Costs of a boundary and of a slope, times ln(n) variances. The search proposes, the tests decide.
+# Costs of a boundary and of a slope, in ln(n) variances. The partition only proposes boundaries;
+# the tests then remove false ones.
 _PENALTY = 2.5
 _LINE_PENALTY = 1.0
-_SURE_LINE_PENALTY = 2.0  # once it is in the way of a step
-SURROUNDINGS = 60  # values on either side of a step that tell how noisy it is there
-_SHARED = 8.0  # values' worth of the other side's variance in that of a side
-_NEW = 10  # values after the newest step
+_SURE_LINE_PENALTY = 2.0  # for a line that would replace a step
+SURROUNDINGS = 60  # values on either side of a step from which its noise is estimated
+_SHARED = 8.0  # number of values by which the other side's variance contributes to that of a side
+_NEW = 10  # values after the newest step, at most, for which the next two constants apply
 _NOW = 15  # values before it
-_LOUDER = 2.0  # times: less is chance in so few
-# Standard errors that memory may be longer than it looks.
+# factor by which recent noise must be larger; a smaller factor may be chance in so few values
+_LOUDER = 2.0
+# Standard errors added to the estimated memory.
 _DOUBT = 1.0
-_PHI_DOUBT = 1.0  # the same of the estimate from differences, which is only a lower bound
-# By how many variances a step has to explain its surroundings better than a straight line does.
+_PHI_DOUBT = 1.0  # the same for the estimate from differences, which is only a lower bound
+# Variances by which a step must fit its surroundings better than a straight line.
 _BEYOND_A_LINE = 1.0
-_STEP_SIGMAS = 5.0  # the smallest step that counts, in the smallest noise
-_NO_NOISE = 1e-6  # of all that the values span
-# Independent places of a step whose shorter side has m of n values: n / m times this. Short sides
-# have many places, and a look every night sees new ones (benchmarks/verdicts/retrospective.py).
+_STEP_SIGMAS = 5.0  # the smallest step, relative to the smallest noise
+_NO_NOISE = 1e-6  # relative to the range of the values
+# Independent positions of a step whose shorter side has m of n values: n / m times this. Short
+# sides have many positions, and a look every night adds new ones
+# (benchmarks/verdicts/retrospective.py).
 _TRIALS = 48.0
 
 
-# Chance of a step where there is none, in one look at one series: of any origin, which nothing
-# confirms, and of a stored history.
+# Probability of a false step in one look at one series: of any origin, without confirmation, and of
+# a stored history.
 SIGNIFICANCE = 0.001
 HISTORY_SIGNIFICANCE = 0.002
-# The smallest step of a stored history of times: a fraction of the level. What a comparison must
-# exceed to alert is `flexq_bench.verdicts.alert_rule`'s.
+# The smallest step of a stored history of times, as a fraction of the level. The limit for alerts
+# is in `flexq_bench.verdicts.alert_rule`.
 SMALLEST_STEP = 0.005
 
 
@@ -72,14 +75,15 @@ class StepRules:
     """Rules by which a step counts.
 
     significance: probability of a step in noise alone, in one look at the whole series. smallest:
-    effect, a fraction of the level; at least a fifth of it is taken for noise. most_counted: number
-    of independent values, at most, that determine a level. The level of an uncontrolled series
+    effect, a fraction of the level; noise is at least a fifth of it. most_counted: number of
+    independent values, at most, that determine a level. The level of an uncontrolled series
     wanders, so that more values would separate levels that people regard as the same.
     earlier_looks: a step that is not clear by itself must also be found without the newest value,
     the newest two and so on, this many times; more often if the noise is autocorrelated. 0: one
     look decides. periods: of the seasonal components to look for, in values. longest_visit: number
-    of values of the median visit of a mode; longer visits are levels. slow: lengths of ramps, in
-    values, which a small step must not be.
+    of values of the median visit of a mode; longer visits are levels. wander_errors: standard
+    errors above chance from which levels wander. ramps: lengths in values of ramps that count as
+    steps. slow: lengths in values of ramps that explain small steps.
     """
 
     significance: float = SIGNIFICANCE
@@ -94,8 +98,8 @@ class StepRules:
 
 
 ANY_SERIES = StepRules()  # of any origin and unit
-# Of times that the protocol measures, with known noise and a unit, looked at every night. What
-# people are told of them is confirmed by a comparison.
+# For times measured by the protocol, with known noise and unit, analysed every night. A comparison
+# confirms their steps before people are alerted.
 HISTORY_RULES = StepRules(
     significance=HISTORY_SIGNIFICANCE,
     smallest=SMALLEST_STEP,
@@ -111,9 +115,9 @@ HISTORY_RULES = StepRules(
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Between two segments: effect is the jump there, p_value of one as large anywhere.
+    """Boundary of two segments. effect: jump; p_value: probability of one as large anywhere.
 
-    A boundary without a jump is where a slope changes.
+    A boundary without a jump is a change of slope.
     """
 
     index: int
@@ -125,7 +129,7 @@ class Boundary:
 class Fit:
     """segments [k], boundaries [k - 1]; cleaned: [n] the values without spikes.
 
-    sigma: of one value about its segment. memory: AR(1), of neighbours.
+    sigma: of one value from its segment. memory: AR(1) coefficient.
     """
 
     segments: tuple[Segment, ...]
@@ -138,9 +142,9 @@ class Fit:
 def fit_steps(values: Floats, rules: StepRules) -> Fit:
     """Segments of a series [n >= 2 shortest segments], and the steps between them.
 
-    A step differs from the noise about it by Student's t with the variance of either side and its
-    AR(1) memory, allowing for every place where it might have been, and explains what is there
-    better than a straight line.
+    A step must differ from the noise around it by Student's t, with the variance of either side,
+    the AR(1) memory, and a correction for all possible positions. It must also fit better than a
+    straight line.
     """
     floor = max(
         rules.smallest / _STEP_SIGMAS, resolution_scale(values), _NO_NOISE * float(np.ptp(values))
@@ -151,20 +155,23 @@ def fit_steps(values: Floats, rules: StepRules) -> Fit:
     limit = CLIP_SIGMAS * float(robust_scale(residuals, floor=floor))
     if float(np.abs(residuals).max()) <= limit:
         return first
-    # What is in no segment of its own is an outlier, as many as there are of them in a row.
+    # Values outside their segment are outliers, also several in a row.
     clipped = values - residuals + np.clip(residuals, -limit, limit)
     return _fit(spikeless, clipped, rules, floor)
 
 
 def _fit(values: Floats, cleaned: Floats, rules: StepRules, floor: float) -> Fit:
-    """Segments of cleaned [n]; steps are placed by values [n], without spikes and not clipped."""
+    """Fit segments to cleaned [n]; locate steps in values [n], which have no spikes and are not
+    clipped.
+    """
     sigma = difference_scale(cleaned, floor=floor)
     sums = Sums(cleaned)
     phi = step_proof_autocorrelation(cleaned, floor=floor)
-    # As long as memory may well be is for the tests: the search rather proposes one too many.
+    # The partition uses a low estimate of the memory, because extra boundaries are removed later.
+    # The tests use a high one.
     least = max(phi - float(np.sqrt(2 / cleaned.size)), 0.0)
     inflation = (1 + least) / (1 - least)
-    # Differences of neighbours with memory are smaller than the noise is.
+    # Neighbours with memory differ less than independent values do.
     variance = sigma * sigma / (1 - least)
     unit = float(np.log(cleaned.size)) * variance * inflation
     places = candidates(sums, float(np.sqrt(variance * inflation)))
@@ -177,7 +184,7 @@ def _fit(values: Floats, cleaned: Floats, rules: StepRules, floor: float) -> Fit
 
 
 def _stepped(sums: Sums, bounds: list[int], line_penalty: float) -> list[int]:
-    """Bounds, with one more in each line that a single step explains as well."""
+    """Bounds, with an additional one in each line that a single step fits at least as well."""
     stepped = [0]
     for start, stop in pairwise(bounds):
         one = sums.fit(start, stop, line_penalty)
@@ -195,7 +202,7 @@ def _stepped(sums: Sums, bounds: list[int], line_penalty: float) -> list[int]:
 
 
 def _straightened(sums: Sums, bounds: list[int], line_penalty: float, penalty: float) -> list[int]:
-    """Bounds, without a short piece between two lines that one step explains as well."""
+    """Bounds, without short pieces between two lines that one step fits as well."""
     left = list(bounds)
     at = 1
     while at + 2 < len(left):
@@ -226,7 +233,7 @@ def _tested(
     phi: float,
     floor: float,
 ) -> Fit:
-    """The least likely boundary goes until all of them pass."""
+    """Remove the least likely boundary until all of them pass the test."""
     line = _SURE_LINE_PENALTY * unit
 
     def tests() -> list[Boundary]:
@@ -237,7 +244,7 @@ def _tested(
 
     segments = [sums.fit(a, b, line) for a, b in pairwise(bounds)]
     residuals = residuals_of(cleaned, segments)
-    # Too many segments leave no memory over, and differences of neighbours do not see them.
+    # Too many segments absorb the memory; differences of neighbours are not affected.
     shortest = phi - _PHI_DOUBT * float(np.sqrt(2 / cleaned.size))
     memory = max(_memory(residuals, segments), shortest)
     wander, without_own = find_wander(
@@ -305,9 +312,10 @@ def _with_single_steps(
     floor: float,
     wander: Wander,
 ) -> tuple[list[Segment], list[Boundary]]:
-    """Segments and boundaries, with one step in place of lines that explain no more than it does.
+    """Replace lines by one step if they fit no better than it.
 
-    Noise with memory bends a step into a line, or a line between two levels. A commit makes steps.
+    Noise with memory turns a step into a line, or into a line between two levels. Commits cause
+    steps.
     """
     first = 0
     while first < len(segments):
@@ -357,7 +365,7 @@ def _with_single_steps(
 def _single_step(
     cleaned: Floats, stretch: list[Segment], residuals: Floats, memory: float, floor: float
 ) -> int | None:
-    """The place of one step that explains a stretch better than its segments; None: it is worse."""
+    """The position of one step that fits a stretch better than its segments; None: none does."""
     start, stop = stretch[0].start, stretch[-1].stop
     first = SHORTEST_SEGMENT if start else POINTS_BEFORE_FIRST
     places = np.arange(first, stop - start - SHORTEST_SEGMENT + 1)
@@ -372,7 +380,7 @@ def _single_step(
 
 
 def _is_kink(sums: Sums, segments: list[Segment], position: int, unit: float) -> bool:
-    """Return True if one line fits two segments, one of them a line, clearly worse than both do."""
+    """Return True if one line fits two segments, one of them a line, clearly worse than they do."""
     left, right = segments[position], segments[position + 1]
     if not (left.slope or right.slope):
         return False
@@ -406,7 +414,7 @@ def _test(
         for square, size in zip(squares, sizes, strict=True)
     ]
     if right.stop == sums.size and right.size <= _NEW:
-        # How loud the noise is now: few values follow that would tell.
+        # Only few values follow, so the noise is also estimated from the last ones before the step.
         now = float(np.median(np.abs(before[-_NOW:]))) * MAD_TO_SIGMA / _LOUDER
         variances = [max(variance, now * now) for variance in variances]
     error = sum(
@@ -432,7 +440,7 @@ def _test(
         about_line -= line.slope * np.arange(about_line.size)
         about = residuals[left.start : right.stop]
         saved = _innovations(about_line, memory) - _innovations(about, memory)
-        # The variance of what memory does not tell of the next value.
+        # Variance of the innovations of an AR(1) process.
         least = _BEYOND_A_LINE * max(variances) * (1 - memory * memory)
         if saved < least and not any(
             _innovations(about_line, memory) - _innovations(about - ramp, memory) >= least
@@ -443,13 +451,13 @@ def _test(
 
 
 def _innovations(residuals: Floats, memory: float) -> float:
-    """Sum of squares of what AR(1) memory leaves over."""
+    """Sum of squared AR(1) innovations."""
     rest = residuals[1:] - memory * residuals[:-1]
     return float(rest @ rest)
 
 
 def _memory(residuals: Floats, segments: list[Segment]) -> float:
-    """AR(1) memory of what segments leave over: as long as it may well be, in [0, 0.8]."""
+    """AR(1) memory of the residuals, one standard error above its estimate, in [0, 0.8]."""
     fitted = len(segments) + sum(bool(one.slope) for one in segments)
     phi = autocorrelation(residuals, levels=fitted)
     error = float(np.sqrt((1 - phi * phi) / residuals.size))

@@ -15,13 +15,12 @@ _Ints = NDArray[np.int64]
 def variance_components(values: ArrayLike, levels: Sequence[ArrayLike]) -> tuple[float, ...]:
     """Standard deviation that each level adds, coarsest first; last: of values within the finest.
 
-    values: [n] in any unit, finite; of logarithms the result is relative. levels: for each a label
-    [n] a value; a label counts within its group of the coarser level, so placements may be numbered
-    anew in each process. Groups may differ in size.
-    Method of moments: sums of squares are equated to what they are expected to be, exactly also for
-    unequal groups (Searle, Casella and McCulloch 1992, section 5.3), and a variance estimated
-    below 0 is 0. NaN for a level without two groups anywhere to compare.
-    Raises ValueError if lengths differ or a value is not finite.
+    values: [n] in any unit, finite; for logarithms the result is relative. levels: for each level a
+    label [n] per value; a label counts within its group of the coarser level, so placements may be
+    numbered anew in each process. Groups may differ in size. Method of moments: sums of squares
+    equal their expectations, exactly also for unequal groups (Searle, Casella and McCulloch 1992,
+    section 5.3); a variance estimated below 0 is set to 0. NaN for a level without two groups to
+    compare. Raises ValueError if lengths differ or a value is not finite.
     """
     y = np.asarray(values, dtype=np.float64)
     labels = [np.asarray(level) for level in levels]
@@ -29,7 +28,7 @@ def variance_components(values: ArrayLike, levels: Sequence[ArrayLike]) -> tuple
         raise ValueError("every level needs one label a value")
     if not np.isfinite(y).all():
         raise ValueError("values must be finite: leave out what was not measured")
-    # From all values together (one group) down to each value by itself.
+    # From all values together (one group) to each value separately.
     groups = [np.zeros(y.size, dtype=np.int64)]
     for level in labels:
         groups.append(_within(groups[-1], level))

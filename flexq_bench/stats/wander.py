@@ -1,4 +1,4 @@
-"""Levels that wander: how far neighbouring means of a series differ without a step."""
+"""Wandering levels: differences of adjacent means of a series without steps."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from flexq_bench.stats.log_series import MAD_TO_SIGMA, Floats, effective_size
 from flexq_bench.stats.segments import Segment
 
 _WINDOWS = (8, 16, 32)  # values
-_FEWEST_WINDOWS = 8  # of a length, side by side
-_CLEAR_SIGMAS = 2.5  # of a jump that no wandering makes
-# Relative standard error of a variance by the MAD of overlapping windows, times the root of how
-# many fit side by side: 1.4 to 1.6 in Gaussian noise.
+_FEWEST_WINDOWS = 8  # adjacent windows of one length
+_CLEAR_SIGMAS = 2.5  # limit above which a jump is not caused by wandering
+# Relative standard error of a variance estimated by the MAD of overlapping windows, times the root
+# of the number of disjoint windows: 1.4 to 1.6 in Gaussian noise.
 _MAD_ERROR = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Wander:
-    """Variances [k], as seen, of the difference of two neighbouring means of `sizes` [k] values.
+    """Observed variances [k] of the difference of two adjacent means of `sizes` [k] values.
 
-    count: values of the series. errors: standard errors of such a variance that are chance.
+    count: values of the series. errors: number of standard errors of such a variance that count as
+    chance.
     """
 
     sizes: tuple[int, ...] = ()
@@ -32,10 +33,10 @@ class Wander:
     errors: float = 0.0
 
     def variance(self, size: int, memory: float, sigma: float) -> float:
-        """Of the difference of two levels of this many values, beyond that of their noise.
+        """Variance of the difference of two levels of this many values, beyond that of their noise.
 
-        memory: AR(1), of the noise; sigma: of one value. Less of shorter levels than were seen, as
-        of a random walk.
+        memory: AR(1) coefficient of the noise; sigma: of one value. For levels shorter than the
+        smallest size the result decreases linearly, as for a random walk.
         """
         if not self.sizes:
             return 0.0
@@ -58,10 +59,10 @@ def find_wander(
 ) -> tuple[Wander, list[Wander]]:
     """Wander of a fit of [k] segments, and for each of its k - 1 boundaries that of the others.
 
-    residuals: [n] about the segments. memory: their AR(1) memory. sigma: of one of them. errors: as
+    residuals: [n] from the segments. memory: their AR(1) memory. sigma: of one of them. errors: as
     `Wander`'s. Noise with a slow component has little memory from one value to the next, and many
-    segments follow it. So all jumps but clear ones count as wandering, except the one that is
-    tested. Levels have to wander nearly everywhere: the scale is a robust one, of all places.
+    segments follow it. Therefore all jumps except clear ones count as wandering, but not the one
+    under test. The scale is robust over all positions, so levels must wander nearly everywhere.
     """
     effects = [
         right.at(right.start - 0.5) - left.at(right.start - 0.5)

@@ -1,8 +1,8 @@
 """From measured times to verdicts and alerts: triggers, confirmation, patterns, noise, evidence.
 
-What is exported here computes on plain values. Storing verdicts and opening alerts
-(`verdicts.nightly`) and recomputing stored ones (`verdicts.recompute`) need the database and are
-imported by name, so that a worker process that only measures does not load SQLAlchemy.
+The names exported here compute on plain values. Storing verdicts and opening alerts
+(`verdicts.nightly`) and recomputing stored ones (`verdicts.recompute`) need the database. They are
+imported by module name, so that a worker process that only measures does not load SQLAlchemy.
 """
 
 from __future__ import annotations

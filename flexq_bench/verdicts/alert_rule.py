@@ -1,21 +1,21 @@
 """The alert rule: from the results of a nightly run to an alert, and to the end of the alert.
 
-All thresholds and decisions are in this file; statistics, storing and measuring are elsewhere.
+All thresholds and decisions are in this file; statistics, storage and measurement are elsewhere.
 
 1. Trigger. A result that differs from the history of its series (`is_outlier`), a series that is
    slower than at the last release (`has_crept`), and a series of an open alert that is back near
-   its good level (`is_near_good_level`) are candidates. No trigger alerts anybody.
+   its good level (`is_near_good_level`) are candidates. No trigger opens an alert.
 2. Comparison. Each candidate's commit is measured against a base, interleaved (ABBA) on one device:
    `PAIRS_OF_PROCESSES` fresh pairs of processes with `BLOCKS` blocks each, in up to `LOOKS` looks
    (`is_decided`). The base is a commit that trails the newest by some results
    (`db.queries.trusted_base`), the release, or the last good commit of the alert.
-3. Verdict. Of one comparison by its estimate and 99 % bounds (`verdict_of`); of all that are judged
-   together at a false discovery rate (`FALSE_DISCOVERY_RATE`).
-4. Cause. The code's or the machine's, by what was measured beside the kernel (`attribute`).
-5. Alert. What the code made slower or wrong (`is_worse`) alerts, unless a commit was compared with
-   itself. One alert is about one family of kernels and one range of commits (`groups_of`,
-   `alert_of`).
-6. End. An alert is fixed when every series of it is back (`is_fixed`).
+3. Verdict. A single comparison is judged by its estimate and 99 % bounds (`verdict_of`), all
+   comparisons of a night together at a false discovery rate (`FALSE_DISCOVERY_RATE`).
+4. Cause. The code or the machine, by the anchors measured in the same comparison (`attribute`). 5.
+Alert. Kernels that the code made slower or wrong (`is_worse`) open an alert, unless a commit was
+   compared with itself. One alert is about one family of kernels and one range of commits
+   (`groups_of`, `alert_of`).
+6. End. An alert is fixed when all its series are back (`is_fixed`).
 """
 
 from __future__ import annotations
@@ -43,14 +43,13 @@ if TYPE_CHECKING:
 
 # 1. Trigger. Changes are log ratios: ln(new / old), positive is slower.
 
-HISTORY_RESULTS = 30  # accepted results of the same epoch that a new one is held against
-RECENT_RESULTS = 5  # the newest of them: they tell a step in a series that has two modes
+HISTORY_RESULTS = 30  # accepted results of the same epoch with which a new one is compared
+RECENT_RESULTS = 5  # the newest of them: they detect a step in a series that has two modes
 FEWEST_FOR_SCALE = 5  # results; with fewer there is no sigma
 TRIGGER_SIGMAS = 2.0  # robust ones (MAD, at least 0.2 %)
-# ln. However noisy a series is, a change of this size is compared: noise costs comparisons, and
-# blinds nobody.
+# ln. A change of this size is compared at any noise: noise costs comparisons, but hides no change.
 TRIGGER_ALWAYS = 0.018
-RELEASE_RESULTS = 5  # the newest up to the release, which tell its level
+RELEASE_RESULTS = 5  # the newest up to the release, which define its level
 FEWEST_AT_RELEASE = 3
 CREEP_SIGMAS = 3.0  # standard errors of the difference of two medians
 
@@ -58,13 +57,15 @@ CREEP_SIGMAS = 3.0  # standard errors of the difference of two medians
 def is_outlier(
     change: Floats, from_recent: Floats, scale: Floats, results: int
 ) -> NDArray[np.bool_]:
-    """Return True where a result differs from its history enough for a comparison, either way.
+    """Return True where a result differs enough from its history for a comparison, in any
+    direction.
 
     change, from_recent: [...] ln of the result over the median of the history, and over that of its
     newest results. scale: [...] robust sigma of the history. results: number of results in the
     history. The rate is 1 night in 7 for a series without changes.
     """
-    # A new series, or a new driver, must leave nobody blind until there are enough results.
+    # A new series, or one after a change of driver, needs a trigger before there are enough
+    # results.
     sigmas = np.inf if results < FEWEST_FOR_SCALE else TRIGGER_SIGMAS * scale
     limit = np.minimum(sigmas, TRIGGER_ALWAYS)
     return np.asarray((np.abs(change) >= limit) | (np.abs(from_recent) >= limit))
@@ -89,8 +90,8 @@ def has_crept_further(change: float, then: float) -> bool:
 def is_near_good_level(latest: float, good: Sequence[float], bad: Sequence[float]) -> bool:
     """Return True if the latest time of a series with an open alert is nearer to its good level.
 
-    good, bad: times up to the last good commit, and from the first bad one on; their medians
-    are compared. True if either is empty: the series was incorrect then, and any time is new.
+    good, bad: times up to the last good commit, and from the first bad one on; their medians are
+    compared. True if either is empty: the series was incorrect then, so any time is new.
     """
     if not good or not bad:
         return True
@@ -100,17 +101,17 @@ def is_near_good_level(latest: float, good: Sequence[float], bad: Sequence[float
 
 # 2. Comparison: how much is measured, and when it is enough.
 
-PAIRS_OF_PROCESSES = 6  # in the first look; each further look doubles what there is
+PAIRS_OF_PROCESSES = 6  # in the first look; each further look doubles the number
 PLACEMENTS_A_PAIR = 1
 BLOCKS = 2  # ABBA, on each placement
-LOOKS = 3  # at what is not decided; they share the false discovery rate
+LOOKS = 3  # the second and third only while undecided; they share the false discovery rate
 FEWEST_BLOCKS = 10
 FEWEST_PLACEMENTS = 5
-# A kernel may settle on one of two speeds in each process. Six pairs fall alike, one side slow and
-# the other fast, once in 2,000 comparisons, and look as sure as can be; twelve, once in 8 million.
+# A kernel may run at one of two speeds in each process. By chance, six pairs have one side slow and
+# the other fast once in 2,000 comparisons, with narrow bounds; twelve pairs once in 8 million.
 SURE_PLACEMENTS = 12
-# Relative. Blocks in which the clocks of the two differ by more are left out or, where too few are
-# left, judged by bounds that allow for what clocks can explain.
+# Relative. Blocks in which the clocks of the two sides differ by more are excluded. If too few
+# remain, the bounds allow for the change that clocks can explain.
 CLOCK_TOLERANCE = 0.01
 
 
@@ -124,8 +125,8 @@ def is_decided(verdict: Verdict, placements: int) -> bool:
 # 3. Verdict.
 
 CONFIDENCE = 0.99  # of each one-sided bound
-FALSE_DISCOVERY_RATE = 0.015  # across the comparisons that are judged together
-SHARE_SIGNIFICANCE = 1e-3  # of a change of how many processes run at the slower of two speeds
+FALSE_DISCOVERY_RATE = 0.015  # across the comparisons of a night
+SHARE_SIGNIFICANCE = 1e-3  # of a change of the number of processes at the slower of two speeds
 RATE_OF_ONE_LOOK = FALSE_DISCOVERY_RATE / LOOKS
 
 
@@ -135,9 +136,10 @@ def smallest_change(noise_floor: float) -> float:
 
 
 def verdict_of(estimate: float, low: float, high: float, smallest: float) -> Verdict:
-    """Slower, faster, same or ambiguous, of one comparison by itself.
+    """Slower, faster, same or ambiguous, for one comparison alone.
 
-    estimate, low, high: ln(head / base) and its one-sided 99 % bounds. smallest: ln, what counts.
+    estimate, low, high: ln(head / base) and its one-sided 99 % bounds. smallest: ln, the smallest
+    change that counts.
     """
     if estimate >= smallest and low > 0:
         return Verdict.SLOWER
@@ -173,12 +175,13 @@ def attribute(
     baseline: float | None,
     smallest: float = SMALLEST_LOG_RATIO,
 ) -> Cause:
-    """Attribute a kernel's change to the code or the machine, by the anchors measured beside it.
+    """Attribute a kernel's change to the code or the machine, by the anchors of the same
+    comparison.
 
     All arguments are log changes between the same two commits: of the kernel, of the read-<bits>
     floor (memory) and of the baseline kernel (compute), which are the anchors; None: not measured.
     smallest: the smallest change that counts. none: the kernel did not change. code: the anchors
-    did not change. environment: the kernel's change less the mean of the anchors' is too small to
+    did not change. environment: the kernel's change minus the mean of the anchors' is too small to
     count. both: it counts. unclear: there is no anchor, or the anchors contradict each other (only
     one of them changed, or they changed in opposite directions).
     """
@@ -187,7 +190,7 @@ def attribute(
         return Cause.NONE
     if not anchors:
         return Cause.UNCLEAR
-    # Half of what counts, and never less than what blocks scatter by.
+    # Half of the smallest change that counts, and at least the scatter of blocks.
     moved = [abs(change) >= max(smallest / 2, SCALE_FLOOR) for change in anchors]
     if not any(moved):
         return Cause.CODE
@@ -201,7 +204,7 @@ def attribute(
 
 # 5. Alert.
 
-# End of a kernel's name that its family does not have: bits of weights and activations, or a type.
+# End of a kernel's name that is not part of its family: bits of weights and activations, or a type.
 _BITS = re.compile(r"-(w[0-9*]+a[0-9*]+|[a-z]*[0-9]+)$")
 
 
@@ -220,8 +223,8 @@ def is_worse(verdict: Verdict, cause: Cause, kernel: str) -> bool:
 def kernel_family(kernel: str) -> str:
     """A kernel's name without its bit widths: `flexq-imma-w6a8` is of the family `flexq-imma`.
 
-    One commit tends to change a family together. kernel: without variant, as variants are of the
-    same family.
+    A commit often changes a whole family. kernel: name without variant; variants belong to the same
+    family.
     """
     return _BITS.sub("", kernel)
 
@@ -240,9 +243,9 @@ class Group:
 
 
 def groups_of(judged: Mapping[str, Judged], commits: Mapping[str, CommitInfo]) -> list[Group]:
-    """The verdicts that alert somebody, by commit range and family, the narrowest range first.
+    """The verdicts that open alerts, by commit range and family, the narrowest range first.
 
-    judged: by the uuid of the decision. A commit compared with itself alerts nobody.
+    judged: by the uuid of the decision. A commit compared with itself opens none.
     """
     members: dict[tuple[str, str, str], list[str]] = {}
     for uuid, one in judged.items():
@@ -257,11 +260,11 @@ def groups_of(judged: Mapping[str, Judged], commits: Mapping[str, CommitInfo]) -
 
 
 def alert_of(group: Group, alerts: Sequence[AlertRow]) -> AlertRow | None:
-    """The stored alert that a group belongs to; None: it is a new one.
+    """The stored alert that a group belongs to; None: the group needs a new one.
 
-    alerts: of the group's family. A range that somebody has decided about stays decided: the same
-    one again joins its alert, whatever state that is in. An open alert is joined also by a range
-    that shares a commit with its own, so that a later run reports the same thing once.
+    alerts: of the group's family. A range that somebody has decided about stays decided: a group of
+    the same range joins its alert in any state. A group also joins an open alert if the two ranges
+    share a commit, so that a later run does not report the same change again.
     """
     for alert in alerts:
         same_base = alert.good is not None and alert.good.sha == group.good.sha

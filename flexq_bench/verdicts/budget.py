@@ -1,4 +1,4 @@
-"""The budget of comparisons: the most suspicious series first, by evidence and not by size."""
+"""The budget of comparisons: order of the candidates by evidence, not by size."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from flexq_bench.stats.log_series import SCALE_FLOOR, Floats, positive_logs, rob
 from flexq_bench.verdicts.alert_rule import HISTORY_RESULTS
 
 _FEWEST_OF_A_MODE = 3
-_MODE_SIGMAS = 5.0  # between two levels of a history that are two modes of it
-_CLIP = 4.0  # sigmas that one series adds to its family: the others have to agree
-_A_NIGHT = 2.0  # evidence that a night of waiting is worth
+_MODE_SIGMAS = 5.0  # least distance of two levels of a history that are its two modes
+_CLIP = 4.0  # sigmas that one series contributes to its family, at most
+_A_NIGHT = 2.0  # evidence added per night of waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Surprise:
     """Distance of a result from the levels of its history, in sigmas; positive is slower.
 
-    family: series that one commit tends to change together, on one kind of GPU. waited: nights in
-    which it was a candidate and was not compared.
+    family: series that one commit often changes together, on one kind of GPU. waited: number of
+    nights in which the series was a candidate and was not compared.
     """
 
     sigmas: float
@@ -35,9 +35,9 @@ class Surprise:
 def surprise(history: ArrayLike, latest: float) -> float:
     """Signed sigmas (MAD, at least 0.2 %) between a result and the nearest level of its history.
 
-    history: [n], oldest first; the last 30 count. Of a history with two modes the nearer one
-    counts: a kernel that runs at either of two speeds is no news at either. 0: nothing to tell it
-    by. Raises ValueError if history is not one-dimensional.
+    history: [n], oldest first; the last 30 count. If a history has two modes, the nearer one
+    counts, so that neither speed of a two-speed kernel is a change. 0: the history has no usable
+    values. Raises ValueError if history is not one-dimensional.
     """
     logs, _ = positive_logs(history)
     newest, _ = positive_logs([latest])
@@ -47,14 +47,14 @@ def surprise(history: ArrayLike, latest: float) -> float:
     levels = _modes_of(np.sort(logs))
     around = np.concatenate([level - np.median(level) for level in levels])
     scale = float(robust_scale(around))
-    # With few results the median and the scale are guesses.
+    # With few results the median and the scale are uncertain.
     scale *= float(np.sqrt(1 + np.pi / 2 / logs.size)) * (1 + 2 / logs.size)
     distances = [float(newest[0] - np.median(level)) for level in levels]
     return min(distances, key=abs) / scale
 
 
 def _modes_of(ordered: Floats) -> list[Floats]:
-    """The two modes of sorted values, or all of them as one."""
+    """The two modes of sorted values, or all of them as one mode."""
     inner = np.diff(ordered)[_FEWEST_OF_A_MODE - 1 : ordered.size - _FEWEST_OF_A_MODE]
     if inner.size == 0:
         return [ordered]
@@ -68,10 +68,11 @@ def _modes_of(ordered: Floats) -> list[Floats]:
 
 
 def joint_sigmas(surprises: Sequence[Surprise]) -> dict[Hashable, float]:
-    """By family: how far out all its series are together, as one normal deviate (Stouffer 1949).
+    """Joint deviation of all series of each family, as one normal deviate (Stouffer 1949).
 
-    All count, candidates or not: one commit that slows each of a hundred shapes by half a sigma is
-    five sigmas away from chance. Each is clipped at 4, so that no single series makes a family.
+    All series count, candidates or not: a commit that slows each of a hundred shapes by half a
+    sigma gives five sigmas. Each series is clipped at 4, so that one alone does not mark its
+    family.
     """
     members: dict[Hashable, list[float]] = defaultdict(list)
     for one in surprises:
@@ -80,12 +81,12 @@ def joint_sigmas(surprises: Sequence[Surprise]) -> dict[Hashable, float]:
 
 
 def ranked(surprises: Sequence[Surprise]) -> list[int]:
-    """Indices of the candidates, the one to compare first at the front.
+    """Indices of the candidates, in the order of comparison.
 
-    Evidence is half the square of a deviate: of the series itself, and of its family where that
-    went the same way. What the family says counts fully for its first member, half as much for the
-    second, and so on: a few comparisons settle what one commit did to all. Each night of waiting
-    adds to it.
+    Evidence is half the square of a deviate: that of the series, plus that of its family if both
+    have the same direction. The family's evidence counts fully for its first candidate, half as
+    much for the second, and so on, because a few comparisons are enough to judge a commit's effect
+    on the family. Each night of waiting adds to the evidence.
     """
     joint = joint_sigmas(surprises)
     taken: dict[Hashable, int] = defaultdict(int)
@@ -94,10 +95,11 @@ def ranked(surprises: Sequence[Surprise]) -> list[int]:
         one = surprises[at]
         return one.sigmas**2 / 2 + _A_NIGHT * one.waited
 
-    left = sorted((at for at, one in enumerate(surprises) if one.is_candidate), key=own)
+    remaining = sorted((at for at, one in enumerate(surprises) if one.is_candidate), key=own)
     evidence = []
-    while left:  # the most suspicious of each family first: sorted, so that its order is known
-        at = left.pop()
+    # the best candidate of each family first; sorted, so that the order is deterministic
+    while remaining:
+        at = remaining.pop()
         one = surprises[at]
         agrees = max(joint[one.family] * np.sign(one.sigmas), 0.0)
         evidence.append((own(at) + float(agrees) ** 2 / 2 / 2 ** taken[one.family], at))

@@ -13,8 +13,8 @@ from workloads.case import Case
 class Compared(Protocol):
     """Fields of flexq_bench.measure.ab.CaseComparison.
 
-    base, head: full shas. base_binary, head_binary: hash of the machine code; None: not ours, or
-    it never ran. detail: why there is no data, or what is wrong; else empty.
+    base, head: full shas. base_binary, head_binary: hash of the machine code; None: not built by
+    us, or never run. detail: why there is no data, or what is wrong; otherwise empty.
     """
 
     @property
@@ -47,4 +47,4 @@ class ComparisonDevice(Protocol):
     def device(self) -> DeviceInfo: ...
 
     def series_of(self, case: Case) -> dict[str, Any]:
-        """The identity of the series that the case's times are in on this device."""
+        """The identity of the series of the case's times on this device."""

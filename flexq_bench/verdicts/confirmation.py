@@ -1,6 +1,6 @@
 """Statistics of interleaved A/B blocks: estimate, bounds and p-value, alone and together.
 
-Thresholds, and what numbers mean, are in `flexq_bench.verdicts.alert_rule`.
+Thresholds and their meaning are in `flexq_bench.verdicts.alert_rule`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from flexq_bench.verdicts.verdict import Cause, Verdict
 class Comparison:
     """Interleaved blocks of two commits: index i is the same ABBA block.
 
-    base_us, head_us: [blocks], microseconds. placement: [blocks], equal where blocks share what
-    sets them apart from others: the buffers, or the pair of processes where each commit has its
-    own. base_mhz, head_mhz: [blocks] SM clocks; None: unknown. noise_floor: ln, the smallest step
-    that this series' own A/A runs let us see. correct: both results were right. same_binary: both
+    base_us, head_us: [blocks], microseconds. placement: [blocks], equal for blocks with a common
+    random effect: that of the buffers, or of the pair of processes if each commit has its own.
+    base_mhz, head_mhz: [blocks] SM clocks; None: unknown. noise_floor: ln, the smallest step that
+    A/A runs of this series can detect. correct: both results were correct. same_binary: both
     commits compiled to the same machine code.
     """
 
@@ -50,12 +50,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """A verdict and what it rests on.
+    """A verdict and the numbers behind it.
 
-    log_ratio: ln(head / base), positive is slower. low, high: its one-sided 99 % bounds.
-    p_value: two-sided, of no change. smallest_change: ln, what had to be exceeded.
-    limited_by_clocks: ambiguous because of the clocks of the two, also with more placements.
-    All numbers are NaN where nothing was judged.
+    log_ratio: ln(head / base), positive is slower. low, high: its one-sided 99 % bounds. p_value:
+    two-sided, of no change. smallest_change: ln, the limit that had to be exceeded.
+    limited_by_clocks: ambiguous because of different clocks, so more placements do not help. All
+    numbers are NaN if nothing was judged.
     """
 
     verdict: Verdict
@@ -76,9 +76,9 @@ class Confirmation:
 class Blocks:
     """Blocks with positive, finite times.
 
-    base_us, head_us, placement: [blocks]. clock: [blocks], ln of base's SM clock over head's; 0
-    where they agree or are unknown. It is the most of ln(head / base) that the clocks can explain.
-    left_out: how many there were beside these, with clocks that disagree.
+    base_us, head_us, placement: [blocks]. clock: [blocks], ln of base's SM clock over head's; 0 if
+    they agree or are unknown. It is the largest part of ln(head / base) that the clocks can
+    explain. left_out: number of other blocks, whose clocks disagree.
     """
 
     base_us: Floats
@@ -124,17 +124,18 @@ class Blocks:
 def confirm(comparison: Comparison) -> Confirmation:
     """The verdict on one comparison, with placement as a random effect.
 
-    Blocks of one placement are not independent: the unit is a placement's mean log ratio, their
-    spread gives Student's t bounds. slower: the estimate is at least the larger of 1 % and the
-    noise floor, and its lower bound is above 0. faster: the mirror image. same: both bounds are
-    within the smallest change. Otherwise ambiguous: more placements would tell. Where processes run
-    at either of two speeds (`process_modes`), fast ones are compared with fast ones and slow ones
-    with slow ones, and a change of how many are slow is a verdict of its own if the mean of all
-    changes by as much.
-    Blocks in which the clocks of the two differ by more than 1 % are left out where enough others
-    are left; where not, the bounds allow for what clocks can explain (`_at_unequal_clocks`).
-    no-data: fewer than 10 blocks or 5 placements have positive numbers. Raises ValueError if
-    lengths differ.
+    Blocks of one placement are not independent. The unit is therefore a placement's mean log ratio;
+    the spread of these gives Student's t bounds. slower: the estimate is at least the larger of 1 %
+    and the noise floor, and its lower bound is above 0. faster: the opposite. same: both bounds are
+    within the smallest change. ambiguous: none of these, so more placements are needed. If
+    processes run at one of two speeds (`process_modes`), fast processes are compared with fast ones
+    and slow with slow ones. A change of the number of slow processes is then a verdict of its own,
+    if the mean of all processes changes by as much.
+
+    Blocks in which the clocks of the two sides differ by more than 1 % are excluded if enough
+    others remain. Otherwise the bounds allow for the change that clocks can explain
+    (`_at_unequal_clocks`). no-data: fewer than 10 blocks or 5 placements have positive numbers.
+    Raises ValueError if lengths differ.
     """
     blocks = judged_blocks(comparison)
     n_blocks, n_placements = blocks.ratios.size, blocks.labels.size
@@ -147,13 +148,13 @@ def confirm(comparison: Comparison) -> Confirmation:
         )
         return _undecided(Verdict.NO_DATA, reason, n_blocks, n_placements)
     judge = _at_unequal_clocks if blocks.clock.any() else _at_equal_clocks
-    found = judge(blocks, smallest_change(comparison.noise_floor))
-    if found.verdict not in (Verdict.SLOWER, Verdict.FASTER):
-        return found
+    confirmed = judge(blocks, smallest_change(comparison.noise_floor))
+    if confirmed.verdict not in (Verdict.SLOWER, Verdict.FASTER):
+        return confirmed
     if not comparison.same_binary:
-        return replace(found, cause=Cause.CODE)
+        return replace(confirmed, cause=Cause.CODE)
     return replace(
-        found, cause=Cause.ENVIRONMENT, reason=f"{found.reason}, with the same machine code"
+        confirmed, cause=Cause.ENVIRONMENT, reason=f"{confirmed.reason}, with the same machine code"
     )
 
 
@@ -168,7 +169,7 @@ def _at_equal_clocks(blocks: Blocks, smallest: float) -> Confirmation:
         overall, *bounds, _ = _student(means)
         is_settled = verdict in (Verdict.SLOWER, Verdict.FASTER)
         if not is_settled and modes.p_value < SHARE_SIGNIFICANCE and abs(overall) >= smallest:
-            # Each speed may be what it was: that more of the processes are slow is slower.
+            # Both speeds may be unchanged: more slow processes make the kernel slower.
             verdict = Verdict.SLOWER if overall > 0 else Verdict.FASTER
             estimate, (low, high) = overall, bounds
             p_value = modes.p_value
@@ -188,21 +189,21 @@ def _at_equal_clocks(blocks: Blocks, smallest: float) -> Confirmation:
 
 
 def _at_unequal_clocks(blocks: Blocks, smallest: float) -> Confirmation:
-    """The verdict where too few blocks have both sides at one clock: a kernel may draw more power.
+    """The verdict if too few blocks have both sides at one clock: a kernel may draw more power.
 
-    A time grows at most as the clock falls. So in each block ln(head / base) at equal clocks lies
-    between what was measured and that less the ln of the clocks' ratio. Each bound is Student's t
-    of its own end of these ranges, and the estimate is what was measured. Slower and faster need a
-    change that counts at the end that is nearer to 0. One speed or two makes no difference here:
-    the bounds are of all processes together.
+    A time grows at most in proportion to the fall of the clock. In each block ln(head / base) at
+    equal clocks therefore lies between the measured value and this value minus the ln of the
+    clocks' ratio. Each bound is Student's t at its own end of these ranges; the estimate is the
+    measured value. Slower and faster need a change that counts at the end nearer to 0. Two speeds
+    need no special treatment here: the bounds cover all processes together.
     """
     fastest, low, _, p_slower = _student(blocks.means(blocks.ratios - np.maximum(blocks.clock, 0)))
     slowest, _, high, p_faster = _student(blocks.means(blocks.ratios - np.minimum(blocks.clock, 0)))
     estimate = float(blocks.means(blocks.ratios).mean())
-    nearest = max(fastest, 0.0) + min(slowest, 0.0)  # of all that the ranges hold, to 0
+    nearest = max(fastest, 0.0) + min(slowest, 0.0)  # value nearest to 0 within all ranges
     p_value = p_slower if fastest > 0 else p_faster if slowest < 0 else 1.0
     verdict = verdict_of(nearest, low, high, smallest)
-    # With these means known exactly.
+    # Limit of zero variance.
     limited = verdict_of(nearest, fastest, slowest, smallest) is Verdict.AMBIGUOUS
     apart = float(np.expm1(np.abs(blocks.clock).mean()))
     reason = f"{_change(estimate, low, high)}; the clocks of the two are {apart:.1%} apart, which "
@@ -232,11 +233,11 @@ def confirm_together(
 ) -> tuple[Confirmation, ...]:
     """Confirmations that are judged together, such as a nightly run's, in the order given.
 
-    Benjamini and Hochberg (1995) over all that have a p-value: where many are tried, slower and
-    faster need a smaller one, and what does not have it becomes ambiguous. Where nothing changed,
-    the chance of any false verdict among them is at most `rate`.
+    Benjamini and Hochberg (1995) over all that have a p-value. With more comparisons, slower and
+    faster need a smaller p-value; those without become ambiguous. If nothing changed, the
+    probability of any false verdict among them is at most `rate`.
     """
-    from scipy import stats  # half a second: only those who judge pay it
+    from scipy import stats  # imported here because it takes half a second
 
     judged = [i for i, one in enumerate(confirmations) if np.isfinite(one.p_value)]
     if not judged:
@@ -253,7 +254,8 @@ def confirm_together(
 
 
 def judged_blocks(comparison: Comparison) -> Blocks:
-    """The blocks that a verdict rests on: those at equal clocks where they are enough, else all.
+    """The blocks that a verdict is based on: those at equal clocks if they are enough, otherwise
+    all.
 
     Raises ValueError if lengths differ.
     """
@@ -289,7 +291,7 @@ def _blocks(comparison: Comparison) -> Blocks:
 
 
 def _within(modes: ProcessModes) -> tuple[float, float, float, float]:
-    """Return the same values as `_student`, from processes in the same mode.
+    """Estimate, bounds and p-value as `_student`, from processes in the same mode.
 
     The modes are strata, weighted by the number of processes on both sides.
     """
@@ -302,7 +304,7 @@ def _within(modes: ProcessModes) -> tuple[float, float, float, float]:
 
 
 def _student(means: Floats) -> tuple[float, float, float, float]:
-    """Estimate, lower and upper bound, two-sided p-value of a mean that should be 0."""
+    """Estimate, lower and upper bound, and two-sided p-value of a mean of 0."""
     estimate = float(means.mean())
     error = float(means.std(ddof=1)) / float(np.sqrt(means.size))
     freedom = means.size - 1

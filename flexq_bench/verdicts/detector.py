@@ -18,7 +18,7 @@ from workloads.probes import floor_kernel, is_probe
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A case of two commits with its verdict, and what the verdict rests on."""
+    """A case of two commits with its verdict and evidence."""
 
     compared: Compared
     evidence: Evidence
@@ -41,11 +41,12 @@ class Judged:
 
 
 def judge_evidence(evidence: Evidence) -> Confirmation:
-    """The verdict on evidence, the same whenever it is computed.
+    """The verdict on evidence; repeating it gives the same result.
 
-    The comparison by itself (`confirm`); where it changed, what the floor and the baseline kernel
-    say about the cause (`alert_rule.attribute`); then beside the other comparisons that it was
-    judged with (`confirm_together`). Raises ValueError if the comparison's lengths differ.
+    The comparison is judged alone (`confirm`). If it changed, the floor and the baseline kernel
+    determine the cause (`alert_rule.attribute`). Finally it is judged together with the other
+    comparisons of its night (`confirm_together`). Raises ValueError if the comparison's lengths
+    differ.
     """
     confirmation = confirm(evidence.comparison)
     if evidence.detail and confirmation.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
@@ -60,8 +61,8 @@ def judge_evidence(evidence: Evidence) -> Confirmation:
             cause=cause,
             reason=confirmation.reason + _anchors(evidence, confirmation, cause),
         )
-    others = (replace(confirmation, p_value=p_value) for p_value in evidence.beside)
-    return confirm_together((confirmation, *others), rate=alert_rule.RATE_OF_ONE_LOOK)[0]
+    judged_with = (replace(confirmation, p_value=p_value) for p_value in evidence.beside)
+    return confirm_together((confirmation, *judged_with), rate=alert_rule.RATE_OF_ONE_LOOK)[0]
 
 
 def judge_together(
@@ -72,8 +73,9 @@ def judge_together(
 ) -> list[Judged]:
     """The verdicts on comparisons that are judged together, in the order given.
 
-    noise_floors: ln, of each comparison's series, by its own A/A runs; 0: unknown. weight_bits: of
-    each one's kernel. Canaries, which compare a commit with itself, are judged among themselves.
+    noise_floors: ln, of each comparison's series, from its own A/A runs; 0: unknown. weight_bits:
+    of each one's kernel. Canaries, which compare a commit with itself, are judged separately from
+    the others.
     """
     inputs = [
         replace(compared.comparison, noise_floor=max(floor, compared.comparison.noise_floor))
@@ -113,9 +115,9 @@ def _is_canary(compared: Compared) -> bool:
 def _changes(
     comparisons: Sequence[Compared], alone: Sequence[Confirmation]
 ) -> Mapping[tuple[str, str, str], float]:
-    """ln(head / base) by base, head and case; 0 where it may as well be none.
+    """ln(head / base) by base, head and case; 0 if it is not significant.
 
-    An anchor that differs by chance must not clear a kernel that the code made slower.
+    An anchor that differs by chance must not excuse a kernel that the code made slower.
     """
     return {
         (compared.base, compared.head, compared.case.key): (
@@ -136,7 +138,7 @@ def _anchors_of(
     baseline = replace(case, kernel=BASELINE, variant="")
     commits = (compared.base, compared.head)
     floors = []
-    for overlaps in (True, False):  # that of our kernels first
+    for overlaps in (True, False):  # the floor of our kernels first
         kernel, variant = parse_kernel_label(floor_kernel(weight_bits, overlaps=overlaps))
         gemm = replace(case.gemm, m=1)
         floors.append(Case(kernel, gemm, variant=variant, cache=case.cache, regime=case.regime))
@@ -148,7 +150,7 @@ def _anchors_of(
 
 
 def _anchors(evidence: Evidence, confirmation: Confirmation, cause: Cause) -> str:
-    """Say what changed beside the kernel, and what that leaves to the code."""
+    """Describe the changes of the anchors, and the change that they leave to the code."""
     anchors = (("the floor", evidence.floor), (BASELINE, evidence.baseline))
     known = [(name, change) for name, change in anchors if change is not None]
     beside = " and ".join(

@@ -1,4 +1,4 @@
-"""The exact inputs of a verdict, as values that a database keeps and gives back bit for bit."""
+"""The exact inputs of a verdict, as values that survive a database bit for bit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from numpy.typing import ArrayLike
 
 from flexq_bench.verdicts.confirmation import Comparison
 
-_BLOCKS = ("base_us", "head_us", "base_mhz", "head_mhz")  # a number a block, or unknown
+_BLOCKS = ("base_us", "head_us", "base_mhz", "head_mhz")  # one number per block, or unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that a verdict rests on.
+    """All inputs of a verdict.
 
     beside: p-values of the other comparisons judged in the same night. floor, baseline: ln changes
-    of the read floor and of the frozen baseline kernel between the same commits, 0: none that is
-    sure; None: not compared. The rest is shown to people and no part of the verdict.
+    of the read floor and of the frozen baseline kernel between the same commits, 0: no significant
+    change; None: not compared. The other fields are shown to people and do not affect the verdict.
     """
 
     case: str  # Case.key
@@ -36,7 +36,7 @@ class Evidence:
     head_config: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values without NaN or infinities; `from_dict` gives the same evidence."""
+        """JSON values without NaN or infinities; `from_dict` restores the evidence."""
         flat = {item.name: getattr(self, item.name) for item in fields(self)}
         comparison = {f.name: getattr(self.comparison, f.name) for f in fields(Comparison)}
         comparison |= {name: _encoded(comparison[name]) for name in _BLOCKS}
@@ -45,7 +45,7 @@ class Evidence:
 
     @classmethod
     def from_dict(cls, flat: Mapping[str, Any]) -> Evidence:
-        """Raises TypeError or KeyError if it is not what `as_dict` gave."""
+        """Inverse of `as_dict`. Raises TypeError or KeyError for other input."""
         comparison = dict(flat["comparison"])
         comparison |= {name: _decoded(comparison[name]) for name in _BLOCKS}
         comparison["placement"] = tuple(comparison["placement"])
@@ -58,7 +58,7 @@ class Evidence:
 
 
 def _encoded(values: ArrayLike | None) -> list[float | str | None] | None:
-    """NaN as null and infinities as text: JSON has neither."""
+    """NaN as null and infinities as text, because JSON has neither."""
     if values is None:
         return None
     numbers = np.asarray(values, dtype=np.float64).tolist()

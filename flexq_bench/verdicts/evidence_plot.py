@@ -1,4 +1,4 @@
-"""The evidence of a verdict as pictures: in the terminal and as a PNG file."""
+"""Plots of the evidence of a verdict: in the terminal and as a PNG file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from flexq_bench.verdicts.confirmation import Comparison, Confirmation, judged_b
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_WIDTH = 61  # characters of the terminal's scale; odd: the middle is no change
+_WIDTH = 61  # characters of the terminal's scale; odd, so that the middle is no change
 _PANEL_IN = (7.0, 2.2)  # inches
 _DPI = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A verdict to draw: its title, its comparison and what was concluded."""
+    """A verdict to draw: its title, its comparison and its conclusion."""
 
     title: str
     comparison: Comparison
@@ -40,9 +40,9 @@ class Placement:
 
 
 def terminal_plot(panel: Panel) -> list[Text]:
-    """A line a placement, the blocks as dots and their mean as a diamond; last the estimate.
+    """One line per placement, with dots for blocks and a diamond for their mean; last the estimate.
 
-    The scale is in percent, around no change, as wide as the farthest block.
+    The scale is in percent around no change, and extends to the farthest block.
     """
     placements = placements_of(panel.comparison)
     if not placements:
@@ -71,9 +71,11 @@ def terminal_plot(panel: Panel) -> list[Text]:
 
 
 def write_png(path: Path, panels: Sequence[Panel]) -> None:
-    """One panel a verdict, below each other. Raises UsageError if the file can't be written."""
+    """Draw one panel per verdict, one below the other. Raises UsageError if the file can't be
+    written.
+    """
     try:
-        # The object interface: it needs no display and keeps no state between figures.
+        # The object interface needs no display and keeps no state between figures.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -114,7 +116,7 @@ def _draw(axis: Axes, panel: Panel) -> None:
 
 
 def placements_of(comparison: Comparison) -> list[Placement]:
-    """The blocks that were judged, by placement; raises ValueError if lengths differ."""
+    """The judged blocks by placement. Raises ValueError if lengths differ."""
     judged = judged_blocks(comparison)
     placements = []
     for label in judged.labels:

@@ -1,4 +1,4 @@
-"""Triggers: statistics that say which results are worth an interleaved comparison.
+"""Triggers: statistics that select results for an interleaved comparison.
 
 Thresholds are in `flexq_bench.verdicts.alert_rule`.
 """
@@ -65,7 +65,7 @@ def trigger(history: ArrayLike, latest: float) -> Trigger:
 def trigger_many(
     windows: Floats, latest: Floats | np.float64
 ) -> tuple[Floats, Floats, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
-    """The rule of `trigger` on many series at once: log change, scale, whether a candidate.
+    """Apply the rule of `trigger` to many series: log change, scale, True for a candidate.
 
     windows: [..., n >= 1], logs, oldest first. latest: [...], logs. All results are [...].
     """
@@ -92,7 +92,7 @@ def creep(at_release: ArrayLike, since: ArrayLike) -> Trigger:
         return Trigger(Verdict.NO_DATA, nan, nan, nan, release.size)
     change = float(np.median(later) - np.median(release))
     centered = np.concatenate([release - np.median(release), later - np.median(later)])
-    # pi/2: the variance of a median over that of a mean, for Gaussian noise.
+    # pi/2: the variance of a median relative to that of a mean, for Gaussian noise.
     error = float(robust_scale(centered)) * float(
         np.sqrt(np.pi / 2 * (1 / release.size + 1 / later.size))
     )

@@ -1,8 +1,8 @@
-"""Verdicts by history alone, for results that nobody here can measure interleaved.
+"""Verdicts by history alone, for results that cannot be measured interleaved here.
 
-A step of a series' level is a verdict by itself: no second measurement confirms it, and nothing
-beside it tells the code's doing from the machine's. So its cause is `unclear`, and its reason says
-by what it was judged.
+A step of a series' level is itself the verdict: no second measurement confirms it, and no anchor
+separates the effect of the code from that of the machine. Its cause is therefore `unclear`, and its
+reason names the method.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CAVEAT = "by history alone, no interleaved comparison confirms it"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A change of level. index: of the first value on the new one.
+    """A change of level. index: of the first value on the new level.
 
     before, after: levels in the unit of the series. log_ratio: ln of the change, positive is worse.
     """
@@ -51,7 +51,7 @@ class Step:
 def steps(values: Sequence[float], direction: str) -> list[Step]:
     """The changes of level of a history, oldest first (`flexq_bench.stats.change_points`).
 
-    values: oldest first, any unit. direction: which way is better, `lower` or `higher`.
+    values: oldest first, any unit. direction: the better direction, `lower` or `higher`.
     """
     return [
         Step(
@@ -80,7 +80,7 @@ def is_back(good: float, level: float, direction: str) -> bool:
 def evidence_of(
     values: Sequence[float], commits: Sequence[str], direction: str, step: Step
 ) -> dict[str, Any]:
-    """All that a verdict rests on; `judged_again` gives the verdict back."""
+    """All inputs of a verdict; `judged_again` recomputes it from them."""
     return {
         "values": list(values),
         "commits": list(commits),
@@ -90,13 +90,13 @@ def evidence_of(
 
 
 def judged_again(evidence: Mapping[str, Any]) -> Step | None:
-    """The step that evidence is of; None: there is none at its place.
+    """The step of stored evidence, recomputed; None: there is no step at its place.
 
-    Raises KeyError, TypeError or ValueError for what is no such evidence.
+    Raises KeyError, TypeError or ValueError for invalid evidence.
     """
     index = evidence["index"]
-    found = steps([float(value) for value in evidence["values"]], evidence["direction"])
-    return next((step for step in found if step.index == index), None)
+    changes = steps([float(value) for value in evidence["values"]], evidence["direction"])
+    return next((step for step in changes if step.index == index), None)
 
 
 def _worse(before: float, after: float, direction: str) -> float:

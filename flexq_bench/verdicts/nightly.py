@@ -1,4 +1,4 @@
-"""Storing verdicts: decisions with their evidence, alerts, and the A/A calibration."""
+"""Storage of verdicts: decisions with their evidence, alerts, and the A/A calibration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """Verdicts in the order of the comparisons, and ids of the alerts that they moved."""
+    """Verdicts in the order of the comparisons, and ids of the alerts that they changed."""
 
     judged: tuple[Judged, ...]
     opened: tuple[int, ...] = ()
@@ -45,11 +45,11 @@ def record_night(
 ) -> Night:
     """Judge comparisons together and store the verdicts.
 
-    A comparison whose measured numbers were judged before changes nothing and alerts nobody again.
+    A comparison whose measured numbers were judged before changes nothing and opens no alert again.
 
-    commits: by sha, every base and head. alerting: open, join and close alerts; off for what is
-    not on the line that people watch, such as a pull request. at None: now. Comparisons of a commit
-    with itself go to the A/A calibration.
+    commits: by sha, every base and head. alerting: open, join and close alerts; False for commits
+    outside the watched branch, such as a pull request. at None: now. Comparisons of a commit with
+    itself are stored in the A/A calibration.
     """
     moment = at or datetime.now(UTC)
     series = [machine.series_of(compared.case) for compared in comparisons]
@@ -83,7 +83,7 @@ def _decision(
 ) -> DecisionInfo:
     evidence = judged.evidence.as_dict()
     compared, confirmation = judged.compared, judged.confirmation
-    # By what was measured, not by what it was judged with: tomorrow's noise floor is another one.
+    # Identified by the measured numbers, not by the parameters: the noise floor changes every day.
     measured = {name: evidence[name] for name in _MEASURED}
     measured["comparison"] = evidence["comparison"] | {"noise_floor": None}
     name = " ".join(
@@ -125,7 +125,7 @@ def open_or_join_alerts(
     opened: dict[int, None] = {}
     joined: dict[int, None] = {}
     for group in groups:
-        # Floors, and kernels of files that are named alike, are of one family in all projects.
+        # Floors, and external kernels with equal names, have the same family in all projects.
         alerts = queries.alerts(session, family=group.family)
         known = alert_of(group, [one for one in alerts if one.bad.project == group.bad.project])
         if known is None:

@@ -1,4 +1,4 @@
-"""The noise of a series, level by level, from A/A comparisons: of commits with themselves."""
+"""The noise of a series on each level, from A/A comparisons of commits with themselves."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from flexq_bench.verdicts.alert_rule import CONFIDENCE, smallest_change
 from flexq_bench.verdicts.confirmation import Blocks, Comparison, blocks_at_equal_clocks
 from flexq_bench.verdicts.process_modes import process_modes
 
-FEWEST_CANARIES = 5  # below it the floor would be a guess
-POWER = 0.9  # with which the smallest step is seen
+FEWEST_CANARIES = 5  # fewer give no reliable floor
+POWER = 0.9  # probability of detecting the smallest step
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseLevels:
-    """Sigmas of ln(head / base) where head is base; None: too little to say.
+    """Sigmas of ln(head / base) where head is base; None: too few data.
 
-    block: of a block about its placement. placement: of a placement's true offset about its
-    comparison. comparison: of what a whole comparison shares (its processes, device and night).
-    estimate: of a comparison's result, all levels together, about 0. noise_floor: what chance alone
-    exceeds in 1 of 100 comparisons. smallest_step: the change found in 9 of 10.
+    block: of a block within its placement. placement: of a placement's true offset within its
+    comparison. comparison: of the effects common to a comparison (its processes, device and night).
+    estimate: of a comparison's result, all levels together, from 0. noise_floor: the value that
+    chance alone exceeds in 1 of 100 comparisons. smallest_step: the change detected in 9 of 10.
     """
 
     block: float | None
@@ -41,8 +41,8 @@ class NoiseLevels:
 def noise_levels(canaries: Sequence[Comparison]) -> NoiseLevels | None:
     """The levels of noise in comparisons of commits with themselves; None: no usable block.
 
-    A comparison of a single placement has no estimate and counts as none. Where a placement has one
-    block, its noise holds the block's. The estimates' true mean is known, 0. The floor is the
+    A comparison of a single placement has no estimate and does not count. If a placement has one
+    block, its noise includes the block's. The true mean of the estimates is 0. The floor is the
     one-sided 99 % bound of Student's t for another comparison; it and the step need 5 comparisons.
     """
     usable = [blocks for one in canaries if (blocks := blocks_at_equal_clocks(one)).labels.size > 1]
@@ -71,7 +71,7 @@ def noise_levels(canaries: Sequence[Comparison]) -> NoiseLevels | None:
 
 
 def _estimate(canary: Blocks) -> float:
-    """ln(head / base), as `confirm` tells it: of two speeds, each compared with itself."""
+    """ln(head / base) as in `confirm`: with two speeds, each is compared with itself."""
     base, head = canary.sides()
     modes = process_modes(base, head)
     return float(np.mean(head - base)) if modes is None else modes.difference()[0]

@@ -15,7 +15,7 @@ from flexq_bench.verdicts.evidence import Evidence
 from flexq_bench.verdicts.noise import noise_levels
 from flexq_bench.verdicts.verdict import Verdict
 
-# Both count the canaries of this long: longer ago the machines were others.
+# Period of canaries that count for both; earlier ones ran on other machines.
 WINDOW = timedelta(days=90)
 CONFIDENCE = 0.95
 _ALARMS = (Verdict.SLOWER, Verdict.FASTER)
@@ -23,10 +23,11 @@ _UNJUDGED = (Verdict.NO_DATA, Verdict.INCORRECT)
 
 
 def update_calibration(session: Session, *, at: datetime) -> None:
-    """Store what the canaries up to `at` say; the same canaries again change nothing.
+    """Store the noise and false-alarm rate of the canaries up to `at`; repeating it changes
+    nothing.
 
-    A canary that is called slower or faster is a false alarm, although its machine code is the
-    same and nobody is alerted: with other code somebody would have been.
+    A canary with the verdict slower or faster is a false alarm. It opens no alert because its
+    machine code is the same, but with other code it would have.
     """
     rows = [row for row in queries.canaries(session, since=at - WINDOW) if row.created_at <= at]
     judged = [row for row in rows if row.verdict not in _UNJUDGED]

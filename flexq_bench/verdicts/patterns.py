@@ -28,24 +28,23 @@ _DRIFT_SIGNIFICANCE = 1e-4
 
 
 class Pattern(StrEnum):
-    NEW_SERIES = "new-series"  # nothing before it: nothing to compare with
-    NEW_EPOCH = "new-epoch"  # driver, CUDA or torch changed: judged from here on
+    NEW_SERIES = "new-series"  # no earlier results to compare with
+    NEW_EPOCH = "new-epoch"  # driver, CUDA or torch changed: classified from here on
     CLOCK_DROP = "clock-drop"  # the clock explains the change
     SPIKE = "spike"  # one or two nights, and back
     STEP = "step"
-    NEW_DEVICE = "new-device"  # the level changed with the device; it may be no more than that
-    DRIFT = "drift"  # creeps, without a step that explains it
-    TOO_FEW = "too-few"  # nothing shows, of too few nights to look for a step
+    NEW_DEVICE = "new-device"  # the level changed with the device, which may be the only cause
+    DRIFT = "drift"  # slow change, not explained by a step
+    TOO_FEW = "too-few"  # no pattern, and too few nights to detect a step
     STEADY = "steady"
 
 
 @dataclass(frozen=True, slots=True)
 class Nights:
-    """A series with what was recorded beside it; all [n], oldest first.
+    """A series with the recorded conditions; all [n], oldest first.
 
-    values: any unit. days: ordinal of the night. epochs: equal where the environment was.
-    clocks_mhz: SM clock while measuring; None: unknown. devices: equal where the device was; None:
-    one device.
+    values: any unit. days: ordinal of the night. epochs: equal for equal environments. clocks_mhz:
+    SM clock while measuring; None: unknown. devices: equal for equal devices; None: one device.
     """
 
     values: ArrayLike
@@ -59,7 +58,8 @@ class Nights:
 class Classification:
     """pattern of the newest epoch; index of the value where it begins, None: everywhere.
 
-    missing: nights without a result, as (first, last) days; the pattern is of what is there.
+    missing: nights without a result, as (first, last) days; the pattern is that of the existing
+    ones.
     """
 
     pattern: Pattern
@@ -70,11 +70,11 @@ class Classification:
 def classify(nights: Nights) -> Classification:
     """The pattern that explains a series, the outermost cause first.
 
-    A single night is a new series; fewer than 3 after a change of environment, a new epoch.
-    Otherwise the newest epoch is looked at by itself, as the newest device would have measured it:
-    a step that the clock explains, a drift, a step, a spike, a level that changed with the device.
-    With fewer nights than change points are looked for in, what shows none of them is too few, and
-    not steady. Raises ValueError if lengths differ.
+    A single night is a new series; fewer than 3 after a change of environment are a new epoch.
+    Otherwise the newest epoch is classified, as the newest device would have measured it: a step
+    that the clock explains, a drift, a step, a spike, a level that changed with the device. Without
+    any of these, a series with too few nights for change points is too few, not steady. Raises
+    ValueError if lengths differ.
     """
     values = np.asarray(nights.values, dtype=np.float64)
     epochs, days = np.asarray(nights.epochs), np.asarray(nights.days, dtype=np.int64)
@@ -93,7 +93,7 @@ def classify(nights: Nights) -> Classification:
         return Classification(Pattern.NEW_EPOCH, start, missing)
     newest = values[start:]
     devices = nights.devices[start:] if nights.devices is not None else ()
-    has_several = len(set(devices)) > 1  # of one, a second model would say nothing more
+    has_several = len(set(devices)) > 1  # for one device a second model would be the same
     if has_several:
         newest = on_newest_device(newest, devices, HISTORY_RULES)
     pattern, index = _shape(newest, None if clocks is None else clocks[start:])
@@ -123,20 +123,21 @@ def epoch_start(epochs: ArrayLike) -> int:
 
 
 def spikes(values: ArrayLike) -> tuple[int, ...]:
-    """Indices of values that stand out, alone or in twos, from both sides of them."""
+    """Indices of outliers, single or in pairs, relative to both sides."""
     logs, index = positive_logs(values)
     return tuple(int(i) for i in index[without_spikes(logs) != logs])
 
 
 def drift(values: ArrayLike) -> float | None:
-    """ln change over the whole series if it goes one way without a step; None if it does not.
+    """ln change over the whole series if it changes in one direction without a step; otherwise
+    None.
 
-    At least 20 values, 1 % in all, a trend that chance does not make (Mann and Kendall's test on
-    every second value, as neighbours may be dependent), and a straight line (Theil and Sen) that
-    leaves smaller residuals than the best single step, and explains the series better than all of
-    its change points do (Schwarz 1978, for what they have more to fit with).
+    A drift has at least 20 values, a change of at least 1 %, a significant trend (Mann and
+    Kendall's test on every second value, because neighbours may be dependent), and a straight line
+    (Theil and Sen) with smaller residuals than the best single step and than all change points
+    together (Schwarz 1978, which allows for their number of parameters).
     """
-    from scipy import stats  # half a second: `import flexq_bench.regress` does not pay it
+    from scipy import stats  # imported here because it takes half a second
 
     logs, _ = positive_logs(values)
     if logs.size < _FEWEST_FOR_DRIFT or float(np.ptp(logs)) == 0:
@@ -194,7 +195,7 @@ def _shape(values: Floats, clocks: Floats | None) -> tuple[Pattern, int | None]:
 
 
 def _fresh_tail(values: Floats) -> tuple[int, ...]:
-    """Index of the newest value if it stands out: not yet a spike, not yet a step."""
+    """Index of the newest value if it is an outlier: the start of a spike or of a step."""
     logs, index = positive_logs(values)
     if logs.size < 3:
         return ()
@@ -203,20 +204,21 @@ def _fresh_tail(values: Floats) -> tuple[int, ...]:
 
 
 def _criterion(residual: float, parameters: int, size: int) -> float:
-    """Schwarz's, less is better: of a sum of squares of `size` values about a fit."""
-    least = size * (SCALE_FLOOR / 2) ** 2  # less is no better: it is below what is measured
+    """Schwarz's criterion (smaller is better) of a sum of squares of `size` values from a fit."""
+    # lower limit: smaller residuals are below the resolution of the measurement
+    least = size * (SCALE_FLOOR / 2) ** 2
     return size * float(np.log(max(residual, least) / size)) + parameters * float(np.log(size))
 
 
 def _levels_residual(logs: Floats, steps: list[int]) -> float:
-    """Sum of squares about the means between steps."""
+    """Sum of squares from the means between steps."""
     return float(sum(np.sum((part - part.mean()) ** 2) for part in np.split(logs, steps)))
 
 
 def _best_step_residual(logs: Floats) -> float:
-    """Sum of squares about the two means of the best single split."""
+    """Sum of squares from the two means of the best single split."""
     size = logs.size
     centered = logs - logs.mean()
-    left = np.arange(1, size)
+    sizes_left = np.arange(1, size)
     sums = np.cumsum(centered)[:-1]
-    return float(centered @ centered - np.max(sums**2 * size / (left * (size - left))))
+    return float(centered @ centered - np.max(sums**2 * size / (sizes_left * (size - sizes_left))))

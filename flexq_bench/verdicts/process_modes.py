@@ -1,4 +1,4 @@
-"""Kernels that run at one of two speeds in each process: which process ran at which."""
+"""Kernels that run at one of two speeds in each process: classification of the processes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from flexq_bench.stats.log_series import SCALE_FLOOR, Floats
 
 _FEWEST_OF_A_MODE = 2
 _FEWEST_PROCESSES = 5  # of both sides
-# The gap between the modes over the scatter within. Two series of six Gaussian values have one
-# so wide less than once in 2,000 times (tests/verdicts/test_process_modes.py).
+# The gap between the modes, relative to the scatter within. Two series of six Gaussian values have
+# so wide a gap less than once in 2,000 times (tests/verdicts/test_process_modes.py).
 _GAP_SIGMAS = 10.0
-_SMALLEST_GAP = 0.01  # ln: a smaller one hides no change that counts
+_SMALLEST_GAP = 0.01  # ln: a smaller gap hides no change that counts
 
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessModes:
-    """base, head: [processes] ln of the times. base_slow, head_slow: whether each is slow.
+    """base, head: [processes] ln of the times. base_slow, head_slow: True for each slow process.
 
-    gap: ln, of the slow mode to the fast one.
+    gap: ln, of the slow mode over the fast one.
     """
 
     base: Floats
@@ -43,7 +43,9 @@ class ProcessModes:
 
     @property
     def p_value(self) -> float:
-        """Of as large a difference in how many are slow, by Fisher's exact test, two-sided."""
+        """Two-sided p-value of the difference in the number of slow processes, by Fisher's exact
+        test.
+        """
         slow, total = self.slow_base + self.slow_head, self.base.size + self.head.size
         chances = [
             math.comb(self.base.size, k) * math.comb(self.head.size, slow - k)
@@ -61,18 +63,18 @@ class ProcessModes:
         )
 
     def difference(self) -> tuple[float, float, int]:
-        """head - base among processes of one mode: estimate, its standard error, freedom.
+        """head - base among processes of one mode: estimate, standard error, degrees of freedom.
 
-        Least squares of two modes and one step between the sides, the same in both modes: a mode
-        in which each side has a single process, and in which these two disagree with the other
-        mode, is scatter that the error holds.
+        Least squares fit of two modes and one step between the sides, the same in both modes. If
+        each side has a single process in a mode, and these two disagree with the other mode, the
+        error includes the disagreement.
         """
         estimate, weight = self._step()
         scatter, freedom = self.scatter()
         return estimate, scatter / math.sqrt(weight), freedom
 
     def scatter(self) -> tuple[float, int]:
-        """Sigma of a process about its mode and side, and its degrees of freedom."""
+        """Sigma of a process from the mean of its mode and side, and its degrees of freedom."""
         step, _ = self._step()
         squares = 0.0
         for slow in (False, True):
@@ -84,7 +86,7 @@ class ProcessModes:
         return math.sqrt(squares / freedom), freedom
 
     def _step(self) -> tuple[float, float]:
-        """The step between the sides, and how many processes' worth of evidence it has."""
+        """The step between the sides, and its evidence in equivalent numbers of processes."""
         weights, differences = [], []
         for slow in (False, True):
             base = self.base[self.base_slow == slow]
@@ -98,9 +100,10 @@ class ProcessModes:
 def process_modes(base: Floats, head: Floats) -> ProcessModes | None:
     """The two speeds of processes, from ln of their times [n] of either commit; None: one speed.
 
-    All times of both, sorted, have one gap that is far wider than what they scatter by on either
-    side of it. One of the commits was seen on both sides (a step has none of them there), at least
-    two processes are on each, and there is a mode in which both were seen.
+    The sorted times of both commits have one gap that is far wider than the scatter on either side
+    of it. At least one commit has processes on both sides of the gap, which is not the case for a
+    step. Each side of the gap has at least two processes, and both commits have processes in at
+    least one mode.
     """
     times = np.concatenate([base, head])
     ordered = np.sort(times)
@@ -115,7 +118,7 @@ def process_modes(base: Floats, head: Floats) -> ProcessModes | None:
     if not any(slow.any() and not slow.all() for slow in (base_slow, head_slow)):
         return None
     modes = ProcessModes(base, head, base_slow, head_slow, gap)
-    # A step between the sides is no scatter.
+    # A step between the sides does not count as scatter.
     scatter, _ = modes.scatter()
     if gap < max(_GAP_SIGMAS * max(scatter, SCALE_FLOOR / 2), _SMALLEST_GAP):
         return None

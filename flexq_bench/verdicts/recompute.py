@@ -1,4 +1,4 @@
-"""Computing stored verdicts again from their evidence, to the bit."""
+"""Recomputation of stored verdicts from their evidence, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from flexq_bench.verdicts.nightly import finite
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """A stored decision beside what its evidence says today.
+    """A stored decision and its recomputation.
 
-    evidence, confirmation None: they can't be had, or it was judged by history alone. differences:
-    what does not agree, a line each; empty: everything does, to the last bit.
+    evidence, confirmation None: not available, or judged by history alone. differences: one line
+    per disagreement; empty: all values agree to the last bit.
     """
 
     decision: DecisionRow
@@ -33,14 +33,14 @@ class Recomputed:
 
 
 def recompute(session: Session, alert_id: int) -> list[Recomputed]:
-    """The decisions of an alert, the slowest first. Raises NotFoundError: no such alert."""
+    """Recompute the decisions of an alert, slowest first. Raises NotFoundError: no such alert."""
     queries.alert_by_id(session, alert_id)
     decisions = queries.alert_decisions(session, alert_id)
     return [recompute_decision(session, row) for row in decisions]
 
 
 def recompute_decision(session: Session, row: DecisionRow) -> Recomputed:
-    """One decision beside what its evidence says today."""
+    """Recompute one decision from its evidence."""
     try:
         flat = queries.decision_evidence(session, row.uuid)
     except NotFoundError:

@@ -1,4 +1,4 @@
-"""Verdicts and causes: the words of every decision."""
+"""Verdicts and causes of decisions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from enum import StrEnum
 class Verdict(StrEnum):
     """Result of a comparison of two commits, or of a result with its history."""
 
-    SAME = "same"  # a change as large as the smallest that counts is ruled out
+    SAME = "same"  # the bounds exclude a change of the smallest size that counts
     SLOWER = "slower"
     FASTER = "faster"
-    AMBIGUOUS = "ambiguous"  # the data does not decide: more of it would
-    NO_DATA = "no-data"  # too little that may be compared; the reason says what is missing
-    INCORRECT = "incorrect"  # a wrong result has no speed
-    CANDIDATE = "candidate"  # of a trigger only: worth confirming
+    AMBIGUOUS = "ambiguous"  # undecided: more data is needed
+    NO_DATA = "no-data"  # too few comparable data; the reason says what is missing
+    INCORRECT = "incorrect"  # a wrong result, so its time does not count
+    CANDIDATE = "candidate"  # of a trigger only: needs a comparison
 
 
 class Cause(StrEnum):
@@ -23,5 +23,5 @@ class Cause(StrEnum):
     NONE = "none"  # nothing changed
     CODE = "code"
     ENVIRONMENT = "environment"  # machine, driver, clocks: not the kernel
-    BOTH = "code and environment"  # the machine changed too, and does not explain all of it
+    BOTH = "code and environment"  # the machine changed too, but does not explain the whole change
     UNCLEAR = "unclear"  # the anchors contradict each other, or there are none

@@ -1,4 +1,4 @@
-"""A kernel from outside as a process knows it that must not run it: its description alone."""
+"""Description of an external kernel, for processes that must not run it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TUPLES = ("stages", "min_capability", "max_capability")
 
 
 class DescribedKernel(LinearKernel):
-    """Plans, gates and series know it by its spec; it runs in worker processes only."""
+    """Known by its spec to plans, gates and series; runs only in worker processes."""
 
     def __init__(self, spec: KernelSpec) -> None:
         self.spec = spec
@@ -57,12 +57,12 @@ class DescribedKernel(LinearKernel):
 
 
 def spec_as_plain(spec: KernelSpec) -> dict[str, Any]:
-    """A spec as JSON has it; `spec_of_plain` reads it."""
+    """A spec as JSON values; `spec_of_plain` is the inverse."""
     return {**asdict(spec), "package": None}
 
 
 def spec_of_plain(values: Mapping[str, Any]) -> KernelSpec:
-    """The spec of plain values that another process wrote. Raises TypeError and ShapeError."""
+    """A spec from the plain values that another process wrote. Raises TypeError and ShapeError."""
     formats = {name: NumberFormat(**values[name]) for name in _FORMATS}
     tuples = {name: tuple(values[name]) for name in _TUPLES}
     return KernelSpec(**{**values, **formats, **tuples})

@@ -1,4 +1,4 @@
-"""Code of others that this process imports: where it lies, and who is called before it runs."""
+"""Foreign code that this process imports: its locations, and functions to call before it runs."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-# Python and this program may lie under the folder of a file of kernels, for example a home folder.
+# Python and this program may be below the folder of a file of kernels, for example a home folder.
 _OWN = (
     Path(sysconfig.get_path("stdlib")),
     *(Path(__file__).parents[2] / name for name in ("db", "flexq_bench", "kernels", "workloads")),
 )
 _places: set[Path] = set()
 _calls: dict[Callable[[], object], None] = {}
-_imports: list[None] = []  # one for each that goes on
-# A module's list of what was declared while its body was executed, assigned or not.
+_imports: list[None] = []  # one entry for each import in progress
+# A module's list of values declared while its body was executed, assigned or not.
 DECLARED = "__flexq_bench_kernels__"
 
 
 def before_import(call: Callable[[], object]) -> None:
-    """Call this before installed packages with kernels are imported."""
+    """Register a function to call before installed packages with kernels are imported."""
     _calls[call] = None
 
 
 def about_to_import() -> None:
-    for call in list(_calls):  # one may import a module that asks for a call of its own
+    for call in list(_calls):  # a call may import a module that registers another one
         call()
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Meanwhile modules of others are imported, which a module of a known place may begin too."""
+    """Context for the import of foreign modules, possibly started by a module of a known place."""
     _imports.append(None)
     try:
         yield
@@ -47,7 +47,7 @@ def is_importing() -> bool:
 
 
 def note_declared(value: object) -> None:
-    """Add a value that imported code declares to DECLARED of the module being executed."""
+    """Add a value declared by imported code to DECLARED of the module being executed."""
     if not is_importing():
         return
     frame: FrameType | None = sys._getframe(1)
@@ -58,14 +58,15 @@ def note_declared(value: object) -> None:
 
 
 def add_place(place: Path) -> None:
-    """Know a file, or a folder of files, as code of others."""
-    _places.update((place.absolute(), place.resolve()))  # code has the name that it was found by
+    """Register a file, or a folder of files, as foreign code."""
+    # code objects have the path by which they were imported
+    _places.update((place.absolute(), place.resolve()))
     is_foreign.cache_clear()
 
 
 @cache
 def is_foreign(file: str) -> bool:
-    """Return True if a file belongs to registered third-party code.
+    """Return True if a file belongs to registered foreign code.
 
     Files of the standard library, of this program, or in a site-packages folder below a registered
     place do not.

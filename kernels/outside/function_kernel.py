@@ -31,16 +31,16 @@ Configurations = Sequence[Mapping[str, Any]] | Callable[[GemmWorkload], Sequence
 BACKENDS: tuple[Backend, ...] = ("cpu", "cuda")
 _ACTIVATIONS = ("symmetric", "float", "dense")
 _WEIGHTS = (*_ACTIVATIONS, "balanced", "asymmetric")
-_BUFFER = "prepared{}"  # of what prepare_weight returned
+_BUFFER = "prepared{}"  # names of the tensors that prepare_weight returned
 
 
 class DefinitionError(KernelError, ValueError):
-    """A kernel from outside that is declared wrongly; the message says what to write."""
+    """An invalid declaration of an external kernel; the message says how to correct it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionConfig(Config):
-    """A configuration of a function: keyword arguments, in their order."""
+    """A configuration of a function: keyword arguments, in order."""
 
     arguments: tuple[tuple[str, Any], ...]
 
@@ -51,7 +51,7 @@ class FunctionConfig(Config):
 
 @dataclass(frozen=True, eq=False)
 class FunctionDefinition:
-    """A decorated function with all that was said of it; calling it calls the function.
+    """A decorated function with its declaration; calling it calls the function.
 
     The fields are the arguments of `flexq_bench.api.linear_kernel`.
     """
@@ -111,7 +111,7 @@ class FunctionDefinition:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """`linear` where FP16 activations need no codes, or the function's owner makes them."""
+        """Includes `linear` if FP16 activations need no codes, or if the author quantizes them."""
         makes_codes = self.activation.is_dense or self.quantize_activation is not None
         return ("gemm", "linear") if makes_codes else ("gemm",)
 
@@ -121,12 +121,12 @@ class FunctionDefinition:
 
 
 class FunctionKernel(LinearKernel):
-    """Calls the function of a definition with the tensors that the formats have.
+    """Calls the function of a definition with the tensors of its formats.
 
-    Of an operand: codes and scales [rows, groups]; FP16 values alone where the format is dense;
-    zero points behind the scales where the format is asymmetric. Of the weights in their place what
-    `prepare_weight` made of them. Raises KernelError if the function returned something else than
-    `out`, or exchanged its memory, shape or type.
+    For an operand these are codes and scales [rows, groups], for a dense format only FP16 values,
+    and for an asymmetric format also zero points after the scales. Tensors that `prepare_weight`
+    returned replace those of the weights. Raises KernelError if the function returned anything
+    other than `out`, or changed its memory, shape or type.
     """
 
     def __init__(self, definition: FunctionDefinition, backend: Backend) -> None:
@@ -156,7 +156,7 @@ class FunctionKernel(LinearKernel):
                 f"{self.spec.label}: prepare_weight must return a tensor or several, got "
                 f"{type(made).__name__}"
             )
-        # Clones: copies of the weights are rewritten in place, and none may share memory.
+        # Clones: copies of the weights are rewritten in place, and must not share memory.
         prepared = {_BUFFER.format(i): tensor.clone() for i, tensor in enumerate(tensors)}
         return PackedOperand(prepared, weight.rows, weight.k)
 
@@ -171,7 +171,8 @@ class FunctionKernel(LinearKernel):
         if self.spec.activation.is_dense:
             packed.buffers["values"].copy_(x)
             return
-        assert self._definition.quantize_activation is not None  # else there is no such stage
+        # otherwise the kernel does not have this stage
+        assert self._definition.quantize_activation is not None
         self._definition.quantize_activation(x, *packed.buffers.values())
 
     def linear(
@@ -202,8 +203,8 @@ class FunctionKernel(LinearKernel):
         check_gemm(x, w, out)
         before = _identity(out)
         arguments = dict(config.arguments) if isinstance(config, FunctionConfig) else {}
-        given = (*x.buffers.values(), *w.buffers.values(), out)
-        returned = self._definition.function(*given, **arguments)
+        tensors = (*x.buffers.values(), *w.buffers.values(), out)
+        returned = self._definition.function(*tensors, **arguments)
         self._check(returned, out, before)
         if bias is not None:
             out.add_(bias)
@@ -212,11 +213,11 @@ class FunctionKernel(LinearKernel):
         return frozenset("x" if self._definition.prepare_weight is not None else "xw")
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        given = self._definition.configurations
-        if callable(given):
-            given = given(gemm)
-            _check_configurations(self.spec.label, given)
-        return tuple(FunctionConfig(tuple(one.items())) for one in given)
+        configurations = self._definition.configurations
+        if callable(configurations):
+            configurations = configurations(gemm)
+            _check_configurations(self.spec.label, configurations)
+        return tuple(FunctionConfig(tuple(one.items())) for one in configurations)
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
         return next(iter(self.candidates(gemm)), None)
@@ -238,16 +239,17 @@ class FunctionKernel(LinearKernel):
             )
 
 
-def _check_configurations(name: str, given: object) -> None:
-    """Raise DefinitionError unless they are dicts that JSON can store, to be compared by value."""
-    if not isinstance(given, Sequence) or not all(
-        isinstance(one, Mapping) and all(isinstance(key, str) for key in one) for one in given
+def _check_configurations(name: str, configurations: object) -> None:
+    """Raise DefinitionError unless they are dicts that JSON can store and that compare by value."""
+    if not isinstance(configurations, Sequence) or not all(
+        isinstance(one, Mapping) and all(isinstance(key, str) for key in one)
+        for one in configurations
     ):
         raise DefinitionError(
             f"{name}: configurations must be a list of dicts of keyword arguments, "
-            f"got {given!r:.80}"
+            f"got {configurations!r:.80}"
         )
-    for key, value in (item for one in given for item in one.items()):
+    for key, value in (item for one in configurations for item in one.items()):
         if not _is_plain(value):
             raise DefinitionError(
                 f"{name}: configurations: {key} must be a number, a text, None or a tuple of "
@@ -266,7 +268,7 @@ def _as_json(value: object) -> object:
 
 
 def _buffers(operand: Operand, fmt: NumberFormat) -> dict[str, torch.Tensor]:
-    """The tensors that a function is given of an operand, in their order."""
+    """The tensors of an operand that a function gets, in order."""
     if fmt.is_dense:
         return {"values": operand.values}
     buffers = {"codes": operand.values, "scales": checked_scales(operand, fmt)}
@@ -278,7 +280,7 @@ def _buffers(operand: Operand, fmt: NumberFormat) -> dict[str, torch.Tensor]:
 def _identity(out: torch.Tensor) -> tuple[object, ...]:
     """Return the properties of `out` that the function must not change.
 
-    The type is one of them, as a tensor subclass may compute its values on access.
+    The type is one of them, because a tensor subclass may compute its values on access.
     """
     return (type(out), out.data_ptr(), tuple(out.shape), tuple(out.stride()), out.dtype)
 

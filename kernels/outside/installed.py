@@ -22,11 +22,11 @@ _find: Callable[[], Iterable[LinearKernel]] = _imported
 
 
 def find_by(finder: Callable[[], Iterable[LinearKernel]]) -> None:
-    """Have the registry ask this one, if it has not asked yet."""
+    """Set the finder of the registry, if the registry has not searched yet."""
     global _find
     _find = finder
 
 
-def found() -> Iterable[LinearKernel]:
+def kernels() -> Iterable[LinearKernel]:
     """The kernels of installed packages."""
     return _find()

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedKernels:
-    """Kernels of a source, named. printed: what it wrote to stdout meanwhile."""
+    """Named kernels of a source. printed: its output on stdout during the import."""
 
     kernels: tuple[LinearKernel, ...]
     printed: str = ""
@@ -45,8 +45,7 @@ def load(source: KernelSource) -> LoadedKernels:
     """Import a source and name its kernels.
 
     Its kernels are the functions that it decorates, and the module-level values, also in lists,
-    that are decorated functions or LinearKernels. Raises SourceError of one line for whatever is
-    wrong with it.
+    that are decorated functions or LinearKernels. Raises SourceError with one line for any error.
     """
     printed = io.StringIO()
     with guarded_import(source.place), contextlib.redirect_stdout(printed):
@@ -61,9 +60,9 @@ def load(source: KernelSource) -> LoadedKernels:
 
 
 def load_installed() -> Iterator[LinearKernel]:
-    """Kernels of installed packages that name the entry point group `flexq_bench.kernels`.
+    """Kernels of installed packages with an entry point in the group `flexq_bench.kernels`.
 
-    An entry point names a module, or one kernel in it. A package that does not import is left out
+    An entry point names a module, or one kernel in it. A package that does not import is left out,
     with one line in the log.
     """
     points = metadata.entry_points(group=ENTRY_POINTS)
@@ -91,8 +90,8 @@ def named_kernels(
 ) -> Iterator[LinearKernel]:
     """The kernels among the values of a module, each once, as `<package>.<name>`.
 
-    Raises SourceError for a name that no label has, or that two kernels of a backend have, and for
-    a spec by which nearly any result or time would be right.
+    Raises SourceError for a name that is no valid label, or that two kernels of a backend have, and
+    for a spec by which nearly any result or time would be right.
     """
     taken: set[tuple[str, str]] = set()
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""Sources of kernels from outside: what names them, what their kernels are called, their hash."""
+"""Sources of external kernels: their arguments, the names of their kernels, their hash."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from kernels.outside.foreign_code import importing
 _SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".so", ".toml", ".json"}
 _HASH_DIGITS = 16
 _PACKAGE = "__init__"  # the file of a package
-_OUTSIDE = "flexq_bench_outside_{}"  # names of modules that are files
-# Packages that are this program's, whatever lies beside a file; its own name nobody else has.
+_OUTSIDE = "flexq_bench_outside_{}"  # names of modules loaded from files
+# Packages of this program, even if a file has another one beside it; nobody else may use its own
+# name.
 _OURS = ("db", "kernels", "workloads")
 
 
@@ -31,9 +32,9 @@ _OURS = ("db", "kernels", "workloads")
 class KernelSource:
     """A Python file or a module with kernels.
 
-    place: the file's absolute path, or the module's name. package: what the names of its kernels
-    begin with; empty: that of the module's distribution, or the file's stem. content: the bytes of
-    a file, for machines that may not have it; None: it is there.
+    place: the file's absolute path, or the module's name. package: prefix of the names of its
+    kernels; empty: that of the module's distribution, or the file's stem. content: the bytes of a
+    file, for machines that may not have it; None: the file is there.
     """
 
     place: str
@@ -42,7 +43,7 @@ class KernelSource:
 
     @classmethod
     def parse(cls, text: str, package: str = "") -> KernelSource:
-        """`FILE.py` or `MODULE`, as a person writes it."""
+        """Parse `FILE.py` or `MODULE` from a command line."""
         is_file = text.endswith(".py") or os.sep in text
         return cls(str(Path(os.path.expanduser(text)).absolute()) if is_file else text, package)
 
@@ -73,7 +74,7 @@ class KernelSource:
         return cls(place, package)
 
     def carried(self) -> KernelSource:
-        """The same with the file's content in it. Raises SourceError if it can't be read."""
+        """The same source with the file's content. Raises SourceError if it can't be read."""
         if not self.is_file:
             return self
         try:
@@ -82,7 +83,7 @@ class KernelSource:
             raise SourceError(f"can't read {self.place}: {error.strerror}") from None
 
     def at_hand(self) -> KernelSource:
-        """The same, its file where this machine has it: in a copy if need be."""
+        """The same source with its file on this machine, as a copy if necessary."""
         if self.content is None:
             return self
         return KernelSource(str(self._unpacked()), self.prefix)
@@ -95,7 +96,7 @@ class KernelSource:
             if self._path().suffix != ".py":
                 raise SourceError(f"{self.place} is no Python file: its name must end in .py")
             return
-        # Looking for more than the first part would import it.
+        # Searching for more than the first part would import it.
         names = self.place.split(".")
         if not all(map(str.isidentifier, names)) or _no_module(names[0]):
             raise SourceError(
@@ -104,10 +105,11 @@ class KernelSource:
             )
 
     def imported(self) -> tuple[ModuleType, str]:
-        """The module, and a hash of its sources: the file and the modules beside it, or in its
-        package, that it imports; or all files of a package.
+        """The module, and a hash of its sources.
 
-        Raises SourceError if there is none, and whatever importing it raises.
+        The sources are the file and the modules beside it, or in its package, that it imports; or
+        all files of a package. Raises SourceError if there is none, and any exception of the
+        import.
         """
         self.check_there()
         return self._imported_file() if self.is_file else self._imported_module()
@@ -145,7 +147,7 @@ class KernelSource:
     def _unpacked(self) -> Path:
         """Return the path of the file with this content.
 
-        It is a temporary copy if this machine has another file in its place, or none.
+        It is a temporary copy if this machine has another file at its place, or none.
         """
         path = self._path()
         if self.content is None or (path.is_file() and path.read_bytes() == self.content):
@@ -170,7 +172,7 @@ class KernelSource:
 
 
 def top_of_package(path: Path) -> Path:
-    """The folder of the outermost package that a file is in; the file's own if it is in none."""
+    """The folder of the outermost package that contains a file; otherwise the file's folder."""
     top = path.parent
     while (top / f"{_PACKAGE}.py").is_file() and (top.parent / f"{_PACKAGE}.py").is_file():
         top = top.parent
@@ -178,7 +180,7 @@ def top_of_package(path: Path) -> Path:
 
 
 def _find_own_package(path: Path) -> None:
-    """Let a file in a package import from it by its full name, before what is installed."""
+    """Let a file in a package import from it by its full name, before installed packages."""
     beside = top_of_package(path).parent
     is_package = (path.parent / f"{_PACKAGE}.py").is_file()
     if is_package and top_of_package(path).name not in _OURS and str(beside) not in sys.path:
@@ -188,8 +190,11 @@ def _find_own_package(path: Path) -> None:
 
 
 def _share_name(folder: Path) -> None:
-    """Let the files of a folder import each other as `kernels.common`, where it has the name of a
-    package of ours: what ours does not have is looked for in this folder."""
+    """Let the files of a folder named like one of our packages import each other by that name.
+
+    For example `kernels.common`: modules that our package does not have are searched in this
+    folder.
+    """
     if folder.name in _OURS:
         ours = importlib.import_module(folder.name)
         if str(folder) not in ours.__path__:
@@ -205,12 +210,12 @@ def _imported_in_package(path: Path, top: Path) -> ModuleType:
     inside = path.relative_to(top).with_suffix("").parts
     parts = inside[:-1] if inside[-1] == _PACKAGE else inside
     sys.path.insert(0, str(top.parent))
-    if not _is_ours(top.name):  # whose modules would be taken for those beside the file
+    if not _is_ours(top.name):  # otherwise its modules would be taken for those beside the file
         with suppress(ImportError):
             module = importlib.import_module(".".join((top.name, *parts)))
             if Path(str(module.__file__)).samefile(path):
                 return module
-    # The name is taken by another package, for example `kernels`: use a unique one.
+    # Another package has the name, for example `kernels`: use a unique one.
     package = _executed(_OUTSIDE.format(f"package_{_identifier(top.name)}"), top / f"{_PACKAGE}.py")
     return importlib.import_module(".".join((package.__name__, *parts)))
 
@@ -220,7 +225,7 @@ def _executed(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folders)
     assert spec is not None and spec.loader is not None  # noqa: PT018  it ends in .py
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where pickle, Triton and dataclasses look
+    sys.modules[name] = module  # where pickle, Triton and dataclasses search for it
     spec.loader.exec_module(module)
     return module
 
@@ -232,19 +237,19 @@ def _identifier(name: str) -> str:
 def _no_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is None
-    except ValueError:  # of what a process began with: it has no spec
+    except ValueError:  # an initial module, which has no spec
         return True
-    except ImportError as error:  # of a finder, which knows more
+    except ImportError as error:  # raised by a finder, with more information
         raise SourceError(first_line(error)) from error
 
 
 def normalized(name: str) -> str:
-    """A name as packages have it: small letters, digits and hyphens."""
+    """A normalized package name: lower case letters, digits and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "kernels"
 
 
 def hash_of_module(module: ModuleType) -> str:
-    """A hash of all sources of the top package that a module is in."""
+    """A hash of all sources of a module's top-level package."""
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     folders = [Path(folder) for folder in getattr(top, "__path__", ())]
     if folders:
@@ -255,7 +260,7 @@ def hash_of_module(module: ModuleType) -> str:
 
 
 def place_of(module: ModuleType, source: KernelSource | None = None) -> Path:
-    """Return the path that holds the code of a module.
+    """Return the path that contains the code of a module.
 
     For a source that is a file: its folder, with the modules beside it that it imports. Otherwise:
     the folder of the top-level package, or the module's file if there is none.
@@ -268,7 +273,7 @@ def place_of(module: ModuleType, source: KernelSource | None = None) -> Path:
 
 
 def content_hash(paths: Iterable[Path], root: Path) -> str:
-    """Hexadecimal digits over the names, within a folder, and bytes of files."""
+    """Hash, in hexadecimal digits, of the names within a folder and bytes of files."""
     digest = hashlib.sha256()
     for path in sorted(set(paths)):
         name = os.path.relpath(path, root)
@@ -282,18 +287,19 @@ def _files_of(modules: Iterable[str], folder: Path) -> Iterator[Path]:
         if file is None:
             continue
         path = Path(file)
-        # A virtual environment may lie beside the file.
+        # There may be a virtual environment beside the file.
         if path.is_relative_to(folder) and "site-packages" not in path.parts and path.is_file():
             yield path
 
 
 @contextmanager
 def guarded_import(what: str) -> Iterator[None]:
-    """Turn anything that an import of foreign code raises, also an exit, into a SourceError."""
+    """Convert any exception of the import of foreign code, also an exit, to a SourceError."""
     exit_now, importer = os._exit, os.getpid()
 
     def refuse_exit(code: int) -> None:
-        if os.getpid() != importer:  # one that the import forked, for example of multiprocessing
+        # a child that the import forked, for example by multiprocessing
+        if os.getpid() != importer:
             exit_now(code)
         raise SystemExit(code)
 

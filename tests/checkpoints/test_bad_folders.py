@@ -177,7 +177,7 @@ def test_another_version_of_the_format(folder):
         (lambda c, s, e: e.update(calibration=CALIBRATED | {"device": 3}), "device"),
         (lambda c, s, e: e.update(calibration={"segments": 8}), "calibration"),
         (lambda c, s, e: e.update(calibration="c4"), "calibration"),
-        (lambda c, s, e: s.update(format="pack-quantized"), "say something else"),
+        (lambda c, s, e: s.update(format="pack-quantized"), "its config_groups contradict"),
         (lambda c, s, e: e["layers"][UP].update(shape=[96, 256]), "its config.json says"),
         (lambda c, s, e: c.update(hidden_size=64), "asks for"),
         (lambda c, s, e: c.update(num_hidden_layers=3), "asks for 3"),

@@ -168,7 +168,7 @@ def test_a_noisy_improvement_is_no_regression(gate):
     report = gate(text_limit("upper_percent = 1"), *found)
     assert report.judged[0].change < 0
     assert report.exit_code == ExitCode.AMBIGUOUS
-    assert "more tokens would tell" in report.judged[0].reason
+    assert "more tokens are needed" in report.judged[0].reason
 
 
 def test_what_the_data_could_have_shown_is_said(gate):

@@ -39,7 +39,7 @@ def failed_limits(policy: AccuracyPolicy, losses: np.ndarray, wrong: np.ndarray)
     failed = []
     for row, (text, plan) in zip(losses, text_plans(policy).items(), strict=True):
         test = TextTest(plan, range(SEGMENTS), 0, GroupSequentialTest(plan.test))
-        while test.decision is Decision.OPEN and (wanted := test.wanted()) > test.evaluated:
+        while test.decision is Decision.OPEN and (wanted := test.required()) > test.evaluated:
             test.add(np.zeros(wanted), row[:wanted])
         if test.decision is Decision.ABOVE:
             failed.append(text)

@@ -340,7 +340,7 @@ def test_a_gap_that_cannot_be_filled_says_why(a_night, database, monkeypatch):
     filled = fill_gap(database, gap, Path(), ["--cluster", "auto"], resume=resume)
 
     assert asked == [(Path("/nowhere"), ("run", "--resume", gap.run, "--cluster", "auto"))]
-    assert (filled.left, filled.detail) == (gap.missing, "the database is of a later version")
+    assert (filled.remaining, filled.detail) == (gap.missing, "the database is of a later version")
 
 
 def test_sweeps_are_no_baseline(a_night, database, commits, sha):

@@ -144,7 +144,7 @@ def test_a_merge_that_made_it_slower_is_followed_into_its_branch(cli, commits, s
 
     assert (ran.code, suspect) == (1, f"  {merge[:10]} merge of a branch")
     words, line = hint.split(": ", 1)
-    assert words == "it merges 3 commits, go on there"
+    assert words == "it merges 3 commits, continue there"
     assert otherwise == "if nothing made it slower there, the merge itself did"
     arguments = shlex.split(line[line.index("bisect ") :])
     again = cli(*arguments)

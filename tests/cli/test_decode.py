@@ -130,9 +130,9 @@ def test_an_interrupted_decode_keeps_what_it_measured_and_goes_on(
 
     assert broken_off.code == 130
     last = broken_off.err.splitlines()[-1]
-    assert last.startswith("interrupted: what was measured is stored, go on with ")
+    assert last.startswith("interrupted: what was measured is stored, continue with ")
     assert [len(record.processes) for record in read_records(out)] == [1]
-    again = shlex.split(last.partition(" go on with ")[2])
+    again = shlex.split(last.partition(" continue with ")[2])
     resume = again[again.index("--resume") :]
 
     other = cli(*(part.replace("1,2", "1") for part in command), *resume)

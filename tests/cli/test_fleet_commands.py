@@ -47,7 +47,7 @@ def test_status_says_how_far_everything_is(fleet, capsys):
 
     told = capsys.readouterr().out
     assert "run rrrrrrrr" in told
-    assert "2 queued, about 6 GPU seconds left" in told
+    assert "2 queued, about 6 GPU seconds remaining" in told
     assert f"on node7, NVIDIA H200: {CASE}, 4 done, 55 °C" in told
 
 

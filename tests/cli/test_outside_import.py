@@ -151,7 +151,7 @@ def test_bad_results_are_named_and_the_others_stored(cli, tmp_path):
 
     assert ran.code == 2
     assert "1 of 1 results are new" in ran.out
-    assert "refused row 3: -1 µs is no time" in ran.err
+    assert "refused row 3: -1 µs is not a plausible time" in ran.err
 
 
 OF_P = ("--format", "csv", "--project", "p", "--commit", "b" * 40)

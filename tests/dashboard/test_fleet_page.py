@@ -62,7 +62,7 @@ def test_an_empty_database_says_how_to_start_a_worker(store, open_fleet):
 
     assert "No worker is alive" in words(app)
     assert "worker" in words(app)
-    assert "No device is known" in words(app)
+    assert "No device is stored yet" in words(app)
     assert not app.dataframe
 
 
@@ -160,7 +160,7 @@ def test_workers_and_runs_of_long_ago_are_listed_when_they_are_asked_for(store, 
 
     app, everything = open_fleet(), open_fleet(all="on")
 
-    assert "1 workers that are gone, 1 unfinished runs left behind" in words(app)
+    assert "1 ended workers, 1 abandoned runs" in words(app)
     assert not [f for f in app.dataframe if "ago" in f.value or "jobs" in f.value]
     assert table_rows(everything, of="ago")
     assert table_rows(everything, of="jobs")

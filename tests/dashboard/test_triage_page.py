@@ -127,7 +127,7 @@ def test_one_click_queues_a_bisection_of_the_worst_verdict(alerted, open_triage)
     assert table(app, of="for alert")["what"].tolist() == ["bisection"]
     next(b for b in app.button if b.label.startswith("Bisect alert")).click().run()
 
-    assert f"Request {request.uuid[:8]} asks for this bisection: it is queued" in words(app)
+    assert f"Request {request.uuid[:8]} already covers this bisection and is queued" in words(app)
     with alerted.session() as session:
         assert len(queries.requests(session)) == 1
 

@@ -141,7 +141,7 @@ def test_a_database_that_stays_away_ends_the_work(table, gpus, a_case, monkeypat
     coordinator = table.coordinator(gpus({"H200": 1}))
     monkeypatch.setattr(coordinator._buffer, "_write", _gone)
 
-    with pytest.raises(InfrastructureError, match="go on with --resume"):
+    with pytest.raises(InfrastructureError, match="continue with --resume"):
         coordinator.carry_out([work])
 
 

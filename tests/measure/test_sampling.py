@@ -330,7 +330,7 @@ def test_a_kernel_too_slow_for_its_placements_is_noisy_for_that_reason_not_for_i
 
     assert status == "noisy"
     assert "after 1 placements and 1 samples, which took" in detail
-    assert "5 placements and 30 samples, or 0.1 s on the device, are asked for" in detail
+    assert "5 placements and 30 samples, or 0.1 s on the device, are required" in detail
     assert "0.25 %" not in detail
 
 
@@ -338,4 +338,4 @@ def test_a_wide_interval_is_the_reason_where_it_is_one():
     status, detail = status_of(CheckResult(0.0, True), run(World([1.0, 1.12])), PROTOCOL_CUDA)
 
     assert status == "noisy"
-    assert "and more would not do; ±0.25 % is asked for" in detail
+    assert "and more would not do; ±0.25 % is required" in detail

@@ -462,7 +462,7 @@ def test_an_installed_program_hides_nothing_that_a_project_has_installed(tmp_pat
 
 
 def test_a_newcomer_writes_40_lines_at_most():
-    section = PAGE.read_text().split("## From nothing to a gated pull request\n")[1]
+    section = PAGE.read_text().split("## From an empty repository to a gated pull request\n")[1]
     blocks = re.findall(r"```\w+\n(.*?)```", section.split("\n## ")[0], re.S)
     lines = [line for block in blocks for line in block.splitlines() if line.strip()]
 

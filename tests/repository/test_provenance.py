@@ -48,7 +48,7 @@ def test_any_commit_is_told_as_it_was_when_it_was_head(tree, git):
 
 
 def test_a_commit_that_git_lost_is_an_infrastructure_error(tree):
-    with pytest.raises(InfrastructureError, match="git tells nothing about 0000"):
+    with pytest.raises(InfrastructureError, match="git has no information about 0000"):
         commit_at(tree, "0" * 40)
 
 

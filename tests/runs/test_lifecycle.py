@@ -141,7 +141,7 @@ def test_a_result_waits_for_a_database_that_is_away(
     with database.session() as session:
         assert len(list(queries.run_records(session, run.uuid))) == 3
         assert queries.run_by_uuid_prefix(session, run.uuid).status == "complete"
-    assert "waits here meanwhile" in caplog.text
+    assert "results are kept in memory until then" in caplog.text
 
 
 def test_a_database_that_stays_away_ends_the_run(database, commit, monkeypatch):
@@ -152,6 +152,6 @@ def test_a_database_that_stays_away_ends_the_run(database, commit, monkeypatch):
         raise UnreachableError("gone")
 
     run = new_run("smoke", "manual", ())
-    told = r"away for .* --resume when it is back"
+    told = r"away for .* --resume when it is available"
     with pytest.raises(InfrastructureError, match=told), open_run(database, run, commit) as opened:
         opened.store(away)

@@ -223,8 +223,8 @@ def _show_history(
     frame = history_frame(scores, values, names)
     if frame.empty:
         st.caption(
-            f"Not known: it takes a commit at which a scheme and {FULL_PRECISION} were both "
-            "evaluated on a text."
+            f"Not known: at no commit were a scheme and {FULL_PRECISION} both evaluated on one "
+            "text."
         )
         return
     for task, rows in frame.groupby("task", sort=False):
@@ -242,6 +242,6 @@ def _show_empty(database: Database) -> None:
         "accuracy", "--model", "DIR", "--schemes", "flexq-w6ax", "--data", "FILE", *arguments
     )
     st.info(
-        f"No model was evaluated yet. Do it, on a CPU or a GPU: {as_code(evaluate)}",
+        f"No model was evaluated yet. Evaluate one on a CPU or a GPU: {as_code(evaluate)}",
         icon=":material/target:",
     )

@@ -115,7 +115,7 @@ def _in_words(frame: pd.DataFrame, steps: Sequence[_Step]) -> str:
     longest = int(frame["epoch"].value_counts().max())
     if longest < FEWEST_POINTS:
         return (
-            f"Too few results to look for change points: {FEWEST_POINTS} of one epoch are needed, "
+            f"Too few results to detect change points: {FEWEST_POINTS} of one epoch are needed, "
             f"there are {longest}."
         )
     return "The history by itself shows no change point of 1 % or more."
@@ -130,11 +130,11 @@ def _show_by_gpu(
     st.header("On each kind of GPU", anchor=False)
     good = None if alert.good is None else alert.good.topo_order
     if good is None or alert.good is None:
-        st.info("There is no last good commit in the ancestry to which times could be relative.")
+        st.info("Times can't be relative: there is no last good commit in the ancestry.")
         return
     frame = history_frame(histories, relative_to=good)
     if frame.empty:
-        st.info("On no GPU was this case measured at the last good commit or before it.")
+        st.info("This case was not measured on any GPU at the last good commit or before it.")
         return
     frame["name"] = frame["series"].map({series.id: series.gpu for series in histories})
     value = f"time / time at {html.escape(short_commit(alert.good.sha, dirty=False))}"

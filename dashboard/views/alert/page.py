@@ -104,8 +104,8 @@ def _show_no_alerts(database: Database) -> None:
     gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default", "--alert")
     command = command_lines.command(*gate, *command_lines.database_arguments(database))
     st.info(
-        "No alert was ever opened. One is, when a commit that is compared with the one before it "
-        f"turns out slower, or wrong: {as_code(command)}",
+        "No alert was ever opened. An alert opens if a comparison with the previous commit shows "
+        f"that a commit is slower or wrong: {as_code(command)}",
         icon=":material/notifications_off:",
     )
 
@@ -166,7 +166,7 @@ def _range_in_words(row: AlertRow) -> str:
         return "The two are adjacent, so the second one is the cause."
     return (
         f"The cause is one of {wide} commits. The list has only those with a measurement; "
-        "bisect, below, tries the others."
+        "bisect, below, measures the others."
     )
 
 
@@ -229,7 +229,7 @@ def _name(row: DecisionRow) -> str:
 def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> None:
     st.header("Reproduce", anchor=False)
     commands = reproduction(row, member, database)
-    st.markdown("Compute the verdicts again from their evidence:")
+    st.markdown("Recompute the verdicts from their evidence:")
     st.code(commands.explain, language=None, wrap_lines=True)
     if commands.compare is None or commands.bisect is None:
         reason = (

@@ -161,5 +161,5 @@ def _show_empty(database: Database) -> None:
     arguments = command_lines.database_arguments(database)
     decode = command_lines.command("decode", "llama-7b", *arguments)
     st.info(
-        f"No model was decoded yet. Do it, on a GPU: {as_code(decode)}", icon=":material/speed:"
+        f"No model was decoded yet. Decode one on a GPU: {as_code(decode)}", icon=":material/speed:"
     )

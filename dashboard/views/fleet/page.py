@@ -69,9 +69,7 @@ def page() -> None:
         workers = [worker for worker in workers if not has_ended(worker, now, _RECENT)]
         runs = [run for run in runs if not is_abandoned(run, now, _RECENT)]
     if ended or abandoned:
-        st.caption(
-            f"Not listed: {ended} workers that are gone, {abandoned} unfinished runs left behind."
-        )
+        st.caption(f"Not listed: {ended} ended workers, {abandoned} abandoned runs.")
     _show_workers(workers, worker_rows(workers, now, zone), now, database)
     _show(
         "Runs that are not finished",
@@ -98,7 +96,7 @@ def page() -> None:
     _show(
         "Devices",
         device_rows(devices, zone),
-        "No device is known: the first result brings one.",
+        "No device is stored yet: the first result adds one.",
         key="devices",
         hint="A board has one row per set of settings, for example power limit and vBIOS.",
         columns={"memory, GiB": st.column_config.NumberColumn(format="%.0f")},

@@ -227,8 +227,8 @@ def _show_nothing_drawn(shown: str, release: ReleaseRow | None) -> None:
         )
         return
     st.info(
-        "No accepted result of these series yet. A result is accepted if it is correct, was timed "
-        "at a valid clock, and is of a commit without local changes."
+        "No accepted result of these series yet. A result is accepted if it is correct, was "
+        "timed at a valid clock, and comes from a commit without local changes."
     )
 
 

@@ -20,8 +20,8 @@ _WORDS = {
     Pattern.SPIKE: "a spike: one or two results, and back",
     Pattern.STEP: "a step",
     Pattern.NEW_DEVICE: "another GPU: the level changed with it",
-    Pattern.DRIFT: "a drift: it creeps, without a step",
-    Pattern.TOO_FEW: f"too few results to tell: {FEWEST_POINTS} of one epoch are needed",
+    Pattern.DRIFT: "a drift: a slow change without a step",
+    Pattern.TOO_FEW: f"too few results: {FEWEST_POINTS} of one epoch are needed",
     Pattern.STEADY: "steady",
 }
 COLUMNS = ("series", "pattern", "since", "missing nightly runs")

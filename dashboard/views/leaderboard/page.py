@@ -104,7 +104,7 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
     st.caption(
         "The newest accepted result of each kernel. Bars are 95 % intervals of its level, "
         "including run-to-run noise. Two kernels measured in one run are compared within that "
-        "run; told apart: the interval of their ratio excludes 1."
+        "run; distinct: the interval of their ratio excludes 1."
     )
 
 
@@ -157,7 +157,7 @@ def _show_fastest(table: pd.DataFrame) -> None:
     close = table[table["apart"] == "no"]["label"].tolist()
     words = f"**{as_text(str(first['label']))}** is fastest: {first['median_us']:.4g} µs"
     if close:
-        words += f", not told apart from {as_text(', '.join(close))}"
+        words += f", not distinguishable from {as_text(', '.join(close))}"
     st.markdown(words + ".")
 
 
@@ -174,7 +174,7 @@ def _show_table(table: pd.DataFrame) -> None:
             "level_low": number("low", format="%.2f", help="of the 95 % interval of the level, µs"),
             "level_high": number("high", format="%.2f"),
             "slower": number("× fastest", format="%.3f"),
-            "apart": column.TextColumn("told apart", help="from the fastest one"),
+            "apart": column.TextColumn("distinct", help="from the fastest one"),
             "pct_of_floor": number("% of floor", format="%.1f"),
             "tops": number("TOPS", format="%.2f"),
             "gb_s": number("GB/s", format="%.0f", help="bytes of weight codes over the time"),

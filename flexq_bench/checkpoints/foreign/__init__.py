@@ -1,5 +1,5 @@
-"""Checkpoints that others made: llm-compressor, AutoAWQ and GPTQ, as layers of ours.
+"""Checkpoints of other tools (llm-compressor, AutoAWQ, GPTQ), read as our layers.
 
-Codes and scales are taken as they are stored; nothing is rounded again. What they stand for is the
-maker's own dequantization, computed without rounding.
+Codes and scales are used as stored; nothing is rounded again. Their values are those of the tool's
+own dequantization, computed without rounding.
 """

@@ -28,14 +28,14 @@ from kernels.formats import NumberFormat
 _BITS = 4
 _LAYOUT = "gemm"
 _A_WORD = 8  # codes
-_PLACE_OF_ROW = (0, 4, 1, 5, 2, 6, 3, 7)  # of the eight of a word
+_PLACE_OF_ROW = (0, 4, 1, 5, 2, 6, 3, 7)  # of the eight rows of a word
 _PARTS = ("qweight", "qzeros", "scales")
 
 
 class AwqLayers(LayerReader):
     """Layers of a folder whose `quantization_config` is AutoAWQ's.
 
-    Raises CheckpointError for other bits than 4 and other layouts than gemm.
+    Raises CheckpointError unless the weights have 4 bits and the layout gemm.
     """
 
     method = "awq"
@@ -43,12 +43,12 @@ class AwqLayers(LayerReader):
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
         self._group = section.get("group_size", section.get("q_group_size", 128))
         bits = section.get("bits", section.get("w_bit", _BITS))
-        keys = ("version", "checkpoint_format", "format")  # AutoAWQ's, and two of GPTQModel
+        keys = ("version", "checkpoint_format", "format")  # AutoAWQ's key, and two of GPTQModel
         layout = next((str(section[key]).lower() for key in keys if section.get(key)), _LAYOUT)
         if bits != _BITS or layout != _LAYOUT:
             raise CheckpointError(
                 f"{tensors.folder.name} is an AWQ checkpoint of {bits} bits in the layout "
-                f"{layout}: what is read here has {_BITS} bits and the layout {_LAYOUT}"
+                f"{layout}: supported are {_BITS} bits and the layout {_LAYOUT}"
             )
         if not section.get("zero_point", True) and not any(
             n.endswith(".qzeros") for n in tensors.infos
@@ -97,7 +97,7 @@ class AwqLayers(LayerReader):
 
 
 def _rows_in_order(words: torch.Tensor) -> torch.Tensor:
-    """Words [columns, N/8] as codes, uint8 [N, columns]."""
+    """Unpack words [columns, N/8] to codes, uint8 [N, columns]."""
     columns, count = words.shape
     codes = unpack_codes(words, _BITS, count * _A_WORD).view(columns, count, _A_WORD)
     return codes[:, :, list(_PLACE_OF_ROW)].view(columns, -1).T.contiguous()

@@ -1,4 +1,4 @@
-"""A folder that others quantized, as accuracy, decode and gates see it."""
+"""A folder quantized by another tool, as a checkpoint for accuracy, decode and gates."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from flexq_bench.checkpoints.stored import BLOCK, shape_of
 from flexq_bench.schemes.model_map import names_of_stored
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
-# What early versions of transformers stored, and now compute from the configuration; and the scales
-# of a quantized KV cache, which is left where config.json says nothing of that cache any more.
+# Tensors that early versions of transformers stored and now compute from the configuration; and the
+# scales of a quantized KV cache, which remain in folders whose config.json no longer has that
+# cache.
 _PASSED_OVER = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
 
 log = logging.getLogger(__name__)
@@ -37,12 +38,12 @@ log = logging.getLogger(__name__)
 class ForeignCheckpoint(QuantizedCheckpoint):
     """Checkpoint of llm-compressor, AutoAWQ, AutoGPTQ or GPTQModel, from `open_checkpoint`.
 
-    section: the quantization settings of config.json. config: the rest of it.
-    Layers and tensors have the names of transformers, also where the files have others (Mixtral's
-    experts). Keys and values are cached in FP16. Quantized weights outside the blocks (output head,
-    embeddings) are returned dequantized, in FP32: no scheme of this project quantizes them.
+    section: the quantization settings of config.json. config: the rest of it. Keys and values are
+    cached in FP16. Quantized weights outside the blocks (output head, embeddings) are returned
+    dequantized, in FP32: no scheme of this project quantizes them. Layers and
+    tensors have their names in transformers, also if the files have others (Mixtral's experts).
 
-    Raises CheckpointError, with a message of one line, if the layout is not supported.
+    Raises CheckpointError with one line if the layout is not supported.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], section: Any) -> None:
@@ -86,9 +87,9 @@ class ForeignCheckpoint(QuantizedCheckpoint):
 
     @cached_property
     def content_hash(self) -> str:  # type: ignore[override]
-        """SHA-256 over config.json, vocabulary and every tensor's bytes: all of them are read.
+        """SHA-256 over config.json, vocabulary and every tensor's bytes, all of which are read.
 
-        Tensors that are read afterwards are compared with what was hashed.
+        Tensors that are read later are compared with the hashed ones.
         """
         self._tensors.infos = {
             name: replace(info, digest=digest_of(read_tensor(info, name)))
@@ -139,12 +140,12 @@ class ForeignCheckpoint(QuantizedCheckpoint):
             )
 
     def _scheme_name(self) -> str:
-        """The maker's method and the formats of the layers, as `awq:uint4/128`."""
+        """The tool's method and the formats of the layers, for example `awq:uint4/128`."""
         names = {self._layers.formats(self._stored_layers[name]) for name in self.layers}
         return f"{self._layers.method}:{names.pop() if len(names) == 1 else 'mixed'}"
 
     def _warn(self) -> None:
-        """Log what is not exactly as it is stored."""
+        """Log values that are not used exactly as stored."""
         change = self._layers.scale_change()
         if change:
             log.warning(

@@ -55,7 +55,7 @@ _CODES = (torch.int8, torch.float8_e4m3fn)
 class CompressedTensorsLayers(LayerReader):
     """Layers of a folder whose `quantization_config` is compressed-tensors'.
 
-    Raises CheckpointError for formats, sparsity, rotations and KV caches that are not read here.
+    Raises CheckpointError for unsupported formats, sparsity, rotations and KV caches.
     """
 
     method = "compressed-tensors"
@@ -150,7 +150,7 @@ class CompressedTensorsLayers(LayerReader):
     def _plain_zeros(
         self, name: str, bits: int, scales: torch.Tensor, device: torch.device | str
     ) -> torch.Tensor:
-        """Zero points of a byte each, as uint8 [N, groups] from 0 up."""
+        """Zero points of one byte each, as uint8 [N, groups] from 0 up."""
         rows, groups = scales.shape
         whole = [(1,), (), (1, 1), (rows,)] if groups == 1 else []
         stored = self._tensors.take(
@@ -178,7 +178,7 @@ class CompressedTensorsLayers(LayerReader):
             of_channel = self._tensors.take(
                 f"{name}.weight_g_idx", INTEGERS, (codes.shape[1],), device=device
             )
-            if int(of_channel.min()) >= 0:  # -1: initialized, and never set
+            if int(of_channel.min()) >= 0:  # -1: initialized, but never set
                 order = channel_order(of_channel, group, name)
         if order is not None:
             codes = codes[:, order.long()]
@@ -188,7 +188,7 @@ class CompressedTensorsLayers(LayerReader):
     def _weight_scales(
         self, name: str, weights: Arguments, rows: int, k: int, device: torch.device | str
     ) -> tuple[torch.Tensor, int | None]:
-        """Scales FP16 [N, groups], and values of k in a group; None: a row has one scale."""
+        """Scales FP16 [N, groups], and values of k in a group; None: one scale per row."""
         scale = f"{name}.weight_scale"
         match weights.scope:
             case "tensor":
@@ -215,7 +215,7 @@ class CompressedTensorsLayers(LayerReader):
 
     @staticmethod
     def _over_rows(of_groups: torch.Tensor, rows: int) -> torch.Tensor:
-        """[N, groups], where a tensor's one value is meant for every row."""
+        """[N, groups]; a tensor's single value is repeated for every row."""
         if of_groups.ndim < 2:
             of_groups = of_groups.reshape(-1, 1)
         return of_groups.expand(rows, -1).contiguous()

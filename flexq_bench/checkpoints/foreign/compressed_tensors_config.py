@@ -1,7 +1,7 @@
-"""`quantization_config` of llm-compressor's folders: which layer is quantized how.
+"""`quantization_config` of llm-compressor's folders: the quantization of each layer.
 
 The classes are the library's (compressed_tensors/quantization: quant_config, quant_scheme,
-quant_args), its rules of targets those of match_targets and apply_quantization_config.
+quant_args); the rules of targets are those of match_targets and apply_quantization_config.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ PACKED = "pack-quantized"
 _PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 _BY_LAYER = "mixed-precision"  # of the whole model: each group has a format of its own
 _REGEX = "re:"
-# What the library computes as it is stored: rotations of weights, with their inverse.
+# Locations that need no operation at run time: rotations of weights, with their inverse.
 _OFFLINE = ("weight_input", "weight_output")
 
 
 class _Section(BaseModel):
-    """Raises ValidationError for keys that are unknown and say something."""
+    """Base class that raises ValidationError for unknown keys with a value."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -33,7 +33,7 @@ class _Section(BaseModel):
 
 
 _NOTHING: tuple[Any, ...] = (None, False, {}, [], "")
-# How numbers were found, types of tensors that have their own, and records.
+# Keys about the origin of the numbers, types of tensors described elsewhere, and records.
 _SILENT = (
     *("observer", "observer_kwargs", "scale_dtype", "zp_dtype"),
     *("quant_method", "quantization_status", "global_compression_ratio", "run_compressed"),
@@ -42,7 +42,7 @@ _SILENT = (
 
 
 class Arguments(_Section):
-    """Of weights or activations, as the library's QuantizationArgs."""
+    """Arguments of weights or activations, as the library's QuantizationArgs."""
 
     num_bits: int = 8
     type: Literal["int", "float"] = "int"
@@ -54,7 +54,7 @@ class Arguments(_Section):
     actorder: bool | str | None = None
 
     def number(self, group: int | None) -> NumberFormat:
-        """The format of codes in these groups. Raises ShapeError if there is none."""
+        """The number format of codes in these groups. Raises ShapeError if there is none."""
         kind: Kind = "symmetric" if self.symmetric else "asymmetric"
         if self.type == "float":
             kind = "float"
@@ -71,20 +71,20 @@ class Arguments(_Section):
 
     @property
     def length(self) -> int | None:
-        """Values of k that share a scale; None: all of a row."""
+        """Values of k that share a scale; None: the whole row."""
         if self.scope == "block" and self.block_structure is not None:
             return self.block_structure[1]
         return self.group_size if self.scope == "group" else None
 
     @property
     def has_group_order(self) -> bool:
-        """True if channels were put in groups by their activations, which `weight_g_idx` names."""
+        """True if channels were grouped by their activations, with the groups in `weight_g_idx`."""
         return self.actorder is True or self.actorder in ("group", "dynamic")
 
     @field_validator("block_structure", mode="before")
     @classmethod
     def _as_numbers(cls, given: Any) -> Any:
-        """Early versions wrote 128x128."""
+        """Parse the form 128x128 of early versions."""
         return given.split("x") if isinstance(given, str) else given
 
     @field_validator("type", "strategy", "dynamic", "actorder", mode="before")
@@ -94,7 +94,7 @@ class Arguments(_Section):
 
 
 class Group(_Section):
-    """Layers that are quantized alike, as the library's QuantizationScheme."""
+    """Layers with one quantization, as the library's QuantizationScheme."""
 
     targets: tuple[str, ...]
     weights: Arguments | None = None
@@ -106,8 +106,8 @@ class Group(_Section):
 class Configuration(_Section):
     """`quantization_config`, as the library's QuantizationConfig.
 
-    Raises CheckpointError, from `read_configuration`, for what is not read here: unknown keys,
-    sparsity, rotations of activations, quantized KV caches.
+    `read_configuration` raises CheckpointError for unsupported content: unknown keys, sparsity,
+    rotations of activations, quantized KV caches.
     """
 
     config_groups: dict[str, Group]
@@ -118,16 +118,16 @@ class Configuration(_Section):
     transform_config: dict[str, Any] | None = None
 
     def group_of(self, name: str, model: str) -> Group:
-        """The group that a layer belongs to: exact names first, then patterns, then classes.
+        """The group of a layer: exact names first, then patterns, then classes.
 
-        Raises CheckpointError if there is none, or its weights are not read here.
+        Raises CheckpointError if there is none, or its weights are not supported.
         """
         if any(_matches(name, pattern) for pattern in self.ignore or ()):
             raise CheckpointError(
                 f"{model}: {name} has codes, and its config.json says that it is not "
                 "quantized (ignore): copy the folder again"
             )
-        # Of groups with the same target the library takes the last.
+        # Of groups with the same target the library uses the last.
         by_target = {target: group for group in self.config_groups.values()
                      for target in group.targets}  # fmt: skip
         targets = sorted(by_target, key=lambda target: (_REGEX in target, target))
@@ -170,7 +170,7 @@ class Configuration(_Section):
             _refuse_unknown(part, f"{model}: {name}")
 
     def format_of(self, group: Group) -> str | None:
-        """The format of a group's tensors; None: nothing says it."""
+        """The format of a group's tensors; None: not specified."""
         if group.format is not None:
             return group.format
         return None if self.format == _BY_LAYER else self.format
@@ -217,7 +217,7 @@ def _refuse_unsupported(config: Configuration, model: str) -> None:
 
 
 def _are_offline(transforms: Any) -> bool:
-    """True if rotations are in the weights, and nothing is to be rotated when the model runs."""
+    """True if all rotations are in the weights, and none is needed at run time."""
     try:
         places = [use["location"] for scheme in transforms.values() for use in scheme["apply"]]
     except (TypeError, KeyError, AttributeError):

@@ -1,4 +1,4 @@
-"""Tensors of a folder that others wrote, read one at a time and checked as they are."""
+"""Tensors of a folder written by another tool, read and checked one at a time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ INTEGERS = (torch.int32, torch.int64)
 class FolderTensors:
     """The tensors of a folder's safetensors files, by name.
 
-    Raises UsageError in one line if a file is missing, cut off or damaged, two have the same
-    tensor, or the index names another file for one.
+    Raises UsageError with one line if a file is missing, truncated or damaged, if two files have
+    the same tensor, or if the index names another file for one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,7 +41,7 @@ class FolderTensors:
         return DTYPES[self.infos[name].dtype]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises CheckpointError if there is no such tensor."""
+        """Shape of a tensor. Raises CheckpointError if there is no such tensor."""
         return self._info(name).shape
 
     def take(
@@ -51,9 +51,9 @@ class FolderTensors:
         *shapes: tuple[int, ...],
         device: torch.device | str = "cpu",
     ) -> torch.Tensor:
-        """Read a tensor. shapes: the ones that it may have; none given: any.
+        """Read a tensor. shapes: the allowed ones; none given: any.
 
-        Raises CheckpointError if it is missing, or of another dtype or shape.
+        Raises CheckpointError if it is missing, or has another dtype or shape.
         """
         info = self._info(name)
         if DTYPES[info.dtype] not in dtypes:

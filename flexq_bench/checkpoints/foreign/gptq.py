@@ -1,16 +1,16 @@
 """GPTQ's folders as AutoGPTQ and GPTQModel write them: 2, 3, 4 and 8 bits, with activation order.
 
 The layout is that of AutoGPTQ 0.7 (auto_gptq/nn_modules/qlinear/qlinear_cuda.py) and GPTQModel
-(gptqmodel/nn_modules/qlinear/__init__.py), int32 words, codes densely, the lowest bits first:
+(gptqmodel/nn_modules/qlinear/__init__.py), int32 words, codes without gaps, the lowest bits first:
 
     qweight  int32 [K · bits / 32, N]       codes of neighbouring channels in a word
-    qzeros   int32 [groups, N · bits / 32]  codes that stand for 0; `gptq` (v1): less one
+    qzeros   int32 [groups, N · bits / 32]  codes that mean 0; `gptq` (v1): minus one
     scales   FP16 [groups, N]
     g_idx    int32 [K]                      the group of each channel; without it: in sequence
 
-W[n, k] = scale · (code - zero). Version 1 takes one off zero points before they are packed; where a
-zero of 0 wrapped, writers differ in what became of its neighbours in the word (GPTQModel subtracts
-from whole words, AutoGPTQ from codes), so that such a file is refused.
+W[n, k] = scale · (code - zero). Version 1 subtracts one from zero points before packing. A zero of
+0 wraps, and writers differ in its effect on its neighbours in the word (GPTQModel subtracts from
+whole words, AutoGPTQ from codes), so such a file is refused.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from kernels.formats import NumberFormat
 
 _WORD = 32
 _BITS = (2, 3, 4, 8)
-_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what was taken off zero points, by checkpoint_format
-_MORE = ("rotation", "adapter", "lora")  # GPTQModel: computed beside the codes
+_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # subtracted from zero points, by checkpoint_format
+_MORE = ("rotation", "adapter", "lora")  # operations of GPTQModel in addition to the codes
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
 class GptqLayers(LayerReader):
     """Layers of a folder whose `quantization_config` is AutoGPTQ's or GPTQModel's.
 
-    Raises CheckpointError for other layouts than gptq and gptq_v2.
+    Raises CheckpointError for layouts other than gptq and gptq_v2.
     """
 
     method = "gptq"
@@ -53,8 +53,8 @@ class GptqLayers(LayerReader):
             layout = "marlin"
         if layout not in _OFFSETS:
             raise CheckpointError(
-                f"{tensors.folder.name} is a GPTQ checkpoint in the layout {layout}: what is read "
-                f"here is {' or '.join(_OFFSETS)}"
+                f"{tensors.folder.name} is a GPTQ checkpoint in the layout {layout}: supported "
+                f"is {' or '.join(_OFFSETS)}"
             )
         more = next((key for key in _MORE if section.get(key)), None)
         if more is not None:
@@ -134,7 +134,7 @@ class GptqLayers(LayerReader):
         return bits, None if group == -1 else group
 
     def _changed(self, name: str) -> dict[str, Any]:
-        """The settings of a layer: the model's, or what `dynamic` (GPTQModel) says of it."""
+        """The settings of a layer: the model's, or those of `dynamic` (GPTQModel)."""
         settings = dict(self._section)
         dynamic = self._section.get("dynamic") or {}
         if not isinstance(dynamic, dict) or not all(isinstance(c, dict) for c in dynamic.values()):

@@ -1,4 +1,4 @@
-"""Integer codes of others' checkpoints: zero points, order of channels, scales."""
+"""Integer codes in checkpoints of other tools: zero points, order of channels, scales."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _WORD = 32  # bits of an int32
 
 
 def unpack_whole_codes(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Codes of which none crosses from one word into the next: the top bits of a word are unused.
+    """Unpack codes that do not cross words: the top bits of a word are unused.
 
     words: int32 [rows, ceil(count / (32 // bits))]. Returns uint8 [rows, count]. compressed-tensors
-    packed so before its version 0.18; for 2, 4 and 8 bits it is what `packing.unpack_codes` reads.
+    used this layout before version 0.18; for 2, 4 and 8 bits it is that of `packing.unpack_codes`.
     """
     each = _WORD // bits
     codes = torch.empty((*words.shape, each), dtype=torch.uint8, device=words.device)
@@ -32,10 +32,10 @@ def integer_operand(
     group: int | None,
     order: torch.Tensor | None = None,
 ) -> Operand:
-    """Weights scale · (code - zero). Symmetric where every zero is the middle code.
+    """Weights scale · (code - zero). Symmetric if every zero is the middle code.
 
-    codes:  uint8 [N, K], 0 … 2^bits - 1, in `order` already.
-    zeros:  uint8 [N, groups], codes that stand for 0; None: 2^(bits-1), the middle.
+    codes:  uint8 [N, K], 0 … 2^bits - 1, already in `order`.
+    zeros:  uint8 [N, groups], codes that mean 0; None: 2^(bits-1), the middle.
     scales: FP16 [N, groups].
     """
     middle: int = 1 << (bits - 1)
@@ -49,11 +49,10 @@ def integer_operand(
 
 
 def channel_order(group_of: torch.Tensor, group: int, layer: str) -> torch.Tensor | None:
-    """Order of channels that brings those of one group together; None: they are together already.
+    """Order of channels in which those of one group are consecutive; None: they already are.
 
-    group_of: integers [K], the group of each channel (`g_idx`: GPTQ's activation order).
-    Raises CheckpointError if another group than the last has another number of channels than
-    `group`.
+    group_of: integers [K], the group of each channel (`g_idx`: GPTQ's activation order). Raises
+    CheckpointError if any group except the last has a number of channels other than `group`.
     """
     of_channel = group_of.long()
     together = torch.arange(of_channel.shape[0], device=group_of.device) // group
@@ -71,8 +70,8 @@ def channel_order(group_of: torch.Tensor, group: int, layer: str) -> torch.Tenso
 def half_scales(scales: torch.Tensor, name: str) -> torch.Tensor:
     """Scales as FP16.
 
-    Raises CheckpointError if one is NaN, infinite or past FP16's range, or all of them are 0.
-    Some that are 0 are read as such: some tools write it for weights that are all 0.
+    Raises CheckpointError if one is NaN, infinite or beyond FP16's range, or all of them are 0.
+    Single zeros are allowed: some tools write them for weights that are all 0.
     """
     if not bool(torch.isfinite(scales.float()).all()):
         raise CheckpointError(f"{name} holds NaN or infinity: copy it again")
@@ -89,7 +88,7 @@ def half_scales(scales: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def half_change(scales: torch.Tensor) -> float:
-    """Largest relative change of scales that FP16 can carry when they are rounded to it."""
+    """Largest relative change by rounding to FP16, among scales within its range."""
     wide = scales.double()
     difference = (scales.to(torch.float16).double() - wide).abs()
     return float((difference / wide.abs().clamp(min=torch.finfo(torch.float64).tiny)).amax())

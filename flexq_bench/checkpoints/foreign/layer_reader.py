@@ -17,10 +17,10 @@ _BIAS = "bias"
 
 
 class LayerReader(ABC):
-    """The quantized layers of a folder, in the layout of one maker.
+    """The quantized layers of a folder, in the layout of one tool.
 
     method: `quant_method` of its config.json.
-    names:  every module with quantized weights, the output head and embeddings too if they have.
+    names:  every module with quantized weights, including the output head and embeddings.
     """
 
     method: str
@@ -31,9 +31,10 @@ class LayerReader(ABC):
 
     @abstractmethod
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
-        """The layer of this name, codes and scales as they are stored; scales as FP16.
+        """The layer of this name, with codes and scales as stored; scales as FP16.
 
-        Raises CheckpointError if tensors are missing or don't fit each other or the configuration.
+        Raises CheckpointError if tensors are missing, or contradict each other or the
+        configuration.
         """
 
     @abstractmethod
@@ -42,7 +43,7 @@ class LayerReader(ABC):
 
     @abstractmethod
     def formats(self, name: str) -> str:
-        """The formats that the configuration says of a layer: `uint4/128`, `int8/row-int8/row`."""
+        """The formats of a layer in the configuration: `uint4/128`, `int8/row-int8/row`."""
 
     @abstractmethod
     def _is_part(self, module: str, parameter: str) -> bool:
@@ -50,7 +51,7 @@ class LayerReader(ABC):
 
     @abstractmethod
     def _scales(self, name: str) -> Iterator[str]:
-        """Names of the tensors of a layer that hold scales."""
+        """Names of a layer's tensors with scales."""
 
     def owned(self) -> frozenset[str]:
         """Tensors that belong to the quantized layers."""
@@ -60,9 +61,9 @@ class LayerReader(ABC):
         )
 
     def scale_change(self) -> float:
-        """Largest relative change of a scale by rounding to FP16; 0: all are FP16 numbers.
+        """Largest relative change of a scale by rounding to FP16; 0: all are exact.
 
-        Raises CheckpointError if a scale is NaN, infinite or past what FP16 can carry.
+        Raises CheckpointError if a scale is NaN, infinite or beyond FP16's range.
         """
         worst = 0.0
         for layer in self.names:
@@ -80,7 +81,9 @@ class LayerReader(ABC):
                 yield module, parameter
 
     def _matrix(self, name: str) -> tuple[int, int]:
-        """Shape of a tensor of two dimensions. Raises CheckpointError if it is missing, or none."""
+        """Shape of a tensor of two dimensions. Raises CheckpointError if it is missing or no
+        matrix.
+        """
         shape = self._tensors.shape(name)
         if len(shape) != 2 or 0 in shape:
             raise CheckpointError(f"{name} is {list(shape)}, expected a matrix: copy it again")
@@ -99,7 +102,7 @@ class LayerReader(ABC):
 def matches(name: str, pattern: str) -> bool:
     """True if a pattern of a configuration matches from the start of a name.
 
-    Raises CheckpointError if it is no regular expression.
+    Raises CheckpointError if it is not a regular expression.
     """
     try:
         return re.match(pattern, name) is not None

@@ -1,4 +1,4 @@
-"""The layouts that are read, by `quant_method` of config.json."""
+"""The supported layouts, by `quant_method` of config.json."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _METHODS = {reader.method: reader for reader in (CompressedTensorsLayers, AwqLay
 def read_layers(tensors: FolderTensors, section: Any) -> LayerReader:
     """The quantized layers of a folder. section: `quantization_config` of its config.json.
 
-    Raises CheckpointError in one line for a method or layout that is not read here, and if no
-    tensor is quantized.
+    Raises CheckpointError with one line for an unsupported method or layout, and if no tensor is
+    quantized.
     """
     given = section.get("quant_method") if isinstance(section, dict) else section
     reader = _METHODS.get(str(given))

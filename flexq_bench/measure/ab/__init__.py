@@ -1,6 +1,6 @@
 """Interleaved A/B measurement (ABBA) of two commits, or of two kernels, on one device.
 
-Each commit runs in worker processes of its own worktree, two kernels in the same process.
+Each commit runs in worker processes with its own worktree; two kernels run in one process.
 """
 
 from flexq_bench.measure.ab.case_comparison import (

@@ -24,10 +24,10 @@ class Worker(Protocol):
 
 @dataclass
 class CaseSide:
-    """One side of a case, and what is known of it from one process to the next.
+    """One side of a case, and its results over all processes so far.
 
-    slot: base or head. config: what was chosen by the first process; None: nothing yet.
-    binary: hash of its machine code. wrong: what is wrong with a result; empty: nothing.
+    slot: base or head. config: chosen by the first process; None: not chosen yet. binary: hash of
+    its machine code. wrong: description of a wrong result; empty: none.
     """
 
     slot: str
@@ -74,7 +74,7 @@ class CasePair:
 
     @property
     def problem(self) -> str:
-        """The reason to measure no more of the case; empty if nothing is wrong."""
+        """The reason to end the case; empty if there is none."""
         return self.failure or self.base.wrong or self.head.wrong
 
 
@@ -87,17 +87,18 @@ def measure_blocks(
     blocks: int,
     on_block: Callable[[Block], None],
 ) -> None:
-    """Measure a case in one pair of processes; blocks and what is wrong go to `pair`.
+    """Measure a case in one pair of processes; add blocks and errors to `pair`.
 
-    workers: of base and head; the same one for two kernels. process: number of the pair; who is
-    placed first, and who begins a block, alternates.
-    Raises RefusedError if a side refuses the case, WorkerError if a worker broke.
+    workers: of base and head; the same one for two kernels. process: number of the pair. The side
+    that is placed first, and the side that starts a block, alternate. Raises RefusedError if a side
+    refuses the case, WorkerError if a worker broke.
     """
     sides = [(pair.base, workers[0]), (pair.head, workers[1])]
     try:
         _check_memory(sides)
         for side, worker in sides:
-            # The first to choose is base; head takes the same unless another is clearly faster.
+            # Base chooses first; head uses the same configuration unless another one is clearly
+            # faster.
             side.prepare(worker, pair.base.config if side is pair.head else None)
         if pair.problem:
             return
@@ -112,7 +113,7 @@ def measure_blocks(
                 block = _block(outer, inner, pair, process, placement)
                 pair.blocks.append(block)
                 on_block(block)
-            # The second may use the weights of the first.
+            # The second side may share the weights of the first.
             second.leave(other_worker)
             first.leave(its_worker)
     finally:
@@ -135,7 +136,7 @@ def _block(
 
 
 def _check_memory(sides: list[tuple[CaseSide, Worker]]) -> None:
-    """Raise RefusedError if the two don't fit the device together."""
+    """Raise RefusedError if both sides together don't fit the device."""
     replies = [worker.ask("memory", case=side.case.key) for side, worker in sides]
     needed = sum(reply["needed"] for reply in replies)
     free = min(reply["free"] for reply in replies)

@@ -1,4 +1,4 @@
-"""Rules and results of an A/B comparison: how much is measured, sample batches, blocks, a case."""
+"""Rules and results of an A/B comparison: looks, sample batches, blocks, cases."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ from workloads.case import Case
 class InterleaveRules:
     """Number of measurements in one look (interim analysis) at a case, and number of looks.
 
-    processes: fresh pairs of worker processes. Some kernels run at one of two speeds that each
-    process settles on when it starts, so placements within one pair can't tell that from a change.
+    processes: fresh pairs of worker processes. Some kernels run at one of two speeds that is fixed
+    when the process starts, so placements within one pair can't distinguish this from a change.
     placements: in each pair. blocks: ABBA blocks on each placement. looks: the largest number of
-    looks; an ambiguous case is looked at again, and each look doubles the blocks. A case that looks
-    slower or faster on fewer than 12 placements is looked at again, too. timeout_s: for one answer
-    of a worker; compiling and tuning are the longest. suffices: returns True if the caller needs to
-    know no more of a case than that it is ambiguous; None: never. Raises UsageError if a look would
-    be too small to judge.
+    looks; an ambiguous case gets another look, which doubles the blocks, and so does a slower or
+    faster case with fewer than 12 placements. timeout_s: for one reply of a worker; compiling and
+    tuning take longest. suffices: returns True if the caller needs no decision about an ambiguous
+    case; None: never. Raises UsageError if a look would be too small to judge.
     """
 
     processes: int = PAIRS_OF_PROCESSES
@@ -86,7 +85,7 @@ class InterleaveRules:
         )
 
     def is_enough(self, case: Case, confirmation: Confirmation) -> bool:
-        """Return True if more looks could tell the caller nothing that it needs to know."""
+        """Return True if the caller needs no more looks."""
         if self.is_decided(confirmation):
             return True
         is_open = confirmation.verdict is Verdict.AMBIGUOUS
@@ -95,10 +94,10 @@ class InterleaveRules:
 
 @dataclass(frozen=True, slots=True)
 class SampleBatch:
-    """Samples of one side, taken one after the other: microseconds a launch, in order.
+    """Consecutive samples of one side: microseconds per launch, in order.
 
-    mhz: SM clock, mean of before and after; None: the device doesn't tell. valid: the clock was
-    high enough throughout.
+    mhz: SM clock, mean of before and after; None: not available. valid: the clock was high enough
+    throughout.
     """
 
     samples_us: tuple[float, ...]
@@ -107,7 +106,7 @@ class SampleBatch:
 
     @property
     def median_us(self) -> float:
-        """NaN where the batch does not count."""
+        """Median of the batch; NaN if it does not count."""
         return statistics.median(self.samples_us) if self.valid else float("nan")
 
 
@@ -115,7 +114,7 @@ class SampleBatch:
 class Block:
     """Two sample batches of each side in the order ABBA: the outer ones are of the same side.
 
-    process: which pair of processes. placement: which placement of that pair.
+    process: number of the pair of processes. placement: number of the placement in that pair.
     """
 
     process: int
@@ -145,9 +144,9 @@ class CaseComparison:
     """Two sides of one case.
 
     base, head: full commit ids (with "-dirty" for a working tree with changes), or kernel labels;
-    the case is then the base's. comparison holds tuples of floats, so that it can be stored and
+    the case is then the base's. comparison has tuples of floats, so that it can be stored and
     judged again. confirmation: of this case alone. base_binary, head_binary: hash of the machine
-    code; None: a library's. detail: why there is no data, or what is wrong; empty: nothing.
+    code; None: a library's. detail: why there is no data, or what is wrong; empty: no problem.
     """
 
     case: Case

@@ -34,14 +34,14 @@ def compare_commits(
     on_block: OnBlock | None = None,
     command: Sequence[str] | None = None,
 ) -> Iterator[CaseComparison]:
-    """One result a case; those that are decided at the first look come first.
+    """Yield one result per case; cases decided at the first look come first.
 
     base, head: revisions, `.` for the working tree. on_result, on_block: called with each result
     and each block as it comes. command: of a worker, without its options; None: that of each tree.
-    Every case gets a result, also one that could not be measured. The caller judges them together
-    (see `confirm_comparisons`).
-    Raises UsageError for what can't be compared, BrokenRevisionError if head's worker does not
-    start, InfrastructureError if base's doesn't or git fails.
+    Every case gets a result, even if it could not be measured. The caller judges them together (see
+    `confirm_comparisons`). Raises UsageError if the revisions can't be compared,
+    BrokenRevisionError if head's worker does not start, InfrastructureError if base's doesn't or
+    git fails.
     """
     find_device(device)
     repository = repository_of(repository)

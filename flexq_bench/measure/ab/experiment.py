@@ -1,4 +1,4 @@
-"""An A/B experiment: looks, pairs of processes and broken workers, from cases to comparisons."""
+"""An A/B experiment, from cases to comparisons: looks, pairs of processes and broken workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
 from kernels.outside.sources import KernelSource
 from workloads.case import Case
 
-# So many cases share the start of a pair of processes: a comparison that is interrupted loses them.
+# This many cases share the start of a pair of processes; an interrupted comparison loses them.
 _TOGETHER = 16
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 class Side:
     """One side of a comparison: its name in results, and the folder whose code it runs.
 
-    environment: its worker's; None: ours. kernels_from: sources of kernels from outside that its
-    worker loads; None: those that this process has adopted.
+    environment: its worker's; None: ours. kernels_from: sources of external kernels that its worker
+    loads; None: those adopted in this process.
     """
 
     name: str
@@ -50,13 +50,13 @@ class Side:
 
     @property
     def short_name(self) -> str:
-        """For messages: a commit by ten digits."""
+        """A commit's name for messages: ten digits."""
         sha, dash, rest = self.name.partition("-")
         return sha[:10] + dash + rest if len(sha) >= 40 else self.name
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Options of its worker beside device and seed."""
+        """Options of its worker besides device and seed."""
         sources = adopted().sources if self.kernels_from is None else self.kernels_from
         return options_of(sources)
 
@@ -71,7 +71,8 @@ class ABExperiment:
     """An interleaved A/B measurement (ABBA) of two sides on one device.
 
     one_process: both run in the same worker. command: of a worker, without its options; None: the
-    one of each side's tree. pair: who measures a pair of cases, base's and head's.
+    one of each side's tree. pair: creates the CasePair that measures a pair of cases, base's and
+    head's.
     """
 
     base: Side
@@ -86,11 +87,12 @@ class ABExperiment:
     pair: Callable[[Case, Case], CasePair] = trusted_pair
 
     def compare(self, pairs: Sequence[tuple[Case, Case]]) -> Iterator[CaseComparison]:
-        """One result a pair of cases (base's and head's), those decided early first.
+        """Yield one result per pair of cases (base's and head's), those decided early first.
 
-        The device is this process's alone until the last one. Raises BrokenRevisionError if head's
-        worker doesn't start or measures by another protocol, WorkerError if base's doesn't start,
-        InfrastructureError if the two are not on one device or the device is not free in time.
+        The device is reserved for this process until the last one. Raises BrokenRevisionError if
+        head's worker doesn't start or measures by another protocol, WorkerError if base's doesn't
+        start, InfrastructureError if the two are not on one device or the device is not free in
+        time.
         """
         if pairs:
             with device_alone(device_info(self.device).uuid):
@@ -123,7 +125,7 @@ class ABExperiment:
                 waiting = self._pair_of_processes(waiting, process)
 
     def _pair_of_processes(self, pairs: Sequence[CasePair], process: int) -> Sequence[CasePair]:
-        """Measure cases in fresh processes; those left where one broke."""
+        """Measure cases in fresh processes; return the remaining cases if a process broke."""
         with ExitStack() as stack:
             workers = self._start(stack)
             for position, pair in enumerate(pairs):
@@ -195,7 +197,9 @@ class ABExperiment:
 
 @contextmanager
 def _blamed_on_its_code() -> Iterator[None]:
-    """Of a worker on a device on which another one has started: it is not the device's fault."""
+    """Convert the error of a worker on a device where another one has started: its code is the
+    cause.
+    """
     try:
         yield
     except WorkerError as error:
@@ -203,9 +207,9 @@ def _blamed_on_its_code() -> Iterator[None]:
 
 
 def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
-    """The blocks of a case as the statistics want them.
+    """The blocks of a case in the form that the statistics take.
 
-    by_process: what shares an offset is a pair of processes; else a placement.
+    by_process: a pair of processes shares an offset; otherwise a placement does.
     """
     blocks = pair.blocks
     placements = sorted({(block.process, block.placement) for block in blocks})
@@ -222,7 +226,7 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
         base_mhz=base_mhz if all_known else None,
         head_mhz=head_mhz if all_known else None,
         correct=not (base.wrong or head.wrong),
-        # Another configuration of the same code is other work.
+        # Another configuration of the same code is different work.
         same_binary=same_code and base.config == head.config,
     )
 

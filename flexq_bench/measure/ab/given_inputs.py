@@ -1,4 +1,4 @@
-"""Files by which a gate hands inputs to a worker and takes outputs from it."""
+"""Files that pass inputs from a gate to a worker and outputs back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.formats import Operand
 
 
 def write_inputs(path: Path, inputs: LinearInputs) -> None:
-    """For read_inputs: codes and scales of both operands, and the real activations if any."""
+    """Write codes and scales of both operands, and the real activations if any, for read_inputs."""
     torch.save(
         {"x_real": _on_cpu(inputs.x_real), "x": _parts(inputs.x), "w": _parts(inputs.w)}, path
     )
@@ -26,12 +26,12 @@ def read_inputs(path: Path, device: torch.device) -> LinearInputs:
 
 
 def read_output(path: Path, rows: int, columns: int) -> torch.Tensor:
-    """FP16 [rows, columns], from a file that nobody is trusted to have written.
+    """Read FP16 [rows, columns] from a file written by an untrusted process.
 
     Raises ValueError if it is no such matrix, OSError if it can't be read.
     """
     size = 2 * rows * columns
-    # A link may lead anywhere, and what it leads to may have no end.
+    # A link may point to any file, even to an endless one.
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         content = file.read(size + 1) or b""
     if len(content) != size:
@@ -48,5 +48,5 @@ def _parts(operand: Operand) -> dict[str, object]:
 
 
 def _on_cpu(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    # A view would be written with all that it is a view of.
+    # A view would be written with its whole base tensor.
     return None if tensor is None else tensor.cpu().clone()

@@ -1,4 +1,4 @@
-"""A commit that is judged against its base: measured with base's meter, believed in nothing."""
+"""A commit that is judged against its base: measured with base's meter, and not trusted."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def compare_judged(
     on_block: OnBlock | None = None,
     command: Sequence[str] | None = None,
 ) -> Iterator[CaseComparison]:
-    """Compare base with a head that nobody has reviewed; see compare_commits.
+    """Compare base with an unreviewed head; see compare_commits.
 
     Both sides are measured with base's program; only the code under test is head's (see
-    judged_tree). Probes, which the other kernels are compared with, are base's on both sides. This
+    judged_tree). Probes, to which the other kernels are compared, are base's on both sides. This
     process checks results and times (see judged_sides). The workers of each side get a clean
-    environment with a cache of its own. Raises MissingResultsError if base can't judge head.
+    environment with a private cache. Raises MissingResultsError if base can't judge head.
     """
     repository = repository_of(repository)
     first, second = resolve_pair(repository, base, head)
@@ -77,9 +77,9 @@ def _check_workers(
     rules: InterleaveRules,
     command: Sequence[str] | None,
 ) -> None:
-    """Raise MissingResultsError unless base's program runs, judges, and runs head's code."""
+    """Raise MissingResultsError unless base's program starts, judges and runs head's code."""
     base, head = sides
-    with ExitStack() as stack:  # both start at once, which takes as long as one
+    with ExitStack() as stack:  # both start at the same time, which takes as long as one
         first, second = (
             stack.enter_context(_worker(side, device, rules, command)) for side in sides
         )

@@ -1,8 +1,8 @@
-"""A side of a comparison whose worker is not believed: results and times are checked from outside.
+"""A side of a comparison with an untrusted worker: results and times are checked by this process.
 
-The worker runs code of a pull request, which may have replaced the meter in its process. So this
-process draws the inputs of each turn and judges what comes out of it, reads the device's clock, and
-holds the times that the worker tells against its own.
+The worker runs code of a pull request, which may have replaced the meter in its process. This
+process therefore draws the inputs of each turn, checks the outputs, reads the device's clock, and
+compares the worker's times with its own clock.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from kernels.registry import resolve
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
-# Cells of each turn's output that are compared: a kernel that leaves out 1 % of the columns passes
-# one turn in a hundred thousand.
+# Checked elements of each turn's output: a kernel that leaves out 1 % of the columns passes one
+# turn in a hundred thousand.
 _ROWS, _COLUMNS = 64, 1024
-# Of a turn, by which head may be unaccounted for longer than base is: above what honest turns
-# differ by for the scheduler's sake, once nearly all of them do.
+# Part of a turn by which head's overhead may exceed base's: nearly all honest turns differ by less,
+# in spite of the scheduler.
 TOLERATED = 0.05
 _CHANCE = 1e-3
 _FEWEST_TURNS = 12
-_CLOCKS_DIFFER = 1.01  # of this process and of a GPU
-# Placements, of which one drawn by lot has its whole result checked, as the first one has: it takes
-# longer than the placement's samples, of which some cells are checked always.
+_CLOCKS_DIFFER = 1.01  # ratio of the clocks of this process and of a GPU
+# One in this many placements, drawn at random, has its whole result checked, and so has the first.
+# This takes longer than the placement's samples, of which some elements are always checked.
 _WHOLE_OF = 4
 
 
 @dataclass(frozen=True, slots=True)
 class JudgingDevice:
-    """Device, protocol and sensor to judge with. folder: for files to and from workers, private."""
+    """Device, protocol and sensor to judge with. folder: private, for files to and from workers."""
 
     device: torch.device
     protocol: Protocol
@@ -60,7 +60,7 @@ class JudgingDevice:
 
     @classmethod
     def on(cls, device: str, folder: Path) -> JudgingDevice:
-        """The judge on a device. Raises DeviceError if this machine has no such device."""
+        """The judging device of this name. Raises DeviceError if this machine has none."""
         torch_device = find_device(device)
         if torch_device.type == "cpu":
             return cls(torch_device, PROTOCOL_CPU, NoSensor(), folder)
@@ -69,14 +69,14 @@ class JudgingDevice:
 
     @property
     def untimed_samples(self) -> int:
-        """A turn's samples that no time is told of: on a GPU the first fills the queue."""
+        """Number of samples of a turn without a time: on a GPU the first fills the queue."""
         return 0 if self.device.type == "cpu" else 1
 
     def telemetry(self) -> Telemetry:
         return Telemetry(self.sensor, period_s=self.protocol.telemetry_period_s)
 
     def kernel_of(self, case: Case) -> LinearKernel:
-        """The kernel as this program knows it: its formats and how exact it has to be."""
+        """The kernel as this program knows it, with its formats and its required exactness."""
         kernel = resolve(case.label, "cpu" if self.device.type == "cpu" else "cuda")
         assert isinstance(kernel, LinearKernel)  # probes have no inputs, and run base's code
         return kernel
@@ -84,22 +84,22 @@ class JudgingDevice:
 
 @dataclass
 class JudgedSide(CaseSide):
-    """A side whose results are judged here. Its worker computes what the timed launches compute.
+    """A side whose results are judged here. Its worker runs the timed launches.
 
-    opponent: the other side, whose worker stands still in this one's turns. is_trusted: whether the
-    times of this side are what the other's are held against. believes_binary: whether the hash of
-    the machine code may be taken from the worker. left_s: of each turn, seconds that its samples
-    leave unaccounted for, and seconds in all.
+    opponent: the other side, whose worker is stopped during this one's turns. is_trusted: True for
+    the side whose times are the reference. believes_binary: True if the worker's hash of the
+    machine code is accepted. overhead_s: of each turn, seconds of overhead outside its samples, and
+    seconds in all.
     """
 
     judge: JudgingDevice = field(kw_only=True)
     believes_binary: bool = field(default=True, kw_only=True)
     is_trusted: bool = field(default=False, kw_only=True)
     opponent: JudgedSide | None = field(default=None, kw_only=True, repr=False, compare=False)
-    left_s: list[tuple[float, float]] = field(default_factory=list, kw_only=True)
+    overhead_s: list[tuple[float, float]] = field(default_factory=list, kw_only=True)
     _worker: Worker | None = field(default=None, init=False)
     _weights: LinearInputs | None = field(default=None, init=False)
-    _is_checked: bool = field(default=False, init=False)  # a whole result
+    _is_checked: bool = field(default=False, init=False)  # True if the whole result is checked
 
     def prepare(self, worker: Worker, favourite: dict[str, Any] | None) -> None:
         self._worker = worker
@@ -128,12 +128,12 @@ class JudgedSide(CaseSide):
         if self.opponent is not None and not self.is_trusted:
             self.wrong = (
                 self.wrong
-                or _unaccounted(self.left_s, self.opponent.left_s)
+                or _unaccounted(self.overhead_s, self.opponent.overhead_s)
                 or _rescheduled(self.opponent)
             )
 
     def _draw(self) -> LinearInputs:
-        """Inputs that no worker can know before: new activations, and the placement's weights."""
+        """Draw inputs that no worker can predict: new activations, and the placement's weights."""
         kernel, gemm = self.judge.kernel_of(self.case), self.case.gemm
         if self._weights is None:
             return realistic_inputs(kernel, gemm, self.judge.device, _seed())
@@ -143,7 +143,7 @@ class JudgedSide(CaseSide):
 
     def _fill(self, worker: Worker, inputs: LinearInputs, *, weights: bool) -> None:
         path = self._file("inputs")
-        # Weights that stay need not be written again.
+        # Unchanged weights need not be written again.
         write_inputs(path, inputs if weights else replace(inputs, w=inputs.w.slice_rows(0, 1)))
         worker.ask("fill", slot=self.slot, path=str(path), weights=weights)
         path.unlink(missing_ok=True)
@@ -155,29 +155,29 @@ class JudgedSide(CaseSide):
                 stack.enter_context(other.paused())
             telemetry = stack.enter_context(self.judge.telemetry())
             began = time.perf_counter()
-            # In a gap a worker could do what its samples leave out.
+            # During a gap a worker could do work that its samples leave out.
             reply = worker.ask("turn", slot=self.slot, gap_us=0.0)
             ended = time.perf_counter()
             telemetry.note(began, ended)
-        samples, told_s = self._read_reply(reply)
-        if told_s > _CLOCKS_DIFFER * (ended - began):
+        samples, reported_s = self._read_reply(reply)
+        if reported_s > _CLOCKS_DIFFER * (ended - began):
             self.wrong = self.wrong or (
-                f"its samples add up to {1e3 * told_s:.3g} ms in a turn of "
+                f"its samples add up to {1e3 * reported_s:.3g} ms in a turn of "
                 f"{1e3 * (ended - began):.3g} ms: its clock is not the device's"
             )
-        self.left_s.append((ended - began - told_s, ended - began))
+        self.overhead_s.append((ended - began - reported_s, ended - began))
         state = telemetry.summary()
         return SampleBatch(samples, state.sm_clock_mhz, valid=True)
 
     def _read_reply(self, reply: dict[str, Any]) -> tuple[tuple[float, ...], float]:
-        """Samples in microseconds a launch, and the seconds that the whole turn's launches took."""
+        """Samples in microseconds per launch, and the seconds of all launches of the turn."""
         try:
             samples = tuple(float(sample) for sample in reply["samples_us"])
             launches = int(reply["launches"])
         except (KeyError, TypeError, ValueError):
             samples, launches = (), 0
         if not samples or launches < 1 or not all(0 < s < math.inf for s in samples):
-            raise WorkerError(f"{self.case.label}: a worker told no times of its turn")
+            raise WorkerError(f"{self.case.label}: a worker reported no times for its turn")
         untimed = self.judge.untimed_samples * statistics.median(samples)
         return samples, (sum(samples) + untimed) * launches / 1e6
 
@@ -193,7 +193,7 @@ class JudgedSide(CaseSide):
         return output.to(self.judge.device)
 
     def _wrong_cells(self, inputs: LinearInputs, output: torch.Tensor) -> str:
-        """Check output cells that are chosen now. Return what is wrong; empty: nothing."""
+        """Check output elements that are chosen now. Return a description of errors, or ""."""
         gemm = self.case.gemm
         rows, columns = self._some(gemm.m, _ROWS), self._some(gemm.n, _COLUMNS)
         spec = self.judge.kernel_of(self.case).spec
@@ -230,7 +230,7 @@ class JudgedSide(CaseSide):
 
 
 def judged_pair(base: Case, head: Case, judge: JudgingDevice, *, believes_binary: bool) -> CasePair:
-    """A pair of cases whose sides are both judged by this process, and head's times by base's."""
+    """A pair of cases judged by this process, with head's times relative to base's."""
     first = JudgedSide("base", base, judge=judge, is_trusted=True)
     second = JudgedSide("head", head, judge=judge, believes_binary=believes_binary, opponent=first)
     first.opponent = second
@@ -238,23 +238,24 @@ def judged_pair(base: Case, head: Case, judge: JudgingDevice, *, believes_binary
 
 
 def _rescheduled(base: JudgedSide) -> str:
-    """Explain that the worker of a trusted side was slowed down; empty: nothing tells of that."""
+    """Describe that the worker of a trusted side was slowed down; empty: it was not."""
     changed = base._worker.rescheduled() if base._worker is not None else ""
     return f"the {changed} of base's process changed while it was measured" if changed else ""
 
 
 def _unaccounted(head: Sequence[tuple[float, float]], base: Sequence[tuple[float, float]]) -> str:
-    """Explain what is wrong with head's times; empty: nothing.
+    """Describe errors of head's times; empty: none.
 
     A turn consists of its samples, one after the other, and of an overhead, which is base's code on
-    both sides. Head's samples are too short if they leave more of its turns unaccounted for.
+    both sides. Head's samples are too short if the overhead of its turns is larger.
     """
     if len(head) < _FEWEST_TURNS or len(base) < _FEWEST_TURNS:
         return ""
-    usual_s = statistics.median(left for left, _ in base)
-    excess = [(left - usual_s) / whole for left, whole in head]
+    usual_s = statistics.median(overhead for overhead, _ in base)
+    excess = [(overhead - usual_s) / whole for overhead, whole in head]
     over = sum(share > TOLERATED for share in excess)
-    # Of turns that are as often above as below it, so many are above so rarely.
+    # Binomial: if turns are above and below it equally often, so many above have this small
+    # probability.
     chance = sum(math.comb(len(excess), k) for k in range(over, len(excess) + 1))
     if chance > _CHANCE * 2 ** len(excess):
         return ""

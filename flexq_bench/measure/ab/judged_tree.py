@@ -1,4 +1,4 @@
-"""The tree that a gate measures head in: base's, with head's code under test in it."""
+"""The tree in which a gate measures head: base's, with head's code under test."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from flexq_bench.repository.git import GitError, git_output
 from flexq_bench.repository.provenance import PACKAGES
 
 UNDER_TEST = "kernels"
-# What results are judged by, in that package: base's, by any suffix that Python would import.
+# Modules of that package that judge results: base's, with any suffix that Python would import.
 _JUDGES = frozenset({"__init__", "contract", "errors", "formats", "reference"})
 _SOURCES = "csrc"  # device code, which runs in no process
 _FILE_MODES = frozenset({"100644", "100755"})
-_NAMED = 5  # files that a note names
+_NAMED = 5  # files named by a note, at most
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedTree:
-    """A commit that no branch holds, or base where head changes nothing under test.
+    """A commit that is on no branch, or base if head changes nothing under test.
 
-    runs_code_of_head: in the worker's process; false where only device code differs. notes: on what
-    head changes and is not measured with.
+    runs_code_of_head: in the worker's process; False if only device code differs. notes: about
+    changes of head that are not used.
     """
 
     commit: str
@@ -82,7 +82,8 @@ def _commit(repository: Path, files: dict[str, tuple[str, str]], base: str, head
     lines = "".join(f"{mode} {name}\t{path}\0" for path, (mode, name) in files.items())
     with tempfile.TemporaryDirectory() as folder:
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-        git_output(repository, "update-index", "-z", "--index-info", environment=index, given=lines)
+        command = ("update-index", "-z", "--index-info")
+        git_output(repository, *command, environment=index, input_text=lines)
         tree = git_output(repository, "write-tree", environment=index)
     message = f"{head[:10]} as {base[:10]} judges it"
     parents = ("-p", base, "-p", head)

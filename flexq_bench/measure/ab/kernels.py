@@ -32,12 +32,11 @@ def compare_kernels(
     on_block: OnBlock | None = None,
     command: Sequence[str] | None = None,
 ) -> Iterator[CaseComparison]:
-    """One result a case of `cases`, whose own kernels don't matter.
+    """Yield one result per case of `cases`, whose own kernels are ignored.
 
-    base, head: labels, of the code that runs now. Both have the same real values, and the same
-    weight buffers where they pack them into the same bytes. A pair of processes is one process
-    here. Raises WorkloadError for what is no label, DeviceError, WorkerError if a worker does not
-    start.
+    base, head: labels, of the code that runs now. Both have the same real values, and share weight
+    buffers if they pack them into the same bytes. A pair of processes is one process here. Raises
+    WorkloadError for an invalid label, DeviceError, WorkerError if a worker does not start.
     """
     find_device(device)
     tree = Path(flexq_bench.__file__).resolve().parents[1]

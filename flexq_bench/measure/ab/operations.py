@@ -22,10 +22,10 @@ from workloads.case import Case
 
 @dataclass
 class _Slot:
-    """A prepared case, and its placement while there is one.
+    """A prepared case, and its current placement, if any.
 
-    samples: of a batch; gap_us: idle time before each. filled: whether inputs came from outside,
-    where results are judged then. free: the clocks that its samples are held against.
+    samples: of a batch; gap_us: idle time before each. filled: True if inputs come from outside,
+    where results are then judged. free: the clocks with which its samples are compared.
     """
 
     prepared: PreparedCase
@@ -38,10 +38,10 @@ class _Slot:
 
 
 class WorkerOperations:
-    """The operations of a worker on one device, by the names that messages have.
+    """The operations of a worker on one device, with the names used in messages.
 
-    Each takes and returns plain values. Raises what preparing and measuring a case raise, and
-    LookupError for a slot that nothing was prepared in.
+    Each takes and returns plain values. Raises the exceptions of preparing and measuring a case,
+    and LookupError for a slot without a prepared case.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -62,7 +62,7 @@ class WorkerOperations:
         }
 
     def memory(self, case: str) -> dict[str, Any]:
-        """Bytes that the case takes, and bytes that are free."""
+        """Bytes that the case needs, and free bytes."""
         needed = self._meter.memory_needed(Case.from_key(case))
         return {"needed": needed, "free": self._meter.free_memory()}
 
@@ -93,7 +93,7 @@ class WorkerOperations:
     def place(self, slot: str, index: int, beside: str | None = None) -> dict[str, Any]:
         """Allocate the buffers of placement `index` and warm up.
 
-        beside: a slot whose weight copies are used where they are the same bytes.
+        beside: a slot whose weight copies are shared if they have the same bytes.
         """
         mine = self._slots[slot]
         mine.held.close()
@@ -113,9 +113,9 @@ class WorkerOperations:
         return {"copies": mine.prepared.copies, "shared": shared}
 
     def fill(self, slot: str, path: str, weights: bool) -> dict[str, Any]:
-        """Put inputs from a file (see given_inputs) into the buffers that are timed.
+        """Copy inputs from a file (see given_inputs) into the timed buffers.
 
-        weights: those too, not only activations.
+        weights: also the weights, not only activations.
         """
         placed = self._placed(slot)
         inputs = read_inputs(Path(path), self._meter.torch_device)
@@ -125,14 +125,14 @@ class WorkerOperations:
         return {}
 
     def output(self, slot: str, path: str) -> dict[str, Any]:
-        """Write what the latest launch computed to a file: FP16 [M,N], row by row."""
+        """Write the result of the latest launch to a file: FP16 [M,N], row by row."""
         Path(path).write_bytes(self._placed(slot).buffers.output().cpu().numpy().tobytes())
         return {}
 
     def turn(self, slot: str, gap_us: float | None = None) -> dict[str, Any]:
-        """A batch of samples on the placement, and the clock meanwhile.
+        """A batch of samples on the placement, and the SM clock during it.
 
-        gap_us: idle time before each; None: what was found to keep the clock up when it was placed.
+        gap_us: idle time before each; None: the gap that kept the clock up when it was placed.
         """
         placed, mine = self._placed(slot), self._slots[slot]
         gap_us = mine.gap_us if gap_us is None else gap_us
@@ -147,7 +147,7 @@ class WorkerOperations:
         }
 
     def leave(self, slot: str) -> dict[str, Any]:
-        """Look at what the timed launches computed, and free the placement."""
+        """Check the results of the timed launches, and free the placement."""
         placed = self._placed(slot)
         wrong = placed.written() if self._slots[slot].filled else placed.inspect()
         self._slots[slot].held.close()
@@ -155,7 +155,7 @@ class WorkerOperations:
         return {"wrong": wrong}
 
     def release(self, slot: str) -> dict[str, Any]:
-        """Let go of the case and of all that it allocated; of nothing where there is none."""
+        """Release the case and its memory; no effect if there is none."""
         old = self._slots.pop(slot, None)
         if old is not None:
             old.held.close()

@@ -40,7 +40,7 @@ def compare_project(
 ) -> Iterator[CaseComparison]:
     """Compare two commits of a project; see compare_commits.
 
-    Both sides run this program; kernels, and what was installed for them, are each commit's own.
+    Both sides run this program; kernels and their installed packages are each commit's own.
     own_files: each commit is built as its own project file says; False: as `project`'s. Raises
     BuildError if a commit does not build.
     """
@@ -63,9 +63,9 @@ def compare_judged_project(
     rules: InterleaveRules = _DEFAULT_RULES,
     on_block: OnBlock | None = None,
 ) -> Iterator[CaseComparison]:
-    """Compare base with a head that nobody has reviewed, in a project; see compare_judged.
+    """Compare base with an unreviewed head, in a project; see compare_judged.
 
-    project: with base's file, which says how both are built, also where head moved its folder. This
+    project: with base's file, which says how both are built, even if head moved its folder. This
     process checks results and times, and runs no code of either commit. Each side is built and run
     in a clean environment, with the variables of base's file.
     """

@@ -1,4 +1,4 @@
-"""Revisions that a person named, as commits that can be compared."""
+"""Revisions named by a person, resolved to commits that can be compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flexq_bench.repository.worktrees import resolve_revision
 
 WORKING_TREE = "."
 _FULL_ID = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-# A commit that is made for a comparison is nobody's, and no branch holds it.
+# A commit made for a comparison has no author of its own, and is on no branch.
 NOBODY = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
@@ -30,7 +30,9 @@ class RevisionError(UsageError):
 @dataclass(frozen=True, slots=True)
 class Revision:
     """name: the full id of a commit, with "-dirty" for a working tree with changes.
-    commit: what is checked out."""
+
+    commit: to check out.
+    """
 
     name: str
     commit: str
@@ -40,8 +42,8 @@ def resolve_pair(repository: Path, base: str, head: str) -> tuple[Revision, Revi
     """The commits that two revisions name; `.` is the working tree as it is now.
 
     Raises UsageError if git knows no such commit, if a commit has no worker of ours, or if a name
-    stands for the commit that is checked out while files differ from it and neither is `.`: who
-    edits a file and compares HEAD would take one for the other. A full id is no such name.
+    means the checked-out commit while files differ from it and neither is `.`: after editing a
+    file, HEAD could be mistaken for the edited version. A full id is no such name.
     """
     resolved = tuple(_resolve(repository, revision) for revision in (base, head))
     if WORKING_TREE not in (base, head):
@@ -51,10 +53,10 @@ def resolve_pair(repository: Path, base: str, head: str) -> tuple[Revision, Revi
 
 
 def commits_between(repository: Path, good: str, bad: str) -> list[str]:
-    """Commits after `good` up to `bad` that change our packages and contain `good`, oldest first,
-    by first parents.
+    """Commits after `good` up to `bad` that change our packages and contain `good`.
 
-    good, bad: ids. Raises RevisionError if good is not an ancestor of bad.
+    Oldest first, by first parents. good, bad: ids. Raises RevisionError if good is not an ancestor
+    of bad.
     """
     try:
         git_output(repository, "merge-base", "--is-ancestor", good, bad)
@@ -78,19 +80,20 @@ class MergedBranch:
 
 
 def merged_branches(repository: Path, commit: str, unchanged: str) -> list[MergedBranch]:
-    """Branches that a merge joined to what a search by first parents has seen; empty: no merge.
+    """Branches that a merge joined to the commits of a search by first parents; empty: no merge.
 
     unchanged: the last commit of the search before the merge.
     """
-    # What hours of comparisons found must not be lost for the sake of a hint.
+    # A failure here must not discard the results of a long search, because the branches are only a
+    # hint.
     parents = run_git(repository, "log", "-1", "--format=%P", commit)
-    first, *others = parents.stdout.split() or [""]
-    if not others:
+    first, *other_parents = parents.stdout.split() or [""]
+    if not other_parents:
         return []
     seen = run_git(repository, "merge-base", "--is-ancestor", unchanged, first).returncode == 0
     known = (f"^{unchanged}", *([f"^{first}"] if seen else []))
     branches = []
-    for tip in others if seen else (first, *others):
+    for tip in other_parents if seen else (first, *other_parents):
         count = int(git_output(repository, "rev-list", "--count", tip, *known))
         base = run_git(repository, "merge-base", unchanged, tip).stdout.strip()
         if count and base:  # unrelated histories have none
@@ -138,9 +141,9 @@ def _has(repository: Path, commit: str, path: str) -> bool:
 
 
 def _working_tree(repository: Path) -> Revision:
-    """The packages as they are in the folder now, as a commit that no branch holds.
+    """The packages as they are in the folder now, as a commit that is on no branch.
 
-    A copy: what is edited during the comparison is not part of it.
+    It is a copy: edits during the comparison are not part of it.
     """
     head = resolve_revision(repository, "HEAD")
     tree = _tree_now(repository)
@@ -152,7 +155,7 @@ def _working_tree(repository: Path) -> Revision:
 
 
 def _tree_now(repository: Path) -> str:
-    """The tree that committing all of our packages now would make; the index stays as it is."""
+    """The tree of a commit of all our packages now; the index is not changed."""
     with tempfile.TemporaryDirectory() as folder:
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
         git_output(repository, "read-tree", "HEAD", environment=index)

@@ -2,8 +2,8 @@
 
     python -m flexq_bench.measure.ab.worker --device cuda --seed 0
 
-Requests come on stdin, replies go to stdout (see flexq_bench.measure.worker_messages); all else
-goes to stderr. It ends when stdin does.
+Requests come on stdin, replies go to stdout (see flexq_bench.measure.worker_messages); everything
+else goes to stderr. It ends at the end of stdin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flexq_bench.measure.worker_server import own_pipes, serve
 
 OPERATIONS = (
     *("describe", "memory", "prepare", "place", "turn", "leave", "release"),
-    *("fill", "output"),  # for a gate, which judges results by inputs of its own
+    *("fill", "output"),  # for a gate, which judges results with its own inputs
 )
 
 
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _measure(options: argparse.Namespace, requests: BinaryIO, replies: BinaryIO) -> None:
-    # A frame of its own: code that is imported may keep those that call it.
+    # A separate frame, because imported code may keep the frames that call it.
     meter = Meter(options.device, seed=options.seed)
     with meter.device_guard():
         serve(WorkerOperations(meter), requests, replies, OPERATIONS)

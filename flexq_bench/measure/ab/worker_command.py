@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flexq_bench.measure.worker_process import WorkerError
 
-# Newest layout first. A tree has one of them; trees without any are from before comparisons.
+# Newest layout first. A tree has at most one of them; older trees have no comparisons.
 WORKER_MODULES = ("flexq_bench.measure.ab.worker", "flexq_bench.interleave.worker")
 
 
@@ -20,7 +20,7 @@ def file_of(module: str) -> str:
 def worker_module(has_file: Callable[[str], bool]) -> str | None:
     """The module of the A/B worker in a tree; None: the tree has none.
 
-    has_file: whether the tree has a file, by its path within the tree.
+    has_file: returns True if the tree has a file, by its path within the tree.
     """
     return next((module for module in WORKER_MODULES if has_file(file_of(module))), None)
 

@@ -1,3 +1,3 @@
 """Static metrics of compiled kernels, and their comparison between two revisions; needs no GPU."""
 
-SUITE = "static"  # of the runs that hold such numbers
+SUITE = "static"  # name of the suite of runs with such numbers

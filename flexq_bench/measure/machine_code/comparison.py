@@ -1,4 +1,4 @@
-"""Two revisions' builds side by side: what has to be compiled, and which metrics differ."""
+"""Comparison of two revisions' builds: which must be compiled, and which metrics differ."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from kernels.runtime.resource_row import resource_row
 from workloads.names import unknown
 from workloads.patterns import matches, matches_any
 
-OnProgress = Callable[[int, int], None]  # compiled so far, to be compiled
+OnProgress = Callable[[int, int], None]  # number compiled so far, number to compile
 WORKING_TREE = "."  # the files as they are in the folder now
 _Key = tuple[str, str]  # name of a build, target
 Codes = tuple[Mapping[_Key, Compiled], Mapping[_Key, Compiled]]  # of base and head
@@ -43,7 +43,7 @@ Codes = tuple[Mapping[_Key, Compiled], Mapping[_Key, Compiled]]  # of base and h
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A build that the head has and that does not compile: its results are missing."""
+    """A build of the head that does not compile: its results are missing."""
 
     build: str
     target: str
@@ -55,10 +55,10 @@ class Broken:
 class RevisionComparison:
     """Differences of two revisions' machine code. Counts are of builds for one target each.
 
-    same_source: not compiled, since the compiler would be given the same. same_code: compiled to
-    the same machine code. uncompared: of the differing ones, those whose base does not compile.
-    added, removed: only the head, only the base has them. kernels: by build, the labels that may
-    compile it.
+    same_source: not compiled, because the compiler's input is the same. same_code: compiled to the
+    same machine code. uncompared: differing builds whose base does not compile. added, removed:
+    builds that only the head, or only the base has. kernels: by build, the labels that may compile
+    it.
     """
 
     base: str
@@ -76,7 +76,7 @@ class RevisionComparison:
 
 
 def short_name(revision: str) -> str:
-    """The beginning of a sha, for people; what says that it is dirty stays."""
+    """The beginning of a sha, for people; the mark of a dirty tree is kept."""
     sha, dash, rest = revision.partition("-")
     return f"{sha[:10]}{dash}{rest}"
 
@@ -93,7 +93,7 @@ class BuildPair:
     def is_same(self) -> bool:
         if self.base is None or self.base.identity != self.head.identity:
             return False
-        # A base that doesn't tell of its block yet is no reason to compile everything.
+        # A base that doesn't declare its block yet is no reason to compile everything.
         return self.has_same_block or self.base.build.block is None
 
     @property
@@ -114,12 +114,12 @@ def compare_revisions(
     targets: Sequence[str] = TARGETS,
     on_progress: OnProgress = lambda _done, _all: None,
 ) -> RevisionComparison:
-    """Compile what differs between two revisions and list the metrics that differ. Needs no GPU.
+    """Compile the differing builds of two revisions and list the metrics that differ. Needs no GPU.
 
     base, head: as git understands them, or "." for the working tree with its local changes.
     patterns: labels or globs of kernels; None: all of them, with their variants. Raises UsageError
-    for a revision or a kernel that is not there, or local changes on top of the head;
-    InfrastructureError if a revision's own code fails.
+    for an unknown revision or kernel, or local changes on top of the head; InfrastructureError if a
+    revision's own code fails.
     """
     with ExitStack() as stack:
         names, revisions = zip(
@@ -148,8 +148,11 @@ def comparison_of_builds(
     targets: Sequence[str],
     codes_of: Callable[[Sequence[BuildPair]], Codes],
 ) -> RevisionComparison:
-    """Compare what two revisions have. names, builds: of base and head. codes_of: gives the machine
-    code of pairs that differ, of both sides, by build and target."""
+    """Compare the builds of two revisions.
+
+    names, builds: of base and head. codes_of: returns the machine code of differing pairs, of both
+    sides, by build and target.
+    """
     old, new = builds
     bases = _bases(old, new)
     pairs = [
@@ -190,13 +193,13 @@ def _opened(stack: ExitStack, repository: Path, side: str, written: str) -> tupl
         name, folder = (f"{head}-dirty" if is_dirty(repository) else head), repository
     else:
         name = resolve_revision(repository, written)
-        # A full id is never meant to be the working tree.
+        # A full id never means the working tree.
         if side == "head" and written != name:
             refuse_local_changes(repository, name)
         folder = stack.enter_context(worktree(repository, name))
     environment = stack.enter_context(clean_environment())
     if side == "base" or written == WORKING_TREE:
-        # What a head compiled must not be read by anybody later; these two are trusted.
+        # Nothing may read a head's compiled code later; these two are trusted.
         environment["FLEXQ_BENCH_CACHE"] = str(cache_folder().absolute())
     revision = open_revision(f"{side} {short_name(name)}", folder, environment)
     return name, stack.enter_context(revision)
@@ -216,14 +219,17 @@ def chosen_builds(
 def _bases(
     old: Mapping[str, ListedBuild], new: Mapping[str, ListedBuild]
 ) -> dict[str, ListedBuild]:
-    """The base of each head build by its name: the build of the same name or, where its source was
-    moved or renamed, the one left with the same function and defines (see _moved_key)."""
+    """The base of each head build by its name.
+
+    It is the build of the same name or, if its source was moved or renamed, the remaining one with
+    the same function and defines (see _moved_key).
+    """
     bases = {name: old[name] for name in new if name in old}
-    left = _by_moved_key(build for name, build in old.items() if name not in new)
+    unmatched = _by_moved_key(build for name, build in old.items() if name not in new)
     added = _by_moved_key(build for name, build in new.items() if name not in old)
     for key, builds in added.items():
-        if len(builds) == len(left.get(key, ())) == 1:  # else they can't be told apart
-            bases[builds[0].build.name] = left[key][0]
+        if len(builds) == len(unmatched.get(key, ())) == 1:  # otherwise they can't be distinguished
+            bases[builds[0].build.name] = unmatched[key][0]
     return bases
 
 
@@ -235,8 +241,11 @@ def _by_moved_key(builds: Iterable[ListedBuild]) -> dict[object, list[ListedBuil
 
 
 def _moved_key(listed: ListedBuild) -> object:
-    """Return the key that a build keeps when its source moves: main function and defines; without a
-    main function, the kernels that use the build and defines."""
+    """Return the key of a build that stays the same when its source moves.
+
+    It consists of main function and defines; without a main function, of the kernels that use the
+    build and defines.
+    """
     build = listed.build
     return build.block.function if build.block else listed.kernels, build.defines
 
@@ -246,7 +255,7 @@ def _labels(listed: ListedBuild) -> tuple[str, ...]:
 
 
 def check_patterns(kind: str, patterns: Sequence[str], labels: Iterable[str]) -> None:
-    """Raise UsageError for a pattern that no label matches. kind: of what they are."""
+    """Raise UsageError for a pattern that no label matches. kind: of the labels."""
     known = sorted(set(labels))
     for pattern in patterns:
         if not any(matches(pattern, label) for label in known):
@@ -278,7 +287,7 @@ def _compared(
     work: Sequence[BuildPair],
     codes: Codes,
 ) -> tuple[int, list[Difference], list[Broken]]:
-    """Count those of the same machine code, list what differs and what does not compile."""
+    """Count builds with the same machine code; list differences and builds that do not compile."""
     same_code = 0
     broken: list[Broken] = []
     differing: list[tuple[BuildPair, Cubin | None, Cubin]] = []
@@ -292,13 +301,13 @@ def _compared(
             same_code += 1
         else:
             differing.append((pair, before, after))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a tool
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each thread waits for a tool
         parts = pool.map(lambda d: _differences(*d), differing)
         return same_code, [difference for part in parts for difference in part], broken
 
 
 def _differences(pair: BuildPair, before: Cubin | None, after: Cubin) -> list[Difference]:
-    # Disassembling takes time: only defaults are counted, and only where there is a base.
+    # Disassembling takes time, so instructions are counted only in defaults that have a base.
     counted = pair.is_a_default and before is not None
     old = _functions(pair.base.build, before, counted) if pair.base and before else {}
     new = _functions(pair.head.build, after, counted)

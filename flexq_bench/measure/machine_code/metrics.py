@@ -1,4 +1,4 @@
-"""The static metrics: what is counted of one function's machine code, and which way is better."""
+"""The static metrics of one function's machine code, with their units and better directions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARED_BYTES = Metric("shared_bytes", "bytes", "lower")  # of a block, static an
 WARPS_PER_SM = Metric("warps_per_sm", "warps", "higher")  # occupancy; 0: a block doesn't fit
 RESOURCES = (REGISTERS, SPILL_BYTES, LOCAL_BYTES, SHARED_BYTES, WARPS_PER_SM)
 
-# SASS instructions by what they keep busy; names as in NVIDIA's CUDA Binary Utilities.
+# SASS instructions by the unit that they occupy; names as in NVIDIA's CUDA Binary Utilities.
 KINDS = {
     "tensor": ("BMMA", "IMMA", "HMMA", "QMMA", "DMMA", "BGMMA", "IGMMA", "HGMMA", "QGMMA"),
     "convert": ("I2F", "I2FP", "F2I", "F2F", "F2FP", "I2I", "I2IP", "FRND"),
@@ -47,11 +47,11 @@ KINDS = {
     "barrier": ("BAR", "SYNCS", "UCGABAR_ARV", "UCGABAR_WAIT"),
 }
 INSTRUCTIONS = tuple(Metric(f"sass_{kind}", "instructions", "lower") for kind in (*KINDS, "all"))
-_PADDING = "NOP"  # fills the code up to a whole cache line: nobody runs it
+_PADDING = "NOP"  # fills the code up to a whole cache line and is never executed
 
 
 def resource_values(row: ResourceRow) -> dict[Metric, float]:
-    """Those of RESOURCES that are known of a function: without its block, no occupancy."""
+    """The known RESOURCES of a function: without its block, no occupancy."""
     values: dict[Metric, float] = {
         REGISTERS: row.registers,
         SPILL_BYTES: row.stack_bytes,
@@ -64,7 +64,7 @@ def resource_values(row: ResourceRow) -> dict[Metric, float]:
 
 
 def instruction_values(counts: Mapping[str, int]) -> dict[Metric, float]:
-    """INSTRUCTIONS of a function from how often each instruction stands in its SASS."""
+    """INSTRUCTIONS of a function from the number of each instruction in its SASS."""
     totals: Counter[str] = Counter()
     for kind, names in KINDS.items():
         totals[kind] = sum(counts.get(name, 0) for name in names)

@@ -39,16 +39,18 @@ def compare_project_code(
     """Compare the cubins that the kernels of a project report; see compare_revisions.
 
     project: with base's file, which says how both are built. A kernel is one build; its block size
-    is not known, so its occupancy is not either. Kernels of a file or module that only base has are
-    removed ones. Raises BuildError if a commit does not build, InfrastructureError if kernels can't
+    is not known, and therefore no occupancy. Kernels of a file or module that only base has count
+    as removed. Raises BuildError if a commit does not build, InfrastructureError if kernels can't
     be imported there.
     """
     with ExitStack() as stack:
         codes = []
         labels: list[str] = []
         for at, one in enumerate((base, head)):
-            found, compiled = _compiled(stack, project, one, targets, patterns, is_trusted=at == 0)
-            labels += found
+            revision_labels, compiled = _compiled(
+                stack, project, one, targets, patterns, is_trusted=at == 0
+            )
+            labels += revision_labels
             codes.append(compiled)
             on_progress(at + 1, 2)
         check_patterns("kernel", patterns or (), labels)
@@ -74,8 +76,10 @@ def _compiled(
     *,
     is_trusted: bool,
 ) -> tuple[list[str], dict[tuple[str, str], Compiled]]:
-    """The labels of all kernels, and what each that matches a pattern compiles to, by label and
-    target; of a head nobody keeps anything."""
+    """The labels of all kernels, and the compiled code of those that match a pattern.
+
+    The code is by label and target. A head's builds are not kept.
+    """
     variables = None if is_trusted else stack.enter_context(clean_environment())
     built = built_tree(project.moved_to(revision.checkout), revision.checkout, variables=variables)
     out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -83,7 +87,7 @@ def _compiled(
     labels: list[str] = []
     for source in built.sources:
         if not is_trusted and source.is_file and not Path(source.place).is_file():
-            continue  # head has it no more, and base's file counts
+            continue  # head removed it, but base's file applies
         name = f"{revision.commit.sha[:10]} {Path(source.place).name}"
         environment = built.environment(variables)
         with WorkerProcess(
@@ -108,10 +112,10 @@ def _compiled(
         by_label.setdefault(answer["kernel"], []).append(answer)
     compiled = {}
     for index, (label, of_label) in enumerate(by_label.items()):
-        # The compiler has run already: equal code is equal, whatever the sources are.
+        # The compiler has already run: equal code is equal for any sources.
         parts = [str(sorted(answer.items())) for answer in of_label]
         if any("error" in answer for answer in of_label):
-            parts.append(revision.commit.sha)  # what does not compile is no code to be equal
+            parts.append(revision.commit.sha)  # a failed compilation is equal to no other
         text = "\0".join(parts)
         identity = hashlib.sha256(text.encode()).hexdigest()
         build = ListedBuild(index, Build(label), (label,), (label,), identity)

@@ -17,17 +17,17 @@ from kernels.runtime.nvrtc import Block, Build, Cubin
 from kernels.runtime.sources import source_hash
 from workloads.gemm import GemmWorkload
 
-# One token and many are compiled differently; N and K are arguments of a launch.
+# One token and many tokens are compiled differently; N and K are arguments of a launch.
 DEFAULT_SHAPES = (GemmWorkload(1, 4096, 4096), GemmWorkload(8, 4096, 4096))
-_COMPILER = Path("kernels/runtime/nvrtc.py")  # its text has every option that sources get
+_COMPILER = Path("kernels/runtime/nvrtc.py")  # its text contains every option of the compiler
 
 
 @dataclass(frozen=True, slots=True)
 class ListedBuild:
-    """A build that a revision has.
+    """A build of a revision.
 
-    kernels: labels that may compile it. default_of: those that run it unless they are tuned.
-    identity: of all that the compiler is given; equal identities are equal machine code.
+    kernels: labels that may compile it. default_of: those that run it without tuning. identity: of
+    the compiler's whole input; equal identities give equal machine code.
     """
 
     index: int
@@ -48,39 +48,45 @@ class Compiled:
 
 
 class Revision:
-    """A revision's process: it lists its labels, then its builds, then compiles what `start` is
-    given; each once."""
+    """A revision's process: it lists its labels, then its builds, then compiles the work of
+    `start`.
+
+    Each step is done once.
+    """
 
     def __init__(self, process: WorkerProcess) -> None:
         self.name = process.name
         self._process = process
-        # Before anybody waits for it: two revisions import their packages at the same time.
+        # Sent before anybody waits for it, so that two revisions import their packages at the same
+        # time.
         process.send("list_labels")
         self._builds: tuple[ListedBuild, ...] = ()
         self._work: tuple[tuple[ListedBuild, str], ...] = ()
         self._out = process.tree
 
     def labels(self) -> tuple[str, ...]:
-        """Labels of its CUDA kernels, in seconds; it goes on to list their builds, which takes
-        longer. Raises InfrastructureError if it can't list them."""
+        """Labels of its CUDA kernels, in seconds; listing their builds continues and takes longer.
+
+        Raises InfrastructureError if it can't list them.
+        """
         labels = tuple(self._listing("kernels")["labels"])
         self._process.send("list_builds", shapes=[[g.m, g.n, g.k] for g in DEFAULT_SHAPES])
         return labels
 
     def builds(self) -> tuple[ListedBuild, ...]:
-        """Every build of every CUDA kernel; after `labels`. Raises as that."""
+        """Every build of every CUDA kernel; call after `labels`. Raises the same exceptions."""
         described = enumerate(self._listing("builds")["builds"])
         self._builds = tuple(self._listed(index, build) for index, build in described)
         return self._builds
 
     def start(self, work: Sequence[tuple[ListedBuild, str]], out: Path) -> None:
-        """Let it compile builds for targets; `out`: an empty folder for what comes of it."""
+        """Compile builds for targets; `out`: an empty folder for the results."""
         items = [[build.index, target] for build, target in work]
         self._work, self._out = tuple(work), out
         self._process.send("compile", out=str(out), work=items)
 
     def compiled(self) -> Iterator[Compiled]:
-        """Machine code of what `start` was given, one by one.
+        """Machine code of the work of `start`, one by one.
 
         Raises WorkerError if the process ends before it has answered everything.
         """
@@ -122,9 +128,9 @@ class Revision:
 def open_revision(name: str, folder: Path, environment: Mapping[str, str]) -> Iterator[Revision]:
     """The process of the checkout in `folder`. name: for people, for example "base 1a2b3c".
 
-    environment: all of its variables but PYTHONPATH.
+    environment: all of its variables except PYTHONPATH.
     """
-    # -P: the folder of the script holds modules of ours, which are not the revision's.
+    # -P: the folder of the script contains modules of ours, not the revision's.
     command = (sys.executable, "-P", str(Path(worker.__file__)), str(folder))
     # Without a time limit: compiling everything may take hours.
     with WorkerProcess(name, folder, command, environment=environment) as process:

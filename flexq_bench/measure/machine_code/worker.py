@@ -1,8 +1,8 @@
 """List and compile the builds of another revision, with that revision's own `kernels` package.
 
-Run as a script by its path, so that nothing but the standard library and the packages of the
-revision are imported: `worker.py FOLDER`, FOLDER the revision's checkout. Requests and replies have
-the form of flexq_bench.measure.worker_messages, and three operations:
+Run as a script by its path, so that only the standard library and the packages of the revision are
+imported: `worker.py FOLDER`, FOLDER the revision's checkout. Requests and replies have the form of
+flexq_bench.measure.worker_messages, with three operations:
 
     list_labels. One reply, sooner than that of list_builds: {"labels": [...]} or {"error": ...}.
     list_builds, shapes: [[m, n, k], ...]. One reply: {"builds": [...]} or {"error": ...}.
@@ -25,7 +25,7 @@ from typing import Any
 
 
 def main(folder: str) -> None:
-    # What a kernel's module prints must not get between the answers.
+    # Output of a kernel's module must not get between the replies.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -79,11 +79,11 @@ def _builds(registry: Any, shapes: list[list[int]]) -> dict[Any, dict[str, list[
 
 
 def _defaults(kernel: Any, shapes: list[Any]) -> set[Any]:
-    """The builds that run unless they are tuned, on the GPU of any target."""
+    """The builds that run without tuning, on the GPU of any target."""
     try:
         from kernels.runtime.gpu import OF_TARGET, chosen_for
     except ImportError:
-        # Older revisions can't describe a GPU: where there is none, some kernels can't choose.
+        # Older revisions can't describe a GPU; without one, some of their kernels can't choose.
         with suppress(AssertionError, RuntimeError):
             return {build for gemm in shapes for build in kernel.builds_for(gemm, None)}
         return set()
@@ -95,12 +95,12 @@ def _defaults(kernel: Any, shapes: list[Any]) -> set[Any]:
 
 
 def _described(build: Any, owners: dict[str, list[str]]) -> dict[str, Any]:
-    block = getattr(build, "block", None)  # older revisions don't tell
+    block = getattr(build, "block", None)  # missing in older revisions
     return {
         "source": build.source,
         "defines": [list(define) for define in build.defines],
         "min_sm": build.min_sm,
-        "only_sm": getattr(build, "only_sm", None),  # older revisions have none
+        "only_sm": getattr(build, "only_sm", None),  # missing in older revisions
         "block": block and [block.function, block.threads, block.shared_bytes],
         **owners,
     }
@@ -108,7 +108,7 @@ def _described(build: Any, owners: dict[str, list[str]]) -> dict[str, Any]:
 
 def _compiled(work: list[tuple[int, Any, str]], out: Path) -> Iterator[dict[str, Any]]:
     compile_one = partial(_compile, out)
-    # NVRTC compiles one source at a time in a process, however many threads ask.
+    # NVRTC compiles one source at a time in a process, with any number of threads.
     processes = min(os.cpu_count() or 1, len(work))
     if processes <= 1:
         yield from map(compile_one, work)

@@ -34,11 +34,11 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
             if value is not None
         ]
         lines += _family(f"flexq_bench_{name}", unit, help_text, samples)
-    others = [record for record in newest if record.unit != "us"]
+    not_times = [record for record in newest if record.unit != "us"]
     samples = [
         f"flexq_bench_value{_labels(record, unit=record.unit)} {record.median_us!r} "
         f"{_seconds(record)}"
-        for record in others
+        for record in not_times
     ]
     lines += _family("flexq_bench_value", "", "Value of a metric other than time.", samples)
     return "\n".join([*lines, "# EOF", ""]), len(newest)

@@ -39,10 +39,10 @@ def read(path: str) -> Reading:
     results.
     """
     if Path(path).is_dir():
-        found = sorted(Path(path).rglob("new/benchmark.json"))
-        if not found:
+        files = sorted(Path(path).rglob("new/benchmark.json"))
+        if not files:
             raise UsageError(f"{path} holds no new/benchmark.json: name {_WHAT}")
-        return collect((str(one.parent.parent), partial(_of_folder, one.parent)) for one in found)
+        return collect((str(one.parent.parent), partial(_of_folder, one.parent)) for one in files)
     lines = read_text(path, _WHAT, most_bytes=MOST_BYTES).splitlines()
     messages = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not any('"reason"' in line for _, line in messages):

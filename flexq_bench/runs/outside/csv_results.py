@@ -42,15 +42,15 @@ _COLUMNS = (
 )  # fmt: skip
 _NUMBERS = ("value", "low", "high", "samples", "m", "n", "k")
 _SEPARATORS = (",", ";", "\t")
-_TOLD_SEPARATOR = re.compile(r"sep=(.)\r?\n")  # optional first line of spreadsheets: the separator
+_SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n")  # optional first line of spreadsheets: the separator
 _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+")
 
 
 def read(path: str) -> Reading:
     """Read one result per row; empty rows are ignored. Raises UsageError for another header."""
     text = read_text(path, _WHAT, most_bytes=MOST_BYTES)
-    if (told := _TOLD_SEPARATOR.match(text)) is not None:
-        text = text[told.end() :]
+    if (separator_line := _SEPARATOR_LINE.match(text)) is not None:
+        text = text[separator_line.end() :]
     rows, header, separator = _with_header(path, text)
     for name in header:
         if (other := re.search(r"[;\t|]", name)) is not None:
@@ -73,7 +73,7 @@ def _with_header(path: str, text: str) -> tuple[Iterator[list[str]], list[str], 
     The separator is the one with which the header has the required columns; if there is none, a
     comma. Raises UsageError if the text is no CSV.
     """
-    found = []
+    candidates = []
     for separator in _SEPARATORS:
         rows = csv.reader(io.StringIO(text, newline=None), delimiter=separator)
         try:
@@ -81,8 +81,8 @@ def _with_header(path: str, text: str) -> tuple[Iterator[list[str]], list[str], 
             header = _without_empty_end([name.strip().lower() for name in next(rows, [])])
         except csv.Error:
             raise UsageError(f"{path} is no CSV: name {_WHAT}") from None
-        found.append((rows, header, separator))
-    return next((one for one in found if set(_NEEDED) & set(one[1])), found[0])
+        candidates.append((rows, header, separator))
+    return next((one for one in candidates if set(_NEEDED) & set(one[1])), candidates[0])
 
 
 def _decimal(path: str, text: str, header: list[str], separator: str) -> str:
@@ -95,8 +95,8 @@ def _decimal(path: str, text: str, header: list[str], separator: str) -> str:
     rows = csv.reader(io.StringIO(text, newline=None), delimiter=separator)
     with suppress(csv.Error):  # reported when the row is read
         for place, row in islice(enumerate(rows, start=1), 1, None):
-            told = zip(header, row, strict=False)
-            for cell in (cell.strip() for name, cell in told if name in _NUMBERS):
+            named_cells = zip(header, row, strict=False)
+            for cell in (cell.strip() for name, cell in named_cells if name in _NUMBERS):
                 for sign in ",.":
                     if sign in cell:
                         first.setdefault(sign, f"{cell[:20]!r} in row {place}")
@@ -138,46 +138,46 @@ def _result(row: list[str], header: list[str], decimal: str) -> OutsideResult:
     row = _without_empty_end(row)
     if len(row) > len(header):
         raise BadResult(f"it has {len(row)} cells, the header has {len(header)}")
-    told = {name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()}
+    fields = {name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()}
     if decimal != ".":
-        told |= {name: told[name].replace(decimal, ".") for name in _NUMBERS if name in told}
-    if "benchmark" not in told or "value" not in told:
+        fields |= {name: fields[name].replace(decimal, ".") for name in _NUMBERS if name in fields}
+    if "benchmark" not in fields or "value" not in fields:
         raise BadResult("it has no benchmark, or no value")
-    metric, unit = told.get("metric", "time"), told.get("unit", "us")
+    metric, unit = fields.get("metric", "time"), fields.get("unit", "us")
     if metric == "time":
-        if told.get("direction", "lower") != "lower":
+        if fields.get("direction", "lower") != "lower":
             raise BadResult("less time is better: its direction is lower")
         factor = in_us(1, unit, "1")
         unit = "us"
     else:
         factor = 1.0
-        if unit in US and "unit" not in told:
-            raise BadResult(f"the unit of {metric} is not told")
-        if "direction" not in told:
-            raise BadResult(f"whether lower or higher {metric} is better is not told: direction")
-    cache = told.get("cache", "")
+        if unit in US and "unit" not in fields:
+            raise BadResult(f"the unit of {metric} is missing: add a column unit")
+        if "direction" not in fields:
+            raise BadResult(f"{metric} needs a column direction: lower or higher is better")
+    cache = fields.get("cache", "")
     if cache not in ("", "cold", "hot"):
         raise BadResult("its cache is neither cold nor hot")
     return OutsideResult(
-        name=told["benchmark"],
-        variant=told.get("variant", ""),
-        median=number(told["value"], "value") * factor,
-        low=_end(told, "low", factor),
-        high=_end(told, "high", factor),
-        n_samples=count(told.get("samples", 0), "samples"),
+        name=fields["benchmark"],
+        variant=fields.get("variant", ""),
+        median=number(fields["value"], "value") * factor,
+        low=_end(fields, "low", factor),
+        high=_end(fields, "high", factor),
+        n_samples=count(fields.get("samples", 0), "samples"),
         metric=metric,
         unit=unit,
-        direction=told.get("direction", "lower"),
+        direction=fields.get("direction", "lower"),
         cache=cache,
-        shape=(_size(told, "m"), _size(told, "n"), _size(told, "k")),
-        device=told.get("gpu", ""),
+        shape=(_size(fields, "m"), _size(fields, "n"), _size(fields, "k")),
+        device=fields.get("gpu", ""),
         environment={"tool": "csv"},
     )
 
 
-def _end(told: Mapping[str, str], name: str, factor: float) -> float | None:
-    return number(told[name], name) * factor if name in told else None
+def _end(fields: Mapping[str, str], name: str, factor: float) -> float | None:
+    return number(fields[name], name) * factor if name in fields else None
 
 
-def _size(told: Mapping[str, str], name: str) -> int:
-    return count(told.get(name, 1), name)
+def _size(fields: Mapping[str, str], name: str) -> int:
+    return count(fields.get(name, 1), name)

@@ -40,12 +40,12 @@ def read(path: str) -> Reading:
     """
     file = read_json(path, _WHAT)
     context = file.get("context")
-    told = context if isinstance(context, dict) else {}
+    fields = context if isinstance(context, dict) else {}
     by_name: dict[str, list[Any]] = {}
     for position, entry in enumerate(_typed(list_of(file, "benchmarks", path, _WHAT)), start=1):
         name = _name(entry) if isinstance(entry, dict) else ""
         by_name.setdefault(name or f"benchmark {position}", []).append(entry)
-    return collect(_entries(by_name, told), created_at=iso_time(told.get("date")))
+    return collect(_entries(by_name, fields), created_at=iso_time(fields.get("date")))
 
 
 def _typed(entries: Sequence[Any]) -> list[Any]:
@@ -102,8 +102,8 @@ def _result(
         # A single repetition is an average over its iterations, without an interval.
         median, low, high = of_samples(times) if len(times) > 1 else (times[0], None, None)
         repetitions = [e.get("repetition_index") for e in runs]
-        told = set(map(str, repetitions)) != {"None"}  # old versions do not
-        if len(times) > 1 and told and len(set(map(str, repetitions))) != len(times):
+        has_repetitions = set(map(str, repetitions)) != {"None"}  # old versions do not
+        if len(times) > 1 and has_repetitions and len(set(map(str, repetitions))) != len(times):
             raise BadResult("there is another result of this name and these parameters")
         iterations = [count(e.get("iterations", 0), "iterations") for e in runs]
         return OutsideResult(
@@ -120,11 +120,11 @@ def _result(
         for entry in entries:
             if entry.get("aggregate_name") == centre:
                 time = in_us(entry["real_time"], entry.get("time_unit", "ns"), "real_time")
-                repetitions_told = count(entry.get("repetitions", 0), "repetitions")
+                n_repetitions = count(entry.get("repetitions", 0), "repetitions")
                 return OutsideResult(
                     **common,
                     median=time,
-                    n_samples=repetitions_told,
+                    n_samples=n_repetitions,
                     environment=environment | {"statistic": centre},
                 )
     return None  # a complexity (BigO, RMS), or only deviations

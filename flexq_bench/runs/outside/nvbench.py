@@ -56,9 +56,11 @@ def read(path: str) -> Reading:
     version = _version(file)
     benchmarks = list_of(file, "benchmarks", path, _WHAT)
     folder = Path(path).resolve().parent
-    others = _others_of_a_kind(benchmarks, devices)
-    entries = _states(benchmarks, devices, version, folder, others.keys())
-    refused = ((f"device {number}", partial(_refuse, reason)) for number, reason in others.items())
+    refused_devices = _others_of_a_kind(benchmarks, devices)
+    entries = _states(benchmarks, devices, version, folder, refused_devices.keys())
+    refused = (
+        (f"device {number}", partial(_refuse, reason)) for number, reason in refused_devices.items()
+    )
     return collect(chain(entries, refused))
 
 
@@ -80,18 +82,18 @@ def _others_of_a_kind(benchmarks: list[Any], devices: Mapping[Any, Any]) -> dict
     The value is the reason for a message.
     """
     first: dict[str, Any] = {}
-    others: dict[Any, str] = {}
+    refused_devices: dict[Any, str] = {}
     for benchmark in benchmarks:
         states = benchmark.get("states") if isinstance(benchmark, dict) else None
         for state in states if isinstance(states, list) else ():
             number = state.get("device") if isinstance(state, dict) else None
             name = devices[number].get("name") if number in devices else None
             if isinstance(name, str) and first.setdefault(name, number) != number:
-                others[number] = (
+                refused_devices[number] = (
                     f"it is another {name}, and device {first[name]} is read: run with --devices "
                     f"{first[name]}"
                 )
-    return others
+    return refused_devices
 
 
 def _refuse(reason: str) -> list[OutsideResult]:
@@ -133,7 +135,7 @@ def _results(
         "extra": {"state": state.get("name", "")},
     }
     if state.get("is_skipped"):
-        detail = cleaned(state.get("skip_reason") or "nvbench skipped it and does not say why")
+        detail = cleaned(state.get("skip_reason") or "nvbench skipped it without a reason")
         environment = {"tool": "nvbench", "tool_version": version}
         skipped = OutsideResult(
             **common, median=None, cache="cold", detail=detail, environment=environment
@@ -160,8 +162,8 @@ def _timed(
     time = f"{stem}/time/{side}"
 
     def value(tag: str) -> float | None:
-        found = summaries.get(tag, {}).get("value")
-        return None if found is None else number(found, tag)
+        value = summaries.get(tag, {}).get("value")
+        return None if value is None else number(value, tag)
 
     mean = value(f"{time}/mean")
     n = count(summaries.get(f"{stem}/sample_size", {}).get("value", 0), f"{stem}/sample_size")
@@ -207,16 +209,16 @@ def _samples(summary: Mapping[str, Any] | None, folder: Path) -> tuple[float, ..
     """
     if summary is None or not isinstance(summary.get("filename"), str):
         return ()
-    wanted = count(summary.get("size", 0), "the number of samples")
-    if wanted > MOST_SAMPLES:
+    n_samples = count(summary.get("size", 0), "the number of samples")
+    if n_samples > MOST_SAMPLES:
         raise BadResult(f"it has more than {MOST_SAMPLES:,} samples")
     for home in (folder, folder.parent):
         path = (home / summary["filename"]).resolve()
         if path.is_relative_to(home) and path.is_file():
             with path.open("rb") as file:
-                data = file.read(4 * wanted + 1)
-            if len(data) != 4 * wanted:
-                raise BadResult(f"{path.name} does not hold {wanted} samples")
+                data = file.read(4 * n_samples + 1)
+            if len(data) != 4 * n_samples:
+                raise BadResult(f"{path.name} does not hold {n_samples} samples")
             values = array.array("f", data)
             if sys.byteorder != "little":
                 values.byteswap()

@@ -30,7 +30,7 @@ from flexq_bench.runs.outside.times import iso_time
 _WHAT = "a pytest-benchmark file: pytest --benchmark-json=FILE"
 _SHA = re.compile(r"[0-9a-f]{40,64}")  # "unversioned" outside of a repository
 _US = 1e6  # microseconds in a second
-_FAILED = "the benchmark raised an error, which the file does not tell"
+_FAILED = "the benchmark raised an error, whose reason is not in the file"
 
 
 def read(path: str) -> Reading:
@@ -40,8 +40,8 @@ def read(path: str) -> Reading:
     quartiles. Raises UsageError if the file is not of this format.
     """
     file = read_json(path, _WHAT)
-    told = file.get("machine_info")
-    machine = told if isinstance(told, dict) else {}
+    machine_info = file.get("machine_info")
+    machine = machine_info if isinstance(machine_info, dict) else {}
     benchmarks = list_of(file, "benchmarks", path, _WHAT)
     entries = _entries(benchmarks, machine, cleaned(file.get("version", "")))
     reading = collect(entries, created_at=iso_time(file.get("datetime")))

@@ -124,10 +124,10 @@ def read_json(path: str, what: str) -> dict[str, Any]:
 
 def list_of(value: Mapping[str, Any], key: str, path: str, what: str) -> list[Any]:
     """Return a list of a file's object. Raises UsageError if there is no list under the key."""
-    found = value.get(key)
-    if not isinstance(found, list):
+    items = value.get(key)
+    if not isinstance(items, list):
         raise UsageError(f"{path} has no list {key!r}: name {what}")
-    return found
+    return items
 
 
 def number(value: object, name: str) -> float:
@@ -165,14 +165,14 @@ def split_parameters(parameters: Mapping[str, object]) -> tuple[tuple[int, int, 
     A parameter called m, n or k, in either case, is part of the shape if it is a count. All others
     together are the variant, for example `BlockSize=64,T=I32`.
     """
-    sizes, others = {"m": 1, "n": 1, "k": 1}, []
+    sizes, variant = {"m": 1, "n": 1, "k": 1}, []
     for key, value in parameters.items():
         text = _ADDRESS.sub("", str(value))
         if key.lower() in sizes and re.fullmatch(r"[1-9][0-9]{0,9}", text):
             sizes[key.lower()] = int(text)
         else:
-            others.append(f"{key}={text}")
-    return (sizes["m"], sizes["n"], sizes["k"]), ",".join(others)
+            variant.append(f"{key}={text}")
+    return (sizes["m"], sizes["n"], sizes["k"]), ",".join(variant)
 
 
 def notches(median: float, q1: float, q3: float, n: int) -> tuple[float, float]:
@@ -221,7 +221,7 @@ def _checked(one: OutsideResult) -> OutsideResult:
             raise BadResult("its metric is a time, and its unit is none")
         for value in values:
             if not _SMALLEST_US <= value <= _LARGEST_US:
-                raise BadResult(f"{value:g} µs is no time that anybody measured")
+                raise BadResult(f"{value:g} µs is not a plausible time")
     elif one.median is not None and one.median <= 0:
         raise BadResult(f"its value is {one.median:g}: only positive ones have a history")
     if None not in (one.low, one.high, one.median) and not one.low <= one.median <= one.high:  # type: ignore[operator]  # none of them is None

@@ -172,7 +172,7 @@ def test_times_longer_than_their_turn_are_refused(judged):
     ],
 )
 def test_a_turn_without_times_is_a_broken_worker(judged, reply):
-    with pytest.raises(WorkerError, match="told no times"):
+    with pytest.raises(WorkerError, match="reported no times"):
         judged(turn=lambda _reply, _arguments: reply)
 
 

@@ -100,7 +100,7 @@ def test_other_operations_are_left_out_and_bad_traces_refused(trace_set):
     assert reading.results == ()
     assert [one.reason for one in reading.refused] == [
         "it is no trace of a solution",
-        "-500 µs is no time that anybody measured",
+        "-500 µs is not a plausible time",
     ]
 
 

@@ -31,7 +31,7 @@ def test_csv_rows_of_other_metrics_tell_which_way_is_better(read):
     reading = read("csv", "benchmark,value,unit,metric\ncopy,3.2,TB/s,bandwidth\n")
 
     assert reading.refused == (
-        Refused("row 2", "whether lower or higher bandwidth is better is not told: direction"),
+        Refused("row 2", "bandwidth needs a column direction: lower or higher is better"),
     )
 
 
@@ -81,7 +81,7 @@ def test_csv_that_may_mean_two_things_is_one_line(read, text, said):
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ("gemm,-1,us,1", "-1 µs is no time that anybody measured"),
+        ("gemm,-1,us,1", "-1 µs is not a plausible time"),
         ("gemm,inf,us,1", "value is inf"),
         ("gemm,nan,us,1", "value is nan"),
         ("gemm,x,us,1", "value is no number"),

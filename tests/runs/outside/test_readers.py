@@ -235,7 +235,7 @@ def test_google_benchmark_errors_and_bad_entries_are_told(read):
     assert [text.split(":")[0] for text in refusals(reading)] == [
         *("BM_b", "BM_c", "BM_d", "BM_e", "benchmark 6")
     ]
-    assert "-0.001 µs is no time" in refusals(reading)[0]
+    assert "-0.001 µs is not a plausible time" in refusals(reading)[0]
 
 
 def test_google_benchmark_aggregates_of_old_versions_are_no_benchmarks(read):
