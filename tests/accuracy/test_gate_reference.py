@@ -202,7 +202,7 @@ def test_segments_that_repeat_do_not_count(cli, tiny_llama, tmp_path):
         *("--policy", str(policy), "--data", str(repeated), "--json", "-"),
     )
     assert ran.code == ExitCode.MISSING
-    assert "beside 18 segments that repeat others" in json.loads(ran.out)["checks"][0]["reason"]
+    assert "in addition to 18 duplicate segments" in json.loads(ran.out)["checks"][0]["reason"]
 
 
 def test_one_bad_scheme_does_not_end_the_others(gate, made):

@@ -23,7 +23,8 @@ from db.engine import open_database
 from db.fleet import JobInfo, add_jobs
 from db.records import CommitInfo, DeviceInfo, Record, RunInfo
 from db.tuning import ChoiceInfo
-from flexq_bench.cli.failures import exit_code_of, one_line
+from flexq_bench.cli.failures import exit_code_of
+from flexq_bench.errors import one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD
 from flexq_bench.fleet.coordinator import Coordinator
 from flexq_bench.fleet.pool import Work

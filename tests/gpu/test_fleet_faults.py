@@ -30,12 +30,9 @@ def sabotaged(mark):
 
     class Sabotaged(MeterActor):
         def measure(self, case, choices):
-            self._meter._probe_us[("empty",)] = (
-                0.7  # takes seconds to settle, and says nothing here
-            )
             prepare = self._meter._prepare
 
-            def misbehave(kernel, case):
+            def misbehave(kernel, case, shared):
                 if case.gemm.n == HANGS and not mark.exists():
                     mark.touch()
                     torch.cuda._sleep(1 << 60)  # cycles: eighteen years
@@ -45,7 +42,7 @@ def sabotaged(mark):
                     torch.cuda.synchronize()
                 elif case.gemm.n == TOO_LARGE:
                     torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
-                return prepare(kernel, case)
+                return prepare(kernel, case, shared)
 
             self._meter._prepare = misbehave
             try:
