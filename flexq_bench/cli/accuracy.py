@@ -126,7 +126,7 @@ def accuracy(
     original they were made of.
 
     Exit code 0: evaluated; 2: something named isn't there or doesn't fit; 5: an evaluation failed;
-    130: interrupted (go on with --resume).
+    130: interrupted (continue with --resume).
     """
     from db.engine import open_database
     from flexq_bench.accuracy import SUITE, CalibrationPlan, EvaluationPlan, check_tasks, read_text

@@ -168,7 +168,7 @@ def decode(
     A model is quantized first, into a cached checkpoint; a checkpoint is decoded as it is. Results
     are stored after each process. Exit code 0: measured; 2: it can't be measured as requested
     (unknown names, too long, too large); 5: this machine or the database failed; 130: interrupted
-    (go on with --resume).
+    (continue with --resume).
     """
     from db.engine import open_database
     from db.queries import run_by_uuid_prefix

@@ -78,7 +78,7 @@ def run(
     """Measure a suite, store each result as soon as it is there, print a table.
 
     Exit code 0: measured; 1: a kernel is wrong; 4: planned results are missing; 5: a case failed,
-    or this machine or the database did; 130: interrupted (go on with --resume).
+    or this machine or the database did; 130: interrupted (continue with --resume).
     """
     from flexq_bench.cli import measuring
     from flexq_bench.cli.outside import (

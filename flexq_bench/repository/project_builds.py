@@ -333,7 +333,7 @@ def _run(
         raise BuildError(f"{does_not}: {command[0]}: {error.strerror}{hint}") from error
     with process:
         try:
-            log, _ = process.communicate(timeout=timeout_s)
+            output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             raise BuildError(f"{does_not} in {timeout_s:g} s") from None
         finally:
@@ -343,13 +343,13 @@ def _run(
     if process.returncode:
         where = ""
         if build.output is not None:
-            build.output.write_text(log, "utf-8")
+            build.output.write_text(output, "utf-8")
             where = f" (its output: {build.output})"
-        raise BuildError(f"{does_not}: {_reason(log, process.returncode)}{where}")
+        raise BuildError(f"{does_not}: {_reason(output, process.returncode)}{where}")
 
 
-def _reason(said: str, code: int) -> str:
+def _reason(output: str, code: int) -> str:
     """Return the first line of a build's output that gives a reason, or else the last line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     reasons = (line for line in lines if _REASON.search(line) and not _WRAPS.search(line))
     return next(reasons, lines[-1] if lines else f"exit code {code}")[:_SHOWN]
