@@ -89,7 +89,7 @@ class WorkerProcess:
         self._request_id = 0  # id of the latest request; 0: none was sent
         self._operation = ""  # operation of the latest request
         self._unread = b""
-        self._stderr_start = 0  # bytes on stderr before the latest request
+        self._stderr_start = 0  # bytes on stderr up to the latest reply
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self._process = subprocess.Popen(
             list(command),
@@ -146,14 +146,12 @@ class WorkerProcess:
         self._request_id = secrets.randbits(_ID_BITS) or 1
         self._operation = what
         message = {"id": self._request_id, "do": what, **arguments}
-        size = self._stderr_size()
         try:
             assert self._process.stdin is not None  # the process was created with a pipe
             self._process.stdin.write(encode(message))
             self._process.stdin.flush()
         except OSError:
             raise WorkerError(self._exit_reason()) from None
-        self._stderr_start = size
 
     def receive(self) -> dict[str, Any]:
         """The next reply to the latest request.
@@ -225,6 +223,8 @@ class WorkerProcess:
         if answer.get("id") != self._request_id:
             self.kill()
             raise WorkerError(f"{self.name} answered {self._operation!r} with {line[:80]!r}")
+        # Not when a request is sent: a worker that dies may have written its reason before.
+        self._stderr_start = self._stderr_size()
         return answer
 
     def _line(self) -> bytes:
@@ -250,7 +250,7 @@ class WorkerProcess:
         return line
 
     def _exit_reason(self) -> str:
-        """Describe how the process ended, at which request, and its last line on stderr since."""
+        """Describe how the process ended, at which request, and its last line on stderr."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)
         code = self._process.poll()

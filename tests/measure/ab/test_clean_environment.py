@@ -112,6 +112,23 @@ def test_an_answer_that_was_written_before_it_was_asked_for_is_none(a_tree):
         worker.ask("turn")
 
 
+def test_the_reason_of_a_dead_worker_may_precede_the_request(a_tree, tmp_path):
+    written = tmp_path / "written"
+    dies = (
+        "import pathlib, sys\n"
+        "print('ImportError: no Precision', file=sys.stderr, flush=True)\n"
+        "pathlib.Path(sys.argv[1]).touch()\n"
+        "sys.stdin.readline()\n"
+        "sys.exit(1)\n"
+    )
+    command = (sys.executable, "-S", "-c", dies, str(written))
+
+    with WorkerProcess("head", a_tree("head").tree, command, timeout_s=20.0) as worker:
+        assert wait_until(written.exists)
+        with pytest.raises(WorkerError, match="at 'describe': ImportError: no Precision"):
+            worker.ask("describe")
+
+
 def state_of(pid):
     """R of one that runs, T of one that is stopped, Z of one that ended; empty: it's gone."""
     try:
