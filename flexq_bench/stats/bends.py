@@ -38,8 +38,7 @@ def is_gradual(
 
     values: [n]. residuals: [n] from the segments [k]. effects: [k - 1], of the boundaries.
     position: index of the segment before the boundary. memory: of the residuals. floor: smallest
-    sigma of a value. slow: numbers of values of the ramps that may explain a small
-    step.
+    sigma of a value. slow: lengths, in values, of the ramps that may explain a small step.
     """
     return (
         _bends(values, segments, position, residuals, memory, floor)
