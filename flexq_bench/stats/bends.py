@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flexq_bench.stats.log_series import MAD_TO_SIGMA, Floats
+from flexq_bench.stats.log_series import MAD_TO_SIGMA, Floats, root_mean_square
 from flexq_bench.stats.segments import Segment
 
 CLIP_SIGMAS = 3.5  # limit for clipping a value
@@ -185,7 +185,7 @@ def _is_slow(
     left, right = segments[position], segments[position + 1]
     if left.slope or right.slope:
         return False
-    if abs(effect) > _SMALL_SIGMAS * max(float(np.sqrt(np.mean(residuals * residuals))), floor):
+    if abs(effect) > _SMALL_SIGMAS * root_mean_square(residuals, floor=floor):
         return False
     start = max(left.start, left.stop - _BESIDE_A_RAMP)
     stop = min(right.stop, right.start + _BESIDE_A_RAMP)

@@ -8,7 +8,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats.log_series import Floats, Ints, resolution_scale, run_bounds
+from flexq_bench.stats.log_series import (
+    Floats,
+    Ints,
+    resolution_scale,
+    root_mean_square,
+    run_bounds,
+)
 
 FEWEST_HOPS = 5  # two are a change and its repair, which may happen twice
 LONGEST_VISIT = 25  # values, of the median visit: longer visits are levels
@@ -109,7 +115,7 @@ def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
     if not large.any():
         return None
     small = size[~large]
-    noise = max(float(np.sqrt(np.mean(small * small))), 2 * floor)
+    noise = root_mean_square(small, floor=2 * floor)
     gap = float(np.median(size[large]))
     if noise == 0 or gap < _HOP_SIGMAS * noise:
         return None

@@ -18,6 +18,7 @@ from flexq_bench.stats.log_series import (
     effective_size,
     resolution_scale,
     robust_scale,
+    root_mean_square,
     step_proof_autocorrelation,
     without_spikes,
 )
@@ -251,7 +252,7 @@ def _tested(
         residuals,
         segments,
         memory,
-        max(float(np.sqrt(np.mean(residuals * residuals))), floor),
+        root_mean_square(residuals, floor=floor),
         errors=rules.wander_errors,
     )
     tested = tests()
@@ -278,7 +279,7 @@ def _tested(
             values,
             segments,
             _memory(residuals, segments),
-            max(float(np.sqrt(np.mean(residuals * residuals))), floor),
+            root_mean_square(residuals, floor=floor),
             first=POINTS_BEFORE_FIRST,
         )
         segments = [sums.fit(a, b, line) for a, b in pairwise(bounds)]
@@ -297,8 +298,8 @@ def _tested(
         cleaned, sums, segments, tested, residuals, rules, memory, floor, wander
     )
     residuals = residuals_of(cleaned, segments)
-    spread = float(np.sqrt(np.mean(residuals * residuals)))
-    return Fit(tuple(segments), tuple(tested), cleaned, max(spread, floor), memory)
+    sigma = root_mean_square(residuals, floor=floor)
+    return Fit(tuple(segments), tuple(tested), cleaned, sigma, memory)
 
 
 def _with_single_steps(
@@ -371,7 +372,7 @@ def _single_step(
     places = np.arange(first, stop - start - SHORTEST_SEGMENT + 1)
     about = cleaned[start:stop] - float(cleaned[start:stop].mean())
     costs, information = step_costs(about, places, memory)
-    sigma = max(float(np.sqrt(np.mean(residuals * residuals))), floor)
+    sigma = root_mean_square(residuals, floor=floor)
     variance = innovation_variance(costs, about.size, sigma)
     explained = _innovations(residuals[start:stop], memory)
     if explained - float(costs.min()) < _BEYOND_A_LINE * variance:
