@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flexq_bench.errors import UsageError
-from flexq_bench.schemes.model_files import CONFIG
+from flexq_bench.schemes.model_files import CONFIG, class_name
 from workloads.blocks import DECODED, Block, BlockType
 from workloads.errors import WorkloadError
 from workloads.model_spec import ModelSpec
@@ -132,11 +132,8 @@ class _FieldError(ValueError):
 
 def _class_of(config: Mapping[str, Any]) -> str:
     """The name of the model's class, or if missing, the class of its model type."""
-    named = config.get("architectures")
-    if isinstance(named, list) and named:
-        return str(named[0])
     kind: Any = config.get("model_type")
-    return _CLASSES.get(kind, f"model of type {kind!r}")
+    return class_name(config) or _CLASSES.get(kind, f"model of type {kind!r}")
 
 
 def _count(config: Mapping[str, Any], key: str) -> int:

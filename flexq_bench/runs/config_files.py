@@ -148,11 +148,10 @@ def _type_of_class(values: Mapping[str, Any]) -> str | None:
     """The model type of the class that `architectures` names; None: unknown to transformers."""
     import transformers
 
-    classes = values.get("architectures")
-    if not isinstance(classes, list) or not classes:
-        return None
+    from flexq_bench.schemes.model_files import class_name
+
     try:
-        return str(getattr(transformers, str(classes[0])).config_class.model_type)
+        return str(getattr(transformers, class_name(values)).config_class.model_type)
     except (AttributeError, ImportError):  # unknown, or of a package that is not installed
         return None
 

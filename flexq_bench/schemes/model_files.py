@@ -126,6 +126,12 @@ def _of_folder(folder: Path, *, name: str | None = None) -> ModelFiles:
     return ModelFiles(name, folder, None, weights, tensors)
 
 
+def class_name(config: Mapping[str, Any]) -> str:
+    """Name of the model's class in transformers; empty if its configuration names none."""
+    classes = config.get("architectures")
+    return str(classes[0]) if isinstance(classes, list) and classes else ""
+
+
 def _check_config(path: Path) -> None:
     config = _json(path)
     for key in _QUANTIZED:

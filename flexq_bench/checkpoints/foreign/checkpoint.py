@@ -24,6 +24,7 @@ from flexq_bench.checkpoints.foreign.methods import read_layers
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.safetensors_io import digest_of, read_tensor
 from flexq_bench.checkpoints.stored import BLOCK, shape_of
+from flexq_bench.schemes.model_files import class_name
 from flexq_bench.schemes.model_map import names_of_stored
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
@@ -52,7 +53,7 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         self._section = section
         self._tensors = FolderTensors(folder)
         self._layers = read_layers(self._tensors, self._section)
-        renamed = names_of_stored(_class_of(config))
+        renamed = names_of_stored(class_name(config))
         # By their names here, the names of layers and tensors in the files.
         self._stored_layers = self._by_name(
             self._layers.names, lambda name: renamed(f"{name}.").removesuffix(".")
@@ -161,9 +162,3 @@ class ForeignCheckpoint(QuantizedCheckpoint):
                 " and ".join(self._outside.values())
                 + (" are" if len(self._outside) > 1 else " is"),
             )
-
-
-def _class_of(config: dict[str, Any]) -> str:
-    """Name of the model's class in transformers; empty if its configuration names none."""
-    named = config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
