@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import deque
@@ -13,22 +12,25 @@ from dataclasses import dataclass, replace
 from flexq_bench.measure.clocks import Batch, Rotation
 from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.telemetry import Telemetry
-from flexq_bench.stats import Interval, hierarchical_interval, median_interval
+from flexq_bench.stats import (
+    Interval,
+    hierarchical_interval,
+    median_interval,
+    trimmed_mean_interval,
+)
 from workloads.case import Regime
 
 _MAX_BATCH = 128  # samples, so that the device's queue of launches never fills
 # Outputs are checked once per batch, so a batch of long samples with longer gaps has at least this
 # many, in at most this many times the length of a batch.
 _MIN_GAPPED, _MOST_BATCHES = 3, 10
-# Half the 95 % interval of the median of n, in standard deviations over sqrt(n), for large n: 1.96
-# · sqrt(pi / 2).
-_HALF_WIDTH = 2.46
 # Number of samples that give a case's own clock without a power limit, and the idle time after
 # which no limit is active.
 _FREE_SAMPLES, _LONGEST_FREE_GAP_S = 5, 0.02
-# Placements from whose spread the required number is predicted. Of fewer, too many may be outliers
-# by chance.
-_TELL = 10
+# Placements from whose interval the required number is predicted, and the fraction of it that must
+# exceed the budget. Of ten placements the interval is half again as wide as their spread deserves
+# (Student's factor, trimming), and the spread may be a third too large by chance.
+_TELL, _SURE = 10, 0.25
 _RAISED = 1.01  # ratio of clocks above which longer gaps are worthwhile
 Place = Callable[[int], AbstractContextManager[Rotation]]
 Now = Callable[[], float]
@@ -301,7 +303,11 @@ class _Sampler:
         valid = [p.valid_us for p in placements if p.valid_us]
         if not valid:
             return None
-        return hierarchical_interval(valid, seed=self._seed, confidence=self._protocol.confidence)
+        trim, confidence = self._protocol.trim, self._protocol.confidence
+        if trim is None or len(valid) == 1:
+            return hierarchical_interval(valid, seed=self._seed, confidence=confidence)
+        medians = [statistics.median(samples) for samples in valid]
+        return trimmed_mean_interval(medians, trim=trim, confidence=confidence)
 
     def _stop(self, interval: Interval | None) -> str:
         """Return the reason to stop now (see Sampling.stopped); empty: go on."""
@@ -316,9 +322,9 @@ class _Sampler:
             return "closed"
         if interval is None and len(self._placements) >= protocol.min_placements:
             return "hopeless"
-        if len(counted) >= max(_TELL, protocol.min_placements):
-            needed = placements_needed([p.valid_us for p in counted], protocol.ci_tolerance)
-            if elapsed_s * needed / len(self._placements) > protocol.budget_s:
+        if interval is not None and len(counted) >= max(_TELL, protocol.min_placements):
+            needed = placements_needed(len(counted), interval, protocol.ci_tolerance)
+            if elapsed_s * _SURE * needed / len(self._placements) > protocol.budget_s:
                 return "hopeless"
         return "budget" if elapsed_s >= protocol.budget_s else ""
 
@@ -330,18 +336,12 @@ def are_enough(counted: Sequence[Placement], protocol: Protocol) -> bool:
     return len(counted) >= least and protocol.is_enough(samples, device_s, placements=least)
 
 
-def placements_needed(placements: Sequence[Sequence[float]], tolerance: float) -> float:
+def placements_needed(count: int, interval: Interval, tolerance: float) -> float:
     """Estimated number of placements until their interval is ± tolerance wide.
 
-    placements: samples of those so far, any unit. Up to two medians in five may be outliers,
-    because a minority does not keep the interval of the median open for long; the estimate uses the
-    standard deviation of the others.
+    interval: of `count` placements. It narrows with the square root of their number.
     """
-    medians = [statistics.median(samples) for samples in placements]
-    centre = statistics.median(medians)
-    near = sorted(medians, key=lambda median: abs(median - centre))
-    sigma = statistics.stdev(near[: len(near) - 2 * len(near) // 5])
-    return math.ceil((_HALF_WIDTH * sigma / (tolerance * centre)) ** 2)
+    return count * (interval.half_width / (tolerance * interval.estimate)) ** 2
 
 
 @dataclass(frozen=True, slots=True)

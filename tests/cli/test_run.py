@@ -79,7 +79,7 @@ def test_both_regimes_of_a_case_are_two_results_of_two_series(cli):
     found = {record["case"]: (record["metric"], record["regime"]) for record in records}
     assert found["cublas-fp16 gemm cold m1n32k32"] == ("time", "boost")
     assert found["cublas-fp16 gemm cold m1n32k32 sustained"] == ("sustained_time", "sustained")
-    assert all(record["protocol_version"] == 2 for record in records)
+    assert all(record["protocol_version"] == 3 for record in records)
     assert cli("sweep", *shape[:6], "--regime", "fast").code == ExitCode.USAGE
 
 

@@ -1,9 +1,10 @@
 """Share of a large sweep's cases with a result, their time and precision, under two protocols.
 
-    python benchmarks/verdicts/protocol_2.py plan --out FOLDER
-    python benchmarks/verdicts/protocol_2.py measure --out FOLDER --part 1/4 [--seconds N]
-    python benchmarks/verdicts/protocol_2.py measure --out FOLDER --old-tree TREE --every 13
-    python benchmarks/verdicts/protocol_2.py report --out FOLDER
+    python benchmarks/verdicts/two_protocols.py plan --out FOLDER
+    python benchmarks/verdicts/two_protocols.py measure --out FOLDER --part 1/4 [--seconds N]
+    python benchmarks/verdicts/two_protocols.py measure --out FOLDER --old-tree TREE --every 13
+    python benchmarks/verdicts/two_protocols.py report --out FOLDER
+    python benchmarks/verdicts/two_protocols.py replay --out FOLDER [--seed N]
 
 `plan` needs no GPU: it writes cases.json, the cases and their probes in the order of a run.
 `measure` needs only torch, CuPy and NVML. It appends a line for each case to the file of its part,
@@ -13,6 +14,10 @@ example protocol 1 from
     git archive c6ae341 | tar -x -C TREE
 
 --every 13 takes every 13th case; `report` compares those that both trees measured.
+
+`replay` needs no GPU: it estimates the share of `ok` under the present numbers of the protocol.
+Placements are drawn, with replacement, from those measured for a case, and each takes as long as
+one took then.
 """
 
 from __future__ import annotations
@@ -24,8 +29,12 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 KERNELS = ("flexq", "cublaslt-w8a8", "cublaslt-fp8", "cublas-fp16")
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -240,6 +249,58 @@ def report(out: Path) -> None:
             say(f"  {_line(row)}")
 
 
+class _Replay:
+    """Placements with the medians of a measured case, on a clock of their own."""
+
+    launches = 1
+
+    def __init__(self, row: Row, batch_s: float, rng: np.random.Generator) -> None:
+        self._medians, self._batch_s, self._rng = row["placements_us"], batch_s, rng
+        self._placement_s = row["wall_s"] / len(self._medians)
+        self._us, self._now_s = 0.0, 0.0
+
+    def now(self) -> float:
+        return self._now_s
+
+    @contextmanager
+    def place(self, index: int) -> Iterator[Any]:
+        self._now_s = max(self._now_s, index * self._placement_s)
+        self._us = self._rng.choice(self._medians)
+        yield self
+
+    def sample(self, count: int, *, gap_us: float = 0.0) -> Any:
+        from flexq_bench.measure.clocks import Batch
+
+        self._now_s += self._batch_s
+        return Batch((self._us,) * count, (None,) * count)
+
+
+def replay(out: Path, seed: int) -> None:
+    """Apply the stop rule of the present protocol to placements drawn from those measured."""
+    from flexq_bench.measure.protocol import PROTOCOL_CUDA
+    from flexq_bench.measure.sampling import sample_case
+    from flexq_bench.measure.telemetry import NoSensor, Telemetry
+
+    # Replayed samples of a placement are equal, so their number and device time say nothing.
+    protocol = replace(PROTOCOL_CUDA, min_samples=1, min_device_s=0.0)
+    rng, rows = np.random.default_rng(seed), []
+    for row in _rows(out, old=False):
+        if _is_probe(row["case"]) or not row["placements_us"]:
+            continue
+        case = _Replay(row, protocol.batch_s, rng)
+        telemetry = Telemetry(NoSensor(), period_s=1.0, now=case.now)
+        found = sample_case(case.place, protocol, telemetry, seed=seed, now=case.now, warm=True)
+        width = found.interval.half_width / found.interval.estimate
+        rows.append((found.converged, found.elapsed_s))
+        if not found.converged:
+            ended = f"{found.stopped}, {len(found.placements)} placements"
+            say(f"  {row['case']}: ± {width:.2%}, {ended}")
+    share = sum(ok for ok, _ in rows) / len(rows)
+    seconds = [elapsed_s for _, elapsed_s in rows]
+    middle, mean = statistics.median(seconds), statistics.fmean(seconds)
+    say(f"{len(rows)} cases, {share:.1%} ok, {middle:.2f} s in the median, {mean:.2f} in the mean")
+
+
 def _by_tokens(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     few = [row for row in rows if _tokens(row["case"]) <= FEW]
     return few, [row for row in rows if _tokens(row["case"]) > FEW]
@@ -274,7 +335,7 @@ def _beats_floor(row: Row) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("plan", "measure", "report"))
+    parser.add_argument("what", choices=("plan", "measure", "report", "replay"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plan", type=Path, help="cases.json; default: in --out")
     parser.add_argument("--done", type=Path, help="a folder with what earlier calls measured")
@@ -282,10 +343,13 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--old-tree", type=Path)
     parser.add_argument("--every", type=int, default=13)
+    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.what == "plan":
         write_plan(given.out)
     elif given.what == "measure":
         measure(given)
+    elif given.what == "replay":
+        replay(given.out, given.seed)
     else:
         report(given.out)

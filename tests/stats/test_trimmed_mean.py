@@ -1,0 +1,59 @@
+"""Interval of a trimmed mean: coverage, outliers, bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flexq_bench.stats import trimmed_mean_interval
+
+
+def two_levels(rng, size):
+    return 10.0 * (rng.random(size) < 0.5) + rng.normal(0.0, 1.0, size)
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda rng, size: rng.normal(5.0, 3.0, size), two_levels], ids=["normal", "two levels"]
+)
+@pytest.mark.parametrize("size", [5, 12, 60])
+def test_the_interval_covers_the_mean_about_as_often_as_it_says(draw, size):
+    rng = np.random.default_rng(3)
+    trials = 600
+    intervals = [trimmed_mean_interval(draw(rng, size), trim=0.05) for _ in range(trials)]
+
+    covered = sum(interval.low <= 5.0 <= interval.high for interval in intervals)
+
+    assert 0.91 <= covered / trials <= 0.98
+
+
+def test_fewer_than_ten_values_are_all_averaged_and_of_twenty_the_outer_two_are_not():
+    assert trimmed_mean_interval([1.0, 2.0, 3.0, 10.0], trim=0.05).estimate == 4.0
+    twenty = [-1000.0, *range(18), 1000.0]
+
+    interval = trimmed_mean_interval(twenty, trim=0.05)
+
+    assert interval.estimate == np.mean(range(18))
+    assert interval.half_width < 4.0
+
+
+def test_without_trim_it_is_the_interval_of_student():
+    # t(0.975, 3 degrees of freedom) = 3.1824, standard deviation 1.2910.
+    interval = trimmed_mean_interval([1.0, 2.0, 3.0, 4.0], trim=0.0)
+
+    assert interval.estimate == 2.5
+    assert interval.half_width == pytest.approx(3.1824 * 1.2910 / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        ([1.0], {}),
+        ([1.0, float("nan")], {}),
+        ([[1.0, 2.0]], {}),
+        ([1.0, 2.0], {"trim": 0.3}),
+        ([1.0, 2.0], {"confidence": 1.0}),
+    ],
+)
+def test_bad_input_is_refused(values, options):
+    with pytest.raises(ValueError, match=r"two values|finite|between"):
+        trimmed_mean_interval(values, **{"trim": 0.05, **options})
