@@ -130,8 +130,7 @@ def _quantize_blocks(
     progress: Progress | None,
 ) -> None:
     def write(index: int) -> None:
-        prefix = f"{streamed.layout.names.blocks}.{index}."
-        _write_block(streamed.block(index), prefix, writer)
+        _write_block(streamed, index, writer)
         writer.close_shard()
         streamed.leave(index)
 
@@ -148,7 +147,8 @@ def _quantize_blocks(
         )
 
 
-def _write_block(block: nn.Module, prefix: str, writer: CheckpointWriter) -> None:
+def _write_block(streamed: StreamedModel, index: int, writer: CheckpointWriter) -> None:
+    block, prefix = streamed.block(index), f"{streamed.layout.names.blocks}.{index}."
     quantized = {
         name: module.layer
         for name, module in block.named_modules()
@@ -158,7 +158,7 @@ def _write_block(block: nn.Module, prefix: str, writer: CheckpointWriter) -> Non
         writer.add_layer(prefix + name, layer)
     for name, tensor in block.state_dict().items():
         if name.rpartition(".")[0] not in quantized:
-            writer.add_tensor(prefix + name, tensor)
+            writer.add_tensor(prefix + name, tensor, as_is=streamed.keeps_fp32(prefix + name))
 
 
 def _other_linears(streamed: StreamedModel) -> list[str]:

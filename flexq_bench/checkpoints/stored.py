@@ -136,6 +136,9 @@ def shape_of(name: str, config: dict[str, Any]) -> tuple[int, int] | None:
             inner = config.get("moe_intermediate_size") or inner
         if ".shared_expert." in name:
             inner = config.get("shared_expert_intermediate_size") or inner
+        if ".shared_experts." in name:
+            count = config.get("n_shared_experts") or config["moe_num_shared_experts"]
+            inner = config["moe_intermediate_size"] * count
         head = config.get("head_dim") or hidden // heads
         kv = (config.get("num_key_value_heads") or heads) * head
         q = heads * head

@@ -63,6 +63,11 @@ class StreamedModel:
         """The module of a block, whether its weights are in memory or not."""
         return self.layout.block_module(self.module, index)
 
+    def keeps_fp32(self, name: str) -> bool:
+        """True for tensors that transformers never converts: biases that choose experts."""
+        parts = getattr(self.module, "_keep_in_fp32_modules_strict", None) or ()
+        return any(part in name for part in parts)
+
     def enter(self, index: int) -> None:
         """Load a block's weights, and drop those of all others."""
         if index == self._resident:
@@ -113,7 +118,7 @@ class StreamedModel:
 
     def _fill(self, names: Iterable[str]) -> None:
         for name, tensor in self._source.read(names, self._device):
-            values = tensor.to(self._dtype)
+            values = tensor.to(torch.float32 if self.keeps_fp32(name) else self._dtype)
             if not all_finite(values):
                 raise CheckpointError(
                     f"{self._source.name}: {name} holds NaN or infinity in "

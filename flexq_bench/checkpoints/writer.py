@@ -120,16 +120,17 @@ class CheckpointWriter:
             self._layer_bytes += tensor.numel() * tensor.element_size()
             self._add(f"{name}.{part}", tensor)
 
-    def add_tensor(self, name: str, tensor: torch.Tensor) -> None:
+    def add_tensor(self, name: str, tensor: torch.Tensor, *, as_is: bool = False) -> None:
         """Add an unquantized tensor: as FP16, in which kernels compute, if it fits that.
 
-        Raises CheckpointError if it contains NaN or infinity, or was added before.
+        as_is: in its own type. Raises CheckpointError if it contains NaN or infinity, or was added
+        before.
         """
         if tensor.is_floating_point():
             if not all_finite(tensor):
                 raise CheckpointError(f"{name} holds NaN or infinity: quantize another model")
             half = tensor.to(torch.float16)
-            tensor = half if all_finite(half) else tensor
+            tensor = half if all_finite(half) and not as_is else tensor
         self._add(name, tensor)
 
     def leave_as_is(self, names: Iterable[str]) -> None:

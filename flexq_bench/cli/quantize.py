@@ -116,10 +116,13 @@ def quantize(
     else:
         files = find_model(model)
         source = open_source(files)
+        tokenizer = None
+        if algorithm.needs_calibration or (files.gguf is None and files.tokenizer_files()):
+            tokenizer = load_tokenizer(files)  # a checkpoint with a damaged one can't be evaluated
         if algorithm.needs_calibration:
             with progress("reading the calibration"):
                 data = _calibrated(
-                    source, load_tokenizer(files), algorithm,
+                    source, tokenizer, algorithm,
                     calibration, calibration_segments, calibration_length, seed,
                 )  # fmt: skip
     with ended_by_terminate(), _progress() as on_block:

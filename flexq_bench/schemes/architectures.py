@@ -37,7 +37,8 @@ class Architecture:
     the kind, including the part before if two sites would otherwise have the same kind. gated: the
     feed-forward has a gate (GLU). norm_offset: constant that a norm adds to its weight. attention:
     name of a block's attention. experts: path of a block's experts (linear_layers.Experts), whose
-    layers come after `linears`; "": it has none. stored: pairs of a part of a weight's name here
+    layers come after `linears`; "": it has none. dense: the architecture of a mixture's blocks
+    without experts; None: it has no such blocks. stored: pairs of a part of a weight's name here
     and its counterpart in files.
     """
 
@@ -48,6 +49,7 @@ class Architecture:
     norm_offset: float = 0.0
     attention: str = "self_attn"
     experts: str = ""
+    dense: Architecture | None = None
     stored: tuple[tuple[str, str], ...] = ()
 
     def kind_of(self, path: str) -> str:
@@ -289,20 +291,30 @@ _QWEN_3_MOE = Architecture(
     _LLAMA.site_inputs[:2],
     gated=True,
     experts="mlp.experts",
+    dense=_LLAMA,
 )
-# One expert reads every token, beside those that the router chooses.
-_QWEN_2_MOE = replace(
-    _QWEN_3_MOE,
-    linears=(
-        *_QWEN_3_MOE.linears,
-        *(f"mlp.shared_expert.{layer}" for layer in ("gate_proj", "up_proj", "down_proj")),
-    ),
-    site_inputs=(
-        *_QWEN_3_MOE.site_inputs,
-        SiteInput("post_attention_layernorm", ("gate_proj", "up_proj"), None),
-        SiteInput("mlp.shared_expert.up_proj", ("down_proj",), "linear"),
-    ),
-)
+
+
+def _with_shared_expert(path: str) -> Architecture:
+    """One expert reads every token, beside those that the router chooses."""
+    return replace(
+        _QWEN_3_MOE,
+        linears=(
+            *_QWEN_3_MOE.linears,
+            *(f"{path}.{layer}" for layer in ("gate_proj", "up_proj", "down_proj")),
+        ),
+        site_inputs=(
+            *_QWEN_3_MOE.site_inputs,
+            SiteInput("post_attention_layernorm", ("gate_proj", "up_proj"), None),
+            SiteInput(f"{path}.up_proj", ("down_proj",), "linear"),
+        ),
+    )
+
+
+_QWEN_2_MOE = _with_shared_expert("mlp.shared_expert")
+# Several shared experts are one with as many times the channels.
+_GLM_4_MOE = _with_shared_expert("mlp.shared_experts")
+_ERNIE_4_5_MOE = replace(_GLM_4_MOE, stored=((".mlp.gate.moe_statics.", ".mlp.moe_statics."),))
 _MIXTRAL = replace(
     _QWEN_3_MOE,
     stored=(
@@ -362,6 +374,8 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": _QWEN_3_MOE,
     "OlmoeForCausalLM": _QWEN_3_MOE,
     "GraniteMoeForCausalLM": _GRANITE_MOE,
+    "Glm4MoeForCausalLM": _GLM_4_MOE,
+    "Ernie4_5_MoeForCausalLM": _ERNIE_4_5_MOE,
 }
 
 
@@ -372,6 +386,8 @@ def architecture_of(model: nn.Module) -> Architecture | None:
         return _OPT_350M
     if type(model).__name__ == "StableLmForCausalLM" and config.use_parallel_residual:
         return _COHERE
+    if names is _ERNIE_4_5_MOE and not config.moe_num_shared_experts:
+        return replace(_QWEN_3_MOE, stored=names.stored)
     if names is _FALCON:
         first = model.get_submodule(f"{_FALCON.blocks}.0")
         for norms in (("ln_attn", "ln_mlp"), ("input_layernorm", "post_attention_layernorm")):

@@ -87,7 +87,7 @@ class Atom(Scheme):
         options = self.options
         statistics = Statistics(hessian=options.gptq)
         observe_block(state, block, statistics)
-        for site_input in state.layout.site_inputs:
+        for site_input in state.layout.inputs_of(block):
             readers = readers_of(state, block, site_input)
             first = readers[0].name
             order = None

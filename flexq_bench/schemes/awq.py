@@ -89,7 +89,7 @@ class Awq(Scheme):
     ) -> dict[str, torch.Tensor]:
         """Fold the best scales; returns the divisors of each site's inputs, float64 [K]."""
         seen: dict[str, torch.Tensor] = {}
-        for site_input in state.layout.scalable_inputs:
+        for site_input in state.layout.scalable_inputs(block):
             readers = readers_of(state, block, site_input)
             seen |= fold_scale(
                 state, block, site_input, self._best_scale(state, site_input, readers, statistics)

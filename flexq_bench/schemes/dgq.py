@@ -71,7 +71,7 @@ class Dgq(Scheme):
         observe_block(state, block, statistics)
         with unrounded(state.layout.block_module(state.model, block)):
             seen = self._smooth(state, block, statistics)
-            for site_input in state.layout.site_inputs:
+            for site_input in state.layout.inputs_of(block):
                 readers = readers_of(state, block, site_input)
                 first = readers[0].name
                 scale = seen.get(first, torch.ones_like(statistics.abs_sum[first]))
@@ -91,7 +91,7 @@ class Dgq(Scheme):
         if self.options.outliers == 0:
             return seen
         head = head_size(state)
-        for site_input in state.layout.scalable_inputs:
+        for site_input in state.layout.scalable_inputs(block):
             readers = readers_of(state, block, site_input)
             if site_input.source.endswith("v_proj"):
                 continue  # the paper smooths only the norms' outputs and the input of down_proj

@@ -72,10 +72,10 @@ class DuQuant(Scheme):
         state.inputs.observe(samples)
         with unrounded(state.layout.block_module(state.model, block)):
             seen: dict[str, torch.Tensor] = {}
-            for site_input in state.layout.scalable_inputs:
+            for site_input in state.layout.scalable_inputs(block):
                 alpha = self.options.alpha
                 seen |= smooth_input(state, block, site_input, statistics, alpha)
-            for site_input in state.layout.site_inputs:
+            for site_input in state.layout.inputs_of(block):
                 self._rotate(state, block, site_input, samples, seen)
 
     def _rotate(

@@ -199,7 +199,7 @@ class Gptq(Scheme):
         solver = GptqOptions(damping=options.damping, act_order=options.act_order)
         statistics = Statistics(hessian=True)
         observe_block(state, block, statistics)
-        for site_input in state.layout.site_inputs:
+        for site_input in state.layout.inputs_of(block):
             readers = readers_of(state, block, site_input)
             weights = [weight_of(state.model, site) for site in readers]
             hessian = statistics.hessian[readers[0].name]

@@ -129,13 +129,15 @@ def layers_of(
 ) -> tuple[tuple[SiteSensitivity, ...], ...]:
     """Group sites by layer as engines run them: sites with the same input are one layer."""
     source = {
-        kind: site_input.source for site_input in layout.site_inputs for kind in site_input.kinds
+        (block, kind): site_input.source
+        for block in range(layout.blocks)
+        for site_input in layout.inputs_of(block)
+        for kind in site_input.kinds
     }
     readers: dict[tuple[int, str], list[SiteSensitivity]] = {}
     for sensitivity in sensitivities:
-        readers.setdefault((sensitivity.site.block, source[sensitivity.site.kind]), []).append(
-            sensitivity
-        )
+        block, kind = sensitivity.site.block, sensitivity.site.kind
+        readers.setdefault((block, source[block, kind]), []).append(sensitivity)
     return tuple(tuple(together) for together in readers.values())
 
 

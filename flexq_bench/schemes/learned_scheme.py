@@ -146,7 +146,7 @@ class LearnedScheme(Scheme):
         trainer = BlockTrainer(
             module,
             {site.name.removeprefix(prefix): site.kind for site in sites},
-            state.layout.scalable_inputs,
+            state.layout.scalable_inputs(block),
             options.weight,
             options.activation,
             {} if options.activation is None else self._starting_scales(state, block),
@@ -164,7 +164,7 @@ class LearnedScheme(Scheme):
         statistics = Statistics()
         observe_block(state, block, statistics, state.original)
         start = {}
-        for site_input in state.layout.scalable_inputs:
+        for site_input in state.layout.scalable_inputs(block):
             readers = readers_of(state, block, site_input)
             weights = torch.stack([weight_of(state.model, r).abs().amax(dim=0) for r in readers])
             start[site_input.source] = smoothquant_scale(
@@ -178,7 +178,7 @@ class LearnedScheme(Scheme):
         prefix = f"{state.layout.names.blocks}.{block}."
         number = self.options.activation
         activation = None if number is None else DynamicActivation(number)
-        for site_input in state.layout.scalable_inputs:
+        for site_input in state.layout.scalable_inputs(block):
             if site_input.source in learned.scales:
                 fold_scale(state, block, site_input, learned.scales[site_input.source])
         for site in state.layout.of_block(block):

@@ -52,14 +52,30 @@ class LinearSite:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockMap:
+    """A block's sites in the order of the forward pass, and their inputs."""
+
+    sites: tuple[LinearSite, ...]
+    site_inputs: tuple[SiteInput, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelMap:
-    """A model's sites in the order of the forward pass."""
+    """The maps of a model's blocks. Blocks of a mixture of experts may differ."""
 
     architecture: str
     names: Architecture
-    sites: tuple[LinearSite, ...]
-    blocks: int
-    site_inputs: tuple[SiteInput, ...]
+    block_maps: tuple[BlockMap, ...]
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.block_maps)
+
+    @property
+    def sites(self) -> tuple[LinearSite, ...]:
+        """All sites, in the order of the forward pass."""
+        return tuple(site for block in self.block_maps for site in block.sites)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -71,16 +87,17 @@ class ModelMap:
         """All roles of sites, in the order of the forward pass."""
         return tuple(dict.fromkeys(site.role for site in self.sites))
 
-    @property
-    def scalable_inputs(self) -> tuple[SiteInput, ...]:
-        """Inputs whose source can be divided by scales."""
-        return tuple(
-            site_input for site_input in self.site_inputs if site_input.through is not None
-        )
-
     def of_block(self, block: int) -> tuple[LinearSite, ...]:
-        count = len(self.sites) // self.blocks  # each block has the same layers
-        return self.sites[block * count : (block + 1) * count]
+        """The sites of a block."""
+        return self.block_maps[block].sites
+
+    def inputs_of(self, block: int) -> tuple[SiteInput, ...]:
+        """The inputs of a block's sites; each site reads one of them."""
+        return self.block_maps[block].site_inputs
+
+    def scalable_inputs(self, block: int) -> tuple[SiteInput, ...]:
+        """The inputs of a block whose source can be divided by scales."""
+        return tuple(i for i in self.inputs_of(block) if i.through is not None)
 
     def block_module(self, model: nn.Module, block: int) -> nn.Module:
         return model.get_submodule(f"{self.names.blocks}.{block}")
@@ -96,13 +113,8 @@ def map_model(model: nn.Module) -> ModelMap:
     names = architecture_of(model)
     if names is None:
         raise QuantizeError(unknown("layer map for the architecture", architecture, ARCHITECTURES))
-    if names.experts:
-        names = _with_experts(model, names)
-    blocks = _blocks(model)
-    sites = tuple(
-        _site(model, names, block, path) for block in range(blocks) for path in names.linears
-    )
-    return ModelMap(architecture, names, sites, blocks, _site_inputs(model, names, sites))
+    blocks = tuple(_map_block(model, names, block) for block in range(_blocks(model)))
+    return ModelMap(architecture, names, blocks)
 
 
 def stored_names(architecture: str) -> Callable[[str], str]:
@@ -129,17 +141,26 @@ def names_of_stored(architecture: str) -> Callable[[str], str]:
     return renamed
 
 
-def _with_experts(model: nn.Module, names: Architecture) -> Architecture:
-    """Return the architecture extended by the layers of the experts in each block."""
-    blocks = [model.get_submodule(f"{names.blocks}.{i}") for i in range(_blocks(model))]
-    counts = {experts_in(block) for block in blocks}
-    if len(counts) != 1 or 0 in counts:
-        raise QuantizeError(
-            f"this {type(model).__name__} has blocks without experts, or experts that are stored "
-            "otherwise, which has no layer map"
-        )
+def _map_block(model: nn.Module, names: Architecture, block: int) -> BlockMap:
+    if names.experts:
+        names = _of_mixture(model, names, block)
+    sites = tuple(_site(model, names, block, path) for path in names.linears)
+    return BlockMap(sites, _site_inputs(model, names, block, sites))
+
+
+def _of_mixture(model: nn.Module, names: Architecture, block: int) -> Architecture:
+    """Return the architecture of a mixture's block: dense, or extended by its experts' layers."""
+    module = model.get_submodule(f"{names.blocks}.{block}")
+    count = experts_in(module)
+    if count == 0:
+        if names.dense is None or not _has(module, names.dense.linears):
+            raise QuantizeError(
+                f"block {block} of this {type(model).__name__} has no experts, or stores them "
+                "otherwise, which has no layer map"
+            )
+        return names.dense
     paths, inputs = [], []
-    for index in range(*counts):
+    for index in range(count):
         expert = f"{names.experts}.{index}"
         kinds = [f"experts.{index}.{layer}" for layer in ("gate_proj", "up_proj", "down_proj")]
         paths += [f"{names.experts}.{kind.removeprefix('experts.')}" for kind in kinds]
@@ -152,6 +173,11 @@ def _with_experts(model: nn.Module, names: Architecture) -> Architecture:
         linears=(*names.linears, *paths),
         site_inputs=(*names.site_inputs, *inputs),
     )
+
+
+def _has(block: nn.Module, paths: Sequence[str]) -> bool:
+    parts = dict(block.named_modules())
+    return all(path in parts for path in paths)
 
 
 def _blocks(model: Any) -> int:
@@ -175,12 +201,12 @@ def _site(model: nn.Module, names: Architecture, block: int, path: str) -> Linea
 
 
 def _site_inputs(
-    model: nn.Module, names: Architecture, sites: Sequence[LinearSite]
+    model: nn.Module, names: Architecture, block: int, sites: Sequence[LinearSite]
 ) -> tuple[SiteInput, ...]:
-    sizes = {site.kind: site for site in sites if site.block == 0}
+    sizes = {site.kind: site for site in sites}
     site_inputs = []
     for site_input in names.site_inputs:
-        through = site_input.through if _passes(model, names, site_input) else None
+        through = site_input.through if _passes(model, names, block, site_input) else None
         shared_heads = 1
         if site_input.source.endswith(".v_proj"):
             shared_heads = sizes[site_input.kinds[0]].k // sizes["v_proj"].n
@@ -188,11 +214,11 @@ def _site_inputs(
     return tuple(site_inputs)
 
 
-def _passes(model: nn.Module, names: Architecture, site_input: SiteInput) -> bool:
+def _passes(model: nn.Module, names: Architecture, block: int, site_input: SiteInput) -> bool:
     """Return True if a scale can be folded here in this model, as in its architecture."""
     if site_input.through is None:
         return False
-    source: Any = model.get_submodule(f"{names.blocks}.0.{site_input.source}")
+    source: Any = model.get_submodule(f"{names.blocks}.{block}.{site_input.source}")
     if getattr(source, "weight", None) is None:  # norms of OLMo, and of OPT in Galactica
         return False
     config: Any = model.config

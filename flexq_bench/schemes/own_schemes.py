@@ -184,7 +184,7 @@ class OwnSchemeLoop(Scheme):
             observe_block(state, block, statistics)
         statistics_key = {
             reader.name: readers[0].name
-            for site_input in state.layout.site_inputs
+            for site_input in state.layout.inputs_of(block)
             if (readers := readers_of(state, block, site_input))
             for reader in readers
         }

@@ -109,7 +109,7 @@ class QuaRot(Scheme):
         rotation = _of_residuals(state)
         prefix = f"{state.layout.names.blocks}.{block}."
         norms: list[Any] = []
-        for site_input in state.layout.site_inputs:
+        for site_input in state.layout.inputs_of(block):
             scale = None
             if site_input.through == "norm":
                 norms.append(state.model.get_submodule(prefix + site_input.source).weight)

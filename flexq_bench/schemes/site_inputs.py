@@ -37,7 +37,7 @@ def observe_block(
     Query, key and value have the same input, and so have gate and up: each input is processed once.
     An expert without tokens has statistics of zeros, and is rounded to nearest.
     """
-    groups = [readers_of(state, block, site_input) for site_input in state.layout.site_inputs]
+    groups = [readers_of(state, block, site_input) for site_input in state.layout.inputs_of(block)]
     first = {readers[0].name for readers in groups}
 
     def observe(site: LinearSite, rows: torch.Tensor) -> None:

@@ -78,7 +78,7 @@ class SmoothQuant(Scheme):
         if options.alpha is None:
             state.inputs.observe(samples)
         with unrounded(state.layout.block_module(state.model, block)):
-            for site_input in state.layout.scalable_inputs:
+            for site_input in state.layout.scalable_inputs(block):
                 self._smooth(state, block, site_input, statistics, samples)
             for site in state.layout.of_block(block):
                 round_site(state.model, site, options.w_bits, options.a_bits, options.group)

@@ -66,7 +66,7 @@ class TwoLevel(Scheme):
         statistics = Statistics(hessian=True)
         if self.needs_calibration:
             observe_block(state, block, statistics)
-        for site_input in state.layout.site_inputs:
+        for site_input in state.layout.inputs_of(block):
             readers = readers_of(state, block, site_input)
             moments = statistics.hessian[readers[0].name] if self.needs_calibration else None
             # Rows are independent, so layers with the same input are searched together.

@@ -54,7 +54,7 @@ class SmallFloat(Scheme):
         statistics = Statistics(hessian=True)
         if options.gptq:
             observe_block(state, block, statistics)
-        for site_input in state.layout.site_inputs:
+        for site_input in state.layout.inputs_of(block):
             readers = readers_of(state, block, site_input)
             weights = [weight_of(state.model, site) for site in readers]
             if options.gptq:

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import nn
 
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.loading import load_model
+from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.checkpoints import open_checkpoint
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
@@ -59,6 +61,27 @@ FAMILIES = {
         4 + 3 + 4 * 3,
     ),
     "GraniteMoeForCausalLM": (MIXTURE | {"num_local_experts": 4}, 4 + 4 * 3),  # packed in files
+}
+# Mixtures whose first block is dense and whose second has four experts, and their linear layers.
+PARTLY_DENSE = {
+    "Qwen3MoeForCausalLM": (
+        FAMILIES["Qwen3MoeForCausalLM"][0] | {"mlp_only_layers": [0]},
+        7 + 4 + 4 * 3,
+    ),
+    "Qwen2MoeForCausalLM": (
+        FAMILIES["Qwen2MoeForCausalLM"][0] | {"mlp_only_layers": [0]},
+        7 + 4 + 3 + 4 * 3,
+    ),
+    "Glm4MoeForCausalLM": (
+        MIXTURE | {"n_routed_experts": 4, "moe_intermediate_size": 48, "head_dim": 16},
+        7 + 4 + 3 + 4 * 3,
+    ),
+    "Ernie4_5_MoeForCausalLM": (
+        MIXTURE
+        | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 48}
+        | {"tie_word_embeddings": False},
+        7 + 4 + 3 + 4 * 3,
+    ),
 }
 MIXTURES = list(FAMILIES)[4:]
 GATED = {"intermediate_size": 96, "num_key_value_heads": 2}
@@ -110,7 +133,8 @@ def family(tmp_path, tiny_llama):
     def build(architecture: str, **changes) -> tuple[nn.Module, Path]:
         cls = getattr(transformers, architecture)
         torch.manual_seed(0)
-        settings = SIZES | (FAMILIES | FOLDED | ALIKE)[architecture][0] | changes
+        known = PARTLY_DENSE | FAMILIES | FOLDED | ALIKE
+        settings = SIZES | known[architecture][0] | changes
         model = cls(cls.config_class(**settings)).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -282,9 +306,89 @@ def test_a_shared_expert_is_trained_beside_those_of_the_router(family):
     assert 0 < divergence(expected, logits(model)) < 1e-3
 
 
-def test_a_mixture_with_dense_blocks_between_is_refused(family):
-    with pytest.raises(QuantizeError, match="Qwen3MoeForCausalLM has blocks without experts"):
-        map_model(with_linear_layers(family("Qwen3MoeForCausalLM", mlp_only_layers=[0])[0]))
+def with_stored_weights(model: nn.Module, folder: Path) -> nn.Module:
+    """A model of transformers with the codes times scales of a w8a16 checkpoint.
+
+    Each row is one group; its codes plus 128 are the bytes of its words. The experts of a block are
+    one tensor, gates before the layers beside them.
+    """
+    tensors = {}
+    for file in folder.glob("*.safetensors"):
+        tensors |= load_file(file)
+
+    def weight(layer: str) -> torch.Tensor:
+        codes = tensors[f"{layer}.weight_packed"].view(torch.uint8).double() - 128
+        return (codes * tensors[f"{layer}.weight_scale"].double()).float()
+
+    def named(name: str) -> torch.Tensor:
+        experts, _, packed = name.rpartition(".")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+        if name in tensors:
+            return tensors[name].float()
+        if packed == "weight":
+            return weight(experts)
+        return torch.stack(
+            [
+                torch.cat([weight(f"{experts}.{i}.{part}") for part in parts[packed]])
+                for i in range(4)
+            ]
+        )
+
+    model.load_state_dict({name: named(name) for name in model.state_dict()})
+    return model
+
+
+@pytest.mark.parametrize("architecture", PARTLY_DENSE)
+def test_a_mixture_with_a_dense_block_is_what_its_stored_codes_say(family, tmp_path, architecture):
+    settings, layers = PARTLY_DENSE[architecture]
+    model, path = family(architecture, **settings)
+    biases = {n: t for n, t in model.state_dict().items() if n.endswith("correction_bias")}
+    for tensor in biases.values():  # of experts, with differences that FP16 rounds away
+        tensor.copy_(6 + 1e-3 * torch.arange(4.0))
+    model.save_pretrained(path)
+    before = logits(model)
+
+    written = quantize_checkpoint(
+        open_source(find_model(str(path))), resolve("w8a16"), tmp_path / "out",
+        device=CPU, dtype=torch.float16,
+    )  # fmt: skip
+
+    stored = open_checkpoint(written.folder)
+    assert len(stored.layers) == layers
+    loaded = load_checkpoint(stored, device=CPU, through="reference")
+    for name, tensor in biases.items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor)
+    by_hand = with_stored_weights(model, written.folder)
+    assert 0 < divergence(before, logits(by_hand)) < 1e-3
+    torch.testing.assert_close(logits(loaded.model), logits(by_hand), rtol=1e-4, atol=1e-4)
+    found, expected = (perplexity(m, IDS.flatten(), context=24) for m in (loaded.model, by_hand))
+    assert found.perplexity == pytest.approx(expected.perplexity, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *("gptq-w8a8", "awq-w8a16", "smoothquant-w8a8[alpha=none]", "dgq-w4a8", "duquant-w8a8"),
+        *("atom-w8a8[group=16]", "omniquant-w8a8[epochs=1]", "flexq-w6ax[a8_budget=0.25]"),
+    ],
+)
+def test_a_dense_block_and_one_of_experts_are_calibrated_alike(family, scheme):
+    model, _ = family("Qwen2MoeForCausalLM", mlp_only_layers=[0])
+    model = with_linear_layers(model)
+    expected = logits(model)
+
+    resolve(scheme).quantize(model, Calibration(IDS))
+
+    layers = [m for m in model.modules() if isinstance(m, FakeQuantizedLinear)]
+    assert len(layers) == PARTLY_DENSE["Qwen2MoeForCausalLM"][1]
+    assert 0 < divergence(expected, logits(model)) < 0.05
+
+
+def test_blocks_whose_experts_are_stored_otherwise_are_refused(family):
+    with pytest.raises(
+        QuantizeError, match="block 0 of this MixtralForCausalLM has no experts, or"
+    ):
+        map_model(family("MixtralForCausalLM")[0])
 
 
 def test_decode_has_no_mixtures_and_says_so(cli, family, tmp_path):
@@ -306,7 +410,7 @@ OTHERS = ("w2a8", "dgq-w4a8", "atom-w4a4[group=16]", "flexq-w6ax[a8_budget=0.25]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", FAMILIES | PARTLY_DENSE)
 def test_a_family_goes_all_the_way(cli, family, tiny_llama, tmp_path, architecture):
     model, policy = str(family(architecture)[1]), tmp_path / "policy.toml"
     where = ("--model", model, "--data", str(tiny_llama / "heldout.txt"), "--device", "cpu")
@@ -334,9 +438,11 @@ def test_a_family_goes_all_the_way(cli, family, tiny_llama, tmp_path, architectu
     )
     assert ran.code == ExitCode.PASS, ran.error
     report = json.loads(ran.out)
-    assert len(report["sites"]) == 2 * FAMILIES[architecture][1]
+    alike = architecture in FAMILIES
+    layers = 2 * FAMILIES[architecture][1] if alike else PARTLY_DENSE[architecture][1]
+    assert len(report["sites"]) == layers
     kinds = [one["kind"] for one in report["kinds"]]
-    assert ("experts" in kinds) == (architecture in MIXTURES)
+    assert ("experts" in kinds) == (architecture in {*MIXTURES, *PARTLY_DENSE})
     assert kinds[-1] == "all"
 
     policy.write_text(POLICY)

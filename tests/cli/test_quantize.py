@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,19 @@ def test_what_can_not_be_done_is_one_line_and_leaves_nothing(cli, tmp_path, argu
     assert ran.code == 2
     assert said in ran.error
     assert not (tmp_path / "here" / "out").exists()
+
+
+@pytest.mark.parametrize("scheme", ["w4a16", "gptq-w4a16"])
+def test_a_damaged_tokenizer_is_one_line_and_nothing_is_written(cli, tmp_path, scheme):
+    model = tmp_path / "model"
+    shutil.copytree(TINY_LLAMA, model)
+    whole = (model / "tokenizer.json").read_bytes()
+    (model / "tokenizer.json").write_bytes(whole[: len(whole) // 2])
+
+    text = ("--calibration", str(CALIBRATION)) if scheme.startswith("gptq") else ()
+    ran = cli("quantize", str(model), "--scheme", scheme, *text, "--out", str(tmp_path / "out"))
+
+    assert ran.code == 2
+    assert f"{model} has no tokenizer that transformers reads" in ran.error
+    assert len(ran.error.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir() if path.name != "flexq.sqlite"] == ["model"]

@@ -99,6 +99,7 @@ def build() -> Callable[..., Any]:
         if "Moe" in architecture or architecture.startswith(("Mixtral", "Olmoe")):
             sizes |= {"num_experts": 4, "num_local_experts": 4, "moe_intermediate_size": 48}
             sizes |= {"num_experts_per_tok": 2, "shared_expert_intermediate_size": 80}
+            sizes |= {"n_routed_experts": 4, "moe_num_experts": 4}
         if architecture == "OlmoeForCausalLM":  # norms all queries together
             del sizes["head_dim"]
         if architecture == "HeliumForCausalLM":  # its o_proj is square

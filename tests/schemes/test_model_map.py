@@ -32,14 +32,12 @@ def test_a_scale_on_what_feeds_a_site_is_undone_by_its_columns(architecture, bui
     layout = map_model(model)
     ids = torch.arange(12)[None]
     before = model(ids).logits
-    site_inputs = [
-        site_input for site_input in layout.scalable_inputs if site_input.shared_heads == 1
-    ]
-
     with torch.no_grad():
         for block in range(layout.blocks):
             module = layout.block_module(model, block)
-            for site_input in site_inputs:
+            for site_input in layout.scalable_inputs(block):
+                if site_input.shared_heads != 1:
+                    continue
                 source = module.get_submodule(site_input.source)
                 readers = [site for site in layout.of_block(block) if site.kind in site_input.kinds]
                 scale = torch.linspace(0.5, 2, readers[0].k)
@@ -59,8 +57,9 @@ def test_a_scale_on_what_feeds_a_site_is_undone_by_its_columns(architecture, bui
 def test_every_site_has_one_feed(tiny_llama, tiny_opt):
     for build in (tiny_llama, tiny_opt):
         layout = map_model(build())
-        kinds = [kind for site_input in layout.site_inputs for kind in site_input.kinds]
-        assert sorted(kinds) == sorted(layout.kinds)
+        for block in range(layout.blocks):
+            kinds = [kind for site_input in layout.inputs_of(block) for kind in site_input.kinds]
+            assert sorted(kinds) == sorted(layout.kinds)
 
 
 def test_an_unknown_architecture_is_refused_with_those_known():
@@ -99,7 +98,7 @@ def test_conv1d_layers_become_linear_ones_of_the_same_function():
 )
 def test_falcons_feed_forward_reads_the_norm_that_its_kind_has(build, changes, feed_forward):
     layout = map_model(build("FalconForCausalLM", **changes))
-    (source,) = [i.source for i in layout.site_inputs if "dense_h_to_4h" in i.kinds]
+    (source,) = [i.source for i in layout.inputs_of(0) if "dense_h_to_4h" in i.kinds]
     assert source == feed_forward
 
 
@@ -117,10 +116,10 @@ def test_opt_with_norms_after_its_layers_passes_no_scale_through_them(tiny_opt):
 
     found = map_model(model)
 
-    assert [site_input.source for site_input in found.scalable_inputs] == [
+    assert [site_input.source for site_input in found.scalable_inputs(0)] == [
         "self_attn.v_proj",
         "fc1",
     ]
-    assert sorted(kind for site_input in found.site_inputs for kind in site_input.kinds) == sorted(
+    assert sorted(kind for site_input in found.inputs_of(0) for kind in site_input.kinds) == sorted(
         found.kinds
     )

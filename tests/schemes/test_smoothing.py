@@ -27,7 +27,7 @@ def test_folded_scales_leave_what_the_model_computes(family, text, request):
     before = model(text).logits
 
     for block in range(layout.blocks):
-        for site_input in layout.site_inputs:
+        for site_input in layout.inputs_of(block):
             source = model.get_submodule(f"{layout.names.blocks}.{block}.{site_input.source}")
             readers = [s for s in layout.of_block(block) if s.kind in site_input.kinds]
             linears = [linear_at(model, reader.name) for reader in readers]
@@ -47,7 +47,9 @@ def test_no_scale_is_sent_through_what_does_not_pass_it_on(
 ):
     model = tiny_opt(**change)
     before = model(text).logits
-    assert not any(closed in site_input.source for site_input in map_model(model).scalable_inputs)
+    assert not any(
+        closed in site_input.source for site_input in map_model(model).scalable_inputs(0)
+    )
 
     for name in ("smoothquant-w8a8", "awq-w8a16", "dgq-w4a8", "omniquant-w8a8[epochs=0]"):
         quantized = tiny_opt(**change)
