@@ -8,19 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 
 from db import queries
 from db.engine import open_database
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.measure.ab import CaseComparison
+from flexq_bench.measure.ab import CaseComparison, Suffices
 from flexq_bench.measure.device import describe_device, find_device
-from flexq_bench.verdicts import Confirmation, Verdict
+from flexq_bench.verdicts import Comparison, Verdict, confirm
+from flexq_bench.verdicts.alert_rule import CONFIDENCE, LOOKS
 from kernels.runtime.files import cache_folder, write_atomically
 from workloads.case import Case
 from workloads.errors import WorkloadError
 from workloads.gemm import GemmWorkload
 
+_CONFIDENCE = 1 - (1 - CONFIDENCE) / LOOKS  # of each bound of a step, in each look
 _EXIT_CODES_WITHOUT_SEARCH = {
     Verdict.SAME: ExitCode.PASS,
     Verdict.AMBIGUOUS: ExitCode.AMBIGUOUS,
@@ -36,12 +39,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Result of one commit's comparison with good. log_ratio: ln(commit / good); None: skipped."""
+    """Result of one commit's comparison with good.
+
+    log_ratio: ln(commit / good); None: skipped. pairs: of processes (or placements) that were
+    measured; 0: none, or unknown.
+    """
 
     commit: str
     outcome: Outcome
     reason: str
     log_ratio: float | None = None
+    pairs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ def bisect(
     case: Case,
     good: str,
     commits: Sequence[str],
-    compare: Callable[[str], CaseComparison],
+    compare: Callable[[str, Suffices | None], CaseComparison],
     journal: Journal,
     *,
     on_step: Callable[[Step], None],
@@ -101,36 +109,39 @@ def bisect(
 ) -> BisectReport:
     """Find the commit that changed a case, by binary search with comparisons to `good`.
 
-    commits: after good, oldest first; the last one is bad. compare: measures a commit against
-    good. journal: results of the same search if it was interrupted; deleted at the end.
-    on_step: called with each result; on_resume: with the number of results in the journal. A commit
-    that can't be measured (BrokenRevisionError, UsageError, or WorkloadError of its project file),
-    or gives no data twice, is skipped; for the bad commit the error is raised. Raises
-    InfrastructureError if the machine fails, because skipping commits for this reason would change
-    the suspects.
+    commits: after good, oldest first; the last one is bad. compare: measures a commit against good,
+    until its second argument (InterleaveRules.suffices) is satisfied. journal: results of the same
+    search if it was interrupted; deleted at the end. on_step: called with each result; on_resume:
+    with the number of results in the journal. A commit that can't be measured (BrokenRevisionError,
+    UsageError, or WorkloadError of its project file), or gives no data twice, is skipped; for the
+    bad commit the error is raised. Raises InfrastructureError if the machine fails, because
+    skipping commits for this reason would change the suspects.
     """
     bad, steps = commits[-1], journal.read()
     ends = None
     if bad in steps:
         on_resume(len(steps))
     else:
-        ends = compare(bad)
+        ends = compare(bad, None)
         confirmed = ends.confirmation
         if confirmed.verdict not in (Verdict.SLOWER, Verdict.FASTER):
             return BisectReport(case, good, bad, ends)
-        steps[bad] = Step(bad, Outcome.CHANGED, confirmed.reason, confirmed.log_ratio)
+        steps[bad] = Step(
+            bad, Outcome.CHANGED, confirmed.reason, confirmed.log_ratio, confirmed.placements
+        )
         journal.write(steps)
     total_change = steps[bad].log_ratio
     assert total_change is not None  # bad was not skipped
     on_step(steps[bad])
+    suffices = partial(side_is_clear, total_change)
 
     def measure(commit: str) -> Step:
         try:
-            compared = compare(commit)
+            compared = compare(commit, suffices)
             if (
                 compared.confirmation.verdict is Verdict.NO_DATA
             ):  # the worker died, perhaps because of the commit: retry
-                compared = compare(commit)
+                compared = compare(commit, suffices)
         except (BrokenRevisionError, UsageError, WorkloadError) as error:
             step = Step(commit, Outcome.SKIPPED, str(error))
         except InfrastructureError as error:
@@ -139,7 +150,7 @@ def bisect(
                 f"({len(steps)} results are stored)"
             ) from error
         else:
-            step = step_of(commit, compared.confirmation, total_change, compared.detail)
+            step = step_of(commit, compared.comparison, total_change, compared.detail)
         steps[commit] = step
         journal.write(steps)
         on_step(step)
@@ -224,21 +235,38 @@ def search(
     )
 
 
-def step_of(commit: str, confirmed: Confirmation, total_change: float, detail: str = "") -> Step:
+def step_of(commit: str, comparison: Comparison, total_change: float, detail: str = "") -> Step:
     """Classify a commit by its comparison with good. total_change: ln(bad / good).
 
-    The threshold is half of the total; if it lies within the 99 % bounds, the commit is skipped.
+    The threshold is half of the total; if it lies within the bounds, the commit is skipped. Each
+    bound has a third of 1 % error, because up to three looks ask the same question
+    (`side_is_clear`).
     """
+    confirmed = confirm(comparison, confidence=_CONFIDENCE)
+    pairs = confirmed.placements
     if confirmed.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
-        return Step(commit, Outcome.SKIPPED, detail or confirmed.reason)
+        return Step(commit, Outcome.SKIPPED, detail or confirmed.reason, pairs=pairs)
     sign = 1 if total_change > 0 else -1
     low, high = sorted((sign * confirmed.low, sign * confirmed.high))
     half = abs(total_change) / 2
     if low > half:
-        return Step(commit, Outcome.CHANGED, confirmed.reason, confirmed.log_ratio)
+        return Step(commit, Outcome.CHANGED, confirmed.reason, confirmed.log_ratio, pairs)
     if high < half:
-        return Step(commit, Outcome.UNCHANGED, confirmed.reason, confirmed.log_ratio)
-    return Step(commit, Outcome.SKIPPED, f"neither side of half the change: {confirmed.reason}")
+        return Step(commit, Outcome.UNCHANGED, confirmed.reason, confirmed.log_ratio, pairs)
+    reason = f"neither side of half the change: {confirmed.reason}"
+    return Step(commit, Outcome.SKIPPED, reason, pairs=pairs)
+
+
+def side_is_clear(total_change: float, compared: CaseComparison, _decided: bool) -> bool:
+    """Return True if a step needs no more looks: its side of half the change is clear.
+
+    The verdict on the commit is not the question. If the clocks of the two differ, more looks do
+    not help.
+    """
+    if compared.confirmation.limited_by_clocks:
+        return True
+    step = step_of(compared.head, compared.comparison, total_change)
+    return step.outcome is not Outcome.SKIPPED
 
 
 class Journal:

@@ -13,6 +13,7 @@ from ci.policy import Limit, Policy, Waiver
 from db.engine import Database
 from db.records import CommitInfo
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts import Cause, Comparer, Confirmation, Judged, Verdict
 from flexq_bench.verdicts.nightly import record_night
@@ -56,7 +57,9 @@ _NO_RESULT = Confirmation(
 class Finding:
     """Result of a planned case. Changes in percent of the base's time, positive is slower.
 
-    change, low, high None: nothing was judged. waiver: the one that applies if it is `waived`.
+    change, low, high None: nothing was judged. pairs: of processes (of placements, if
+    there are fewer than 5 processes) that were judged. stopped_early: True if the change was so
+    clear that fewer pairs than usual decided it. waiver: the one that applies if it is `waived`.
     """
 
     case: Case
@@ -69,6 +72,8 @@ class Finding:
     high: float | None
     limit: float
     owner: str
+    pairs: int
+    stopped_early: bool
     waiver: Waiver | None = None
 
 
@@ -178,6 +183,8 @@ def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> 
         high=_percent(confirmation.high),
         limit=limit,
         owner=policy.owner_of(case),
+        pairs=confirmation.placements,
+        stopped_early=confirmation.stopped_early,
         waiver=waiver,
     )
 
@@ -202,13 +209,21 @@ def outcome_of(confirmation: Confirmation, limit: float, *, is_worse: bool) -> O
     return Outcome.PASS
 
 
-def suffices(policy: Policy, case: Case, confirmation: Confirmation) -> bool:
-    """Return True if the 99 % upper bound is within the limit, so no more placements are needed.
+def suffices(policy: Policy, result: CaseComparison, decided: bool) -> bool:
+    """Return True if the gate needs no more placements of a case.
 
-    The gate passes without them. If a limit is well above the variation between processes, further
-    placements would take most of a comparison's time.
+    An ambiguous case needs none if its upper 99 % bound is within the limit, because the gate
+    passes then: if a limit is well above the variation between processes, further placements would
+    take most of a comparison's time. A change that few placements decided needs more if the limit
+    is between its bounds. decided: more placements would not change the verdict.
     """
-    return _is_within(confirmation, policy.limit_of(case).slower_percent)
+    confirmation = result.confirmation
+    limit = policy.limit_of(result.case).slower_percent
+    if confirmation.verdict is Verdict.AMBIGUOUS:
+        return decided or _is_within(confirmation, limit)
+    if decided and confirmation.stopped_early:
+        return _is_within(confirmation, limit) or math.expm1(confirmation.low) * 100 > limit
+    return decided
 
 
 def _is_within(confirmation: Confirmation, limit: float) -> bool:

@@ -12,12 +12,12 @@ from collections import Counter
 
 import numpy as np
 from in_processes import in_processes
-from simulate import decide, generator, looks_at
+from simulate import candidate_of, decide, generator
 
 from ci.gate_perf import exit_code_of, outcome_of
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure.ab import InterleaveRules
-from flexq_bench.verdicts import Verdict, confirm_together
+from flexq_bench.verdicts import Verdict
 
 GATES = 200
 LIMITS = [1.0] * 20 + [2.0] * 6  # percent, of the planned cases
@@ -31,8 +31,8 @@ def answer(
     kind: str, sigma: float, step: float, rng: np.random.Generator, rules: InterleaveRules
 ) -> ExitCode:
     shifts = [float(np.log1p(step)), *[0.0] * (len(LIMITS) - 1)]
-    cases = [looks_at(kind, rng, shift, sigma, rules) for shift in shifts]
-    found = confirm_together([one for one, _ in decide(cases, rules)], rate=rules.rate)
+    cases = [candidate_of(kind, rng, shift, sigma, rules) for shift in shifts]
+    found = [one for one, _ in decide(cases, rules)]
     return exit_code_of(
         outcome_of(one, limit, is_worse=one.verdict is Verdict.SLOWER)
         for one, limit in zip(found, LIMITS, strict=True)

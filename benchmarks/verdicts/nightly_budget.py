@@ -14,10 +14,10 @@ import zlib
 import numpy as np
 from in_processes import in_processes
 from numpy.typing import NDArray
-from simulate import decide, pairs_of
+from simulate import Candidate, decide, most_pairs
 
 from flexq_bench.measure.ab import InterleaveRules
-from flexq_bench.verdicts import Comparison, Verdict, confirm, trigger
+from flexq_bench.verdicts import Verdict, trigger
 from flexq_bench.verdicts.alert_rule import HISTORY_RESULTS
 from flexq_bench.verdicts.budget import Surprise, ranked, surprise
 
@@ -54,18 +54,14 @@ def order(logs: Floats, families: NDArray[np.int64], *, by_size: bool) -> list[i
 
 def confirmed(rng: np.random.Generator, shift: float, *, two_speeds: bool) -> tuple[bool, int]:
     """Return whether a simulated comparison is slower or faster, and its pairs of processes."""
-    known = pairs_of(RULES)
-    offsets = SIGMA * rng.standard_normal((2, known[-1]))
+    most = most_pairs(RULES)
+    offsets = SIGMA * rng.standard_normal((2, most))
     offsets += GAP * (rng.random(offsets.shape) < 0.5) * two_speeds
     offsets[1] += shift
-    scatter = 0.002 * rng.standard_normal((2, BLOCKS * known[-1]))
+    scatter = 0.002 * rng.standard_normal((2, BLOCKS * most))
     base, head = np.exp(np.repeat(offsets, BLOCKS, axis=1) + scatter)
-    pair = np.repeat(np.arange(known[-1]), BLOCKS)
-    looks = [
-        confirm(Comparison(base[pair < most], head[pair < most], pair[pair < most]))
-        for most in known
-    ]
-    ((found, pairs),) = decide([looks], RULES)
+    pair = np.repeat(np.arange(most), BLOCKS)
+    ((found, pairs),) = decide([Candidate(base, head, pair)], RULES)
     return found.verdict in (Verdict.SLOWER, Verdict.FASTER), pairs
 
 

@@ -10,15 +10,19 @@ from __future__ import annotations
 import argparse
 import sys
 import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from in_processes import in_processes
-from noise import KINDS, PROCESS_SIGMA, PROCESSES, SIGMA, comparison, nightly
+from noise import KINDS, PROCESS_SIGMA, PROCESSES, SIGMA, Floats, comparison, nightly
 from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 from rules import LONGEST, SIMPLE
 
 from db.queries.series import TRAIL
-from flexq_bench.measure.ab import InterleaveRules
+from flexq_bench.measure.ab import CaseComparison, InterleaveRules
+from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.verdicts import (
     Comparison,
     Confirmation,
@@ -29,55 +33,81 @@ from flexq_bench.verdicts import (
 )
 from flexq_bench.verdicts.alert_rule import HISTORY_RESULTS
 from flexq_bench.verdicts.history_trigger import trigger_many
+from workloads.case import Case
 
 SERIES = 500
 NULL_NIGHTS = 100
 POWER_NIGHTS = 5
 ALERTS = (Verdict.SLOWER, Verdict.FASTER)
 
-Looks = list[Confirmation]  # of one candidate; each look knows what those before it measured
+_CASE = Case.from_key("empty gemm cold m1n1k1")  # cases differ by their place in the night only
 
 
-def pairs_of(rules: InterleaveRules) -> list[int]:
-    """Pairs of processes known after each look."""
-    return [rules.pairs_of(look).stop for look in range(rules.looks)]
+@dataclass
+class Candidate:
+    """A case with all blocks that its looks could measure, [blocks].
+
+    pair: of processes, of each block. mhz: [2, blocks] SM clocks of base and head; None: equal.
+    pairs: number of pairs measured so far.
+    """
+
+    base_us: Floats
+    head_us: Floats
+    pair: NDArray[np.int64]
+    mhz: Floats | None = None
+    pairs: int = 0
+    _confirmed: dict[int, CaseComparison] = field(default_factory=dict)
+
+    def judge(self) -> CaseComparison:
+        """The verdict on this case alone, by what was measured so far."""
+        if self.pairs not in self._confirmed:
+            now = self.pair < self.pairs
+            clocks = () if self.mhz is None else self.mhz[:, now]
+            blocks = Comparison(self.base_us[now], self.head_us[now], self.pair[now], *clocks)
+            one = CaseComparison(_CASE, "base", "head", blocks, confirm(blocks))
+            self._confirmed[self.pairs] = one
+        return self._confirmed[self.pairs]
 
 
-def looks_at(
+def most_pairs(rules: InterleaveRules) -> int:
+    """Pairs of processes after the last look."""
+    return rules.pairs_of(rules.looks - 1).stop
+
+
+def candidate_of(
     kind: str, rng: np.random.Generator, shift: float, process_sigma: float, rules: InterleaveRules
-) -> Looks:
-    most = pairs_of(rules)[-1]
-    base, head, pair = comparison(kind, rng, shift=shift, pairs=most, process_sigma=process_sigma)
-    return [
-        confirm(Comparison(base[pair < known], head[pair < known], pair[pair < known]))
-        for known in pairs_of(rules)
-    ]
+) -> Candidate:
+    """A case whose head is slower by `shift` (ln); see noise.comparison."""
+    pairs = most_pairs(rules)
+    return Candidate(*comparison(kind, rng, shift=shift, pairs=pairs, process_sigma=process_sigma))
 
 
-def decide(night: list[Looks], rules: InterleaveRules) -> list[tuple[Confirmation, int]]:
+def decide(night: list[Candidate], rules: InterleaveRules) -> list[tuple[Confirmation, int]]:
     """Return the verdict on each candidate of a night, and the pairs of processes that it took.
 
-    The first look that decides a candidate counts, or else the last.
+    The looks are those of an A/B experiment; then all are judged together, as verdicts are stored.
     """
-    decided: dict[int, tuple[Confirmation, int]] = {}
-    for look, pairs in enumerate(pairs_of(rules)):
-        judged = confirm_together([looks[look] for looks in night], rate=rules.rate)
-        for candidate, found in enumerate(judged):
-            if rules.is_decided(found) or look + 1 == rules.looks:
-                decided.setdefault(candidate, (found, pairs))
-    return [decided[candidate] for candidate in range(len(night))]
+
+    def measure(candidates: Sequence[Candidate], pairs: int) -> None:
+        for candidate in candidates:
+            candidate.pairs = pairs
+
+    for _ in look_by_look(night, rules, measure, Candidate.judge):
+        pass
+    together = confirm_together([one.judge().confirmation for one in night], rate=rules.rate)
+    return [(found, one.pairs) for found, one in zip(together, night, strict=True)]
 
 
 def quiet_nights(
     kind: str, rng: np.random.Generator, process_sigma: float, rules: InterleaveRules
-) -> tuple[float, float, float, list[list[Looks]]]:
+) -> tuple[float, float, float, list[list[Candidate]]]:
     """False alerts a 1,000 series-nights, share of candidates, pairs of processes that one takes,
     and the nights themselves."""
     logs = nightly(kind, rng, SERIES, HISTORY_RESULTS + NULL_NIGHTS)
     windows = sliding_window_view(logs[:, :-1], HISTORY_RESULTS, axis=1)
     _, _, candidate = trigger_many(windows, logs[:, HISTORY_RESULTS:])
     nights = [
-        [looks_at(kind, rng, 0.0, process_sigma, rules) for _ in range(int(count))]
+        [candidate_of(kind, rng, 0.0, process_sigma, rules) for _ in range(int(count))]
         for count in candidate.sum(axis=0)
     ]
     decided = [found for night in nights for found in decide(night, rules)]
@@ -92,7 +122,7 @@ def power(
     step: float,
     nights: int,
     process_sigma: float,
-    quiet: list[list[Looks]],
+    quiet: list[list[Candidate]],
     rules: InterleaveRules,
 ) -> float:
     """Share of series whose step alerts within `nights`; each stands alone among quiet ones.
@@ -108,7 +138,7 @@ def power(
     for row in candidate:
         for _ in range(int(row.sum())):
             others = quiet[int(rng.integers(len(quiet)))]
-            suspect = looks_at(kind, rng, shift, process_sigma, rules)
+            suspect = candidate_of(kind, rng, shift, process_sigma, rules)
             if decide([suspect, *others], rules)[0][0].verdict in ALERTS:
                 found += 1
                 break
@@ -131,7 +161,7 @@ def young(
             if looked.verdict is not Verdict.CANDIDATE:
                 continue
             left = shift if max(night - TRAIL, 1) < first else 0.0
-            suspect = looks_at("Gaussian", rng, left, PROCESS_SIGMA, rules)
+            suspect = candidate_of("Gaussian", rng, left, PROCESS_SIGMA, rules)
             if decide([suspect], rules)[0][0].verdict in ALERTS:
                 found += 1
                 break

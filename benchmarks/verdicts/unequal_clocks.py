@@ -13,10 +13,10 @@ from collections import Counter
 
 import numpy as np
 from noise import PROCESS_SIGMA, comparison
-from simulate import pairs_of
+from simulate import Candidate, decide, most_pairs
 
 from flexq_bench.measure.ab import InterleaveRules
-from flexq_bench.verdicts import Comparison, Verdict, confirm, confirm_together
+from flexq_bench.verdicts import Verdict
 
 MHZ = 1900.0
 CLOCK_SIGMA = 0.002  # ln, of one side's clock in a block
@@ -34,7 +34,7 @@ def judged(
     """
     rules = InterleaveRules()
     base, head, pair = comparison(
-        "Gaussian", rng, shift=change, pairs=pairs_of(rules)[-1], process_sigma=PROCESS_SIGMA
+        "Gaussian", rng, shift=change, pairs=most_pairs(rules), process_sigma=PROCESS_SIGMA
     )
     lower = CLOCK_SIGMA * rng.standard_normal((2, pair.size))
     lower[1] += apart
@@ -43,14 +43,7 @@ def judged(
         lower += struck * rng.uniform(0.02, 0.1, lower.shape)
     base, head = base * np.exp(bound * lower[0]), head * np.exp(bound * lower[1])
     mhz = MHZ * np.exp(-lower)
-    found = None
-    for known in pairs_of(rules):
-        now = pair < known
-        one = Comparison(base[now], head[now], pair[now], mhz[0][now], mhz[1][now])
-        found = confirm_together([confirm(one)], rate=rules.rate)[0]
-        if rules.is_decided(found):
-            break
-    assert found is not None
+    ((found, _),) = decide([Candidate(base, head, pair, mhz)], rules)
     return found.verdict
 
 

@@ -17,8 +17,9 @@ _SHA = 10
 
 
 def step_line(step: Step) -> str:
-    """Format a step, as `abcdef1234 changed: 4 % slower`."""
-    return f"{step.commit[:_SHA]} {step.outcome}: {step.reason}"
+    """Format a step, as `abcdef1234 changed after 6 pairs: 4 % slower`."""
+    after = f" after {step.pairs} pairs" if step.pairs else ""
+    return f"{step.commit[:_SHA]} {step.outcome}{after}: {step.reason}"
 
 
 def merged(report: BisectReport, repository: Path) -> list[MergedBranch]:

@@ -11,6 +11,7 @@ EXIT_WORDS = {
     ExitCode.AMBIGUOUS: "undecided",
     ExitCode.MISSING: "incomplete",
 }
+STOPPED_EARLY = "clear, so stopped early"
 _TRUSTED_HEAD = "head was measured with its own program (--trust-head)"
 _SHA = 10
 

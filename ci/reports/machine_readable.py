@@ -50,6 +50,8 @@ def _case(finding: Finding) -> dict[str, object]:
         "high_percent": finding.high,
         "limit_percent": finding.limit,
         "owner": finding.owner,
+        "pairs": finding.pairs,
+        "stopped_early": finding.stopped_early,
         "waiver": None
         if waiver is None
         else {

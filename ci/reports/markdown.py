@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ci.gate_perf import Finding, GateReport, Outcome
-from ci.reports.headline import between, change, headline, shape
+from ci.reports.headline import STOPPED_EARLY, between, change, headline, shape
 from flexq_bench.verdicts import Cause, Verdict
 
 # An HTML comment by which the next run finds the comment to replace.
@@ -58,8 +58,8 @@ def _lines(report: GateReport) -> Iterator[str]:
 
 
 def _table(findings: Sequence[Finding]) -> Iterator[str]:
-    yield "| kernel | stage | M x N x K | change | limit | outcome | owner | |"
-    yield "| --- | --- | --- | ---: | ---: | --- | --- | --- |"
+    yield "| kernel | stage | M x N x K | change | limit | pairs | outcome | owner | |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | --- | --- | --- |"
     for finding in findings[:_MOST_ROWS]:
         cells = (
             f"`{finding.case.label}`",
@@ -67,6 +67,7 @@ def _table(findings: Sequence[Finding]) -> Iterator[str]:
             shape(finding),
             change(finding),
             f"{finding.limit:g} %",
+            str(finding.pairs),
             f"**{finding.outcome}**" if finding.outcome in _FAILING else finding.verdict,
             plain(finding.owner),
             plain(_reason(finding)),
@@ -80,7 +81,7 @@ def _reason(finding: Finding) -> str:
     if finding.change is None:
         return finding.reason
     if finding.cause in (Cause.NONE, Cause.CODE):
-        return ""
+        return STOPPED_EARLY if finding.stopped_early else ""
     detail = finding.reason.partition("; ")[2]
     return detail or f"cause: {finding.cause}"
 

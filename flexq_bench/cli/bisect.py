@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +28,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
-    from flexq_bench.measure.ab import CaseComparison
+    from flexq_bench.measure.ab import CaseComparison, Suffices
     from flexq_bench.repository.project import Project
     from workloads.case import Case
 
@@ -98,11 +99,12 @@ def bisect(
     # Comparison of the ends and a binary search between them; skipped commits add more.
     comparisons_left = 1 + (len(commits) - 1).bit_length()
 
-    def compare(commit: str) -> CaseComparison:
+    def compare(commit: str, suffices: Suffices | None) -> CaseComparison:
         nonlocal comparisons_left
+        asked = replace(rules, suffices=suffices)
         with progress(rules.blocks_at_first * comparisons_left) as on_block:
             (compared,) = run_comparison(
-                first, commit, [case], device=name, seed=seed, rules=rules, on_block=on_block
+                first, commit, [case], device=name, seed=seed, rules=asked, on_block=on_block
             )
         comparisons_left = max(comparisons_left - 1, 1)
         return compared

@@ -163,6 +163,7 @@ def import_outside(
         whole = _whole(database, commit)
         for path, reading, _ in readings:
             _note_other_commit(path, reading, whole)
+            _note_unknown_device(path, reading, options)
         for path, reading, records_of_file in readings:
             records = records_of_file
             if whole != commit:
@@ -324,6 +325,22 @@ def _note_other_commit(path: str, reading: Reading, commit: CommitInfo) -> None:
         console(stderr=True),
         f"{path} was made at commit {reading.commit[:10]} and is stored as of {commit.sha[:10]}: "
         f"if these are results of its own commit, give --commit {reading.commit}",
+    )
+
+
+def _note_unknown_device(path: str, reading: Reading, options: OutsideOptions) -> None:
+    """Print a note on stderr if neither the file nor --device names the device of its results."""
+    from flexq_bench.runs.outside.records import UNKNOWN_DEVICE
+
+    unknown = sum(not one.device for one in reading.results)
+    if not unknown or (options.device or "").strip():
+        return
+    machine = f" ({reading.machine})" if reading.machine else ""
+    which = "its results" if unknown == len(reading.results) else f"{unknown} of its results"
+    say(
+        console(stderr=True),
+        f"{path} names no device{machine}: {which} are stored in series of {UNKNOWN_DEVICE!r}; "
+        "give --device NAME to keep machines apart",
     )
 
 

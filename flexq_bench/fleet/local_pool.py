@@ -8,7 +8,13 @@ from pathlib import Path
 from db.records import Record, RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet.pool import Kind, Work
-from flexq_bench.measure.ab import CaseComparison, compare_commits, compare_project
+from flexq_bench.measure.ab import (
+    CaseComparison,
+    InterleaveRules,
+    Suffices,
+    compare_commits,
+    compare_project,
+)
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.local_devices import device_info
 from flexq_bench.repository.project import Project, revision
@@ -57,12 +63,23 @@ class LocalPool:
         return Machine(self._measurer.backend, device_info(self._device), project)
 
     def compare(
-        self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
+        self,
+        gpu: str,
+        repository: Path,
+        base: str,
+        head: str,
+        cases: Sequence[Case],
+        *,
+        suffices: Suffices | None = None,
     ) -> list[CaseComparison]:
+        device, rules = self._device, InterleaveRules(suffices=suffices)
         if self._project is not None:
             first, second = (revision(self._project, sha) for sha in (base, head))
-            return list(compare_project(self._project, first, second, cases, device=self._device))
-        return list(compare_commits(repository, base, head, cases, device=self._device))
+            compared = compare_project(
+                self._project, first, second, cases, device=device, rules=rules
+            )
+            return list(compared)
+        return list(compare_commits(repository, base, head, cases, device=device, rules=rules))
 
     def kind_to_resume(self, run: RunInfo, first: Record | None) -> Kind:
         (kind,) = self.kinds

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from db.records import Record, RunInfo
-from flexq_bench.measure.ab import CaseComparison
+from flexq_bench.measure.ab import CaseComparison, Suffices
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun
 from flexq_bench.runs.machine import Machine
 from kernels.contract import Backend, Capability
@@ -71,9 +71,18 @@ class Pool(Protocol):
         ...
 
     def compare(
-        self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
+        self,
+        gpu: str,
+        repository: Path,
+        base: str,
+        head: str,
+        cases: Sequence[Case],
+        *,
+        suffices: Suffices | None = None,
     ) -> Sequence[CaseComparison]:
         """Compare two commits by interleaved A/B measurement on one device of this kind.
+
+        suffices: see InterleaveRules.
 
         Raises what compare_commits raises, InfrastructureError if no such device is free.
         """

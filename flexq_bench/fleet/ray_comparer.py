@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flexq_bench.measure import Tuning
-from flexq_bench.measure.ab import CaseComparison, compare_commits
+from flexq_bench.measure.ab import CaseComparison, InterleaveRules, Suffices, compare_commits
 from flexq_bench.measure.outside_kernels import adopt, log_failures
 from kernels.contract import Backend
 from kernels.outside.sources import KernelSource
@@ -28,6 +28,17 @@ class ComparerActor:
         self._device = "cpu" if backend == "cpu" else "cuda:0"
 
     def compare(
-        self, repository: Path, base: str, head: str, cases: Sequence[Case], seed: int
+        self,
+        repository: Path,
+        base: str,
+        head: str,
+        cases: Sequence[Case],
+        seed: int,
+        suffices: Suffices | None,
     ) -> list[CaseComparison]:
-        return list(compare_commits(repository, base, head, cases, device=self._device, seed=seed))
+        rules = InterleaveRules(suffices=suffices)
+        return list(
+            compare_commits(
+                repository, base, head, cases, device=self._device, seed=seed, rules=rules
+            )
+        )

@@ -22,7 +22,7 @@ from flexq_bench.fleet.pool import Kind, Work
 from flexq_bench.fleet.ray_comparer import ComparerActor
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import Times
-from flexq_bench.measure.ab import CaseComparison
+from flexq_bench.measure.ab import CaseComparison, Suffices
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.device_offsets import store_offsets
 from flexq_bench.runs.lifecycle import OnRecord
@@ -106,11 +106,26 @@ class RayPool:
         return Machine(self._workers.backend, ready.worker.device)
 
     def compare(
-        self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
+        self,
+        gpu: str,
+        repository: Path,
+        base: str,
+        head: str,
+        cases: Sequence[Case],
+        *,
+        suffices: Suffices | None = None,
     ) -> list[CaseComparison]:
         self._coordinator.gather()
         compared: list[CaseComparison] = self._workers.run_in_place_of_worker(
-            gpu, ComparerActor, "compare", repository, base, head, tuple(cases), self._seed
+            gpu,
+            ComparerActor,
+            "compare",
+            repository,
+            base,
+            head,
+            tuple(cases),
+            self._seed,
+            suffices,
         )
         self._coordinator.gather()
         return compared

@@ -46,7 +46,7 @@ from flexq_bench.fleet.retry_policy import (
     is_quarantined,
     quarantine_detail,
 )
-from flexq_bench.measure.ab import CaseComparison
+from flexq_bench.measure.ab import CaseComparison, Suffices
 from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
 from flexq_bench.repository.provenance import ROOT
 from flexq_bench.repository.worktrees import is_published, repository_of
@@ -78,7 +78,8 @@ class Served:
 class BisectionInput:
     """Input of a search by bisection in a repository.
 
-    commits: after good up to bad, oldest first. compare: compares a commit with good. device: uuid
+    commits: after good up to bad, oldest first. compare: compares a commit with good, until the
+    second argument (InterleaveRules.suffices) is satisfied. device: uuid
     of the device, or of one of several. on_step: called with one line after each comparison.
     """
 
@@ -87,7 +88,7 @@ class BisectionInput:
     good: str
     commits: Sequence[str]
     device: str
-    compare: Callable[[str], CaseComparison]
+    compare: Callable[[str, Suffices | None], CaseComparison]
     on_step: Callable[[str], None]
 
 
@@ -209,19 +210,20 @@ def _compare_function(
     server: str,
     bisection: Bisection,
     repository: Path,
-) -> Callable[[str], CaseComparison]:
+) -> Callable[[str, Suffices | None], CaseComparison]:
     """Return a function that compares a commit with the good one; its calls are limited."""
     comparisons = 0
 
-    def compare(commit: str) -> CaseComparison:
+    def compare(commit: str, suffices: Suffices | None) -> CaseComparison:
         nonlocal comparisons
         if comparisons >= MAX_COMPARISONS:
             raise UsageError(f"{MAX_COMPARISONS} comparisons are done, a request has no more")
         # Renewed before the comparison, so that a server that dies during it counts as a death.
         _renew(database, request, server, has_result=comparisons > 0)
         comparisons += 1
+        ends, cases = (bisection.good, commit), [bisection.case]
         with _renewing_lease(database, request, server, LONGEST_COMPARISON_S):
-            (result,) = pool.compare(kind.gpu, repository, bisection.good, commit, [bisection.case])
+            (result,) = pool.compare(kind.gpu, repository, *ends, cases, suffices=suffices)
         return result
 
     return compare

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from db.urls import ENVIRONMENT_VARIABLE
 from flexq_bench.errors import FlexqError, InfrastructureError
 from flexq_bench.measure.worker_messages import VERSION, decode, encode, printable
 from flexq_bench.repository.descendants import (
@@ -188,13 +187,17 @@ class WorkerProcess:
         now, before = _scheduling(self._process.pid), _own_scheduling()
         return " and ".join(what for what in now if now[what] != before.get(what))
 
+    def finish(self) -> None:
+        """Tell the worker that no request follows, so that it ends; `close` waits for its end."""
+        assert self._process.stdin is not None  # the process was created with a pipe
+        with suppress(OSError):
+            self._process.stdin.close()
+
     def close(self) -> None:
         """End the process and all processes that it started."""
         process = self._process
         if process.poll() is None:
-            assert process.stdin is not None  # the process was created with a pipe
-            with suppress(OSError):
-                process.stdin.close()  # a healthy worker ends here
+            self.finish()  # a healthy worker ends here
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE_S if self._request_id else 0)
         self.kill()
@@ -265,6 +268,8 @@ class WorkerProcess:
 
 
 def _variables(tree: Path, environment: Mapping[str, str] | None) -> dict[str, str]:
+    from db.urls import ENVIRONMENT_VARIABLE  # here, because a worker needs no SQLAlchemy
+
     variables = os.environ if environment is None else environment
     python_path = variables.get("PYTHONPATH")
     path = os.pathsep.join([str(tree), python_path] if python_path else [str(tree)])

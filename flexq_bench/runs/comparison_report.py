@@ -41,17 +41,19 @@ def exit_code_of_verdicts(verdicts: Iterable[Verdict]) -> ExitCode:
 
 def comparison_table(results: Sequence[CaseComparison]) -> Table:
     """Tabulate confirmed comparisons, one row per case."""
-    table = _table("99 % bounds")
+    table = _table("99 % bounds", "pairs")
     for result in results:
         c, confirmed = result.comparison, result.confirmation
         bounds = (confirmed.low, confirmed.log_ratio, confirmed.high)
         cause = "" if confirmed.cause == "none" else f", {confirmed.cause}"
+        early = ", clear" if confirmed.stopped_early else ""
         table.add_row(
             *_case_cells(result.case),
             _microseconds(_median(c.base_us)),
             _microseconds(_median(c.head_us)),
             *_change_cells(*(math.expm1(bound) for bound in bounds)),
-            Text(f"{confirmed.verdict}{cause}", style=_STYLES.get(confirmed.verdict, "")),
+            str(confirmed.placements),
+            Text(f"{confirmed.verdict}{cause}{early}", style=_STYLES.get(confirmed.verdict, "")),
         )
     return table
 
@@ -110,6 +112,7 @@ def as_plain(result: CaseComparison) -> dict[str, Any]:
             "base": result.base,
             "head": result.head,
             **{f.name: getattr(confirmed, f.name) for f in dataclasses.fields(confirmed)},
+            "stopped_early": confirmed.stopped_early,
             "detail": result.detail,
             "base_median_us": _median(comparison.base_us),
             "head_median_us": _median(comparison.head_us),
@@ -127,11 +130,11 @@ def stored_as_plain(result: StoredComparison) -> dict[str, Any]:
     return dataclasses.asdict(result)
 
 
-def _table(bounds: str) -> Table:
+def _table(*last: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("kernel", "layer", "stage"):
         table.add_column(name, no_wrap=True)
-    for name in ("M", "N", "K", "base µs", "head µs", "change", bounds):
+    for name in ("M", "N", "K", "base µs", "head µs", "change", *last):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     return table

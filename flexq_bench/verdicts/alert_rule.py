@@ -7,8 +7,9 @@ All thresholds and decisions are in this file; statistics, storage and measureme
    its good level (`is_near_good_level`) are candidates. No trigger opens an alert.
 2. Comparison. Each candidate's commit is measured against a base, interleaved (ABBA) on one device:
    `PAIRS_OF_PROCESSES` fresh pairs of processes with `BLOCKS` blocks each, in up to `LOOKS` looks
-   (`is_decided`). The base is a commit that trails the newest by some results
-   (`db.queries.trusted_base`), the release, or the last good commit of the alert.
+   (`is_decided`), fewer for a clear change (`pairs_for_clear`). The base is a commit that trails
+   the newest by some results (`db.queries.trusted_base`), the release, or the last good commit of
+   the alert.
 3. Verdict. A single comparison is judged by its estimate and 99 % bounds (`verdict_of`), all
    comparisons of a night together at a false discovery rate (`FALSE_DISCOVERY_RATE`).
 4. Cause. The code or the machine, by the anchors measured in the same comparison (`attribute`). 5.
@@ -109,17 +110,37 @@ FEWEST_BLOCKS = 10
 FEWEST_PLACEMENTS = 5
 # A kernel may run at one of two speeds in each process. By chance, six pairs have one side slow and
 # the other fast once in 2,000 comparisons, with narrow bounds; twelve pairs once in 8 million.
+# A clear change (Confirmation.is_clear) needs fewer: see `pairs_for_clear`.
 SURE_PLACEMENTS = 12
 # Relative. Blocks in which the clocks of the two sides differ by more are excluded. If too few
 # remain, the bounds allow for the change that clocks can explain.
 CLOCK_TOLERANCE = 0.01
 
 
-def is_decided(verdict: Verdict, placements: int) -> bool:
-    """Return True if another look cannot change the verdict."""
+def is_decided(verdict: Verdict, placements: int, enough: int = SURE_PLACEMENTS) -> bool:
+    """Return True if another look cannot change the verdict.
+
+    enough: placements with which slower and faster are final.
+    """
     if verdict in (Verdict.SLOWER, Verdict.FASTER):
-        return placements >= SURE_PLACEMENTS
+        return placements >= enough
     return verdict is not Verdict.AMBIGUOUS
+
+
+def pairs_for_clear(clear: int, compared: int, rate: float) -> int:
+    """Fewest pairs of processes with which `clear` clear changes of `compared` cases are final.
+
+    rate: of false verdicts in one look. If the processes of both sides are alike, whatever the
+    distribution of their times, all n of one side are slower than all n of the other with a
+    probability of at most 2 / C(2n, n) (the smallest p-value of Mann and Whitney 1947). This
+    p-value must be small enough among all cases (Benjamini and Hochberg 1995), and as small as for
+    a change of the number of slow processes. Not more than SURE_PLACEMENTS.
+    """
+    limit = min(SHARE_SIGNIFICANCE, rate * clear / compared)
+    return next(
+        (n for n in range(1, SURE_PLACEMENTS) if 2 / math.comb(2 * n, n) <= limit),
+        SURE_PLACEMENTS,
+    )
 
 
 # 3. Verdict.

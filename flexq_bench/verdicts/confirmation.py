@@ -20,6 +20,7 @@ from flexq_bench.verdicts.alert_rule import (
     FEWEST_BLOCKS,
     FEWEST_PLACEMENTS,
     SHARE_SIGNIFICANCE,
+    SURE_PLACEMENTS,
     smallest_change,
     verdict_of,
 )
@@ -54,7 +55,9 @@ class Confirmation:
 
     log_ratio: ln(head / base), positive is slower. low, high: its one-sided 99 % bounds. p_value:
     two-sided, of no change. smallest_change: ln, the limit that had to be exceeded.
-    limited_by_clocks: ambiguous because of different clocks, so more placements do not help. All
+    limited_by_clocks: ambiguous because of different clocks, so more placements do not help.
+    is_clear: slower or faster, with both bounds beyond the smallest change, and every placement of
+    one side slower than all of the other's, so two speeds of processes hardly explain it. All
     numbers are NaN if nothing was judged.
     """
 
@@ -70,6 +73,13 @@ class Confirmation:
     placements: int
     modes: ProcessModes | None = None
     limited_by_clocks: bool = False
+    is_clear: bool = False
+
+    @property
+    def stopped_early(self) -> bool:
+        """Return True if the change is so clear that fewer placements than usual decided it."""
+        is_changed = self.verdict in (Verdict.SLOWER, Verdict.FASTER)
+        return is_changed and self.is_clear and self.placements < SURE_PLACEMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +131,10 @@ class Blocks:
         return self.means(np.log(self.base_us)), self.means(np.log(self.head_us))
 
 
-def confirm(comparison: Comparison) -> Confirmation:
+def confirm(comparison: Comparison, *, confidence: float = CONFIDENCE) -> Confirmation:
     """The verdict on one comparison, with placement as a random effect.
+
+    confidence: of each one-sided bound.
 
     Blocks of one placement are not independent. The unit is therefore a placement's mean log ratio;
     the spread of these gives Student's t bounds. slower: the estimate is at least the larger of 1 %
@@ -148,7 +160,7 @@ def confirm(comparison: Comparison) -> Confirmation:
         )
         return _undecided(Verdict.NO_DATA, reason, n_blocks, n_placements)
     judge = _at_unequal_clocks if blocks.clock.any() else _at_equal_clocks
-    confirmed = judge(blocks, smallest_change(comparison.noise_floor))
+    confirmed = judge(blocks, smallest_change(comparison.noise_floor), confidence)
     if confirmed.verdict not in (Verdict.SLOWER, Verdict.FASTER):
         return confirmed
     if not comparison.same_binary:
@@ -158,15 +170,23 @@ def confirm(comparison: Comparison) -> Confirmation:
     )
 
 
-def _at_equal_clocks(blocks: Blocks, smallest: float) -> Confirmation:
-    modes = process_modes(*blocks.sides())
+def _at_equal_clocks(blocks: Blocks, smallest: float, confidence: float) -> Confirmation:
+    base, head = blocks.sides()
+    modes = process_modes(base, head)
     means = blocks.means(blocks.ratios)
-    estimate, low, high, p_value = _student(means) if modes is None else _within(modes)
+    estimate, low, high, p_value = (
+        _student(means, confidence) if modes is None else _within(modes, confidence)
+    )
     verdict = verdict_of(estimate, low, high, smallest)
-    reason = _reason(verdict, estimate, low, high)
+    is_clear = (low > smallest and bool(head.min() > base.max())) or (
+        high < -smallest and bool(head.max() < base.min())
+    )
+    reason = _reason(verdict, estimate, low, high, confidence)
+    if is_clear and means.size < SURE_PLACEMENTS:
+        reason = f"{reason}; clear after {means.size} pairs without overlap"
     if modes is not None:
         reason = f"{reason}; {modes.in_words}"
-        overall, *bounds, _ = _student(means)
+        overall, *bounds, _ = _student(means, confidence)
         is_settled = verdict in (Verdict.SLOWER, Verdict.FASTER)
         if not is_settled and modes.p_value < SHARE_SIGNIFICANCE and abs(overall) >= smallest:
             # Both speeds may be unchanged: more slow processes make the kernel slower.
@@ -185,10 +205,11 @@ def _at_equal_clocks(blocks: Blocks, smallest: float) -> Confirmation:
         blocks.ratios.size,
         means.size,
         modes,
+        is_clear=is_clear,
     )
 
 
-def _at_unequal_clocks(blocks: Blocks, smallest: float) -> Confirmation:
+def _at_unequal_clocks(blocks: Blocks, smallest: float, confidence: float) -> Confirmation:
     """The verdict if too few blocks have both sides at one clock: a kernel may draw more power.
 
     A time grows at most in proportion to the fall of the clock. In each block ln(head / base) at
@@ -197,8 +218,9 @@ def _at_unequal_clocks(blocks: Blocks, smallest: float) -> Confirmation:
     measured value. Slower and faster need a change that counts at the end nearer to 0. Two speeds
     need no special treatment here: the bounds cover all processes together.
     """
-    fastest, low, _, p_slower = _student(blocks.means(blocks.ratios - np.maximum(blocks.clock, 0)))
-    slowest, _, high, p_faster = _student(blocks.means(blocks.ratios - np.minimum(blocks.clock, 0)))
+    lowered, raised = np.maximum(blocks.clock, 0), np.minimum(blocks.clock, 0)
+    fastest, low, _, p_slower = _student(blocks.means(blocks.ratios - lowered), confidence)
+    slowest, _, high, p_faster = _student(blocks.means(blocks.ratios - raised), confidence)
     estimate = float(blocks.means(blocks.ratios).mean())
     nearest = max(fastest, 0.0) + min(slowest, 0.0)  # value nearest to 0 within all ranges
     p_value = p_slower if fastest > 0 else p_faster if slowest < 0 else 1.0
@@ -206,7 +228,8 @@ def _at_unequal_clocks(blocks: Blocks, smallest: float) -> Confirmation:
     # Limit of zero variance.
     limited = verdict_of(nearest, fastest, slowest, smallest) is Verdict.AMBIGUOUS
     apart = float(np.expm1(np.abs(blocks.clock).mean()))
-    reason = f"{_change(estimate, low, high)}; the clocks of the two are {apart:.1%} apart, which "
+    reason = _change(estimate, low, high, confidence)
+    reason += f"; the clocks of the two are {apart:.1%} apart, which "
     if verdict is not Verdict.AMBIGUOUS:
         reason += "the bounds allow for"
     elif limited:
@@ -290,38 +313,39 @@ def _blocks(comparison: Comparison) -> Blocks:
     return Blocks(base[usable], head[usable], placement[usable], clock[usable])
 
 
-def _within(modes: ProcessModes) -> tuple[float, float, float, float]:
+def _within(modes: ProcessModes, confidence: float) -> tuple[float, float, float, float]:
     """Estimate, bounds and p-value as `_student`, from processes in the same mode.
 
     The modes are strata, weighted by the number of processes on both sides.
     """
     estimate, error, freedom = modes.difference()
-    reach = float(special.stdtrit(freedom, CONFIDENCE)) * error
+    reach = float(special.stdtrit(freedom, confidence)) * error
     if error == 0:
         return estimate, estimate, estimate, 1.0 if estimate == 0 else 0.0
     p_value = 2 * float(special.stdtr(freedom, -abs(estimate) / error))
     return estimate, estimate - reach, estimate + reach, p_value
 
 
-def _student(means: Floats) -> tuple[float, float, float, float]:
+def _student(means: Floats, confidence: float) -> tuple[float, float, float, float]:
     """Estimate, lower and upper bound, and two-sided p-value of a mean of 0."""
     estimate = float(means.mean())
     error = float(means.std(ddof=1)) / float(np.sqrt(means.size))
     freedom = means.size - 1
-    reach = float(special.stdtrit(freedom, CONFIDENCE)) * error
+    reach = float(special.stdtrit(freedom, confidence)) * error
     if error == 0:
         return estimate, estimate, estimate, 1.0 if estimate == 0 else 0.0
     p_value = 2 * float(special.stdtr(freedom, -abs(estimate) / error))
     return estimate, estimate - reach, estimate + reach, p_value
 
 
-def _reason(verdict: Verdict, estimate: float, low: float, high: float) -> str:
-    change = _change(estimate, low, high)
+def _reason(verdict: Verdict, estimate: float, low: float, high: float, confidence: float) -> str:
+    change = _change(estimate, low, high, confidence)
     return f"{change}: more placements would tell" if verdict is Verdict.AMBIGUOUS else change
 
 
-def _change(estimate: float, low: float, high: float) -> str:
-    return f"{np.expm1(estimate):+.2%}, 99 % bounds {np.expm1(low):+.2%} and {np.expm1(high):+.2%}"
+def _change(estimate: float, low: float, high: float, confidence: float) -> str:
+    bounds = f"{np.expm1(low):+.2%} and {np.expm1(high):+.2%}"
+    return f"{np.expm1(estimate):+.2%}, {100 * confidence:.3g} % bounds {bounds}"
 
 
 def _undecided(verdict: Verdict, reason: str, blocks: int, placements: int) -> Confirmation:

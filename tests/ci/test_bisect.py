@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from ci.bisect import Journal, Outcome, Step, search, step_of
+from ci.bisect import Journal, Outcome, Step, search, side_is_clear, step_of
+from ci.reports.bisect import step_line
+from flexq_bench.measure.ab import CaseComparison, InterleaveRules
 from flexq_bench.verdicts import Comparison, confirm
+from workloads.case import Case
 
+CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")
 COMMITS = [f"c{i:02}" for i in range(1, 33)]
 
 
@@ -82,7 +86,7 @@ def compared(change: float, scatter: float = 0.001):
     """A comparison of 6 pairs of processes."""
     apart = (1, -1, 0.4, -0.6, 0.7, -0.5)  # not two speeds
     head = [100 * math.exp(change + scatter * one) for one in apart for _ in "ab"]
-    return confirm(Comparison([100.0] * 12, head, [i // 2 for i in range(12)]))
+    return Comparison([100.0] * 12, head, [i // 2 for i in range(12)])
 
 
 @pytest.mark.parametrize("direction", [1, -1])
@@ -104,9 +108,28 @@ def test_a_commit_belongs_to_the_end_that_it_is_nearer_to(direction, share, scat
 
 
 def test_a_commit_without_data_is_skipped_with_the_reason():
-    nothing = confirm(Comparison([], [], []))
+    nothing = Comparison([], [], [])
 
     step = step_of("a", nothing, 0.04, "the worker died")
 
     assert (step.outcome, step.reason, step.log_ratio) == (Outcome.SKIPPED, "the worker died", None)
-    assert step_of("a", replace(nothing, reason="few"), 0.04).reason == "few"
+    assert "are needed" in step_of("a", nothing, 0.04).reason
+
+
+@pytest.mark.parametrize(
+    ("share", "scatter", "is_enough"),
+    [(0.0, 0.001, True), (1.0, 0.001, True), (0.5, 0.001, False), (1.0, 0.05, False)],
+)
+def test_a_step_ends_as_soon_as_its_side_is_clear(share, scatter, is_enough):
+    comparison = compared(share * 0.04, scatter)
+    result = CaseComparison(CASE, "good", "commit", comparison, confirm(comparison))
+    rules = InterleaveRules(suffices=partial(side_is_clear, 0.04))
+
+    assert rules.is_enough(result) is is_enough
+
+
+def test_a_step_says_how_many_pairs_it_took():
+    step = step_of("a" * 40, compared(0.04, 0.001), 0.04)
+
+    assert step.pairs == 6
+    assert step_line(step).startswith("aaaaaaaaaa changed after 6 pairs: +4")

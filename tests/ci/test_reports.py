@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ci.reports import MARKER, as_json, headline, junit, markdown
+from ci.reports.terminal import findings_table
 
 POLICY = """
 [[waiver]]
@@ -50,7 +51,7 @@ def test_the_comment_shows_what_fails_with_the_worst_first(report):
     text = markdown(report)
 
     shown = [line for line in text.splitlines() if "| **" in line]
-    assert [line.split("|")[6].strip() for line in shown] == [
+    assert [line.split("|")[7].strip() for line in shown] == [
         "**missing**", "**regression**", "**regression**", "**ambiguous**",
     ]  # fmt: skip
     assert "2x256x256" in shown[1]
@@ -69,10 +70,27 @@ def test_the_comment_folds_probes_and_says_what_changed_beside_a_kernel(gate, co
     assert "<summary>1 probe, baselines of other cases" in text
 
 
+def test_every_report_says_how_many_pairs_decided_and_that_it_stopped_early(gate, compared):
+    report = gate(
+        compared("flexq-w6a6", 1.1, placements=7), compared("cublas-fp16", 1.05, placements=12)
+    )
+    early, usual = json.loads(as_json(report))["cases"]
+
+    assert (early["pairs"], early["stopped_early"]) == (7, True)
+    assert "clear after 7 pairs" in early["reason"]
+    assert (usual["pairs"], usual["stopped_early"]) == (12, False)
+    assert "| 7 | **regression** | kernels | clear, so stopped early |" in markdown(report)
+    assert "clear after 7 pairs" in junit(report)
+    table = findings_table(report)
+    assert table is not None
+    assert list(table.columns[4].cells) == ["7", "12"]
+    assert list(table.columns[6].cells) == ["slower: clear, so stopped early", "slower"]
+
+
 def test_every_row_of_the_comment_has_every_cell(report):
     rows = [line for line in markdown(report).splitlines() if line.startswith("| ")]
 
-    assert {line.count(" |") for line in rows} == {8}
+    assert {line.count(" |") for line in rows} == {9}
 
 
 def test_words_of_people_are_text_in_the_comment(report):

@@ -273,6 +273,42 @@ def test_a_file_that_was_made_at_another_commit_is_said(cli, tmp_path, made_at, 
     assert ("was made at commit efefefefef and is stored as of cdcdcdcdcd" in ran.err) is is_said
 
 
+GOOGLE = {
+    "context": {"host_name": "ci-7", "num_cpus": 8, "mhz_per_cpu": 2400},
+    "benchmarks": [{"name": "BM_gemm", "run_type": "iteration", "real_time": 5, "iterations": 9}],
+}
+
+
+@pytest.mark.parametrize(
+    ("format_name", "content", "options", "says"),
+    [
+        ("google-benchmark", json.dumps(GOOGLE), (), "(host ci-7, 8 CPUs of 2400 MHz): its"),
+        ("google-benchmark", json.dumps(GOOGLE | {"context": {}}), (), "names no device: its"),
+        ("google-benchmark", json.dumps(GOOGLE), ("--device", "ci"), ""),
+        ("csv", "benchmark,value,unit\ngemm,2,us\n", (), "names no device: its results"),
+        (
+            "csv",
+            "benchmark,value,unit,gpu\na,2,us,H200\nb,3,us,\n",
+            (),
+            "1 of its results are stored",
+        ),
+        ("nvbench", json.dumps(an_nvbench_file(20.0)), (), ""),
+    ],
+)
+def test_results_without_a_device_are_said(cli, tmp_path, format_name, content, options, says):
+    path = tmp_path / "file.txt"
+    path.write_text(content)
+
+    ran = cli(
+        *("db", "import", "--format", format_name, "--project", PROJECT),
+        *("--commit", "1" * 40, *options, str(path)),
+    )
+
+    assert ran.code == 0, ran.err
+    assert ("unknown device" in ran.err, ran.err.count("\n")) == (bool(says), int(bool(says)))
+    assert says in ran.err
+
+
 def test_records_of_a_project_go_out_and_in_again(cli, history, tmp_path, database):
     history(steady(2))
     cli("db", "export", str(tmp_path / "out.jsonl"))

@@ -41,8 +41,9 @@ def bisected(database, a_pool, commit, compared, monkeypatch, tmp_path):
     pool.check = lambda cases: None
 
     def bisect(culprit, compare=None):
-        def compare_two(gpu, repository, base, head, cases):
+        def compare_two(gpu, repository, base, head, cases, *, suffices):
             assert (base, [case.key for case in cases]) == (COMMITS[0], [KEY])
+            assert (suffices is None) == (head == COMMITS[-1])  # a step asks for its side only
             return [compared("flexq-w6a6", 1.05 if head >= culprit else 1.0)]
 
         pool.compare = compare or compare_two
@@ -79,7 +80,7 @@ def test_a_bisection_of_what_nobody_merged_is_refused(database, bisected, monkey
 def test_a_bisection_is_taken_back_between_two_comparisons(database, bisected, compared):
     asked = []
 
-    def compare(gpu, repository, base, head, cases):
+    def compare(gpu, repository, base, head, cases, *, suffices):
         asked.append(head)
         with database.session() as session:
             [row] = queries.requests(session)
@@ -97,7 +98,7 @@ def test_a_bisection_is_taken_back_between_two_comparisons(database, bisected, c
 def test_a_bisection_that_ends_three_servers_is_over(database, bisected, commit, compared):
     """Of the commit that does it: the answer of the first comparison is in the journal."""
 
-    def killed(gpu, repository, base, head, cases):
+    def killed(gpu, repository, base, head, cases, *, suffices):
         if head != COMMITS[-1]:
             raise SystemExit
         return [compared("flexq-w6a6", 1.05)]
@@ -117,7 +118,7 @@ def test_a_bisection_that_ends_three_servers_is_over(database, bisected, commit,
 def test_a_bisection_that_is_stopped_goes_back(database, bisected, commit, compared):
     answers = iter([KeyboardInterrupt()])
 
-    def stopped(*_):
+    def stopped(*_, suffices):
         for error in answers:
             raise error
         return [compared("flexq-w6a6", 1.05)]
@@ -129,7 +130,7 @@ def test_a_bisection_that_is_stopped_goes_back(database, bisected, commit, compa
 
 
 def test_a_bisection_goes_back_where_the_machine_fails(database, bisected, commit, compared):
-    def fails(gpu, repository, base, head, cases):
+    def fails(gpu, repository, base, head, cases, *, suffices):
         if head == COMMITS[-1]:
             return [compared("flexq-w6a6", 1.05)]
         raise InfrastructureError("the GPU fell off the bus")
@@ -138,7 +139,7 @@ def test_a_bisection_goes_back_where_the_machine_fails(database, bisected, commi
         with pytest.raises(InfrastructureError, match="fell off the bus; the search stops at"):
             bisected(COMMITS[5], fails) if _ == 0 else served(database, bisected.pool, commit)
 
-    bisected.pool.compare = lambda gpu, repository, base, head, cases: [
+    bisected.pool.compare = lambda gpu, repository, base, head, cases, *, suffices: [
         compared("flexq-w6a6", 1.05 if head >= COMMITS[5] else 1.0)
     ]
     assert served(database, bisected.pool, commit).detail.startswith(COMMITS[5][:10])
@@ -152,7 +153,7 @@ def test_a_comparison_holds_its_request_for_minutes_and_as_long_as_it_works(
     monkeypatch.setattr(request_worker, "LEASE", timedelta(seconds=0.3))
     meanwhile = []
 
-    def compare(gpu, repository, base, head, cases):
+    def compare(gpu, repository, base, head, cases, *, suffices):
         if not meanwhile:
             time.sleep(0.6)
             meanwhile.append(served(database, bisected.pool, commit))
@@ -170,7 +171,7 @@ def test_a_comparison_that_hangs_is_anybodys_in_the_end(
     monkeypatch.setattr(request_worker, "LONGEST_COMPARISON_S", 0.1)
     meanwhile = []
 
-    def compare(gpu, repository, base, head, cases):
+    def compare(gpu, repository, base, head, cases, *, suffices):
         if not meanwhile:
             meanwhile.append(None)
             time.sleep(0.5)
@@ -186,7 +187,7 @@ def test_a_bisection_has_an_end_where_no_commit_has_an_answer(bisected, compared
     monkeypatch.setattr(request_worker, "MAX_COMPARISONS", 3)
     asked = []
 
-    def compare(gpu, repository, base, head, cases):
+    def compare(gpu, repository, base, head, cases, *, suffices):
         asked.append(head)
         if head != COMMITS[-1]:
             raise UsageError("it does not build")

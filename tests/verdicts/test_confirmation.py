@@ -43,6 +43,33 @@ def test_the_verdict_follows_the_change(shift, verdict):
     assert found.cause is (Cause.CODE if verdict is not Verdict.SAME else Cause.NONE)
 
 
+@pytest.mark.parametrize(
+    ("shift", "placements", "is_clear"),
+    [(0.1, 7, True), (-0.1, 7, True), (0.1, 12, True), (0.013, 7, False), (0.0, 7, False)],
+)
+def test_a_change_is_clear_if_the_sides_do_not_overlap_and_the_bounds_exclude_1_percent(
+    shift, placements, is_clear
+):
+    found = confirm(blocks(shift, placements=placements))
+
+    assert found.is_clear is is_clear
+    assert found.stopped_early is (is_clear and placements < 12)
+    assert ("clear after 7 pairs" in found.reason) is found.stopped_early
+
+
+def test_sides_that_overlap_are_not_clear_though_the_bounds_are():
+    comparison = blocks(0.03, placements=7, offset=0.001)
+    drift = np.exp(0.01 * np.asarray(comparison.placement))
+    both = replace(
+        comparison,
+        base_us=np.asarray(comparison.base_us) * drift,
+        head_us=np.asarray(comparison.head_us) * drift,
+    )
+
+    assert confirm(comparison).is_clear
+    assert (confirm(both).verdict, confirm(both).is_clear) == (Verdict.SLOWER, False)
+
+
 def test_bounds_cover_the_truth_99_times_of_100_when_placements_differ():
     bounds = [confirm(blocks(0.0, per=20, offset=0.005, seed=seed)) for seed in range(1000)]
 

@@ -8,6 +8,7 @@ from flexq_bench.measure.ab.case_comparison import (
     CaseComparison,
     Comparer,
     InterleaveRules,
+    Suffices,
     confirm_comparisons,
 )
 from flexq_bench.measure.ab.commits import compare_commits, compare_trees
@@ -20,6 +21,7 @@ __all__ = [
     "CaseComparison",
     "Comparer",
     "InterleaveRules",
+    "Suffices",
     "compare_commits",
     "compare_judged",
     "compare_judged_project",

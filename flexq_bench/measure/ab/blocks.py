@@ -65,11 +65,15 @@ class CaseSide:
 
 @dataclass
 class CasePair:
-    """Both sides of one case with the blocks measured so far, over all pairs of processes."""
+    """Both sides of one case with the blocks measured so far, over all pairs of processes.
+
+    processes: number of these pairs.
+    """
 
     base: CaseSide
     head: CaseSide
     blocks: list[Block] = field(default_factory=list)
+    processes: int = 0
     failure: str = ""  # why it could not be measured
 
     @property
@@ -116,6 +120,7 @@ def measure_blocks(
             # The second side may share the weights of the first.
             second.leave(other_worker)
             first.leave(its_worker)
+        pair.processes = process + 1
     finally:
         for side, worker in sides:
             side.release(worker)

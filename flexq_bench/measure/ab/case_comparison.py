@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,9 @@ from flexq_bench.verdicts.alert_rule import (
     LOOKS,
     PAIRS_OF_PROCESSES,
     PLACEMENTS_A_PAIR,
+    SURE_PLACEMENTS,
     is_decided,
+    pairs_for_clear,
 )
 from workloads.case import Case
 
@@ -35,9 +38,10 @@ class InterleaveRules:
     when the process starts, so placements within one pair can't distinguish this from a change.
     placements: in each pair. blocks: ABBA blocks on each placement. looks: the largest number of
     looks; an ambiguous case gets another look, which doubles the blocks, and so does a slower or
-    faster case with fewer than 12 placements. timeout_s: for one reply of a worker; compiling and
-    tuning take longest. suffices: returns True if the caller needs no decision about an ambiguous
-    case; None: never. Raises UsageError if a look would be too small to judge.
+    faster case with fewer than 12 placements, unless it is clear with fewer. timeout_s: for one
+    reply of a worker; compiling and tuning take longest. suffices: returns True if the caller needs
+    no more looks at a case; its second argument says whether the verdict is decided; None: a
+    decided verdict suffices. Raises UsageError if a look would be too small to judge.
     """
 
     processes: int = PAIRS_OF_PROCESSES
@@ -45,7 +49,7 @@ class InterleaveRules:
     blocks: int = BLOCKS
     looks: int = LOOKS
     timeout_s: float = 600.0
-    suffices: Callable[[Case, Confirmation], bool] | None = None
+    suffices: Suffices | None = None
 
     def __post_init__(self) -> None:
         placements = self.processes * self.placements
@@ -78,18 +82,33 @@ class InterleaveRules:
         """Numbers of the pairs of processes that a look adds; the first look is 0."""
         return range(self.processes * 2**look // 2 if look else 0, self.processes * 2**look)
 
-    def is_decided(self, confirmation: Confirmation) -> bool:
-        """Return True if more looks could not change the verdict."""
+    def pairs_for_clear(self, clear: int, compared: int) -> int:
+        """Pairs of processes with which `clear` clear changes of `compared` cases are decided.
+
+        Placements that share processes may all have the same speed by chance.
+        """
+        if not clear or self.processes < FEWEST_PLACEMENTS:
+            return SURE_PLACEMENTS
+        return pairs_for_clear(clear, compared, self.rate)
+
+    def is_decided(
+        self, confirmation: Confirmation, pairs_for_clear: int = SURE_PLACEMENTS
+    ) -> bool:
+        """Return True if more looks could not change the verdict.
+
+        pairs_for_clear: number of placements with which a clear change is final.
+        """
+        enough = pairs_for_clear if confirmation.is_clear else SURE_PLACEMENTS
         return confirmation.limited_by_clocks or is_decided(
-            confirmation.verdict, confirmation.placements
+            confirmation.verdict, confirmation.placements, enough
         )
 
-    def is_enough(self, case: Case, confirmation: Confirmation) -> bool:
+    def is_enough(self, result: CaseComparison, pairs_for_clear: int = SURE_PLACEMENTS) -> bool:
         """Return True if the caller needs no more looks."""
-        if self.is_decided(confirmation):
+        sure = self.is_decided(result.confirmation, pairs_for_clear)
+        if math.isnan(result.confirmation.log_ratio):  # no data, or incorrect
             return True
-        is_open = confirmation.verdict is Verdict.AMBIGUOUS
-        return is_open and self.suffices is not None and self.suffices(case, confirmation)
+        return sure if self.suffices is None else self.suffices(result, sure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +179,14 @@ class CaseComparison:
     head_config: dict[str, Any] = field(default_factory=dict)
     detail: str = ""
 
+    @property
+    def is_clear(self) -> bool:
+        """Return True if it is slower or faster beyond doubt; see Confirmation."""
+        is_changed = self.confirmation.verdict in (Verdict.SLOWER, Verdict.FASTER)
+        return is_changed and self.confirmation.is_clear
 
+
+Suffices = Callable[[CaseComparison, bool], bool]
 Comparer = Callable[[Sequence[Case]], Iterator[CaseComparison]]
 OnResult = Callable[[CaseComparison], None]
 OnBlock = Callable[[Case, Block], None]

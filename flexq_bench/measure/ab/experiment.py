@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from flexq_bench.measure.ab.case_comparison import (
     InterleaveRules,
     OnBlock,
     OnResult,
-    confirm_comparisons,
 )
+from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.local_devices import device_info
@@ -31,8 +30,6 @@ from workloads.case import Case
 
 # This many cases share the start of a pair of processes; an interrupted comparison loses them.
 _TOGETHER = 16
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,35 +96,29 @@ class ABExperiment:
                 yield from self._compare(pairs)
 
     def _compare(self, pairs: Sequence[tuple[Case, Case]]) -> Iterator[CaseComparison]:
-        undecided: Sequence[CasePair] = [self.pair(base, head) for base, head in pairs]
-        for look in range(self.rules.looks):
-            for start in range(0, len(undecided), _TOGETHER):
-                self._look(undecided[start : start + _TOGETHER], look)
-            results = [self._result(pair) for pair in undecided]
-            together = confirm_comparisons(results, self.rules)
-            again = []
-            for pair, confirmed, result in zip(undecided, together, results, strict=True):
-                enough = self.rules.is_enough(pair.base.case, confirmed.confirmation)
-                if not enough and look + 1 < self.rules.looks:
-                    again.append(pair)
-                    continue
-                if self.on_result is not None:
-                    self.on_result(result)
-                yield result
-            undecided = again
-            if undecided:
-                log.info("%d cases are not decided: another look", len(undecided))
+        case_pairs = [self.pair(base, head) for base, head in pairs]
+        for result in look_by_look(case_pairs, self.rules, self._measure, self._result):
+            if self.on_result is not None:
+                self.on_result(result)
+            yield result
 
-    def _look(self, pairs: Sequence[CasePair], look: int) -> None:
-        for process in self.rules.pairs_of(look):
-            waiting: Sequence[CasePair] = [pair for pair in pairs if not pair.problem]
-            while waiting:
-                waiting = self._pair_of_processes(waiting, process)
+    def _measure(self, pairs: Sequence[CasePair], processes: int) -> None:
+        """Measure cases in fresh pairs of processes until each has been in this many."""
+        for start in range(0, len(pairs), _TOGETHER):
+            group = pairs[start : start + _TOGETHER]
+            for process in range(min(pair.processes for pair in group), processes):
+                waiting: Sequence[CasePair] = [
+                    pair for pair in group if not pair.problem and pair.processes <= process
+                ]
+                while waiting:
+                    waiting = self._pair_of_processes(waiting, process)
 
     def _pair_of_processes(self, pairs: Sequence[CasePair], process: int) -> Sequence[CasePair]:
         """Measure cases in fresh processes; return the remaining cases if a process broke."""
         with ExitStack() as stack:
             workers = self._start(stack)
+            for worker in workers:
+                stack.callback(worker.finish)  # before either is waited for
             for position, pair in enumerate(pairs):
                 try:
                     measure_blocks(

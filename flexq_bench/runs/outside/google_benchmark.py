@@ -45,7 +45,21 @@ def read(path: str) -> Reading:
     for position, entry in enumerate(_typed(list_of(file, "benchmarks", path, _WHAT)), start=1):
         name = _name(entry) if isinstance(entry, dict) else ""
         by_name.setdefault(name or f"benchmark {position}", []).append(entry)
-    return collect(_entries(by_name, fields), created_at=iso_time(fields.get("date")))
+    entries, created_at = _entries(by_name, fields), iso_time(fields.get("date"))
+    return collect(entries, created_at=created_at, machine=_machine(fields))
+
+
+def _machine(context: Mapping[str, Any]) -> str:
+    """Describe the host: its name, and the number and clock of its CPUs; empty: not in the file.
+
+    No name of a device: the context has no model of the CPU, and a container's host name differs
+    from run to run.
+    """
+    host, cpus, mhz = (context.get(key) for key in ("host_name", "num_cpus", "mhz_per_cpu"))
+    parts = [f"host {cleaned(host)}"] if isinstance(host, str) and cleaned(host) else []
+    if isinstance(cpus, int):
+        parts.append(f"{cpus} CPUs" + (f" of {mhz} MHz" if isinstance(mhz, int) else ""))
+    return ", ".join(parts)
 
 
 def _typed(entries: Sequence[Any]) -> list[Any]:

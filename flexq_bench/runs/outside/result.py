@@ -68,18 +68,21 @@ class Refused:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Content of a file. created_at: its creation time, commit: the commit that its tool ran at,
-    both as the file states it; None: it does not."""
+    both as the file states it; None: it does not. machine: what the file states of its machine if
+    it names no device; empty: nothing."""
 
     results: tuple[OutsideResult, ...]
     refused: tuple[Refused, ...] = ()
     created_at: str | None = None
     commit: str | None = None
+    machine: str = ""
 
 
 def collect(
     entries: Iterable[tuple[str, Callable[[], OutsideResult | Sequence[OutsideResult] | None]]],
     *,
     created_at: str | None = None,
+    machine: str = "",
 ) -> Reading:
     """Read the entries of a file one by one; an invalid one is refused, the others are still read.
 
@@ -104,7 +107,7 @@ def collect(
             refused.append(Refused(_shown(name), what))
         if len(results) + len(refused) > MOST_RESULTS:
             raise UsageError(f"more than {MOST_RESULTS:,} results in a file: split it")
-    return Reading(tuple(results.values()), tuple(refused), created_at)
+    return Reading(tuple(results.values()), tuple(refused), created_at, machine=machine)
 
 
 def read_json(path: str, what: str) -> dict[str, Any]:

@@ -167,7 +167,9 @@ def test_what_is_ambiguous_gets_more_looks_each_of_which_doubles_what_there_is(
 
 @pytest.mark.parametrize(("limit", "placements"), [(0.001, 20), (0.2, 5)])
 def test_what_says_enough_to_who_asked_gets_no_second_look(compared, limit, placements):
-    rules = InterleaveRules(processes=5, suffices=lambda _, found: found.high < limit)
+    rules = InterleaveRules(
+        processes=5, suffices=lambda found, _decided: found.confirmation.high < limit
+    )
 
     found = only(compared({}, NOISY, rules=rules))
 
@@ -184,9 +186,28 @@ def test_what_is_the_same_gets_no_second_look(compared):
 def test_what_looks_slower_on_a_few_placements_is_looked_at_again(compared, processes, placements):
     rules = InterleaveRules(processes=processes)
 
-    found = only(compared({}, {"us": 120, "offsets": SCATTER}, rules=rules))
+    # Its bounds include 1 %, so it is not clear.
+    found = only(compared({}, {"us": 101.15, "offsets": SCATTER}, rules=rules))
 
     assert (found.confirmation.verdict, found.confirmation.placements) == ("slower", placements)
+    assert not found.confirmation.stopped_early
+
+
+def test_a_clear_change_ends_after_the_pairs_that_chance_does_not_separate(compared, requests):
+    found = only(compared({}, {"us": 110, "offsets": SCATTER}, rules=InterleaveRules()))
+
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("slower", 7)
+    assert found.confirmation.stopped_early
+    assert "clear after 7 pairs" in found.confirmation.reason
+    assert [request["do"] for request in requests("base")].count("describe") == 7
+
+
+def test_placements_of_few_processes_do_not_make_a_change_clear(compared):
+    rules = InterleaveRules.with_processes(2)
+
+    found = only(compared({}, {"us": 110, "offsets": SCATTER}, rules=rules))
+
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("slower", 12)
 
 
 def test_a_kernel_that_every_process_runs_at_one_of_two_speeds_is_not_called_slower(compared):

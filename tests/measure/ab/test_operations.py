@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 
@@ -164,3 +166,10 @@ def test_two_trees_of_this_project_take_turns_on_a_real_device(two_commits):
     assert found["flexq-w6a6"].confirmation.verdict is Verdict.SLOWER
     assert found["flexq-w6a6"].confirmation.log_ratio > 0.4
     assert found["cublas-fp16"].confirmation.verdict is not Verdict.NO_DATA
+
+
+def test_a_worker_starts_without_the_database():
+    """Each comparison starts many, and importing SQLAlchemy takes a tenth of a start."""
+    code = "import sys, flexq_bench.measure.ab.worker; sys.exit('sqlalchemy' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

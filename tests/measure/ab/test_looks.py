@@ -1,0 +1,124 @@
+"""The looks of a comparison on made times: how many pairs of processes each case gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+
+from ci.gate_perf import suffices
+from ci.policy import load_policy
+from flexq_bench.measure.ab import CaseComparison, InterleaveRules
+from flexq_bench.measure.ab.looks import look_by_look
+from flexq_bench.verdicts import Comparison, Verdict, confirm
+from flexq_bench.verdicts.alert_rule import pairs_for_clear
+from workloads.case import Case
+
+CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")
+MOST = 24
+CHANGED = (Verdict.SLOWER, Verdict.FASTER)
+
+
+@dataclass
+class Made:
+    """A case with the ln times of its processes, [2, 24]; two blocks each."""
+
+    logs: np.ndarray
+    pairs: int = 0
+
+    def judge(self) -> CaseComparison:
+        times = 100 * np.exp(np.repeat(self.logs[:, : self.pairs], 2, axis=1))
+        comparison = Comparison(times[0], times[1], np.repeat(np.arange(self.pairs), 2))
+        return CaseComparison(CASE, "base", "head", comparison, confirm(comparison))
+
+
+def gaussian(rng, change=0.0, sigma=0.005):
+    return Made(sigma * rng.standard_normal((2, MOST)) + [[0.0], [change]])
+
+
+def two_speeds(rng, change=0.0):
+    slow = rng.random((2, MOST)) < 0.5
+    return Made(0.12 * slow + 0.001 * rng.standard_normal((2, MOST)) + [[0.0], [change]])
+
+
+def taken(cases, rules=None):
+    """Verdicts of cases compared together, and their pairs of processes."""
+
+    def measure(some, pairs):
+        for one in some:
+            assert pairs >= one.pairs
+            one.pairs = pairs
+
+    results = list(look_by_look(cases, rules or InterleaveRules(), measure, Made.judge))
+    assert len(results) == len(cases)
+    return [(one.judge().confirmation.verdict, one.pairs) for one in cases]
+
+
+@pytest.mark.parametrize(
+    ("clear", "compared", "pairs"),
+    [(1, 1, 7), (1, 26, 8), (26, 26, 7), (1, 100, 9), (1, 10**9, 12)],
+)
+def test_a_clear_change_needs_more_pairs_among_more_cases(clear, compared, pairs):
+    assert pairs_for_clear(clear, compared, rate=0.005) == pairs
+
+
+@pytest.mark.parametrize("change", [0.1, 0.9, -0.9])
+def test_a_clear_change_among_others_gets_few_more_pairs_and_they_get_none(change):
+    rng = np.random.default_rng(1)
+    cases = [gaussian(rng, change, 0.001), *(gaussian(rng, sigma=0.001) for _ in range(25))]
+
+    (slower, pairs), *others = taken(cases)
+
+    assert (slower in CHANGED, pairs) == (True, 8)
+    assert others == [(Verdict.SAME, 6)] * 25
+
+
+def test_a_change_that_is_not_clear_gets_a_whole_look():
+    case = gaussian(np.random.default_rng(2), 0.013, 0.001)  # its bounds include 1 %
+    case.logs[0, 5] = case.logs[1, :6].max()
+
+    assert taken([case]) == [(Verdict.SLOWER, 12)]
+
+
+def test_a_look_judges_a_case_together_with_those_that_are_decided():
+    def change():
+        return gaussian(np.random.default_rng(0), 0.018, 0.01)
+
+    rng = np.random.default_rng(1)
+    cases = [change(), *(gaussian(rng, sigma=0.001) for _ in range(25))]
+
+    assert taken([change()]) == [(Verdict.SLOWER, 12)]
+    assert taken(cases)[0] == (Verdict.SLOWER, 24)
+
+
+def test_more_than_one_of_two_speeds_is_no_change():
+    """By chance six pairs have one side slow and the other fast once in 2,000 times."""
+    rng = np.random.default_rng(3)
+    cases = [two_speeds(rng) for _ in range(4)]
+    for case in cases:
+        case.logs[:, :6] = np.array([[0.0], [0.12]]) + 0.001 * rng.standard_normal((2, 6))
+        case.logs[:, 6] = (0.12, 0.0)
+
+    assert not any(verdict in CHANGED for case in cases for verdict, _ in taken([case]))
+
+
+@pytest.mark.parametrize(("make", "most"), [(gaussian, 0), (two_speeds, 3)])
+def test_an_early_end_adds_no_false_alarms(make, most):
+    """most: of 400 comparisons, with 12 pairs for a clear change as well."""
+    rng = np.random.default_rng(5)
+
+    alarms = sum(taken([make(rng)])[0][0] in CHANGED for _ in range(400))
+
+    assert alarms <= most
+
+
+@pytest.mark.parametrize(("limit", "pairs"), [(2, 7), (10.5, 12), (50, 7)])
+def test_a_gate_measures_on_while_its_limit_is_between_the_bounds(tmp_path, limit, pairs):
+    path = tmp_path / "gate.toml"
+    path.write_text(f'version = 1\nsuite = "smoke"\nslower_percent = {limit}\n')
+    rules = InterleaveRules(suffices=partial(suffices, load_policy(str(path))))
+    case = gaussian(np.random.default_rng(7), 0.1)
+
+    assert taken([case], rules) == [(Verdict.SLOWER, pairs)]
