@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import t as student
+from scipy import special
 
 from flexq_bench.stats.bootstrap import Interval
 
@@ -35,6 +35,6 @@ def trimmed_mean_interval(values: ArrayLike, *, trim: float, confidence: float =
     estimate = float(ordered[left_out : n - left_out].mean())
     winsorized = ordered.clip(ordered[left_out], ordered[n - left_out - 1])
     squares = float(np.square(winsorized - winsorized.mean()).sum())
-    factor = float(student.ppf((1 + confidence) / 2, kept - 1))
+    factor = float(special.stdtrit(kept - 1, (1 + confidence) / 2))
     half_width = factor * math.sqrt(squares / (kept * (kept - 1)))
     return Interval(estimate, estimate - half_width, estimate + half_width)
