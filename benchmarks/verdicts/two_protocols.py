@@ -129,6 +129,7 @@ def _measured(meter: Any, case: Any, is_old: bool) -> Row:
         "floor_us": measured.floor_us,
         "placements_us": measured.placement_medians_us,
         "samples": measured.n_samples,
+        "samples_us": [[round(us, 3) for us in times] for times in measured.samples_us],
         "invalid": measured.n_invalid,
         "gap_us": getattr(measured, "sample_gap_us", None),
         "sm_mhz": measured.sm_clock_mhz,
