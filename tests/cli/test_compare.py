@@ -16,6 +16,7 @@ from db.exchange import read_records, write_records
 from db.queries import runs
 from flexq_bench.cli.app import main
 from flexq_bench.measure.ab import CaseComparison
+from flexq_bench.measure.protocol import PROTOCOL_VERSION
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.comparison_report import exit_code_of_verdicts
@@ -227,7 +228,8 @@ def test_stored_runs_of_two_protocols_are_refused_in_one_line(cli, two_runs, tmp
     ran = cli("compare", older, "another")
 
     assert ran.code == 2
-    assert "was measured by protocol 2 and another by 1: their times don't compare" in ran.error
+    told = f"measured by protocol {PROTOCOL_VERSION} and another by 1: their times don't compare"
+    assert told in ran.error
     assert len(ran.err.strip().splitlines()) == 1
 
 
