@@ -389,12 +389,12 @@ def check_block_count(files: ModelFiles, config: Any) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Suppress progress bars and warnings of transformers: errors are exceptions."""
+    """Suppress progress bars and messages of transformers: errors are exceptions."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
+    logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
         # its progress bar for GGUF files can't be switched off

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flexq_bench.errors import UsageError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
 # transformers' automatic classes of language models -> their tables; some versions lack some.
@@ -37,9 +34,11 @@ def build_model(values: Mapping[str, Any], file: Path) -> tuple[torch.nn.Module,
     import torch
     import transformers
 
+    from flexq_bench.checkpoints.model_source import quiet_transformers
+
     version = f"transformers {transformers.__version__}"
     try:
-        with _silence(), torch.device("meta"):
+        with quiet_transformers(), torch.device("meta"):
             config = transformers.CONFIG_MAPPING[values["model_type"]].from_dict(dict(values))
             auto, config = _class_and_config(config, values)
             model = getattr(transformers, auto).from_config(
@@ -51,19 +50,6 @@ def build_model(values: Mapping[str, Any], file: Path) -> tuple[torch.nn.Module,
             f"{version} builds no language model of {file} ({one_line(error):.160}): mend it, or "
             "name another"
         ) from error
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Hide transformers' advice on packages for running a model."""
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
 
 
 def _class_and_config(config: Any, values: Mapping[str, Any]) -> tuple[str, Any]:
