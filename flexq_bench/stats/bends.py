@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,27 +25,38 @@ _BESIDE_A_RAMP = 100  # values on either side that tell a ramp from a step
 _BEND_REACH = 15  # values between a boundary and the bend that explains it instead
 
 
-def is_gradual(
-    values: Floats,
-    segments: list[Segment],
-    effects: list[float],
-    position: int,
-    residuals: Floats,
-    memory: float,
-    floor: float,
-    slow: tuple[int, ...],
-) -> bool:
+@dataclass(frozen=True, slots=True)
+class SegmentFit:
+    """Segments fitted to a series.
+
+    values: [n]. segments: [k]. effects: [k - 1], of the boundaries between them. residuals: [n],
+    from the segments. memory: of the residuals. floor: smallest sigma of a value.
+    """
+
+    values: Floats
+    segments: list[Segment]
+    effects: list[float]
+    residuals: Floats
+    memory: float
+    floor: float
+
+    @property
+    def inflation(self) -> float:
+        """Factor by which memory raises the variance of a mean."""
+        return (1 + self.memory) / (1 - self.memory)
+
+
+def is_gradual(fit: SegmentFit, position: int, slow: tuple[int, ...]) -> bool:
     """Return True if a gradual change explains a boundary of a fit as well as a step does.
 
-    values: [n]. residuals: [n] from the segments [k]. effects: [k - 1], of the boundaries.
-    position: index of the segment before the boundary. memory: of the residuals. floor: smallest
-    sigma of a value. slow: lengths, in values, of the ramps that may explain a small step.
+    position: index of the segment before the boundary. slow: lengths, in values, of the ramps that
+    may explain a small step.
     """
     return (
-        _bends(values, segments, position, residuals, memory, floor)
-        or _jumps_less(values, segments, position, effects[position], residuals, memory, floor)
-        or _settles(values, segments, effects, position, residuals)
-        or _is_slow(values, segments, effects[position], position, residuals, memory, floor, slow)
+        _bends(fit, position)
+        or _jumps_less(fit, position)
+        or _settles(fit, position)
+        or _is_slow(fit, position, slow)
     )
 
 
@@ -58,25 +70,18 @@ def ramps(before: int, after: int, effect: float, lengths: tuple[int, ...]) -> I
         yield effect * (np.clip(time / length + 0.5, 0, 1) - (time > 0))
 
 
-def _bends(
-    values: Floats,
-    segments: list[Segment],
-    position: int,
-    residuals: Floats,
-    memory: float,
-    floor: float,
-) -> bool:
+def _bends(fit: SegmentFit, position: int) -> bool:
     """Return True if a continuous line with a bend explains the two segments as well as a jump."""
-    left, right = segments[position], segments[position + 1]
+    left, right = fit.segments[position], fit.segments[position + 1]
     if not (left.slope or right.slope):
         return False
-    about = residuals[left.start : right.stop]
+    about = fit.residuals[left.start : right.stop]
     # A few values that belong to the next step would make any fit a bad one.
     # About the segments and not their median, so that half of the values are usual ones even where
     # most of them are equal.
-    scale = max(MAD_TO_SIGMA * float(np.median(np.abs(about))), floor)
+    scale = max(MAD_TO_SIGMA * float(np.median(np.abs(about))), fit.floor)
     usual = np.abs(about) <= CLIP_SIGMAS * scale
-    part, about = values[left.start : right.stop][usual], about[usual]
+    part, about = fit.values[left.start : right.stop][usual], about[usual]
     jumping = float(about @ about)
     time = np.flatnonzero(usual).astype(np.float64)
     at = right.start - left.start
@@ -88,8 +93,7 @@ def _bends(
     if left.slope and right.slope:
         columns.append(np.broadcast_to(time, beyond.shape))
     best = _least_rest(part, np.stack(columns, axis=1))
-    inflation = (1 + memory) / (1 - memory)
-    return best - jumping < _BEYOND_A_BEND * inflation * jumping / part.size
+    return best - jumping < _BEYOND_A_BEND * fit.inflation * jumping / part.size
 
 
 def _least_rest(values: Floats, designs: Floats) -> float:
@@ -106,59 +110,47 @@ def _least_rest(values: Floats, designs: Floats) -> float:
     return float(about @ about - saved.max())
 
 
-def _jumps_less(
-    values: Floats,
-    segments: list[Segment],
-    position: int,
-    effect: float,
-    residuals: Floats,
-    memory: float,
-    floor: float,
-) -> bool:
+def _jumps_less(fit: SegmentFit, position: int) -> bool:
     """Return True if the values next to a step between lines jump by clearly less than the lines.
 
     A line that misses a bend ends too high or too low.
     """
-    left, right = segments[position], segments[position + 1]
+    effect = fit.effects[position]
+    left, right = fit.segments[position], fit.segments[position + 1]
     if not (left.slope or right.slope):
         return False
     size = min(_BESIDE, left.size, right.size)
     at = right.start
-    jump = float(values[at : at + size].mean() - values[at - size : at].mean())
+    jump = float(fit.values[at : at + size].mean() - fit.values[at - size : at].mean())
     jump -= (left.slope + right.slope) / 2 * size
     contrast = np.concatenate((np.full(size, -1 / size), np.full(size, 1 / size)))
     apart = np.abs(np.subtract.outer(np.arange(2 * size), np.arange(2 * size)))
-    about = residuals[left.start : right.stop]
-    variance = max(float(about @ about) / about.size, floor * floor)
-    variance *= float(contrast @ memory**apart @ contrast)
+    about = fit.residuals[left.start : right.stop]
+    variance = max(float(about @ about) / about.size, fit.floor * fit.floor)
+    variance *= float(contrast @ fit.memory**apart @ contrast)
     share = jump * float(np.sign(effect)) / abs(effect)
     return share < _LOCAL_SHARE and (1 - share) * abs(effect) > _CLEARLY_LESS * float(
         np.sqrt(variance)
     )
 
 
-def _settles(
-    values: Floats,
-    segments: list[Segment],
-    effects: list[float],
-    position: int,
-    residuals: Floats,
-) -> bool:
+def _settles(fit: SegmentFit, position: int) -> bool:
     """Return True if the level after a larger step approaches the next one exponentially.
 
     A cache or a clock that warms up causes one step, not a second one at its end.
     """
-    left, right = segments[position], segments[position + 1]
+    left, right = fit.segments[position], fit.segments[position + 1]
     if position == 0 or left.size > _SETTLED or left.slope:
         return False
-    if abs(effects[position - 1]) < abs(effects[position]):
+    if abs(fit.effects[position - 1]) < abs(fit.effects[position]):
         return False
-    inside = residuals[left.start : left.stop]
-    if float(inside @ np.arange(left.size)) * effects[position] <= 0:  # away from the next level
+    inside = fit.residuals[left.start : left.stop]
+    towards_next = float(inside @ np.arange(left.size)) * fit.effects[position]
+    if towards_next <= 0:
         return False
     stop = min(right.stop, right.start + max(_SETTLED, 2 * left.size))
-    part = values[left.start : stop]
-    about = residuals[left.start : stop]
+    part = fit.values[left.start : stop]
+    about = fit.residuals[left.start : stop]
     jumping = float(about @ about)
     fading = np.exp(-np.arange(part.size) / (left.size * _SETTLING[:, None]))
     fading -= fading.mean(axis=1, keepdims=True)
@@ -167,37 +159,28 @@ def _settles(
     return float(rest @ rest - saved.max()) <= jumping
 
 
-def _is_slow(
-    values: Floats,
-    segments: list[Segment],
-    effect: float,
-    position: int,
-    residuals: Floats,
-    memory: float,
-    floor: float,
-    slow: tuple[int, ...],
-) -> bool:
+def _is_slow(fit: SegmentFit, position: int, slow: tuple[int, ...]) -> bool:
     """Return True if a ramp over so many values explains a small step clearly better than it.
 
     A level that wanders for a while leaves such steps. About a large one, further changes may be
     missing, which a ramp would explain as well.
     """
-    left, right = segments[position], segments[position + 1]
+    left, right = fit.segments[position], fit.segments[position + 1]
     if left.slope or right.slope:
         return False
-    if abs(effect) > _SMALL_SIGMAS * root_mean_square(residuals, floor=floor):
+    sigma = root_mean_square(fit.residuals, floor=fit.floor)
+    if abs(fit.effects[position]) > _SMALL_SIGMAS * sigma:
         return False
     start = max(left.start, left.stop - _BESIDE_A_RAMP)
     stop = min(right.stop, right.start + _BESIDE_A_RAMP)
-    part, time = values[start:stop], np.arange(start, stop) - right.start + 0.5
+    part, time = fit.values[start:stop], np.arange(start, stop) - right.start + 0.5
     middles = np.linspace(-0.5, 0.5, _RAMPS)[:, None]
     shapes = [
         np.clip(time / length - middles + 0.5, 0, 1) for length in slow if length <= part.size
     ]
     if not shapes:
         return False
-    sides = values[start : left.stop], values[right.start : stop]
+    sides = fit.values[start : left.stop], fit.values[right.start : stop]
     jumping = sum(one.size * float(one.var()) for one in sides)
-    inflation = (1 + memory) / (1 - memory)
     least = _least_rest(part, np.concatenate(shapes)[:, None])
-    return jumping - least > _BEYOND_A_STEP * inflation * jumping / part.size
+    return jumping - least > _BEYOND_A_STEP * fit.inflation * jumping / part.size

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from scipy import special
 
-from flexq_bench.stats.bends import CLIP_SIGMAS, is_gradual, ramps
+from flexq_bench.stats.bends import CLIP_SIGMAS, SegmentFit, is_gradual, ramps
 from flexq_bench.stats.log_series import (
     MAD_TO_SIGMA,
     MAX_AUTOCORRELATION,
@@ -288,10 +288,9 @@ def _tested(
             replace(again, p_value=one.p_value) for again, one in zip(tests(), tested, strict=True)
         ]
         effects = [one.effect for one in tested]
+        fit = SegmentFit(cleaned, segments, effects, residuals, memory, floor)
         tested = [
-            replace(one, p_value=1.0)
-            if is_gradual(cleaned, segments, effects, i, residuals, memory, floor, rules.slow)
-            else one
+            replace(one, p_value=1.0) if is_gradual(fit, i, rules.slow) else one
             for i, one in enumerate(tested)
         ]
     segments, tested = _with_single_steps(
@@ -347,12 +346,11 @@ def _with_single_steps(
                     for i, old in enumerate(known)
                 ]
                 step, effects = again[first], [one.effect for one in again]
+                fit = SegmentFit(cleaned, others, effects, about, memory, floor)
                 if (
                     step.p_value <= rules.significance
                     and abs(step.effect) >= rules.smallest
-                    and not is_gradual(
-                        cleaned, others, effects, first, about, memory, floor, rules.slow
-                    )
+                    and not is_gradual(fit, first, rules.slow)
                 ):
                     segments, residuals, last = others, about, first + 1
                     tested = [
