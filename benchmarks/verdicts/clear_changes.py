@@ -1,8 +1,8 @@
 """Error rates and cost of comparisons that end early if a change is clear, on simulated processes.
 
-Prints the tables that docs/statistics.md quotes, from fixed seeds:
+Prints the tables that docs/comparisons.md quotes, from fixed seeds:
     python benchmarks/verdicts/clear_changes.py [--processes 1] [--trials 5000]
-Rows "twelve pairs" and "verdict" are without an early end: a step of a bisection then ends with the
+Rows "12 pairs" and "verdict" are without an early end: a step of a bisection then ends with the
 verdict on its commit, and its 99 % bounds decide.
 """
 
@@ -41,7 +41,7 @@ class TwelvePairs(InterleaveRules):
         return SURE_PLACEMENTS
 
 
-RULES = {"twelve pairs": TwelvePairs(), "early end": InterleaveRules()}
+RULES = {"12 pairs": TwelvePairs(), "early end": InterleaveRules()}
 
 
 def comparisons(

@@ -138,18 +138,7 @@ def _measured(meter: Any, case: Any, is_old: bool) -> Row:
         "wall_s": round(wall_s, 4),
         "tune_s": round(tune_s, 4),
         "steps_s": steps_s,
-        "extra": {
-            name: measured.extra.get(name)
-            for name in (
-                "elapsed_s",
-                "copies",
-                "launches",
-                "free_mhz",
-                "case_mhz",
-                "placement_mhz",
-                "no_boost",
-            )
-        },
+        "extra": {name: measured.extra.get(name) for name in _EXTRA},
     }
 
 

@@ -50,9 +50,7 @@ def with_times(measured: Measured, sampling: Sampling) -> Measured:
         ci_high_us=interval.high,
         n_samples=sampling.n_valid,
         n_invalid=sampling.n_invalid,
-        placement_medians_us=tuple(
-            statistics.median(p.valid_us) for p in sampling.placements if p.valid_us
-        ),
+        placement_medians_us=tuple(p.median_us for p in sampling.counted),
         samples_us=tuple(p.times_us for p in sampling.placements),
     )
 

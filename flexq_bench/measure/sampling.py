@@ -87,6 +87,11 @@ class Placement:
         return tuple(t for t, valid in zip(self.times_us, self.valid, strict=True) if valid)
 
     @property
+    def median_us(self) -> float:
+        """Median of the samples that count; of a placement that has one."""
+        return statistics.median(self.valid_us)
+
+    @property
     def valid_mhz(self) -> tuple[float, ...]:
         """SM clocks of the samples that count, if known."""
         clocks = zip(self.sm_mhz, self.valid, strict=True)
@@ -300,13 +305,14 @@ class _Sampler:
         return interval.is_within(protocol.ci_tolerance)
 
     def _interval(self, placements: list[Placement]) -> Interval | None:
-        valid = [p.valid_us for p in placements if p.valid_us]
-        if not valid:
+        counted = [p for p in placements if p.valid_us]
+        if not counted:
             return None
         trim, confidence = self._protocol.trim, self._protocol.confidence
-        if trim is None or len(valid) == 1:
-            return hierarchical_interval(valid, seed=self._seed, confidence=confidence)
-        medians = [statistics.median(samples) for samples in valid]
+        if trim is None or len(counted) == 1:
+            samples = [p.valid_us for p in counted]
+            return hierarchical_interval(samples, seed=self._seed, confidence=confidence)
+        medians = [p.median_us for p in counted]
         return trimmed_mean_interval(medians, trim=trim, confidence=confidence)
 
     def _stop(self, interval: Interval | None) -> str:
