@@ -1,8 +1,8 @@
 """Checkpoints of a model, one per scheme with a kernel: evaluated, decoded and compared.
 
     python benchmarks/accuracy/checkpoints.py --model DIR --data TEXT --calibration TEXT \\
-        --out rows.jsonl [--schemes NAME ...] [--max-tokens N] [--starts N] [--context N] \\
-        [--new N] [--table]
+        --out rows.jsonl [--schemes NAME ...] [--max-tokens N] [--starts N] [--share I/N] \\
+        [--context N] [--new N] [--table]
 
 Each scheme quantizes the model into a checkpoint. The script evaluates the checkpoint's perplexity
 through the reference and through kernels, and decodes a prompt greedily with `decode`'s engine. It
@@ -16,7 +16,9 @@ counts the decoded tokens before the first one that differs
 
 A JSON line for each scheme is appended to --out when it is measured; schemes in the file are not
 measured again. --checkpoints DIR keeps quantized folders there, so that an interrupted call can be
-repeated; with --seconds no scheme is started after that time. --table prints the file.
+repeated; with --seconds no scheme is started after that time. --table prints the file. Processes
+beside each other take --share 1/4 to 4/4 of the starts, each with its own --out; the table of all
+these rows in one file has one line per checkpoint.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import argparse
 import gzip
 import json
 import math
+import statistics
 import sys
 import tempfile
 import time
@@ -97,6 +100,7 @@ def from_every_start(model: Any, tokens: Any, arguments: argparse.Namespace) -> 
     Each cut gives a token another context, so other codes turn over: of the difference between two
     ways to compute one model, which is all that more starts are for, that is noise drawn anew.
     """
+    first, every = (int(number) for number in arguments.share.split("/"))
     results = (
         perplexity(
             model,
@@ -104,7 +108,7 @@ def from_every_start(model: Any, tokens: Any, arguments: argparse.Namespace) -> 
             context=arguments.context,
             max_tokens=arguments.max_tokens,
         )
-        for start in range(arguments.starts)
+        for start in range(first - 1, arguments.starts, every)
     )
     return reduce(PerplexityResult.followed_by, results)
 
@@ -190,7 +194,7 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
         "| in one pass |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
-    for row in rows:
+    for row in together(rows):
         if row["no_kernel"]:
             continue
         once = str(row.get("equal_in_one_pass", ""))
@@ -210,6 +214,21 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(f"| {' | '.join(cells)} |")
     lines += [f"| `{row['scheme']}` | {row['no_kernel']} |" for row in rows if row["no_kernel"]]
     return lines
+
+
+def together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per checkpoint, from those of all shares of its starts."""
+    by_checkpoint: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        name = row.get("content_hash", row["scheme"])
+        first = by_checkpoint.setdefault(name, row)
+        if first is row:
+            continue
+        by_checkpoint[name] = first = dict(first)
+        for through in (REFERENCE, KERNELS):
+            first[f"{through}_nll"] = [*first[f"{through}_nll"], *row[f"{through}_nll"]]
+            first[through] = math.exp(statistics.fmean(first[f"{through}_nll"]))
+    return list(by_checkpoint.values())
 
 
 def interval(row: dict[str, Any]) -> str:
@@ -239,6 +258,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--starts", type=int, default=1, help="places where the text is cut first")
+    parser.add_argument("--share", default="1/1", help="of the starts: every N-th from the I-th on")
     parser.add_argument("--prompt", type=int, default=64, help="tokens that are decoded from")
     parser.add_argument("--new", type=int, default=128, help="tokens decoded")
     parser.add_argument("--checkpoints", type=Path, help="keep the folders, and use those there")

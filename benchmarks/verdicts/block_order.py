@@ -1,22 +1,32 @@
-"""Effect of the state of the hardware's block distribution on a kernel's speed.
+"""Effect of the state of the hardware's block scheduler on a kernel's speed.
 
-    python benchmarks/verdicts/block_order.py [--cases KEY,KEY] --out FOLDER
+    python benchmarks/verdicts/block_order.py set --out FOLDER [--cases KEY,KEY]
+    python benchmarks/verdicts/block_order.py shuffle --out FOLDER [--cases KEY,KEY]
 
-Needs a GPU. Buffers and graph of a case are the same throughout. Between two batches of samples one
-of these runs: nothing, a kernel of few blocks, a kernel of many blocks, or a kernel that sets the
-order in which SMs get blocks (kernels/cuda/block_order.py) after one that left a random order.
-Prints the median of each batch, in microseconds per launch, and their differences. Writes
-block_order.jsonl.
+Needs a GPU. `set`: buffers and graph of a case are the same throughout. Between two batches of
+samples one of these runs: nothing, a kernel of few blocks, a kernel of many blocks, or a kernel
+that sets the order in which SMs get blocks (kernels/cuda/block_order.py) after one that left a
+random order. Prints the median of each batch, in microseconds per launch, and their differences.
+
+`shuffle`: batches as the protocol takes them, without and with a random block order before each
+sample. Prints the mean, and the standard deviations of samples within a batch, of the means of
+batches within a placement, and of the means of placements.
+
+Writes set.jsonl or shuffle.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 
@@ -25,18 +35,34 @@ from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.clocks import BetweenSamples, CudaClock, Rotation
 from flexq_bench.measure.prepared import PreparedCase
 from flexq_bench.measure.tuning import Tuning
-from kernels.cuda.block_order import BlockOrders
+from kernels.cuda.block_order import BlockOrders, BlockShuffle
 from workloads.case import Case
 
-CASES = (
+SET_CASES = (
     "cublaslt-w8a8 gemm cold m4n10240k8192",
     "cublas-fp16 gemm cold m1n10240k8192",
     "cublaslt-fp8 gemm cold m256n10240k8192",
     "flexq gemm cold m1n28672k8192",
 )
+SHUFFLE_CASES = (
+    "cublas-fp16 gemm cold m4n19968k6656",
+    "cublas-fp16 gemm cold m4n28672k8192",
+    "cublas-fp16 gemm cold m64n7168k7168",
+    "cublaslt-w8a8 gemm cold m4n4096k4096",
+    "cublaslt-w8a8 gemm cold m32n19968k6656",
+    "cublaslt-fp8 gemm cold m256n19968k6656",
+    "cublaslt-fp8 gemm cold m512n11008k4096",
+    "flexq gemm cold m4n4096k4096",
+    "flexq gemm cold m1n19968k6656",
+    "flexq gemm cold m256n7168k7168",
+    "flexq gemm cold m512n7168k7168",
+)
 BATCHES, SAMPLES, ORDERS = 12, 4, 6
+PLACEMENTS, BATCHES_EACH = 4, 10
 _FILLED = 1 << 30  # bytes: a kernel of more blocks than fit at once
+_GAP, _BATCH_US = 2.0, 10_000.0  # in lengths of a sample; with its gaps
 Between = Callable[[], None]
+Placed = list[list[list[float]]]  # samples by placement and batch
 
 
 class _Unchanged(BetweenSamples):
@@ -50,19 +76,20 @@ class _Unchanged(BetweenSamples):
 
 
 def medians(rotation: Rotation, between: Between, batches: int) -> list[float]:
-    """Microseconds a launch of each batch."""
-    rotation.sample(SAMPLES)
+    """Microseconds a launch of each batch, under steady load: nothing else sets a block order."""
+    rotation.sample(SAMPLES, gap_us=None)
     times = []
     for _ in range(batches):
         between()
         torch.cuda.synchronize()
-        times.append(round(rotation.sample(SAMPLES).median_us, 3))
+        times.append(round(rotation.sample(SAMPLES, gap_us=None).median_us, 3))
     return times
 
 
-def measure(prepared: PreparedCase, clock: CudaClock, meter: Meter) -> dict[str, list[float]]:
+def set_orders(prepared: PreparedCase, meter: Meter) -> dict[str, list[float]]:
     """Medians of batches, by what ran between them."""
     device = meter.torch_device
+    clock = CudaClock(device)
     orders, cell = BlockOrders(ORDERS, device), torch.zeros(1, device=device)
 
     def fill() -> None:
@@ -96,28 +123,85 @@ def measure(prepared: PreparedCase, clock: CudaClock, meter: Meter) -> dict[str,
     return found
 
 
+def shuffled(prepared: PreparedCase) -> dict[str, Placed]:
+    """Samples in microseconds a launch, without and with a random block order before each."""
+    found: dict[str, Placed] = {"without": [], "with": []}
+    for placement in range(PLACEMENTS):
+        with prepared.placed(placement) as placed:
+            rotation = placed.rotation
+            sample_us = rotation.sample(SAMPLES).median_us * rotation.launches
+            count = max(3, round(_BATCH_US / ((1 + _GAP) * sample_us)))
+            rotation.sample(count, gap_us=_GAP * sample_us)
+            for kind, batches in found.items():
+                with ExitStack() as stack:
+                    if kind == "without":
+                        stack.enter_context(mock.patch.object(BlockShuffle, "run"))
+                    batches.append(
+                        [
+                            [*rotation.sample(count, gap_us=_GAP * sample_us).times_us]
+                            for _ in range(BATCHES_EACH)
+                        ]
+                    )
+    return found
+
+
+def deviations(placements: Placed) -> tuple[float, float, float, float]:
+    """Mean; standard deviations of samples, batches and placements as fractions of it."""
+    means = [[statistics.fmean(batch) for batch in batches] for batches in placements]
+    mean = statistics.fmean(map(statistics.fmean, means))
+    within = (statistics.variance(batch) for batches in placements for batch in batches)
+    squares = (
+        statistics.fmean(within),
+        statistics.fmean(map(statistics.variance, means)),
+        statistics.variance(map(statistics.fmean, means)),
+    )
+    sample, batch, placement = (math.sqrt(square) / mean for square in squares)
+    return mean, sample, batch, placement
+
+
+def show_set(key: str, found: dict[str, list[float]]) -> Iterator[str]:
+    yield key
+    for between, times in found.items():
+        spread = 100 * statistics.pstdev(times) / statistics.mean(times)
+        shown = " ".join(f"{time:.2f}" for time in times)
+        yield f"  {between:28} sd {spread:4.1f} %  {shown}"
+
+
+def show_shuffled(key: str, found: dict[str, Placed]) -> Iterator[str]:
+    label, shape = key.split()[0], key.split()[-1]
+    cells = [label, shape]
+    for placements in found.values():
+        mean, *sigmas = deviations(placements)
+        cells += [f"{mean:.2f}", *(f"{100 * sigma:.2f} %" for sigma in sigmas)]
+    yield f"| {' | '.join(cells)} |"
+
+
+def measure(part: str, keys: Sequence[str], out: Path) -> None:
+    """Measure the cases, write a line for each and print it."""
+    meter = Meter("cuda:0", tuning=Tuning.NONE)
+    show: Callable[[str, Any], Iterator[str]] = show_set if part == "set" else show_shuffled
+    with (out / f"{part}.jsonl").open("w", encoding="utf-8") as lines:
+        for key in keys:
+            with meter.device_guard():
+                prepared = meter.prepare(Case.from_key(key))
+                prepared.use_default()
+                found = set_orders(prepared, meter) if part == "set" else shuffled(prepared)
+            lines.write(json.dumps({"case": key, "gpu": meter.device_info.sku, **found}) + "\n")
+            sys.stdout.write("".join(f"{line}\n" for line in show(key, found)))
+            sys.stdout.flush()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("part", choices=("set", "shuffle"))
+    parser.add_argument("--cases")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    meter = Meter("cuda:0", tuning=Tuning.NONE)
-    clock = CudaClock(meter.torch_device)
-    with (options.out / "block_order.jsonl").open("w", encoding="utf-8") as lines:
-        for key in options.cases.split(","):
-            with meter.device_guard():
-                prepared = meter.prepare(Case.from_key(key))
-                prepared.use_default()
-                found = measure(prepared, clock, meter)
-            lines.write(json.dumps({"case": key, "gpu": meter.device_info.sku, **found}) + "\n")
-            sys.stdout.write(f"{key}\n")
-            for between, times in found.items():
-                spread = 100 * statistics.pstdev(times) / statistics.mean(times)
-                shown = " ".join(f"{time:.2f}" for time in times)
-                sys.stdout.write(f"  {between:28} sd {spread:4.1f} %  {shown}\n")
+    cases = SET_CASES if options.part == "set" else SHUFFLE_CASES
+    measure(options.part, options.cases.split(",") if options.cases else cases, options.out)
 
 
 if __name__ == "__main__":

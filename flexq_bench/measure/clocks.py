@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.measure.protocol import Protocol
+from kernels.cuda.block_order import BlockShuffle
 from kernels.cuda.clock_stamps import ClockStamps
 from kernels.runtime.driver import reset_persisting_l2
 from kernels.runtime.graph_capture import captured
@@ -93,10 +94,12 @@ class Rotation(ABC):
     launches: int
 
     @abstractmethod
-    def sample(self, count: int, *, gap_us: float = 0.0) -> Batch:
+    def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
         """Take `count` samples; all work is finished on return.
 
-        gap_us: idle time of the device before each. A CPU's samples have no gaps.
+        gap_us: idle time of the device before each; before that, each sample of a GPU gets a random
+        block order (see kernels.cuda.block_order). None: steady load, without either. A CPU's
+        samples have no gaps.
         """
 
     def repeated_us(self, launches: int) -> float | None:
@@ -204,7 +207,7 @@ class _CpuRotation(Rotation):
             launch_us = self.sample(_CALIBRATIONS).median_us
             self.launches = _launches_for(launch_us, 1, protocol)
 
-    def sample(self, count: int, *, gap_us: float = 0.0) -> Batch:
+    def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
         times = []
         self._between.begin_batch(count)
         for index in range(count):
@@ -307,6 +310,7 @@ class _CudaRotation(Rotation):
     ) -> None:
         self._launch, self._copies, self._stream = launch, copies, stream
         self._between = between
+        self._shuffle = BlockShuffle()
         torch.cuda.synchronize()  # the buffers were filled on another stream
         between.begin_launches(1)
         with torch.cuda.stream(stream):
@@ -343,7 +347,7 @@ class _CudaRotation(Rotation):
                     after_launch()
         return graph
 
-    def sample(self, count: int, *, gap_us: float = 0.0) -> Batch:
+    def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
         starts, stops = _timing_events(count), _timing_events(count)
         with torch.cuda.stream(self._stream):
             stamps = ClockStamps(count + 1, self._stream.device)  # one more for the untimed sample
@@ -355,12 +359,12 @@ class _CudaRotation(Rotation):
             for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
                 if self._kept_graph is not None and self._between.is_kept(index):
                     self._between.before_sample()
-                    stamps.begin(count, gap_us)
+                    self._pause(stamps, count, gap_us)
                     self._kept_graph.replay()
                     stamps.end(count)
                     self._between.after_kept_sample()
                 self._between.before_sample()
-                stamps.begin(index, gap_us)
+                self._pause(stamps, index, gap_us)
                 start.record(self._stream)
                 self._graph.replay()
                 stop.record(self._stream)
@@ -371,6 +375,11 @@ class _CudaRotation(Rotation):
             for start, stop in zip(starts, stops, strict=True)
         )
         return Batch(times, tuple(stamps.clocks_mhz()[:count]))
+
+    def _pause(self, stamps: ClockStamps, span: int, gap_us: float | None) -> None:
+        if gap_us is not None:
+            self._shuffle.run()
+        stamps.begin(span, gap_us or 0.0)
 
     def close(self) -> None:
         self._stream.synchronize()

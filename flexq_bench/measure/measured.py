@@ -12,12 +12,12 @@ from workloads.case import Regime
 class Measured:
     """The measured part of a db.records.Record: same names, same meanings, same units.
 
-    median_us: on a GPU the trimmed mean over placements of their medians, on a CPU their median
-    (Protocol.trim). regime: of the times; sample_gap_us: idle time before each sample. launch_j:
-    energy of a launch; None: not under steady load, or not available. source_hash: of the sources
-    of an external kernel; None: one of ours. extra: other stored values: copies and launches of a
-    sample, indices of invalid samples, device states before and after, other processes on the GPU,
-    seconds of each step, and the secret from which changing inputs were drawn.
+    median_us, placement_medians_us: on a GPU trimmed means, on a CPU medians (Protocol.trim).
+    regime: of the times; sample_gap_us: idle time before each sample. launch_j: energy of a launch;
+    None: not under steady load, or not available. source_hash: of the sources of an external
+    kernel; None: one of ours. extra: other stored values: copies and launches of a sample, indices
+    of invalid samples, device states before and after, other processes on the GPU, seconds of each
+    step, and the secret from which changing inputs were drawn.
     """
 
     status: str  # one of db.records.STATUSES

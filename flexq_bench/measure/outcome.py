@@ -50,7 +50,7 @@ def with_times(measured: Measured, sampling: Sampling) -> Measured:
         ci_high_us=interval.high,
         n_samples=sampling.n_valid,
         n_invalid=sampling.n_invalid,
-        placement_medians_us=tuple(p.median_us for p in sampling.counted),
+        placement_medians_us=tuple(p.time_us for p in sampling.counted),
         samples_us=tuple(p.times_us for p in sampling.placements),
     )
 

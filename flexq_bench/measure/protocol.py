@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Protocol:
     target_sample_us:   … and is filled up to this: it keeps what starting a CUDA graph costs, 2 to
                         3 us a sample, under 1 %, and the event clock's 0.5 us under 0.2 %.
     batch_s:            samples with their gaps queued between two synchronizations of the host.
-    trim:               the result is the mean over placements of their medians, without this
-                        fraction at each end. None: the median over placements.
+    trim:               the result is the mean over placements of the means of their samples, both
+                        without this fraction at each end. None: medians instead of means.
     confidence, ci_tolerance: stop when the interval of the result at this confidence lies within ±
                         this fraction of it.
     min_samples, min_device_s: over all placements, before a case may stop.

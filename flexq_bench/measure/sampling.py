@@ -16,6 +16,7 @@ from flexq_bench.stats import (
     Interval,
     hierarchical_interval,
     median_interval,
+    trimmed_mean,
     trimmed_mean_interval,
 )
 from workloads.case import Regime
@@ -56,6 +57,16 @@ class FreeClocks:
         batch = rotation.sample(count, gap_us=gap_s * 1e6)
         return replace(self, case_mhz=_median([mhz for mhz in batch.sm_mhz if mhz is not None]))
 
+    def lowered_to(self, batch: Batch) -> FreeClocks:
+        """With the clock of these samples as the case's own, if it is lower.
+
+        For a placement whose clock longer gaps did not raise, so that power is not its limit.
+        """
+        mhz = _median([mhz for mhz in batch.sm_mhz if mhz is not None])
+        if mhz is None or self.case_mhz is None or mhz >= self.case_mhz:
+            return self
+        return replace(self, case_mhz=mhz)
+
     def least_mhz(self, protocol: Protocol) -> float | None:
         """Lowest SM clock of a sample that counts under `boost`."""
         limits = (
@@ -73,6 +84,7 @@ class Placement:
     times_us: microseconds per launch. valid: per sample, True if it counts in the regime of the
     case. sm_mhz: SM clock during each; None: not available. device_s: device time of all samples.
     gap_us: idle time before each. power_w: mean; None: not under steady load, or not available.
+    trim: see Protocol.
     """
 
     times_us: tuple[float, ...]
@@ -81,15 +93,16 @@ class Placement:
     device_s: float
     gap_us: float = 0.0
     power_w: float | None = None
+    trim: float | None = None
 
     @property
     def valid_us(self) -> tuple[float, ...]:
         return tuple(t for t, valid in zip(self.times_us, self.valid, strict=True) if valid)
 
     @property
-    def median_us(self) -> float:
-        """Median of the samples that count; of a placement that has one."""
-        return statistics.median(self.valid_us)
+    def time_us(self) -> float:
+        """Trimmed mean, or median, of the samples that count; of a placement that has one."""
+        return location(self.valid_us, self.trim)
 
     @property
     def valid_mhz(self) -> tuple[float, ...]:
@@ -250,7 +263,7 @@ class _Sampler:
 
     def _steady_placement(self, rotation: Rotation) -> Placement:
         protocol, now = self._protocol, self._now
-        warmed = warm_up(rotation, protocol.sustained, protocol.batch_s, now)
+        warmed = warm_up(rotation, protocol.sustained, protocol.batch_s, now, gap=None)
         began = now()
         return self._sample(
             rotation,
@@ -272,8 +285,8 @@ class _Sampler:
         gap: in lengths of a sample; None: steady load, under which every sample counts and power is
         read.
         """
-        gap_us = (gap or 0.0) * sample_s * 1e6
-        count = _gapped_batch(sample_s, gap_us, self._protocol.batch_s)
+        gap_us = None if gap is None else gap * sample_s * 1e6
+        count = _gapped_batch(sample_s, gap_us or 0.0, self._protocol.batch_s)
         times: list[float] = []
         clocks: list[float | None] = []
         started = self._now()
@@ -290,8 +303,9 @@ class _Sampler:
                 tuple(valid),
                 tuple(clocks),
                 sum(times) * rotation.launches / 1e6,
-                gap_us,
+                gap_us or 0.0,
                 self._telemetry.mean_power_w(started, self._now()) if gap is None else None,
+                self._protocol.trim,
             )
             if is_done(placement):
                 return placement
@@ -301,7 +315,14 @@ class _Sampler:
         protocol, samples = self._protocol, placement.valid_us
         if not samples or not protocol.is_enough(len(samples), placement.device_s):
             return False
-        interval = median_interval(samples, seed=self._seed, confidence=protocol.confidence)
+        if protocol.trim is None:
+            interval = median_interval(samples, seed=self._seed, confidence=protocol.confidence)
+        elif len(samples) > 1:
+            interval = trimmed_mean_interval(
+                samples, trim=protocol.trim, confidence=protocol.confidence
+            )
+        else:
+            return True  # one sample that is long enough
         return interval.is_within(protocol.ci_tolerance)
 
     def _interval(self, placements: list[Placement]) -> Interval | None:
@@ -312,8 +333,8 @@ class _Sampler:
         if trim is None or len(counted) == 1:
             samples = [p.valid_us for p in counted]
             return hierarchical_interval(samples, seed=self._seed, confidence=confidence)
-        medians = [p.median_us for p in counted]
-        return trimmed_mean_interval(medians, trim=trim, confidence=confidence)
+        times = [p.time_us for p in counted]
+        return trimmed_mean_interval(times, trim=trim, confidence=confidence)
 
     def _stop(self, interval: Interval | None) -> str:
         """Return the reason to stop now (see Sampling.stopped); empty: go on."""
@@ -361,18 +382,22 @@ class Warmed:
 
 
 def warm_up(
-    rotation: Rotation, phase: WarmUp, batch_s: float, now: Now, *, gap: float = 0.0
+    rotation: Rotation, phase: WarmUp, batch_s: float, now: Now, *, gap: float | None = 0.0
 ) -> Warmed:
-    """Run until times settle (see WarmUp). gap: idle before each sample, in lengths of a sample."""
+    """Run until times settle (see WarmUp).
+
+    gap: idle before each sample, in lengths of a sample; None: steady load.
+    """
     start = now()
     medians: deque[float] = deque(maxlen=phase.medians)
-    count, gap_us, turns = 1, 0.0, 0
+    count, turns = 1, 0
+    gap_us = None if gap is None else 0.0
     while True:
         batch = rotation.sample(count, gap_us=gap_us)
         medians.append(batch.median_us)
         sample_s = batch.median_us * rotation.launches / 1e6
-        gap_us = gap * sample_s * 1e6
-        count = _gapped_batch(sample_s, gap_us, batch_s)
+        gap_us = None if gap is None else gap * sample_s * 1e6
+        count = _gapped_batch(sample_s, gap_us or 0.0, batch_s)
         elapsed = now() - start
         settled = len(medians) == phase.medians and max(medians) - min(
             medians
@@ -414,6 +439,13 @@ def warm_up_under_boost(
         ):
             return warmed, gap, free
         gap, phase, shorter = gap + 1, protocol.rewarm, (warmed, mhz)
+
+
+def location(samples_us: Sequence[float], trim: float | None) -> float:
+    """Time of samples that belong together: their trimmed mean, without `trim` their median."""
+    if trim is None:
+        return statistics.median(samples_us)
+    return trimmed_mean(samples_us, trim=trim)
 
 
 def is_low(mhz: float | None, least_mhz: float | None) -> bool:

@@ -29,7 +29,7 @@ from flexq_bench.stats.perplexity_gap import gap_closed_interval
 from flexq_bench.stats.proportion import proportion_interval
 from flexq_bench.stats.ratio import geometric_mean, ratio_interval
 from flexq_bench.stats.run_noise import RunNoise, larger_noise, run_noise, with_run_noise
-from flexq_bench.stats.trimmed_mean import trimmed_mean_interval
+from flexq_bench.stats.trimmed_mean import trimmed_mean, trimmed_mean_interval
 from flexq_bench.stats.variance_components import variance_components
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "questions_needed",
     "ratio_interval",
     "run_noise",
+    "trimmed_mean",
     "trimmed_mean_interval",
     "variance_components",
     "wider_than_95",

@@ -25,11 +25,15 @@ class World:
     """A rotation whose samples and gaps advance the only clock there is.
 
     mhz(gap / sample): SM clock of samples with such gaps. A launch takes longer at a lower one.
+    speeds: factors of a launch's time, of which each sample has a random one.
     """
 
     launches = 10
 
-    def __init__(self, centres, sigma=0.001, launch_us=40.0, mhz=lambda gap: FREE_MHZ):
+    def __init__(
+        self, centres, sigma=0.001, launch_us=40.0, mhz=lambda gap: FREE_MHZ, speeds=(1.0,)
+    ):
+        self.speeds = speeds
         self.centres, self.sigma, self.launch_us, self.mhz = centres, sigma, launch_us, mhz
         self.time_s = 0.0
         self.placement = -1
@@ -46,13 +50,14 @@ class World:
         yield self
 
     def sample(self, count, *, gap_us=0.0):
-        sample_us = self.launch_us * self.launches
+        self.gaps_us.append(gap_us)
+        sample_us, gap_us = self.launch_us * self.launches, gap_us or 0.0
         mhz = self.mhz(gap_us / sample_us)
         centre = self.launch_us * self.centres[self.placement % len(self.centres)]
         centre *= FREE_MHZ / mhz
-        times = self.rng.normal(centre, self.sigma * centre, count).tolist()
+        centre = centre * self.rng.choice(self.speeds, count)
+        times = self.rng.normal(centre, self.sigma * centre).tolist()
         self.time_s += (sum(times) * self.launches + count * gap_us) / 1e6
-        self.gaps_us.append(gap_us)
         return Batch(tuple(times), (mhz,) * count)
 
     def close(self):
@@ -139,6 +144,15 @@ def test_two_speeds_as_often_as_each_other_settle_on_their_mean():
     assert sampling.converged
     assert sampling.interval.estimate == pytest.approx(40.0 * 1.006, rel=0.0025)
     assert sampling.interval.low < 40.0 * 1.006 < sampling.interval.high
+
+
+def test_samples_of_two_speeds_settle_on_their_mean_in_seconds():
+    sampling = run(World([1.0, 1.001, 0.999], sigma=0.002, speeds=(1.0, 1.0, 1.06)), warm=True)
+
+    assert sampling.converged
+    assert sampling.elapsed_s < 6.0
+    assert sampling.interval.estimate == pytest.approx(40.0 * 1.02, rel=0.004)
+    assert min(p.time_us for p in sampling.placements) > 40.0 * 1.005  # not one of the speeds
 
 
 def test_a_protocol_without_trim_takes_the_median_over_placements():
@@ -258,7 +272,7 @@ def test_sustained_is_a_second_of_steady_load_and_then_samples_at_whatever_clock
     assert len(sampling.placements) == PROTOCOL_CUDA.sustained_placements
     assert sampling.n_invalid == 0
     assert sampling.sm_clock_mhz == 1400.0
-    assert set(world.gaps_us) == {0.0}
+    assert set(world.gaps_us) == {None}
     assert sampling.elapsed_s > 3 * (1.0 + PROTOCOL_CUDA.sustained_s)
 
 

@@ -1,11 +1,11 @@
-"""Interval of a trimmed mean: coverage, outliers, bad input."""
+"""Trimmed mean and its interval: coverage, outliers, bad input."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from flexq_bench.stats import trimmed_mean_interval
+from flexq_bench.stats import trimmed_mean, trimmed_mean_interval
 
 
 def two_levels(rng, size):
@@ -32,7 +32,7 @@ def test_fewer_than_ten_values_are_all_averaged_and_of_twenty_the_outer_two_are_
 
     interval = trimmed_mean_interval(twenty, trim=0.05)
 
-    assert interval.estimate == np.mean(range(18))
+    assert interval.estimate == trimmed_mean(twenty, trim=0.05) == np.mean(range(18))
     assert interval.half_width < 4.0
 
 
@@ -55,5 +55,11 @@ def test_without_trim_it_is_the_interval_of_student():
     ],
 )
 def test_bad_input_is_refused(values, options):
-    with pytest.raises(ValueError, match=r"two values|finite|between"):
+    with pytest.raises(ValueError, match=r"two values|one dimension|finite|between"):
         trimmed_mean_interval(values, **{"trim": 0.05, **options})
+
+
+def test_a_mean_of_one_value_is_the_value_and_of_none_is_refused():
+    assert trimmed_mean([3.0], trim=0.05) == 3.0
+    with pytest.raises(ValueError, match="a value or more"):
+        trimmed_mean([], trim=0.05)

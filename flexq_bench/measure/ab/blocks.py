@@ -52,7 +52,9 @@ class CaseSide:
 
     def sample(self, worker: Worker) -> SampleBatch:
         reply = worker.ask("turn", slot=self.slot)
-        return SampleBatch(tuple(reply["samples_us"]), reply["mhz"], reply["valid"])
+        # Workers of commits before protocol 4 don't name a trim: a batch was its median.
+        samples, trim = tuple(reply["samples_us"]), reply.get("trim")
+        return SampleBatch(samples, reply["mhz"], reply["valid"], trim)
 
     def leave(self, worker: Worker) -> None:
         wrong = worker.ask("leave", slot=self.slot)["wrong"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flexq_bench.errors import UsageError
+from flexq_bench.measure.sampling import location
 from flexq_bench.verdicts import (
     Comparison,
     Confirmation,
@@ -116,17 +117,18 @@ class SampleBatch:
     """Consecutive samples of one side: microseconds per launch, in order.
 
     mhz: SM clock, mean of before and after; None: not available. valid: the clock was high enough
-    throughout.
+    throughout. trim: of the protocol by which they were taken.
     """
 
     samples_us: tuple[float, ...]
     mhz: float | None
     valid: bool
+    trim: float | None = None
 
     @property
-    def median_us(self) -> float:
-        """Median of the batch; NaN if it does not count."""
-        return statistics.median(self.samples_us) if self.valid else float("nan")
+    def time_us(self) -> float:
+        """Trimmed mean, or median, of the batch; NaN if it does not count."""
+        return location(self.samples_us, self.trim) if self.valid else float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +145,11 @@ class Block:
 
     @property
     def base_us(self) -> float:
-        return _mean(batch.median_us for batch in self.base)
+        return _mean(batch.time_us for batch in self.base)
 
     @property
     def head_us(self) -> float:
-        return _mean(batch.median_us for batch in self.head)
+        return _mean(batch.time_us for batch in self.head)
 
     @property
     def base_mhz(self) -> float | None:

@@ -167,7 +167,7 @@ class JudgedSide(CaseSide):
             )
         self.overhead_s.append((ended - began - reported_s, ended - began))
         state = telemetry.summary()
-        return SampleBatch(samples, state.sm_clock_mhz, valid=True)
+        return SampleBatch(samples, state.sm_clock_mhz, True, self.judge.protocol.trim)
 
     def _read_reply(self, reply: dict[str, Any]) -> tuple[tuple[float, ...], float]:
         """Samples in microseconds per launch, and the seconds of all launches of the turn."""

@@ -24,8 +24,9 @@ from workloads.case import Case
 class _Slot:
     """A prepared case, and its current placement, if any.
 
-    samples: of a batch; gap_us: idle time before each. filled: True if inputs come from outside,
-    where results are then judged. free: the clocks with which its samples are compared.
+    free: clocks without the power limit, of the first placement. samples: of a batch; gap_us: idle
+    time before each. least_mhz: clock below which a batch of the current placement doesn't count.
+    filled: True if inputs come from outside, where results are then judged.
     """
 
     prepared: PreparedCase
@@ -34,6 +35,7 @@ class _Slot:
     placed: Placed | None = None
     samples: int = 1
     gap_us: float = 0.0
+    least_mhz: float | None = None
     filled: bool = False
 
 
@@ -107,6 +109,8 @@ class WorkerOperations:
             mine.placed.rotation, phase, protocol, mine.free, time.perf_counter
         )
         mine.gap_us = protocol.gaps[gap] * warmed.sample_s * 1e6
+        # The verdict compares the clocks of both sides, so a lower one still gives data.
+        mine.least_mhz = mine.free.lowered_to(warmed.batch).least_mhz(protocol)
         mine.samples = batch_size(warmed.sample_s, protocol.turn_s)
         self._is_warm = True
         shared = buffers is not None and mine.placed.buffers.weights is buffers.weights
@@ -143,7 +147,8 @@ class WorkerOperations:
             "samples_us": batch.times_us,
             "launches": placed.rotation.launches,
             "mhz": mhz,
-            "valid": not gap_us or not is_low(mhz, mine.free.least_mhz(self._meter.protocol)),
+            "trim": self._meter.protocol.trim,
+            "valid": not gap_us or not is_low(mhz, mine.least_mhz),
         }
 
     def leave(self, slot: str) -> dict[str, Any]:

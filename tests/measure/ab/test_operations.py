@@ -16,6 +16,7 @@ from flexq_bench.measure import PROTOCOL_CPU, Meter
 from flexq_bench.measure.ab import InterleaveRules, compare_kernels
 from flexq_bench.measure.ab.operations import WorkerOperations
 from flexq_bench.measure.ab.worker import OPERATIONS
+from flexq_bench.measure.clocks import Batch, _CpuRotation
 from flexq_bench.measure.protocol import WarmUp
 from flexq_bench.measure.worker_server import serve
 from flexq_bench.verdicts import Verdict
@@ -103,6 +104,39 @@ def test_a_case_is_prepared_placed_timed_and_looked_at(answers):
     assert placed == {"copies": 1, "shared": False}
     assert all(time > 0 for time in turn["samples_us"])
     assert (turn["valid"], turn["mhz"], left) == (True, None, {"wrong": ""})
+
+
+def at_clocks(monkeypatch, of_gap):
+    """A clock for each sample of a CPU: that of its gap, in lengths of a sample of 1 ms."""
+    sample = _CpuRotation.sample
+
+    def clocked(rotation, count, *, gap_us=0.0):
+        sample(rotation, 1)
+        launch_us = 1000.0 / rotation.launches
+        return Batch((launch_us,) * count, (of_gap(gap_us / 1000.0),) * count)
+
+    monkeypatch.setattr(_CpuRotation, "sample", clocked)
+
+
+def test_a_placement_whose_clock_longer_gaps_do_not_raise_counts_and_a_drop_below_it_does_not(
+    monkeypatch,
+):
+    """Its clock was 4 % higher with the longest gaps while the device was cold."""
+    mhz = {"now": 1950.0}
+    at_clocks(monkeypatch, lambda gap: mhz["now"] if gap > 10 else min(mhz["now"], 1870.0))
+    meter = Meter("cpu", replace(FAST, gaps=(2.0, 6.0, 18.0)))
+    with meter.device_guard():
+        operations = WorkerOperations(meter)
+        operations.prepare("base", FP16)
+        operations.place("base", 0)
+        mhz["now"] = 1870.0
+        operations.place("base", 1)
+        usual = operations.turn("base")
+        mhz["now"] = 1750.0
+        throttled = operations.turn("base")
+
+    assert (usual["mhz"], usual["valid"]) == (1870.0, True)
+    assert (throttled["mhz"], throttled["valid"]) == (1750.0, False)
 
 
 @pytest.mark.parametrize(("other", "shared"), [("cublas-fp16", True), ("flexq-w6a6", False)])
