@@ -12,13 +12,13 @@ import sys
 import torch
 
 from flexq_bench.decode.operations import DecodeWorkerOperations
-from flexq_bench.measure.worker_server import own_pipes, serve
+from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 
 MODULE = "flexq_bench.decode.worker"
 COMMAND = (sys.executable, "-m", MODULE)
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -29,8 +29,8 @@ def main() -> int:
     if operations.device.type == "cuda":
         torch.cuda.set_device(operations.device)
     serve(operations, requests, replies, operations.OPERATIONS)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
+    end_process()

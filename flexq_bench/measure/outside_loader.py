@@ -19,7 +19,7 @@ import torch
 from flexq_bench.errors import one_line
 from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.measure.tampering import watch
-from flexq_bench.measure.worker_server import own_pipes, serve
+from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 from flexq_bench.repository.build_imports import import_from_build
 from kernels import registry
 from kernels.contract import LinearKernel
@@ -109,13 +109,13 @@ def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels-from", action="append", default=[], metavar="PACKAGE=PLACE")
 
 
-def main() -> int:
+def main() -> None:
     requests, replies = own_pipes()
     limit_memory("cpu")
     import_from_build()
     serve(Loader(), requests, replies, ("load", "installed", "machine_code"))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
+    end_process()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from flexq_bench.errors import FlexqError, one_line
 from flexq_bench.measure.worker_messages import decode, encode
@@ -37,6 +37,12 @@ def serve(operations: object, requests: BinaryIO, replies: BinaryIO, names: Sequ
             sys.exit("its code replaced the pipe of this process's replies")
         replies.write(encode({"id": message["id"], **answer}))
         replies.flush()
+
+
+def end_process() -> NoReturn:
+    """End this process without the cleanup of Python and libraries: 0.3 to 0.5 s with torch."""
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _answer(operations: object, message: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ hang or use all memory. The protocol is that of flexq_bench.measure.worker_messa
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
@@ -17,7 +16,7 @@ from flexq_bench.errors import MeasureError
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure.outside_loader import add_kernels, add_option
 from flexq_bench.measure.process_limits import limit_memory
-from flexq_bench.measure.worker_server import own_pipes, serve
+from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 from flexq_bench.runs.worker import measure_case, worker_of
 from workloads.case import Case
 
@@ -49,7 +48,7 @@ class MeterOperations:
         return asdict(measure_case(self._meter, Case.from_key(case)))
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -60,7 +59,6 @@ def main() -> int:
     limit_memory(options.device)
     add_kernels(options.kernels_from)
     _measure(options, requests, replies)
-    return 0
 
 
 def _measure(options: argparse.Namespace, requests: BinaryIO, replies: BinaryIO) -> None:
@@ -70,4 +68,5 @@ def _measure(options: argparse.Namespace, requests: BinaryIO, replies: BinaryIO)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
+    end_process()

@@ -9,14 +9,13 @@ else goes to stderr. It ends at the end of stdin.
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import BinaryIO
 
 from flexq_bench.measure import Meter
 from flexq_bench.measure.ab.operations import WorkerOperations
 from flexq_bench.measure.outside_loader import add_kernels, add_option
 from flexq_bench.measure.process_limits import limit_memory
-from flexq_bench.measure.worker_server import own_pipes, serve
+from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 
 OPERATIONS = (
     *("describe", "memory", "prepare", "place", "turn", "leave", "release"),
@@ -24,7 +23,7 @@ OPERATIONS = (
 )
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -35,7 +34,6 @@ def main() -> int:
         limit_memory(options.device)
     add_kernels(options.kernels_from)
     _measure(options, requests, replies)
-    return 0
 
 
 def _measure(options: argparse.Namespace, requests: BinaryIO, replies: BinaryIO) -> None:
@@ -46,4 +44,5 @@ def _measure(options: argparse.Namespace, requests: BinaryIO, replies: BinaryIO)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
+    end_process()
