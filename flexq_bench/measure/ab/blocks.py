@@ -69,13 +69,15 @@ class CaseSide:
 class CasePair:
     """Both sides of one case with the blocks measured so far, over all pairs of processes.
 
-    processes: number of these pairs.
+    processes: number of these pairs. same_kernel: True if the sides run the same kernel from equal
+    sources; head then uses base's configuration, because a choice of its own would only add noise.
     """
 
     base: CaseSide
     head: CaseSide
     blocks: list[Block] = field(default_factory=list)
     processes: int = 0
+    same_kernel: bool = False
     failure: str = ""  # why it could not be measured
 
     @property
@@ -103,8 +105,10 @@ def measure_blocks(
     try:
         _check_memory(sides)
         for side, worker in sides:
-            # Base chooses first; head uses the same configuration unless another one is clearly
-            # faster.
+            # Base chooses first; head uses the same configuration unless its code differs and
+            # another one is clearly faster.
+            if side is pair.head and pair.same_kernel and side.config is None:
+                side.config = pair.base.config
             side.prepare(worker, pair.base.config if side is pair.head else None)
         if pair.problem:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,11 @@ from flexq_bench.measure.prepared import Placed, PreparedCase
 from flexq_bench.measure.sampling import FreeClocks, batch_size, is_low, warm_up_under_boost
 from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
 from kernels.autotune import TuningMemory
+from kernels.outside.sources import content_hash
+from kernels.registry import outside_labels
 from workloads.case import Case
+
+_ROOT = Path(flexq_bench.__file__).resolve().parents[1]
 
 
 @dataclass
@@ -53,13 +57,18 @@ class WorkerOperations:
         self._is_warm = False
 
     def describe(self) -> dict[str, Any]:
-        """Return versions of messages, judging and protocol, the source folder and the device."""
+        """Return versions of messages, judging and protocol, sources, and the device.
+
+        root: the source folder. kernels: hash of the sources of the kernels; empty: external ones,
+        whose builds it would not cover.
+        """
         device = self._meter.device_info
         return {
             "version": VERSION,
             "judged": JUDGED_VERSION,
             "protocol": self._meter.protocol.version,
-            "root": str(Path(flexq_bench.__file__).resolve().parents[1]),
+            "root": str(_ROOT),
+            "kernels": "" if outside_labels() else content_hash(_kernel_sources(), _ROOT),
             "device": {"uuid": device.uuid, "sku": device.sku},
         }
 
@@ -173,3 +182,8 @@ class WorkerOperations:
         if placed is None:
             raise LookupError(f"slot {slot!r} has no placement")
         return placed
+
+
+def _kernel_sources() -> Iterator[Path]:
+    files = (path for path in (_ROOT / "kernels").rglob("*") if path.is_file())
+    return (path for path in files if path.suffix != ".pyc")
