@@ -53,11 +53,15 @@ class WorkerOperations:
         self._is_warm = False
 
     def describe(self) -> dict[str, Any]:
-        """Return versions of messages, judging and protocol, the source folder and the device."""
+        """Return versions of messages, judging and protocol, the source folder and the device.
+
+        waits_for_request: the process had not used the device before its first request.
+        """
         device = self._meter.device_info
         return {
             "version": VERSION,
             "judged": JUDGED_VERSION,
+            "waits_for_request": True,
             "protocol": self._meter.protocol.version,
             "root": str(Path(flexq_bench.__file__).resolve().parents[1]),
             "device": {"uuid": device.uuid, "sku": device.sku},
