@@ -113,13 +113,18 @@ class WorkerProcess:
             self.kill()
         self.close()
 
+    def request_identity(self) -> None:
+        """Send an A/B worker its first request, which makes it open the device."""
+        with suppress(WorkerError):  # raised by `check_identity`, which finds no reply
+            self.send("describe")
+
     def check_identity(self) -> dict[str, Any]:
-        """Reply of an A/B worker to `describe` (WorkerOperations.describe).
+        """Reply of an A/B worker to `request_identity` (WorkerOperations.describe).
 
         Raises WorkerError if it did not start, speaks another version, or imported other code than
         its tree's.
         """
-        identity = self.ask("describe")
+        identity = self.receive()
         version = identity["version"]
         if version != VERSION:
             raise WorkerError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import BufferedReader
 from typing import Any, BinaryIO, NoReturn
 
 from flexq_bench.errors import FlexqError, one_line
@@ -65,7 +66,7 @@ def _message(error: Exception) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 2]} …"
 
 
-def own_pipes() -> tuple[BinaryIO, BinaryIO]:
+def own_pipes() -> tuple[BufferedReader, BinaryIO]:
     """Stdin for requests and stdout for replies, both private.
 
     From now on output of libraries goes to stderr, and a library that reads stdin finds its end.

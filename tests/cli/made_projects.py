@@ -81,7 +81,7 @@ class MadeMeter:
         return Measured("ok", "", 0, median_us=self.commit.sample(case.kernel), **identity)
 
 
-def made_blocks(experiment, pairs, process):
+def made_blocks(experiment, pairs, process, _workers, *, is_last):
     """In place of two processes that take turns."""
     sides = [Commit(side.kernels_from[0]) for side in (experiment.base, experiment.head)]
     for pair in pairs:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError
 from flexq_bench.measure.ab.blocks import CasePair, CaseSide, measure_blocks
@@ -19,6 +20,7 @@ from flexq_bench.measure.ab.case_comparison import (
 )
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.measure.ab.worker_command import worker_command
+from flexq_bench.measure.ab.worker_pairs import WorkerPairs, Workers, can_start_beside
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.local_devices import device_info
 from flexq_bench.measure.outside_kernels import adopted, options_of
@@ -28,6 +30,7 @@ from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
 from kernels.outside.sources import KernelSource
 from workloads.case import Case
 
+Identity = dict[str, Any]
 # This many cases share the start of a pair of processes; an interrupted comparison loses them.
 _TOGETHER = 16
 
@@ -69,7 +72,9 @@ class ABExperiment:
 
     one_process: both run in the same worker. command: of a worker, without its options; None: the
     one of each side's tree. pair: creates the CasePair that measures a pair of cases, base's and
-    head's.
+    head's. starts_ahead: the next pair of workers starts while one measures; None: where that does
+    not disturb it. False for code that is not trusted: it could run while the other side is
+    measured.
     """
 
     base: Side
@@ -82,6 +87,7 @@ class ABExperiment:
     on_result: OnResult | None = None
     on_block: OnBlock | None = None
     pair: Callable[[Case, Case], CasePair] = trusted_pair
+    starts_ahead: bool | None = None
 
     def compare(self, pairs: Sequence[tuple[Case, Case]]) -> Iterator[CaseComparison]:
         """Yield one result per pair of cases (base's and head's), those decided early first.
@@ -97,29 +103,56 @@ class ABExperiment:
 
     def _compare(self, pairs: Sequence[tuple[Case, Case]]) -> Iterator[CaseComparison]:
         case_pairs = [self.pair(base, head) for base, head in pairs]
-        for result in look_by_look(case_pairs, self.rules, self._measure, self._result):
-            if self.on_result is not None:
-                self.on_result(result)
-            yield result
+        with ExitStack() as unused:
+            measure = partial(self._measure, WorkerPairs(self._start, unused))
+            for result in look_by_look(case_pairs, self.rules, measure, self._result):
+                if self.on_result is not None:
+                    self.on_result(result)
+                yield result
 
-    def _measure(self, pairs: Sequence[CasePair], processes: int) -> None:
+    def _measure(
+        self, worker_pairs: WorkerPairs, pairs: Sequence[CasePair], processes: int
+    ) -> None:
         """Measure cases in fresh pairs of processes until each has been in this many."""
-        for start in range(0, len(pairs), _TOGETHER):
-            group = pairs[start : start + _TOGETHER]
-            for process in range(min(pair.processes for pair in group), processes):
-                waiting: Sequence[CasePair] = [
-                    pair for pair in group if not pair.problem and pair.processes <= process
-                ]
-                while waiting:
-                    waiting = self._pair_of_processes(waiting, process)
+        groups = [pairs[start : start + _TOGETHER] for start in range(0, len(pairs), _TOGETHER)]
+        rounds = [
+            (group, process)
+            for group in groups
+            for process in range(min(pair.processes for pair in group), processes)
+        ]
+        for number, (group, process) in enumerate(rounds, 1):
+            waiting: Sequence[CasePair] = [
+                pair for pair in group if not pair.problem and pair.processes <= process
+            ]
+            is_last = number == len(rounds)
+            while waiting:
+                waiting = self._pair_of_processes(waiting, process, worker_pairs, is_last=is_last)
 
-    def _pair_of_processes(self, pairs: Sequence[CasePair], process: int) -> Sequence[CasePair]:
-        """Measure cases in fresh processes; return the remaining cases if a process broke."""
+    def _pair_of_processes(
+        self,
+        pairs: Sequence[CasePair],
+        process: int,
+        worker_pairs: WorkerPairs,
+        *,
+        is_last: bool,
+    ) -> Sequence[CasePair]:
+        """Measure cases in fresh processes; return the remaining cases if a process broke.
+
+        is_last: no other pair of processes follows, unless this one breaks.
+        """
         with ExitStack() as stack:
-            workers = self._start(stack)
+            workers = worker_pairs.take(stack)
+            identities = self._checked(*workers)
             for worker in workers:
                 stack.callback(worker.finish)  # before either is waited for
+            # Those of older commits open the device as they start, whatever measures there.
+            workers_wait = all(one.get("waits_for_request", False) for one in identities)
+            if workers_wait and not is_last and self._starts_ahead():
+                worker_pairs.start_ahead()
+            kernels, of_head = (one.get("kernels", "") for one in identities)
+            same_kernels = kernels == of_head != ""
             for position, pair in enumerate(pairs):
+                pair.same_kernel = same_kernels and pair.base.case == pair.head.case
                 try:
                     measure_blocks(
                         pair,
@@ -140,13 +173,22 @@ class ABExperiment:
         if self.on_block is not None:
             self.on_block(case, block)
 
-    def _start(self, stack: ExitStack) -> tuple[WorkerProcess, WorkerProcess]:
+    def _starts_ahead(self) -> bool:
+        return can_start_beside(self.device) if self.starts_ahead is None else self.starts_ahead
+
+    def _start(self, stack: ExitStack) -> Workers:
         base = self._worker(stack, self.base)
         with _blamed_on_its_code():
             head = base if self.one_process else self._worker(stack, self.head)
+        return base, head
+
+    def _checked(self, base: WorkerProcess, head: WorkerProcess) -> tuple[Identity, Identity]:
+        """Check that the two can be compared; return what they say of themselves."""
+        for worker in dict.fromkeys((base, head)):
+            worker.request_identity()  # both before a reply, so that they open the device together
         first = base.check_identity()
         with _blamed_on_its_code():
-            second = head.check_identity()
+            second = first if self.one_process else head.check_identity()
         if first["device"] != second["device"]:
             raise InfrastructureError(
                 f"the two don't share a device: {first['device']} and {second['device']}"
@@ -156,7 +198,7 @@ class ABExperiment:
                 f"{base.name} measures by protocol {first['protocol']} and {head.name} by "
                 f"{second['protocol']}: their times don't compare"
             )
-        return base, head
+        return first, second
 
     def _worker(self, stack: ExitStack, side: Side) -> WorkerProcess:
         name = "the worker" if self.one_process else side.short_name

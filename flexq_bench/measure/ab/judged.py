@@ -61,7 +61,13 @@ def compare_judged(
         _check_workers(sides, tree, device, rules, command)
         steady = Side(second.name, folder, stack.enter_context(clean_environment()))
         experiment = partial(
-            ABExperiment, rules=rules, device=device, seed=seed, command=command, on_block=on_block
+            ABExperiment,
+            rules=rules,
+            device=device,
+            seed=seed,
+            command=command,
+            on_block=on_block,
+            starts_ahead=False,
         )
         pair = partial(judged_pair, judge=judge, believes_binary=not tree.runs_code_of_head)
         probes = [(case, case) for case in cases if is_probe(case.kernel)]
@@ -83,6 +89,8 @@ def _check_workers(
         first, second = (
             stack.enter_context(_worker(side, device, rules, command)) for side in sides
         )
+        first.request_identity()
+        second.request_identity()
         if first.check_identity().get("judged") != JUDGED_VERSION:
             raise MissingResultsError(
                 f"{base.short_name} is from before a base judged its head: take a later base, or "

@@ -59,13 +59,15 @@ class WorkerOperations:
     def describe(self) -> dict[str, Any]:
         """Return versions of messages, judging and protocol, sources, and the device.
 
-        root: the source folder. kernels: hash of the sources of the kernels; empty: external ones,
-        whose builds it would not cover.
+        waits_for_request: the process had not used the device before its first request. root: the
+        source folder. kernels: hash of the sources of the kernels; empty: external ones, whose
+        builds it would not cover.
         """
         device = self._meter.device_info
         return {
             "version": VERSION,
             "judged": JUDGED_VERSION,
+            "waits_for_request": True,
             "protocol": self._meter.protocol.version,
             "root": str(_ROOT),
             "kernels": "" if outside_labels() else content_hash(_kernel_sources(), _ROOT),

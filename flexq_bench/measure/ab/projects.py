@@ -75,11 +75,13 @@ def compare_judged_project(
             _side(project.moved_to(one.checkout), one, stack.enter_context(clean_environment()))
             for one in (base, head)
         )
-        experiment = partial(ABExperiment, rules=rules, device=device, seed=seed, on_block=on_block)
         pair = partial(judged_pair, judge=judge, believes_binary=False)
+        experiment = ABExperiment(
+            first, second, rules, device, seed, on_block=on_block, pair=pair, starts_ahead=False
+        )
         # Probes are ours on both sides and are not judged.
         kernels = [(case, case) for case in cases if not is_probe(case.kernel)]
-        yield from experiment(first, second, pair=pair).compare(kernels)
+        yield from experiment.compare(kernels)
 
 
 def _side(project: Project, revision: ProjectRevision, variables: Mapping[str, str] | None) -> Side:

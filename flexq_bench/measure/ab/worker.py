@@ -3,7 +3,7 @@
     python -m flexq_bench.measure.ab.worker --device cuda --seed 0
 
 Requests come on stdin, replies go to stdout (see flexq_bench.measure.worker_messages); everything
-else goes to stderr. It ends at the end of stdin.
+else goes to stderr. It uses the device from the first request on, and ends at the end of stdin.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ def main() -> None:
     add_option(parser)
     options = parser.parse_args()
     requests, replies = own_pipes()
+    # Others may be measuring when this process starts. Imports don't disturb them, but all that
+    # follows uses the device or runs external code.
+    if not requests.peek(1):
+        return
     if options.kernels_from:
         limit_memory(options.device)
     add_kernels(options.kernels_from)

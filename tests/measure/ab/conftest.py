@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flexq_bench.measure.ab import InterleaveRules, compare_commits
 from flexq_bench.measure.ab.commits import compare_trees
 from flexq_bench.measure.ab.experiment import Side
+from flexq_bench.measure.worker_process import WorkerProcess
 from workloads.case import Case
 
 ROOT = Path(__file__).parents[3]
@@ -131,3 +134,34 @@ def requests(tmp_path):
         return [json.loads(line) for line in (tmp_path / name / "log").read_text().splitlines()]
 
     return read
+
+
+@pytest.fixture
+def running(tmp_path):
+    """Ids of the processes that run in a tree."""
+
+    def find(name: str) -> list[str]:
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.readlink(process / "cwd") == str(tmp_path / name):
+                    found.append(process.name)
+            except OSError:
+                continue
+        return found
+
+    return find
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The workers that comparisons have started to measure with."""
+    found: list[WorkerProcess] = []
+
+    class Noted(WorkerProcess):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            found.append(self)
+
+    monkeypatch.setattr("flexq_bench.measure.ab.experiment.WorkerProcess", Noted)
+    return found

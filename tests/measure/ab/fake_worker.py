@@ -1,8 +1,9 @@
 """A worker that measures nothing: it says what behaviour.json in its tree tells it to.
 
 us: of every turn. offsets: of ln(us), one a process of a tree in the order started. die_at,
-hang_at, fail_at, babble_at: an operation. refuse: a message for every case. wrong: what is wrong.
-config, binary: what prepare tells. needed: bytes.
+hang_at, fail_at, babble_at: an operation. dead: number of the process that dies before a request.
+refuse: a message for every case. wrong: what is wrong. config, binary: what prepare tells. needed:
+bytes. waits: for a request, as it tells.
 """
 
 import json
@@ -22,6 +23,8 @@ us = told.get("us", 100.0) * math.exp(offsets[number % len(offsets)])
 if told.get("print"):
     sys.stderr.write("loading a library\n")
 log = (TREE / "log").open("a")
+if told.get("dead") == number:
+    sys.exit("ImportError: no module named gone")
 
 
 def reply(message):
@@ -47,9 +50,12 @@ def describe(_message):
     version = told.get("version", 1)
     return {
         "version": version,
+        "judged": 1,
+        "waits_for_request": told.get("waits", True),
         "protocol": 1,
         "root": told.get("root", str(TREE)),
         "device": device,
+        "kernels": told.get("kernels", ""),
     }
 
 

@@ -171,6 +171,7 @@ def wait_until(condition):
 
 def test_a_paused_worker_does_nothing(a_tree, command):
     with WorkerProcess("head", a_tree("head").tree, command, timeout_s=5.0) as worker:
+        worker.request_identity()
         worker.check_identity()
         worker.allow(0.5)
         with worker.paused(), pytest.raises(WorkerError, match="gave no answer to 'describe'"):

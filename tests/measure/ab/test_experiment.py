@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -28,18 +26,6 @@ NOISY = {"offsets": [0.02, -0.02, 0.03, -0.03, 0.01, 0, 0.02, -0.01, 0.01, -0.02
 def only(found):
     (result,) = found.values()
     return result
-
-
-def processes_in(folder):
-    """Processes that run in a folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(process / "cwd") == str(folder):
-                found.append(process.name)
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize(
@@ -109,6 +95,20 @@ def test_every_pair_of_processes_is_fresh_and_keeps_the_configuration_chosen_fir
         prepared = [request for request in requests(side) if request["do"] == "prepare"]
         assert [request["config"] for request in prepared] == [None, *[{"tile": 8}] * 4]
     assert found.base_config == found.head_config == {"tile": 8}
+
+
+@pytest.mark.parametrize(
+    ("sources", "other", "used"),
+    [("aa", "aa", {"tile": 8}), ("aa", "bb", None), ("", "", None)],
+    ids=["equal", "different", "unknown"],
+)
+def test_head_uses_base_s_configuration_where_their_kernels_have_equal_sources(
+    compared, requests, sources, other, used
+):
+    compared({"config": {"tile": 8}, "kernels": sources}, {"kernels": other})
+
+    first = next(request for request in requests("head") if request["do"] == "prepare")
+    assert first["config"] == used
 
 
 def test_head_is_offered_what_base_chose(compared, requests):
@@ -247,21 +247,21 @@ def test_a_worker_that_breaks_costs_its_case_and_the_next_gets_a_fresh_one(
     assert [r["do"] for r in requests("head")].count("describe") == 2
 
 
-def test_a_worker_that_hangs_is_ended_with_all_that_it_started(compared, tmp_path):
+def test_a_worker_that_hangs_is_ended_with_all_that_it_started(compared, running):
     found = only(compared({}, {"hang_at": "prepare"}, rules=replace(RULES, timeout_s=0.5)))
 
     assert found.detail == "head gave no answer to 'prepare' in 0.5 s and was ended"
-    assert processes_in(tmp_path / "head") == []
+    assert running("head") == []
 
 
-def test_an_interrupted_comparison_leaves_no_process(compared, tmp_path):
+def test_an_interrupted_comparison_leaves_no_process(compared, running):
     def interrupt(_case, _block):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         compared(on_block=interrupt)
 
-    assert processes_in(tmp_path / "base") == processes_in(tmp_path / "head") == []
+    assert running("base") == running("head") == []
 
 
 def test_the_last_words_of_a_worker_are_the_reason(compared):

@@ -207,3 +207,18 @@ def test_a_worker_starts_without_the_database():
     code = "import sys, flexq_bench.measure.ab.worker; sys.exit('sqlalchemy' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_worker_does_nothing_before_its_first_request():
+    """It knows neither of the two, and would say so."""
+    module = "flexq_bench.measure.ab.worker"
+    options = ("--device", "none", "--kernels-from", "acme=/none/kernels.py")
+
+    ended = subprocess.run(
+        [sys.executable, "-m", module, *options],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")

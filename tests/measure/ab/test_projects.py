@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from flexq_bench.measure.ab import InterleaveRules, compare_project
+from flexq_bench.measure.ab import InterleaveRules, compare_judged_project, compare_project
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.repository.project import FILE, open_project, revision
 from workloads.case import Case
@@ -66,3 +67,16 @@ def test_a_head_that_imports_what_only_the_checkout_has_is_told_by_it(theirs, gi
     (compared,) = compare_project(project, base, head, [CASE], device="cpu", rules=RULES)
 
     assert f"ImportError: no_such_thing is found in {theirs}/no_such_thing.py" in compared.detail
+
+
+def test_no_process_of_a_judged_head_starts_while_another_measures(theirs, started, monkeypatch):
+    monkeypatch.setattr("flexq_bench.measure.ab.experiment.can_start_beside", lambda _device: True)
+    project = open_project(str(theirs))
+    head = revision(project, "HEAD")
+    unknown = replace(CASE, kernel="acme.unknown")  # refused by the first pair of processes
+    rules = InterleaveRules(processes=5, looks=1)
+
+    (compared,) = compare_judged_project(project, head, head, [unknown], device="cpu", rules=rules)
+
+    assert "unknown" in compared.detail
+    assert len(started) == 2

@@ -1,0 +1,158 @@
+"""When pairs of workers start, and that all of them end."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from flexq_bench.errors import BrokenRevisionError
+from flexq_bench.measure.ab import InterleaveRules, compare_judged
+from flexq_bench.measure.ab.experiment import ABExperiment
+from flexq_bench.measure.ab.worker_pairs import can_start_beside
+from flexq_bench.measure.worker_process import WorkerError
+from workloads.case import Case
+
+CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")
+OTHER = Case.from_key("flexq-w6a8 gemm cold m1n64k64")
+RULES = InterleaveRules(processes=5, blocks=2, looks=1, timeout_s=20.0)
+AHEAD = [4, 6, 8, 10, 10]
+ONE_BY_ONE = [2, 4, 6, 8, 10]
+
+
+@pytest.fixture
+def compared(a_tree, command):
+    """Compare two trees, each process but the first started ahead unless told otherwise."""
+
+    def run(base=None, head=None, cases=(CASE,), **options):
+        trees = a_tree("base", **(base or {})), a_tree("head", **(head or {}))
+        options = {"starts_ahead": True, "command": command} | options
+        experiment = ABExperiment(*trees, RULES, "cpu", **options)
+        return experiment.compare([(case, case) for case in cases])
+
+    return run
+
+
+@pytest.fixture
+def counted(compared, started):
+    """Compare two trees; for each pair of processes that measured, how many had been started."""
+
+    def run(*behaviours, **options):
+        found = {}
+
+        def note(case, block):
+            found.setdefault((int(case.gemm.m) > 16, block.process), len(started))
+
+        list(compared(*behaviours, on_block=note, **options))
+        return list(found.values())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("starts_ahead", "processes"), [(True, AHEAD), (False, ONE_BY_ONE), (None, ONE_BY_ONE)]
+)
+def test_the_next_pair_starts_while_one_measures_if_told_to_and_not_on_a_cpu(
+    counted, starts_ahead, processes
+):
+    assert counted(starts_ahead=starts_ahead) == processes
+
+
+@pytest.mark.parametrize(
+    ("device", "cpus", "can"),
+    [("cuda", 8, True), ("cuda:1", 64, True), ("cuda", 7, False), ("cpu", 64, False)],
+)
+def test_processes_start_beside_a_gpu_where_there_are_cpus_for_all(monkeypatch, device, cpus, can):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: range(cpus))
+
+    assert can_start_beside(device) is can
+
+
+@pytest.mark.parametrize("side", ["base", "head"])
+def test_workers_that_do_not_wait_for_a_request_are_not_started_ahead(counted, side):
+    behaviours = {"base": {}, "head": {}} | {side: {"waits": False}}
+
+    assert counted(*behaviours.values()) == ONE_BY_ONE
+
+
+def test_the_first_pair_of_the_next_cases_starts_ahead_too(counted):
+    cases = [Case.from_key(f"flexq-w6a6 gemm cold m{m}n64k64") for m in range(1, 18)]
+
+    assert counted(cases=cases) == [4, 6, 8, 10, 12, 14, 16, 18, 20, 20]
+
+
+def test_one_process_for_both_sides_starts_ahead_alone(counted):
+    assert counted(one_process=True) == [2, 3, 4, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("head", "used", "unused"),
+    [({}, 5, 0), ({"refuse": "not this case"}, 1, 1), ({"fail_at": "turn"}, 2, 1)],
+)
+def test_at_most_one_pair_is_not_used_and_all_end(
+    compared, started, requests, running, head, used, unused
+):
+    list(compared({}, head, cases=(CASE, OTHER)))
+
+    for side in ("base", "head"):
+        assert [request["do"] for request in requests(side)].count("describe") == used
+        assert [worker.name for worker in started].count(side) == used + unused
+        assert running(side) == []
+
+
+def test_a_pair_that_waits_ends_with_a_comparison_that_its_caller_ends(compared, running):
+    results = compared({}, {"refuse": "not this case"}, cases=(CASE, OTHER))
+    next(results)
+    waiting = len(running("base")), len(running("head"))
+    results.close()
+
+    assert waiting == (1, 1)
+    assert running("base") == running("head") == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_pair_that_waits_ends_with_a_comparison_that_an_error_ends(
+    compared, started, running, error
+):
+    def fail(_case, _block):
+        raise error
+
+    with pytest.raises(error):
+        list(compared(on_block=fail))
+
+    assert len(started) == 4
+    assert running("base") == running("head") == []
+
+
+@pytest.mark.parametrize(("side", "error"), [("base", WorkerError), ("head", BrokenRevisionError)])
+def test_a_worker_that_dies_while_it_waits_has_not_started(
+    compared, running, tmp_path, side, error
+):
+    def wait_for_its_death(_case, _block):
+        deadline = time.monotonic() + 5
+        starts = tmp_path / side / "starts"
+        while starts.read_text() != "xx" or len(running(side)) > 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    message = rf"^{side} died \(exit code 1\) at 'describe': ImportError: no module named gone"
+    with pytest.raises(error, match=message):
+        list(compared(**{side: {"dead": 1}}, on_block=wait_for_its_death))
+
+    assert running("base") == running("head") == []
+
+
+def test_no_worker_of_a_judged_head_starts_while_another_measures(
+    repository, command, started, monkeypatch
+):
+    monkeypatch.setattr("flexq_bench.measure.ab.experiment.can_start_beside", lambda _device: True)
+    base = repository.commit(refuse="not this case")
+    head = repository.commit(refuse="nor this one")
+
+    (found,) = compare_judged(
+        repository.path, base, head, [CASE], device="cpu", rules=RULES, command=command
+    )
+
+    assert "not this case" in found.detail
+    assert len(started) == 2
