@@ -12,6 +12,7 @@ import pytest
 from db.exchange import read_records
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from flexq_bench.measure import Meter
+from flexq_bench.measure.protocol import PROTOCOL_VERSION
 
 TINY = ("run", "smoke", "--kernels", "cublas-fp16,cublaslt-w8a8", "--layers", "256x256")
 TINY_CASES = {
@@ -79,7 +80,7 @@ def test_both_regimes_of_a_case_are_two_results_of_two_series(cli):
     found = {record["case"]: (record["metric"], record["regime"]) for record in records}
     assert found["cublas-fp16 gemm cold m1n32k32"] == ("time", "boost")
     assert found["cublas-fp16 gemm cold m1n32k32 sustained"] == ("sustained_time", "sustained")
-    assert all(record["protocol_version"] == 3 for record in records)
+    assert all(record["protocol_version"] == PROTOCOL_VERSION for record in records)
     assert cli("sweep", *shape[:6], "--regime", "fast").code == ExitCode.USAGE
 
 
