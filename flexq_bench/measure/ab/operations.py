@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import flexq_bench
+import kernels
 from flexq_bench.measure import Meter
 from flexq_bench.measure.ab.given_inputs import read_inputs
 from flexq_bench.measure.prepared import Placed, PreparedCase
 from flexq_bench.measure.sampling import FreeClocks, batch_size, is_low, warm_up_under_boost
 from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
 from kernels.autotune import TuningMemory
-from kernels.outside.sources import content_hash
+from kernels.outside.sources import hash_of_module
 from kernels.registry import outside_labels
 from workloads.case import Case
-
-_ROOT = Path(flexq_bench.__file__).resolve().parents[1]
 
 
 @dataclass
@@ -69,8 +68,8 @@ class WorkerOperations:
             "judged": JUDGED_VERSION,
             "waits_for_request": True,
             "protocol": self._meter.protocol.version,
-            "root": str(_ROOT),
-            "kernels": "" if outside_labels() else content_hash(_kernel_sources(), _ROOT),
+            "root": str(Path(flexq_bench.__file__).resolve().parents[1]),
+            "kernels": "" if outside_labels() else hash_of_module(kernels),
             "device": {"uuid": device.uuid, "sku": device.sku},
         }
 
@@ -184,8 +183,3 @@ class WorkerOperations:
         if placed is None:
             raise LookupError(f"slot {slot!r} has no placement")
         return placed
-
-
-def _kernel_sources() -> Iterator[Path]:
-    files = (path for path in (_ROOT / "kernels").rglob("*") if path.is_file())
-    return (path for path in files if path.suffix != ".pyc")
