@@ -1,7 +1,7 @@
 """Chart of a model's checkpoints: perplexity through kernels over tokens per second.
 
     python benchmarks/accuracy/pareto.py RECORDS... [--rows ROWS] --out FILE.png [--batch 1]
-        [--across tokens-per-s|bits] [--text NAME] [--schemes NAME ...]
+        [--across tokens-per-s|bits] [--speed-of MODEL] [--text NAME] [--schemes NAME ...]
 
 RECORDS are written by `flexq-bench db export FILE`, from results that `flexq-bench accuracy --model
 MODEL --checkpoint FOLDER --through kernels` and `flexq-bench decode FOLDER` stored. ROWS are those
@@ -9,6 +9,9 @@ of benchmarks/accuracy/checkpoints.py, which contain the bits per weight. A poin
 hash, as on the dashboard's Pareto page: its perplexity increase over fp16 on the same segments with
 the 95 % interval, and its speed or size. A line connects the Pareto front; a vertical line is fp16,
 if it was decoded under the same conditions. Prints the points, and those left out with the reason.
+
+--speed-of MODEL adds a second chart: the same perplexities over the speed of another model with
+random weights under the same schemes, decoded under the same conditions.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from checkpoints import read_rows
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -28,7 +34,7 @@ from dashboard.views.pareto.frame import Setting, front, pareto_frame, stored_ch
 from db import queries
 from db.engine import open_database
 from db.exchange import import_file
-from db.queries import DecodeRow
+from db.queries import SYNTHETIC, DecodeRow
 from flexq_bench.accuracy import FULL_PRECISION, PERPLEXITY
 
 SPEED, BITS = "tokens-per-s", "bits"
@@ -36,6 +42,25 @@ TITLES = {SPEED: "tokens/s", BITS: "bits a weight, scales included"}
 INCREASE = "perplexity, increase over FP16"
 SIZE_IN, DPI = (7.5, 4.2), 150
 COLORS, MARKERS = 10, "osD^v<>"  # a marker for each ten schemes
+FP16_CACHE = 16  # bits
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Points of one chart: columns scheme, checkpoint, x, increase, low and high; missing: why not.
+
+    dense: x of the unquantized model. across: what x is, a key of TITLES.
+    """
+
+    points: pd.DataFrame
+    dense: float | None
+    title: str
+    across: str
+
+    @property
+    def drawn(self) -> pd.DataFrame:
+        """Points with both coordinates, by x."""
+        return self.points.dropna(subset=["x", "increase"]).sort_values("x")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,36 +71,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="a .png or .svg file")
     parser.add_argument("--across", choices=list(TITLES), default=SPEED)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--speed-of", metavar="MODEL", help="decoded with random weights")
     parser.add_argument("--model", help="where the records are of several")
     parser.add_argument("--text", help="where the records are of several")
     parser.add_argument("--schemes", nargs="+", help="these alone")
     asked = parser.parse_args(arguments)
+    if asked.across == BITS and asked.rows is None:
+        parser.error("--across bits needs --rows")
     with tempfile.TemporaryDirectory() as folder:
-        frame, dense, title = read(asked, f"{folder}/flexq.sqlite")
-    if asked.across == BITS:
-        if asked.rows is None:
-            parser.error("--across bits needs --rows")
-        frame["x"] = frame["checkpoint"].map(bits_by_hash(asked.rows))
-        dense = None
-    else:
-        frame["x"] = 1000 * asked.batch / frame["token_ms"]
-    if asked.schemes:
-        frame = frame[frame["scheme"].isin(asked.schemes)]
-    drawn = frame.dropna(subset=["x", "increase"]).sort_values("x")
-    for row in frame.drop(drawn.index).to_dict("records"):
-        why = row["missing"] or "no bits in ROWS"
-        sys.stdout.write(f"left out: {row['scheme']} {row['checkpoint']}: {why}\n")
-    if drawn.empty:
-        sys.stdout.write("nothing to draw: decode the folders that were evaluated\n")
-        return 1
-    sys.stdout.write(drawn[["scheme", "checkpoint", "x", "increase", "low", "high"]].to_string())
-    sys.stdout.write("\n")
-    draw(asked.out, drawn, dense, title, asked.across)
+        charts = read(asked, f"{folder}/flexq.sqlite")
+    for chart in charts:
+        sys.stdout.write(f"{chart.title}\n")
+        drawn = chart.drawn
+        for row in chart.points.drop(drawn.index).to_dict("records"):
+            why = row["missing"] or f"no {TITLES[chart.across]}"
+            sys.stdout.write(f"left out: {row['scheme']} {row['checkpoint']}: {why}\n")
+        if drawn.empty:
+            sys.stdout.write("nothing to draw: decode the folders that were evaluated\n")
+            return 1
+        columns = ["scheme", "checkpoint", "x", "increase", "low", "high"]
+        sys.stdout.write(f"{drawn[columns].to_string()}\n")
+    draw(asked.out, charts)
     return 0
 
 
-def read(asked: argparse.Namespace, database: str) -> tuple[pd.DataFrame, float | None, str]:
-    """The Pareto page's rows of these records, tokens/s of fp16 if known, and a title."""
+def read(asked: argparse.Namespace, database: str) -> list[Chart]:
+    """Return the charts of these records: rows of the Pareto page."""
     with open_database(database) as opened:
         with opened.session() as session:
             for path in asked.records:
@@ -89,14 +110,29 @@ def read(asked: argparse.Namespace, database: str) -> tuple[pd.DataFrame, float 
         checkpoints, decodes = stored_checkpoints(opened, model, of_text)
     own = [row for row in decodes if row.batch == asked.batch and row.content_hash is not None]
     setting = Setting.of(own[-1]) if own else None
-    frame = pareto_frame(checkpoints, own, setting)
+    points = pareto_frame(checkpoints, own, setting)
+    if asked.schemes:
+        points = points[points["scheme"].isin(asked.schemes)]
     title = f"{model} on {text}"
-    if setting is not None and asked.across == SPEED:
+    if asked.across == BITS:
+        points["x"] = points["checkpoint"].map(bits_by_hash(asked.rows))
+        return [Chart(points, None, title, BITS)]
+    points["x"] = 1000 * asked.batch / points["token_ms"]
+    alike = [row for row in others if Setting.of(row) == setting]
+    real = speeds_of(row for row in alike if row.weights != SYNTHETIC)
+    if setting is not None:
         title += (
             f", {setting.gpu}, batch {setting.batch}, {setting.prompt_tokens} tokens in, "
             f"{setting.new_tokens} out"
         )
-    return frame, speed_of_dense(others, setting), title
+    charts = [Chart(points, real.get(FULL_PRECISION), title, SPEED)]
+    if asked.speed_of is not None:
+        named = (row for row in alike if row.model == asked.speed_of and row.weights == SYNTHETIC)
+        speeds = speeds_of(named)
+        of_another = points.assign(x=points["scheme"].map(speeds), missing="not decoded")
+        title = f"the same perplexities, speed of {asked.speed_of} with random weights"
+        charts.append(Chart(of_another, speeds.get(FULL_PRECISION), title, SPEED))
+    return charts
 
 
 def chosen(what: str, asked: str | None, there: Sequence[str]) -> str:
@@ -108,10 +144,13 @@ def chosen(what: str, asked: str | None, there: Sequence[str]) -> str:
     raise SystemExit(f"--{what} {asked or ''}: the records are of {', '.join(there) or 'none'}")
 
 
-def speed_of_dense(decodes: Sequence[DecodeRow], setting: Setting | None) -> float | None:
-    """Tokens a second of fp16, decoded alike; None: it was not."""
-    alike = [row for row in decodes if row.scheme == FULL_PRECISION and Setting.of(row) == setting]
-    return 1000 * alike[-1].batch / alike[-1].token_ms if alike and alike[-1].token_ms else None
+def speeds_of(decodes: Iterable[DecodeRow]) -> dict[str, float]:
+    """Return tokens/s by scheme, with the cache of FP16."""
+    return {
+        row.scheme: 1000 * row.batch / row.token_ms
+        for row in decodes
+        if row.kv_bits == FP16_CACHE and row.token_ms
+    }
 
 
 def bits_by_hash(path: Path) -> dict[str, float]:
@@ -123,41 +162,51 @@ def bits_by_hash(path: Path) -> dict[str, float]:
     }
 
 
-def draw(path: Path, drawn: pd.DataFrame, dense: float | None, title: str, across: str) -> None:
-    """A point with its interval a row of columns x, increase, low, high, scheme; named beside.
-
-    across: what x is, a key of TITLES.
-    """
-    figure = Figure(SIZE_IN, dpi=DPI, layout="constrained")
+def draw(path: Path, charts: Sequence[Chart]) -> None:
+    """Draw the charts beside each other, with one legend."""
+    figure = Figure((SIZE_IN[0] + 4 * (len(charts) - 1), SIZE_IN[1]), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    cost = drawn.assign(cost=-drawn["x"] if across == SPEED else drawn["x"])
+    every_scheme = pd.concat(chart.drawn for chart in charts).sort_values("increase")["scheme"]
+    style = {scheme: index for index, scheme in enumerate(every_scheme[::-1].unique())}
+    for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
+        draw_chart(axes, chart, style)
+    named: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+    figure.legend(list(named.values()), list(named), loc="outside right upper", fontsize=7)
+    figure.savefig(path)
+
+
+def draw_chart(axes: Axes, chart: Chart, style: dict[str, int]) -> None:
+    """Draw a point with its interval for each row. style: a number for each scheme."""
+    drawn = chart.drawn
+    cost = drawn.assign(cost=-drawn["x"] if chart.across == SPEED else drawn["x"])
     best = front(cost, "cost")
     axes.plot(best["x"], best["increase"], linestyle=":", linewidth=1, color="gray")
-    worst_first = drawn.sort_values("increase", ascending=False).to_dict("records")
-    for index, row in enumerate(worst_first):
+    for row in drawn.sort_values("increase", ascending=False).to_dict("records"):
         axes.errorbar(
             [row["x"]],
             [row["increase"]],
             yerr=[[row["increase"] - row["low"]], [row["high"] - row["increase"]]],
-            fmt=MARKERS[index // COLORS],
-            color=f"C{index % COLORS}",
+            fmt=MARKERS[style[row["scheme"]] // COLORS],
+            color=f"C{style[row['scheme']] % COLORS}",
             markersize=5,
             capsize=2,
             label=row["scheme"],
         )
-    if dense is not None:
-        axes.axvline(dense, color="black", linewidth=0.8, linestyle="--", label=FULL_PRECISION)
-    figure.legend(loc="outside right upper", fontsize=7)
+    if chart.dense is not None:
+        axes.axvline(
+            chart.dense, color="black", linewidth=0.8, linestyle="--", label=FULL_PRECISION
+        )
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(min(0.0, drawn["low"].min()) - 0.2, max(1.0, 1.5 * drawn["high"].max()))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_ylabel(INCREASE)
-    axes.set_xlabel(TITLES[across])
-    axes.set_title(title, fontsize="small")
+    axes.set_xlabel(TITLES[chart.across])
+    axes.set_title(chart.title, fontsize="small")
     axes.grid(alpha=0.3)
-    figure.savefig(path)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,13 @@ from flexq_bench.measure import Tuning
 from flexq_bench.measure.device import describe_device, describe_environment, find_device
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.nvml import open_handle
+from flexq_bench.measure.telemetry import NvmlSensor, Sensor, Telemetry
 from kernels.contract import Backend
 
 _PROFILED_STEPS = 3
+_POWER_S = 1.2  # steps of at least this time: a GPU's energy counter changes every 0.1 s
+_POWER_PERIOD_S = 0.02
+_STEPS_BETWEEN_WAITS = 32
 _WARM_UP_TOKENS = 64  # decoding them takes some tenths of a second, in which clocks rise
 
 
@@ -41,6 +45,7 @@ class DecodeWorkerOperations:
         self.device = find_device(device)
         self._seed = seed
         self._nvml = open_handle(self.device) if self.device.type == "cuda" else None
+        self._sensor: Sensor | None = None if self._nvml is None else NvmlSensor(self._nvml)
         self._operations = operations_on(self.device)
         self._model: Model | None = None
         self._source: tuple[tuple[str, str], WeightSource] | None = None
@@ -167,20 +172,21 @@ class DecodeWorkerOperations:
         warm = time.perf_counter()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        energy = self._energy_j()
         generated = engine.generate(prompts, new_tokens)
-        after = self._energy_j()
-        joules = None if energy is None or after is None else after - energy
+        decoded = time.perf_counter()
+        watts = self._power_w(engine, batch, prompt_tokens + new_tokens // 2)
+        took_s = (generated.prefill_ms + sum(generated.step_ms)) / 1000
         return {
             "prefill_ms": generated.prefill_ms,
             "step_ms": list(generated.step_ms),
             "steady_memory_bytes": self._allocated_bytes(),
             "peak_memory_bytes": self._peak_bytes(),
-            "energy_j": joules,
+            "energy_j": None if watts is None else watts * took_s,
             "spent_s": {
                 "prepare": prepared - began,
                 "warm_up": warm - prepared,
-                "decode": time.perf_counter() - warm,
+                "decode": decoded - warm,
+                "power": time.perf_counter() - decoded,
             },
         }
 
@@ -201,6 +207,27 @@ class DecodeWorkerOperations:
         model = engine.model
         shares = profile.shares(runs[-1], model.architecture.block, len(model.blocks))
         return [asdict(share) for share in shares]
+
+    def _power_w(self, engine: Engine, batch: int, length: int) -> float | None:
+        """Mean power of the GPU over repeated steps at this length; None: not available.
+
+        A short decode ends between two changes of the energy counter, so its energy is its time
+        multiplied by this power.
+        """
+        if self._sensor is None:
+            return None
+        bucket = engine.bucket(length)
+        engine.prepare(batch, bucket)
+        began = now = time.perf_counter()
+        with Telemetry(self._sensor, period_s=_POWER_PERIOD_S) as telemetry:
+            while now - began < _POWER_S:
+                for _ in range(_STEPS_BETWEEN_WAITS):
+                    engine.positions.fill_(length - 1)
+                    engine.advance(batch, bucket)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                now = time.perf_counter()
+        return telemetry.mean_power_w(began, now)
 
     def _prompts(self, engine: Engine, batch: int, tokens: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(derive_seed(self._seed, "prompts", batch, tokens))
@@ -254,9 +281,3 @@ class DecodeWorkerOperations:
         if self.device.type != "cuda":
             return None
         return torch.cuda.max_memory_allocated(self.device)
-
-    def _energy_j(self) -> float | None:
-        if self._nvml is None:
-            return None
-        torch.cuda.synchronize(self.device)
-        return self._nvml.energy_j()

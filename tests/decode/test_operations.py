@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from flexq_bench.decode import operations as of_stand
 from flexq_bench.decode.loading import Footprint, check_memory
 from flexq_bench.decode.operations import DecodeWorkerOperations
 from flexq_bench.errors import MeasureError, UsageError
+from flexq_bench.measure.telemetry import DeviceState
 from kernels.errors import KernelError
 from workloads.errors import WorkloadError
 
@@ -47,6 +49,29 @@ def test_a_folder_that_is_whole_is_loaded_and_decoded(
     operations.check(**asked(folder))
     assert load(operations, folder)["weights_bytes"] > 0
     assert len(operations.decode(1, 4, 5, 16, profiled=False)["step_ms"]) == 4
+
+
+class PowerMeter:
+    """A sensor whose energy counter changes every 0.1 s, at 200 W."""
+
+    default_sm_clock_mhz = 1.0
+
+    def read(self) -> DeviceState:
+        return DeviceState(energy_j=20.0 * (time.perf_counter() // 0.1))
+
+
+def test_the_energy_of_a_decode_shorter_than_a_change_of_the_counter_is_its_time_by_the_power(
+    folder: Path,
+) -> None:
+    operations = DecodeWorkerOperations("cpu", 0)
+    operations._sensor = PowerMeter()  # a CPU has none
+    load(operations, folder)
+
+    decoded = operations.decode(1, 4, 5, 16, profiled=False)
+
+    took_s = (decoded["prefill_ms"] + sum(decoded["step_ms"])) / 1000
+    assert took_s < 0.1
+    assert decoded["energy_j"] == pytest.approx(200 * took_s, rel=0.1)
 
 
 @pytest.mark.parametrize(
