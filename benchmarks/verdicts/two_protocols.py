@@ -28,7 +28,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -224,6 +224,8 @@ def report(out: Path) -> None:
             cells += [_share_ok(part), _median_s(part)]
         say(f"| {kernel} | {' | '.join(cells)} | {sum(map(_beats_floor, mine))} |")
     say("")
+    _report_speeds(new)
+    say("")
     say("seconds a case, mean, by step:")
     steps = dict.fromkeys(step for row in new.values() for step in row["steps_s"])
     for step in steps:
@@ -237,6 +239,31 @@ def report(out: Path) -> None:
     for row in new.values():
         if row["status"] != "ok" or row["regime"] != "boost":
             say(f"  {_line(row)}")
+
+
+def _report_speeds(rows: Mapping[str, Row]) -> None:
+    """Table of the first kernel against each other one and its floor: geometric mean, least."""
+    first, *others = KERNELS
+    say(f"| M | shapes | {first} x {' | x '.join(others)} | % of the read floor |")
+    say(f"| ---: | ---: | {' | '.join(['---:'] * len(KERNELS))} |")
+    for tokens in TOKENS:
+        mine = [
+            row for key, row in rows.items() if key.startswith(first) and _tokens(key) == tokens
+        ]
+        mine = [row for row in mine if row["median_us"]]
+        cells = []
+        for kernel in others:
+            pairs = [(rows.get(row["case"].replace(first, kernel, 1)), row) for row in mine]
+            ratios = [other["median_us"] / row["median_us"] for other, row in pairs if other]
+            cells.append(_mean_and_least(ratios, 2))
+        floors = [100 * row["floor_us"] / row["median_us"] for row in mine if row["floor_us"]]
+        say(f"| {tokens} | {len(mine)} | {' | '.join(cells)} | {_mean_and_least(floors, 0)} |")
+
+
+def _mean_and_least(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return ""
+    return f"{statistics.geometric_mean(values):.{digits}f} ({min(values):.{digits}f})"
 
 
 class _Replay:
