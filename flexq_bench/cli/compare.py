@@ -88,7 +88,7 @@ def compare(
     """Show which cases are slower in HEAD than in BASE.
 
     Two commits, or two kernels, are measured interleaved on one device: base, head, head, base,
-    with fresh buffers and fresh processes. Of two stored runs only the medians are compared.
+    with fresh buffers and fresh processes. Of two stored runs only the stored times are compared.
 
     Exit code 0: none is slower; 1: one is slower or wrong; 3: one is ambiguous; 4: one has no data;
     5: this machine, a commit's worker or the database failed; 130: interrupted.

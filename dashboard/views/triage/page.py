@@ -65,7 +65,7 @@ def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> 
     shown = _narrow(controls, known, people)
     levels = {row.id: alert_level(row, noise, higher_is_better=higher) for row in shown}
     if not shown:
-        st.info("No alert passes all filters: take one away, or clear them all.")
+        st.info("No alert passes all filters: remove one, or clear them all.")
         return
     zone = time_zone(st.context.timezone)
     percent = st.column_config.NumberColumn(format="%+.2f %%")
