@@ -151,8 +151,8 @@ def _show_roofline(controls: Controls, shown: _Shown) -> pd.DataFrame | None:
     st.caption(
         f"{_EVIDENCE} The roof is the time of reading the packed weights, measured on this GPU in "
         "the same run; it counts bytes of codes, not of scales. No peak of the tensor cores was "
-        "measured, so none is drawn. Points of one intensity are drawn side by side. A kernel that prefetches "
-        "weights while the previous launch still runs can exceed its floor."
+        "measured, so none is drawn. Points of one intensity are drawn side by side. A kernel "
+        "that prefetches weights while the previous launch still runs can exceed its floor."
         + _noisy_in_words(points)
     )
     return points
