@@ -153,7 +153,7 @@ def _show(
 
 
 def _show_offsets(offsets: Sequence[OffsetRow]) -> None:
-    st.header("GPUs of one kind against each other", anchor=False)
+    st.header("Differences between GPUs of one kind", anchor=False)
     newest: dict[str, OffsetRow] = {}
     for row in offsets:  # newest first
         newest.setdefault(row.device, row)

@@ -120,7 +120,7 @@ def _narrow(
 
 def _bulk_form(shown: Sequence[AlertRow], seen: dict[int, int]) -> None:
     """Show a form that sets state, assignee and note of several alerts."""
-    st.header("Set several at once", anchor=False)
+    st.header("Edit several alerts", anchor=False)
     by_id = {row.id: row for row in shown}
     with st.form("triage-form"):
         chosen = st.multiselect(
