@@ -120,16 +120,16 @@ class Record:
     # results
     status: str  # one of STATUSES
     detail: str  # reason if the status is not ok; empty otherwise
-    median_us: float | None
+    median_us: float | None  # since protocol 4 a trimmed mean on a GPU (docs/protocol.md)
     ci_low_us: float | None
     ci_high_us: float | None
     n_samples: int
-    placement_medians_us: tuple[float, ...]
+    placement_medians_us: tuple[float, ...]  # of placements with valid samples; as median_us
     samples_us: tuple[tuple[float, ...], ...]  # by placement, in measurement order
     floor_us: float | None  # read-<bits> of this N and K in the same run on the same device
     pct_of_floor: float | None  # 100 · floor_us / median_us
-    launch_us: float | None  # median of the empty kernel in the same run
-    tops: float | None  # 2·M·N·K / median, in 10^12/s
+    launch_us: float | None  # time of the empty kernel in the same run
+    tops: float | None  # 2·M·N·K / median_us, in 10^12/s
     max_rel_error: float | None
     exact: bool | None  # integer part bit-exact; None: the kernel has no integer part
     accepted: bool  # usable in comparisons and baselines: status ok or noisy, not invalid or dirty

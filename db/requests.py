@@ -102,7 +102,7 @@ def add_request(session: Session, info: RequestInfo, *, limits: Limits) -> None:
     if count >= limits.requests or cases + info.cases > limits.cases:
         raise LimitError(
             f"{info.requester} has {count} open requests of {cases} cases, and may have "
-            f"{limits.requests} of {limits.cases}: {info.cases} more must wait, or take one back "
+            f"{limits.requests} of {limits.cases}: {info.cases} more must wait, or cancel one "
             "(flexq-bench status --cancel REQUEST)"
         )
     count, cases = session.execute(open_totals).one()

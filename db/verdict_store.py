@@ -190,8 +190,8 @@ def decide_on_alert(
     events = select(func.count()).where(AlertEvent.alert_id == alert_id)
     if session.scalars(events).one() != seen_events:
         raise StaleError(
-            f"somebody changed alert {alert_id} meanwhile, it is {stored}: reload the page, read "
-            "what they say, and decide then"
+            f"alert {alert_id} was changed meanwhile and is {stored}: reload the page, read its "
+            "events, and decide again"
         )
     if state == stored:
         add_alert_note(session, alert_id, person=person, note=note, at=at)

@@ -41,7 +41,7 @@ def parse_lines(lines: Iterable[str], file: str) -> tuple[int, ...]:
             parts += [_parse_item(item, "") for item in line.replace(",", " ").split()]
         except WorkloadError:
             raise WorkloadError(
-                f"{file}: line {number} holds something else than sizes and ranges from 1 to "
+                f"{file}: line {number} contains something other than sizes and ranges from 1 to "
                 f"{MAX_DIMENSION:,}: write 8, 1:8, 8:64:8 or 4:64:x2"
             ) from None
         if len(parts) > MAX_VALUES:
@@ -75,7 +75,7 @@ def _parse_item(item: str, text: str) -> range | tuple[int, ...]:
     low, high = int(match["low"]), int(match["high"] or match["low"])
     step, multiplies = int(match["step"] or 1), match["by"] == "x"
     if low < 1 or high > MAX_DIMENSION:
-        raise WorkloadError(f"{item!r} leaves 1 to {MAX_DIMENSION:,}, where sizes lie")
+        raise WorkloadError(f"{item!r} is out of range: sizes are from 1 to {MAX_DIMENSION:,}")
     if high < low:
         raise WorkloadError(f"{item!r} runs backwards: write the smaller end first")
     if step < (2 if multiplies else 1):

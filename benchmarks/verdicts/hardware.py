@@ -153,10 +153,11 @@ def report_noise(out: Path) -> None:
 
 
 def report_power(out: Path) -> None:
-    """Found against true."""
+    """Measured against true."""
     rows = _read(out / POWER_FILE)
     write = sys.stdout.write
-    write("\n| true | found | 99 % bounds | off by | within ± 0.3 % | seen | verdict | blocks |\n")
+    write("\n| true | measured | 99 % bounds | error | within ± 0.3 % | above zero ")
+    write("| verdict | blocks |\n")
     write("| ---: | ---: | ---: | ---: | --- | --- | --- | ---: |\n")
     for row in rows:
         if row["log_ratio"] is None:

@@ -39,8 +39,8 @@ def headline(report: AccuracyReport) -> str:
 def terminal(report: AccuracyReport) -> Table:
     """Return a table of every limit of every scheme."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in ("outcome", "scheme", "check", "change", "limit", "could see", "why"):
-        right = name in ("change", "limit", "could see")
+    for name in ("outcome", "scheme", "check", "change", "limit", "detectable", "why"):
+        right = name in ("change", "limit", "detectable")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for one in report.judged:
         table.add_row(
@@ -207,7 +207,7 @@ def _named_hashes(report: AccuracyReport) -> Iterator[tuple[str, str]]:
 
 
 def _table(judged: Sequence[LimitOutcome]) -> Iterator[str]:
-    yield "| scheme | check | change | limit | could see | outcome | |"
+    yield "| scheme | check | change | limit | detectable | outcome | |"
     yield "| --- | --- | ---: | ---: | ---: | --- | --- |"
     for one in judged:
         outcome = f"**{one.outcome}**" if one.outcome in _FAILING else str(one.outcome)

@@ -32,7 +32,7 @@ def history(
     """Draw a line per series with a band of 95 % intervals; a dashed line marks a new epoch.
 
     frame: see history_frame.COLUMNS. Series of one kernel have its colour and differ in their dash.
-    value, unit: of the axis, for example "median time" and "µs". The axis is logarithmic if the
+    value, unit: of the axis, for example "time" and "µs". The axis is logarithmic if the
     values are far apart. Lines are interrupted between epochs. The custom data of a point is the
     uuid of its measurement. by_date: x is the time of measurement instead of the ancestry of
     commits.

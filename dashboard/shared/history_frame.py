@@ -39,8 +39,8 @@ def history_frame(
 ) -> pd.DataFrame:
     """Return all points of these series, grouped by series, oldest commit first.
 
-    of_floor: 100 · floor / median instead of the median; points without a floor are left out.
-    relative_to: a topo_order; 100 · median / median of the series at this commit, or at the last
+    of_floor: 100 · floor / time instead of the time; points without a floor are left out.
+    relative_to: a topo_order; 100 · time / time of the series at this commit, or at the last
     measured commit before it; series without one are left out.
     """
     places = _places([point for points in histories.values() for point in points])

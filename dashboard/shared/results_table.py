@@ -18,6 +18,7 @@ _ALWAYS = (
     *("correct", "status", "commit", "gpu"),
 )
 _IF_VARYING = ("stage", "cache", "run", "detail")
+_TIME_HELP = "of a launch: a trimmed mean on a GPU; the median on a CPU, or before protocol 4"
 
 
 def show_table(frame: pd.DataFrame, baseline: str, zone: tzinfo) -> None:
@@ -47,18 +48,18 @@ def _columns(baseline: str) -> dict[str, Any]:
         "m": column.NumberColumn("M", format="%d", help="tokens"),
         "n": column.NumberColumn("N", format="%d", help="output features"),
         "k": column.NumberColumn("K", format="%d", help="input features"),
-        "median_us": column.NumberColumn("median µs", format="%.2f"),
+        "median_us": column.NumberColumn("time µs", format="%.2f", help=_TIME_HELP),
         "half_width_pct": column.NumberColumn(
-            "± %", format="%.2f", help="half the 95 % interval, in percent of the median"
+            "± %", format="%.2f", help="half the 95 % interval, in percent of the time"
         ),
         "pct_of_floor": column.NumberColumn(
-            "% of floor", format="%.1f", help="100 · time to read the packed weights / median"
+            "% of floor", format="%.1f", help="100 · time to read the packed weights / time"
         ),
-        "tops": column.NumberColumn("TOPS", format="%.2f", help="2·M·N·K / median, 10¹²/s"),
+        "tops": column.NumberColumn("TOPS", format="%.2f", help="2·M·N·K / time, 10¹²/s"),
         "speedup": column.NumberColumn(
             f"× {baseline}",
             format="%.2f",
-            help=f"median of {as_text(baseline)} / median, in the same run",
+            help=f"time of {as_text(baseline)} / time, in the same run",
         ),
         "correct": column.TextColumn("correct", help="exact: all integer results are bit-exact"),
         "commit": column.TextColumn("commit", help="+: the tree had changes"),

@@ -187,7 +187,7 @@ def main_project(session: Session) -> str:
 def series_history(
     session: Session, series_id: int, *, without_sweeps: bool = False
 ) -> list[HistoryPoint]:
-    """Return accepted medians of a series, oldest commit first (ancestry, not clock).
+    """Return accepted times of a series, oldest commit first (ancestry, not clock).
 
     without_sweeps: exclude one-off sweeps, which are never a baseline. Results of one commit are in
     measurement order; commits without topo_order come last.

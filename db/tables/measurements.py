@@ -50,9 +50,9 @@ class Measurement(Base):
     n_invalid: Mapped[int] = mapped_column(BigInteger)
     placement_medians_us: Mapped[list[float]] = mapped_column(JSON)  # empty: as median_us
     floor_us: Mapped[float | None]  # null: this shape's floor was not measured in the run
-    pct_of_floor: Mapped[float | None]  # null: no median, or no floor
+    pct_of_floor: Mapped[float | None]  # null: no time, or no floor
     launch_us: Mapped[float | None]  # null: the empty kernel was not measured in the run
-    tops: Mapped[float | None]  # null: no median
+    tops: Mapped[float | None]  # null: no time
     max_rel_error: Mapped[float | None]  # null: not compared, or the output was not finite
     exact: Mapped[bool | None]  # null: not compared, or the kernel has no integer part
 

@@ -150,7 +150,7 @@ class Units:
         self._deaths[unit] += int(death)
         if is_quarantined(self._deaths[unit]):
             raise InfrastructureError(
-                f"{' on '.join(unit)} ended {MAX_DEATHS} workers, for want of memory perhaps: "
+                f"{' on '.join(unit)} killed {MAX_DEATHS} workers, perhaps by lack of memory: "
                 "leave it out, or evaluate it without --cluster to see why"
             )
         self._left.insert(0, unit)

@@ -125,7 +125,7 @@ def accuracy(
     --model may be the folder of a quantized checkpoint: its bytes are evaluated, without the
     original they were made of.
 
-    Exit code 0: evaluated; 2: something named isn't there or doesn't fit; 5: an evaluation failed;
+    Exit code 0: evaluated; 2: an argument doesn't exist or doesn't fit; 5: an evaluation failed;
     130: interrupted (continue with --resume).
     """
     from db.engine import open_database

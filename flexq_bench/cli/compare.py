@@ -88,7 +88,7 @@ def compare(
     """Show which cases are slower in HEAD than in BASE.
 
     Two commits, or two kernels, are measured interleaved on one device: base, head, head, base,
-    with fresh buffers and fresh processes. Of two stored runs only the medians are compared.
+    with fresh buffers and fresh processes. Of two stored runs only the stored times are compared.
 
     Exit code 0: none is slower; 1: one is slower or wrong; 3: one is ambiguous; 4: one has no data;
     5: this machine, a commit's worker or the database failed; 130: interrupted.
@@ -304,7 +304,7 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
         first, second = (", ".join(map(str, sorted(versions))) for versions in protocols)
         raise UsageError(
             f"run {base} was measured by protocol {first} and {head} by {second}: their times "
-            "don't compare, measure one of them again"
+            "are not comparable: measure one of them again"
         )
     results = compare_stored(stored[0], stored[1], noise)
     if not results:
@@ -331,7 +331,7 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
     say(out, f"run {second} against {first}: {report.counts_line(verdicts)}")
     say(
         out,
-        "the runs were measured apart, so the machine may cause differences; "
+        "the runs were measured separately, so the machine may cause differences; "
         + _interleaved_advice(runs),
     )
     return int(code)

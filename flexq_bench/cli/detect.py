@@ -60,8 +60,8 @@ def detect(
     A level has at least three values, and the first change has five before it. In a stored series a
     change is at least 0.5 %, and an unclear one is reported only with more values. Drifts, switches
     between levels, seasonal patterns of seven values and spells are not changes; they are listed.
-    What a device adds is no change, if the CSV has a column device that names it. Of a stored
-    series each epoch is looked at by itself: one environment, between two acknowledged changes.
+    Differences between devices are not changes, if the CSV has a column device. The epochs of a
+    stored series (one environment, between two acknowledged changes) are analysed separately.
     Indices count from 0. Empty values and NaN are gaps.
     """
     if column is not None and csv is None:

@@ -205,7 +205,7 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
     for path in options.files.paths:
         say(out, f"records: {path}")
     show = invocation.command("dashboard", *invocation.database_arguments(database))
-    say(out, f"look at them: {show}, then {RESULTS_PAGE}?run={run.uuid[:8]}")
+    say(out, f"view them: {show}, then {RESULTS_PAGE}?run={run.uuid[:8]}")
     return int(verdict_of_run(records, missing))
 
 

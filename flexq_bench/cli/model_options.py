@@ -62,7 +62,7 @@ DataOption = Annotated[
         "--data",
         metavar="[NAME=][KIND:]PATH",
         help="A text for the perplexity; may be repeated. KIND: wikitext (.raw), c4 (.jsonl), "
-        "ptb or text. Online also wikitext2 and c4.",
+        "ptb, c4-gptq, ptb-gptq or text. Online also wikitext2 and c4.",
         show_default=False,
         rich_help_panel=MODEL,
     ),

@@ -51,11 +51,11 @@ def nightly(
     night: Annotated[
         str | None,
         typer.Option(
-            "--night", metavar="NAME", help="Name of the night. Default: today's date, UTC."
+            "--night", metavar="NAME", help="Name of the nightly run. Default: today's date, UTC."
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the latest unfinished night.")
+        bool, typer.Option("--resume", help="Resume the latest unfinished nightly run.")
     ] = False,
     cluster: ClusterOption = "none",
     gpus: GpusOption = None,
@@ -68,7 +68,7 @@ def nightly(
             min=0,
             max=LARGEST_COUNT,
             metavar="CASES",
-            help="Maximum number of missing cases of earlier nights to measure.",
+            help="Maximum number of missing cases of earlier nightly runs to measure.",
         ),
     ] = 500,
     canaries: Annotated[
@@ -108,9 +108,9 @@ def nightly(
 ) -> None:
     """Measure this commit on every kind of GPU, compare outliers with earlier commits, report.
 
-    A second start of the same night at the same commit resumes the first, and does nothing if it
-    is done. Earlier nights with missing results are then completed at their own commits, newest
-    first.
+    Started again on the same day at the same commit, it resumes the nightly run, or does nothing
+    if that is done. Earlier nightly runs with missing results are then completed at their own
+    commits, newest first.
 
     Exit code 0: none of the following; 1: a new alert (with --no-alert a regression) or a wrong
     kernel; 4: planned results are missing; 5: a case failed; 130: interrupted (see --resume).

@@ -45,24 +45,24 @@ def notify(
         typer.Option(
             "--late",
             metavar="HH:MM",
-            help="First check that today's night is finished by this time, UTC; notify if not.",
+            help="First check that today's nightly run is done by this time, UTC; notify if not.",
             show_default=False,
         ),
     ] = None,
-    suite: Annotated[str, typer.Option("--suite", help="Suite of the night for --late.")] = (
+    suite: Annotated[str, typer.Option("--suite", help="Suite of the nightly run for --late.")] = (
         "nightly"
     ),
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Send due notifications once each: alerts, improvements, gates, nights, and nightly digests.
+    """Send due notifications once each: alerts, improvements, gates, nightly runs and digests.
 
     A message that a receiver does not accept is tried again by later calls, at growing intervals.
     `nightly` does this at its end if $FLEXQ_BENCH_SUBSCRIPTIONS is set. Receivers' URLs and keys
     are read from environment variables that the file names.
 
-    Exit code 0: all due messages were accepted; 4: the night of --late is not done; 5: a receiver
-    did not accept its message, or its URL is not set.
+    Exit code 0: all due messages were accepted; 4: the nightly run of --late is not done; 5: a
+    receiver did not accept its message, or its URL is not set.
     """
     from ci.notifications.delivery import deliver
     from db.engine import open_database

@@ -59,7 +59,7 @@ def _steps(machine: Machine, database: tuple[str, ...]) -> Iterator[Step]:
         yield Step(command("run", "smoke", *database), "measure a small suite, in seconds")
     elif machine.has_streamlit:
         yield Step(
-            command("dashboard", *database), "look at what is stored, with histories and intervals"
+            command("dashboard", *database), "view stored results, with histories and intervals"
         )
     else:
         yield Step(command("list", "runs", *database), "see what is stored")

@@ -51,7 +51,8 @@ def sensitivity(
         typer.Option(
             "--data",
             metavar="[KIND:]PATH",
-            help="The text for the perplexity. KIND: wikitext (.raw), c4 (.jsonl), ptb or text.",
+            help="The text for the perplexity. KIND: wikitext (.raw), c4 (.jsonl), ptb, c4-gptq, "
+            "ptb-gptq or text.",
             show_default=False,
         ),
     ],

@@ -39,7 +39,7 @@ def status(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show unfinished runs, nights, workers and requests of the database.
+    """Show unfinished runs, nightly runs, workers and requests of the database.
 
     Stalled ones come first, with the reason. Interrupted runs are shown with the command that
     resumes them.

@@ -103,10 +103,10 @@ def sweep(
     as_json: JsonFileOption = None,
     out: OutOption = None,
 ) -> None:
-    """Measure kernels on every combination of M, N and K, on a model's layers, or as a run had.
+    """Measure kernels on combinations of M, N and K, a model's layers, or the cases of a run.
 
-    --config takes any language model that transformers knows, or text decoder of a model that sees
-    or hears, and builds it without weights; experts count once, and the output head and routers are
+    --config takes any language model that transformers knows, also the text decoder of a multimodal
+    model, and builds it without weights; experts count once, and the output head and routers are
     left out. A model of unknown type is read as LLaMA if it has LLaMA's sizes, else refused.
 
     The expected time is printed first, if similar cases were measured before. Results are stored

@@ -97,8 +97,12 @@ class Setup:
     checkpoints: Mapping[str, str] = field(default_factory=dict)
 
     def weights_of(self, scheme: str) -> str:
-        """The model or checkpoint folder with a scheme's weights; see open_model."""
-        return self.checkpoints.get(scheme, self.model)
+        """The model or checkpoint folder with a scheme's weights; see open_model.
+
+        A path is absolute, because workers run in another folder.
+        """
+        model = self.checkpoints.get(scheme, self.model)
+        return model if model in load_catalog() else str(Path(model).absolute())
 
     def process_count(self, case: DecodeCase) -> int:
         """The number of processes that measure a case."""

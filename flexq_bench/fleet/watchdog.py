@@ -30,7 +30,7 @@ class Stall:
     def line(self) -> str:
         minutes = self.seconds / 60
         span = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-        return f"{self.what} {self.name} has not moved for {span}: {self.reason}"
+        return f"{self.what} {self.name} has been stalled for {span}: {self.reason}"
 
 
 def stalls(session: Session) -> list[Stall]:

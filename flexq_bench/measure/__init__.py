@@ -1,4 +1,4 @@
-"""Measuring: protocol 1, on a GPU and on a CPU."""
+"""Measurement of one case on one device, by the protocol."""
 
 from flexq_bench.measure.measured import Measured
 from flexq_bench.measure.meter import Meter

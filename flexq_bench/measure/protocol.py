@@ -63,8 +63,8 @@ class Protocol:
     floor_margin:       a cold kernel is refused whose interval lies below the time of its floor
                         without the launch, divided by this. Launches that overlap save more than
                         the launch: 1.09 was the most on an H200. Up to 1 / min_cache_factor of the
-                        weights may still lie in the L2. A CPU's floor is torch's sum, which takes
-                        several times what reading takes.
+                        weights may still lie in the L2. A CPU's is wider, because other programs
+                        disturb both times.
     rewritten_bytes:    of weight copies rewritten in place before a batch, one copy at least.
     """
 

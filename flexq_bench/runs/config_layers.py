@@ -57,7 +57,7 @@ _STACKED_CROSS = tuple(("kv_proj", names[1:]) for names in _QKV)
 def layers_of_config(path: str) -> tuple[LayerShape, ...]:
     """The distinct linear layers of the blocks of a config.json, or of a folder with one.
 
-    Of a model that sees or hears: those of its text decoder. Experts are one layer with a count.
+    Of a multimodal model: those of its text decoder. Experts are one layer with a count.
     The output head and routers are excluded: no scheme quantizes them. Raises UsageError if the
     file can't be read or is that of no language model, if the installed transformers can't build
     it, or if a tenth of the weights of its blocks has an unknown layout.

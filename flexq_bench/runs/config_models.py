@@ -28,8 +28,8 @@ _BASE = "AutoModel"
 def build_model(values: Mapping[str, Any], file: Path) -> tuple[torch.nn.Module, int]:
     """Build a language model; returns it and its hidden size, 0 if its parts have their own.
 
-    values: a configuration of a type that transformers knows. Of a model that sees or hears, only
-    the decoder of text is built if transformers has a class for it. Raises UsageError.
+    values: a configuration of a type that transformers knows. Of a multimodal model, only
+    the text decoder is built if transformers has a class for it. Raises UsageError.
     """
     import torch
     import transformers

@@ -26,7 +26,7 @@ R = TypeVar("R", bound=StoredResult)
 class LatestRow(Generic[R]):
     """A result with 95 % intervals of its level and ratios; None: never timed, or no such ratio.
 
-    level_us: of the median, including run-to-run noise. pct_of_floor: 100 · floor / median.
+    level_us: of the time, including run-to-run noise. pct_of_floor: 100 · floor / time.
     speedup: baseline / kernel. base: the baseline's result in that ratio. noise: source of the
     estimate of the series' noise.
     """

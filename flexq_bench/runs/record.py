@@ -179,7 +179,7 @@ def _clean(text: str) -> str:
 
 
 def percent_of_floor(floor_us: float | None, median_us: float | None) -> float | None:
-    """100 · floor / median; 100 is the time of reading the weights. None: one is missing."""
+    """100 · floor / time; 100 is the time of reading the weights. None: one is missing."""
     if floor_us is None or not median_us:
         return None
     return 100.0 * floor_us / median_us

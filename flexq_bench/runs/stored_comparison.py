@@ -39,7 +39,7 @@ R = TypeVar("R", bound=StoredResult)
 class StoredComparison:
     """One case of two runs.
 
-    base_us, head_us: medians with the 95 % intervals of their levels, run-to-run noise included;
+    base_us, head_us: times with the 95 % intervals of their levels, run-to-run noise included;
     None: wrong, never timed, or missing. ratio: head / base; None: one of them is missing.
     measured: the ratio with the interval of the two measurements, without run-to-run noise.
     series: of base and head, if both were timed. reason: of the verdict.

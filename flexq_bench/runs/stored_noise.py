@@ -59,7 +59,7 @@ class StoredNoise:
         return OF_ALL if self._of_all is not None or calibrated else NOT_KNOWN
 
     def time(self, series_id: int, measured: Interval, *, apart: bool = False) -> Interval:
-        """The interval of a series' level, from the median and interval of one run; same unit.
+        """The interval of a series' level, from the time and interval of one run; same unit.
 
         apart: the time is compared with one of another run. Only then, unknown noise is assumed to
         be ASSUMED; else it is left out.
@@ -70,7 +70,7 @@ class StoredNoise:
         )
 
     def of_floor_share(self, series_id: int) -> RunNoise | None:
-        """Noise of ln(floor / median) within one run; None: too few runs have both."""
+        """Noise of ln(floor / time) within one run; None: too few runs have both."""
         points = self.histories.get(series_id, ())
         return noise_of_changes(np.array(_changes(points, _log_share)))
 

@@ -44,7 +44,7 @@ def write_plot(results: Sequence[ResultRow], path: Path) -> int:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xlabel("M (tokens)")
-        axes.set_ylabel("median (µs)")
+        axes.set_ylabel("time (µs)")
         axes.set_title(title, fontsize=9)
         axes.legend(fontsize=7)
     try:

@@ -29,7 +29,7 @@ def results_table(rows: Sequence[Row[Result]], *, with_speedup: bool = True) -> 
     table.add_column("layer", no_wrap=True, max_width=26)
     table.add_column("stage", no_wrap=True)
     over = (f"× {BASELINE}",) if with_speedup else ()
-    for name in ("M", "N", "K", "median µs", "± %", "% of floor", *over):
+    for name in ("M", "N", "K", "time µs", "± %", "% of floor", *over):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("correct", no_wrap=True)
     for i, row in enumerate(rows):

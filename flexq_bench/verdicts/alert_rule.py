@@ -12,8 +12,8 @@ All thresholds and decisions are in this file; statistics, storage and measureme
    the alert.
 3. Verdict. A single comparison is judged by its estimate and 99 % bounds (`verdict_of`), all
    comparisons of a night together at a false discovery rate (`FALSE_DISCOVERY_RATE`).
-4. Cause. The code or the machine, by the anchors measured in the same comparison (`attribute`). 5.
-Alert. Kernels that the code made slower or wrong (`is_worse`) open an alert, unless a commit was
+4. Cause. The code or the machine, by the anchors measured in the same comparison (`attribute`).
+5. Alert. Kernels that the code made slower or wrong (`is_worse`) open an alert, unless a commit was
    compared with itself. One alert is about one family of kernels and one range of commits
    (`groups_of`, `alert_of`).
 6. End. An alert is fixed when all its series are back (`is_fixed`).
@@ -63,7 +63,7 @@ def is_outlier(
 
     change, from_recent: [...] ln of the result over the median of the history, and over that of its
     newest results. scale: [...] robust sigma of the history. results: number of results in the
-    history. The rate is 1 night in 7 for a series without changes.
+    history. For a series without changes this is so in 1 night of 6.
     """
     # A new series, or one after a change of driver, needs a trigger before there are enough
     # results.

@@ -125,7 +125,7 @@ class NumberFormat:
                 return cls(
                     int(parts["bits"]), int(group) if group and group != "row" else None, kind
                 )
-        raise ShapeError(f"no number format {name!r}: as int6/128, uint4/row, fp6/row or fp16")
+        raise ShapeError(f"no number format {name!r}: write int6/128, uint4/row, fp6/row or fp16")
 
     @property
     def is_dense(self) -> bool:

@@ -42,7 +42,7 @@ def test_a_unit_that_ends_workers_is_given_up():
     units = Units([("a", "x")])
     for _ in range(2):
         units.put_back(units.take(None))
-    with pytest.raises(InfrastructureError, match="a on x ended 3 workers"):
+    with pytest.raises(InfrastructureError, match="a on x killed 3 workers"):
         units.put_back(units.take(None))
 
 
@@ -127,7 +127,7 @@ def test_a_lost_worker_is_replaced(drive):
 
 
 def test_a_unit_that_ends_every_worker_it_is_given_to_ends_the_evaluation(drive):
-    with pytest.raises(InfrastructureError, match="w6a6 on one ended 3 workers"):
+    with pytest.raises(InfrastructureError, match="w6a6 on one killed 3 workers"):
         drive(deadly={("w6a6", "one"): 9}, replaces=True)
 
 

@@ -228,7 +228,9 @@ def test_stored_runs_of_two_protocols_are_refused_in_one_line(cli, two_runs, tmp
     ran = cli("compare", older, "another")
 
     assert ran.code == 2
-    told = f"measured by protocol {PROTOCOL_VERSION} and another by 1: their times don't compare"
+    told = (
+        f"measured by protocol {PROTOCOL_VERSION} and another by 1: their times are not comparable"
+    )
     assert told in ran.error
     assert len(ran.err.strip().splitlines()) == 1
 

@@ -312,7 +312,7 @@ def test_who_decides_on_what_is_no_longer_so_is_told(alerted):
     with alerted.session() as session:
         set_alert_state(session, 1, "fixed", person="Bo", note="", at=NOW)
 
-    with pytest.raises(StaleError, match="somebody changed alert 1 meanwhile, it is fixed"):
+    with pytest.raises(StaleError, match="alert 1 was changed meanwhile and is fixed"):
         write_alert(1, "acknowledged", seen_events=1, person="Ada", note="")
     assert alert_of(alerted).state == "fixed"
 
@@ -344,7 +344,7 @@ def test_who_fills_in_the_form_meanwhile_is_told_and_keeps_the_words(alerted, op
 
     app = fill(app, note="on it")
 
-    assert "somebody changed alert 1 meanwhile, it is acknowledged" in words(app)
+    assert "alert 1 was changed meanwhile and is acknowledged" in words(app)
     assert (alert_of(alerted).state, alert_of(alerted).note) == ("acknowledged", "mine")
     assert app.text_area[0].value == "on it"
     assert "Bo" in table(app, of="by")["by"].tolist()

@@ -134,6 +134,6 @@ def test_a_history_is_drawn_as_the_link_narrows_it(examples: str, browser: Any) 
     said = look(browser, link, ".js-plotly-plot .scatterlayer .point", name="history")
 
     assert "commit, by ancestry" in said
-    assert "median time (µs" in said
+    assert "time (µs" in said
     assert "flexq-imma-w6a6" in said
     assert "kernel=flexq-imma-w6a6" in browser.current_url

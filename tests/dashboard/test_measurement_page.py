@@ -65,7 +65,7 @@ def test_samples_stand_in_the_order_measured_and_invalid_ones_are_marked(sampled
     assert drawn == [(1, 8.0), (2, 8.2), (3, 7.9), (4, 8.1)]
     marked = [t for t in traces(order, "at too low a clock, not counted") if numbers(t["x"])]
     assert [(numbers(t["x"]), numbers(t["y"])) for t in marked] == [([5], [9.5])]
-    assert [numbers(t["y"])[0] for t in traces(order, "median of the repeat")] == [8.0, 8.1]
+    assert [numbers(t["y"])[0] for t in traces(order, "time of the repeat")] == [8.0, 8.1]
 
 
 def test_the_clock_is_told_before_during_and_after(sampled, open_measurement):

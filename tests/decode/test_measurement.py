@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -269,3 +270,11 @@ def test_a_serving_that_can_not_be_leaves_the_others(start: Start) -> None:
     start()
     with pytest.raises(UsageError, match="ran out of GPU memory"):
         served((256,))
+
+
+def test_a_worker_gets_an_absolute_path_because_it_runs_in_another_folder():
+    setup = Setup("tiny-flexq", SCHEMES, "cpu", checkpoints={"w8a16": "cache/w8a16"})
+
+    assert setup.weights_of("flexq-w6ax") == str(Path("tiny-flexq").absolute())
+    assert setup.weights_of("w8a16") == str(Path("cache/w8a16").absolute())
+    assert SETUP.weights_of("flexq-w6ax") == "llama-7b"

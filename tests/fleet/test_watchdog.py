@@ -67,7 +67,7 @@ def test_a_run_without_a_worker_says_so(database, begun):
     begun(HOUR)
 
     assert found(database) == [
-        "run rrrrrrrr made has not moved for 60 min: 1 jobs wait and no worker is alive"
+        "run rrrrrrrr made has been stalled for 60 min: 1 jobs wait and no worker is alive"
     ]
 
 
@@ -83,7 +83,7 @@ def test_a_worker_that_stays_in_its_case_is_named_with_it(database, begun, worke
     worker(timedelta(seconds=5), case=CASE)
 
     assert found(database) == [
-        f"run rrrrrrrr made has not moved for 3.0 h: worker w1 on node7 is still in {CASE}"
+        f"run rrrrrrrr made has been stalled for 3.0 h: worker w1 on node7 is still in {CASE}"
     ]
 
 
@@ -102,7 +102,7 @@ def test_a_request_that_nobody_serves_says_what_is_missing(database):
         add_request(session, info, limits=Limits(9, 99, 99, 9, 99))
 
     assert found(database) == [
-        "request qqqqqqqq of Ada has not moved for 60 min: no worker is alive on NVIDIA H200 "
+        "request qqqqqqqq of Ada has been stalled for 60 min: no worker is alive on NVIDIA H200 "
         "(flexq-bench worker)"
     ]
 
@@ -111,7 +111,7 @@ def test_status_begins_with_it_and_metrics_have_it(database, begun, capsys):
     begun(HOUR)
 
     assert main(["status", "--db", database.url]) == 0
-    assert "has not moved for 60 min" in capsys.readouterr().out.splitlines()[0]
+    assert "has been stalled for 60 min" in capsys.readouterr().out.splitlines()[0]
     assert main(["status", "--prometheus", "--db", database.url]) == 0
     lines = capsys.readouterr().out.splitlines()
     for line in (

@@ -177,4 +177,4 @@ def test_the_read_probe_reads_every_byte(bits: int) -> None:
     operand = probe.allocate(gemm, torch.device("cpu"), seed=1)
 
     assert probe.check(operand).exact
-    assert operand.buffers["words"].numel() * 4 >= gemm.weight_bytes(bits, probe.spec.weight.group)
+    assert operand.buffers["words"].nbytes >= gemm.weight_bytes(bits, probe.spec.weight.group)

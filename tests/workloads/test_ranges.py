@@ -48,9 +48,9 @@ def test_a_written_list_reads_back_as_its_set(values: list[int]) -> None:
         ("1:2:3:4", "'1:2:3:4'"),
         ("٣", "'٣'"),
         ("9" * 5000, "..."),
-        ("0", "leaves 1 to 16,777,216"),
-        ("0:4", "leaves 1 to 16,777,216"),
-        (f"1:{MAX_DIMENSION + 1}", "leaves 1 to 16,777,216"),
+        ("0", "out of range: sizes are from 1 to 16,777,216"),
+        ("0:4", "out of range: sizes are from 1 to 16,777,216"),
+        (f"1:{MAX_DIMENSION + 1}", "out of range: sizes are from 1 to 16,777,216"),
         ("8:4", "runs backwards"),
         ("1:8:0", "at least 1"),
         ("1:8:x1", "at least x2"),
@@ -91,8 +91,8 @@ def test_an_error_in_a_file_names_its_line_and_quotes_nothing(line: str) -> None
         parse_lines(["1", f"4 {line}"], "sizes.txt")
 
     assert str(caught.value) == (
-        "sizes.txt: line 2 holds something else than sizes and ranges from 1 to 16,777,216: write "
-        "8, 1:8, 8:64:8 or 4:64:x2"
+        "sizes.txt: line 2 contains something other than sizes and ranges from 1 to "
+        "16,777,216: write 8, 1:8, 8:64:8 or 4:64:x2"
     )
 
 

@@ -270,7 +270,7 @@ shapes = ["64x64"]
         ('["flexq-w6a6"]', "[]", "kernels must be a list of strings, got []"),
         ('["flexq-w6a6"]', "[6]", "kernels must be a list of strings, got [6]"),
         ('m = "1"', "m = 1", "group 1: m must be a string"),
-        ('m = "1"', 'm = "0"', "group 1: m: '0' leaves 1 to"),
+        ('m = "1"', 'm = "0"', "group 1: m: '0' is out of range: sizes are from 1 to"),
         ("64x64", "64", "group 1: shapes: a shape is written NxK"),
         ("64x64", "64x0", "group 1: shapes: K must be from 1"),
         ('shapes = ["64x64"]', "", "group 1: give either models or shapes"),

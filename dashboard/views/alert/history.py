@@ -58,7 +58,7 @@ def show_series(
             "A/B measurement alone. The nightly run adds to it."
         )
     else:
-        figure = history_chart.history(frame, styles, "median time", "µs")
+        figure = history_chart.history(frame, styles, "time", "µs")
         steps = _change_points(frame)
         _mark(figure, frame, alert, steps)
         draw_chart(figure, key="member-history")

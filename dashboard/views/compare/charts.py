@@ -46,8 +46,8 @@ def times(frame: pd.DataFrame, styles: Mapping[str, Style], base: str, head: str
             text=[_hover(row) for row in rows.to_dict("records")],
             hovertemplate=f"<b>{html.escape(label)}</b><br>%{{text}}<extra></extra>",
         )
-    figure.update_xaxes(title=f"{html.escape(base)}: median (µs, log scale)", **log_axis(both))
-    figure.update_yaxes(title=f"{html.escape(head)}: median (µs, log scale)", **log_axis(both))
+    figure.update_xaxes(title=f"{html.escape(base)}: time (µs, log scale)", **log_axis(both))
+    figure.update_yaxes(title=f"{html.escape(head)}: time (µs, log scale)", **log_axis(both))
     return _set_layout(figure, _HEIGHT)
 
 

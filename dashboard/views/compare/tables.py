@@ -33,6 +33,9 @@ def show_means(means: pd.DataFrame) -> None:
     )
 
 
+_ENDS_HELP = "end of the interval; the column evidence names its kind"
+
+
 def show_rows(frame: pd.DataFrame) -> None:
     """Show one row per case, worst first, and a CSV download."""
     st.header("Cases", anchor=False)
@@ -58,8 +61,16 @@ def show_rows(frame: pd.DataFrame) -> None:
             "base_us": number("base µs", format="%.2f"),
             "head_us": number("head µs", format="%.2f"),
             "change": number("change %", format="%+.2f"),
-            "low": number("low %", format="%+.2f", help="of the interval that evidence names"),
-            "high": number("high %", format="%+.2f", help="of the interval that evidence names"),
+            "low": number(
+                "low %",
+                format="%+.2f",
+                help=_ENDS_HELP,
+            ),
+            "high": number(
+                "high %",
+                format="%+.2f",
+                help=_ENDS_HELP,
+            ),
         },
         key="cases",
     )

@@ -61,7 +61,7 @@ def page() -> None:
         _show(rows, styles, zone)
     else:
         decode = command_lines.command("decode", model, *command_lines.database_arguments(database))
-        st.info(f"{as_text(model)} was served, not decoded by batch. Do it: {as_code(decode)}")
+        st.info(f"{as_text(model)} was served, not decoded by batch. Decode it: {as_code(decode)}")
     if servings:
         show_servings(servings, styles, zone)
 

@@ -59,7 +59,7 @@ def page() -> None:
     zone, now = time_zone(st.context.timezone), datetime.now(UTC)
     controls = Controls("fleet")
     everything = controls.toggle(
-        st.container(), "all", "Also what is over",
+        st.container(), "all", "Also ended workers and abandoned runs",
         hint=f"Workers that ended, or were last seen {_RECENT.days} days ago, and unfinished runs "
         "as old as that without a leased job.",
     )  # fmt: skip
@@ -74,7 +74,7 @@ def page() -> None:
     _show(
         "Runs that are not finished",
         progress_rows(runs, zone),
-        "No run of the fleet is under way.",
+        "No run of the fleet is active.",
         key="progress",
         columns={
             "ended, %": st.column_config.ProgressColumn(format="%.0f %%", max_value=100),
@@ -86,7 +86,7 @@ def page() -> None:
     _show(
         "Quarantine",
         quarantine_rows(quarantined),
-        "No case was taken out.",
+        "No case is quarantined.",
         key="quarantine",
         hint="Cases on which too many workers died: they are not measured again in their run. Fix "
         "the kernel, then start a new run.",
@@ -153,7 +153,7 @@ def _show(
 
 
 def _show_offsets(offsets: Sequence[OffsetRow]) -> None:
-    st.header("GPUs of one kind against each other", anchor=False)
+    st.header("Differences between GPUs of one kind", anchor=False)
     newest: dict[str, OffsetRow] = {}
     for row in offsets:  # newest first
         newest.setdefault(row.device, row)

@@ -128,9 +128,9 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
     )
     _draw(history_chart.history(frame, styles, value, unit, by_date=by_date))
     st.caption(
-        "Bands and bars are 95 % intervals. A dashed rule: a series starts a new epoch there, with "
-        "another environment or after a change marked explained; levels of two epochs don't "
-        "compare. Click a point for its raw samples."
+        "Bands and bars are 95 % intervals. A dashed line marks the start of an epoch: "
+        "another environment, or an acknowledged change. Levels of different epochs are not "
+        "comparable. Click a point for its raw samples."
     )
     if any(series.backend == "outside" for series in drawn):
         st.caption(
@@ -176,11 +176,11 @@ def _choose_release(controls: Controls, database: Database, project: str) -> Rel
 def _axis(series: SeriesName, shown: str, release: ReleaseRow | None) -> tuple[str, str]:
     """Return the quantity of the values, and their unit."""
     if shown == _OF_FLOOR:
-        return "floor / median", "%"
+        return "floor / time", "%"
     if release is not None:
         return f"time / time at {html.escape(release.name)}", "%"
     if series.metric == _TIME:
-        return "median time", "µs"
+        return "time", "µs"
     return html.escape(series.metric), html.escape(series.unit)
 
 
@@ -237,7 +237,7 @@ def _show_patterns(drawn: _Drawn) -> None:
     draw_table(pattern_frame(drawn.histories), key="patterns")
     st.caption(
         f"Pattern of the newest epoch of a series, over its newest {NEWEST} results, independent "
-        "of the chart above. It is no alert: an alert needs a confirmation."
+        "of the chart above. It is not an alert, which needs a confirmation."
     )
 
 

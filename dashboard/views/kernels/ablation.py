@@ -104,7 +104,7 @@ def waterfall(by_tokens: Mapping[int, Sequence[Step]]) -> go.Figure:
     for name, color in (("time", GREY), ("faster by", _FASTER), ("slower by", _SLOWER)):
         figure.add_bar(x=[None], y=[None], name=name, marker={"color": color, "opacity": 0.75})
     figure.update_yaxes(rangemode="tozero")
-    figure.update_yaxes(title="median time (µs)", col=1)
+    figure.update_yaxes(title="time (µs)", col=1)
     figure.update_xaxes(tickangle=-30, automargin=True)
     figure.update_layout(
         height=_HEIGHT,

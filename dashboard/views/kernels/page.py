@@ -149,10 +149,10 @@ def _show_roofline(controls: Controls, shown: _Shown) -> pd.DataFrame | None:
         return None
     draw_chart(roofline(points, shown.styles), key="roofline")
     st.caption(
-        f"{_EVIDENCE} The roof is what reading the packed weights takes, measured on this GPU in "
-        "the same run, codes without their scales; no peak of the tensor cores was measured, so "
-        "none is drawn. Points of one intensity are drawn side by side. A kernel that prefetches "
-        "weights while the previous launch still runs can exceed its floor."
+        f"{_EVIDENCE} The roof is the time of reading the packed weights, measured on this GPU in "
+        "the same run; it counts bytes of codes, not of scales. No peak of the tensor cores was "
+        "measured, so none is drawn. Points of one intensity are drawn side by side. A kernel "
+        "that prefetches weights while the previous launch still runs can exceed its floor."
         + _noisy_in_words(points)
     )
     return points
@@ -180,7 +180,7 @@ def _show_reach(points: pd.DataFrame) -> None:
         column_config=columns,
         key="roofline-table",
     )
-    st.caption("100 · floor / median time of each result that is drawn, by kernel.")
+    st.caption("100 · floor / time of each result that is drawn, by kernel.")
 
 
 def _show_map(controls: Controls, shown: _Shown) -> None:
@@ -202,10 +202,10 @@ def _show_map(controls: Controls, shown: _Shown) -> None:
     draw_chart(speedup_map(drawn, shown.baseline), key="map")
     apart = int((~drawn.loc[compared, "one_run"]).sum())
     st.caption(
-        f"{_EVIDENCE} A result is set against the baseline of its own run; where that run has "
-        f"none, against the newest, with the noise of both runs: {apart} of {int(compared.sum())} "
+        f"{_EVIDENCE} A result is divided by the baseline of its own run; if that run has "
+        f"none, by the newest one, with the noise of both runs: {apart} of {int(compared.sum())} "
         "ratios are of two separate runs, marked †. ± is half of the ratio's interval, "
-        f"{widest_percent(drawn[compared]):.1f} % at most; among many layers hovering says it. "
+        f"{widest_percent(drawn[compared]):.1f} % at most, and shown on hovering. "
         "Layers as in Figure 10 of FlexQ (arXiv:2508.04405)." + _noisy_in_words(drawn[compared])
     )
 
@@ -242,9 +242,9 @@ def _show_ablation(controls: Controls, shown: _Shown) -> None:
     draw_chart(waterfall(by_tokens), key="ablation")
     separate = on_shape["run"].nunique() > 1
     st.caption(
-        f"{as_text(place.name)}, N = {place.n}, K = {place.k}. {_EVIDENCE} A step named + adds to "
-        "the one before it; the others are times by themselves. As Table 6 of FlexQ "
-        "(arXiv:2508.04405) has it." + (" Some of these are of separate runs." if separate else "")
+        f"{as_text(place.name)}, N = {place.n}, K = {place.k}. {_EVIDENCE} A step whose "
+        "name begins with + adds to the one before it; the others stand alone. As in Table 6 of "
+        "FlexQ (arXiv:2508.04405)." + (" Some of these are of separate runs." if separate else "")
     )
 
 

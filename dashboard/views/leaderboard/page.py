@@ -185,7 +185,7 @@ def _show_table(table: pd.DataFrame) -> None:
             "samples": column.LinkColumn(display_text="samples"),
             "run": column.LinkColumn(display_text=r"run=(.*)$"),
             "measured": column.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
-            "noise": column.TextColumn("noise of runs", help="what the interval's noise is from"),
+            "noise": column.TextColumn("noise of runs", help="source of the run-to-run noise"),
         },
         key="leaderboard-table",
     )

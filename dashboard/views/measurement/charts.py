@@ -21,7 +21,7 @@ _INVALID = "#B44B4B"
 def ecdf(samples: Placements, result: ResultRow, style: Style) -> go.Figure:
     """Draw the ECDF of the samples' times, over all and for each placement.
 
-    samples: [placements][samples], µs. The band is the 95 % interval of the median.
+    samples: [placements][samples], µs. The band is the 95 % interval of the time.
     """
     figure = go.Figure()
     for i, values in enumerate(samples):
@@ -47,22 +47,28 @@ def ecdf(samples: Placements, result: ResultRow, style: Style) -> go.Figure:
         line={"color": style.color, "width": 2.5, "shape": "hv"},
         hovertemplate="%{y:.1f} % took at most %{x:.5g} µs<extra></extra>",
     )
-    _mark_median(figure, result, style, axis="x")
+    _mark_time(figure, result, style, axis="x")
     figure.update_xaxes(title="time of a launch (µs)")
     figure.update_yaxes(title="share of the samples (%)", range=[0, 101])
     return _set_layout(figure)
 
 
 def order_plot(
-    samples: Placements, invalid: Sequence[Sequence[int]], result: ResultRow, style: Style
+    samples: Placements,
+    invalid: Sequence[Sequence[int]],
+    times_us: Sequence[float],
+    result: ResultRow,
+    style: Style,
 ) -> go.Figure:
-    """Plot the samples in measurement order, with the median of each placement.
+    """Plot the samples in measurement order, with the stored time of each placement.
 
-    samples: as in `ecdf`. invalid: [placements] indices of samples with too low a clock. Of very
-    many samples the minimum and maximum of neighbours are drawn, which keeps all outliers.
+    samples: as in `ecdf`. invalid: [placements] indices of samples with too low a clock. times_us:
+    of the placements that have other samples. Of very many samples the minimum and maximum of
+    neighbours are drawn, which keeps all outliers.
     """
     figure = go.Figure()
     start = 0
+    stored_us = iter(times_us)
     for i, values in enumerate(samples):
         places = start + 1 + np.arange(len(values))
         bad = set(invalid[i]) if i < len(invalid) else set()
@@ -82,21 +88,20 @@ def order_plot(
                 legendgroup=name,
                 showlegend=bool(chosen) and not any(t.name == name for t in figure.data),
             )
-        valid = [value for j, value in enumerate(values) if j not in bad]
-        if valid:
-            median = float(np.median(valid))
+        time_us = next(stored_us, None) if len(bad) < len(values) else None
+        if time_us is not None:
             figure.add_scatter(
-                name="median of the repeat",
+                name="time of the repeat",
                 x=[places[0], places[-1]],
-                y=[median, median],
+                y=[time_us, time_us],
                 mode="lines",
                 line={"color": GREY, "width": 3},
-                hovertemplate=f"repeat {i + 1}<br>median {median:.5g} µs<extra></extra>",
-                legendgroup="median",
-                showlegend=not any(t.name == "median of the repeat" for t in figure.data),
+                hovertemplate=f"repeat {i + 1}<br>{time_us:.5g} µs<extra></extra>",
+                legendgroup="time",
+                showlegend=not any(t.name == "time of the repeat" for t in figure.data),
             )
         start += len(values)
-    _mark_median(figure, result, style, axis="y")
+    _mark_time(figure, result, style, axis="y")
     figure.update_xaxes(title="sample, in the order measured (count)")
     figure.update_yaxes(title="time of a launch (µs)")
     return _set_layout(figure)
@@ -139,7 +144,7 @@ def _envelope(values: Sequence[float], stride: int) -> list[int]:
     return sorted(kept)
 
 
-def _mark_median(figure: go.Figure, result: ResultRow, style: Style, *, axis: str) -> None:
+def _mark_time(figure: go.Figure, result: ResultRow, style: Style, *, axis: str) -> None:
     if result.median_us is None:
         return
     line, band = (
@@ -150,11 +155,11 @@ def _mark_median(figure: go.Figure, result: ResultRow, style: Style, *, axis: st
     if result.ci_low_us is not None and result.ci_high_us is not None:
         band(
             result.ci_low_us, result.ci_high_us, fillcolor=style.color, opacity=0.2, line_width=0,
-            name="95 % interval of the median", showlegend=True,
+            name="95 % interval of the time", showlegend=True,
         )  # fmt: skip
     line(
         result.median_us, line={"color": GREY, "width": 1.5, "dash": "dash"},
-        name=f"median {result.median_us:.5g} µs", showlegend=True,
+        name=f"time {result.median_us:.5g} µs", showlegend=True,
     )  # fmt: skip
 
 

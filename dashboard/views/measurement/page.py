@@ -107,10 +107,15 @@ def _show(detail: ResultDetail, samples: charts.Placements, style: Style) -> Non
         st.header("Spread of the samples", anchor=False)
         draw_chart(charts.ecdf(samples, result, style), key="ecdf")
         st.header("In the order measured", anchor=False)
-        draw_chart(charts.order_plot(samples, invalid, result, style), key="order")
+        draw_chart(
+            charts.order_plot(samples, invalid, detail.placement_medians_us, result, style),
+            key="order",
+        )
         st.caption(
             "Each repeat allocates all buffers again: differences between repeats are due to the "
-            "buffers' addresses, a drift within a repeat to the machine."
+            "buffers' addresses, a drift within a repeat to the machine. The time of a repeat, and "
+            "that of the result, is a trimmed mean on a GPU; it is the median on a CPU, and before "
+            "version 4 of the protocol."
         )
     _show_device(detail)
 
@@ -123,12 +128,12 @@ def _show_facts(detail: ResultDetail, zone: tzinfo) -> None:
         f"**{as_text(label)}** · M={r.m} N={r.n} K={r.k} · {as_text(f'{r.stage} {r.cache}')} · "
         f"{as_text(r.gpu)}" + (f" · {as_text(place)}" if place else "")
     )
-    median = "never timed" if r.median_us is None else f"median {r.median_us:.5g} µs"
+    time = "never timed" if r.median_us is None else f"{r.median_us:.5g} µs"
     if r.ci_low_us is not None and r.ci_high_us is not None:
-        median += f" (95 % interval {r.ci_low_us:.5g} to {r.ci_high_us:.5g})"
+        time += f" (95 % interval {r.ci_low_us:.5g} to {r.ci_high_us:.5g})"
     lines = [
         f"**{as_text(r.status)}**" + (f": {as_text(r.detail)}" if r.detail else ""),
-        as_text(f"{median}, {r.n_samples} samples in {len(detail.placement_medians_us)} "
+        as_text(f"{time}, {r.n_samples} samples in {len(detail.placement_medians_us)} "
                 f"repeats of allocation, {detail.n_invalid} of them at too low a clock"),
         f"commit {as_code(short_commit(r.commit, r.dirty))} · "
         f"{as_text(local_time(r.created_at, zone))} · "
@@ -147,8 +152,8 @@ def _show_device(detail: ResultDetail) -> None:
     if clocked:
         draw_chart(charts.clock_plot(clocked), key="clock")
         st.caption(
-            "Single readings, and during the timing the median of those taken on a thread: they "
-            "have no interval."
+            "Single readings before and after; during the samples the median of a thread's "
+            "readings. They have no interval."
         )
     else:
         st.info("No clock was read: the device is a CPU, or the driver did not report it.")

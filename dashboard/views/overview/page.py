@@ -113,7 +113,7 @@ def _show_verdicts(nights: Sequence[NightRow], database: Database, zone: tzinfo)
         for night in nights
     ]
     draw_table(pd.DataFrame(rows), key="verdicts")
-    st.caption("How many comparisons of two commits ended in each verdict, by kind of GPU.")
+    st.caption("Number of comparisons of two commits by verdict and kind of GPU.")
 
 
 _VERDICTS = (
@@ -129,7 +129,7 @@ def _show_false_alarms(rates: Sequence[FalseAlarmRow], database: Database, zone:
         canary = command_lines.command(*gate, *command_lines.database_arguments(database))
         st.info(
             "The rate is not known: no commit was compared with itself yet. "
-            f"Do it: {as_code(canary)}",
+            f"Compare one: {as_code(canary)}",
             icon=":material/science:",
         )
         return

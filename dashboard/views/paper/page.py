@@ -163,7 +163,7 @@ def _show_table(frame: pd.DataFrame) -> None:
 
 
 def _show_absent() -> None:
-    st.header("Not here", anchor=False)
+    st.header("Unavailable tables", anchor=False)
     st.caption("Published tables whose numbers are not available.")
     try:
         rows = [

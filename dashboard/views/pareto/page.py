@@ -133,7 +133,7 @@ def _show_empty(database: Database) -> None:
         "accuracy", "--model", "DIR", "--checkpoint", "FOLDER", "--data", "FILE", *arguments
     )
     st.info(
-        f"No checkpoint was evaluated or decoded yet. Do it: {as_code(evaluate)}, then "
+        f"No checkpoint was evaluated or decoded yet. Evaluate one: {as_code(evaluate)}, then "
         f"{as_code(command_lines.command('decode', 'FOLDER', *arguments))}",
         icon=":material/scatter_plot:",
     )

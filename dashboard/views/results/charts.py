@@ -36,7 +36,7 @@ def floor_by_layer(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figur
     frame: as in `speedup_by_layer`. 100 % is the time of reading the packed weights only.
     """
     figure = by_layer(_comparable(frame, "pct_of_floor"), "pct_of_floor", " %", styles)
-    figure.update_yaxes(title="floor / median (%)", rangemode="tozero")
+    figure.update_yaxes(title="floor / time (%)", rangemode="tozero")
     rule(figure, 100.0, "reading the weights = 100 %")
     return figure
 

@@ -41,7 +41,7 @@ _FILTERS = {  # column (also its name in the URL) -> label
     "status": "Status",
 }
 _INTERVALS = (
-    "Bars are 95 % intervals. A ratio's interval comes from those of its two medians, taken as "
+    "Bars are 95 % intervals. A ratio's interval comes from those of its two times, taken as "
     "independent: on a log scale the distances to their ends add in quadrature."
 )
 
@@ -85,7 +85,7 @@ def _show_runs(controls: Controls, database: Database, listed: list[RunName]) ->
     frame = results_frame(results, baseline)
     filtered = _narrow(controls, frame)
     if filtered.empty:
-        st.info("No result passes all filters: take one away, or clear them all.")
+        st.info("No result passes all filters: remove one, or clear them all.")
         return
     _show_problems(filtered)
     with database.session() as session:

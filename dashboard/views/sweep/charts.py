@@ -14,9 +14,9 @@ from dashboard.shared.colors import Style
 
 AXES = {"m": "M (tokens)", "n": "N (output features)", "k": "K (input features)"}
 VALUES = {
-    "median_us": ("median time", "µs"),
+    "median_us": ("time", "µs"),
     "tops": ("rate", "TOPS"),
-    "pct_of_floor": ("floor / median", "%"),
+    "pct_of_floor": ("floor / time", "%"),
 }
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _HEIGHT = 480

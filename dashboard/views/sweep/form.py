@@ -149,7 +149,7 @@ def _fields(backend: Backend, by_model: bool) -> _Form | None:
             model = st.selectbox("Model", sorted(load_catalog()))
             layers = st.text_input(
                 "Layers", "fused", max_chars=_LONGEST_WORDS,
-                help="fused, separate, or names with commas",
+                help="fused, separate, or names separated by commas",
             )  # fmt: skip
         else:
             n, k = (

@@ -65,7 +65,7 @@ def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> 
     shown = _narrow(controls, known, people)
     levels = {row.id: alert_level(row, noise, higher_is_better=higher) for row in shown}
     if not shown:
-        st.info("No alert passes all filters: take one away, or clear them all.")
+        st.info("No alert passes all filters: remove one, or clear them all.")
         return
     zone = time_zone(st.context.timezone)
     percent = st.column_config.NumberColumn(format="%+.2f %%")
@@ -120,7 +120,7 @@ def _narrow(
 
 def _bulk_form(shown: Sequence[AlertRow], seen: dict[int, int]) -> None:
     """Show a form that sets state, assignee and note of several alerts."""
-    st.header("Set several at once", anchor=False)
+    st.header("Edit several alerts", anchor=False)
     by_id = {row.id: row for row in shown}
     with st.form("triage-form"):
         chosen = st.multiselect(

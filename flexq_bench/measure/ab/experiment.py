@@ -196,7 +196,7 @@ class ABExperiment:
         if first["protocol"] != second["protocol"]:
             raise BrokenRevisionError(
                 f"{base.name} measures by protocol {first['protocol']} and {head.name} by "
-                f"{second['protocol']}: their times don't compare"
+                f"{second['protocol']}: their times are not comparable"
             )
         return first, second
 

@@ -14,7 +14,7 @@ from flexq_bench.runs.exports.selection import newest_of_each_series
 
 _S = 1e-6  # seconds in a microsecond
 _FAMILIES = (
-    ("time_seconds", "seconds", "Median time of a launch.", "median_us"),
+    ("time_seconds", "seconds", "Time of a launch.", "median_us"),
     ("time_low_seconds", "seconds", "Lower end of its 95 % interval.", "ci_low_us"),
     ("time_high_seconds", "seconds", "Upper end of its 95 % interval.", "ci_high_us"),
     ("floor_seconds", "seconds", "Weight-read time of the same run.", "floor_us"),
