@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -469,13 +470,35 @@ def test_a_newcomer_writes_40_lines_at_most():
     assert 5 < len(lines) <= 40
 
 
-def test_the_sample_repository_has_30_commits_and_what_is_seeded(tmp_path):
-    path = ROOT / "examples" / "byo" / "make_repository.py"
-    spec = importlib.util.spec_from_file_location("make_repository", path)
+def sample_script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / "byo" / f"{name}.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    return script
 
-    script.make(tmp_path / "acme", ("torch", "triton", "nvrtc"))
+
+def test_a_judge_of_later_nights_expects_alerts_of_earlier_ones(tmp_path, monkeypatch):
+    sample_script("make_repository").make(tmp_path / "acme", ("torch",))
+    judge = sample_script("judge_history").Judge(tmp_path / "acme", tmp_path / "db.sqlite", [])
+    nights, commits = [], judge.git("rev-list", "--reverse", "main").splitlines()
+
+    def command(verb, *words):
+        if verb == "nightly":
+            nights.append(judge.git("rev-parse", "HEAD"))
+        alerts = [{"bad": {"sha": commits[10]}}] if commits[10] in nights else []
+        runs = [{"trigger": "nightly", "commit": night} for night in nights]
+        printed = json.dumps(alerts if verb == "alerts" else runs)
+        return subprocess.CompletedProcess([], verb == "nightly" and len(nights) == 1, printed, "")
+
+    monkeypatch.setattr(judge, "command", command)
+    judge.nights(range(11, 12))  # the slower commit
+    judge.nights(range(12, 14))
+
+    assert (judge.mismatches, len(nights)) == (0, 3)
+
+
+def test_the_sample_repository_has_30_commits_and_what_is_seeded(tmp_path):
+    sample_script("make_repository").make(tmp_path / "acme", ("torch", "triton", "nvrtc"))
 
     def git(*arguments):
         done = subprocess.run(
