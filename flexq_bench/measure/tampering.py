@@ -48,10 +48,11 @@ _SYNTAX = frozenset(  # operators of a tensor, which the code uses without their
 )
 _OWN_WRAPPERS = ("torch.manual_seed",)  # torch replaces it itself when torch.compile is imported
 # Operators of torch that the code calls by syntax, or that functions which it names call.
-_BEHIND_SYNTAX = frozenset(
-    "add sub mul div mm le lt ge gt eq ne bitwise_and bitwise_not select slice index index_put_ "
-    "expand transpose alias as_strided constant_pad_nd scalar_tensor lift_fresh _to_copy "
-    "_local_scalar_dense".split()
+_BEHIND_SYNTAX = (
+    *("add", "sub", "mul", "div", "mm", "le", "lt", "ge", "gt", "eq", "ne", "bitwise_and"),
+    *("bitwise_not", "select", "slice", "index", "index_put_", "expand", "transpose", "alias"),
+    *("as_strided", "constant_pad_nd", "scalar_tensor", "lift_fresh", "_to_copy"),
+    "_local_scalar_dense",
 )
 # Dispatch keys that are active without any mode, transform or autocast.
 _DISPATCH_KEYS = torch._C._dispatch_tls_local_include_set().raw_repr()
@@ -168,7 +169,7 @@ def _meanings() -> Iterator[tuple[str, _Meaning]]:
 @cache
 def _operators(named: frozenset[str]) -> tuple[str, ...]:
     """Names of torch's operators, with all overloads, that have one of these names."""
-    known = named | _BEHIND_SYNTAX
+    known = named.union(_BEHIND_SYNTAX)
     overloads = torch._C._dispatch_get_all_op_names()
     own = (name.removeprefix("aten::") for name in overloads if name.startswith("aten::"))
     return tuple(f"aten::{name}" for name in own if name.partition(".")[0] in known)
