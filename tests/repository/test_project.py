@@ -203,9 +203,11 @@ def test_a_build_that_hangs_is_ended(made):
         built_tree(open_project(str(made.path)), sha)
 
 
-def test_what_a_build_starts_in_a_session_of_its_own_ends_with_it(made, tmp_path):
+@pytest.mark.parametrize("output", [">/dev/null 2>&1", ""])  # or that of the build
+def test_what_a_build_starts_in_a_session_of_its_own_ends_with_it(made, tmp_path, output):
     told = tmp_path / "told"
-    sha = with_build(made, f"setsid sleep 600 >/dev/null 2>&1 & echo $! > {told}; sleep 0.5")
+    command = f"setsid sleep 600 {output} & echo $! > {told}; sleep 0.5"
+    sha = with_build(made, command, timeout_s=30)
 
     built_tree(open_project(str(made.path)), sha)
 
