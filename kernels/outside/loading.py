@@ -112,6 +112,24 @@ def named_kernels(
             yield named
 
 
+def refuse_taken(
+    kernels: Iterable[LinearKernel],
+    source: KernelSource,
+    owners: dict[tuple[str, str], KernelSource],
+) -> None:
+    """Add the kernels of a source to the owners of labels, by label and backend.
+
+    Raises SourceError if another source has one of them.
+    """
+    for spec in (kernel.spec for kernel in kernels):
+        first = owners.setdefault((spec.label, spec.backend), source)
+        if first != source:
+            raise SourceError(
+                f"{source.place} and {first.place} both have {spec.label} for {spec.backend}: "
+                "rename one"
+            )
+
+
 def _flat(values: Iterable[object]) -> Iterator[object]:
     """Yield values, and the items of lists and tuples in their place."""
     for value in values:
