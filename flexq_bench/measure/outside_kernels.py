@@ -74,7 +74,8 @@ def adopt(
     """Register the kernels of sources.
 
     A source that can't be loaded, or has a kernel of an earlier one, is among the failures; the
-    others are registered. timeout_s: for the import of each. environment: of the processes that run them; None: ours.
+    others are registered. timeout_s: for the import of each. environment: of the processes that
+    run them; None: ours.
     """
     global _state
     labels, failures = dict(_state.labels), dict(_state.failures)
