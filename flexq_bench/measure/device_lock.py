@@ -2,7 +2,7 @@
 
 The lock is flock's on a file in a world-writable folder; the operating system releases it when its
 process ends. Containers that share a GPU but no such folder need $FLEXQ_BENCH_LOCKS: a folder that
-they share.
+they share, created if necessary.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def _open(path: Path) -> int:
         except FileNotFoundError:
             # O_CREAT is refused for another user's file in such a folder, so it is used only if
             # there is none.
+            path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
                 os.fchmod(handle, 0o644)  # for any umask: others must be able to read it

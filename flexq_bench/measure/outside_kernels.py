@@ -23,7 +23,7 @@ from flexq_bench.repository.provenance import PACKAGES
 from kernels import registry
 from kernels.errors import KernelError
 from kernels.outside.described import DescribedKernel, spec_of_plain
-from kernels.outside.loading import ENTRY_POINTS
+from kernels.outside.loading import ENTRY_POINTS, refuse_taken
 from kernels.outside.sources import KernelSource
 from kernels.runtime.files import cache_folder
 
@@ -73,14 +73,17 @@ def adopt(
 ) -> Adopted:
     """Register the kernels of sources.
 
-    A source that can't be loaded is among the failures; the others are registered. timeout_s: for
-    the import of each. environment: of the processes that run them; None: ours.
+    A source that can't be loaded, or has a kernel of an earlier one, is among the failures; the
+    others are registered. timeout_s: for the import of each. environment: of the processes that
+    run them; None: ours.
     """
     global _state
     labels, failures = dict(_state.labels), dict(_state.failures)
+    owners: dict[tuple[str, str], KernelSource] = {}
     for source in (one.at_hand() for one in sources):
         try:
             kernels = described(source, timeout_s=timeout_s, environment=environment)
+            refuse_taken(kernels, source, owners)
         except (RefusedError, WorkerError, KernelError) as error:
             failures[source] = str(error)
             continue

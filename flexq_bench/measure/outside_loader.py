@@ -25,7 +25,7 @@ from kernels import registry
 from kernels.contract import LinearKernel
 from kernels.errors import SourceError
 from kernels.outside.described import spec_as_plain
-from kernels.outside.loading import load, load_installed
+from kernels.outside.loading import load, load_installed, refuse_taken
 from kernels.outside.sources import KernelSource
 from workloads.patterns import matches_any
 
@@ -94,10 +94,13 @@ def add_kernels(arguments: list[str]) -> None:
     if arguments:
         import_from_build()
         watch()
+    owners: dict[tuple[str, str], KernelSource] = {}
     for argument in arguments:
         source = KernelSource.of_argument(argument)
         try:
-            registry.add(load(source).kernels)
+            kernels = load(source).kernels
+            refuse_taken(kernels, source, owners)
+            registry.add(kernels)
         except SourceError as error:
             registry.add_failure(source.prefix, str(error))
             sys.stderr.write(f"{error}\n")

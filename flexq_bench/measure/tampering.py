@@ -47,11 +47,18 @@ _SYNTAX = frozenset(  # operators of a tensor, which the code uses without their
     f"__{name}__" for name in ("add", "sub", "mul", "truediv", "matmul", "le", "eq", "getitem")
 )
 _OWN_WRAPPERS = ("torch.manual_seed",)  # torch replaces it itself when torch.compile is imported
-# Operators that copy and check outputs, and the devices for which they are registered.
-_OPERATORS = ("index_select.out", "copy_", "add.Tensor", "sub.Tensor", "abs", "div.Tensor", "mm")
-_REGISTERED = ("CPU: ", "CUDA: ")
-_METHODS = (types.FunctionType, property, staticmethod, classmethod)
+# Operators of torch that the code calls by syntax, or that functions which it names call.
+_BEHIND_SYNTAX = (
+    *("add", "sub", "mul", "div", "mm", "le", "lt", "ge", "gt", "eq", "ne", "bitwise_and"),
+    *("bitwise_not", "select", "slice", "index", "index_put_", "expand", "transpose", "alias"),
+    *("as_strided", "constant_pad_nd", "scalar_tensor", "lift_fresh", "_to_copy"),
+    "_local_scalar_dense",
+)
+# Dispatch keys that are active without any mode, transform or autocast.
+_DISPATCH_KEYS = torch._C._dispatch_tls_local_include_set().raw_repr()
+_LAZY = ("__annotations__", "__slotnames__")  # attributes that Python gives a class on first use
 _FIXED = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
+_MONITORING_TOOLS = 6  # most that Python has
 _CACHED = type(cache(len))
 _HEAP_TYPE = 1 << 9  # flag of classes that are defined in Python
 
@@ -95,8 +102,8 @@ def detected() -> str:
 def note_active() -> None:
     """Record foreign hooks that are active now.
 
-    These are modes of torch, which redefine its functions, and trace or profile functions, which
-    are called with the frames of other code.
+    These are modes and dispatch keys of torch, which redefine its functions, and trace or profile
+    functions, which are called with the frames of other code.
     """
     if not _known or _active:
         return
@@ -109,6 +116,8 @@ def note_active() -> None:
         # torch's own mode for the default device of tensors.
         foreign_modes = (kind for kind in kinds if not kind.__module__.startswith("torch."))
         _active.extend(f"the mode {kind.__name__} of torch" for kind in foreign_modes)
+    if torch._C._dispatch_tls_local_include_set().raw_repr() & ~_DISPATCH_KEYS:
+        _active.append("a dispatch key of torch")
     hearing = {"a trace function": sys.gettrace(), "a profile function": sys.getprofile()}
     _active.extend(what for what, now in hearing.items() if _is_of_others(now))
 
@@ -136,11 +145,8 @@ def _same(first: _Meaning, second: _Meaning) -> bool:
 
 
 def _meanings() -> Iterator[tuple[str, _Meaning]]:
+    yield "tools of sys.monitoring", (sys.intern(" ".join(_monitoring_tools())),)
     yield from _of("time", {name: getattr(time, name) for name in _CLOCKS})
-    for operator in _OPERATORS:
-        described = torch._C._dispatch_dump(f"aten::{operator}").splitlines()
-        registered = "\n".join(line for line in described if line.startswith(_REGISTERED))
-        yield f"the operator aten::{operator}", (sys.intern(registered),)
     yield from _of("torch.cuda", {name: getattr(torch.cuda, name, None) for name in _CUDA})
     for name in _CLASSES:
         yield from _of_class(f"torch.cuda.{name}", getattr(torch.cuda, name))
@@ -149,17 +155,29 @@ def _meanings() -> Iterator[tuple[str, _Meaning]]:
         if name.startswith(_OURS) and module is not None and name != __name__:
             yield from _of_module(name, module)
             named |= _names_in(module)
+    for operator in _operators(frozenset(named)):
+        yield f"the operator {operator}", (sys.intern(torch._C._dispatch_dump(operator)),)
     for library in _LIBRARIES:
         members = _members_of(library, named)
+        yield f"the class of {library}", (type(_owner_of(library)),)
         yield from _of(library, members)
         for key, value in members.items():
             if _is_class_of(value, library) and value.__flags__ & _HEAP_TYPE:
                 yield from _of_class(f"{library}.{key}", value)
 
 
+@cache
+def _operators(named: frozenset[str]) -> tuple[str, ...]:
+    """Names of torch's operators, with all overloads, that have one of these names."""
+    known = named.union(_BEHIND_SYNTAX)
+    overloads = torch._C._dispatch_get_all_op_names()
+    own = (name.removeprefix("aten::") for name in overloads if name.startswith("aten::"))
+    return tuple(f"aten::{name}" for name in own if name.partition(".")[0] in known)
+
+
 def _members_of(library: str, named: set[str]) -> dict[str, object]:
     """Functions and classes of a module or class with one of these names."""
-    owner: object = sys.modules.get(library, getattr(torch, library.rpartition(".")[2], None))
+    owner = _owner_of(library)
     if owner is torch.Tensor:  # including inherited ones
         members = {name: getattr(owner, name, None) for name in named | _SYNTAX}
     else:
@@ -173,6 +191,16 @@ def _members_of(library: str, named: set[str]) -> dict[str, object]:
         and (name in _SYNTAX or not name.startswith("__"))
         and f"{library}.{name}" not in _OWN_WRAPPERS
     }
+
+
+def _monitoring_tools() -> Iterator[str]:
+    """Names of tools that are called for events of all code, from Python 3.12 on."""
+    if monitoring := getattr(sys, "monitoring", None):
+        yield from (str(monitoring.get_tool(tool)) for tool in range(_MONITORING_TOOLS))
+
+
+def _owner_of(library: str) -> object:
+    return sys.modules.get(library, getattr(torch, library.rpartition(".")[2], None))
 
 
 @cache  # so that later changes of the code have no effect
@@ -192,6 +220,7 @@ def _names_in(module: types.ModuleType) -> set[str]:
 def _of_module(name: str, module: types.ModuleType) -> Iterator[tuple[str, _Meaning]]:
     values = dict(vars(module))
     members = {key: value for key, value in values.items() if isinstance(value, _FIXED)}
+    yield f"the class of {name}", (type(module),)
     yield from _of(name, members)
     for key, value in members.items():
         if _is_class_of(value, name):
@@ -208,9 +237,14 @@ def _is_class_of(value: object, module: str) -> TypeGuard[type]:
 
 
 def _of_class(name: str, owner: type) -> Iterator[tuple[str, _Meaning]]:
-    members = {k: v for k, v in list(vars(owner).items()) if isinstance(v, _METHODS)}
-    yield from _of(name, members)
-    yield f"methods of {name}", (sys.intern(" ".join(members)),)
+    values = {k: v for k, v in list(vars(owner).items()) if k not in _LAZY}
+    yield from _of(name, {k: v for k, v in values.items() if _is_descriptor(v)})
+    yield f"attributes of {name}", (sys.intern(" ".join(values)),)
+
+
+def _is_descriptor(value: object) -> bool:
+    """Return True if an attribute of a class runs code when it is read or set in an instance."""
+    return any(hasattr(type(value), name) for name in ("__get__", "__set__", "__delete__"))
 
 
 def _of(owner: str, members: Mapping[str, object]) -> Iterator[tuple[str, _Meaning]]:

@@ -262,7 +262,10 @@ class WorkerProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)
         code = self._process.poll()
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        if code is None:
+            how = "it closed the pipe of its replies"
+        else:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
         self._log.seek(max(self._stderr_start, self._stderr_size() - _READ_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         last = f": {printable(lines[-1].strip())[:_SHOWN]}" if lines else ""

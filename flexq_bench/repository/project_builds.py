@@ -316,30 +316,32 @@ def _run(
     does_not = f"{build.commit[:10]} does not build"
     timeout_s = build.table.timeout_s
     mark = new_mark()
-    try:
-        process = subprocess.Popen(
-            command,
-            cwd=build.folder,
-            env={**environment, mark: "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that its process group can be killed
-            encoding="utf-8",
-            errors="replace",
-        )
-    except OSError as error:
-        hint = ': pip install uv, or take environment = "pip"' if command[0] == "uv" else ""
-        raise BuildError(f"{does_not}: {command[0]}: {error.strerror}{hint}") from error
-    with process:
+    # A file, because a process that the command leaves behind would keep a pipe open.
+    with tempfile.TemporaryFile() as written:
         try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise BuildError(f"{does_not} in {timeout_s:g} s") from None
-        finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            end_marked(mark)  # also those in other sessions
+            process = subprocess.Popen(
+                command,
+                cwd=build.folder,
+                env={**environment, mark: "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that its process group can be killed
+            )
+        except OSError as error:
+            hint = ': pip install uv, or take environment = "pip"' if command[0] == "uv" else ""
+            raise BuildError(f"{does_not}: {command[0]}: {error.strerror}{hint}") from error
+        with process:
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                raise BuildError(f"{does_not} in {timeout_s:g} s") from None
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                end_marked(mark)  # also those in other sessions
+        written.seek(0)
+        output = written.read().decode("utf-8", "replace")
     if process.returncode:
         where = ""
         if build.output is not None:

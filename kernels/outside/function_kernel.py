@@ -131,7 +131,8 @@ class FunctionKernel(LinearKernel):
 
     def __init__(self, definition: FunctionDefinition, backend: Backend) -> None:
         self._definition = definition
-        first_line = (definition.function.__doc__ or "").strip().partition("\n")[0]
+        doc = getattr(definition.function, "__doc__", None)
+        first_line = doc.strip().partition("\n")[0] if isinstance(doc, str) else ""
         self.spec = KernelSpec(
             name=definition.name,
             variant=definition.variant,

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -23,10 +24,11 @@ from kernels.outside.sources import (
     place_of,
 )
 from kernels.reference import BF16_BITS, FP16_BITS
-from workloads.case import parse_kernel_label
-from workloads.errors import WorkloadError
 
 ENTRY_POINTS = "flexq_bench.kernels"
+# Labels of one kernel, as in `parse_kernel_label`, which also reads globs.
+_LONGEST = 120
+_LABEL = re.compile(rf"(?=.{{1,{_LONGEST}}}$)[a-z0-9-]+\.[a-z0-9][a-z0-9.-]*(\[[a-z0-9+.,-]+\])?")
 # Significant bits that a kernel may round terms and results to.
 ROUNDED_BITS = range(BF16_BITS, FP16_BITS + 1)
 
@@ -110,6 +112,24 @@ def named_kernels(
             yield named
 
 
+def refuse_taken(
+    kernels: Iterable[LinearKernel],
+    source: KernelSource,
+    owners: dict[tuple[str, str], KernelSource],
+) -> None:
+    """Add the kernels of a source to the owners of labels, by label and backend.
+
+    Raises SourceError if another source has one of them.
+    """
+    for spec in (kernel.spec for kernel in kernels):
+        first = owners.setdefault((spec.label, spec.backend), source)
+        if first != source:
+            raise SourceError(
+                f"{source.place} and {first.place} both have {spec.label} for {spec.backend}: "
+                "rename one"
+            )
+
+
 def _flat(values: Iterable[object]) -> Iterator[object]:
     """Yield values, and the items of lists and tuples in their place."""
     for value in values:
@@ -135,10 +155,11 @@ def _named(kernel: LinearKernel, package: str, source_hash: str) -> LinearKernel
     if not spec.reads_weights:
         raise SourceError(f"{package}: {spec.label}: leave out reads_weights=False of its spec")
     own = replace(spec, name=f"{normalized(package)}.{spec.name}", source_hash=source_hash)
-    try:
-        parse_kernel_label(own.label)
-    except WorkloadError as error:
-        raise SourceError(f"{package}: {error}") from None
+    if not _LABEL.fullmatch(own.label):
+        raise SourceError(
+            f"{package}: a kernel's name has lower-case letters, digits, dots and hyphens, and its "
+            f"variant also + and commas, at most {_LONGEST} with the prefix, got {spec.label!r:.80}"
+        )
     named = copy.copy(kernel)
     named.spec = own
     return named

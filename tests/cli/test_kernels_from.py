@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from flexq_bench.measure import outside_kernels
 from kernels import registry
 from kernels.outside import installed
+from kernels.outside.loading import load
 
 ROOT = Path(__file__).parents[2]
 SHAPE = ("--m", "1", "--n", "32", "--k", "32", "--backend", "cpu")
@@ -193,6 +195,23 @@ def test_list_shows_them_with_the_hash_of_their_sources(cli, a_file):
 
     (row,) = json.loads(ran.out)
     assert (row["kernel"], row["backend"], len(row["version"])) == ("mine.good", "cpu", 16)
+
+
+def test_two_files_with_a_kernel_of_one_name_are_told_apart_by_a_line(cli, tmp_path, monkeypatch):
+    sources = []
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "mine.py"
+        path.write_text(HEAD)
+        sources += ["--kernels-from", str(path)]
+    # In this process, because each import in another one takes seconds.
+    monkeypatch.setattr(outside_kernels, "described", lambda source, **more: load(source).kernels)
+
+    ran = cli("list", "kernels", *sources, *sources[:2], "--json")
+
+    assert [row["kernel"] for row in json.loads(ran.out)] == ["mine.good"]
+    (line,) = ran.err.splitlines()
+    assert f"{sources[3]} and {sources[1]} both have mine.good for cpu: rename one" in line
 
 
 @pytest.mark.slow

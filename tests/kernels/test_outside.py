@@ -187,7 +187,10 @@ def test_the_hash_is_that_of_the_file_and_of_what_lies_beside_it_and_is_imported
         (RIGHT.replace('fp16"', 'fp16", min_capability=8'), "must be two integers"),
         (RIGHT.replace('fp16"', 'fp16", rounds_to=1'), "rounds_to must be 8 .* to 11 .* got 1$"),
         ("x = 1", "has no kernel: decorate a function"),
-        (RIGHT.replace('"copied"', '"Bad Name"'), "a kernel is written name"),
+        *(
+            (RIGHT.replace('"copied"', name), "a kernel's name has lower-case letters")
+            for name in ('"Bad Name"', '"ядро"', '""', '"every-*"', '"x" * 120')
+        ),
     ],
 )
 def test_a_file_without_kernels_is_refused_in_one_line(a_file, text, said):
@@ -203,6 +206,10 @@ def test_every_function_that_a_file_decorates_is_a_kernel_assigned_or_not(a_file
         for name in ("one", "two"):
             linear_kernel(name, **a)(lambda *given: None)
         KERNELS = [linear_kernel("listed", **a)(print)]
+        class Called:
+            __doc__ = property(id)  # no text
+            def __call__(self, *given): pass
+        linear_kernel("called", **a)(Called())
         import multiprocessing
         child = multiprocessing.get_context("fork").Process(target=int)  # ends by os._exit
         child.start()
@@ -211,7 +218,7 @@ def test_every_function_that_a_file_decorates_is_a_kernel_assigned_or_not(a_file
     loaded = load(a_file(textwrap.dedent(RIGHT) + textwrap.dedent(declared)))
 
     labels = {kernel.spec.name.partition(".")[2] for kernel in loaded.kernels}
-    assert labels == {"copied", "one", "two", "listed"}
+    assert labels == {"copied", "one", "two", "listed", "called"}
 
 
 @pytest.mark.parametrize("name", ["acme_gemm", "kernels"])  # also one named as ours

@@ -113,6 +113,22 @@ def test_a_lock_of_another_user_can_be_held(folder):
     assert lock.stat().st_mode & 0o777 == 0o644
 
 
+def test_the_folder_of_locks_is_created(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_LOCKS", str(tmp_path / "not" / "there"))
+
+    with device_alone("GPU-1"):
+        assert list((tmp_path / "not" / "there").iterdir())
+
+
+def test_a_folder_of_locks_that_can_t_be_created_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FLEXQ_BENCH_LOCKS", str(tmp_path / "file" / "locks"))
+
+    told = r"can't be opened to hold the device \(Not a directory\)"
+    with pytest.raises(InfrastructureError, match=told), device_alone("GPU-1"):
+        pass
+
+
 def test_whatever_comes_to_the_device_waits_for_who_has_it(folder, monkeypatch):
     """A comparison, a decode, a pool before it has memory there: each names who it waits for."""
     from flexq_bench.decode import runs as decoding

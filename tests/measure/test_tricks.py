@@ -15,6 +15,7 @@ import secrets
 import signal
 import sys
 import time
+import types
 from dataclasses import replace
 
 import numpy
@@ -124,6 +125,10 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
     sys.settrace(traced)
     tampering.forget()
     vars(linear_buffers).pop("bool", None)
+    torch.__class__ = type(sys)
+    if "_draw" in vars(linear_buffers.LinearBuffers):
+        del linear_buffers.LinearBuffers._draw
+    torch._C._dispatch_tls_set_dispatch_key_included("TESTING_ONLY_GenericMode", False)
     object.__setattr__(PROTOCOL_CPU, "tolerance", tolerance)
     gc.callbacks[:] = callbacks
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
@@ -145,6 +150,16 @@ def test_a_trick_is_incorrect_or_refused_with_its_reason(measured, name):
     assert result.status in ("incorrect", "failed")
     # Which of two reasons comes first is chance: what recurs in a placement is drawn by lot.
     assert said in result.detail or (said == STALE and REMEMBERED in result.detail)
+
+
+def test_so_is_one_that_python_calls_for_events_of_all_code(measured, monkeypatch):
+    tools = [None] * 6
+    python_3_12 = types.SimpleNamespace(get_tool=tools.__getitem__)
+    monkeypatch.setattr(sys, "monitoring", python_3_12, raising=False)
+
+    result = measured("sys.monitoring.get_tool.__self__[3] = 'late'\n" + HONEST)
+
+    assert (result.status, "tools of sys.monitoring" in result.detail) == ("incorrect", True)
 
 
 @pytest.mark.parametrize("name", ["another clock", "the stack by an exception"])

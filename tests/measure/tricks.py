@@ -283,7 +283,7 @@ def kernel(x, w, out):
     ),
     "lots that are known": (
         "import random\nrandom.Random.random = lambda self: 0.0\n" + HONEST,
-        "its code replaced methods of random.Random",
+        "random.Random",
     ),
     "a secret that is known": (
         "import secrets\nsecrets.randbits = lambda bits: 7\n" + HONEST,
@@ -298,6 +298,13 @@ def kernel(x, w, out):
         "from flexq_bench.measure.linear_buffers import LinearBuffers\n"
         "LinearBuffers._rewrites.fget.__code__ = (lambda self: False).__code__\n" + HONEST,
         "its code replaced flexq_bench.measure.linear_buffers.LinearBuffers._rewrites",
+    ),
+    "what measures, by an attribute of its class": (
+        "from flexq_bench.measure.linear_buffers import LinearBuffers\n"
+        "class Draw:\n"
+        "    def __set__(self, buffers, draw): vars(buffers)['_draw'] = draw\n"
+        "LinearBuffers._draw = Draw()\n" + HONEST,
+        "its code replaced attributes of flexq_bench.measure.linear_buffers.LinearBuffers",
     ),
     "another rule of the formats": (
         "from kernels.contract import LinearKernel\n"
@@ -412,6 +419,51 @@ def kernel(x, w, out):
         + "library = torch.library.Library('aten', 'IMPL')\n"
         + "library.impl('index_select.out', kept, 'CPU')",
         "its code replaced the operator aten::index_select.out",
+    ),
+    "late, by the operator of a subscript": (
+        LATE
+        + "def kept(x, dim, index):\n"
+        + "    overdue()\n"
+        + "    return x.unflatten(0, (1, -1)).squeeze(0).narrow(dim, index, 1).squeeze(dim)\n"
+        + "library = torch.library.Library('aten', 'IMPL')\n"
+        + "library.impl('select.int', kept, 'CPU')",
+        "its code replaced the operator aten::select.int",
+    ),
+    "late, by an operator's autograd": (
+        LATE
+        + "def kept(x, dim, index, out):\n"
+        + "    overdue()\n"
+        + "    return out.copy_(x[index])\n"
+        + "library = torch.library.Library('aten', 'IMPL')\n"
+        + "library.impl('index_select.out', kept, 'AutogradCPU')",
+        "its code replaced the operator aten::index_select.out",
+    ),
+    "late, by a dispatch key": (
+        LATE
+        + "KEY, include = 'TESTING_ONLY_GenericMode', "
+        + "torch._C._dispatch_tls_set_dispatch_key_included\n"
+        + "def hear_all(operator, *given, **named):\n"
+        + "    include(KEY, False)\n"
+        + "    if 'index_select' in str(operator):\n"
+        + "        overdue()\n"
+        + "    try:\n"
+        + "        return operator(*given, **named)\n"
+        + "    finally:\n"
+        + "        include(KEY, True)\n"
+        + "library = torch.library.Library('_', 'IMPL')\n"
+        + "library.fallback(hear_all, KEY)\n"
+        + "include(KEY, True)",
+        "its code left a dispatch key of torch active",
+    ),
+    "late, by torch's class": (
+        LATE
+        + "class Torch(type(torch)):\n"
+        + "    def __getattribute__(self, name):\n"
+        + "        if name == 'index_select':\n"
+        + "            overdue()\n"
+        + "        return super().__getattribute__(name)\n"
+        + "torch.__class__ = Torch",
+        "its code replaced the class of torch",
     ),
     "late, by a method of the output": (
         """

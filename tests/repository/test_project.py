@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -202,9 +203,11 @@ def test_a_build_that_hangs_is_ended(made):
         built_tree(open_project(str(made.path)), sha)
 
 
-def test_what_a_build_starts_in_a_session_of_its_own_ends_with_it(made, tmp_path):
+@pytest.mark.parametrize("output", [">/dev/null 2>&1", ""])  # or that of the build
+def test_what_a_build_starts_in_a_session_of_its_own_ends_with_it(made, tmp_path, output):
     told = tmp_path / "told"
-    sha = with_build(made, f"setsid sleep 600 >/dev/null 2>&1 & echo $! > {told}; sleep 0.5")
+    command = f"setsid sleep 600 {output} & echo $! > {told}; sleep 0.5"
+    sha = with_build(made, command, timeout_s=30)
 
     built_tree(open_project(str(made.path)), sha)
 
@@ -469,13 +472,35 @@ def test_a_newcomer_writes_40_lines_at_most():
     assert 5 < len(lines) <= 40
 
 
-def test_the_sample_repository_has_30_commits_and_what_is_seeded(tmp_path):
-    path = ROOT / "examples" / "byo" / "make_repository.py"
-    spec = importlib.util.spec_from_file_location("make_repository", path)
+def sample_script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / "byo" / f"{name}.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    return script
 
-    script.make(tmp_path / "acme", ("torch", "triton", "nvrtc"))
+
+def test_a_judge_of_later_nights_expects_alerts_of_earlier_ones(tmp_path, monkeypatch):
+    sample_script("make_repository").make(tmp_path / "acme", ("torch",))
+    judge = sample_script("judge_history").Judge(tmp_path / "acme", tmp_path / "db.sqlite", [])
+    nights, commits = [], judge.git("rev-list", "--reverse", "main").splitlines()
+
+    def command(verb, *words):
+        if verb == "nightly":
+            nights.append(judge.git("rev-parse", "HEAD"))
+        alerts = [{"bad": {"sha": commits[10]}}] if commits[10] in nights else []
+        runs = [{"trigger": "nightly", "commit": night} for night in nights]
+        printed = json.dumps(alerts if verb == "alerts" else runs)
+        return subprocess.CompletedProcess([], verb == "nightly" and len(nights) == 1, printed, "")
+
+    monkeypatch.setattr(judge, "command", command)
+    judge.nights(range(11, 12))  # the slower commit
+    judge.nights(range(12, 14))
+
+    assert (judge.mismatches, len(nights)) == (0, 3)
+
+
+def test_the_sample_repository_has_30_commits_and_what_is_seeded(tmp_path):
+    sample_script("make_repository").make(tmp_path / "acme", ("torch", "triton", "nvrtc"))
 
     def git(*arguments):
         done = subprocess.run(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flexq_bench.measure import worker_process
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
 
@@ -127,6 +128,18 @@ def test_the_reason_of_a_dead_worker_may_precede_the_request(a_tree, tmp_path):
         assert wait_until(written.exists)
         with pytest.raises(WorkerError, match="at 'describe': ImportError: no Precision"):
             worker.ask("describe")
+
+
+def test_a_worker_that_closes_its_pipe_and_lives_on_is_said_to(a_tree, monkeypatch):
+    monkeypatch.setattr(worker_process, "_GRACE_S", 0.1)
+    closes = "import os, sys, time; sys.stdin.readline(); os.close(1); time.sleep(60)"
+    command = (sys.executable, "-S", "-c", closes)
+
+    with (
+        WorkerProcess("head", a_tree("head").tree, command, timeout_s=20.0) as worker,
+        pytest.raises(WorkerError, match=r"^head died \(it closed the pipe of its replies\) at"),
+    ):
+        worker.ask("describe")
 
 
 def state_of(pid):
