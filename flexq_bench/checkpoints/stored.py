@@ -141,14 +141,17 @@ def shape_of(name: str, config: dict[str, Any]) -> tuple[int, int] | None:
             inner = config["moe_intermediate_size"] * count
         head = config.get("head_dim") or hidden // heads
         kv = (config.get("num_key_value_heads") or heads) * head
-        q = heads * head
+        q = values = heads * head
+        if "kv_lora_rank" in config:  # multi-head latent attention
+            q = heads * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+            values = heads * config["v_head_dim"]
     except (KeyError, TypeError, ZeroDivisionError):
         return None
     return {
         "q_proj": (q, hidden),
         "k_proj": (kv, hidden),
         "v_proj": (kv, hidden),
-        "o_proj": (hidden, q),
+        "o_proj": (hidden, values),
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
