@@ -211,7 +211,8 @@ class Evaluator:
         """Return the original model, the checkpoint's, or a copy quantized by the scheme.
 
         Only one quantized model is in memory. Raises UsageError if the scheme can't quantize the
-        model, the checkpoint is damaged, or kernels are requested and a layer has none.
+        model, the checkpoint is damaged or has fewer positions than a segment, or kernels are
+        requested and a layer has none.
         """
         if scheme == ORIGINAL:
             if self.reference is None or self.reference.model is None:
@@ -235,6 +236,7 @@ class Evaluator:
                     through=self.through,
                     dtype=self._loaded.dtype,
                 )
+                loaded.context(self.context)
                 self._current = _Quantized(scheme, loaded, Folds())
             else:
                 self._current = self._quantized_copy(scheme)

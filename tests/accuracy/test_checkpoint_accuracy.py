@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,23 @@ def test_beside_the_original_it_is_compared_with_that(accuracy, stored, checkpoi
     assert records["fp16", "perplexity"].content_hash is None
     hashes = {r.content_hash for (scheme, _), r in records.items() if scheme != "fp16"}
     assert hashes == {open_checkpoint(checkpoint).content_hash}
+
+
+def test_segments_longer_than_the_positions_of_a_checkpoint_are_refused(cli, tiny_llama, tmp_path):
+    shorter, out = tmp_path / "shorter", tmp_path / "out"
+    shutil.copytree(tiny_llama, shorter)
+    config = json.loads((shorter / "config.json").read_text())
+    (shorter / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    ran = cli("quantize", str(shorter), "--scheme", "w8a16", "--out", str(out), "--device", "cpu")
+    assert ran.code == ExitCode.PASS, ran.error
+
+    ran = cli(
+        *("accuracy", "--model", str(tiny_llama), "--checkpoint", str(out), "--device", "cpu"),
+        *("--data", str(tiny_llama / "heldout.txt"), "--context", "128", "--max-tokens", "127"),
+    )
+
+    assert ran.code == ExitCode.USAGE
+    assert "shorter has 64 positions, segments of 128 tokens don't fit" in ran.error
 
 
 def test_through_kernels_is_what_the_reference_says(accuracy, stored, write_checkpoint, tmp_path):
