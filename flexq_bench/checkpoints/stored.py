@@ -128,30 +128,25 @@ class StoredCheckpoint(QuantizedCheckpoint):
 
 
 def shape_of(name: str, config: dict[str, Any]) -> tuple[int, int] | None:
-    """Shape of a linear layer of this name in LLaMA-like models; None: unknown."""
+    """Shape of a linear layer of this name in LLaMA-like models; None: unknown.
+
+    Defaults of keys that are missing, and sizes of experts, differ by architecture.
+    """
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         inner = config["intermediate_size"]
-        if ".experts." in name:
-            inner = config.get("moe_intermediate_size") or inner
-        if ".shared_expert." in name:
-            inner = config.get("shared_expert_intermediate_size") or inner
-        if ".shared_experts." in name:
-            count = config.get("n_shared_experts") or config["moe_num_shared_experts"]
-            inner = config["moe_intermediate_size"] * count
-        head = config.get("head_dim") or hidden // heads
-        kv = (config.get("num_key_value_heads") or heads) * head
-        q = values = heads * head
-        if "kv_lora_rank" in config:  # multi-head latent attention
-            q = heads * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
-            values = heads * config["v_head_dim"]
+        head = config["head_dim"] or hidden // heads
+        kv = (config["num_key_value_heads"] or heads) * head
+        q = heads * head
     except (KeyError, TypeError, ZeroDivisionError):
+        return None
+    if ".shared_expert" in name or ".experts." in name or "kv_lora_rank" in config:
         return None
     return {
         "q_proj": (q, hidden),
         "k_proj": (kv, hidden),
         "v_proj": (kv, hidden),
-        "o_proj": (hidden, values),
+        "o_proj": (hidden, q),
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),

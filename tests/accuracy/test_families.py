@@ -254,6 +254,28 @@ def test_a_checkpoint_computes_what_was_quantized(family, tmp_path, architecture
 
 
 @pytest.mark.parametrize(
+    ("architecture", "defaults"),
+    [
+        ("GlmForCausalLM", {"head_dim": 128, "num_key_value_heads": 2}),
+        ("Qwen3MoeForCausalLM", {"moe_intermediate_size": 768}),
+    ],
+)
+def test_sizes_may_be_the_defaults_of_transformers(family, tmp_path, architecture, defaults):
+    original, path = family(architecture, **defaults)
+    config = json.loads((path / "config.json").read_text())
+    kept = {key: value for key, value in config.items() if key not in defaults}
+    (path / "config.json").write_text(json.dumps(kept))
+
+    written = quantize_checkpoint(
+        open_source(find_model(str(path))), resolve("w8a16"), tmp_path / "out",
+        device=CPU, dtype=torch.float32,
+    )  # fmt: skip
+
+    again = load_checkpoint(open_checkpoint(written.folder), device=CPU, through="reference")
+    assert 0 < divergence(logits(original), logits(again.model)) < 1e-3
+
+
+@pytest.mark.parametrize(
     ("architecture", "own"),
     [("PhiForCausalLM", False), ("GPT2LMHeadModel", True), ("MixtralForCausalLM", True)],
 )
