@@ -24,6 +24,7 @@ from flexq_bench.checkpoints.safetensors_io import (
     TensorInfo,
     read_header,
     read_tensor,
+    with_digest,
 )
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.strict_json import loads_strictly
@@ -49,7 +50,10 @@ class StoredCheckpoint(QuantizedCheckpoint):
         self.is_synthetic = extension.synthetic
         self.layers = tuple(extension.layers)
         self._entries = extension.layers
-        self._infos = tensors_of(folder)
+        self._infos = {
+            name: info if info.digest else with_digest(info, name)  # of a shard by another program
+            for name, info in tensors_of(folder).items()
+        }
         self._check_structure()
         self._check_blocks()
         if vocabulary_digests(folder) != extension.files:
