@@ -73,6 +73,7 @@ def library_reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    if isinstance(error, KeyError):  # whose message is the key alone
-        return f"there is no {lines[0]}"
+    if isinstance(error, KeyError):  # its message is quoted, and usually the key alone
+        sentence = str(error.args[0]).strip().partition("\n")[0]
+        return sentence if " " in sentence else f"there is no {lines[0]}"
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -142,7 +142,7 @@ def specs(entry: LayerEntry) -> dict[str, Spec]:
         if entry.storage == FLOAT:
             found["weight"] = (torch.float8_e4m3fn, (n, k))
         elif entry.storage == INT:
-            found["weight"] = (torch.int8, (n, k))
+            found["weight"] = (torch.int8, (n, head))
         else:
             found["weight_packed"] = (torch.int32, (n, words_of(head, number.bits)))
             found["weight_shape"] = (torch.int64, (2,))

@@ -14,7 +14,7 @@ import math
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,11 @@ def read_tensor(info: TensorInfo, name: str) -> torch.Tensor:
             "it again"
         )
     return data.view(DTYPES[info.dtype]).view(info.shape)
+
+
+def with_digest(info: TensorInfo, name: str) -> TensorInfo:
+    """Return the location with the digest of the tensor's bytes, which are read."""
+    return replace(info, digest=digest_of(read_tensor(info, name)))
 
 
 def _info(path: Path, entry: dict[str, Any], begin: int, digest: str) -> TensorInfo:

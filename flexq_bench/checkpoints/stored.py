@@ -24,6 +24,7 @@ from flexq_bench.checkpoints.safetensors_io import (
     TensorInfo,
     read_header,
     read_tensor,
+    with_digest,
 )
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.strict_json import loads_strictly
@@ -49,7 +50,10 @@ class StoredCheckpoint(QuantizedCheckpoint):
         self.is_synthetic = extension.synthetic
         self.layers = tuple(extension.layers)
         self._entries = extension.layers
-        self._infos = tensors_of(folder)
+        self._infos = {
+            name: info if info.digest else with_digest(info, name)  # of a shard by another program
+            for name, info in tensors_of(folder).items()
+        }
         self._check_structure()
         self._check_blocks()
         if vocabulary_digests(folder) != extension.files:
@@ -128,21 +132,19 @@ class StoredCheckpoint(QuantizedCheckpoint):
 
 
 def shape_of(name: str, config: dict[str, Any]) -> tuple[int, int] | None:
-    """Shape of a linear layer of this name in LLaMA-like models; None: unknown."""
+    """Shape of a linear layer of this name in LLaMA-like models; None: unknown.
+
+    Defaults of keys that are missing, and sizes of experts, differ by architecture.
+    """
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         inner = config["intermediate_size"]
-        if ".experts." in name:
-            inner = config.get("moe_intermediate_size") or inner
-        if ".shared_expert." in name:
-            inner = config.get("shared_expert_intermediate_size") or inner
-        if ".shared_experts." in name:
-            count = config.get("n_shared_experts") or config["moe_num_shared_experts"]
-            inner = config["moe_intermediate_size"] * count
-        head = config.get("head_dim") or hidden // heads
-        kv = (config.get("num_key_value_heads") or heads) * head
+        head = config["head_dim"] or hidden // heads
+        kv = (config["num_key_value_heads"] or heads) * head
         q = heads * head
     except (KeyError, TypeError, ZeroDivisionError):
+        return None
+    if ".shared_expert" in name or ".experts." in name or "kv_lora_rank" in config:
         return None
     return {
         "q_proj": (q, hidden),

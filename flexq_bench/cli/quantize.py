@@ -116,6 +116,7 @@ def quantize(
     else:
         files = find_model(model)
         source = open_source(files)
+        source.config()  # a tokenizer can't be loaded beside an invalid one
         tokenizer = None
         if algorithm.needs_calibration or (files.gguf is None and files.tokenizer_files()):
             tokenizer = load_tokenizer(files)  # a checkpoint with a damaged one can't be evaluated

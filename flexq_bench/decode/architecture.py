@@ -154,6 +154,8 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> Architectu
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     if config.get("hidden_act", "silu") != "silu":
         raise UsageError(f"{name} has {config['hidden_act']} where decode has silu: pick another")
+    if block == "qwen3":
+        config = {"head_dim": 128, **config}
     # Null is as if missing: as many heads of keys as of queries, and hidden / heads channels each.
     kv_heads, head_dim = config.get("num_key_value_heads"), config.get("head_dim")
     dimensions = ModelSpec(
@@ -172,7 +174,8 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> Architectu
         source="config.json",
         head_dim=0 if head_dim is None else _count(config, "head_dim"),
     )
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    # transformers prefers the older key, which guides for long contexts let users add.
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise _FieldError(f"the parameters of its rotary angles are a table, got {rope!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))

@@ -295,16 +295,16 @@ _QWEN_3_MOE = Architecture(
 )
 
 
-def _with_shared_expert(path: str) -> Architecture:
+def _with_shared_expert(path: str, mixture: Architecture = _QWEN_3_MOE) -> Architecture:
     """One expert reads every token, beside those that the router chooses."""
     return replace(
-        _QWEN_3_MOE,
+        mixture,
         linears=(
-            *_QWEN_3_MOE.linears,
+            *mixture.linears,
             *(f"{path}.{layer}" for layer in ("gate_proj", "up_proj", "down_proj")),
         ),
         site_inputs=(
-            *_QWEN_3_MOE.site_inputs,
+            *mixture.site_inputs,
             SiteInput("post_attention_layernorm", ("gate_proj", "up_proj"), None),
             SiteInput(f"{path}.up_proj", ("down_proj",), "linear"),
         ),
@@ -315,6 +315,37 @@ _QWEN_2_MOE = _with_shared_expert("mlp.shared_expert")
 # Several shared experts are one with as many times the channels.
 _GLM_4_MOE = _with_shared_expert("mlp.shared_experts")
 _ERNIE_4_5_MOE = replace(_GLM_4_MOE, stored=((".mlp.gate.moe_statics.", ".mlp.moe_statics."),))
+
+
+def _deepseek(*, compressed_queries: bool) -> Architecture:
+    """Multi-head latent attention: layers of low rank with a norm between them, and a mixture.
+
+    compressed_queries: queries have a low rank too, not only keys and values (`q_lora_rank`).
+    """
+    first = "q_a_proj" if compressed_queries else "q_proj"
+    second = ("q_b_proj",) if compressed_queries else ()
+    linears = (first, *second, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+    of_queries = (SiteInput("self_attn.q_a_layernorm", second, "norm"),) if second else ()
+    attention = replace(
+        _QWEN_3_MOE,
+        linears=tuple(f"self_attn.{layer}" for layer in linears),
+        site_inputs=(
+            SiteInput("input_layernorm", (first, "kv_a_proj_with_mqa"), "norm"),
+            *of_queries,
+            SiteInput("self_attn.kv_a_layernorm", ("kv_b_proj",), "norm"),
+            # Rows of kv_b_proj are keys as well as values.
+            SiteInput("self_attn.kv_b_proj", ("o_proj",), None),
+        ),
+    )
+    dense = replace(
+        _LLAMA,
+        linears=(*attention.linears, *_LLAMA.linears[4:]),
+        site_inputs=(*attention.site_inputs, *_LLAMA.site_inputs[2:]),
+    )
+    return _with_shared_expert("mlp.shared_experts", replace(attention, dense=dense))
+
+
+_DEEPSEEK = _deepseek(compressed_queries=True)
 _MIXTRAL = replace(
     _QWEN_3_MOE,
     stored=(
@@ -376,6 +407,9 @@ ARCHITECTURES = {
     "GraniteMoeForCausalLM": _GRANITE_MOE,
     "Glm4MoeForCausalLM": _GLM_4_MOE,
     "Ernie4_5_MoeForCausalLM": _ERNIE_4_5_MOE,
+    "DeepseekV2ForCausalLM": _DEEPSEEK,
+    "DeepseekV3ForCausalLM": _DEEPSEEK,
+    "Glm4MoeLiteForCausalLM": _DEEPSEEK,
 }
 
 
@@ -388,6 +422,8 @@ def architecture_of(model: nn.Module) -> Architecture | None:
         return _COHERE
     if names is _ERNIE_4_5_MOE and not config.moe_num_shared_experts:
         return replace(_QWEN_3_MOE, stored=names.stored)
+    if names is _DEEPSEEK and config.q_lora_rank is None:
+        return _deepseek(compressed_queries=False)
     if names is _FALCON:
         first = model.get_submodule(f"{_FALCON.blocks}.0")
         for norms in (("ln_attn", "ln_mlp"), ("input_layernorm", "post_attention_layernorm")):

@@ -25,7 +25,10 @@ from flexq_bench.schemes.smoothing import gather, spread, unrounded
 from kernels.formats import ColumnGroup, NumberFormat, Operand, Scaling, assembled, quantize
 
 # Only the softmax of their product matters, which their own error hardly predicts.
-_UNCLIPPED = ("q_proj", "k_proj", "qkv_proj", "query_key_value", "c_attn")
+_UNCLIPPED = (
+    *("q_proj", "k_proj", "qkv_proj", "query_key_value", "c_attn"),
+    *("q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+)
 _SMALLEST = 1e-4  # smallest mean magnitude of a channel, as 0 ** alpha is not a scale
 
 

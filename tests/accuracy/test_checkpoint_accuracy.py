@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,42 @@ def test_beside_the_original_it_is_compared_with_that(accuracy, stored, checkpoi
     assert records["fp16", "perplexity"].content_hash is None
     hashes = {r.content_hash for (scheme, _), r in records.items() if scheme != "fp16"}
     assert hashes == {open_checkpoint(checkpoint).content_hash}
+
+
+def fewer_positions(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+
+
+def fewer_merges(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    del tokenizer["model"]["merges"][50:]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (fewer_positions, "changed has 64 positions, segments of 128 tokens don't fit"),
+        (fewer_merges, "its tokenizer reads the text as other tokens than that of tiny-llama"),
+    ],
+)
+def test_a_checkpoint_that_reads_texts_otherwise_is_refused(
+    cli, tiny_llama, tmp_path, change, message
+):
+    changed, out = tmp_path / "changed", tmp_path / "out"
+    shutil.copytree(tiny_llama, changed)
+    change(changed)
+    ran = cli("quantize", str(changed), "--scheme", "w8a16", "--out", str(out), "--device", "cpu")
+    assert ran.code == ExitCode.PASS, ran.error
+
+    ran = cli(
+        *("accuracy", "--model", str(tiny_llama), "--checkpoint", str(out), "--device", "cpu"),
+        *("--data", str(tiny_llama / "heldout.txt"), "--context", "128", "--max-tokens", "127"),
+    )
+
+    assert ran.code == ExitCode.USAGE
+    assert message in ran.error
 
 
 def test_through_kernels_is_what_the_reference_says(accuracy, stored, write_checkpoint, tmp_path):

@@ -40,6 +40,13 @@ SIZES = {
     "pad_token_id": 0,
 }
 MIXTURE = {"intermediate_size": 96, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+# Multi-head latent attention; queries, keys and values have other sizes than hidden / heads.
+LATENT = (
+    MIXTURE
+    | {"num_key_value_heads": 4, "n_routed_experts": 4, "moe_intermediate_size": 48}
+    | {"kv_lora_rank": 24, "q_lora_rank": 32, "n_group": 1, "topk_group": 1}
+    | {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+)
 # architecture: its settings, linear layers of a block, those of other models beside them
 FAMILIES = {
     "GPT2LMHeadModel": ({"n_inner": 96}, 4),
@@ -82,6 +89,10 @@ PARTLY_DENSE = {
         | {"tie_word_embeddings": False},
         7 + 4 + 3 + 4 * 3,
     ),
+    "DeepseekV2ForCausalLM": (
+        LATENT | {"q_lora_rank": None, "first_k_dense_replace": 1},
+        7 + 4 + 3 + 4 * 3,
+    ),
 }
 MIXTURES = list(FAMILIES)[4:]
 GATED = {"intermediate_size": 96, "num_key_value_heads": 2}
@@ -95,6 +106,7 @@ FOLDED = {
     "NemotronForCausalLM": (GATED, 6),
     "GPTJForCausalLM": ({"n_inner": 96, "rotary_dim": 8}, 6),
     "BloomForCausalLM": ({}, 4),
+    "DeepseekV3ForCausalLM": (LATENT | {"first_k_dense_replace": 2}, 5 + 3),
 }
 ALIKE = {
     "Cohere2ForCausalLM": (GATED, 7),
@@ -106,6 +118,7 @@ ALIKE = {
     "Ernie4_5ForCausalLM": (GATED | {"use_bias": True}, 7),
     "SeedOssForCausalLM": (GATED | {"head_dim": 16}, 7),
     "HunYuanDenseV1ForCausalLM": (GATED | {"head_dim": 16}, 7),
+    "Glm4MoeLiteForCausalLM": (LATENT | {"mlp_layer_types": ["dense"] * 2}, 5 + 3),
 }
 IDS = torch.arange(3, 51).view(2, 24) * 7 % 513
 POLICY = """
@@ -238,6 +251,28 @@ def test_a_checkpoint_computes_what_was_quantized(family, tmp_path, architecture
     computed = [m for m in kernels.modules() if isinstance(m, KernelLinear)]
     assert len(computed) == len(stored.layers)
     assert divergence(expected, logits(kernels)) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("architecture", "defaults"),
+    [
+        ("GlmForCausalLM", {"head_dim": 128, "num_key_value_heads": 2}),
+        ("Qwen3MoeForCausalLM", {"moe_intermediate_size": 768}),
+    ],
+)
+def test_sizes_may_be_the_defaults_of_transformers(family, tmp_path, architecture, defaults):
+    original, path = family(architecture, **defaults)
+    config = json.loads((path / "config.json").read_text())
+    kept = {key: value for key, value in config.items() if key not in defaults}
+    (path / "config.json").write_text(json.dumps(kept))
+
+    written = quantize_checkpoint(
+        open_source(find_model(str(path))), resolve("w8a16"), tmp_path / "out",
+        device=CPU, dtype=torch.float32,
+    )  # fmt: skip
+
+    again = load_checkpoint(open_checkpoint(written.folder), device=CPU, through="reference")
+    assert 0 < divergence(logits(original), logits(again.model)) < 1e-3
 
 
 @pytest.mark.parametrize(

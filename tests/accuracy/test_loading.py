@@ -119,6 +119,7 @@ def test_weights_of_a_quantized_type_are_refused(folder, respell, dtype):
         ({"compression_config": {"quant_method": "sparse"}}, r"quantized already \(sparse\)"),
         ({"model_type": "foo"}, "can't load model: .*`foo`"),
         ({"hidden_size": "128"}, "can't load model: .*hidden_size"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "can't load model: Missing required keys in"),
     ],
 )
 def test_a_configuration_that_is_wrong_is_said_in_one_line(folder, changes, message):

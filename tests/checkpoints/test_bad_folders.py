@@ -24,6 +24,8 @@ CONFIG = {
     "hidden_size": 128,
     "intermediate_size": 96,
     "num_attention_heads": 4,
+    "num_key_value_heads": None,
+    "head_dim": None,
     "num_hidden_layers": 2,
 }
 CALIBRATED = {

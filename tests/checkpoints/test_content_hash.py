@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from flexq_bench.checkpoints import StoredCalibration, StoredScheme, open_checkpoint
+from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels.formats import NumberFormat, quantize
@@ -37,6 +40,20 @@ def test_neither_shards_nor_paths_nor_versions_of_libraries_decide_it(write):
 
     assert len(list(shards.glob("*.safetensors"))) > 1
     assert hash_of(whole) == hash_of(shards)
+
+
+def test_shards_by_another_program_have_the_same_content(write):
+    folder = write(layers())
+    wanted = hash_of(folder)
+    tensors = load_file(folder / "model.safetensors")
+
+    save_file(tensors, folder / "model.safetensors")  # without digests
+
+    assert hash_of(folder) == wanted
+    tensors["model.norm.weight"][0] += 1
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="its content hash is not the one"):
+        open_checkpoint(folder)
 
 
 def test_what_it_was_calibrated_with_does_not_decide_it(write):

@@ -92,7 +92,7 @@ SCHEMES = (
     *("smoothquant-w8a8", "omniquant-w6a6[epochs=1]", "abq-w2*a8[epochs=1]", "atom-w4a4+kv4"),
     *("dgq-w4a8[row_steps=8]", "dgq-w4a8[static=true,search=false]", "flexq-w6ax[a8_budget=0.25]"),
     *("dual-w6a8[row_steps=2]", "quarot-w6a6", "omniquant-w4a8[epochs=1,symmetric=false]"),
-    "duquant-w6a6[steps=4]",
+    *("duquant-w6a6[steps=4]", "atom-w8a8"),
 )
 
 

@@ -75,6 +75,19 @@ def test_what_can_not_be_done_is_one_line_and_leaves_nothing(cli, tmp_path, argu
     assert not (tmp_path / "here" / "out").exists()
 
 
+def test_an_invalid_configuration_is_not_said_to_be_a_damaged_tokenizer(cli, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(TINY_LLAMA, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"num_attention_heads": 3}))
+
+    ran = cli("quantize", str(model), "--scheme", "w4a16", "--out", str(tmp_path / "out"))
+
+    assert ran.code == 2
+    assert ran.error.startswith("flexq-bench: can't load model: ")
+    assert "number of attention heads (3)" in ran.error
+
+
 @pytest.mark.parametrize("scheme", ["w4a16", "gptq-w4a16"])
 def test_a_damaged_tokenizer_is_one_line_and_nothing_is_written(cli, tmp_path, scheme):
     model = tmp_path / "model"

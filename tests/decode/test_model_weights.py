@@ -170,6 +170,18 @@ def test_angles_that_are_scaled_in_another_way_are_refused() -> None:
 
     with pytest.raises(UsageError, match="scales its rotary angles by 'yarn'"):
         of_config({**config, "rope_parameters": {"rope_type": "yarn"}}, "small")
+    both = {"rope_scaling": {"rope_type": "yarn"}, "rope_parameters": {"rope_type": "default"}}
+    with pytest.raises(UsageError, match="yarn"):
+        of_config({**config, **both}, "small")
+
+
+def test_a_qwen3_without_a_size_of_heads_has_that_of_transformers() -> None:
+    from transformers import Qwen3Config
+
+    config = Qwen3Config(num_attention_heads=2, num_key_value_heads=1).to_dict()
+    del config["head_dim"]
+
+    assert of_config({**config, "architectures": ["Qwen3ForCausalLM"]}, "small").head_dim == 128
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_names() -> None:

@@ -96,7 +96,12 @@ def build() -> Callable[..., Any]:
             sizes |= {"n_inner": 100, "rotary_dim": 8}
         else:
             sizes |= {"intermediate_size": 100, "num_key_value_heads": 2, "head_dim": 16}
-        if "Moe" in architecture or architecture.startswith(("Mixtral", "Olmoe")):
+        if architecture.startswith(("Deepseek", "Glm4MoeLite")):  # latent attention
+            sizes |= {"num_key_value_heads": 6, "kv_lora_rank": 24, "q_lora_rank": 32}
+            sizes |= {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+            sizes |= {"first_k_dense_replace": 2, "n_group": 1, "topk_group": 1}
+            del sizes["head_dim"]
+        if "Moe" in architecture or architecture.startswith(("Mixtral", "Olmoe", "Deepseek")):
             sizes |= {"num_experts": 4, "num_local_experts": 4, "moe_intermediate_size": 48}
             sizes |= {"num_experts_per_tok": 2, "shared_expert_intermediate_size": 80}
             sizes |= {"n_routed_experts": 4, "moe_num_experts": 4}

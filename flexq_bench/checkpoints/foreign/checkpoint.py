@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.foreign.folder import REALS, FolderTensors
 from flexq_bench.checkpoints.foreign.methods import read_layers
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
-from flexq_bench.checkpoints.safetensors_io import digest_of, read_tensor
+from flexq_bench.checkpoints.safetensors_io import with_digest
 from flexq_bench.checkpoints.stored import BLOCK, shape_of
 from flexq_bench.schemes.model_files import class_name
 from flexq_bench.schemes.model_map import names_of_stored
@@ -93,8 +92,7 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         Tensors that are read later are compared with the hashed ones.
         """
         self._tensors.infos = {
-            name: replace(info, digest=digest_of(read_tensor(info, name)))
-            for name, info in self._tensors.infos.items()
+            name: with_digest(info, name) for name, info in self._tensors.infos.items()
         }
         section = {"config": self._section, "files": vocabulary_digests(self.folder)}
         return content_hash({**self.config, QUANTIZATION: section}, self._tensors.infos)

@@ -128,7 +128,7 @@ class GptqLayers(LayerReader):
         bits, group = settings.get("bits"), settings.get("group_size")
         if not isinstance(bits, int) or bits not in _BITS:
             known = ", ".join(str(bits) for bits in _BITS)
-            raise CheckpointError(f"{name} has GPTQ codes of {bits} bits; {known} are read here")
+            raise CheckpointError(f"{name} has GPTQ codes of {bits!r} bits; {known} are read here")
         if not isinstance(group, int) or (group < 1 and group != -1):
             raise CheckpointError(f"{name} has GPTQ groups of {group!r} values")
         return bits, None if group == -1 else group
