@@ -15,7 +15,7 @@ _CLIP_SIGMAS = 3.0
 # Cost of a hop in variances: twice the log odds that a value stays on the level of the previous one
 _HOP = 5.0
 # Largest variance about the levels, relative to the innovations of an AR(1) process
-_SHARE_OF_INNOVATIONS = 0.7
+_SHARE_OF_INNOVATIONS = 0.6
 
 Bools = NDArray[np.bool_]
 
