@@ -28,6 +28,7 @@ _PENALTY = 3.0  # of a step of both modes, times ln(n) variances
 _BINS_A_SIGMA = 2.0
 _MOST_BINS = 800
 _HOPS_OF_A_RARE_MODE = 10  # a few equal outliers are no mode
+_HOPS_NEAR_THE_NOISE = 6  # one step in noise that gets louder has five
 _EXCURSION = 3  # values in the other mode
 _RARE = 0.1  # share of the values in excursions
 _LEAST_SHARE = 0.02  # least share of the values in either mode
@@ -128,10 +129,13 @@ def _by_levels(
     if found is None or not _is_left_often(found[0], longest_visit):
         return None
     visits = np.diff(run_bounds(found[0]))
-    is_geometric = visits.min() <= np.median(visits) / 2 and visits.max() <= _longest_by_chance(
-        visits, significance
+    is_mode = (
+        visits.size > _HOPS_NEAR_THE_NOISE
+        and visits.min() <= np.median(visits) / 2
+        and visits.max() <= _longest_by_chance(visits, significance)
+        and _memory(found[0])[0] >= STICKY
     )
-    return found if is_geometric and _memory(found[0])[0] >= STICKY else None
+    return found if is_mode else None
 
 
 def _hop(values: Floats, floor: float) -> tuple[float, float] | None:

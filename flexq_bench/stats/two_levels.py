@@ -40,6 +40,8 @@ def two_levels(values: Floats, *, floor: float) -> tuple[Bools, float] | None:
         beyond = _CLIP_SIGMAS * sigma
         rest = values - np.where(upper, high, low)
         sigma = root_mean_square(np.clip(rest, -beyond, beyond), floor=floor)
+    if high - low < _GAP_SIGMAS * root_mean_square(rest, floor=floor):
+        return None
     about = np.clip(values, low - beyond, high + beyond)
     about = about - about.mean()
     power = float(about @ about)
