@@ -15,6 +15,7 @@ from flexq_bench.stats.log_series import (
     root_mean_square,
     run_bounds,
 )
+from flexq_bench.stats.two_levels import between_two_classes, two_levels
 
 FEWEST_HOPS = 5  # two are a change and its repair, which may happen twice
 LONGEST_VISIT = 25  # values, of the median visit: longer visits are levels
@@ -27,6 +28,7 @@ _PENALTY = 3.0  # of a step of both modes, times ln(n) variances
 _BINS_A_SIGMA = 2.0
 _MOST_BINS = 800
 _HOPS_OF_A_RARE_MODE = 10  # a few equal outliers are no mode
+_HOPS_NEAR_THE_NOISE = 6  # one step in noise that gets louder has five
 _EXCURSION = 3  # values in the other mode
 _RARE = 0.1  # share of the values in excursions
 _LEAST_SHARE = 0.02  # least share of the values in either mode
@@ -83,9 +85,24 @@ def find_modes(
     all others, and reverse each other. A random walk, or a level that changes and is repaired, has
     none. Then levels and modes are fitted together, as the least-cost sequence of base levels. A
     value costs its squared distance to the nearer of base and base + gap, up to a limit for
-    outliers (Fearnhead and Rigaill 2019); a change of base costs a penalty.
+    outliers (Fearnhead and Rigaill 2019); a change of base costs a penalty. Sticky modes are also
+    recognized if their gap is small, by two levels that explain the whole series.
     """
-    hop = _hop(values, max(least_noise, resolution_scale(values)))
+    floor = max(least_noise, resolution_scale(values))
+    found = _by_hops(values, floor, longest_visit) or _by_levels(
+        values, floor, longest_visit, significance
+    )
+    if found is None:
+        return None
+    slow, gap = found
+    memory, error = _memory(slow)
+    held = _held(slow, memory, longest_visit, significance)
+    return Modes(slow, held, gap, memory, error)
+
+
+def _by_hops(values: Floats, floor: float, longest_visit: int) -> tuple[Bools, float] | None:
+    """[n] True for a value in the upper of two modes that hops show, and their gap."""
+    hop = _hop(values, floor)
     if hop is None:
         return None
     gap, sigma = hop
@@ -97,11 +114,28 @@ def find_modes(
         known, gap = gap, float(np.median(above[slow]) - np.median(above[~slow]))
         if abs(gap - known) < sigma / _BINS_A_SIGMA:
             break
-    if not _are_modes(values, base, slow, gap, sigma, longest_visit):
+    return (slow, gap) if _are_modes(values, base, slow, gap, sigma, longest_visit) else None
+
+
+def _by_levels(
+    values: Floats, floor: float, longest_visit: int, significance: float
+) -> tuple[Bools, float] | None:
+    """[n] True for a value in the upper of two sticky modes that have any gap, and their gap.
+
+    The length of visits that end at a constant rate is geometric: some are short, and none is much
+    longer than the others. Commits cause other visits.
+    """
+    found = two_levels(values, floor=floor)
+    if found is None or not _is_left_often(found[0], longest_visit):
         return None
-    memory, error = _memory(slow)
-    held = _held(slow, memory, longest_visit, significance)
-    return Modes(slow, held, gap, memory, error)
+    visits = np.diff(run_bounds(found[0]))
+    is_mode = (
+        visits.size > _HOPS_NEAR_THE_NOISE
+        and visits.min() <= np.median(visits) / 2
+        and visits.max() <= _longest_by_chance(visits, significance)
+        and _memory(found[0])[0] >= STICKY
+    )
+    return found if is_mode else None
 
 
 def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
@@ -110,7 +144,7 @@ def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
     size = np.abs(moved)
     if size.size < 2 * FEWEST_HOPS:
         return None
-    least = _between_two_classes(size)
+    least = between_two_classes(size)
     large = size > least
     if not large.any():
         return None
@@ -127,18 +161,6 @@ def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
     if np.mean(signs[1:] != signs[:-1]) < _ALTERNATING:
         return None
     return float(np.mean(size[hops])), noise / float(np.sqrt(2))
-
-
-def _between_two_classes(size: Floats) -> float:
-    """The threshold of sizes [n] with the least variance on either side (Otsu 1979)."""
-    ordered = np.sort(np.minimum(size, np.quantile(size, 0.98)))
-    count = np.arange(1, ordered.size)
-    sums = np.cumsum(ordered)
-    lower = sums[:-1] / count
-    upper = (sums[-1] - sums[:-1]) / (ordered.size - count)
-    between = count * (ordered.size - count) * (upper - lower) ** 2
-    at = int(np.argmax(between))
-    return float(ordered[at] + ordered[at + 1]) / 2
 
 
 def _bases(values: Floats, gap: float, sigma: float) -> tuple[Floats, Bools]:
@@ -229,10 +251,9 @@ def _put_off(values: Floats, base: Floats, slow: Bools, gap: float) -> tuple[Flo
 def _are_modes(
     values: Floats, base: Floats, slow: Bools, gap: float, sigma: float, longest_visit: int
 ) -> bool:
-    visits = np.diff(run_bounds(slow))
-    median = float(np.median(visits))
-    if visits.size - 1 < max(FEWEST_HOPS, median / 3) or median > longest_visit or gap <= 0:
+    if gap <= 0 or not _is_left_often(slow, longest_visit):
         return False
+    visits = np.diff(run_bounds(slow))
     rarer = slow if slow.mean() <= 0.5 else ~slow
     share = float(rarer.mean())
     if share < _LEAST_SHARE or (share < _BOTH_MODES and visits.size - 1 < _HOPS_OF_A_RARE_MODE):
@@ -243,13 +264,27 @@ def _are_modes(
     return bool(np.mean(about[rarer] <= near) >= _NEAR_SHARE and np.mean(about > gap / 4) < 0.1)
 
 
+def _is_left_often(slow: Bools, longest_visit: int) -> bool:
+    """Return True if there are enough hops, and the median visit is short enough, for modes."""
+    visits = np.diff(run_bounds(slow))
+    median = float(np.median(visits))
+    return visits.size - 1 >= max(FEWEST_HOPS, median / 3) and median <= longest_visit
+
+
+def _longest_by_chance(visits: Ints, significance: float) -> float:
+    """Length of a visit that one series in 1 / significance has by chance.
+
+    Visits of a mode that ends at a constant rate are geometric; the median gives the rate.
+    """
+    return float(np.log2(visits.size / significance) * np.median(visits))
+
+
 def _held(slow: Bools, memory: float, longest_visit: int, significance: float) -> Bools:
     """[n] the mode of the last visit that is no switch.
 
-    Visits of a mode that ends at a constant rate are geometric; the median gives the rate. A visit
-    is a level if fewer than one series in 1 / significance has such a long one by chance. All
-    visits are levels if they are long after removing few and short excursions, so that a step of
-    the same size as dips is still a step.
+    A visit is a level if fewer than one series in 1 / significance has such a long one by chance.
+    All visits are levels if they are long after removing few and short excursions, so that a step
+    of the same size as dips is still a step.
     """
     visits = np.diff(run_bounds(slow))
     rest = _without_visits(slow, _EXCURSION)
@@ -259,7 +294,7 @@ def _held(slow: Bools, memory: float, longest_visit: int, significance: float) -
             return _without_visits(rest, longest_visit)
     if memory < STICKY:
         return np.zeros_like(slow)
-    by_chance = np.log2(visits.size / significance) * float(np.median(visits))
+    by_chance = _longest_by_chance(visits, significance)
     if visits.max() <= by_chance:
         return np.zeros_like(slow)
     return _without_visits(slow, max(longest_visit, by_chance))

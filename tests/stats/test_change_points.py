@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flexq_bench.stats import change_points
-from flexq_bench.stats.steps import HISTORY_RULES
+from flexq_bench.stats.steps import ANY_SERIES, HISTORY_RULES
 
 
 def a_series(*levels: tuple[float, int], sigma: float = 0.01, seed: int = 1) -> np.ndarray:
@@ -103,6 +103,26 @@ def test_nights_in_another_mode_are_no_change():
     rows = [*rare_modes(0.15, 0.04, 30, seed=9), *rare_modes(0.35, 0.04, 30, seed=9)]
 
     assert sum(bool(change_points(np.exp(row))) for row in rows) <= 1  # of 60
+
+
+def near_modes(sigmas: float, rows: int, seed: int) -> np.ndarray:
+    """Logs, [rows, 200], σ 1 %: two modes this many σ apart, each for 10 nights on average."""
+    rng = np.random.default_rng(seed)
+    switched = np.cumsum(rng.random((rows, 200)) < 0.1, axis=1)
+    return 0.01 * (rng.standard_normal(switched.shape) + sigmas * (switched % 2))
+
+
+@pytest.mark.parametrize("rules", [ANY_SERIES, HISTORY_RULES])
+@pytest.mark.parametrize("sigmas", [5.0, 6.5])
+def test_modes_not_far_above_the_noise_are_no_change_and_hide_none(sigmas, rules):
+    rows = near_modes(sigmas, 40, seed=14)
+    stepped = rows + np.where(np.arange(200) < 100, 0, np.log1p(0.02))
+
+    false = sum(bool(change_points(np.exp(row), rules)) for row in rows)
+    found = [[p.index for p in change_points(np.exp(row), rules)] for row in stepped]
+
+    assert false <= 3  # of 40
+    assert sum(any(abs(at - 100) <= 5 for at in indices) for indices in found) >= 20
 
 
 def test_a_short_series_with_memory_seldom_has_a_change_point():
