@@ -174,7 +174,7 @@ def verdict_of(estimate: float, low: float, high: float, smallest: float) -> Ver
 # The name under which verdicts are stored. Raise the version with every change that can give the
 # same evidence another verdict.
 DETECTOR = "interleaved"
-DETECTOR_VERSION = 6
+DETECTOR_VERSION = 7
 PARAMETERS: dict[str, Any] = {
     "confidence": CONFIDENCE,
     "smallest_change": SMALLEST_LOG_RATIO,

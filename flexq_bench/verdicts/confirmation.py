@@ -155,7 +155,7 @@ def confirm(comparison: Comparison, *, confidence: float = CONFIDENCE) -> Confir
         return _undecided(Verdict.INCORRECT, "a result is wrong", n_blocks, n_placements)
     if not blocks.are_enough:
         reason = (
-            f"{n_blocks} blocks over {n_placements} placements can be used, "
+            f"{n_blocks} blocks over {n_placements} placements are usable, "
             f"{FEWEST_BLOCKS} over {FEWEST_PLACEMENTS} are needed"
         )
         return _undecided(Verdict.NO_DATA, reason, n_blocks, n_placements)
@@ -229,13 +229,13 @@ def _at_unequal_clocks(blocks: Blocks, smallest: float, confidence: float) -> Co
     limited = verdict_of(nearest, fastest, slowest, smallest) is Verdict.AMBIGUOUS
     apart = float(np.expm1(np.abs(blocks.clock).mean()))
     reason = _change(estimate, low, high, confidence)
-    reason += f"; the clocks of the two are {apart:.1%} apart, which "
+    reason += f"; the clocks of the two sides differ by {apart:.1%}, which "
     if verdict is not Verdict.AMBIGUOUS:
-        reason += "the bounds allow for"
+        reason += "the bounds include"
     elif limited:
-        reason += "can explain it"
+        reason += "can explain the change"
     else:
-        reason += "the bounds allow for: more placements would tell"
+        reason += "the bounds include: more placements are needed"
     return Confirmation(
         verdict,
         Cause.NONE,
@@ -269,7 +269,7 @@ def confirm_together(
     result = list(confirmations)
     for i, p_value in zip(judged, adjusted, strict=True):
         if p_value > rate and result[i].verdict in (Verdict.SLOWER, Verdict.FASTER):
-            reason = f"{result[i].reason}, but not beyond chance among {len(judged)} comparisons"
+            reason = f"{result[i].reason}, but not significant among {len(judged)} comparisons"
             result[i] = replace(
                 result[i], verdict=Verdict.AMBIGUOUS, cause=Cause.NONE, reason=reason
             )
@@ -340,7 +340,7 @@ def _student(means: Floats, confidence: float) -> tuple[float, float, float, flo
 
 def _reason(verdict: Verdict, estimate: float, low: float, high: float, confidence: float) -> str:
     change = _change(estimate, low, high, confidence)
-    return f"{change}: more placements would tell" if verdict is Verdict.AMBIGUOUS else change
+    return f"{change}: more placements are needed" if verdict is Verdict.AMBIGUOUS else change
 
 
 def _change(estimate: float, low: float, high: float, confidence: float) -> str:

@@ -151,21 +151,21 @@ def _anchors_of(
 
 def _anchors(evidence: Evidence, confirmation: Confirmation, cause: Cause) -> str:
     """Describe the changes of the anchors, and the change that they leave to the code."""
-    anchors = (("the floor", evidence.floor), (BASELINE, evidence.baseline))
+    anchors = (("floor", evidence.floor), (BASELINE, evidence.baseline))
     known = [(name, change) for name, change in anchors if change is not None]
-    beside = " and ".join(
-        f"{name} {_percent(change) if change else 'stayed'}" for name, change in known
+    anchors_changed = ", ".join(
+        f"{name} {_percent(change) if change else 'unchanged'}" for name, change in known
     )
     if cause is Cause.BOTH:
         machine = sum(change for _, change in known) / len(known)
         left = _percent(confirmation.log_ratio - machine)
-        return f"; beside it {beside}: {left} is left to the code"
+        return f"; in the same comparison {anchors_changed}: {left} remains for the code"
     conclusion = {
-        Cause.CODE: "the code did it",
-        Cause.ENVIRONMENT: "the machine did it",
-        Cause.UNCLEAR: "the code or the machine did it",
+        Cause.CODE: "caused by the code",
+        Cause.ENVIRONMENT: "caused by the machine",
+        Cause.UNCLEAR: "caused by the code or the machine",
     }[cause]
-    return f"; beside it {beside}: {conclusion}"
+    return f"; in the same comparison {anchors_changed}: {conclusion}"
 
 
 def _percent(log_ratio: float) -> str:

@@ -57,9 +57,9 @@ class ProcessModes:
     @property
     def in_words(self) -> str:
         return (
-            f"two speeds {math.expm1(self.gap):.1%} apart, compared each with its own: "
-            f"{self.slow_base} of {self.base.size} processes of the base are slow, "
-            f"{self.slow_head} of {self.head.size} of the head"
+            f"two speeds {math.expm1(self.gap):.1%} apart, each compared with the same speed: "
+            f"{self.slow_base} of {self.base.size} processes of base are slow, "
+            f"{self.slow_head} of {self.head.size} of head"
         )
 
     def difference(self) -> tuple[float, float, int]:

@@ -65,8 +65,8 @@ def test_the_comment_folds_probes_and_says_what_changed_beside_a_kernel(gate, co
     text = markdown(gate(*(compared(kernel, slower, noise=0.0001) for kernel, slower in kernels)))
 
     row = next(line for line in text.splitlines() if "flexq-w6a6" in line)
-    assert "beside it the floor +" in row
-    assert "is left to the code" in row
+    assert "in the same comparison floor +" in row
+    assert "remains for the code" in row
     assert "<summary>1 probe, baselines of other cases" in text
 
 

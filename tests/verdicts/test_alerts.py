@@ -136,8 +136,8 @@ def test_what_the_floor_and_the_baseline_share_is_the_machine_s(session, record,
 
     first = night.judged[0]
     assert (first.confirmation.verdict, first.confirmation.cause) == ("slower", "environment")
-    assert "the floor +5." in first.confirmation.reason
-    assert "the machine did it" in first.confirmation.reason
+    assert "floor +5." in first.confirmation.reason
+    assert "caused by the machine" in first.confirmation.reason
     # Nothing stands beside the baseline itself, and a floor is not judged.
     assert {alert.family for alert in queries.alerts(session)} == {"cublaslt"}
 
@@ -150,7 +150,8 @@ def test_anchors_that_differ_by_chance_clear_nobody(session, record, compared):
     found = night.judged[0].confirmation
     assert [one.confirmation.log_ratio > 0.005 for one in night.judged] == [True] * 3
     assert (found.verdict, found.cause) == ("slower", "code")
-    assert "beside it the floor stayed and cublaslt-w8a8 stayed: the code did it" in found.reason
+    anchors = "in the same comparison floor unchanged, cublaslt-w8a8 unchanged"
+    assert f"{anchors}: caused by the code" in found.reason
     assert only_alert(session).family == "flexq"
 
 
@@ -161,8 +162,8 @@ def test_what_the_machine_does_not_explain_is_said_to_be_the_code_s(session, rec
 
     found = night.judged[0].confirmation
     assert found.cause == "code and environment"
-    assert re.search(r"the floor \+(2\.0|1\.9)\d%", found.reason)
-    assert re.search(r"\+2\.9\d% is left to the code", found.reason)
+    assert re.search(r"floor \+(2\.0|1\.9)\d%", found.reason)
+    assert re.search(r"\+2\.9\d% remains for the code", found.reason)
 
 
 @pytest.mark.parametrize("noise", [0.0005, 0.05])
