@@ -31,6 +31,14 @@ class UnseenInputs(ABC):
         launches keep their previous operands.
         """
 
+    @abstractmethod
+    def draw_known(self, launches: int) -> None:
+        """Give the last of so many launches other unseen activations, whose result is known."""
+
+    @abstractmethod
+    def wrong(self, tolerance: float) -> str:
+        """Describe errors of the latest launch, which had these activations; empty: none."""
+
 
 class Buffers(ABC):
     """Copies of the weights at fresh addresses, and the other buffers of a launch."""

@@ -87,7 +87,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._first = 0  # content of the first slot
         self._is_announced = False
         self._is_given = False  # True if operands come from outside and results are judged there
-        # True if each launch has its own activations and no result is judged
+        # True if each launch has its own activations and only one result is judged
         self._is_unseen = False
         self._given_x: PackedOperand | None = None  # content of all slots; None: part of the bank
         self._given_w: PackedOperand | None = None  # content of all copies; None: their contents
@@ -274,14 +274,29 @@ class LinearBuffers(Buffers, BetweenSamples):
         """Describe errors of the kept outputs; empty: none."""
         if not self._kept:
             return ""
-        known = self._contents.reference
         rows, columns = self._contents.rows, self._contents.columns
         outputs = self._kept_outputs.view(_KEPT_SAMPLES, _KEPT_LAUNCHES, len(rows), len(columns))
         y = torch.cat([outputs[i, : len(kept.weights)] for i, kept in enumerate(self._kept)])
-        of = (
-            [content for kept in self._kept for content in kept.weights],
-            [content for kept in self._kept for content in kept.activations],
-        )
+        weights = [content for kept in self._kept for content in kept.weights]
+        activations = [content for kept in self._kept for content in kept.activations]
+        return self._judge(y, weights, activations, tolerance)
+
+    def judge_unseen(self, tolerance: float) -> str:
+        """Describe errors of the latest launch, on the unseen activations; empty: none."""
+        if self._given_w is not None:  # results are judged elsewhere
+            return ""
+        rows, columns = self._contents.rows, self._contents.columns
+        y = self._out[rows[:, None], columns][None]
+        held = self.weights.held[self._last_copy]
+        return self._judge(y, [held], [len(self._contents.inputs)], tolerance)
+
+    def _judge(
+        self, y: torch.Tensor, weights: list[int], activations: list[int], tolerance: float
+    ) -> str:
+        """Describe errors of y, [launches, rows, columns], by the contents of the launches."""
+        known = self._contents.reference
+        rows, columns = self._contents.rows, self._contents.columns
+        of = (weights, activations)
         reference = replace(known, y=known.y[of], magnitude=known.magnitude[of])
         wrong = ~(relative_error(y, reference) <= tolerance)  # true for NaN
         if not bool(wrong.any()):
@@ -324,6 +339,13 @@ class _DrawnInputs(UnseenInputs):
                 shift = draw.randrange(1, max(2, len(values)))
                 buffer.copy_(values.roll(shift).view_as(buffer))
         buffers._position = 0
+
+    def draw_known(self, launches: int) -> None:
+        slots = self._buffers._xs
+        slots[(launches - 1) % len(slots)].copy_from(self._buffers._contents.unseen)
+
+    def wrong(self, tolerance: float) -> str:
+        return self._buffers.judge_unseen(tolerance)
 
 
 def _written(operand: str, buffer: str) -> str:

@@ -54,12 +54,12 @@ class Placed:
         return self.buffers.written() or self._remembered()
 
     def _remembered(self) -> str:
-        """Describe that launches are faster on inputs that they have seen; empty: they are not.
+        """Describe that launches are faster, or only right, on inputs that they have seen.
 
         A launch function on the host can inspect its operands and cache results. Launches with new
         activations alternate with repetitions of the same launches, all on copies of the weights
         that are in the host's caches. This is not a measurement: even the fastest launch on new
-        inputs must take far longer than the median repetition.
+        inputs must take far longer than the median repetition. Empty: neither.
         """
         launch_us = self.rotation.repeated_us(1)
         if launch_us is None:
@@ -69,7 +69,9 @@ class Placed:
                 return ""
             # On a busy machine an honest launch may look so once.
             for _ in range(_LOOKS):
-                least_us, usual_us = self._new_and_again(inputs, launch_us)
+                least_us, usual_us, wrong = self._new_and_again(inputs, launch_us)
+                if wrong:
+                    return wrong
                 if least_us <= _FASTER_AGAIN * usual_us:
                     return ""
         return (
@@ -77,20 +79,32 @@ class Placed:
             f"and {usual_us:.3g} us on the same again: results are remembered"
         )
 
-    def _new_and_again(self, inputs: UnseenInputs, launch_us: float) -> tuple[float, float]:
-        """Microseconds of a launch: the least on new activations, the median on the same again."""
+    def _new_and_again(self, inputs: UnseenInputs, launch_us: float) -> tuple[float, float, str]:
+        """Microseconds of a launch: the least on new activations, the median on the same again.
+
+        Also describes errors of one launch on new activations; empty: none.
+        """
         most = min(inputs.launches, self.rotation.launches)
         launches = max(1, min(most, int(_REPEATED_US / max(launch_us, 1e-3))))
         new: list[float] = []
         again: list[float] = []
-        for _ in range(_REPETITIONS if launch_us < _REPEATED_US else _OF_LONG_LAUNCHES):
+        wrong = ""
+        repetitions = _REPETITIONS if launch_us < _REPEATED_US else _OF_LONG_LAUNCHES
+        judged = random.randrange(repetitions + 1)  # one more, which a launch can't recognize
+        for repetition in range(repetitions + 1):
             for used, times in ((True, new), (False, again)):
                 # A busy machine's scheduler must not keep step with this loop.
                 for _ in range(random.randrange(3)):
                     inputs.draw(used=False)
                 inputs.draw(used=used)
-                times.append(self.rotation.repeated_us(launches) or 0.0)
-        return min(new[1:]), statistics.median(again[1:])  # caches were cold
+                if used and repetition == judged:
+                    inputs.draw_known(launches)
+                time_us = self.rotation.repeated_us(launches) or 0.0
+                if repetition != judged:  # only the first look finds these activations unseen
+                    times.append(time_us)
+                elif used:
+                    wrong = inputs.wrong(self.tolerance)
+        return min(new[1:]), statistics.median(again[1:]), wrong  # caches were cold
 
     def inspect(self) -> str:
         """Describe errors in the results of the timed launches; empty: none.

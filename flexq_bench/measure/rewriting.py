@@ -155,12 +155,13 @@ class Slots:
 class Contents:
     """Activations to draw from, and the checked elements of their results.
 
-    inputs: as the stage takes them; the first is the subject's own. rows, columns: int64, of the
-    checked elements. reference: y and magnitude, the sum of all |products|, are [contents of the
-    weights, inputs, rows, columns].
+    inputs: as the stage takes them; the first is the subject's own. unseen: in no sample. rows,
+    columns: int64, of the checked elements. reference: y and magnitude, the sum of all |products|,
+    are [contents of the weights, inputs and then unseen, rows, columns].
     """
 
     inputs: Sequence[PackedOperand]
+    unseen: PackedOperand
     rows: torch.Tensor
     columns: torch.Tensor
     reference: Reference
@@ -207,7 +208,7 @@ def draw_contents(
     columns = _columns(orders, gemm.n, host)
     generator = torch.Generator(device).manual_seed(derive_seed(seed, "activations"))
     inputs, xs = [first], [own.x.take_rows(rows.to(device))]
-    while len(inputs) < count:
+    while len(inputs) <= count:  # one more, which is unseen
         x_real = realistic_activations(gemm, generator)
         quantized = kernel.quantize_activation(x_real)
         inputs.append(stage_input(kernel, case, LinearInputs(x_real, quantized, own.w)))
@@ -224,7 +225,7 @@ def draw_contents(
         return shaped.permute(2, 0, 1, 3).contiguous()
 
     reference = replace(exact, y=by_content(exact.y), magnitude=by_content(exact.magnitude))
-    return Contents(inputs, rows.to(device), columns.to(device), reference)
+    return Contents(inputs[:-1], inputs[-1], rows.to(device), columns.to(device), reference)
 
 
 def _columns(orders: Sequence[torch.Tensor], n: int, generator: torch.Generator) -> torch.Tensor:

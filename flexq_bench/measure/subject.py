@@ -35,6 +35,7 @@ from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
 PROBE_DISTRIBUTION = "random-bytes-v1"
+_PLAIN = (PackedOperand, dict, torch.Tensor, torch.nn.Parameter)
 _LEAST_PACKED = 0.25  # of the bytes of the weights' codes
 
 
@@ -110,9 +111,27 @@ def _layer_weights(
     operand = realistic_weight(kernel, n, k, device, derive_seed(seed, n, k, "timed weights"))
     order = second_order(n, derive_seed(secret, n, k, "rows"))
     contents = (operand, operand.take_rows(order.to(device)))
-    packed = tuple(kernel.pack_weight(content) for content in contents)
+    packed = tuple(_plain(kernel.spec, kernel.pack_weight(content)) for content in contents)
     _check_packed(kernel.spec, packed[0], operand)
     return LayerWeights(operand, (torch.arange(n, device="cpu"), order), packed)
+
+
+def _plain(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
+    """The same buffers as tensors without attributes of a kernel from outside.
+
+    Its methods could give each copy of the weights the same memory. Raises KernelError for
+    subclasses, which have methods of their own.
+    """
+    if spec.source_hash is None:
+        return packed
+    for one in (packed, packed.buffers, *packed.buffers.values()):
+        if type(one) not in _PLAIN:
+            raise KernelError(
+                f"weights are packed as a {type(one).__name__}: return plain tensors, which are "
+                "copied and rewritten"
+            )
+    buffers = {name: torch.Tensor.detach(buffer) for name, buffer in packed.buffers.items()}
+    return PackedOperand(buffers, packed.rows, packed.k)
 
 
 def _check_packed(spec: KernelSpec, packed: PackedOperand, operand: Operand) -> None:
@@ -161,7 +180,8 @@ class _LinearSubject(Subject):
         return self._kernel.tuning_bucket(self._case.gemm.m)
 
     def narrow(self, config: Config | None) -> None:
-        self._weights = tuple(self._kernel.narrow(w, config) for w in self._weights)
+        narrowed = (self._kernel.narrow(w, config) for w in self._weights)
+        self._weights = tuple(_plain(self.spec, w) for w in narrowed)
 
     def default_config(self) -> Config | None:
         return self._kernel.default_config(self._case.gemm)

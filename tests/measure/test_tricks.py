@@ -65,6 +65,70 @@ def kernel(x_codes, x_scales, w, counter, out):
 """
 
 
+# Weights that would never be cold: copies of them have the same memory, or there is one copy.
+AS_ONE = """
+def prepared(w):
+    known[w.data_ptr()] = w
+    return as_one(w)
+
+
+@linear_kernel("cheat", weight="fp16", backends=["cpu"], prepare_weight=prepared)
+def kernel(x, w, out):
+    if w.data_ptr() in known and not torch.isnan(out).any():
+        raise MemoryError("not a copy")
+    compute(x, w, out)
+"""
+PACKED = "weights are packed as a {}: return plain tensors, which are copied and rewritten"
+ONE_MEMORY = {
+    "a class of tensors": (
+        """
+class Same(torch.Tensor):
+    def clone(self): return torch.Tensor.as_subclass(self, Same)
+    def copy_(self, other): self.data = other.data
+
+
+def as_one(w): return w.as_subclass(Same)
+"""
+        + AS_ONE,
+        "failed",
+        f"KernelError: {PACKED.format('Same')}",
+    ),
+    "methods of a tensor": (
+        """
+def as_one(w):
+    w.clone = lambda: as_one(w.detach())
+    return w
+"""
+        + AS_ONE,
+        "ok",
+        "",
+    ),
+    "many bytes of few": (
+        """
+from flexq_bench import api
+
+
+class Many(api.PackedOperand):
+    nbytes = 1 << 40
+
+
+class Kernel(api.LinearKernel):
+    spec = api.KernelSpec("cheat", "cpu", api.FP16, api.FP16, "a cheat")
+    def pack_weight(self, w): return Many({"w": w.values}, w.rows, w.k)
+    def pack_activation(self, x): return api.PackedOperand({"x": x.values}, x.rows, x.k)
+    def empty_activation(self, m, k, device): pass
+    def activate(self, x, packed): pass
+    def gemm(self, x, w, out, **more): compute(x.buffers["x"], w.buffers["w"], out)
+
+
+cheat = Kernel()
+""",
+        "failed",
+        f"KernelError: {PACKED.format('Many')}",
+    ),
+}
+
+
 def loaded_file(folder, source):
     """The kernel of a file, as a worker process loads it."""
     path = folder / "cheats.py"
@@ -170,6 +234,15 @@ def test_so_is_one_of_an_installed_package(measured, name):
 
     assert result.status == "incorrect"
     assert said in result.detail
+
+
+@pytest.mark.parametrize("name", ONE_MEMORY)
+def test_copies_of_the_weights_are_at_addresses_of_their_own(measured, name):
+    source, status, said = ONE_MEMORY[name]
+
+    result = measured(source, declared="")
+
+    assert (result.status, result.detail) == (status, said)
 
 
 @pytest.mark.parametrize("operand", WRITERS)

@@ -110,6 +110,22 @@ def kernel(x, w, out):
         )
     },
     "by content, in another process": (ELSEWHERE, REMEMBERED),
+    "by content, but nothing after a while, where all is remembered": (
+        """
+def kernel(x, w, out):
+    if w.data_ptr() not in known:  # a new placement
+        known[w.data_ptr()], known["again"] = w, 0
+    key = hash(x.numpy().tobytes()), hash(w[::4, :2].contiguous().numpy().tobytes())
+    if key not in known and (known["again"] < 6 or torch.isnan(out[0, 0])):
+        for _ in range(8):
+            compute(x, w, out)
+        known[key], known["again"] = out.clone(), 0
+    elif key in known:
+        known["again"] += 1
+        out.copy_(known[key])
+""",
+        STALE,
+    ),
     "empty after the first launches": (
         """
 def kernel(x, w, out):
