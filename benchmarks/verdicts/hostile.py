@@ -191,6 +191,8 @@ KINDS: dict[str, Draw] = {
     "spells of 1 to 4 nights": spells,
     "4 % mode, visits of 3 nights": sticky(0.03, 0.3, 0.04),
     "4 % mode, visits of 20 nights": sticky(0.05, 0.05, 0.04),
+    "1.2 % mode, visits of 10 nights": sticky(0.1, 0.1, 0.012),
+    "1.8 % mode, visits of 10 nights": sticky(0.1, 0.1, 0.018),
 }
 # The same series as of the kinds without the second part. Their devices are recorded, and in the
 # last the step comes with the change of device that is nearest.

@@ -50,9 +50,9 @@ def _outliers(rng: np.random.Generator, nights: int) -> Floats:
     return noise
 
 
-def _sticky(rng: np.random.Generator, nights: int) -> Floats:
+def _sticky(rng: np.random.Generator, nights: int, gap: float = GAP) -> Floats:
     upper = (np.cumsum(rng.random(nights) < 0.1) + rng.integers(2)) % 2
-    noise: Floats = SIGMA * rng.standard_normal(nights) + GAP * upper
+    noise: Floats = SIGMA * rng.standard_normal(nights) + gap * upper
     return noise
 
 
@@ -62,6 +62,7 @@ KINDS: dict[str, Draw] = {
     "heavy tails (t3)": lambda rng, nights: SIGMA * rng.standard_t(3, nights) / np.sqrt(3),
     "5 % outlier nights": _outliers,
     "sticky two-level, 12 % apart": _sticky,
+    "sticky two-level, 5 % apart": lambda rng, nights: _sticky(rng, nights, 0.05),
     "two levels drawn anew, 12 % apart": lambda rng, nights: (
         SIGMA * rng.standard_normal(nights) + GAP * (rng.random(nights) < 0.5)
     ),
