@@ -107,7 +107,10 @@ def _check_whole(checkpoint: QuantizedCheckpoint, model: Any) -> None:
 
 
 def _put_in(
-    checkpoint: QuantizedCheckpoint, model: nn.Module, name: str, module: nn.Module
+    checkpoint: QuantizedCheckpoint,
+    model: nn.Module,
+    name: str,
+    module: KernelLinear | FakeQuantizedLinear,
 ) -> None:
     try:
         linear: Any = model.get_submodule(name)
@@ -118,6 +121,12 @@ def _put_in(
         raise AccuracyError(
             f"{checkpoint.folder}: {name} is no layer of its architecture, or has other sizes: "
             "quantize the model again"
+        )
+    bias = module.layer.bias
+    if linear.bias is None and bias is not None and bool(bias.any()):
+        raise AccuracyError(
+            f"{checkpoint.folder}: {name} has a bias, which its architecture ignores: quantize the "
+            "model again"
         )
     replace_module(model, name, module)
 

@@ -33,12 +33,7 @@ from flexq_bench.accuracy.perplexity import (
 )
 from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.quantized_cache import quantize_cache
-from flexq_bench.accuracy.references import (
-    ModelReference,
-    Reference,
-    check_same_tokens,
-    segments_of,
-)
+from flexq_bench.accuracy.references import ModelReference, Reference, check_stored, segments_of
 from flexq_bench.accuracy.reproduction import Reproduction, as_checkpoint, quantized_copy
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
@@ -216,8 +211,7 @@ class Evaluator:
         """Return the original model, the checkpoint's, or a copy quantized by the scheme.
 
         Only one quantized model is in memory. Raises UsageError if the scheme can't quantize the
-        model, kernels are requested and a layer has none, or the checkpoint is damaged, has fewer
-        positions than a segment, or a tokenizer that reads a text as other tokens.
+        model, kernels are requested and a layer has none, or as load_checkpoint and check_stored.
         """
         if scheme == ORIGINAL:
             if self.reference is None or self.reference.model is None:
@@ -241,19 +235,13 @@ class Evaluator:
                     through=self.through,
                     dtype=self._loaded.dtype,
                 )
-                loaded.context(self.context)
-                self._check_tokenizer(loaded)
+                for name, text in self._texts.items():
+                    original = self._loaded.name, self._tokens[name]
+                    check_stored(loaded, *original, text, self.context, self._plan.bos)
                 self._current = _Quantized(scheme, loaded, Folds())
             else:
                 self._current = self._quantized_copy(scheme)
         return self._current
-
-    def _check_tokenizer(self, stored: LoadedModel) -> None:
-        """Raise AccuracyError if a checkpoint's tokenizer reads a text unlike the original's."""
-        bos = chosen_bos(self._plan.bos, stored.tokenizer)
-        for text in self._plan.texts:
-            own = text_tokens(text, stored.tokenizer, bos, self.context)
-            check_same_tokens(self._loaded.name, self._tokens[text.name], own)
 
     def _quantized_copy(self, scheme: str) -> _Quantized:
         copied = copy.deepcopy(self._loaded.model)

@@ -74,6 +74,23 @@ class ModelReference:
         return self._known.get(text.name)
 
 
+def check_stored(
+    stored: LoadedModel,
+    name: str,
+    tokens: TextTokens,
+    text: Text,
+    context: int,
+    bos: Bos | None,
+) -> None:
+    """Raise AccuracyError if a checkpoint can't read segments of a text as its original does.
+
+    name, tokens: of the original, and the text as that tokenizes it.
+    """
+    stored.context(context)
+    own = text_tokens(text, stored.tokenizer, chosen_bos(bos, stored.tokenizer), context)
+    check_same_tokens(name, tokens, own)
+
+
 def check_same_tokens(name: str, own: TextTokens, others: TextTokens) -> None:
     """Raise AccuracyError if a model tokenizes a text differently than its reference."""
     if own.bos != others.bos:

@@ -49,6 +49,7 @@ class CheckpointWeights(NamedWeights):
             checkpoint.check_tied_head(f"{self._root}.embed_tokens.weight")
         check_no_more(name, left)
         self._shapes = dict(self._dense_tensors())
+        self._unbiased = {path for path, _, biased in self._layers() if not biased}
 
     def _expected(self) -> Iterator[tuple[str, str, bool]]:
         """Names of all tensors and of their biases, and True if the architecture has that bias."""
@@ -70,6 +71,11 @@ class CheckpointWeights(NamedWeights):
                 self._load(f"{name}.bias", device) if biased else None,
             )
         self._check_shape(name, (layer.weight.rows, layer.weight.k), shape)
+        if name in self._unbiased and layer.bias is not None and bool(layer.bias.any()):
+            raise UsageError(
+                f"{self.architecture.dimensions.name}: {name} has a bias, which its architecture "
+                "ignores: quantize it again"
+            )
         return layer
 
     def _tensor(self, name: str) -> torch.Tensor:

@@ -442,6 +442,26 @@ def test_tensors_that_make_another_model_are_refused(a_folder, config, change, m
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_bias_that_the_architecture_ignores_may_only_be_zero(a_folder, value):
+    folder = a_folder(
+        GPTQ | {"group_size": 128},
+        lambda _, weight: gptq(weight, group=128),
+        change=lambda tensors: {**tensors, f"{LAYER}.bias": torch.full((128,), value)},
+    )
+    checkpoint, cpu = open_checkpoint(folder), torch.device("cpu")
+
+    for load in (
+        lambda: load_checkpoint(checkpoint, device=cpu, through="reference"),
+        lambda: CheckpointWeights(checkpoint).block(1, cpu),
+    ):
+        if value == 0:
+            load()
+            continue
+        with pytest.raises(UsageError, match=f"{LAYER} has a bias, which its architecture ignores"):
+            load()
+
+
 def test_a_head_that_is_the_embedding_may_be_stored(a_folder):
     folder = a_folder(
         GPTQ | {"group_size": 128},
