@@ -136,7 +136,7 @@ def test_clocks_that_differ_throughout_explain_no_more_than_their_ratio(compared
     found = only(compared({"mhz": 1980}, {"mhz": 1700, "us": us}))
 
     assert found.confirmation.verdict is verdict
-    assert "16.5% apart" in found.confirmation.reason
+    assert "differ by 16.5%" in found.confirmation.reason
 
 
 def test_turns_at_too_low_a_clock_do_not_count(compared):
