@@ -68,6 +68,8 @@ def _cheapest_path(values: Floats, low: float, high: float, sigma: float) -> Boo
     A value costs its squared distance from its level, up to a limit for outliers; a hop costs
     `_HOP`.
     """
+    # Plain floats: with `_cheapest` of modes.py, which is for hundreds of levels, all change points
+    # of a series with two levels take half as long again.
     costs = [
         np.minimum(((values - level) / sigma) ** 2, _CLIP_SIGMAS**2).tolist()
         for level in (low, high)
