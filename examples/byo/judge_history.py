@@ -6,10 +6,10 @@
 Each commit has its night (`nightly --project`), oldest first. --gates: `gate perf` and `gate
 static` of each seeded commit, and of one with no change, against the one before it; `--gates
 slower,slower~3`: of these. --bisect: a search for the commit that made each kernel slower, from ten
-commits before. A line for each command says how long it took and what it ended with; exit code 1:
-one ended otherwise than it should, or alerts name other commits. Started again with the same --db
-and later --nights it goes on. Options that are not this script's (`--processes 2`) go to `gate
-perf` and `bisect`.
+commits before; `--bisect triton-w6a8`: of this one. A line for each command says how long it took
+and what it ended with; exit code 1: one ended otherwise than it should, or alerts name other
+commits. Started again with the same --db and later --nights it goes on. Options that are not this
+script's (`--processes 2`) go to `gate perf` and `bisect`.
 """
 
 from __future__ import annotations
@@ -106,12 +106,16 @@ class Judge:
             if (self.folder / "kernels" / "nvrtc_kernels.py").exists():  # tells of machine code
                 self.expect(static, f"gate static {tag}", "gate", "static", *commits)
 
-    def bisect(self) -> None:
-        """A search over ten commits for what made each kernel of the suite slower."""
+    def labels(self) -> list[str]:
+        """Return the labels of the repository's kernels, without its prefix."""
+        listed = self.git("grep", "-hoE", '"[a-z]+-w[0-9]+a[0-9]+"', "main", "--", "kernels")
+        return list(dict.fromkeys(listed.replace('"', "").split()))
+
+    def bisect(self, labels: Iterable[str]) -> None:
+        """A search over ten commits for what made each of these kernels slower."""
         suite = (self.folder / "bench" / "suite.toml").read_text()
         n, k = re.search(r'shapes = \["(\d+)x(\d+)"\]', suite).groups()
-        listed = self.git("grep", "-ho", '^ *"[a-z]*-w[0-9]a[0-9]*"', "main", "--", "kernels")
-        for label in re.findall(r'"(.*)"', listed):
+        for label in labels:
             case = f"acme.{label} gemm cold m16n{n}k{k}"
             search = ("bisect", case, "--good", "slower~10", "--bad", "fast-again~1", "--json")
             out = self.expect(1, f"bisect {label}", *search, *self.more)
@@ -126,7 +130,7 @@ def main() -> int:
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--nights", default="1:30", help="FIRST:LAST; empty: none.")
     parser.add_argument("--gates", nargs="?", default="", const=",".join(GATED), help="Tags.")
-    parser.add_argument("--bisect", action="store_true")
+    parser.add_argument("--bisect", nargs="?", const="all", help="Labels of kernels.")
     options, more = parser.parse_known_args()  # the rest goes to commands that compare
     judge = Judge(options.folder, options.db, more)
     if options.nights:
@@ -135,7 +139,7 @@ def main() -> int:
     if options.gates:
         judge.gates(options.gates.split(","))
     if options.bisect:
-        judge.bisect()
+        judge.bisect(judge.labels() if options.bisect == "all" else options.bisect.split(","))
     return judge.mismatches > 0
 
 

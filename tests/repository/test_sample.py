@@ -60,3 +60,12 @@ def test_the_sample_repository_has_30_commits_and_what_is_seeded(tmp_path):
     with pytest.raises(BuildError, match="does not build"):
         built_tree(project, revision(project, "build-break").checkout)
     assert built_tree(project, revision(project, "builds-again").checkout).folder.is_dir()
+
+
+def test_a_judge_bisects_every_kernel_of_the_repository(tmp_path):
+    kinds = ("torch", "triton", "nvrtc")
+    sample_script("make_repository").make(tmp_path / "acme", kinds)
+    judge = sample_script("judge_history").Judge(tmp_path / "acme", tmp_path / "db.sqlite", [])
+
+    labels = {f"{kind}-{operands}" for kind in kinds for operands in ("w6a8", "w4a16")}
+    assert set(judge.labels()) == labels
