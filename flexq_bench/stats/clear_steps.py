@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flexq_bench.stats.segments import SHORTEST_LINE
+from flexq_bench.stats.segments import SHORTEST_LINE, SHORTEST_SEGMENT
 
 # Largest p-value for which one look at a step is enough, by the number of values after it.
-_CLEAR_WHEN_NEW = {3: 3e-4, 4: 8e-4, 5: 2e-3, 6: 2e-3}
+_CLEAR_WHEN_NEW = {4: 8e-4, 5: 2e-3, 6: 2e-3}
 _OLDEST_NEW = max(_CLEAR_WHEN_NEW)
 # the test allows for this much memory, so it is strict enough, and a second look comes late
 _MEMORY_OF_STRICT_TESTS = 0.3
@@ -44,6 +44,8 @@ class EarlierLooks:
         alone. memory: AR(1) coefficient of that noise. beside_a_line: True if one side of the step
         is a drift.
         """
+        if age <= SHORTEST_SEGMENT:  # a spell of as many values looks the same until it ends
+            return False
         if age <= _OLDEST_NEW:
             strict = memory >= _MEMORY_OF_STRICT_TESTS
             return strict or p_value <= _CLEAR_WHEN_NEW[age] or self._had(index, 1)
