@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from flexq_bench.stats.bends import CLIP_SIGMAS
 from flexq_bench.stats.clear_steps import EarlierLooks
 from flexq_bench.stats.device_effects import DeviceEffects, device_effects
 from flexq_bench.stats.log_series import SAME_VALUE, Floats, Ints
@@ -158,8 +159,9 @@ class LevelModel:
 
 @dataclass(frozen=True, slots=True)
 class _Detected:
-    """A step with the number of values of its new level up to the last that is no outlier.
+    """A step, and what its confirmation depends on.
 
+    age: number of values after it, up to the last one that is not back on the level before it.
     beside_a_line: True if one of its sides is a drift.
     """
 
@@ -375,9 +377,11 @@ def _device_changes(
 
 def _detected(step: Step, fit: Fit, position: int, values: Floats) -> _Detected:
     left, right = fit.segments[position], fit.segments[position + 1]
-    # After a spell the newest values are back, but one or two of them look like outliers.
-    replaced = np.abs(fit.cleaned - values)[right.start :] > abs(fit.boundaries[position].effect) / 4
-    age = int(np.flatnonzero(~replaced).max(initial=-1)) + 1
+    # After a spell, one or two values on the old level look like outliers of the new one.
+    after, before = values[right.start :], left.at(right.start - 0.5)
+    replaced = np.abs(fit.cleaned[right.start :] - after) > abs(fit.boundaries[position].effect) / 4
+    back = replaced & (np.abs(after - before) <= CLIP_SIGMAS * fit.sigma)
+    age = int(np.flatnonzero(~back).max(initial=-1)) + 1
     return _Detected(step, age, bool(left.slope or right.slope))
 
 
@@ -402,7 +406,7 @@ def _without_spells(fit: Fit, significance: float) -> tuple[list[int], list[Excu
         if kept and kept[-1] == position - 1:
             short, into = fit.segments[position], fit.boundaries[position - 1]
             longest = LONGEST_SPELL if is_step else LONGEST_RECOVERY
-            if short.size <= longest and abs(into.effect + boundary.effect) < (
+            if short.size <= longest and (is_step or not short.slope) and abs(into.effect + boundary.effect) < (
                 min(abs(into.effect), abs(boundary.effect)) / 4
             ):
                 kept.pop()
