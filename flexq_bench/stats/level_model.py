@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flexq_bench.stats.bends import CLIP_SIGMAS
+from flexq_bench.stats.boundary_tests import SURROUNDINGS
 from flexq_bench.stats.clear_steps import EarlierLooks
 from flexq_bench.stats.device_effects import DeviceEffects, device_effects
 from flexq_bench.stats.log_series import SAME_VALUE, Floats, Ints
@@ -25,7 +26,6 @@ from flexq_bench.stats.segments import SHORTEST_SEGMENT, Segment, residuals_of
 from flexq_bench.stats.steps import (
     ANY_SERIES,
     POINTS_BEFORE_FIRST,
-    SURROUNDINGS,
     Boundary,
     Fit,
     StepRules,
@@ -406,8 +406,11 @@ def _without_spells(fit: Fit, significance: float) -> tuple[list[int], list[Excu
         if kept and kept[-1] == position - 1:
             short, into = fit.segments[position], fit.boundaries[position - 1]
             longest = LONGEST_SPELL if is_step else LONGEST_RECOVERY
-            if short.size <= longest and (is_step or not short.slope) and abs(into.effect + boundary.effect) < (
-                min(abs(into.effect), abs(boundary.effect)) / 4
+            left = abs(into.effect + boundary.effect)
+            if (
+                short.size <= longest
+                and (is_step or not short.slope)
+                and left < min(abs(into.effect), abs(boundary.effect)) / 4
             ):
                 kept.pop()
                 spells.append((short.start, short.stop, into.effect))
