@@ -82,11 +82,7 @@ def find_sawtooth(fit: Fit, steps: list[int]) -> tuple[int, ...]:
     if jumps.size < FEWEST_HOPS:
         return ()
     same = float(np.median(np.abs(effects[jumps]))) / 2
-    reverted = [
-        (at, to)
-        for at, to in pairwise(jumps)
-        if min(abs(before[to] - before[at]), abs(after[to] - after[at])) <= same
-    ]
+    reverted = [(at, to) for at, to in pairwise(jumps) if abs(before[to] - before[at]) <= same]
     gradual = [
         at
         for at, to in reverted
