@@ -38,7 +38,7 @@ from flexq_bench.verdicts import Cause, Verdict
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 9
+VERSION = 10
 PARAMETERS = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_segment": SHORTEST_SEGMENT,
