@@ -58,9 +58,8 @@ def detect(
     """Show where the level of a series changed, and its other components.
 
     A level has at least three values, and the first change has five before it. In a stored series a
-    change is at least 0.5 %, the newest level has at least four values, and an unclear change is
-    reported only with more. Drifts, switches between levels, seasonal patterns of seven values and
-    spells are not changes; they are listed.
+    change is at least 0.5 %, and an unclear one is reported only with more values. Drifts, switches
+    between levels, seasonal patterns of seven values and spells are not changes; they are listed.
     Differences between devices are not changes, if the CSV has a column device. The epochs of a
     stored series (one environment, between two acknowledged changes) are analysed separately.
     Indices count from 0. Empty values and NaN are gaps.
@@ -106,13 +105,12 @@ def _from_database(series: int, db: str | None) -> _Source:
 
 def _show(source: _Source, as_json: bool) -> None:
     from flexq_bench.stats.epoch_models import level_model_by_epoch
-    from flexq_bench.stats.level_model import FEWEST_POINTS, FEWEST_RESULTS, usable_values
+    from flexq_bench.stats.level_model import FEWEST_POINTS, usable_values
     from flexq_bench.stats.steps import ANY_SERIES, HISTORY_RULES, SMALLEST_STEP
 
     places = usable_values(source.values)[1]
     usable = places.size
     rules = HISTORY_RULES if source.is_stored else ANY_SERIES
-    fewest = FEWEST_RESULTS if source.is_stored else FEWEST_POINTS
     # A file's column of that name is a label, not an environment.
     labels: Sequence[Any] = source.labels["epoch"] if source.is_stored else [0] * len(source.values)
     epochs = _epochs(labels, places.tolist())
@@ -138,7 +136,7 @@ def _show(source: _Source, as_json: bool) -> None:
         }
         for step in model.steps
     ]
-    enough = any(one["values"] >= fewest for one in epochs)
+    enough = any(one["values"] >= FEWEST_POINTS for one in epochs)
     if as_json:
         print_json(
             {
@@ -171,14 +169,14 @@ def _show(source: _Source, as_json: bool) -> None:
         counted += f" in {len(epochs)} epochs"
     if not enough:
         each = " in one epoch" if len(epochs) > 1 else ""
-        say(out, f"{counted}: too few to say, {fewest} are needed{each}")
+        say(out, f"{counted}: too few to say, {FEWEST_POINTS} are needed{each}")
     elif not rows:
         say(out, f"{counted}: no change point")
     else:
         say(out, f"{counted}: {len(rows)} change point{'s' if len(rows) > 1 else ''}")
         out.print(_table(rows))
     for epoch in epochs[1:]:
-        few = "" if epoch["values"] >= fewest else f", {fewest} are needed"
+        few = "" if epoch["values"] >= FEWEST_POINTS else f", {FEWEST_POINTS} are needed"
         say(
             out,
             f"epoch {epoch['epoch']} begins at index {epoch['first']}, with another environment or "

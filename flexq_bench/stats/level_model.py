@@ -33,8 +33,6 @@ from flexq_bench.stats.steps import (
 )
 
 FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_SEGMENT
-# Of a stored history: its newest level must last longer than a spell.
-FEWEST_RESULTS = FEWEST_POINTS + 1
 # standard errors below it, required before a change of frequency is searched for
 _MEMORY_ERRORS = 1.5
 LONGEST_SPELL = 3  # values; a longer one is a level
@@ -201,8 +199,7 @@ def level_model(
 
     values: [n], any unit and sign; NaN and infinities are gaps. Positive values are analysed as
     logarithms, others unchanged. Fewer than 8 usable values, or equal ones, have no step and raise
-    no error. A level has at least 3 values, the newest level of a stored history at least 4, and the
-    first step at least 5 values before it. rules:
+    no error. A level has at least 3 values, and the first step at least 5 values before it. rules:
     by default those for values of any origin; `HISTORY_RULES` are for times of this project.
     devices: [n] the device of each value; None: one device. The effect of a device is no step. A
     change of level at a change of device is no step either, unless a device that was present before

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flexq_bench.stats.change_points import SMALLEST_CHANGE, SMALLEST_LOG_RATIO, change_points
-from flexq_bench.stats.level_model import FEWEST_RESULTS, level_model, on_newest_device
+from flexq_bench.stats.level_model import FEWEST_POINTS, level_model, on_newest_device
 from flexq_bench.stats.log_series import (
     SCALE_FLOOR,
     SPIKE_SIGMAS,
@@ -104,7 +104,7 @@ def classify(nights: Nights) -> Classification:
         ]
         if changes:
             pattern, index = Pattern.NEW_DEVICE, changes[-1]
-    if pattern is Pattern.STEADY and positive_logs(values[start:])[1].size < FEWEST_RESULTS:
+    if pattern is Pattern.STEADY and positive_logs(values[start:])[1].size < FEWEST_POINTS:
         return Classification(Pattern.TOO_FEW, None, missing)
     return Classification(pattern, None if index is None else start + index, missing)
 

@@ -176,7 +176,7 @@ def test_levels_of_a_stored_series_are_compared_within_one_epoch(cli, database, 
     shown = " ".join(cli("detect", "1").out.split())
     assert "45 values in 3 epochs: 1 change point" in shown
     assert "epoch 2 begins at index 20" in shown
-    assert "its levels are its own (5 values, 9 are needed)" in shown
+    assert "its levels are its own (5 values, 8 are needed)" in shown
 
 
 def test_a_file_of_something_else_is_not_quoted(cli, csv):

@@ -173,7 +173,7 @@ def test_too_short_a_history_says_how_much_is_needed(alerted, open_alert):
     identity = Machine("cpu", DeviceInfo("GPU-1", H200, "cpu")).series_of(case)
     alerted.add(a_record(**identity))
 
-    assert "9 of one epoch are needed, there are 1" in words(open_alert())
+    assert "8 of one epoch are needed, there are 1" in words(open_alert())
 
 
 def test_commits_are_linked_by_the_template(alerted, open_alert, monkeypatch, sha):

@@ -19,7 +19,7 @@ from db import queries
 from db.engine import Session
 from db.queries import AlertRow, DecisionRow, HistoryPoint, SeriesName
 from flexq_bench.stats import change_points
-from flexq_bench.stats.level_model import FEWEST_RESULTS
+from flexq_bench.stats.level_model import FEWEST_POINTS
 from flexq_bench.stats.steps import HISTORY_RULES
 
 _SAME_CASE = (
@@ -113,9 +113,9 @@ def _in_words(frame: pd.DataFrame, steps: Sequence[_Step]) -> str:
             for step in steps
         )
     longest = int(frame["epoch"].value_counts().max())
-    if longest < FEWEST_RESULTS:
+    if longest < FEWEST_POINTS:
         return (
-            f"Too few results to detect change points: {FEWEST_RESULTS} of one epoch are needed, "
+            f"Too few results to detect change points: {FEWEST_POINTS} of one epoch are needed, "
             f"there are {longest}."
         )
     return "The history by itself shows no change point of 1 % or more."

@@ -10,7 +10,7 @@ import pandas as pd
 from dashboard.shared.formatting import short_commit
 from dashboard.shared.history_frame import series_name
 from db.queries import HistoryPoint, SeriesName
-from flexq_bench.stats.level_model import FEWEST_RESULTS
+from flexq_bench.stats.level_model import FEWEST_POINTS
 from flexq_bench.verdicts import Nights, Pattern, classify
 
 _WORDS = {
@@ -21,7 +21,7 @@ _WORDS = {
     Pattern.STEP: "a step",
     Pattern.NEW_DEVICE: "another GPU: the level changed with it",
     Pattern.DRIFT: "a drift: a slow change without a step",
-    Pattern.TOO_FEW: f"too few results: {FEWEST_RESULTS} of one epoch are needed",
+    Pattern.TOO_FEW: f"too few results: {FEWEST_POINTS} of one epoch are needed",
     Pattern.STEADY: "steady",
 }
 COLUMNS = ("series", "pattern", "since", "missing nightly runs")
