@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from flexq_bench.stats.segments import SHORTEST_LINE, SHORTEST_SEGMENT
 
 # Largest p-value for which one look at a step is enough, by the number of values after it.
-_CLEAR_WHEN_NEW = {4: 8e-4, 5: 2e-3, 6: 2e-3}
+_CLEAR_WHEN_NEW = {3: 3e-4, 4: 8e-4, 5: 2e-3, 6: 2e-3}
 _OLDEST_NEW = max(_CLEAR_WHEN_NEW)
 # the test allows for this much memory, so it is strict enough, and a second look comes late
 _MEMORY_OF_STRICT_TESTS = 0.3
@@ -36,15 +36,23 @@ class EarlierLooks:
     _seen: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def confirms(
-        self, index: int, age: int, p_value: float, memory: float, *, beside_a_line: bool
+        self,
+        index: int,
+        age: int,
+        p_value: float,
+        memory: float,
+        *,
+        beside_a_line: bool,
+        after_spells: bool,
     ) -> bool:
         """Return True if the p-value of a step is small enough, or earlier looks contain the step.
 
-        index: of the step. age: number of values from the index on. p_value: of the step in noise
-        alone. memory: AR(1) coefficient of that noise. beside_a_line: True if one side of the step
-        is a drift.
+        index: of the step. age: number of values from the index on, up to the last one that is not
+        back on the level before it. p_value: of the step in noise alone. memory: AR(1) coefficient
+        of that noise. beside_a_line: True if one side of the step is a drift. after_spells: True if
+        the series had spells; one of 3 values looks like a step until it ends.
         """
-        if age <= SHORTEST_SEGMENT:  # a spell of as many values looks the same until it ends
+        if age < SHORTEST_SEGMENT + after_spells:
             return False
         if age <= _OLDEST_NEW:
             strict = memory >= _MEMORY_OF_STRICT_TESTS

@@ -234,6 +234,7 @@ def level_model(
             one.step.p_value,
             model.memory,
             beside_a_line=one.beside_a_line,
+            after_spells=any(spell.stop <= one.step.index for spell in model.spells),
         )
     )
     return replace(model, steps=steps)
