@@ -38,7 +38,7 @@ from flexq_bench.verdicts import Cause, Verdict
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 9
+VERSION = 10
 PARAMETERS = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_segment": SHORTEST_SEGMENT,
@@ -159,29 +159,33 @@ def _retract(
             continue
         if any(abs(step.index - place) <= _REACH for step in model.steps):
             continue
-        reason = no_step_reason(model, place)
+        reason = no_step_reason(model, place, rises=known.after > known.before)
         retract_change_point(session, known.id, reason, datetime.now(UTC))
         count += 1
     return count
 
 
-def no_step_reason(model: LevelModel, index: int) -> str:
-    """Explain in words why a model has no step at an index of its series."""
+def no_step_reason(model: LevelModel, index: int, *, rises: bool) -> str:
+    """Explain in words why a model has no step at an index of its series, the nearest cause first.
+
+    rises: True if the step led to larger values.
+    """
     if any(abs(change.index - index) <= _REACH for change in model.device_changes):
         return "the level changed with the device"
     for spell in model.spells:
         if spell.start - _REACH <= index <= spell.stop + _REACH:
             return f"the level was back after {spell.stop - spell.start} results"
+    apart = [step.index - index for step in model.steps if (step.after > step.before) == rises]
+    nearest = min(apart, key=abs, default=_NEARBY + 1)
+    if abs(nearest) <= _NEARBY:
+        return f"later results place the step {nearest:+d} results from here"
     if model.modes is not None:
         return f"the series switches between two levels that are {model.modes.gap:.1%} apart"
     if any(abs(switch.index - index) <= _REACH for switch in model.switches):
         return "the series keeps coming back to the same levels"
     for drift in model.drifts:
-        if drift.onset - _REACH <= index < drift.end:
+        if drift.onset - _REACH <= index < drift.end and (drift.change > 0) == rises:
             return f"a drift of {drift.slope:+.3%} a result explains it"
-    near = [step.index for step in model.steps if abs(step.index - index) <= _NEARBY]
-    if near:
-        return f"later results place the step {near[0] - index:+d} results from here"
     return "later results do not bear it out"
 
 

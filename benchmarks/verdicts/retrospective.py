@@ -56,6 +56,17 @@ def _sticky(rng: np.random.Generator, nights: int, gap: float = GAP) -> Floats:
     return noise
 
 
+def _spells(rng: np.random.Generator, nights: int) -> Floats:
+    """Spells of 2 or 3 nights that are 3 to 20 % slower, every 25 nights or so, at σ 0.5 %."""
+    noise: Floats = SIGMA / 2 * rng.standard_normal(nights)
+    night = int(rng.exponential(25))
+    while night < nights:
+        length = int(rng.integers(2, 4))
+        noise[night : night + length] += rng.uniform(0.03, 0.2)
+        night += length + 8 + int(rng.exponential(17))
+    return noise
+
+
 KINDS: dict[str, Draw] = {
     "independent": lambda rng, nights: SIGMA * rng.standard_normal(nights),
     "AR(1) 0.5": _memory,
@@ -69,6 +80,12 @@ KINDS: dict[str, Draw] = {
     "drift 0.1 % a night": lambda rng, nights: (
         SIGMA * rng.standard_normal(nights) + 0.001 * np.arange(nights)
     ),
+    "two levels drawn anew, 12 % apart, on a drift": lambda rng, nights: (
+        SIGMA * rng.standard_normal(nights)
+        + GAP * (rng.random(nights) < 0.5)
+        + 0.0005 * np.arange(nights)
+    ),
+    "slow spells of 2 or 3 nights": _spells,
     "independent, σ 0.3 %": lambda rng, nights: 0.003 * rng.standard_normal(nights),
 }
 

@@ -137,12 +137,13 @@ def _jumps_less(fit: SegmentFit, position: int) -> bool:
 def _settles(fit: SegmentFit, position: int) -> bool:
     """Return True if the level after a larger step approaches the next one exponentially.
 
-    A cache or a clock that warms up causes one step, not a second one at its end.
+    A cache or a clock that warms up causes one step, not a second one at its end. A series may
+    start with one.
     """
     left, right = fit.segments[position], fit.segments[position + 1]
-    if position == 0 or left.size > _SETTLED or left.slope:
+    if left.size > _SETTLED or left.slope:
         return False
-    if abs(fit.effects[position - 1]) < abs(fit.effects[position]):
+    if position and abs(fit.effects[position - 1]) < abs(fit.effects[position]):
         return False
     inside = fit.residuals[left.start : left.stop]
     towards_next = float(inside @ np.arange(left.size)) * fit.effects[position]

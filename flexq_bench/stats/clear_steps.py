@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flexq_bench.stats.segments import SHORTEST_LINE
+from flexq_bench.stats.segments import SHORTEST_LINE, SHORTEST_SEGMENT
 
 # Largest p-value for which one look at a step is enough, by the number of values after it.
 _CLEAR_WHEN_NEW = {3: 3e-4, 4: 8e-4, 5: 2e-3, 6: 2e-3}
@@ -36,14 +36,24 @@ class EarlierLooks:
     _seen: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def confirms(
-        self, index: int, age: int, p_value: float, memory: float, *, beside_a_line: bool
+        self,
+        index: int,
+        age: int,
+        p_value: float,
+        memory: float,
+        *,
+        beside_a_line: bool,
+        after_spells: bool,
     ) -> bool:
         """Return True if the p-value of a step is small enough, or earlier looks contain the step.
 
-        index: of the step. age: number of values from the index on. p_value: of the step in noise
-        alone. memory: AR(1) coefficient of that noise. beside_a_line: True if one side of the step
-        is a drift.
+        index: of the step. age: number of values from the index on, up to the last one that is not
+        back on the level before it. p_value: of the step in noise alone. memory: AR(1) coefficient
+        of that noise. beside_a_line: True if one side of the step is a drift. after_spells: True if
+        the series had spells; one of 3 values looks like a step until it ends.
         """
+        if age < SHORTEST_SEGMENT + after_spells:
+            return False
         if age <= _OLDEST_NEW:
             strict = memory >= _MEMORY_OF_STRICT_TESTS
             return strict or p_value <= _CLEAR_WHEN_NEW[age] or self._had(index, 1)

@@ -8,18 +8,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from flexq_bench.stats.bends import CLIP_SIGMAS
+from flexq_bench.stats.boundary_tests import SURROUNDINGS
 from flexq_bench.stats.clear_steps import EarlierLooks
 from flexq_bench.stats.device_effects import DeviceEffects, device_effects
 from flexq_bench.stats.log_series import SAME_VALUE, Floats, Ints
 from flexq_bench.stats.modes import STICKY, Modes, find_modes
-from flexq_bench.stats.recoveries import Excursion, find_recoveries, without_recoveries
+from flexq_bench.stats.recoveries import (
+    LONGEST_RECOVERY,
+    Excursion,
+    find_recoveries,
+    without_recoveries,
+)
 from flexq_bench.stats.returns import Returns, find_returns, find_sawtooth
 from flexq_bench.stats.seasons import find_season
-from flexq_bench.stats.segments import SHORTEST_SEGMENT, Segment
+from flexq_bench.stats.segments import SHORTEST_SEGMENT, Segment, residuals_of
 from flexq_bench.stats.steps import (
     ANY_SERIES,
     POINTS_BEFORE_FIRST,
-    SURROUNDINGS,
     Boundary,
     Fit,
     StepRules,
@@ -152,6 +158,19 @@ class LevelModel:
 
 
 @dataclass(frozen=True, slots=True)
+class _Detected:
+    """A step, and what its confirmation depends on.
+
+    age: number of values after it, up to the last one that is not back on the level before it.
+    beside_a_line: True if one of its sides is a drift.
+    """
+
+    step: Step
+    age: int
+    beside_a_line: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Scale:
     """Logs of positive values; otherwise values in units of their median size."""
 
@@ -196,7 +215,7 @@ def level_model(
     if devices is not None and len(devices) != size:
         raise ValueError(f"one device per value is needed, got {len(devices)} for {size}")
     codes = _numbered(devices, index)
-    model, beside_lines = _look(usable, index, size, rules, codes)
+    model, detected = _look(usable, index, size, rules, codes)
     if not (model.steps and rules.earlier_looks):
         return model
 
@@ -207,14 +226,15 @@ def level_model(
 
     looks = EarlierLooks(steps_without, rules.earlier_looks)
     steps = tuple(
-        one
-        for one, beside in zip(model.steps, beside_lines, strict=True)
+        one.step
+        for one in detected
         if looks.confirms(
-            one.index,
-            int(np.count_nonzero(index >= one.index)),
-            one.p_value,
+            one.step.index,
+            one.age,
+            one.step.p_value,
             model.memory,
-            beside_a_line=beside,
+            beside_a_line=one.beside_a_line,
+            after_spells=any(spell.stop <= one.step.index for spell in model.spells),
         )
     )
     return replace(model, steps=steps)
@@ -249,8 +269,8 @@ def _numbered(devices: Sequence[Hashable] | None, index: Ints) -> Ints | None:
 
 def _look(
     usable: Floats, index: Ints, size: int, rules: StepRules, devices: Ints | None
-) -> tuple[LevelModel, list[bool]]:
-    """The model of one look, and for each of its steps whether a line is on one side."""
+) -> tuple[LevelModel, list[_Detected]]:
+    """The model of one look, and what the confirmation of its steps needs to know."""
     if usable.size < FEWEST_POINTS or np.ptp(usable) <= SAME_VALUE * np.abs(usable).max():
         return LevelModel(size), []
     scaled, scale = _scaled(usable)
@@ -270,10 +290,12 @@ def _look(
     sawtooth = find_sawtooth(fit, bounds)
     switched = sorted({*returns.switches, *sawtooth})
     bounds = [at for at in bounds if at not in {*switched, *returns.waiting}]
-    steps = [(_step(fit, at, scale, index), _beside_a_line(fit, at)) for at in bounds]
+    detected = [_detected(_step(fit, at, scale, index), fit, at, single) for at in bounds]
     if modes is not None and modes.memory + _MEMORY_ERRORS * modes.memory_error < STICKY:
         # If each value draws its mode, the frequency of the modes may change as well.
-        mixed = fit_steps(scaled, rules)
+        # Without steps and drifts of both modes, which would look like changes of their frequency.
+        base = single - residuals_of(single, list(fit.segments))
+        mixed = fit_steps(scaled - base, rules)
         others, _ = _without_spells(mixed, rules.significance)
         apart = [
             at
@@ -283,14 +305,14 @@ def _look(
                 for one in (fit.segments[b + 1].start for b in bounds)
             )
         ]
-        steps += [
-            (_step(mixed, at, scale, index, of_share=True), _beside_a_line(mixed, at))
+        detected += [
+            _detected(_step(mixed, at, scale, index, base=base), mixed, at, scaled - base)
             for at in apart
         ]
-        steps.sort(key=lambda one: one[0].index)
+        detected.sort(key=lambda one: one.step.index)
     model = LevelModel(
         size=size,
-        steps=tuple(one for one, _ in steps),
+        steps=tuple(one.step for one in detected),
         drifts=_drifts(fit, scale, index, sawtooth),
         modes=_pair(modes, scale),
         switches=_switches(modes, fit, switched, index),
@@ -305,7 +327,7 @@ def _look(
         device_span=0.0 if effects is None else scale.fraction(effects.span),
         device_changes=_device_changes(effects, fit, scale, index),
     )
-    return model, [beside for _, beside in steps]
+    return model, detected
 
 
 def _modes(scaled: Floats, rules: StepRules) -> Modes | None:
@@ -354,8 +376,14 @@ def _device_changes(
     return tuple(changes)
 
 
-def _beside_a_line(fit: Fit, position: int) -> bool:
-    return bool(fit.segments[position].slope or fit.segments[position + 1].slope)
+def _detected(step: Step, fit: Fit, position: int, values: Floats) -> _Detected:
+    left, right = fit.segments[position], fit.segments[position + 1]
+    # After a spell, one or two values on the old level look like outliers of the new one.
+    after, before = values[right.start :], left.at(right.start - 0.5)
+    replaced = np.abs(fit.cleaned[right.start :] - after) > abs(fit.boundaries[position].effect) / 4
+    back = replaced & (np.abs(after - before) <= CLIP_SIGMAS * fit.sigma)
+    age = int(np.flatnonzero(~back).max(initial=-1)) + 1
+    return _Detected(step, age, bool(left.slope or right.slope))
 
 
 def _scaled(usable: Floats) -> tuple[Floats, _Scale]:
@@ -370,33 +398,43 @@ def _scaled(usable: Floats) -> tuple[Floats, _Scale]:
 def _without_spells(fit: Fit, significance: float) -> tuple[list[int], list[Excursion]]:
     """Positions of the boundaries that are steps, and the spells.
 
-    A spell ends on the level from which it started.
+    A spell ends on the level from which it started: after a few values, or gradually.
     """
-    steps = [i for i, one in enumerate(fit.boundaries) if one.p_value <= significance]
     kept: list[int] = []
     spells: list[Excursion] = []
-    for position in steps:
-        if kept and kept[-1] == position - 1 and fit.segments[position].size <= LONGEST_SPELL:
-            into, back = fit.boundaries[position - 1], fit.boundaries[position]
-            if abs(into.effect + back.effect) < min(abs(into.effect), abs(back.effect)) / 4:
+    for position, boundary in enumerate(fit.boundaries):
+        is_step = boundary.p_value <= significance
+        if kept and kept[-1] == position - 1:
+            short, into = fit.segments[position], fit.boundaries[position - 1]
+            longest = LONGEST_SPELL if is_step else LONGEST_RECOVERY
+            left = abs(into.effect + boundary.effect)
+            if (
+                short.size <= longest
+                and (is_step or not short.slope)
+                and left < min(abs(into.effect), abs(boundary.effect)) / 4
+            ):
                 kept.pop()
-                short = fit.segments[position]
                 spells.append((short.start, short.stop, into.effect))
                 continue
-        kept.append(position)
+        if is_step:
+            kept.append(position)
     return kept, spells
 
 
-def _step(fit: Fit, position: int, scale: _Scale, index: Ints, *, of_share: bool = False) -> Step:
+def _step(
+    fit: Fit, position: int, scale: _Scale, index: Ints, *, base: Floats | None = None
+) -> Step:
+    """Return the step at a boundary; base: [n] the lower mode, for a change of frequency."""
     left, right = fit.segments[position], fit.segments[position + 1]
     boundary: Boundary = fit.boundaries[position]
     at = right.start - 0.5
+    below = 0.0 if base is None else float(base[right.start])
     return Step(
         int(index[right.start]),
-        scale.value(left.at(at)),
-        scale.value(right.at(at)),
+        scale.value(below + left.at(at)),
+        scale.value(below + right.at(at)),
         boundary.p_value,
-        of_share,
+        of_share=base is not None,
     )
 
 
@@ -441,10 +479,10 @@ def _switches(
     modes: Modes | None, fit: Fit, switched: list[int], index: Ints
 ) -> tuple[ModeSwitch, ...]:
     """Switches of two persistent modes, and of levels that recur."""
-    found = [
+    detected = [
         ModeSwitch(int(index[one.index]), one.effect > 0)
         for one in (fit.boundaries[at] for at in switched)
     ]
     if modes is not None and modes.memory >= STICKY:
-        found += [ModeSwitch(int(index[at]), bool(modes.slow[at])) for at in modes.switches]
-    return tuple(sorted(found, key=lambda one: one.index))
+        detected += [ModeSwitch(int(index[at]), bool(modes.slow[at])) for at in modes.switches]
+    return tuple(sorted(detected, key=lambda one: one.index))

@@ -139,8 +139,8 @@ def autocorrelation(residuals: Floats, *, levels: int) -> float:
     return min(max(phi, 0.0), MAX_AUTOCORRELATION)
 
 
-def effective_size(size: int, memory: float) -> float:
+def effective_size(size: Floats | int, memory: float) -> Floats:
     """Number of independent values whose mean is as precise as that of `size` with AR(1) memory."""
-    inflation = (1 + memory) / (1 - memory)
-    inflation -= 2 * memory * (1 - memory**size) / (size * (1 - memory) ** 2)
-    return size / max(inflation, 1.0)
+    shared = 2 * memory * (1 - memory**size) / (size * (1 - memory) ** 2)
+    independent: Floats = size / np.maximum((1 + memory) / (1 - memory) - shared, 1.0)
+    return independent

@@ -6,16 +6,19 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from scipy import special
 
-from flexq_bench.stats.bends import CLIP_SIGMAS, SegmentFit, is_gradual, ramps
+from flexq_bench.stats.bends import CLIP_SIGMAS, SegmentFit, is_gradual
+from flexq_bench.stats.boundary_tests import (
+    BEYOND_A_LINE,
+    BoundaryTests,
+    innovations,
+    jump,
+)
 from flexq_bench.stats.log_series import (
-    MAD_TO_SIGMA,
     MAX_AUTOCORRELATION,
     Floats,
     autocorrelation,
     difference_scale,
-    effective_size,
     resolution_scale,
     robust_scale,
     root_mean_square,
@@ -43,23 +46,11 @@ POINTS_BEFORE_FIRST = 5
 _PENALTY = 2.5
 _LINE_PENALTY = 1.0
 _SURE_LINE_PENALTY = 2.0  # for a line that would replace a step
-SURROUNDINGS = 60  # values on either side of a step from which its noise is estimated
-_SHARED = 8.0  # number of values by which the other side's variance contributes to that of a side
-_NEW = 10  # values after the newest step, at most, for which the next two constants apply
-_NOW = 15  # values before it
-# factor by which recent noise must be larger; a smaller factor may be chance in so few values
-_LOUDER = 2.0
 # Standard errors added to the estimated memory.
 _DOUBT = 1.0
 _PHI_DOUBT = 1.0  # the same for the estimate from differences, which is only a lower bound
-# Variances by which a step must fit its surroundings better than a straight line.
-_BEYOND_A_LINE = 1.0
 _STEP_SIGMAS = 5.0  # the smallest step, relative to the smallest noise
 _NO_NOISE = 1e-6  # relative to the range of the values
-# Independent positions of a step whose shorter side has m of n values: n / m times this. Short
-# sides have many positions, and a look every night adds new ones
-# (benchmarks/verdicts/retrospective.py).
-_TRIALS = 48.0
 
 
 # Probability of a false step in one look at one series: of any origin, without confirmation, and of
@@ -236,13 +227,6 @@ def _tested(
 ) -> Fit:
     """Remove the least likely boundary until all of them pass the test."""
     line = _SURE_LINE_PENALTY * unit
-
-    def tests() -> list[Boundary]:
-        return [
-            _test(sums, residuals, segments, i, memory, floor, rules, without_own[i])
-            for i in range(len(segments) - 1)
-        ]
-
     segments = [sums.fit(a, b, line) for a, b in pairwise(bounds)]
     residuals = residuals_of(cleaned, segments)
     # Too many segments absorb the memory; differences of neighbours are not affected.
@@ -255,26 +239,28 @@ def _tested(
         root_mean_square(residuals, floor=floor),
         errors=rules.wander_errors,
     )
-    tested = tests()
-    while tested:
-        excess = [
-            one.p_value / rules.significance if abs(one.effect) >= rules.smallest else np.inf
-            for one in tested
-        ]
-        excess = [
-            min(value, 1.0) if _is_kink(sums, segments, i, unit) else value
-            for i, value in enumerate(excess)
-        ]
+    tests = _tests(sums, residuals, segments, rules, floor)
+    kinks = [_is_kink(sums, *pair, unit) for pair in pairwise(segments)]
+    p_values = tests.p_values(residuals, memory, without_own)
+    while p_values.size:
+        excess = np.where(
+            np.abs(tests.effects) >= rules.smallest, p_values / rules.significance, np.inf
+        )
+        excess[kinks] = np.minimum(excess[kinks], 1.0)
         worst = int(np.argmax(excess))
         if excess[worst] <= 1:
             break
         merged = sums.fit(segments[worst].start, segments[worst + 1].stop, line)
         segments[worst : worst + 2] = [merged]
-        residuals = residuals_of(cleaned, segments)
-        del tested[worst], without_own[worst]
+        residuals[merged.start : merged.stop] = residuals_of(cleaned, [merged])
+        del kinks[worst], without_own[worst]
+        for at in (worst - 1, worst):
+            if 0 <= at < len(kinks):
+                kinks[at] = _is_kink(sums, segments[at], segments[at + 1], unit)
         memory = max(_memory(residuals, segments), shortest)
-        tested = tests()
-    if tested:
+        tests.remove(worst, residuals, segments)
+        p_values = tests.p_values(residuals, memory, without_own)
+    if p_values.size:
         bounds = settle(
             values,
             segments,
@@ -284,21 +270,38 @@ def _tested(
         )
         segments = [sums.fit(a, b, line) for a, b in pairwise(bounds)]
         residuals = residuals_of(cleaned, segments)
-        tested = [
-            replace(again, p_value=one.p_value) for again, one in zip(tests(), tested, strict=True)
-        ]
-        effects = [one.effect for one in tested]
-        fit = SegmentFit(cleaned, segments, effects, residuals, memory, floor)
-        tested = [
-            replace(one, p_value=1.0) if is_gradual(fit, i, rules.slow) else one
-            for i, one in enumerate(tested)
-        ]
+    tested = _boundaries(segments, p_values.tolist())
+    fit = SegmentFit(cleaned, segments, [one.effect for one in tested], residuals, memory, floor)
+    tested = [
+        replace(one, p_value=1.0) if is_gradual(fit, i, rules.slow) else one
+        for i, one in enumerate(tested)
+    ]
     segments, tested = _with_single_steps(
         cleaned, sums, segments, tested, residuals, rules, memory, floor, wander
     )
     residuals = residuals_of(cleaned, segments)
     sigma = root_mean_square(residuals, floor=floor)
     return Fit(tuple(segments), tuple(tested), cleaned, sigma, memory)
+
+
+def _tests(
+    sums: Sums, residuals: Floats, segments: list[Segment], rules: StepRules, floor: float
+) -> BoundaryTests:
+    return BoundaryTests(
+        sums,
+        residuals,
+        segments,
+        floor=floor,
+        lengths=rules.ramps,
+        most_counted=rules.most_counted,
+    )
+
+
+def _boundaries(segments: list[Segment], p_values: list[float]) -> list[Boundary]:
+    return [
+        Boundary(right.start, jump(left, right), p_value)
+        for (left, right), p_value in zip(pairwise(segments), p_values, strict=True)
+    ]
 
 
 def _with_single_steps(
@@ -330,33 +333,21 @@ def _with_single_steps(
                 two = [sums.fit(low, high, np.inf) for low, high in pairwise(bounds)]
                 others = [*segments[:first], *two, *segments[last + 1 :]]
                 about = residuals_of(cleaned, others)
-                known = [*tested[:first], None, *tested[last:]]
-                again = [
-                    _test(
-                        sums,
-                        about,
-                        others,
-                        i,
-                        memory,
-                        floor,
-                        rules,
-                        wander,
-                        or_line=old is not None,
-                    )
-                    for i, old in enumerate(known)
-                ]
-                step, effects = again[first], [one.effect for one in again]
+                step = float(
+                    _tests(sums, about, two, rules, floor).p_values(
+                        about, memory, [wander], or_line=False
+                    )[0]
+                )
+                known = [one.p_value for one in tested]
+                again = _boundaries(others, [*known[:first], step, *known[last:]])
+                effects = [one.effect for one in again]
                 fit = SegmentFit(cleaned, others, effects, about, memory, floor)
                 if (
-                    step.p_value <= rules.significance
-                    and abs(step.effect) >= rules.smallest
+                    step <= rules.significance
+                    and abs(effects[first]) >= rules.smallest
                     and not is_gradual(fit, first, rules.slow)
                 ):
-                    segments, residuals, last = others, about, first + 1
-                    tested = [
-                        one if old is None else replace(one, p_value=old.p_value)
-                        for one, old in zip(again, known, strict=True)
-                    ]
+                    segments, residuals, tested, last = others, about, again, first + 1
         first = last + 1
     return segments, tested
 
@@ -372,87 +363,18 @@ def _single_step(
     costs, information = step_costs(about, places, memory)
     sigma = root_mean_square(residuals, floor=floor)
     variance = innovation_variance(costs, about.size, sigma)
-    explained = _innovations(residuals[start:stop], memory)
-    if explained - float(costs.min()) < _BEYOND_A_LINE * variance:
+    explained = innovations(residuals[start:stop], memory)
+    if explained - float(costs.min()) < BEYOND_A_LINE * variance:
         return None
     return start + int(places[best_place(costs, information, variance)])
 
 
-def _is_kink(sums: Sums, segments: list[Segment], position: int, unit: float) -> bool:
+def _is_kink(sums: Sums, left: Segment, right: Segment, unit: float) -> bool:
     """Return True if one line fits two segments, one of them a line, clearly worse than they do."""
-    left, right = segments[position], segments[position + 1]
     if not (left.slope or right.slope):
         return False
     together = sums.fit(left.start, right.stop, 0.0).residual
     return together - left.residual - right.residual > (_PENALTY + _LINE_PENALTY) * unit
-
-
-def _test(
-    sums: Sums,
-    residuals: Floats,
-    segments: list[Segment],
-    position: int,
-    memory: float,
-    floor: float,
-    rules: StepRules,
-    wander: Wander,
-    *,
-    or_line: bool = True,
-) -> Boundary:
-    left, right = segments[position], segments[position + 1]
-    at = right.start
-    effect = right.at(at - 0.5) - left.at(at - 0.5)
-    before = residuals[max(left.start, at - SURROUNDINGS) : at]
-    after = residuals[at : min(right.stop, at + SURROUNDINGS)]
-    squares = float(before @ before), float(after @ after)
-    sizes = before.size, after.size
-    freedom = max(sizes[0] + sizes[1] - 2, 1)
-    pooled = (squares[0] + squares[1]) / freedom
-    variances = [
-        max((square + _SHARED * pooled) / (size - 1 + _SHARED), floor * floor)
-        for square, size in zip(squares, sizes, strict=True)
-    ]
-    if right.stop == sums.size and right.size <= _NEW:
-        # Only few values follow, so the noise is also estimated from the last ones before the step.
-        now = float(np.median(np.abs(before[-_NOW:]))) * MAD_TO_SIGMA / _LOUDER
-        variances = [max(variance, now * now) for variance in variances]
-    error = sum(
-        variance * 4.0 / effective_size(one.size, memory)
-        if one.slope
-        else variance / min(effective_size(one.size, memory), rules.most_counted)
-        for variance, one in zip(variances, (left, right), strict=True)
-    )
-    sigma = max(float(np.sqrt(residuals @ residuals / residuals.size)), floor)
-    error += wander.variance(min(left.size, right.size), memory, sigma)
-    t = abs(effect) / float(np.sqrt(error))
-    p_value = 2 * float(special.stdtr(freedom, -t))
-    p_value = min(1.0, p_value * _TRIALS * sums.size / min(left.size, right.size))
-    if (
-        or_line
-        and not (left.slope or right.slope)
-        and min(left.size, right.size) > 5
-        and p_value < 1.0
-    ):
-        line = sums.fit(left.start, right.stop, 0.0)
-        about_line = residuals[left.start : right.stop] + (left.level - line.level)
-        about_line[left.size :] += right.level - left.level
-        about_line -= line.slope * np.arange(about_line.size)
-        about = residuals[left.start : right.stop]
-        saved = _innovations(about_line, memory) - _innovations(about, memory)
-        # Variance of the innovations of an AR(1) process.
-        least = _BEYOND_A_LINE * max(variances) * (1 - memory * memory)
-        if saved < least and not any(
-            _innovations(about_line, memory) - _innovations(about - ramp, memory) >= least
-            for ramp in ramps(left.size, right.size, effect, rules.ramps)
-        ):
-            p_value = 1.0
-    return Boundary(at, effect, p_value)
-
-
-def _innovations(residuals: Floats, memory: float) -> float:
-    """Sum of squared AR(1) innovations."""
-    rest = residuals[1:] - memory * residuals[:-1]
-    return float(rest @ rest)
 
 
 def _memory(residuals: Floats, segments: list[Segment]) -> float:

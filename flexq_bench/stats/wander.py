@@ -49,7 +49,7 @@ class Wander:
         return float(np.interp(size, self.sizes, beyond))
 
     def _beyond(self, size: int, seen: float, memory: float, sigma: float) -> float:
-        by_noise = 2 * sigma * sigma / effective_size(size, memory)
+        by_noise = 2 * sigma * sigma / float(effective_size(size, memory))
         error = _MAD_ERROR / float(np.sqrt(self.count / size))
         return seen - by_noise if seen > by_noise * (1 + self.errors * error) else 0.0
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_nights import IDENTITY, MadePool
 
-from ci.change_points import steps_beside_others, store_change_points
+from ci.change_points import no_step_reason, steps_beside_others, store_change_points
 from ci.reports import nightly as night_report
 from db import queries
 from db.records import DeviceInfo
@@ -17,7 +17,14 @@ from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.record import build_record
-from flexq_bench.stats.level_model import DeviceChange
+from flexq_bench.stats.level_model import (
+    DeviceChange,
+    Drift,
+    LevelModel,
+    ModePair,
+    Spell,
+    Step,
+)
 from workloads.case import Case
 
 
@@ -57,6 +64,22 @@ def test_a_change_point_is_taken_back_once_the_level_is_back(a_night, database):
         series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
         [found] = queries.change_points_of(session, series, with_retracted=True)
     assert found.retracted == "the level was back after 3 results"
+
+
+def test_the_reason_of_a_retraction_is_the_nearest_cause():
+    up, down = Step(52, 20.0, 21.0, 1e-6), Step(46, 21.0, 20.0, 1e-6)
+    modes = ModePair(0.12, 0.4, 0.8)
+    drift = Drift(0, 100, 0.001, 0.1)
+
+    def reason(**parts):
+        return no_step_reason(LevelModel(100, **parts), 49, rises=True)
+
+    assert reason(spells=(Spell(49, 52, 0.1),)) == "the level was back after 3 results"
+    moved = "later results place the step +3 results from here"
+    assert reason(steps=(down, up), modes=modes, drifts=(drift,)) == moved
+    assert reason(steps=(down,), drifts=(drift,)) == "a drift of +0.100% a result explains it"
+    falling = replace(drift, slope=-0.001, change=-0.1)
+    assert reason(steps=(down,), drifts=(falling,)) == "later results do not bear it out"
 
 
 class PoolOfTwo(MadePool):
