@@ -40,7 +40,6 @@ from scipy.optimize import minimize, minimize_scalar
 from kernels.contract import Config
 from kernels.cuda.imma.configuration_choice import (
     MAX_NATURAL,
-    MAX_UNTILED,
     Cost,
     ManyConfig,
     choose,
@@ -191,7 +190,9 @@ def losses(times: Times, configs: Sequence[Config], col_tiles: int, sms: int) ->
 
 def write_table(times: Times, sms: int, kernel: str) -> None:
     configs, timed = own_configs(kernel)
-    tables = {tiles: losses(times, configs, tiles, sms) for tiles in COL_TILES}
+    few = [c for c in configs if isinstance(c, ImmaConfig | WeightOnlyConfig)]
+    numbers = sorted({c.col_tiles for c in few})
+    tables = {tiles: losses(times, configs, tiles, sms) for tiles in numbers}
     tables = {tiles: table for tiles, table in tables.items() if table.shapes}
     Path(str(timed.file)).write_text(write_losses(tables))
     say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))
@@ -369,7 +370,11 @@ def folds(
 def fit(times: Times, sms: int, kernel: str) -> None:
     found = resolve(kernel, "cuda")
     assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
-    few = {gemm: timed for gemm, timed in times.items() if MAX_UNTILED < gemm.m <= MAX_NATURAL}
+    few = {
+        gemm: timed
+        for gemm, timed in times.items()
+        if found.choice.max_untiled < gemm.m <= MAX_NATURAL
+    }
     border = found.choice.many_rows * MMA_ROWS * sms
     parts = (
         (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),

@@ -38,9 +38,8 @@ from workloads.gemm import GemmWorkload
 
 # Limits in tokens, from the records of `heuristic.py measure` on an H200 (examples/h200):
 MAX_FEW = 64  # for more tokens the kernel for few tokens was never the fastest
-MAX_UNTILED = 16  # up to here the tiled kernel was never the fastest
 MAX_NATURAL = 32  # more tokens are in warpgroup MMA order, on GPUs that support it
-# From this K on, FlexQ's tokens are in that order from 17 on: at 32 tokens group_gemm_cluster.cu
+# From this K on, FlexQ's tokens are in that order from 25 on: at 32 tokens group_gemm_cluster.cu
 # was 1.0 to 1.23 times as fast as the kernels for the natural order on eight of twelve shapes, but
 # 0.75 to 0.92 times on the four smallest (examples/h200/stream-k-times.json.gz).
 MIN_LONG_K = 4096
@@ -88,8 +87,8 @@ class Candidates:
 
     few: by column tiles, for up to MAX_FEW tokens. costs: of all others, in the order of
     candidates. timed: losses of those for few tokens. many_rows: row tiles per SM from which on
-    17 to 32 tokens are faster in the tiled kernel. long_k: K from which on tokens are in
-    warpgroup MMA order from 17 on.
+    up to 32 tokens are faster in the tiled kernel. max_untiled: tokens up to which the kernel for
+    few tokens is always the fastest. long_k: K from which on more are in warpgroup MMA order.
     """
 
     few: Mapping[int, Sequence[ImmaConfig]]
@@ -97,17 +96,18 @@ class Candidates:
     timed: TimedShapes
     many_rows: float = 6.0
     long_k: float = math.inf
+    max_untiled: int = 16
 
     def in_mma_order(self, m: int, k: int) -> bool:
         """Return True if m tokens of K = k are in warpgroup MMA order, on GPUs that support it."""
-        return m > MAX_NATURAL or (m > MAX_UNTILED and k >= self.long_k)
+        return m > MAX_NATURAL or (m > self.max_untiled and k >= self.long_k)
 
     def for_tokens(self, m: int, *, in_mma_order: bool) -> list[AnyImmaConfig]:
         """Return all configurations for m tokens in this order, for any GPU."""
         if in_mma_order:
             return [*self._of(WgmmaConfig), *self._clusters(m), *self._of(PersistentConfig)]
         few = self.for_few(m) if m <= MAX_FEW else []
-        many = self._of(TiledConfig) if m > MAX_UNTILED else []
+        many = self._of(TiledConfig) if m > self.max_untiled else []
         return [*few, *many]
 
     def for_few(self, m: int) -> list[ImmaConfig]:
@@ -132,11 +132,11 @@ class Candidates:
 def bucket_of(m: int) -> int:
     """Round m up to a number of tokens with the same configurations.
 
-    It is a power of two, or 48 or 96, for which group_gemm_cluster.cu has tiles.
+    It is a power of two, or 24, 48 or 96, for which there are tiles of their own.
     """
     power = 1 << (m - 1).bit_length()
     smaller = power // 4 * 3
-    return smaller if smaller in (48, 96) and m <= smaller else power
+    return smaller if smaller in (24, 48, 96) and m <= smaller else power
 
 
 def choose(
@@ -260,7 +260,11 @@ def _costs(kernel: str, *, each_wave: frozenset[str] = frozenset()) -> dict[Many
 
 _EACH_WAVE = frozenset({"wgmma"})
 FLEXQ = Candidates(
-    _few("six_bits"), _costs("flexq"), TimedShapes("imma", "flexq"), long_k=MIN_LONG_K
+    _few("six_bits"),
+    _costs("flexq"),
+    TimedShapes("imma", "flexq"),
+    long_k=MIN_LONG_K,
+    max_untiled=24,
 )
 _NIBBLES = TimedShapes("imma", "nibbles")  # 4-bit weights whose groups are scaled one by one
 ATOM = Candidates(_few("four_bits"), _costs("atom"), _NIBBLES)
