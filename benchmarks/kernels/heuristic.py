@@ -40,6 +40,7 @@ from scipy.optimize import minimize, minimize_scalar
 from kernels.contract import Config
 from kernels.cuda.imma.configuration_choice import (
     MAX_NATURAL,
+    MAX_UNTILED,
     Cost,
     ManyConfig,
     choose,
@@ -176,15 +177,19 @@ def report(times: Times, sms: int, kernel: str) -> None:
 
 
 def losses(times: Times, configs: Sequence[Config], col_tiles: int, sms: int) -> Losses:
-    """Of configurations with these column tiles, where a shape's most tokens were timed."""
+    """Of configurations with these column tiles, where a shape's most tokens were timed.
+
+    Layers of papers only where nothing else was timed.
+    """
     few = [c for c in configs if isinstance(c, ImmaConfig | WeightOnlyConfig)]
     few = [c for c in few if c.col_tiles == col_tiles]
     papers = {(shape.n, shape.k) for name in PAPERS for shape in load_suite(name).shapes}
     rows: dict[tuple[int, int], np.ndarray] = {}
     for gemm in sorted(times, key=lambda gemm: gemm.m):
         us = np.array([times[gemm].get(c, np.nan) for c in few])
-        if (gemm.n, gemm.k) not in papers and not np.isnan(us).all():
+        if not np.isnan(us).all():
             rows[gemm.n, gemm.k] = us / np.nanmin(us) - 1
+    rows = {shape: row for shape, row in rows.items() if shape not in papers} or rows
     return Losses(tuple(map(settings_of, few)), tuple(rows), sms, np.array([*rows.values()]))
 
 
@@ -370,11 +375,7 @@ def folds(
 def fit(times: Times, sms: int, kernel: str) -> None:
     found = resolve(kernel, "cuda")
     assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
-    few = {
-        gemm: timed
-        for gemm, timed in times.items()
-        if found.choice.max_untiled < gemm.m <= MAX_NATURAL
-    }
+    few = {gemm: timed for gemm, timed in times.items() if MAX_UNTILED < gemm.m <= MAX_NATURAL}
     border = found.choice.many_rows * MMA_ROWS * sms
     parts = (
         (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
