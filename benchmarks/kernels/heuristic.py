@@ -177,21 +177,27 @@ def report(times: Times, sms: int, kernel: str) -> None:
 
 
 def losses(times: Times, configs: Sequence[Config], col_tiles: int, sms: int) -> Losses:
-    """Of configurations with these column tiles, where a shape's most tokens were timed."""
+    """Of configurations with these column tiles, where a shape's most tokens were timed.
+
+    Layers of papers only where nothing else was timed.
+    """
     few = [c for c in configs if isinstance(c, ImmaConfig | WeightOnlyConfig)]
     few = [c for c in few if c.col_tiles == col_tiles]
     papers = {(shape.n, shape.k) for name in PAPERS for shape in load_suite(name).shapes}
     rows: dict[tuple[int, int], np.ndarray] = {}
     for gemm in sorted(times, key=lambda gemm: gemm.m):
         us = np.array([times[gemm].get(c, np.nan) for c in few])
-        if (gemm.n, gemm.k) not in papers and not np.isnan(us).all():
+        if not np.isnan(us).all():
             rows[gemm.n, gemm.k] = us / np.nanmin(us) - 1
+    rows = {shape: row for shape, row in rows.items() if shape not in papers} or rows
     return Losses(tuple(map(settings_of, few)), tuple(rows), sms, np.array([*rows.values()]))
 
 
 def write_table(times: Times, sms: int, kernel: str) -> None:
     configs, timed = own_configs(kernel)
-    tables = {tiles: losses(times, configs, tiles, sms) for tiles in COL_TILES}
+    few = [c for c in configs if isinstance(c, ImmaConfig | WeightOnlyConfig)]
+    numbers = sorted({c.col_tiles for c in few})
+    tables = {tiles: losses(times, configs, tiles, sms) for tiles in numbers}
     tables = {tiles: table for tiles, table in tables.items() if table.shapes}
     Path(str(timed.file)).write_text(write_losses(tables))
     say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))

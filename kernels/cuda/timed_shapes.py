@@ -31,11 +31,11 @@ _STEP_K, _ROWS, _TOKENS = 128, 16, 8  # of a tile
 # of the busiest SM over the mean, by row tiles of a block. Tuned by hand together with the noise
 # for the least mean leave-one-out loss over the tables of flexq, nibbles, dual-grained and
 # minifloats.
-_TILES_SCALE, _STEPS_SCALE, _IMBALANCE_SCALE = 0.2, 3.0, 0.4
-_ROW_TILES = (1, 2)
-_NOISE = 0.1  # variance of a time over that of losses
+_TILES_SCALE, _STEPS_SCALE, _IMBALANCE_SCALE = 0.4, 3.0, 0.8
+_ROW_TILES = (1, 2, 4)
+_NOISE = 0.06  # variance of a time over that of losses
 _MAX_LOSS = 0.3  # larger losses are clipped to it
-_MIN_SHAPES = 20  # timed shapes that a configuration needs
+_MIN_SHAPES = 12  # timed shapes that a configuration needs
 _NEWLINE = ",\n"
 
 Floats = NDArray[np.float64]
@@ -54,10 +54,15 @@ ConfigT = TypeVar("ConfigT", bound=FewConfig)
 
 @dataclass(frozen=True, slots=True)
 class TimedShapes:
-    """A table of timed shapes. engine: its folder in kernels/cuda. name: its file there."""
+    """A table of timed shapes. engine: its folder in kernels/cuda. name: its file there.
+
+    base: table of a similar kernel in the same folder. Only the difference from what it predicts is
+    interpolated, which takes fewer shapes.
+    """
 
     engine: str
     name: str
+    base: str = ""
 
     @property
     def file(self) -> Traversable:
@@ -80,15 +85,16 @@ class Losses:
 
 
 class Interpolation:
-    """Gaussian process regression of losses from a table."""
+    """Gaussian process regression of losses from a table, or of their differences from `base`."""
 
-    def __init__(self, table: Losses) -> None:
-        self._table = table
+    def __init__(self, table: Losses, base: Interpolation | None = None) -> None:
+        self._table, self._base = table, base
         self._points = np.array([_coordinates(*shape, table.sms) for shape in table.shapes])
         self._rows = {shape: row for row, shape in enumerate(table.shapes)}
         covariance = _covariance(self._points, self._points) + _NOISE * np.eye(len(self._points))
         known = ~np.isnan(table.lost)
-        lost = np.minimum(table.lost, _MAX_LOSS)
+        prior = [self._prior(*shape, table.sms, unseen=True) for shape in table.shapes]
+        lost = np.minimum(table.lost, _MAX_LOSS) - prior
         self._means = np.full(len(table.configs), np.inf)
         self._weights = np.zeros_like(lost)
         self._left_out = np.full_like(lost, np.inf)  # leave-one-out predictions
@@ -115,7 +121,19 @@ class Interpolation:
             losses = self._means + covariances @ self._weights
         else:
             losses = self._left_out[row]
+        losses = losses + self._prior(n, k, sms, unseen=unseen)
         return dict(zip(self._table.configs, losses.tolist(), strict=True))
+
+    def _prior(self, n: int, k: int, sms: int, *, unseen: bool) -> Floats:
+        """Return what `base` expects of this table's configurations; 0 where it knows nothing."""
+        known = {} if self._base is None else self._base.expected(n, k, sms, unseen=unseen)
+        losses = np.array([known.get(config, 0.0) for config in self._table.configs])
+        return np.where(np.isfinite(losses), losses, 0.0)
+
+    @property
+    def most_rows(self) -> int:
+        """The largest N of the timed shapes."""
+        return max((n for n, _ in self._table.shapes), default=0)
 
 
 def settings_of(config: object) -> Settings:
@@ -148,14 +166,18 @@ def _expected(
 ) -> Mapping[Settings, float]:
     # Several blocks of tokens have as many thread blocks as one block of tokens with more rows.
     # The number of rows is clipped to the largest timed one.
-    max_rows = max((rows for rows, _ in load_losses(timed)[col_tiles].shapes), default=0)
-    rows = max(n, min(token_blocks * n, max_rows))
-    return _interpolation(timed, col_tiles).expected(rows, k, sms, unseen=unseen)
+    interpolation = _interpolation(timed, col_tiles)
+    rows = max(n, min(token_blocks * n, interpolation.most_rows))
+    return interpolation.expected(rows, k, sms, unseen=unseen)
 
 
 @cache
 def _interpolation(timed: TimedShapes, col_tiles: int) -> Interpolation:
-    return Interpolation(load_losses(timed)[col_tiles])
+    base = _interpolation(TimedShapes(timed.engine, timed.base), col_tiles) if timed.base else None
+    tables = load_losses(timed)
+    if base is not None and col_tiles not in tables:
+        return base
+    return Interpolation(tables[col_tiles], base)
 
 
 @cache

@@ -35,7 +35,7 @@ SHAPES = ((16, 128), (8, 1), (100, 576), (4096, 4096), (28672, 8192), (65536, 51
 @pytest.mark.parametrize("in_mma_order", [False, True])
 def test_every_shape_gets_one_of_the_configurations_that_the_gpu_can_run(sms, in_mma_order):
     for m in TOKENS:
-        can_run = FLEXQ.for_tokens(m, in_mma_order=in_mma_order)
+        can_run = FLEXQ.for_tokens(m, 4096, in_mma_order=in_mma_order)
         for n, k in SHAPES:
             assert choose(can_run, GemmWorkload(m, n, k), sms, FLEXQ) in can_run
 
@@ -44,7 +44,7 @@ def test_every_shape_gets_one_of_the_configurations_that_the_gpu_can_run(sms, in
 @pytest.mark.parametrize("candidates", [DUAL_GRAINED, TWO_LEVEL], ids=["dgq", "dual"])
 def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(candidates, in_mma_order):
     for m in (33, 40, 64, 100, 512, 4096):
-        can_run = candidates.for_tokens(m, in_mma_order=in_mma_order)
+        can_run = candidates.for_tokens(m, 4096, in_mma_order=in_mma_order)
         can_run = [c for c in can_run if not isinstance(c, ImmaConfig)]
         for n, k in SHAPES:
             chosen = choose(can_run, GemmWorkload(m, n, k), 132, candidates)
@@ -54,12 +54,12 @@ def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(candidates, in
 
 def test_without_clusters_the_choice_has_none():
     for m in TOKENS:
-        can_run = [c for c in FLEXQ.for_tokens(m, in_mma_order=False) if c.k_split == 1]
+        can_run = [c for c in FLEXQ.for_tokens(m, 4096, in_mma_order=False) if c.k_split == 1]
         assert choose(can_run, GemmWorkload(m, 4096, 4096), 84, FLEXQ).k_split == 1
 
 
 def test_many_rows_and_more_than_16_tokens_take_the_kernel_that_shares_weights():
-    configs = FLEXQ.for_tokens(32, in_mma_order=False)
+    configs = FLEXQ.for_tokens(32, 4096, in_mma_order=False)
 
     assert isinstance(choose(configs, GemmWorkload(32, 28672, 8192), 132, FLEXQ), TiledConfig)
     assert isinstance(choose(configs, GemmWorkload(32, 2048, 8192), 132, FLEXQ), ImmaConfig)
@@ -67,8 +67,8 @@ def test_many_rows_and_more_than_16_tokens_take_the_kernel_that_shares_weights()
 
 def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
     in_order = WgmmaConfig | ClusterConfig | PersistentConfig
-    assert all(isinstance(c, in_order) for c in FLEXQ.for_tokens(64, in_mma_order=True))
-    assert not any(isinstance(c, in_order) for c in FLEXQ.for_tokens(64, in_mma_order=False))
+    assert all(isinstance(c, in_order) for c in FLEXQ.for_tokens(64, 4096, in_mma_order=True))
+    assert not any(isinstance(c, in_order) for c in FLEXQ.for_tokens(64, 4096, in_mma_order=False))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
     ],
 )
 def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
-    chosen = choose(FLEXQ.for_tokens(m, in_mma_order=True), GemmWorkload(m, n, k), 132, FLEXQ)
+    chosen = choose(FLEXQ.for_tokens(m, 4096, in_mma_order=True), GemmWorkload(m, n, k), 132, FLEXQ)
 
     assert isinstance(chosen, kind)
 
@@ -96,7 +96,6 @@ def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
         (48, 4096, 4096, ClusterConfig(2, 1, 48, 4, 2, 2, 1)),
         (48, 28672, 8192, ClusterConfig(3, 1, 48, 7, 1, 1, 1)),
         (64, 4096, 4096, ClusterConfig(2, 1, 64, 4, 2, 2, 1)),
-        (64, 9488, 2832, ClusterConfig(2, 1, 64, 4, 1, 2, 1)),
         (64, 12288, 4096, ClusterConfig(3, 1, 64, 7, 2, 1, 1)),
         (64, 28672, 8192, ClusterConfig(3, 1, 64, 7, 1, 1, 1)),
         (96, 4096, 14336, ClusterConfig(2, 1, 96, 7, 2, 1, 1)),
@@ -105,7 +104,7 @@ def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
     ],
 )
 def test_tens_of_tokens_take_what_was_fastest(m, n, k, config):
-    can_run = FLEXQ.for_tokens(m, in_mma_order=True)
+    can_run = FLEXQ.for_tokens(m, 4096, in_mma_order=True)
 
     assert choose(can_run, GemmWorkload(m, n, k), 132, FLEXQ) == config
 
@@ -114,19 +113,47 @@ def test_tens_of_tokens_take_what_was_fastest(m, n, k, config):
     ("m", "tokens"), [(17, 32), (32, 32), (33, 48), (49, 64), (65, 96), (97, 128), (128, 128)]
 )
 def test_clusters_have_room_for_all_tokens_and_least_to_spare(m, tokens):
-    clusters = [c for c in FLEXQ.for_tokens(m, in_mma_order=True) if isinstance(c, ClusterConfig)]
+    clusters = [
+        c for c in FLEXQ.for_tokens(m, 4096, in_mma_order=True) if isinstance(c, ClusterConfig)
+    ]
 
     assert {c.tokens for c in clusters} == {tokens}
-    assert not any(isinstance(c, ClusterConfig) for c in FLEXQ.for_tokens(129, in_mma_order=True))
+    assert not any(
+        isinstance(c, ClusterConfig) for c in FLEXQ.for_tokens(129, 4096, in_mma_order=True)
+    )
 
 
-def test_17_to_32_tokens_have_the_order_of_the_mma_where_k_is_long():
-    assert [FLEXQ.in_mma_order(m, 4096) for m in (16, 17, 32, 33)] == [False, True, True, True]
-    assert [FLEXQ.in_mma_order(m, 4095) for m in (16, 17, 32, 33)] == [False, False, False, True]
+def test_25_to_32_tokens_have_the_order_of_the_mma_where_k_is_long():
+    assert [FLEXQ.in_mma_order(m, 4096) for m in (24, 25, 32, 33)] == [False, True, True, True]
+    assert [FLEXQ.in_mma_order(m, 4095) for m in (24, 25, 32, 33)] == [False, False, False, True]
     assert not TWO_LEVEL.in_mma_order(32, 4096)
 
 
+def test_17_to_24_tokens_have_tiles_of_their_own_where_k_is_long():
+    configs = FLEXQ.for_tokens(24, 4096, in_mma_order=False)
+
+    assert {c.col_tiles for c in configs} == {3}
+    assert {c.col_tiles for c in FLEXQ.for_few(24, 4095)} == {4}
+    assert {c.col_tiles for c in TWO_LEVEL.for_few(24, 4096)} == {4}
+    assert choose(configs, GemmWorkload(24, 4096, 4096), 132, FLEXQ) in configs
+
+
 STREAMS = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig) and c.stream_k]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "pairs"),
+    [
+        (32, 7168, 7168, 56),  # of 66; 5 % faster than all
+        (64, 15360, 5120, 66),  # 120 outputs
+        (128, 6656, 17920, 66),  # 52 of them took 8 % longer
+        (128, 4096, 4096, 64),
+    ],
+)
+def test_pairs_of_blocks_are_a_multiple_of_the_outputs_where_that_was_faster(m, n, k, pairs):
+    config = ClusterConfig(2, 1, m, 4, 2, 1, 1)
+
+    assert config.shares(m, n, k // 128, 132).blocks == 2 * pairs
 
 
 @pytest.mark.parametrize("config", STREAMS, ids=str)
@@ -163,11 +190,24 @@ def test_the_next_launch_finds_room_beside_a_persistent_block(config: ClusterCon
 
 @pytest.mark.parametrize(
     ("m", "bucket"),
-    [(1, 1), (3, 4), (17, 32), (33, 48), (48, 48), (49, 64), (65, 96), (97, 128), (130, 256)],
+    [
+        (1, 1),
+        (3, 4),
+        (17, 24),
+        (25, 32),
+        (33, 48),
+        (48, 48),
+        (49, 64),
+        (65, 96),
+        (97, 128),
+        (130, 256),
+    ],
 )
 def test_a_bucket_is_what_tiles_have_room_for(m: int, bucket: int) -> None:
     assert bucket_of(m) == bucket
-    assert FLEXQ.for_tokens(m, in_mma_order=True) == FLEXQ.for_tokens(bucket, in_mma_order=True)
+    assert FLEXQ.for_tokens(m, 4096, in_mma_order=True) == FLEXQ.for_tokens(
+        bucket, 4096, in_mma_order=True
+    )
 
 
 def test_clusters_leave_places_for_blocks_empty():
@@ -213,6 +253,6 @@ def test_persistent_blocks_share_all_steps_of_k(config: PersistentConfig) -> Non
 )
 def test_64_tokens_of_dual_grained_weights_take_what_was_fastest_on_an_h100(n, k, config):
     """By up to 66 % where all waves of blocks were taken to begin with the launch."""
-    can_run, tiles = DUAL_GRAINED.for_tokens(64, in_mma_order=True), DualGrainedGemm.tiles
+    can_run, tiles = DUAL_GRAINED.for_tokens(64, 4096, in_mma_order=True), DualGrainedGemm.tiles
 
     assert choose(can_run, GemmWorkload(64, n, k), 132, DUAL_GRAINED, tiles) == config

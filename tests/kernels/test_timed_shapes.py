@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernels.contract import Config
-from kernels.cuda.imma.configuration_choice import ATOM, DUAL_GRAINED, FLEXQ
+from kernels.cuda.imma.configuration_choice import ATOM, DUAL_GRAINED, FLEXQ, TWO_LEVEL
 from kernels.cuda.imma.configurations import ImmaConfig
 from kernels.cuda.imma.gemm import ImmaGemm
 from kernels.cuda.timed_shapes import (
@@ -133,10 +133,33 @@ def test_a_shape_that_counts_as_unseen_is_judged_by_all_others():
 
 def test_a_configuration_that_was_timed_too_rarely_comes_last():
     lost = TABLE.lost.copy()
-    lost[19:, 1] = np.nan
+    lost[11:, 1] = np.nan
     sparse = Interpolation(replace(TABLE, lost=lost))
 
     assert fastest(sparse.expected(28672, 8192, 132)) == settings_of(NARROW)
+
+
+def test_a_table_with_a_base_needs_few_shapes():
+    """Wide blocks are 5 % slower here than in the base, whatever the shape."""
+    few = slice(None, None, 5)
+    lost = TABLE.lost[few] + [0.0, 0.05]
+    own = Interpolation(
+        replace(TABLE, shapes=SHAPES[few], lost=lost),
+        Interpolation(replace(TABLE, lost=TABLE.lost)),
+    )
+    expected = own.expected(9000, 6000, 132)
+
+    assert expected[settings_of(NARROW)] == pytest.approx(0.0, abs=0.02)
+    assert expected[settings_of(WIDE)] == pytest.approx(0.15, abs=0.03)
+
+
+def test_column_tiles_that_a_table_has_not_are_those_of_its_base():
+    configs = [c for c in TWO_LEVEL.for_few(32, 4096) if c.k_split == 1]
+    gemm = GemmWorkload(32, 4096, 4096)
+
+    chosen = choose_by_timed_shapes(configs, gemm, 132, TWO_LEVEL.timed)
+
+    assert chosen == choose_by_timed_shapes(configs, gemm, 132, FLEXQ.timed)
 
 
 def test_a_field_that_has_its_default_does_not_tell_configurations_apart():

@@ -19,6 +19,11 @@
 //
 // Activations and scales are loaded AHEAD steps early. With one row tile a step is shorter than their latency, and
 // more stages of weights do not help.
+//
+// EARLY: what a block does, besides requesting STAGES - 1 steps of weights, before it waits for the previous kernel.
+// 1: it loads its first scales, and prefetches the others. 2: it also widens each warp's first step, which then
+// only has to be multiplied. 3: it also requests two more steps, so the whole ring and the registers are full.
+// RESIDENT: blocks per SM that must have enough registers; 1: any number.
 #include "imma/layout.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"
@@ -26,13 +31,16 @@
 #include "ptx/mma.cuh"
 
 #if !defined(COL_TILES) || !defined(ROW_TILES) || !defined(WARPS) || !defined(STAGES) || \
-    !defined(K_SPLIT) || !defined(LATE) || !defined(AHEAD)
-#error "define COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT, LATE and AHEAD"
+    !defined(K_SPLIT) || !defined(LATE) || !defined(AHEAD) || !defined(EARLY) || !defined(RESIDENT)
+#error "define COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT, LATE, AHEAD, EARLY and RESIDENT"
 #endif
 #include "common/k_split.cuh"
+constexpr bool WIDENS_EARLY = EARLY >= 2, FILLS_RING = EARLY >= 3;
+constexpr int FIRST_STEPS = FILLS_RING ? 2 : WIDENS_EARLY ? 1 : 0;  // of a warp that differ from later ones
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
 static_assert(STAGES >= 2, "STAGES must be at least 2: one is multiplied while the others load");
+static_assert(!WIDENS_EARLY || !INT4_MMA, "EARLY 2 and 3 need INT4_MMA 0, which has no widened weights");
 
 struct Operands {
   const unsigned char* w;
@@ -80,7 +88,17 @@ struct StepOperands {
   uint32_t row_scales[ROW_TILES];
 };
 
-__device__ inline void load_step_operands(StepOperands& s, const Operands& op, int step) {
+// AT_ONCE: the compiler may not delay the loads until after a wait.
+template <bool AT_ONCE>
+__device__ inline void load_row_scales(StepOperands& s, const Operands& op, int step) {
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; ++r) {
+    const uint32_t* scales = op.sw + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4;
+    s.row_scales[r] = AT_ONCE ? load_early(scales) : __ldg(scales);
+  }
+}
+
+__device__ inline void load_tokens(StepOperands& s, const Operands& op, int step) {
 #pragma unroll
   for (int j = 0; j < COL_TILES; ++j) {
     const int token = op.first_token + j * MMA_TOKENS + op.lane / 4;
@@ -97,10 +115,28 @@ __device__ inline void load_step_operands(StepOperands& s, const Operands& op, i
                                             : make_float2(0.0f, 0.0f);
     }
   }
-#pragma unroll
-  for (int r = 0; r < ROW_TILES; ++r)
-    s.row_scales[r] = __ldg(op.sw + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4);
 }
+
+// Prefetch the scales of all steps of this block's rows.
+__device__ inline void prefetch_row_scales(const Operands& op) {
+  constexpr int LINE_TILES = 4;  // whose scales are a cache line
+  const int lines = (op.steps + LINE_TILES - 1) / LINE_TILES;
+  for (int i = threadIdx.x; i < lines * ROW_TILES; i += WARPS * 32)
+    prefetch_to_l2(op.sw + tile_at(op, i / lines, i % lines * LINE_TILES) * (MMA_ROWS / 2));
+}
+
+// The A operands of a tile, widened before they are multiplied.
+struct WidenedTile {
+  uint32_t words[OPERAND_WORDS];
+
+  __device__ inline void widen(const WeightTile& weights) {
+#pragma unroll
+    for (int o = 0; o < OPERAND_WORDS; ++o) {
+      words[o] = weights.operand(o);
+      asm volatile("" : "+r"(words[o]));  // the compiler may not do it later
+    }
+  }
+};
 
 // Prefetch the scales of this block's features, because nothing hides the latency of loads in the epilogue.
 __device__ inline void prefetch_features(const half_bits* sn, int n) {
@@ -130,7 +166,11 @@ struct EarlyScales {
   }
 };
 
+#if RESIDENT > 1
+extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
+#else
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
+#endif
 flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const float* sx, const half_bits* bias,
            half_bits* y, int m, int n, int k, [[maybe_unused]] const half_bits* sn) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -156,19 +196,38 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
 
   if constexpr (!LATE) let_next_kernel_start();
   if constexpr (DUAL_GRAINED) prefetch_features(sn, n);
-#pragma unroll
-  for (int s = 0; s < STAGES - 1; ++s) {
-    const int step = first_step + s * STRIDE;
-    if (step < steps) load_stage(op, ring + s * STAGE_BYTES, step, policy);
+  const auto request = [&](int slot, int step) {
+    if (step < steps) load_stage(op, ring + slot * STAGE_BYTES, step, policy);
     cp_async_commit();
+  };
+  StepOperands queue[AHEAD == 1 ? 1 : AHEAD + 1];
+  if constexpr (EARLY) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i)
+      if (first_step + i * STRIDE < steps) load_row_scales<true>(queue[i], op, first_step + i * STRIDE);
+  }
+#pragma unroll
+  for (int s = 0; s < (FILLS_RING ? STAGES : STAGES - 1); ++s) request(s, first_step + s * STRIDE);
+  if constexpr (EARLY) prefetch_row_scales(op);
+  [[maybe_unused]] WidenedTile first_tiles[ROW_TILES];
+  if constexpr (WIDENS_EARLY) {
+    cp_async_wait<FILLS_RING ? STAGES - 1 : STAGES - 2>();
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r)
+      first_tiles[r].widen(WeightTile(ring + r * TILE_BYTES, queue[0].row_scales[r], lane, first_step == groups - 1));
+    __syncwarp();  // no lane still reads the slot that is written below
+    if constexpr (FILLS_RING) request(0, first_step + STAGES * STRIDE);
   }
   wait_for_previous_kernel();  // weights are constant, activations may be its output
 
   Fragment total[ROW_TILES][COL_TILES] = {};
-  StepOperands queue[AHEAD == 1 ? 1 : AHEAD + 1];
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i)
-    if (first_step + i * STRIDE < steps) load_step_operands(queue[i], op, first_step + i * STRIDE);
+    if (first_step + i * STRIDE < steps) {
+      load_tokens(queue[i], op, first_step + i * STRIDE);
+      if constexpr (!EARLY) load_row_scales<false>(queue[i], op, first_step + i * STRIDE);
+    }
   constexpr int FRAGMENTS = ROW_TILES * COL_TILES * 32;
   [[maybe_unused]] EarlyScales early;
   if constexpr (SCALES_EARLY) {
@@ -176,20 +235,33 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     if (first_fragment < FRAGMENTS) early = EarlyScales(op, first_fragment, n, sx, sn);
   }
   int slot = 0;
-  const auto multiply = [&](int step, const StepOperands& now, StepOperands& next) {
-    cp_async_wait<STAGES - 2>();
+  // number: of this warp's step; FIRST_STEPS: any later one.
+  const auto multiply = [&](int number, int step, const StepOperands& now, StepOperands& next) {
+    const bool is_widened = WIDENS_EARLY && number == 0, is_requested = FILLS_RING && number < FIRST_STEPS;
+    if (!is_widened) {
+      if (is_requested) cp_async_wait<STAGES - 1>();
+      else cp_async_wait<STAGES - 2>();
+    }
     __syncwarp();  // all copies are complete, and no lane still reads the slot that is written below
     const int ahead = step + (STAGES - 1) * STRIDE;
-    const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
-    if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
-    else if constexpr (LATE) let_next_kernel_start();
-    cp_async_commit();
-    if (step + AHEAD * STRIDE < steps) load_step_operands(next, op, step + AHEAD * STRIDE);
+    if (!is_requested) {
+      const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
+      if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
+      else if constexpr (LATE) let_next_kernel_start();
+      cp_async_commit();
+    } else if constexpr (LATE) {
+      if (ahead >= steps) let_next_kernel_start();
+    }
+    if (step + AHEAD * STRIDE < steps) {
+      load_tokens(next, op, step + AHEAD * STRIDE);
+      load_row_scales<false>(next, op, step + AHEAD * STRIDE);
+    }
 
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
-      const WeightTile weights(ring + slot * STAGE_BYTES + r * TILE_BYTES, now.row_scales[r], lane,
-                               step == groups - 1);
+      WeightTile weights(now.row_scales[r], step == groups - 1);
+      if (!is_widened) weights.load(ring + slot * STAGE_BYTES + r * TILE_BYTES, lane);
+      const auto operand = [&](int o) { return is_widened ? first_tiles[r].words[o] : weights.operand(o); };
       int sums[COL_TILES][4] = {};
 #if DUAL_GRAINED
 #pragma unroll
@@ -218,8 +290,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
 #endif
 #pragma unroll
       for (int i = 0; i < MMAS; ++i) {
-        const uint32_t a[4] = {weights.operand(4 * i), weights.operand(4 * i + 1),
-                               weights.operand(4 * i + 2), weights.operand(4 * i + 3)};
+        const uint32_t a[4] = {operand(4 * i), operand(4 * i + 1), operand(4 * i + 2), operand(4 * i + 3)};
 #pragma unroll
         for (int j = 0; j < COL_TILES; ++j) {
           uint32_t b[2];
@@ -244,16 +315,24 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     }
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   };
+  int step = first_step;
   if constexpr (AHEAD == 1) {  // slower when unrolled as below
-    for (int step = first_step; step < steps; step += STRIDE) {
+    const auto multiply_next = [&](int number) {
       const StepOperands now = queue[0];
-      multiply(step, now, queue[0]);
-    }
-  } else {  // unrolled instead of moving queue entries: a move waits for its load
-    for (int step = first_step; step < steps;) {
+      multiply(number, step, now, queue[0]);
+    };
 #pragma unroll
-      for (int i = 0; i <= AHEAD; ++i, step += STRIDE)
-        if (step < steps) multiply(step, queue[i], queue[(i + AHEAD) % (AHEAD + 1)]);
+    for (int i = 0; i < FIRST_STEPS; ++i, step += STRIDE)
+      if (step < steps) multiply_next(i);
+    for (; step < steps; step += STRIDE) multiply_next(FIRST_STEPS);
+  } else {  // unrolled instead of moving queue entries: a move waits for its load
+#pragma unroll
+    for (int i = 0; i < FIRST_STEPS; ++i, step += STRIDE)
+      if (step < steps) multiply(i, step, queue[i % (AHEAD + 1)], queue[(i + AHEAD) % (AHEAD + 1)]);
+    while (step < steps) {
+#pragma unroll
+      for (int i = FIRST_STEPS; i <= FIRST_STEPS + AHEAD; ++i, step += STRIDE)
+        if (step < steps) multiply(FIRST_STEPS, step, queue[i % (AHEAD + 1)], queue[(i + AHEAD) % (AHEAD + 1)]);
     }
   }
 

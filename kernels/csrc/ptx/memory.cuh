@@ -95,10 +95,16 @@ __device__ inline uint32_t load_written(const uint8_t* global) {
   return v;
 }
 
-// Load of a constant; volatile, so that the compiler does not move it to its first use.
+// Loads of constants; volatile, so that the compiler does not move them to their first use.
 __device__ inline half_bits load_early(const half_bits* global) {
   half_bits value;
   asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(global));
+  return value;
+}
+
+__device__ inline uint32_t load_early(const uint32_t* global) {
+  uint32_t value;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(global));
   return value;
 }
 

@@ -73,7 +73,7 @@ class MixedGemm(ImmaGemm):
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
         # Where int4 MMA is not emulated, builds of both variants have the same code.
-        return self.choice.for_few(1)[-1:] if self.tiles.int4_mma else super().every_config()
+        return self.choice.for_few(1, GROUP)[-1:] if self.tiles.int4_mma else super().every_config()
 
     def in_mma_order(self, m: int, k: int) -> bool:
         return not self.tiles.int4_mma and super().in_mma_order(m, k)

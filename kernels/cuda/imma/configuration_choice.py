@@ -40,10 +40,14 @@ from workloads.gemm import GemmWorkload
 MAX_FEW = 64  # for more tokens the kernel for few tokens was never the fastest
 MAX_UNTILED = 16  # up to here the tiled kernel was never the fastest
 MAX_NATURAL = 32  # more tokens are in warpgroup MMA order, on GPUs that support it
-# From this K on, FlexQ's tokens are in that order from 17 on: at 32 tokens group_gemm_cluster.cu
-# was 1.0 to 1.23 times as fast as the kernels for the natural order on eight of twelve shapes, but
-# 0.75 to 0.92 times on the four smallest (examples/h200/stream-k-times.json.gz).
+# From this K on, FlexQ has two other limits. At 24 tokens its kernel for few tokens, with three
+# column tiles, was 1.02 to 1.13 times as fast as group_gemm_cluster.cu on twelve layers
+# (imma-times.json.gz). At 32 tokens group_gemm_cluster.cu was 1.0 to 1.23 times as fast as the
+# kernels for the natural order on eight of twelve shapes, but 0.75 to 0.92 times on the four with
+# the smallest K (stream-k-times.json.gz).
 MIN_LONG_K = 4096
+MAX_LONG_UNTILED = 24  # instead of both MAX_UNTILED and MAX_NATURAL
+LONG_COL_TILES = 3
 
 _REGISTERS = 65536  # of an SM
 _SM_SHARED_BYTES, _BLOCK_SHARED_BYTES = 227 * 1024, 1024  # usable; reserved for each block
@@ -88,8 +92,8 @@ class Candidates:
 
     few: by column tiles, for up to MAX_FEW tokens. costs: of all others, in the order of
     candidates. timed: losses of those for few tokens. many_rows: row tiles per SM from which on
-    17 to 32 tokens are faster in the tiled kernel. long_k: K from which on tokens are in
-    warpgroup MMA order from 17 on.
+    17 to 32 tokens are faster in the tiled kernel. long_k: K from which on MAX_LONG_UNTILED holds,
+    and LONG_COL_TILES are candidates.
     """
 
     few: Mapping[int, Sequence[ImmaConfig]]
@@ -100,19 +104,21 @@ class Candidates:
 
     def in_mma_order(self, m: int, k: int) -> bool:
         """Return True if m tokens of K = k are in warpgroup MMA order, on GPUs that support it."""
-        return m > MAX_NATURAL or (m > MAX_UNTILED and k >= self.long_k)
+        return m > (MAX_LONG_UNTILED if k >= self.long_k else MAX_NATURAL)
 
-    def for_tokens(self, m: int, *, in_mma_order: bool) -> list[AnyImmaConfig]:
-        """Return all configurations for m tokens in this order, for any GPU."""
+    def for_tokens(self, m: int, k: int, *, in_mma_order: bool) -> list[AnyImmaConfig]:
+        """Return all configurations for m tokens of K = k in this order, for any GPU."""
         if in_mma_order:
             return [*self._of(WgmmaConfig), *self._clusters(m), *self._of(PersistentConfig)]
-        few = self.for_few(m) if m <= MAX_FEW else []
-        many = self._of(TiledConfig) if m > MAX_UNTILED else []
+        few = self.for_few(m, k) if m <= MAX_FEW else []
+        max_untiled = MAX_LONG_UNTILED if k >= self.long_k else MAX_UNTILED
+        many = self._of(TiledConfig) if m > max_untiled else []
         return [*few, *many]
 
-    def for_few(self, m: int) -> list[ImmaConfig]:
-        """Return all configurations of the kernel for few tokens, for m tokens."""
-        tiles = next((tiles for tiles in self.few if m <= tiles * MMA_TOKENS), max(self.few))
+    def for_few(self, m: int, k: int) -> list[ImmaConfig]:
+        """Return all configurations of the kernel for few tokens, for m tokens of K = k."""
+        numbers = [tiles for tiles in self.few if tiles != LONG_COL_TILES or k >= self.long_k]
+        tiles = next((tiles for tiles in numbers if m <= tiles * MMA_TOKENS), max(numbers))
         return [*self.few[tiles]]
 
     def every(self) -> list[AnyImmaConfig]:
@@ -132,11 +138,11 @@ class Candidates:
 def bucket_of(m: int) -> int:
     """Round m up to a number of tokens with the same configurations.
 
-    It is a power of two, or 48 or 96, for which group_gemm_cluster.cu has tiles.
+    It is a power of two, or 24, 48 or 96, for which there are tiles of their own.
     """
     power = 1 << (m - 1).bit_length()
     smaller = power // 4 * 3
-    return smaller if smaller in (48, 96) and m <= smaller else power
+    return smaller if smaller in (24, 48, 96) and m <= smaller else power
 
 
 def choose(
@@ -265,8 +271,9 @@ FLEXQ = Candidates(
 _NIBBLES = TimedShapes("imma", "nibbles")  # 4-bit weights whose groups are scaled one by one
 ATOM = Candidates(_few("four_bits"), _costs("atom"), _NIBBLES)
 GROUP_SCALED = Candidates(_few("four_bits"), _costs("group", each_wave=_EACH_WAVE), _NIBBLES)
-# Few tokens: losses of flexq-imma, which reads as many bytes.
-TWO_LEVEL = Candidates(_few("six_bits"), _costs("dual"), FLEXQ.timed)
+TWO_LEVEL = Candidates(
+    _few("six_bits"), _costs("dual"), TimedShapes("imma", "two-level", base="flexq")
+)
 DUAL_GRAINED = Candidates(
     _few("four_bits"),
     _costs("dgq", each_wave=_EACH_WAVE),

@@ -74,6 +74,6 @@ class GroupScaledGemm(TokenScaledGemm):
 
     def builds(self) -> Sequence[Build]:
         """Return the largest builds for few tokens and all for many; `dgq-w4a8` has the others."""
-        few = [self.choice.for_few(m)[-1] for m in (1, MAX_FEW)]
+        few = [self.choice.for_few(m, GROUP)[-1] for m in (1, MAX_FEW)]
         many = [c for c in self.every_config() if not isinstance(c, ImmaConfig)]
         return [config.build(self.tiles) for config in (*few, *many)]

@@ -205,7 +205,7 @@ class ImmaGemm(LinearKernel):
 
     def configs(self, m: int, k: int) -> Sequence[AnyImmaConfig]:
         """Return the configurations for m tokens of K = k that fit the order of the current GPU."""
-        return self.choice.for_tokens(m, in_mma_order=self.in_mma_order(m, k))
+        return self.choice.for_tokens(m, k, in_mma_order=self.in_mma_order(m, k))
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
         """Return the configurations for all numbers of tokens."""
