@@ -92,11 +92,11 @@ class Meter:
         self.environment: dict[str, str] = describe_environment(self._device, self._nvml)
 
     def memory_needed(self, case: Case) -> int:
-        """Bytes that measuring the case takes on the device, estimated without allocating.
+        """Bytes that preparing and placing the case takes, estimated without allocating.
 
         Raises MeasureError for an unknown kernel, UnsupportedError for one of another backend.
         """
-        return self._estimate(self._find(case).spec, case).total
+        return self._estimate(self._find(case).spec, case, distinct=True).total
 
     def free_memory(self) -> int:
         """Bytes that can be allocated on the device now."""
@@ -122,7 +122,8 @@ class Meter:
             spec = self._find(case).spec
         except UnsupportedError:
             return
-        self._estimate(spec, case).check(self.free_memory(), case.label, case.gemm)
+        estimate = self._estimate(spec, case, distinct=_is_foreign(spec))
+        estimate.check(self.free_memory(), case.label, case.gemm)
 
     def measure(self, case: Case) -> Measured:
         """Measure a case together with its floor and the empty launch.
@@ -150,7 +151,7 @@ class Meter:
         """
         kernel = self._find(case)
         self._check_supported(kernel.spec, case)
-        return self._prepare(kernel, case, SharedWeights(0))
+        return self._prepare(kernel, case, SharedWeights(0), distinct=True)
 
     @property
     def torch_device(self) -> torch.device:
@@ -175,11 +176,11 @@ class Meter:
         except UnknownKernelError as error:
             raise MeasureError(str(error)) from error
 
-    def _estimate(self, spec: KernelSpec, case: Case) -> MemoryEstimate:
+    def _estimate(self, spec: KernelSpec, case: Case, *, distinct: bool) -> MemoryEstimate:
         cold = case.cache == "cold" and spec.reads_weights
         factor = self.protocol.cache_factor
         cold_bytes = self.protocol.cold_bytes(self.device_info.l2_bytes, factor) if cold else None
-        return estimate_memory(spec, case.gemm, cold_bytes)
+        return estimate_memory(spec, case.gemm, cold_bytes, distinct=distinct)
 
     def _check_health(self) -> None:
         try:
@@ -203,7 +204,7 @@ class Meter:
             kernel = self._find(case)
             blank = _describe(blank, kernel.spec)
             self._check_supported(kernel.spec, case)
-            estimate = self._estimate(kernel.spec, case)
+            estimate = self._estimate(kernel.spec, case, distinct=_is_foreign(kernel.spec))
             if estimate.total > self.free_memory():
                 self._shared.clear()
             estimate.check(self.free_memory(), case.label, case.gemm)
@@ -228,7 +229,8 @@ class Meter:
     def _measure_kernel(self, kernel: Kernel, case: Case, blank: Measured) -> Measured:
         protocol, steps = self.protocol, Steps()
         with steps("prepare"):
-            prepared = self._prepare(kernel, case, self._shared)
+            distinct = _is_foreign(kernel.spec)
+            prepared = self._prepare(kernel, case, self._shared, distinct=distinct)
         with steps("tune"):
             if self._tuning is Tuning.NONE:
                 prepared.use_default()
@@ -293,7 +295,9 @@ class Meter:
             ),
         )
 
-    def _prepare(self, kernel: Kernel, case: Case, shared: SharedWeights) -> PreparedCase:
+    def _prepare(
+        self, kernel: Kernel, case: Case, shared: SharedWeights, *, distinct: bool
+    ) -> PreparedCase:
         return PreparedCase(
             kernel,
             case,
@@ -304,6 +308,7 @@ class Meter:
             seed=self.seed,
             secret=self._secret,
             shared=shared,
+            distinct=distinct,
             warm=self._is_warm,
         )
 
@@ -372,6 +377,11 @@ class Steps:
     @property
     def seconds(self) -> dict[str, float]:
         return {step: round(seconds, 4) for step, seconds in self._seconds.items()}
+
+
+def _is_foreign(spec: KernelSpec) -> bool:
+    """Return True for an external kernel, whose copies of the weights all have other contents."""
+    return spec.source_hash is not None
 
 
 def _describe(measured: Measured, spec: KernelSpec) -> Measured:

@@ -48,11 +48,6 @@ class Placed:
     clock: Clock
     tolerance: float
 
-    def written(self) -> str:
-        """Describe operands that launches changed, or results that they cached; empty: none."""
-        self.clock.synchronize()
-        return self.buffers.written() or self._remembered()
-
     def _remembered(self) -> str:
         """Describe that launches are faster, or only right, on inputs that they have seen.
 
@@ -137,9 +132,9 @@ class PreparedCase:
 
     config: the configuration that runs; the kernel's own heuristic until one is chosen or given.
     copies: of the weights, in a rotation. seed: of the run. secret: seed of the inputs that change
-    between samples. shared: weights of earlier cases. warm: the device was just busy. All methods
-    require the clock's device to be the current one. Raises UnsupportedError if the cache mode is
-    not possible, and any exception of the kernel.
+    between samples. shared: weights of earlier cases. distinct: see Rewriting. warm: the device was
+    just busy. All methods require the clock's device to be the current one. Raises UnsupportedError
+    if the cache mode is not possible, and any exception of the kernel.
     """
 
     def __init__(
@@ -154,12 +149,13 @@ class PreparedCase:
         seed: int,
         secret: int,
         shared: SharedWeights,
+        distinct: bool,
         warm: bool = False,
     ) -> None:
         self.case, self.kernel = case, kernel
         self._clock, self._protocol, self._seed, self._warm = clock, protocol, seed, warm
         self._spec = deepcopy(kernel.spec)  # a copy, because the kernel's code has the object too
-        rewriting = Rewriting(secret, protocol, l2_bytes or protocol.assumed_l2_bytes)
+        rewriting = Rewriting(secret, protocol, l2_bytes or protocol.assumed_l2_bytes, distinct)
         self._subject = bind(kernel, case, device, seed, rewriting, shared)
         self.input_distribution = self._subject.input_distribution
         self._l2_bytes = l2_bytes
@@ -168,7 +164,7 @@ class PreparedCase:
         self._launches: dict[tuple[int, Config | None], int] = {}
 
     def _take(self, config: Config | None) -> None:
-        """Use this configuration; free weights that it doesn't read."""
+        """Use this configuration, without weights that it doesn't read."""
         self.config = config
         self._subject.narrow(config)
         self.copies = self._needed_copies()

@@ -23,10 +23,9 @@ from flexq_bench.measure.rewriting import (
     Rewriting,
     WeightCopies,
     draw_contents,
-    second_order,
     stage_input,
 )
-from flexq_bench.measure.shared_weights import LayerWeights, SharedWeights
+from flexq_bench.measure.shared_weights import Content, LayerWeights, SharedWeights
 from kernels.contract import Config, Kernel, KernelSpec, LinearKernel, PackedOperand, Probe
 from kernels.errors import KernelError
 from kernels.formats import Operand
@@ -65,7 +64,7 @@ class Subject(ABC):
 
     @abstractmethod
     def narrow(self, config: Config | None) -> None:
-        """Release weights that this configuration doesn't read."""
+        """Leave out weights that this configuration doesn't read."""
 
     @abstractmethod
     def check(self, config: Config | None, *, seed: int, tolerance: float) -> CheckResult:
@@ -108,12 +107,15 @@ def bind(
 def _layer_weights(
     kernel: LinearKernel, n: int, k: int, device: torch.device, seed: int, secret: int
 ) -> LayerWeights:
-    operand = realistic_weight(kernel, n, k, device, derive_seed(seed, n, k, "timed weights"))
-    order = second_order(n, derive_seed(secret, n, k, "rows"))
-    contents = (operand, operand.take_rows(order.to(device)))
-    packed = tuple(_plain(kernel.spec, kernel.pack_weight(content)) for content in contents)
-    _check_packed(kernel.spec, packed[0], operand)
-    return LayerWeights(operand, (torch.arange(n, device="cpu"), order), packed)
+    def draw(index: int) -> Content:
+        # The first content is that of every process with this seed; the others are not known.
+        parts = ("timed weights",) if index == 0 else ("timed weights", index, secret)
+        operand = realistic_weight(kernel, n, k, device, derive_seed(seed, n, k, *parts))
+        packed = _plain(kernel.spec, kernel.pack_weight(operand.clone()))
+        _check_packed(kernel.spec, packed, operand)
+        return Content(operand, packed)
+
+    return LayerWeights(draw)
 
 
 def _plain(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
@@ -163,14 +165,19 @@ class _LinearSubject(Subject):
         self.spec = kernel.spec
         self._kernel, self._case, self._device = kernel, case, device
         self._rewriting = rewriting
+        self._weights = weights
         drawn = derive_seed(seed, case.gemm, "timed")
-        self._inputs = realistic_inputs(kernel, case.gemm, device, drawn, w=weights.operand)
-        self._reference = reference_of(kernel.spec, self._inputs.x, self._inputs.w)
-        self._orders, self._weights = weights.orders, weights.packed
+        w = self._first.operand
+        self._inputs = realistic_inputs(kernel, case.gemm, device, drawn, w=w)
+        self._reference = reference_of(kernel.spec, self._inputs.x, w)
+
+    @property
+    def _first(self) -> Content:
+        return self._weights.first(1)[0]
 
     @property
     def copy_bytes(self) -> int:
-        return self._weights[0].nbytes
+        return self._first.packed.nbytes
 
     def candidates(self) -> Sequence[Config]:
         return self._kernel.candidates(self._case.gemm)
@@ -180,8 +187,9 @@ class _LinearSubject(Subject):
         return self._kernel.tuning_bucket(self._case.gemm.m)
 
     def narrow(self, config: Config | None) -> None:
-        narrowed = (self._kernel.narrow(w, config) for w in self._weights)
-        self._weights = tuple(_plain(self.spec, w) for w in narrowed)
+        self._weights = self._weights.repacked(
+            lambda w: _plain(self.spec, self._kernel.narrow(w, config))
+        )
 
     def default_config(self) -> Config | None:
         return self._kernel.default_config(self._case.gemm)
@@ -202,24 +210,20 @@ class _LinearSubject(Subject):
     def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
         pad = random_pad(self._device, seed)
         drawn = derive_seed(self._rewriting.secret, self._case.key, seed)
+        contents = self._weights.first(self._rewriting.weight_contents(copies))
         weights = None if beside is None else beside.weights
         if not (
-            isinstance(weights, WeightCopies)
-            and len(weights) == copies
-            and weights.have(self._weights)
+            isinstance(weights, WeightCopies) and len(weights) == copies and weights.have(contents)
         ):
-            weights = WeightCopies(self._weights, copies, random.Random(drawn))
-        contents = draw_contents(
-            self._kernel, self._case, self._inputs, self._orders, self._rewriting, drawn
-        )
+            weights = WeightCopies(contents, copies, random.Random(drawn))
         return LinearBuffers(
             self._kernel,
             self._case,
             weights,
             _launcher(self._kernel, self._case, self._device),
-            contents,
+            draw_contents(self._kernel, self._case, self._inputs, self._rewriting, drawn),
             self._reference,
-            self._orders,
+            self._first,
             self._rewriting,
             seed=drawn,
             pad=pad,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,14 +120,14 @@ def project(repository) -> Project:
 
 
 @pytest.fixture
-def judge(project, monkeypatch) -> Callable[[], CaseComparison]:
+def judge(project, monkeypatch) -> Callable[..., CaseComparison]:
     """Judge the files as they are now."""
     for name in ("GH_TOKEN", "GITHUB_TOKEN", "FLEXQ_BENCH_DB", "MY_SECRET"):
         monkeypatch.setenv(name, "a secret")
 
-    def run() -> CaseComparison:
+    def run(case: Case = CASE) -> CaseComparison:
         where, head = project.path, project.commit()
-        (found,) = compare_judged(where, "base", head, [CASE], device="cpu", rules=RULES)
+        (found,) = compare_judged(where, "base", head, [case], device="cpu", rules=RULES)
         return found
 
     return run
@@ -223,3 +224,16 @@ def test_a_head_that_base_cannot_run_is_one_line(project, judge):
 
     with pytest.raises(MissingResultsError, match=r"ImportError: .*Precision.* \(--trust-head\)"):
         judge()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["hot", "cold"])
+def test_a_kernel_that_computes_only_what_is_announced_is_incorrect(project, judge, cache):
+    project.edit(
+        KERNEL, LAUNCH, "        if not torch.isnan(out).any():\n            return\n" + LAUNCH
+    )
+
+    found = judge(replace(CASE, cache=cache))
+
+    assert found.confirmation.verdict is Verdict.INCORRECT
+    assert "wrong" in found.detail
