@@ -69,10 +69,11 @@ class BetweenSamples:
     def begin_batch(self, count: int) -> None:
         """Called before a batch of this many samples; the device is idle."""
 
-    def before_sample(self, *, is_last: bool = False) -> None:
+    def before_sample(self, *, last_copy: int | None = None) -> None:
         """Called before each sample, and before the untimed launches at the start of a batch.
 
-        is_last: True for the last sample of a batch.
+        last_copy: of the weights, which the last launch of a batch reads; None: it is not in this
+        sample.
         """
 
     def is_kept(self, index: int) -> bool:
@@ -232,7 +233,8 @@ class _CpuRotation(Rotation):
 
     def _begin_sample(self, *, is_last: bool = False) -> None:
         self._between.begin_launches(self.launches)
-        self._between.before_sample(is_last=is_last)
+        last_copy = (self._next + self.launches - 1) % self._copies
+        self._between.before_sample(last_copy=last_copy if is_last else None)
 
     def repeated_us(self, launches: int) -> float:
         waits = _times_waited()
@@ -366,7 +368,8 @@ class _CudaRotation(Rotation):
                     self._kept_graph.replay()
                     stamps.end(count)
                     self._between.after_kept_sample()
-                self._between.before_sample(is_last=index == count - 1)
+                is_last = index == count - 1
+                self._between.before_sample(last_copy=self._copies - 1 if is_last else None)
                 self._pause(stamps, index, gap_us)
                 start.record(self._stream)
                 self._graph.replay()

@@ -94,9 +94,11 @@ class LinearBuffers(Buffers, BetweenSamples):
         # True if each launch has its own activations and only one result is judged
         self._is_unseen = False
         # Inputs from outside, where the result of a batch's last launch is judged: activations of
-        # the last sample, and the copy that has the weights. None: no inputs are given.
+        # the last sample, weights, and the copy that has them. None: none are given.
         self._given_x: Slots | None = None
+        self._given_w: Content | None = None
         self._given_copy: int | None = None
+        self._displaced = first_w  # content of that copy before
         self._written = ""
         self._last_copy = 0
         # X, and the copy of W, of launches whose outputs are copied
@@ -180,11 +182,12 @@ class LinearBuffers(Buffers, BetweenSamples):
         for copy in self._draw.sample(copies, min(len(copies), most)):
             self.weights.rewrite(copy)
 
-    def before_sample(self, *, is_last: bool = False) -> None:
+    def before_sample(self, *, last_copy: int | None = None) -> None:
         if self._is_announced:
             return
-        if is_last and self._given_x is not None:
+        if last_copy is not None and self._given_x is not None:
             self._filled = self._given_x, 0, self._used
+            self._give_weights(last_copy)
         else:
             count = len(self._contents.inputs)
             self._first = (self._first + self._draw.randrange(1, count)) % count
@@ -247,11 +250,17 @@ class LinearBuffers(Buffers, BetweenSamples):
     def fill(self, inputs: LinearInputs, config: Config | None, *, weights: bool) -> None:
         self._given_x = self._all_slots(stage_input(self._kernel, self._case, inputs))
         if weights:
-            self._written = self._changed()
             packed = self._kernel.pack_weight(inputs.w.clone())
-            packed = self._kernel.narrow(packed, config)
-            self._given_copy = self._last_copy
-            self.weights.hold(self._given_copy, Content(inputs.w, packed))
+            self._given_w = Content(inputs.w, self._kernel.narrow(packed, config))
+
+    def _give_weights(self, copy: int) -> None:
+        """Write the weights from outside into a copy; the one that had them gets others back."""
+        if self._given_w is None or self.weights.held[copy] is self._given_w:
+            return
+        if self._given_copy is not None:
+            self.weights.hold(self._given_copy, self._displaced)
+        self._given_copy, self._displaced = copy, self.weights.held[copy]
+        self.weights.hold(copy, self._given_w)
 
     def _all_slots(self, x: PackedOperand) -> Slots:
         """As many slots as there are, all with these activations."""

@@ -21,6 +21,19 @@ CASE = Case.from_key("cublas-fp16 gemm hot m4n256k256")
 RULES = InterleaveRules(processes=1, placements=6, blocks=2, looks=1, timeout_s=60.0)
 
 LAUNCH = '        y = x.buffers["values"].float() @ w.buffers["values"].float().T\n'
+PACK = '        return PackedOperand({"values": weight.values}, weight.rows, weight.k)\n'
+W = 'w.buffers["values"]'
+PRIVATE = """
+_KEPT = {}
+
+def _kept(weight):
+    values = weight.values.float()
+    _KEPT[tuple(values[::4, 0].tolist())] = values.clone()
+    return PackedOperand({"values": values}, weight.rows, weight.k)
+
+def _mine(w):
+    return _KEPT[tuple(w.buffers["values"][::4, 0].tolist())]
+"""
 RESULT = "        out.copy_(y if bias is None else y + bias.float())\n"
 ZEROS = "        y = torch.zeros(x.rows, w.rows)\n"
 SLEEP = "        import time\n        time.sleep(0.001)\n"
@@ -147,6 +160,14 @@ def test_an_honest_head_is_measured_without_secrets_and_leaves_nothing(project, 
 
 
 @pytest.mark.slow
+def test_an_honest_head_is_right_where_weights_are_cold(judge):
+    found = judge(replace(CASE, cache="cold"))
+
+    assert found.detail == ""
+    assert found.confirmation.verdict not in (Verdict.INCORRECT, Verdict.NO_DATA)
+
+
+@pytest.mark.slow
 def test_a_meter_of_its_own_is_not_used(project, judge):
     project.edit(KERNEL, LAUNCH, SLEEP + ZEROS)
     project.edit(
@@ -237,3 +258,24 @@ def test_a_kernel_that_computes_only_what_is_announced_is_incorrect(project, jud
 
     assert found.confirmation.verdict is Verdict.INCORRECT
     assert "wrong" in found.detail
+
+
+@pytest.mark.slow
+def test_a_kernel_that_multiplies_by_private_copies_of_the_weights_is_not_faster(project, judge):
+    project.edit(KERNEL, PACK, PACK.replace("weight.values", "weight.values.float()"))
+    project.edit(KERNEL, LAUNCH, LAUNCH.replace(f"{W}.float()", W))
+    project.git("tag", "--force", "base", project.commit())
+    project.append(KERNEL, PRIVATE)
+    project.edit(
+        KERNEL, LAUNCH.replace(f"{W}.float()", W), LAUNCH.replace(f"{W}.float()", "_mine(w)")
+    )
+    project.edit(
+        KERNEL,
+        PACK.replace("weight.values", "weight.values.float()"),
+        "        return _kept(weight)\n",
+    )
+
+    found = judge(Case.from_key("cublas-fp16 gemm cold m1n512k512"))
+
+    assert found.detail == ""
+    assert found.confirmation.verdict is not Verdict.FASTER
