@@ -263,7 +263,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self.weights.hold(copy, self._given_w)
 
     def _all_slots(self, x: PackedOperand) -> Slots:
-        """As many slots as there are, all with these activations."""
+        """Slots for all launches with the same activations."""
         slots = Slots(x, len(self._xs))
         slots.fill([x])
         return slots

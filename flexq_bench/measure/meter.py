@@ -8,12 +8,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import replace
 
 import torch
 
 from db.records import DeviceInfo
 from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
+from flexq_bench.measure import tampering
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, CpuClock, CudaClock, Rotation
 from flexq_bench.measure.device import (
@@ -83,6 +85,7 @@ class Meter:
         self._tuning = tuning
         self._choices = tuning.memory()
         self._shared = SharedWeights(_SHARED_PART * self.free_memory() // 100)
+        self._specs: dict[str, KernelSpec] = {}
         self._probes: dict[tuple[object, ...], Measured] = {}
         self._measured_at = -math.inf
         self._free_mhz: float | None = None
@@ -137,7 +140,11 @@ class Meter:
             measured = self._measure_alone(case)
             if measured.status in ("unsupported", "failed"):
                 return measured
-            return self._with_probes(case, measured)
+            measured = self._with_probes(case, measured)
+        # Once more, because the last check and the floor ran after the last placement.
+        if tampered := tampering.detected():
+            return replace(measured, status="incorrect", detail=measured.detail or tampered)
+        return measured
 
     def device_guard(self) -> AbstractContextManager[object]:
         """Make the device the current one, as `prepare` and the prepared case require."""
@@ -298,8 +305,11 @@ class Meter:
     def _prepare(
         self, kernel: Kernel, case: Case, shared: SharedWeights, *, distinct: bool
     ) -> PreparedCase:
+        # A copy, made before the code of the kernel runs, which has the object too.
+        spec = self._specs.setdefault(kernel.spec.label, deepcopy(kernel.spec))
         return PreparedCase(
             kernel,
+            spec,
             case,
             self._device,
             self._clock,

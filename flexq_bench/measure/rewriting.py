@@ -18,7 +18,7 @@ from flexq_bench.measure.inputs import (
 )
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.shared_weights import Content
-from kernels.contract import LinearKernel, PackedOperand
+from kernels.contract import KernelSpec, LinearKernel, PackedOperand
 from kernels.formats import Operand
 from kernels.reference import Reference, reference_gemm
 from workloads.case import Case
@@ -233,7 +233,12 @@ def stage_input(kernel: LinearKernel, case: Case, inputs: LinearInputs) -> Packe
 
 
 def draw_contents(
-    kernel: LinearKernel, case: Case, own: LinearInputs, rewriting: Rewriting, seed: int
+    kernel: LinearKernel,
+    spec: KernelSpec,
+    case: Case,
+    own: LinearInputs,
+    rewriting: Rewriting,
+    seed: int,
 ) -> Contents:
     """Draw activations like the subject's own, and elements of their results to check."""
     gemm, device = case.gemm, own.w.values.device
@@ -254,7 +259,7 @@ def draw_contents(
     while len(inputs) <= count:  # one more, which is unseen
         x_real = realistic_activations(gemm, generator)
         add(LinearInputs(x_real, quantized_activation(kernel, x_real), own.w))
-    return Contents(inputs[:-1], inputs[-1], rows, columns, x_rows, kernel.spec.rounds_to)
+    return Contents(inputs[:-1], inputs[-1], rows, columns, x_rows, spec.rounds_to)
 
 
 def _bits(buffer: torch.Tensor) -> torch.Tensor:

@@ -81,6 +81,7 @@ class Subject(ABC):
 
 def bind(
     kernel: Kernel,
+    spec: KernelSpec,
     case: Case,
     device: torch.device,
     seed: int,
@@ -89,30 +90,37 @@ def bind(
 ) -> Subject:
     """The subject of a case: draw its inputs from the seed and pack them.
 
-    The kernel's name does not affect the draw: all kernels have the same real values. M does not
-    affect the weights: cases of one kernel and layer find them in `shared`. Inputs that change
-    between samples are drawn from the secret of `rewriting`.
+    spec: of the kernel, which its code can't change. The kernel's name does not affect the draw:
+    all kernels have the same real values. M does not affect the weights: cases of one kernel and
+    layer find them in `shared`. Inputs that change between samples are drawn from the secret of
+    `rewriting`.
     """
     if isinstance(kernel, Probe):
         drawn = derive_seed(seed, case.gemm, "timed")
-        return _ProbeSubject(kernel, case.gemm, device, drawn)
+        return _ProbeSubject(kernel, spec, case.gemm, device, drawn)
     n, k = case.gemm.n, case.gemm.k
     weights = shared.get(
-        (kernel.spec.label, n, k, seed, rewriting.secret),
-        lambda: _layer_weights(kernel, n, k, device, seed, rewriting.secret),
+        (spec.label, n, k, seed, rewriting.secret),
+        lambda: _layer_weights(kernel, spec, n, k, device, seed, rewriting.secret),
     )
-    return _LinearSubject(kernel, case, device, seed, rewriting, weights)
+    return _LinearSubject(kernel, spec, case, device, seed, rewriting, weights)
 
 
 def _layer_weights(
-    kernel: LinearKernel, n: int, k: int, device: torch.device, seed: int, secret: int
+    kernel: LinearKernel,
+    spec: KernelSpec,
+    n: int,
+    k: int,
+    device: torch.device,
+    seed: int,
+    secret: int,
 ) -> LayerWeights:
     def draw(index: int) -> Content:
         # The first content is that of every process with this seed; the others are not known.
         parts = ("timed weights",) if index == 0 else ("timed weights", index, secret)
         operand = realistic_weight(kernel, n, k, device, derive_seed(seed, n, k, *parts))
-        packed = _plain(kernel.spec, kernel.pack_weight(operand.clone()))
-        _check_packed(kernel.spec, packed, operand)
+        packed = _plain(spec, kernel.pack_weight(operand.clone()))
+        _check_packed(spec, packed, operand)
         return Content(operand, packed)
 
     return LayerWeights(draw)
@@ -156,20 +164,21 @@ class _LinearSubject(Subject):
     def __init__(
         self,
         kernel: LinearKernel,
+        spec: KernelSpec,
         case: Case,
         device: torch.device,
         seed: int,
         rewriting: Rewriting,
         weights: LayerWeights,
     ) -> None:
-        self.spec = kernel.spec
+        self.spec = spec
         self._kernel, self._case, self._device = kernel, case, device
         self._rewriting = rewriting
         self._weights = weights
         drawn = derive_seed(seed, case.gemm, "timed")
         w = self._first.operand
         self._inputs = realistic_inputs(kernel, case.gemm, device, drawn, w=w)
-        self._reference = reference_of(kernel.spec, self._inputs.x, w)
+        self._reference = reference_of(spec, self._inputs.x, w)
 
     @property
     def _first(self) -> Content:
@@ -204,7 +213,14 @@ class _LinearSubject(Subject):
             launch(x, self._kernel.pack_weight(inputs.w), out, config)
 
         return check_linear(
-            self._kernel, gemm, self._case.stage, self._device, run, seed=seed, tolerance=tolerance
+            self._kernel,
+            self.spec,
+            gemm,
+            self._case.stage,
+            self._device,
+            run,
+            seed=seed,
+            tolerance=tolerance,
         )
 
     def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
@@ -221,7 +237,9 @@ class _LinearSubject(Subject):
             self._case,
             weights,
             _launcher(self._kernel, self._case, self._device),
-            draw_contents(self._kernel, self._case, self._inputs, self._rewriting, drawn),
+            draw_contents(
+                self._kernel, self.spec, self._case, self._inputs, self._rewriting, drawn
+            ),
             self._reference,
             self._first,
             self._rewriting,
@@ -233,8 +251,10 @@ class _LinearSubject(Subject):
 class _ProbeSubject(Subject):
     input_distribution = PROBE_DISTRIBUTION
 
-    def __init__(self, probe: Probe, gemm: GemmWorkload, device: torch.device, seed: int) -> None:
-        self.spec = probe.spec
+    def __init__(
+        self, probe: Probe, spec: KernelSpec, gemm: GemmWorkload, device: torch.device, seed: int
+    ) -> None:
+        self.spec = spec
         self._probe, self._gemm, self._device = probe, gemm, device
         self._operand = probe.allocate(gemm, device, seed)
 

@@ -183,7 +183,7 @@ def test_elements_looked_at_are_judged_against_all_their_products(fake_linear, a
         torch.randn(8, 256, generator=torch.Generator().manual_seed(5)), 6, 128
     )
 
-    contents = draw_contents(kernel, case, own, rewriting, seed=4)
+    contents = draw_contents(kernel, kernel.spec, case, own, rewriting, seed=4)
     reference = contents.reference([own.w, other, own.w], [0, 1, 1])
 
     for i, (of, w) in enumerate([(0, own.w), (1, other), (1, own.w)]):

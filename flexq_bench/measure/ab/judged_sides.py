@@ -212,8 +212,10 @@ class JudgedSide(CaseSide):
             worker.ask("turn", slot=self.slot)
             out.copy_(self._output(worker))
 
+        kernel = self.judge.kernel_of(self.case)
         result = check_linear(
-            self.judge.kernel_of(self.case),
+            kernel,
+            kernel.spec,
             self.case.gemm,
             self.case.stage,
             self.judge.device,
