@@ -163,6 +163,8 @@ def _same(first: _Meaning, second: _Meaning) -> bool:
 def _meanings() -> Iterator[tuple[str, _Meaning]]:
     yield "tools of sys.monitoring", (sys.intern(" ".join(_monitoring_tools())),)
     yield from _of("time", {name: getattr(time, name) for name in _CLOCKS})
+    # It gets the local variables of a function that imports.
+    yield from _of("builtins", {"__import__": builtins.__import__})
     yield from _of("torch.cuda", {name: getattr(torch.cuda, name, None) for name in _CUDA})
     for name in _CLASSES:
         yield from _of_class(f"torch.cuda.{name}", getattr(torch.cuda, name))
@@ -237,8 +239,12 @@ def _of_module(name: str, module: types.ModuleType) -> Iterator[tuple[str, _Mean
     values = dict(vars(module))
     members = {key: value for key, value in values.items() if isinstance(value, _FIXED)}
     yield f"the class of {name}", (type(module),)
-    yield from _of(name, members)
     for key, value in members.items():
+        of = getattr(value, "__module__", None) or ""
+        if of != name and of.startswith(_OURS):  # the parts are those of its own module
+            yield f"{name}.{key}", (value,)
+            continue
+        yield f"{name}.{key}", _meaning_of(value)
         if _is_class_of(value, name):
             yield from _of_class(f"{name}.{key}", value)
     for key, value in values.items() if name.startswith(_WITH_CONSTANTS) else ():
@@ -266,18 +272,24 @@ def _is_descriptor(value: object) -> bool:
 
 def _of(owner: str, members: Mapping[str, object]) -> Iterator[tuple[str, _Meaning]]:
     for key, value in members.items():
-        if not isinstance(value, _WITH_FUNCTIONS):
-            yield f"{owner}.{key}", (value,)
-            continue
-        parts: list[object] = [value]
-        for function in _functions_of(value):
-            parts += (function.__code__, *(function.__defaults__ or ()))
-            if function.__kwdefaults__:
-                parts += function.__kwdefaults__.values()
-            for cell in function.__closure__ or ():
-                with suppress(ValueError):  # an empty cell
-                    parts.append(cell.cell_contents)
-        yield f"{owner}.{key}", tuple(parts)
+        yield f"{owner}.{key}", _meaning_of(value)
+
+
+def _meaning_of(value: object) -> _Meaning:
+    """A value, and what decides the results of its functions."""
+    if not isinstance(value, _WITH_FUNCTIONS):
+        return (value,)
+    parts: list[object] = [value]
+    for function in _functions_of(value):
+        parts.append(function.__code__)
+        if function.__defaults__:
+            parts += function.__defaults__
+        if function.__kwdefaults__:
+            parts += function.__kwdefaults__.values()
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # an empty cell
+                parts.append(cell.cell_contents)
+    return tuple(parts)
 
 
 def _functions_of(value: object) -> Iterator[types.FunctionType]:

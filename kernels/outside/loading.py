@@ -168,5 +168,5 @@ def _named(kernel: LinearKernel, package: str, source_hash: str) -> LinearKernel
     # A property, for example, could give another spec to the checks.
     is_property = hasattr(getattr_static(named, "spec"), "__get__")
     if is_property or type(named).__getattribute__ is not object.__getattribute__:
-        raise SourceError(f"{package}: {own.label}: spec must be a plain attribute of the kernel")
+        raise SourceError(f"{own.label}: spec must be a plain attribute of the kernel")
     return named

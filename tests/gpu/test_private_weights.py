@@ -14,8 +14,8 @@ from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
 SOURCE = r"""
-// y[1,N] = x[1,K] . w[N,K]^T, FP16, a warp for each element. copies: private ones of the contents of
-// the weights; the one is used whose first 16 bytes are those of w. count 0: w itself.
+// y[1,N] = x[1,K] . w[N,K]^T, FP16, a warp for each element. copies: private ones of all contents
+// of the weights; the one is used whose first 16 bytes are those of w. count 0: w itself.
 extern "C" __global__ void multiply(const unsigned short* x, const unsigned short* w,
                                     const unsigned long long* copies, int count, unsigned short* y,
                                     int n, int k) {

@@ -186,6 +186,12 @@ cheat = Cheat()
         "real = os.getpid\nos.getpid = lambda: real()\n" + HONEST + DECLARED,
         "its code replaced os.getpid",
     ),
+    "other imports, which get the variables of the function that imports": (
+        "import builtins\n"
+        "real = builtins.__import__\n"
+        "builtins.__import__ = lambda *given, **named: real(*given, **named)\n" + HONEST + DECLARED,
+        "its code replaced builtins.__import__",
+    ),
     "a thread that slows down the floor": (
         """
 def spin():
