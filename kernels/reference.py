@@ -72,8 +72,9 @@ def reference_gemm(
     different length.
     """
     _check(x, w)
-    length, groups = _group_length(x, w)
     floating = x.values.is_floating_point() or w.values.is_floating_point() or not integer_sums
+    # Each product is a term then, and groups have no meaning.
+    length, groups = (x.k, 1) if floating else _group_length(x, w)
     x_groups = _in_groups(x.dequantize(), groups, length)
     step = max(1, _CHUNK_VALUES // x.k)
     ys, magnitudes = [], []

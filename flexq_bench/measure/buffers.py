@@ -73,19 +73,17 @@ class Buffers(ABC):
         The outputs are those of the launches since `poison`, and those of unannounced samples.
         """
 
-    def written(self) -> str:
-        """Name an operand that launches changed although they must not; empty: none."""
-        return ""
-
     @contextmanager
     def unseen_inputs(self) -> Iterator[UnseenInputs | None]:
         """Give each of a few launches new activations within this context; None: not possible."""
         yield None
 
     def fill(self, inputs: LinearInputs, config: Config | None, *, weights: bool) -> None:
-        """Replace the activations in place, and the weights if given; the output is poisoned.
+        """Use these activations in the last sample of each batch from now on.
 
-        Raises ValueError if these buffers have no inputs.
+        weights: also write the weights into the copy that the last launch of a sample reads. All
+        other launches keep their inputs, so that no launch repeats the work of another one. Raises
+        ValueError if these buffers have no inputs.
         """
         raise ValueError("these buffers have no inputs that can be given")
 

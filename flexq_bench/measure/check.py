@@ -18,7 +18,7 @@ from flexq_bench.measure.inputs import (
     weight_seed,
 )
 from flexq_bench.measure.own_quantization import has_own_rule, own_quantization_error
-from kernels.contract import LinearKernel
+from kernels.contract import KernelSpec, LinearKernel
 from kernels.reference import BF16_BITS, FP16_BITS, Reference, reference_of
 from workloads.case import Stage
 from workloads.gemm import GemmWorkload
@@ -62,6 +62,7 @@ class CheckResult:
 
 def check_linear(
     kernel: LinearKernel,
+    spec: KernelSpec,
     gemm: GemmWorkload,
     stage: Stage,
     device: torch.device,
@@ -72,6 +73,7 @@ def check_linear(
 ) -> CheckResult:
     """Check one configuration of a kernel on inputs drawn from `seed`.
 
+    spec: of the kernel, which its code can't change.
     Realistic inputs must be within `tolerance` of float64 (see relative_error), and quantized by
     the kernel's own rule little worse than by its formats' (own_quantization). A kernel with
     integer weights and activations must also give float16(reference) bit for bit on codes over
@@ -85,7 +87,6 @@ def check_linear(
         if error := own_quantization_error(kernel, inputs, w_real, rows):
             return CheckResult(None, None, error)
         del w_real
-    spec = kernel.spec
     reference = reference_of(spec, inputs.x, inputs.w)
     y = _run_poisoned(run, inputs, gemm, device)
     result = judge_error(y, reference, tolerance)
@@ -97,7 +98,7 @@ def check_linear(
         return result
     del inputs, reference, y
     for draw in (_exact_full_range, _exact_small):
-        inputs, reference = draw(kernel, gemm, stage, device, seed)
+        inputs, reference = draw(kernel, spec, gemm, stage, device, seed)
         y = _run_poisoned(run, inputs, gemm, device)
         result = result.merged(_judge_exact(y, reference))
     return result
@@ -175,24 +176,34 @@ def _run_poisoned(
 
 
 def _exact_full_range(
-    kernel: LinearKernel, gemm: GemmWorkload, stage: Stage, device: torch.device, seed: int
+    kernel: LinearKernel,
+    spec: KernelSpec,
+    gemm: GemmWorkload,
+    stage: Stage,
+    device: torch.device,
+    seed: int,
 ) -> tuple[LinearInputs, Reference]:
     """Full-range codes, as dense as FP32 sums stay exact in any order of accumulation."""
     for density in _DENSITIES:
         inputs = full_range_inputs(
             kernel, gemm, stage, device, derive_seed(seed, "full"), density=density
         )
-        reference = reference_of(kernel.spec, inputs.x, inputs.w)
+        reference = reference_of(spec, inputs.x, inputs.w)
         if float(reference.magnitude.max()) < FP32_INTEGERS * _quantum(inputs):
             break
     return inputs, reference
 
 
 def _exact_small(
-    kernel: LinearKernel, gemm: GemmWorkload, stage: Stage, device: torch.device, seed: int
+    kernel: LinearKernel,
+    spec: KernelSpec,
+    gemm: GemmWorkload,
+    stage: Stage,
+    device: torch.device,
+    seed: int,
 ) -> tuple[LinearInputs, Reference]:
     inputs = small_sum_inputs(kernel, gemm, stage, device, derive_seed(seed, "small"))
-    return inputs, reference_of(kernel.spec, inputs.x, inputs.w)
+    return inputs, reference_of(spec, inputs.x, inputs.w)
 
 
 def _quantum(inputs: LinearInputs) -> float:

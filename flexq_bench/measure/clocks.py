@@ -69,8 +69,12 @@ class BetweenSamples:
     def begin_batch(self, count: int) -> None:
         """Called before a batch of this many samples; the device is idle."""
 
-    def before_sample(self) -> None:
-        """Called before each sample, and before the untimed launches at the start of a batch."""
+    def before_sample(self, *, last_copy: int | None = None) -> None:
+        """Called before each sample, and before the untimed launches at the start of a batch.
+
+        last_copy: of the weights, which the last launch of a batch reads; None: it is not in this
+        sample.
+        """
 
     def is_kept(self, index: int) -> bool:
         """Return True if an untimed sample with kept outputs precedes sample `index`.
@@ -218,7 +222,7 @@ class _CpuRotation(Rotation):
                     self._between.after_launch()
                 self._between.after_kept_sample()
                 self._next = (self._next + self.launches) % self._copies
-            self._begin_sample()
+            self._begin_sample(is_last=index == count - 1)
             start = self._now_ns()
             for i in range(self._next, self._next + self.launches):
                 self._launch(i % self._copies)
@@ -227,9 +231,10 @@ class _CpuRotation(Rotation):
             times.append(elapsed_ns / 1000 / self.launches)
         return Batch(tuple(times), (None,) * count)
 
-    def _begin_sample(self) -> None:
+    def _begin_sample(self, *, is_last: bool = False) -> None:
         self._between.begin_launches(self.launches)
-        self._between.before_sample()
+        last_copy = (self._next + self.launches - 1) % self._copies
+        self._between.before_sample(last_copy=last_copy if is_last else None)
 
     def repeated_us(self, launches: int) -> float:
         waits = _times_waited()
@@ -363,7 +368,8 @@ class _CudaRotation(Rotation):
                     self._kept_graph.replay()
                     stamps.end(count)
                     self._between.after_kept_sample()
-                self._between.before_sample()
+                is_last = index == count - 1
+                self._between.before_sample(last_copy=self._copies - 1 if is_last else None)
                 self._pause(stamps, index, gap_us)
                 start.record(self._stream)
                 self._graph.replay()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from kernels.contract import LinearKernel
+from kernels.errors import KernelError
 from kernels.formats import NumberFormat, Operand
 from kernels.formats.dual_grained import TOP_SIX_BIT_SCALE
 from kernels.formats.mixed import (
@@ -76,7 +77,7 @@ def realistic_inputs(
     if w is None:
         w = realistic_weight(kernel, gemm.n, gemm.k, device, weight_seed(seed))
     x_real = realistic_activations(gemm, torch.Generator(device).manual_seed(seed))
-    return LinearInputs(x_real, kernel.quantize_activation(x_real), w)
+    return LinearInputs(x_real, quantized_activation(kernel, x_real), w)
 
 
 def weight_seed(seed: int) -> int:
@@ -88,7 +89,15 @@ def realistic_weight(
     kernel: LinearKernel, n: int, k: int, device: torch.device, seed: int
 ) -> Operand:
     """The weights [N,K] of INPUT_DISTRIBUTION in the kernel's format."""
-    return kernel.quantize_weight(real_weight(n, k, device, seed))
+    return _plain(kernel.quantize_weight(real_weight(n, k, device, seed)))
+
+
+def quantized_activation(kernel: LinearKernel, x_real: torch.Tensor) -> Operand:
+    """Quantize activations by the kernel's rule.
+
+    Its code gets a copy and keeps what it returned, so that it can change neither afterwards.
+    """
+    return _plain(kernel.quantize_activation(x_real.clone()))
 
 
 def real_weight(n: int, k: int, device: torch.device, seed: int) -> torch.Tensor:
@@ -218,7 +227,7 @@ def _for_stage(kernel: LinearKernel, stage: Stage, x: Operand, w: Operand) -> Li
     if stage == "gemm":
         return LinearInputs(None, x, w)
     x_real = _with_tops(x, kernel.spec.activation.clip).in_own_order().half()
-    return LinearInputs(x_real, kernel.quantize_activation(x_real), w)
+    return LinearInputs(x_real, quantized_activation(kernel, x_real), w)
 
 
 def _with_tops(x: Operand, clip: float) -> Operand:
@@ -237,6 +246,20 @@ def _with_tops(x: Operand, clip: float) -> Operand:
         part.clamp_(min=-top)
         part[:, :: x.group_length] = top / share
     return replace(x, values=values)
+
+
+def _plain(operand: Operand) -> Operand:
+    """A copy of what a kernel's rule returned, without methods of the kernel's code.
+
+    They could give other values to the reference. Raises KernelError for subclasses.
+    """
+    for part in (operand, *(getattr(operand, field.name, None) for field in fields(Operand))):
+        if type(part) not in (Operand, torch.Tensor, torch.nn.Parameter, int, type(None)):
+            raise KernelError(
+                f"values are quantized to a {type(part).__name__}: return an Operand of plain "
+                "tensors"
+            )
+    return operand.clone()
 
 
 def _mixed(k: int, draw: Callable[[int, NumberFormat], Operand]) -> Operand:

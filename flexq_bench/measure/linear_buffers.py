@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -22,7 +22,9 @@ from flexq_bench.measure.rewriting import (
     first_change,
     stage_input,
 )
+from flexq_bench.measure.shared_weights import Content
 from kernels.contract import Config, LinearKernel, PackedOperand
+from kernels.formats import Operand
 from kernels.reference import Reference
 from workloads.case import Case
 
@@ -30,6 +32,8 @@ _MIN_SLOTS, _MAX_SLOTS = 2, 256
 _MAX_COLD_SLOTS = 8  # of activations; a cold sample makes few passes over the weights
 _KEPT_SAMPLES = 16  # samples of a placement whose outputs are kept, at most
 _KEPT_LAUNCHES = 16  # of such a sample
+# Contents of the weights whose launches are judged, of those of a placement's kept outputs.
+_JUDGED_CONTENTS = 64
 
 # launch(x, w, out, config)
 Launch = Callable[[PackedOperand, PackedOperand, torch.Tensor, Config | None], None]
@@ -37,10 +41,10 @@ Launch = Callable[[PackedOperand, PackedOperand, torch.Tensor, Config | None], N
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Inputs of the launches whose outputs are kept: contents of X and of the weights."""
+    """Inputs of the launches whose outputs are kept: the content of X, and W."""
 
     activations: tuple[int, ...]
-    weights: tuple[int, ...]
+    weights: tuple[Operand, ...]
 
 
 class LinearBuffers(Buffers, BetweenSamples):
@@ -55,6 +59,7 @@ class LinearBuffers(Buffers, BetweenSamples):
     output contains the result of other inputs. In one untimed sample per batch, elements of the
     output are copied after randomly drawn launches, and checked at the end of the placement.
 
+    reference: of the first activations and the first content of the weights, which is `first_w`.
     seed: derived from a secret; all changes are drawn from it.
     """
 
@@ -68,7 +73,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         launch: Launch,
         contents: Contents,
         reference: Reference,
-        orders: tuple[torch.Tensor, ...],
+        first_w: Content,
         rewriting: Rewriting,
         *,
         seed: int,
@@ -77,7 +82,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self.weights = weights
         self._kernel, self._case = kernel, case
         self._launch, self._contents = launch, contents
-        self._reference, self._orders = reference, orders
+        self._reference, self._first_w = reference, first_w
         self._pad = pad  # kept, so that the buffers don't get the addresses of the last placement
         self._draw = random.Random(seed)
         self._rewritten_bytes = rewriting.protocol.rewritten_bytes
@@ -86,11 +91,14 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._place_output(seed)
         self._first = 0  # content of the first slot
         self._is_announced = False
-        self._is_given = False  # True if operands come from outside and results are judged there
         # True if each launch has its own activations and only one result is judged
         self._is_unseen = False
-        self._given_x: PackedOperand | None = None  # content of all slots; None: part of the bank
-        self._given_w: PackedOperand | None = None  # content of all copies; None: their contents
+        # Inputs from outside, where the result of a batch's last launch is judged: activations of
+        # the last sample, weights, and the copy that has them. None: none are given.
+        self._given_x: Slots | None = None
+        self._given_w: Content | None = None
+        self._given_copy: int | None = None
+        self._displaced = first_w  # content of that copy before
         self._written = ""
         self._last_copy = 0
         # X, and the copy of W, of launches whose outputs are copied
@@ -113,7 +121,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._bank = Slots(inputs[0], len(inputs) + count)
         self._bank.fill(inputs)
         self._xs.copy_from(self._bank, 0, count)
-        self._filled = count  # number of slots with consecutive contents, beginning with the first
+        self._filled = self._bank, 0, count  # so many slots have these contents, from the first on
 
     def _place_output(self, seed: int) -> None:
         m, n, device = self._case.gemm.m, self._case.gemm.n, self._reference.y.device
@@ -135,11 +143,6 @@ class LinearBuffers(Buffers, BetweenSamples):
     @property
     def keeps_outputs(self) -> bool:  # type: ignore[override]
         return True
-
-    @property
-    def _rewrites(self) -> bool:
-        """True if operands change between samples: neither announced nor given from outside."""
-        return not (self._is_announced or self._is_given)
 
     def captures_kept_first(self) -> bool:
         return self._draw.random() < 0.5
@@ -169,25 +172,30 @@ class LinearBuffers(Buffers, BetweenSamples):
             self._of_kept.append((self._last_x, self._last_copy))
 
     def begin_batch(self, count: int) -> None:
-        if not self._rewrites:
+        if self._is_announced:
             return
         self._kept_at = self._draw.randrange(count)
         # Copies whose results can be kept come first.
         copies = sorted({copy for _, copy in self._of_kept}) or range(self.copies)
+        copies = [copy for copy in copies if copy != self._given_copy]
         most = max(1, self._rewritten_bytes // max(1, self.weights[0].nbytes))
         for copy in self._draw.sample(copies, min(len(copies), most)):
             self.weights.rewrite(copy)
 
-    def before_sample(self) -> None:
-        if not self._rewrites:
+    def before_sample(self, *, last_copy: int | None = None) -> None:
+        if self._is_announced:
             return
-        count = len(self._contents.inputs)
-        self._first = (self._first + self._draw.randrange(1, count)) % count
-        self._xs.copy_from(self._bank, self._first, self._used)
-        self._filled, self._given_x = self._used, None
+        if last_copy is not None and self._given_x is not None:
+            self._filled = self._given_x, 0, self._used
+            self._give_weights(last_copy)
+        else:
+            count = len(self._contents.inputs)
+            self._first = (self._first + self._draw.randrange(1, count)) % count
+            self._filled = self._bank, self._first, self._used
+        self._xs.copy_from(*self._filled)
 
     def is_kept(self, index: int) -> bool:
-        return self._rewrites and index == self._kept_at
+        return not self._is_announced and index == self._kept_at
 
     def after_kept_sample(self) -> None:
         # Reservoir sampling: every such sample of the placement is kept with equal probability.
@@ -200,72 +208,75 @@ class LinearBuffers(Buffers, BetweenSamples):
         inputs = len(self._contents.inputs)
         kept = _Kept(
             activations=tuple((self._first + x) % inputs for x, _ in self._of_kept),
-            weights=tuple(self.weights.held[copy] for _, copy in self._of_kept),
+            weights=tuple(self.weights.held[copy].operand for _, copy in self._of_kept),
         )
         self._kept[place : place + 1] = [kept]
         self._kept_outputs[place].copy_(self._copied)
 
     def poison(self) -> None:
-        self._written = self.written()
+        self._written = self._changed()
         self._is_announced = True
-        self._given_x = self._contents.inputs[0]
-        self._xs.fill([self._given_x])
+        self._filled = self._all_slots(self._contents.inputs[0]), 0, len(self._xs)
+        self._xs.copy_from(*self._filled)
+        for copy in range(self.copies):
+            self.weights.hold(copy, self._first_w)
         self._out.fill_(torch.nan)
 
     def inspect(self, config: Config | None, tolerance: float) -> str:
-        written = self.written()
+        written = self._changed()
         unannounced = self._judge_kept(tolerance)
         announced = self._judge_announced(tolerance) if self._is_announced else ""
         self._is_announced = False
         return written or unannounced or announced
 
-    def written(self) -> str:
+    def _changed(self) -> str:
+        """Name an operand that launches changed although they must not; empty: none."""
         if self._written:
             return self._written
         read_only = self._kernel.read_only()
         if self._case.stage == "linear":
             read_only |= {"x"}
         if "x" in read_only:
-            for i in range(len(self._xs) if self._given_x is not None else self._filled):
-                filled = self._given_x or self._bank[self._first + i]
-                if buffer := first_change(self._xs[i], filled):
+            bank, first, count = self._filled
+            for i in range(count):
+                if buffer := first_change(self._xs[i], bank[first + i]):
                     return _written("x", buffer)
         if "w" in read_only:
             for i in range(self.copies):
-                external_weights = self._given_w
-                buffer = (
-                    self.weights.changed(i)
-                    if external_weights is None
-                    else first_change(self.weights[i], external_weights)
-                )
-                if buffer:
+                if buffer := self.weights.changed(i):
                     return _written("w", buffer)
         return ""
 
     def fill(self, inputs: LinearInputs, config: Config | None, *, weights: bool) -> None:
-        self._written = self.written()
-        self._is_given = True
-        self._given_x = stage_input(self._kernel, self._case, inputs)
-        self._xs.fill([self._given_x])
+        self._given_x = self._all_slots(stage_input(self._kernel, self._case, inputs))
         if weights:
-            packed = self._kernel.narrow(self._kernel.pack_weight(inputs.w), config)
-            for copy in self.weights:
-                copy.copy_from(packed)
-            self._given_w = packed
-        self._out.fill_(torch.nan)
+            packed = self._kernel.pack_weight(inputs.w.clone())
+            self._given_w = Content(inputs.w, self._kernel.narrow(packed, config))
+
+    def _give_weights(self, copy: int) -> None:
+        """Write the weights from outside into a copy; the one that had them gets others back."""
+        if self._given_w is None or self.weights.held[copy] is self._given_w:
+            return
+        if self._given_copy is not None:
+            self.weights.hold(self._given_copy, self._displaced)
+        self._given_copy, self._displaced = copy, self.weights.held[copy]
+        self.weights.hold(copy, self._given_w)
+
+    def _all_slots(self, x: PackedOperand) -> Slots:
+        """Slots for all launches with the same activations."""
+        slots = Slots(x, len(self._xs))
+        slots.fill([x])
+        return slots
 
     @contextmanager
     def unseen_inputs(self) -> Iterator[UnseenInputs | None]:
-        self._written = self.written()
+        self._written = self._changed()
         self._is_unseen = True
         try:
             yield _DrawnInputs(self)
         finally:
             self._is_unseen = False
-            if self._given_x is None:
-                self._xs.copy_from(self._bank, self._first, self._filled)
-            else:
-                self._xs.fill([self._given_x])
+            self._xs.copy_from(*self._filled)
 
     def output(self) -> torch.Tensor:
         return self._out
@@ -277,27 +288,28 @@ class LinearBuffers(Buffers, BetweenSamples):
         rows, columns = self._contents.rows, self._contents.columns
         outputs = self._kept_outputs.view(_KEPT_SAMPLES, _KEPT_LAUNCHES, len(rows), len(columns))
         y = torch.cat([outputs[i, : len(kept.weights)] for i, kept in enumerate(self._kept)])
-        weights = [content for kept in self._kept for content in kept.weights]
+        weights = [w for kept in self._kept for w in kept.weights]
         activations = [content for kept in self._kept for content in kept.activations]
-        return self._judge(y, weights, activations, tolerance)
+        contents = list({id(w): w for w in weights}.values())
+        judged = {id(w) for w in self._draw.sample(contents, min(len(contents), _JUDGED_CONTENTS))}
+        places = [i for i, w in enumerate(weights) if id(w) in judged]
+        return self._judge(
+            y[places], [weights[i] for i in places], [activations[i] for i in places], tolerance
+        )
 
     def judge_unseen(self, tolerance: float) -> str:
         """Describe errors of the latest launch, on the unseen activations; empty: none."""
-        if self._given_w is not None:  # results are judged elsewhere
-            return ""
         rows, columns = self._contents.rows, self._contents.columns
         y = self._out[rows[:, None], columns][None]
-        held = self.weights.held[self._last_copy]
+        held = self.weights.held[self._last_copy].operand
         return self._judge(y, [held], [len(self._contents.inputs)], tolerance)
 
     def _judge(
-        self, y: torch.Tensor, weights: list[int], activations: list[int], tolerance: float
+        self, y: torch.Tensor, weights: list[Operand], activations: list[int], tolerance: float
     ) -> str:
         """Describe errors of y, [launches, rows, columns], by the contents of the launches."""
-        known = self._contents.reference
         rows, columns = self._contents.rows, self._contents.columns
-        of = (weights, activations)
-        reference = replace(known, y=known.y[of], magnitude=known.magnitude[of])
+        reference = self._contents.reference(weights, activations)
         wrong = ~(relative_error(y, reference) <= tolerance)  # true for NaN
         if not bool(wrong.any()):
             return ""
@@ -310,13 +322,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         )
 
     def _judge_announced(self, tolerance: float) -> str:
-        order = self._orders[self.weights.held[self._last_copy]].to(self._out.device)
-        reference = replace(
-            self._reference,
-            y=self._reference.y[:, order],
-            magnitude=self._reference.magnitude[:, order],
-        )
-        return judge_error(self._out, reference, tolerance).detail
+        return judge_error(self._out, self._reference, tolerance).detail
 
 
 class _DrawnInputs(UnseenInputs):

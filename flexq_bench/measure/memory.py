@@ -14,7 +14,6 @@ from workloads.gemm import GemmWorkload
 _WEIGHT_BYTES = 24
 _ACTIVATION_BYTES = 40
 _OUTPUT_BYTES = 80
-_CONTENTS = 2  # of the weights
 # The reference's float64 copies of a chunk of weights.
 _REFERENCE_CHUNK = 1 << 26
 _REFERENCE_BYTES = 24
@@ -46,15 +45,22 @@ class MemoryEstimate:
         )
 
 
-def estimate_memory(spec: KernelSpec, gemm: GemmWorkload, cold_bytes: int | None) -> MemoryEstimate:
+def estimate_memory(
+    spec: KernelSpec, gemm: GemmWorkload, cold_bytes: int | None, *, distinct: bool
+) -> MemoryEstimate:
     """Estimate the memory of a measurement of this kernel.
 
     cold_bytes: size that the weight copies must exceed; None: one copy, the hot cache mode.
+    distinct: True if each copy has a content of its own.
     """
     weights = gemm.weight_bytes(spec.weight.bits, spec.weight.group) if spec.reads_weights else 0
-    # One more buffer for each content that the copies can have.
-    copies = (1 + _CONTENTS) * weights + (cold_bytes or 0)
     values = gemm.n * gemm.k
+    copies = weights + (cold_bytes or 0)
+    # Each content is kept packed, and as codes for the reference.
+    contents = 2 * weights
+    if distinct:
+        contents += copies
+    copies += contents + int(contents * max(1.0, 8 / spec.weight.bits))
     drawing = (
         values * _WEIGHT_BYTES
         + gemm.m * gemm.k * _ACTIVATION_BYTES

@@ -8,12 +8,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import replace
 
 import torch
 
 from db.records import DeviceInfo
 from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
+from flexq_bench.measure import tampering
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, CpuClock, CudaClock, Rotation
 from flexq_bench.measure.device import (
@@ -83,6 +85,7 @@ class Meter:
         self._tuning = tuning
         self._choices = tuning.memory()
         self._shared = SharedWeights(_SHARED_PART * self.free_memory() // 100)
+        self._specs: dict[str, KernelSpec] = {}
         self._probes: dict[tuple[object, ...], Measured] = {}
         self._measured_at = -math.inf
         self._free_mhz: float | None = None
@@ -92,11 +95,11 @@ class Meter:
         self.environment: dict[str, str] = describe_environment(self._device, self._nvml)
 
     def memory_needed(self, case: Case) -> int:
-        """Bytes that measuring the case takes on the device, estimated without allocating.
+        """Bytes that preparing and placing the case takes, estimated without allocating.
 
         Raises MeasureError for an unknown kernel, UnsupportedError for one of another backend.
         """
-        return self._estimate(self._find(case).spec, case).total
+        return self._estimate(self._find(case).spec, case, distinct=True).total
 
     def free_memory(self) -> int:
         """Bytes that can be allocated on the device now."""
@@ -122,7 +125,8 @@ class Meter:
             spec = self._find(case).spec
         except UnsupportedError:
             return
-        self._estimate(spec, case).check(self.free_memory(), case.label, case.gemm)
+        estimate = self._estimate(spec, case, distinct=_is_foreign(spec))
+        estimate.check(self.free_memory(), case.label, case.gemm)
 
     def measure(self, case: Case) -> Measured:
         """Measure a case together with its floor and the empty launch.
@@ -136,7 +140,11 @@ class Meter:
             measured = self._measure_alone(case)
             if measured.status in ("unsupported", "failed"):
                 return measured
-            return self._with_probes(case, measured)
+            measured = self._with_probes(case, measured)
+        # Once more, because the last check and the floor ran after the last placement.
+        if tampered := tampering.detected():
+            return replace(measured, status="incorrect", detail=measured.detail or tampered)
+        return measured
 
     def device_guard(self) -> AbstractContextManager[object]:
         """Make the device the current one, as `prepare` and the prepared case require."""
@@ -150,7 +158,7 @@ class Meter:
         """
         kernel = self._find(case)
         self._check_supported(kernel.spec, case)
-        return self._prepare(kernel, case, SharedWeights(0))
+        return self._prepare(kernel, case, SharedWeights(0), distinct=True)
 
     @property
     def torch_device(self) -> torch.device:
@@ -175,11 +183,11 @@ class Meter:
         except UnknownKernelError as error:
             raise MeasureError(str(error)) from error
 
-    def _estimate(self, spec: KernelSpec, case: Case) -> MemoryEstimate:
+    def _estimate(self, spec: KernelSpec, case: Case, *, distinct: bool) -> MemoryEstimate:
         cold = case.cache == "cold" and spec.reads_weights
         factor = self.protocol.cache_factor
         cold_bytes = self.protocol.cold_bytes(self.device_info.l2_bytes, factor) if cold else None
-        return estimate_memory(spec, case.gemm, cold_bytes)
+        return estimate_memory(spec, case.gemm, cold_bytes, distinct=distinct)
 
     def _check_health(self) -> None:
         try:
@@ -203,7 +211,7 @@ class Meter:
             kernel = self._find(case)
             blank = _describe(blank, kernel.spec)
             self._check_supported(kernel.spec, case)
-            estimate = self._estimate(kernel.spec, case)
+            estimate = self._estimate(kernel.spec, case, distinct=_is_foreign(kernel.spec))
             if estimate.total > self.free_memory():
                 self._shared.clear()
             estimate.check(self.free_memory(), case.label, case.gemm)
@@ -228,7 +236,8 @@ class Meter:
     def _measure_kernel(self, kernel: Kernel, case: Case, blank: Measured) -> Measured:
         protocol, steps = self.protocol, Steps()
         with steps("prepare"):
-            prepared = self._prepare(kernel, case, self._shared)
+            distinct = _is_foreign(kernel.spec)
+            prepared = self._prepare(kernel, case, self._shared, distinct=distinct)
         with steps("tune"):
             if self._tuning is Tuning.NONE:
                 prepared.use_default()
@@ -293,9 +302,14 @@ class Meter:
             ),
         )
 
-    def _prepare(self, kernel: Kernel, case: Case, shared: SharedWeights) -> PreparedCase:
+    def _prepare(
+        self, kernel: Kernel, case: Case, shared: SharedWeights, *, distinct: bool
+    ) -> PreparedCase:
+        # A copy, made before the code of the kernel runs, which has the object too.
+        spec = self._specs.setdefault(kernel.spec.label, deepcopy(kernel.spec))
         return PreparedCase(
             kernel,
+            spec,
             case,
             self._device,
             self._clock,
@@ -304,6 +318,7 @@ class Meter:
             seed=self.seed,
             secret=self._secret,
             shared=shared,
+            distinct=distinct,
             warm=self._is_warm,
         )
 
@@ -372,6 +387,11 @@ class Steps:
     @property
     def seconds(self) -> dict[str, float]:
         return {step: round(seconds, 4) for step, seconds in self._seconds.items()}
+
+
+def _is_foreign(spec: KernelSpec) -> bool:
+    """Return True for an external kernel, whose copies of the weights all have other contents."""
+    return spec.source_hash is not None
 
 
 def _describe(measured: Measured, spec: KernelSpec) -> Measured:

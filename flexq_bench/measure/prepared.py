@@ -6,7 +6,6 @@ import random
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.subject import bind
 from flexq_bench.measure.tuning import BriefTimer
 from kernels.autotune import NEAR, TuningKey, TuningMemory, preferring
-from kernels.contract import Config, Kernel
+from kernels.contract import Config, Kernel, KernelSpec, is_plain
 from kernels.runtime.module import binary_hash, compile_ahead
 from kernels.runtime.nvrtc import builds_hash
 from workloads.case import Case
@@ -47,11 +46,6 @@ class Placed:
     config: Config | None
     clock: Clock
     tolerance: float
-
-    def written(self) -> str:
-        """Describe operands that launches changed, or results that they cached; empty: none."""
-        self.clock.synchronize()
-        return self.buffers.written() or self._remembered()
 
     def _remembered(self) -> str:
         """Describe that launches are faster, or only right, on inputs that they have seen.
@@ -135,16 +129,18 @@ class TuningMachine:
 class PreparedCase:
     """A kernel at one shape, with its inputs drawn from the seed and packed.
 
-    config: the configuration that runs; the kernel's own heuristic until one is chosen or given.
-    copies: of the weights, in a rotation. seed: of the run. secret: seed of the inputs that change
-    between samples. shared: weights of earlier cases. warm: the device was just busy. All methods
-    require the clock's device to be the current one. Raises UnsupportedError if the cache mode is
-    not possible, and any exception of the kernel.
+    spec: of the kernel, as it was before its code ran. config: the configuration that runs; the
+    kernel's own heuristic until one is chosen or given. copies: of the weights, in a rotation.
+    seed: of the run. secret: seed of the inputs that change between samples. shared: weights of
+    earlier cases. distinct: see Rewriting. warm: the device was just busy. All methods require the
+    clock's device to be the current one. Raises UnsupportedError if the cache mode is not possible,
+    and any exception of the kernel.
     """
 
     def __init__(
         self,
         kernel: Kernel,
+        spec: KernelSpec,
         case: Case,
         device: torch.device,
         clock: Clock,
@@ -154,13 +150,14 @@ class PreparedCase:
         seed: int,
         secret: int,
         shared: SharedWeights,
+        distinct: bool,
         warm: bool = False,
     ) -> None:
         self.case, self.kernel = case, kernel
         self._clock, self._protocol, self._seed, self._warm = clock, protocol, seed, warm
-        self._spec = deepcopy(kernel.spec)  # a copy, because the kernel's code has the object too
-        rewriting = Rewriting(secret, protocol, l2_bytes or protocol.assumed_l2_bytes)
-        self._subject = bind(kernel, case, device, seed, rewriting, shared)
+        self._spec = spec
+        rewriting = Rewriting(secret, protocol, l2_bytes or protocol.assumed_l2_bytes, distinct)
+        self._subject = bind(kernel, spec, case, device, seed, rewriting, shared)
         self.input_distribution = self._subject.input_distribution
         self._l2_bytes = l2_bytes
         self.copies = self._needed_copies()
@@ -168,7 +165,7 @@ class PreparedCase:
         self._launches: dict[tuple[int, Config | None], int] = {}
 
     def _take(self, config: Config | None) -> None:
-        """Use this configuration; free weights that it doesn't read."""
+        """Use this configuration, without weights that it doesn't read."""
         self.config = config
         self._subject.narrow(config)
         self.copies = self._needed_copies()
@@ -252,7 +249,8 @@ class PreparedCase:
 
     def check(self, when: str) -> CheckResult:
         """Check the results on newly drawn inputs. when: "before" or "after" the samples."""
-        if self.kernel.spec != self._spec:
+        spec = self.kernel.spec
+        if not is_plain(spec) or spec != self._spec:
             return CheckResult(None, None, f"its code changed the spec of {self._spec.label}")
         seed = derive_seed(self._seed, self.case.gemm, "check", when)
         return self._subject.check(self.config, seed=seed, tolerance=self._protocol.tolerance)

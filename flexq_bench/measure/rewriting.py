@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
 import torch
 
-from flexq_bench.measure.inputs import LinearInputs, derive_seed, realistic_activations
+from flexq_bench.measure.inputs import (
+    LinearInputs,
+    derive_seed,
+    quantized_activation,
+    realistic_activations,
+)
 from flexq_bench.measure.protocol import Protocol
-from kernels.contract import LinearKernel, PackedOperand
+from flexq_bench.measure.shared_weights import Content
+from kernels.contract import KernelSpec, LinearKernel, PackedOperand
 from kernels.formats import Operand
 from kernels.reference import Reference, reference_gemm
 from workloads.case import Case
 
 _ALIGNED = 512  # bytes, as the CUDA allocator aligns
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
-_MOVED = 8  # one of this many rows of the weights differs in their second content
 # of activations to draw from, if that is enough for the minimum number
 _MAX_CONTENT_BYTES = 32 << 20
 _MIN_CONTENTS = 3
@@ -31,12 +37,19 @@ _LOOKED_AT_COLUMNS = 128
 class Rewriting:
     """Parameters of the changes between samples.
 
-    secret: seed of all changes. l2_bytes: L2 size of the device.
+    secret: seed of all changes. l2_bytes: L2 size of the device. distinct: True if each copy of the
+    weights has a content of its own. A kernel that recognizes contents could otherwise multiply by
+    private copies of them, which are fewer than the copies and stay in the cache.
     """
 
     secret: int
     protocol: Protocol
     l2_bytes: int
+    distinct: bool
+
+    def weight_contents(self, copies: int) -> int:
+        """Number of contents that so many copies of the weights have in turn."""
+        return copies + 1 if self.distinct else 2
 
     def pool_bytes(self, case: Case, copy_bytes: int) -> int:
         """Bytes of activations over which launches of a sample may rotate.
@@ -50,29 +63,20 @@ class Rewriting:
         return most
 
 
-def second_order(rows: int, seed: int) -> torch.Tensor:
-    """An order of rows, int64 [rows], in which a random eighth of them are permuted.
-
-    It gives a second content of the weights whose reference needs no second GEMM, and which cannot
-    be recognized by a few words.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.arange(rows, device="cpu")
-    moved = torch.randperm(rows, generator=generator, device="cpu")[: max(2, rows // _MOVED)]
-    order[moved] = moved.roll(1)
-    return order
-
-
 class WeightCopies(Sequence[PackedOperand]):
     """Copies of packed weights at fresh addresses, each with one of several contents.
 
-    contents: packed, of one layout. held: the current content of each copy.
+    With more contents than copies, no two copies ever have the same one. Otherwise contents are
+    drawn. held: the current content of each copy.
     """
 
-    def __init__(self, contents: Sequence[PackedOperand], copies: int, draw: random.Random) -> None:
+    def __init__(self, contents: Sequence[Content], copies: int, draw: random.Random) -> None:
         self._contents = contents
-        self.held = [draw.randrange(len(contents)) for _ in range(copies)]
-        self._copies = [contents[content].clone() for content in self.held]
+        dealt = [i % len(contents) for i in range(max(len(contents), copies + 1))]
+        draw.shuffle(dealt)
+        self.held = [contents[i] for i in dealt[:copies]]
+        self._spare = contents[dealt[copies]]
+        self._copies = [content.packed.clone() for content in self.held]
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -85,25 +89,36 @@ class WeightCopies(Sequence[PackedOperand]):
         return self._copies[i]
 
     def rewrite(self, copy: int) -> None:
-        """Give a copy its next content, in place."""
-        self.held[copy] = (self.held[copy] + 1) % len(self._contents)
-        self._copies[copy].copy_from(self._contents[self.held[copy]])
+        """Give a copy another content, in place: the one that was free, if it differs."""
+        old = self.held[copy]
+        new = self._spare if self._spare is not old else self._after(old)
+        self.hold(copy, new)
+        self._spare = old
+
+    def hold(self, copy: int, content: Content) -> None:
+        """Give a copy this content, in place."""
+        self.held[copy] = content
+        self._copies[copy].copy_from(content.packed)
 
     def changed(self, copy: int) -> str | None:
         """The first buffer of a copy that differs from its content; None: none does."""
-        return first_change(self._copies[copy], self._contents[self.held[copy]])
+        return first_change(self._copies[copy], self.held[copy].packed)
 
-    def have(self, contents: Sequence[PackedOperand]) -> bool:
+    def have(self, contents: Sequence[Content]) -> bool:
         """Return True if the copies have these contents: the same bytes, layout and order."""
         return len(contents) == len(self._contents) and all(
-            mine.buffers.keys() == theirs.buffers.keys()
+            mine.packed.buffers.keys() == theirs.packed.buffers.keys()
             and all(
-                buffer.dtype == theirs.buffers[name].dtype
-                and torch.equal(buffer, theirs.buffers[name])
-                for name, buffer in mine.buffers.items()
+                buffer.dtype == theirs.packed.buffers[name].dtype
+                and torch.equal(buffer, theirs.packed.buffers[name])
+                for name, buffer in mine.packed.buffers.items()
             )
             for mine, theirs in zip(self._contents, contents, strict=True)
         )
+
+    def _after(self, content: Content) -> Content:
+        index = next(i for i, one in enumerate(self._contents) if one is content)
+        return self._contents[(index + 1) % len(self._contents)]
 
 
 class Slots:
@@ -153,18 +168,47 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Activations to draw from, and the checked elements of their results.
+    """Activations to draw from, and the elements of their results that are checked.
 
     inputs: as the stage takes them; the first is the subject's own. unseen: in no sample. rows,
-    columns: int64, of the checked elements. reference: y and magnitude, the sum of all |products|,
-    are [contents of the weights, inputs and then unseen, rows, columns].
+    columns: int64, of the checked elements. x_rows: these rows of the inputs and of the unseen.
     """
 
     inputs: Sequence[PackedOperand]
     unseen: PackedOperand
     rows: torch.Tensor
     columns: torch.Tensor
-    reference: Reference
+    x_rows: Sequence[Operand]
+    rounds_to: int | None
+
+    def reference(self, weights: Sequence[Operand], activations: Sequence[int]) -> Reference:
+        """The checked elements of the results of launches.
+
+        weights, activations: of each launch, W [N,K] and the index of the input. y and magnitude,
+        the sum of all |products|, are [launches, rows, columns].
+        """
+        launches: dict[int, list[int]] = defaultdict(list)
+        for i, w in enumerate(weights):
+            launches[id(w)].append(i)
+        count, rows, columns = len(weights), len(self.rows), len(self.columns)
+        y = torch.empty(
+            count, rows, columns, dtype=torch.float64, device=self.x_rows[0].values.device
+        )
+        magnitude = torch.empty_like(y)
+        for of in launches.values():
+            used = sorted({activations[i] for i in of})
+            # A stale result differs by far. Rounding errors (of sums of single bit planes, for
+            # example, which cancel if their total is small) are tolerated relative to all products
+            # here; the announced checks judge rounding.
+            exact = reference_gemm(
+                Operand.stacked([self.x_rows[i] for i in used]),
+                weights[of[0]].take_rows(self.columns),
+                integer_sums=False,
+            )
+            places = [used.index(activations[i]) for i in of]
+            y[of] = exact.y.view(len(used), rows, columns)[places]
+            magnitude[of] = exact.magnitude.view(len(used), rows, columns)[places]
+        return replace(exact, y=y, magnitude=magnitude).rounded_to(self.rounds_to)
 
 
 def first_change(now: PackedOperand, filled: PackedOperand) -> str | None:
@@ -178,10 +222,11 @@ def first_change(now: PackedOperand, filled: PackedOperand) -> str | None:
 def stage_input(kernel: LinearKernel, case: Case, inputs: LinearInputs) -> PackedOperand:
     """Return the input of a launch in the case's stage: packed codes, or `real` FP16 activations.
 
-    Raises ValueError if the stage needs real activations and the inputs have none.
+    The kernel's code gets a copy of the codes, so that it can't change what its reference is
+    computed from. Raises ValueError if the stage needs real activations and the inputs have none.
     """
     if case.stage == "gemm":
-        return kernel.pack_activation(inputs.x)
+        return kernel.pack_activation(inputs.x.clone())
     if inputs.x_real is None:
         raise ValueError("the linear stage needs real activations, these inputs are codes")
     return PackedOperand({"real": inputs.x_real}, case.gemm.m, case.gemm.k)
@@ -189,52 +234,32 @@ def stage_input(kernel: LinearKernel, case: Case, inputs: LinearInputs) -> Packe
 
 def draw_contents(
     kernel: LinearKernel,
+    spec: KernelSpec,
     case: Case,
     own: LinearInputs,
-    orders: Sequence[torch.Tensor],
     rewriting: Rewriting,
     seed: int,
 ) -> Contents:
-    """Draw activations like the subject's own, and elements of their results to check.
-
-    orders: of the rows of `own.w`, one for each content of the weights.
-    """
+    """Draw activations like the subject's own, and elements of their results to check."""
     gemm, device = case.gemm, own.w.values.device
-    first = stage_input(kernel, case, own)
-    fitting = _MAX_CONTENT_BYTES // Slots.bytes_each(first)
-    count = max(_MIN_CONTENTS, min(rewriting.protocol.contents, fitting))
     host = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(gemm.m, generator=host, device="cpu")[:_LOOKED_AT_ROWS]
-    columns = _columns(orders, gemm.n, host)
+    rows = torch.randperm(gemm.m, generator=host, device="cpu")[:_LOOKED_AT_ROWS].to(device)
+    columns = torch.randperm(gemm.n, generator=host, device="cpu")[:_LOOKED_AT_COLUMNS].to(device)
     generator = torch.Generator(device).manual_seed(derive_seed(seed, "activations"))
-    inputs, xs = [first], [own.x.take_rows(rows.to(device))]
+    inputs: list[PackedOperand] = []
+    x_rows: list[Operand] = []
+
+    def add(x: LinearInputs) -> None:
+        x_rows.append(x.x.take_rows(rows))  # first, because packing runs the kernel's code
+        inputs.append(stage_input(kernel, case, x))
+
+    add(own)
+    fitting = _MAX_CONTENT_BYTES // Slots.bytes_each(inputs[0])
+    count = max(_MIN_CONTENTS, min(rewriting.protocol.contents, fitting))
     while len(inputs) <= count:  # one more, which is unseen
         x_real = realistic_activations(gemm, generator)
-        quantized = kernel.quantize_activation(x_real)
-        inputs.append(stage_input(kernel, case, LinearInputs(x_real, quantized, own.w)))
-        xs.append(quantized.take_rows(rows.to(device)))
-    w_rows = torch.cat([order[columns] for order in orders]).to(device)
-    x, w = Operand.stacked(xs), own.w.take_rows(w_rows)
-    # A stale result differs by far. Rounding errors (of sums of single bit planes, for example,
-    # which cancel if their total is small) are tolerated relative to all products here; the
-    # announced checks judge rounding.
-    exact = reference_gemm(x, w, integer_sums=False).rounded_to(kernel.spec.rounds_to)
-
-    def by_content(values: torch.Tensor) -> torch.Tensor:
-        shaped = values.view(len(inputs), len(rows), len(orders), len(columns))
-        return shaped.permute(2, 0, 1, 3).contiguous()
-
-    reference = replace(exact, y=by_content(exact.y), magnitude=by_content(exact.magnitude))
-    return Contents(inputs[:-1], inputs[-1], rows.to(device), columns.to(device), reference)
-
-
-def _columns(orders: Sequence[torch.Tensor], n: int, generator: torch.Generator) -> torch.Tensor:
-    """Output features to check: half of them differ between contents of the weights."""
-    shuffled = torch.randperm(n, generator=generator, device="cpu")
-    differs = (orders[0] != orders[-1])[shuffled]
-    moved, unmoved = shuffled[differs], shuffled[~differs]
-    half = _LOOKED_AT_COLUMNS // 2
-    return torch.cat([moved[:half], unmoved[: _LOOKED_AT_COLUMNS - min(half, len(moved))]])
+        add(LinearInputs(x_real, quantized_activation(kernel, x_real), own.w))
+    return Contents(inputs[:-1], inputs[-1], rows, columns, x_rows, spec.rounds_to)
 
 
 def _bits(buffer: torch.Tensor) -> torch.Tensor:

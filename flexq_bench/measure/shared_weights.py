@@ -3,33 +3,57 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-
-import torch
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from kernels.contract import PackedOperand
 from kernels.formats import Operand
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """Weights [N,K] and their second content, in which some rows are permuted.
-
-    operand: of the first content. orders: of the operand's rows, int64 [N], one per content;
-    packed: in the kernel's layout, one per content.
-    """
+@dataclass(frozen=True, slots=True, eq=False)
+class Content:
+    """One content of the weights [N,K] of a layer: as codes, and packed in a kernel's layout."""
 
     operand: Operand
-    orders: tuple[torch.Tensor, ...]
-    packed: tuple[PackedOperand, ...]
+    packed: PackedOperand
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
         tensors = (self.operand.values, self.operand.scales)
         own = sum(t.numel() * t.element_size() for t in tensors if t is not None)
-        return own + sum(packed.nbytes for packed in self.packed)
+        return own + self.packed.nbytes
+
+
+class LayerWeights:
+    """Contents of the weights of a layer, independent of each other, drawn when they are needed.
+
+    draw: returns the content of an index.
+    """
+
+    def __init__(self, draw: Callable[[int], Content]) -> None:
+        self._draw = draw
+        self._drawn: list[Content] = []
+
+    def first(self, count: int) -> Sequence[Content]:
+        """The first `count` contents."""
+        while len(self._drawn) < count:
+            self._drawn.append(self._draw(len(self._drawn)))
+        return self._drawn[:count]
+
+    def repacked(self, packing: Callable[[PackedOperand], PackedOperand]) -> LayerWeights:
+        """The same contents in another layout, which is made of this one."""
+
+        def draw(index: int) -> Content:
+            content = self.first(index + 1)[index]
+            return replace(content, packed=packing(content.packed))
+
+        return LayerWeights(draw)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(content.nbytes for content in self._drawn)
 
 
 class SharedWeights:

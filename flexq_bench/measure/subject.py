@@ -23,10 +23,9 @@ from flexq_bench.measure.rewriting import (
     Rewriting,
     WeightCopies,
     draw_contents,
-    second_order,
     stage_input,
 )
-from flexq_bench.measure.shared_weights import LayerWeights, SharedWeights
+from flexq_bench.measure.shared_weights import Content, LayerWeights, SharedWeights
 from kernels.contract import Config, Kernel, KernelSpec, LinearKernel, PackedOperand, Probe
 from kernels.errors import KernelError
 from kernels.formats import Operand
@@ -65,7 +64,7 @@ class Subject(ABC):
 
     @abstractmethod
     def narrow(self, config: Config | None) -> None:
-        """Release weights that this configuration doesn't read."""
+        """Leave out weights that this configuration doesn't read."""
 
     @abstractmethod
     def check(self, config: Config | None, *, seed: int, tolerance: float) -> CheckResult:
@@ -82,6 +81,7 @@ class Subject(ABC):
 
 def bind(
     kernel: Kernel,
+    spec: KernelSpec,
     case: Case,
     device: torch.device,
     seed: int,
@@ -90,30 +90,40 @@ def bind(
 ) -> Subject:
     """The subject of a case: draw its inputs from the seed and pack them.
 
-    The kernel's name does not affect the draw: all kernels have the same real values. M does not
-    affect the weights: cases of one kernel and layer find them in `shared`. Inputs that change
-    between samples are drawn from the secret of `rewriting`.
+    spec: of the kernel, which its code can't change. The kernel's name does not affect the draw:
+    all kernels have the same real values. M does not affect the weights: cases of one kernel and
+    layer find them in `shared`. Inputs that change between samples are drawn from the secret of
+    `rewriting`.
     """
     if isinstance(kernel, Probe):
         drawn = derive_seed(seed, case.gemm, "timed")
-        return _ProbeSubject(kernel, case.gemm, device, drawn)
+        return _ProbeSubject(kernel, spec, case.gemm, device, drawn)
     n, k = case.gemm.n, case.gemm.k
     weights = shared.get(
-        (kernel.spec.label, n, k, seed, rewriting.secret),
-        lambda: _layer_weights(kernel, n, k, device, seed, rewriting.secret),
+        (spec.label, n, k, seed, rewriting.secret),
+        lambda: _layer_weights(kernel, spec, n, k, device, seed, rewriting.secret),
     )
-    return _LinearSubject(kernel, case, device, seed, rewriting, weights)
+    return _LinearSubject(kernel, spec, case, device, seed, rewriting, weights)
 
 
 def _layer_weights(
-    kernel: LinearKernel, n: int, k: int, device: torch.device, seed: int, secret: int
+    kernel: LinearKernel,
+    spec: KernelSpec,
+    n: int,
+    k: int,
+    device: torch.device,
+    seed: int,
+    secret: int,
 ) -> LayerWeights:
-    operand = realistic_weight(kernel, n, k, device, derive_seed(seed, n, k, "timed weights"))
-    order = second_order(n, derive_seed(secret, n, k, "rows"))
-    contents = (operand, operand.take_rows(order.to(device)))
-    packed = tuple(_plain(kernel.spec, kernel.pack_weight(content)) for content in contents)
-    _check_packed(kernel.spec, packed[0], operand)
-    return LayerWeights(operand, (torch.arange(n, device="cpu"), order), packed)
+    def draw(index: int) -> Content:
+        # The first content is that of every process with this seed; the others are not known.
+        parts = ("timed weights",) if index == 0 else ("timed weights", index, secret)
+        operand = realistic_weight(kernel, n, k, device, derive_seed(seed, n, k, *parts))
+        packed = _plain(spec, kernel.pack_weight(operand.clone()))
+        _check_packed(spec, packed, operand)
+        return Content(operand, packed)
+
+    return LayerWeights(draw)
 
 
 def _plain(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
@@ -154,23 +164,29 @@ class _LinearSubject(Subject):
     def __init__(
         self,
         kernel: LinearKernel,
+        spec: KernelSpec,
         case: Case,
         device: torch.device,
         seed: int,
         rewriting: Rewriting,
         weights: LayerWeights,
     ) -> None:
-        self.spec = kernel.spec
+        self.spec = spec
         self._kernel, self._case, self._device = kernel, case, device
         self._rewriting = rewriting
+        self._weights = weights
         drawn = derive_seed(seed, case.gemm, "timed")
-        self._inputs = realistic_inputs(kernel, case.gemm, device, drawn, w=weights.operand)
-        self._reference = reference_of(kernel.spec, self._inputs.x, self._inputs.w)
-        self._orders, self._weights = weights.orders, weights.packed
+        w = self._first.operand
+        self._inputs = realistic_inputs(kernel, case.gemm, device, drawn, w=w)
+        self._reference = reference_of(spec, self._inputs.x, w)
+
+    @property
+    def _first(self) -> Content:
+        return self._weights.first(1)[0]
 
     @property
     def copy_bytes(self) -> int:
-        return self._weights[0].nbytes
+        return self._first.packed.nbytes
 
     def candidates(self) -> Sequence[Config]:
         return self._kernel.candidates(self._case.gemm)
@@ -180,8 +196,9 @@ class _LinearSubject(Subject):
         return self._kernel.tuning_bucket(self._case.gemm.m)
 
     def narrow(self, config: Config | None) -> None:
-        narrowed = (self._kernel.narrow(w, config) for w in self._weights)
-        self._weights = tuple(_plain(self.spec, w) for w in narrowed)
+        self._weights = self._weights.repacked(
+            lambda w: _plain(self.spec, self._kernel.narrow(w, config))
+        )
 
     def default_config(self) -> Config | None:
         return self._kernel.default_config(self._case.gemm)
@@ -196,30 +213,35 @@ class _LinearSubject(Subject):
             launch(x, self._kernel.pack_weight(inputs.w), out, config)
 
         return check_linear(
-            self._kernel, gemm, self._case.stage, self._device, run, seed=seed, tolerance=tolerance
+            self._kernel,
+            self.spec,
+            gemm,
+            self._case.stage,
+            self._device,
+            run,
+            seed=seed,
+            tolerance=tolerance,
         )
 
     def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
         pad = random_pad(self._device, seed)
         drawn = derive_seed(self._rewriting.secret, self._case.key, seed)
+        contents = self._weights.first(self._rewriting.weight_contents(copies))
         weights = None if beside is None else beside.weights
         if not (
-            isinstance(weights, WeightCopies)
-            and len(weights) == copies
-            and weights.have(self._weights)
+            isinstance(weights, WeightCopies) and len(weights) == copies and weights.have(contents)
         ):
-            weights = WeightCopies(self._weights, copies, random.Random(drawn))
-        contents = draw_contents(
-            self._kernel, self._case, self._inputs, self._orders, self._rewriting, drawn
-        )
+            weights = WeightCopies(contents, copies, random.Random(drawn))
         return LinearBuffers(
             self._kernel,
             self._case,
             weights,
             _launcher(self._kernel, self._case, self._device),
-            contents,
+            draw_contents(
+                self._kernel, self.spec, self._case, self._inputs, self._rewriting, drawn
+            ),
             self._reference,
-            self._orders,
+            self._first,
             self._rewriting,
             seed=drawn,
             pad=pad,
@@ -229,8 +251,10 @@ class _LinearSubject(Subject):
 class _ProbeSubject(Subject):
     input_distribution = PROBE_DISTRIBUTION
 
-    def __init__(self, probe: Probe, gemm: GemmWorkload, device: torch.device, seed: int) -> None:
-        self.spec = probe.spec
+    def __init__(
+        self, probe: Probe, spec: KernelSpec, gemm: GemmWorkload, device: torch.device, seed: int
+    ) -> None:
+        self.spec = spec
         self._probe, self._gemm, self._device = probe, gemm, device
         self._operand = probe.allocate(gemm, device, seed)
 

@@ -9,8 +9,10 @@ gate does not rely on it: it judges results in another process
 from __future__ import annotations
 
 import builtins
+import operator
 import signal
 import sys
+import threading
 import time
 import types
 from collections.abc import Iterator, Mapping
@@ -25,11 +27,13 @@ import torch
 from flexq_bench.measure import frame_access
 from kernels.outside import foreign_code
 
-# Prefixes of the modules whose functions and classes are stored.
-_OURS = (
+# Prefixes of the modules whose functions and classes are stored: what measures, floors and the
+# shapes that they are for, and what encodes a worker's replies.
+_OURS = ("flexq_bench.measure", "flexq_bench.stats", "kernels.", "workloads.", "json.encoder")
+# Of these, constants too: others have large tables, and no limit that is judged by.
+_WITH_CONSTANTS = (
     *("flexq_bench.measure", "flexq_bench.stats", "kernels.reference", "kernels.formats"),
-    *("kernels.contract", "kernels.outside"),
-    *("kernels.cuda.clock_stamps", "kernels.runtime.graph_capture"),
+    *("kernels.contract", "kernels.outside", "kernels.cpu.probes", "kernels.cuda.probes"),
 )
 _CLOCKS = (
     *("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns"),
@@ -40,7 +44,7 @@ _CLASSES = ("Event", "CUDAGraph", "Stream")
 # Of these modules, the functions that the code above uses.
 _LIBRARIES = (
     *("torch", "torch.Tensor", "numpy", "statistics", "math", "random", "secrets", "hashlib"),
-    "builtins",
+    *("builtins", "json", "os", "resource"),
 )
 _BUILTINS = frozenset(name for name in dir(builtins) if name[0] != "_")
 _SYNTAX = frozenset(  # operators of a tensor, which the code uses without their names
@@ -60,6 +64,7 @@ _LAZY = ("__annotations__", "__slotnames__")  # attributes that Python gives a c
 _FIXED = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 _MONITORING_TOOLS = 6  # most that Python has
 _CACHED = type(cache(len))
+_WITH_FUNCTIONS = (types.FunctionType, property, staticmethod, classmethod, _CACHED)
 _HEAP_TYPE = 1 << 9  # flag of classes that are defined in Python
 
 _Meaning = tuple[object, ...]
@@ -94,6 +99,7 @@ def detected() -> str:
             return f"its code replaced {name}, which measures it: its times are not believed"
     note_active()
     _active.extend(_handled_signals())
+    _active.extend(_running_threads())
     if _active:
         return f"its code left {_active[0]} active: its results are not believed"
     return frame_access.detected()
@@ -130,6 +136,16 @@ def _handled_signals() -> Iterator[str]:
             yield f"a handler of {signal.Signals(number).name}"
 
 
+def _running_threads() -> Iterator[str]:
+    """Other threads of Python that run foreign code, which could slow down the floor."""
+    for thread, frame in sys._current_frames().items():
+        below: types.FrameType | None = frame
+        while thread != threading.get_ident() and below is not None:
+            if foreign_code.is_foreign(below.f_code.co_filename):
+                yield f"a thread in {below.f_code.co_name}"
+            below = below.f_back
+
+
 def _is_of_others(function: object) -> bool:
     """Return True if a function, a method, or a callable instance comes from foreign code."""
     if function is None:
@@ -141,12 +157,14 @@ def _is_of_others(function: object) -> bool:
 
 
 def _same(first: _Meaning, second: _Meaning) -> bool:
-    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
+    return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
 def _meanings() -> Iterator[tuple[str, _Meaning]]:
     yield "tools of sys.monitoring", (sys.intern(" ".join(_monitoring_tools())),)
     yield from _of("time", {name: getattr(time, name) for name in _CLOCKS})
+    # It gets the local variables of a function that imports.
+    yield from _of("builtins", {"__import__": builtins.__import__})
     yield from _of("torch.cuda", {name: getattr(torch.cuda, name, None) for name in _CUDA})
     for name in _CLASSES:
         yield from _of_class(f"torch.cuda.{name}", getattr(torch.cuda, name))
@@ -155,8 +173,8 @@ def _meanings() -> Iterator[tuple[str, _Meaning]]:
         if name.startswith(_OURS) and module is not None and name != __name__:
             yield from _of_module(name, module)
             named |= _names_in(module)
-    for operator in _operators(frozenset(named)):
-        yield f"the operator {operator}", (sys.intern(torch._C._dispatch_dump(operator)),)
+    for name in _operators(frozenset(named)):
+        yield f"the operator {name}", (sys.intern(torch._C._dispatch_dump(name)),)
     for library in _LIBRARIES:
         members = _members_of(library, named)
         yield f"the class of {library}", (type(_owner_of(library)),)
@@ -221,11 +239,15 @@ def _of_module(name: str, module: types.ModuleType) -> Iterator[tuple[str, _Mean
     values = dict(vars(module))
     members = {key: value for key, value in values.items() if isinstance(value, _FIXED)}
     yield f"the class of {name}", (type(module),)
-    yield from _of(name, members)
     for key, value in members.items():
+        of = getattr(value, "__module__", None) or ""
+        if of != name and of.startswith(_OURS):  # the parts are those of its own module
+            yield f"{name}.{key}", (value,)
+            continue
+        yield f"{name}.{key}", _meaning_of(value)
         if _is_class_of(value, name):
             yield from _of_class(f"{name}.{key}", value)
-    for key, value in values.items():
+    for key, value in values.items() if name.startswith(_WITH_CONSTANTS) else ():
         if key.isupper():
             yield f"{name}.{key}", tuple(_parts_of_constant(value))
     hidden = " ".join(key for key in values if key in _BUILTINS)
@@ -244,20 +266,30 @@ def _of_class(name: str, owner: type) -> Iterator[tuple[str, _Meaning]]:
 
 def _is_descriptor(value: object) -> bool:
     """Return True if an attribute of a class runs code when it is read or set in an instance."""
-    return any(hasattr(type(value), name) for name in ("__get__", "__set__", "__delete__"))
+    kind = type(value)
+    return hasattr(kind, "__get__") or hasattr(kind, "__set__") or hasattr(kind, "__delete__")
 
 
 def _of(owner: str, members: Mapping[str, object]) -> Iterator[tuple[str, _Meaning]]:
     for key, value in members.items():
-        parts: list[object] = [value]
-        for function in _functions_of(value):
-            parts += (function.__code__, *(function.__defaults__ or ()))
-            if function.__kwdefaults__:
-                parts += function.__kwdefaults__.values()
-            for cell in function.__closure__ or ():
-                with suppress(ValueError):  # an empty cell
-                    parts.append(cell.cell_contents)
-        yield f"{owner}.{key}", tuple(parts)
+        yield f"{owner}.{key}", _meaning_of(value)
+
+
+def _meaning_of(value: object) -> _Meaning:
+    """A value, and what decides the results of its functions."""
+    if not isinstance(value, _WITH_FUNCTIONS):
+        return (value,)
+    parts: list[object] = [value]
+    for function in _functions_of(value):
+        parts.append(function.__code__)
+        if function.__defaults__:
+            parts += function.__defaults__
+        if function.__kwdefaults__:
+            parts += function.__kwdefaults__.values()
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # an empty cell
+                parts.append(cell.cell_contents)
+    return tuple(parts)
 
 
 def _functions_of(value: object) -> Iterator[types.FunctionType]:
@@ -267,8 +299,8 @@ def _functions_of(value: object) -> Iterator[types.FunctionType]:
         if "__wrapped__" in vars(value):
             yield from _functions_of(vars(value)["__wrapped__"])
     elif isinstance(value, property):
-        yield from _functions_of(value.fget)
-        yield from _functions_of(value.fset)
+        for function in (value.fget, value.fset):
+            yield from _functions_of(function)
     elif isinstance(value, staticmethod | classmethod | _CACHED):
         yield from _functions_of(value.__wrapped__)
 

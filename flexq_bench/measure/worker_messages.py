@@ -16,7 +16,7 @@ from typing import Any
 
 VERSION = 1
 # Of `fill` and `output`, and of `launches` in the reply to `turn`, which only a gate needs.
-JUDGED_VERSION = 1
+JUDGED_VERSION = 2
 
 
 def printable(text: str) -> str:

@@ -97,13 +97,12 @@ class Operand:
         """Split the rows into consecutive parts of these sizes; no two parts share memory."""
         ends = list(accumulate(counts))
         parts = (self.slice_rows(end - count, end) for count, end in zip(counts, ends, strict=True))
-        return [
-            replace(
-                part._map_tensors(torch.clone),
-                order=None if self.order is None else self.order.clone(),
-            )
-            for part in parts
-        ]
+        return [part.clone() for part in parts]
+
+    def clone(self) -> Operand:
+        """Copy all tensors to new memory."""
+        order = None if self.order is None else self.order.clone()
+        return replace(self._map_tensors(torch.clone), order=order)
 
     def dequantize(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         """Return the values [rows, K]: (code + zero point) times its scales, also exact in FP32."""

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
+from inspect import getattr_static
 from types import ModuleType
 
-from kernels.contract import LinearKernel
+from kernels.contract import LinearKernel, is_plain
 from kernels.errors import SourceError
 from kernels.outside.foreign_code import about_to_import, add_place
 from kernels.outside.function_kernel import FunctionDefinition
@@ -147,6 +148,8 @@ def _kernels_of(value: object) -> tuple[LinearKernel, ...]:
 
 def _named(kernel: LinearKernel, package: str, source_hash: str) -> LinearKernel:
     spec = kernel.spec
+    if not is_plain(spec):
+        raise SourceError(f"{package}: the spec of a kernel must be a KernelSpec of NumberFormats")
     if spec.rounds_to is not None and spec.rounds_to not in ROUNDED_BITS:
         raise SourceError(
             f"{package}: {spec.label}: rounds_to must be {ROUNDED_BITS[0]} (as BF16) to "
@@ -162,4 +165,8 @@ def _named(kernel: LinearKernel, package: str, source_hash: str) -> LinearKernel
         )
     named = copy.copy(kernel)
     named.spec = own
+    # A property, for example, could give another spec to the checks.
+    is_property = hasattr(getattr_static(named, "spec"), "__get__")
+    if is_property or type(named).__getattribute__ is not object.__getattribute__:
+        raise SourceError(f"{own.label}: spec must be a plain attribute of the kernel")
     return named

@@ -39,6 +39,6 @@ def test_a_peer_is_right_as_it_is_measured(
         kernel.linear(inputs.x_real, packed, w, out)
 
     device, gemm = torch.device("cuda"), GemmWorkload(*shape)
-    result = check_linear(kernel, gemm, stage, device, run, seed=7, tolerance=1e-3)
+    result = check_linear(kernel, kernel.spec, gemm, stage, device, run, seed=7, tolerance=1e-3)
 
     assert result.is_correct, result.detail

@@ -169,7 +169,7 @@ def test_a_function_may_round_products_that_cancel_within_a_group(seed):
         kernel.gemm(kernel.pack_activation(inputs.x), kernel.pack_weight(inputs.w), out)
 
     gemm = GemmWorkload(64, 64, 256)
-    result = check_linear(kernel, gemm, "gemm", CPU, run, seed=seed, tolerance=1e-3)
+    result = check_linear(kernel, kernel.spec, gemm, "gemm", CPU, run, seed=seed, tolerance=1e-3)
 
     assert result == CheckResult(result.max_rel_error, exact=True)
 

@@ -22,7 +22,13 @@ class Launches:
     def repeated_us(self, launches):
         return 100.0 * (self._slow if self._is_new and self._left > 0 else 1.0)
 
-    def written(self):
+    def poison(self):
+        pass
+
+    def sample(self, count):
+        pass
+
+    def inspect(self, config, tolerance):
         return ""
 
     @contextmanager
@@ -45,6 +51,6 @@ def test_launches_are_called_remembered_only_where_that_repeats(draws, is_found)
     rotation = Launches(slow=2.0, draws=draws)
     clock = SimpleNamespace(synchronize=lambda: None)
 
-    said = Placed(rotation, rotation, None, clock, 1e-3).written()
+    said = Placed(rotation, rotation, None, clock, 1e-3).inspect()
 
     assert ("results are remembered" in said) is is_found

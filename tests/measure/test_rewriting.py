@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from flexq_bench.measure.inputs import realistic_inputs
-from flexq_bench.measure.rewriting import Rewriting, Slots, draw_contents, second_order
+from flexq_bench.measure.rewriting import Rewriting, Slots, WeightCopies, draw_contents
+from flexq_bench.measure.shared_weights import Content
 from kernels.contract import PackedOperand
 from kernels.formats import quantize_dual_grained, quantize_e4m3, quantize_symmetric
 
@@ -99,13 +101,33 @@ def test_a_record_tells_the_secret_and_no_two_meters_have_the_same(a_meter, a_ca
     assert told.extra["secret"] == first.extra["secret"]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 4096])
-def test_the_second_content_of_weights_is_the_same_rows_with_an_eighth_of_them_moved(rows):
-    order = second_order(rows, seed=3)
+def weight_contents(count):
+    operand = quantize_symmetric(torch.zeros(1, 8), 6, None)
+    packed = [PackedOperand({"codes": torch.full((4,), i)}, 1, 4) for i in range(count)]
+    return [Content(operand, one) for one in packed]
 
-    assert sorted(order.tolist()) == list(range(rows))
-    moved = int((order != torch.arange(rows)).sum())
-    assert moved == (0 if rows == 1 else max(2, rows // 8))
+
+@pytest.mark.parametrize("copies", [1, 2, 5])
+def test_no_two_copies_of_the_weights_have_one_content_if_there_are_enough(copies):
+    contents = weight_contents(copies + 1)
+    weights = WeightCopies(contents, copies, random.Random(3))
+
+    for copy in random.Random(4).choices(range(copies), k=40):
+        before = weights.held[copy]
+        weights.rewrite(copy)
+        assert weights.held[copy] is not before
+        assert len({id(content) for content in weights.held}) == copies
+        assert [weights.changed(i) for i in range(copies)] == [None] * copies
+
+
+def test_fewer_contents_than_copies_change_too():
+    weights = WeightCopies(weight_contents(2), 5, random.Random(3))
+
+    for copy in random.Random(4).choices(range(5), k=40):
+        before = weights.held[copy]
+        weights.rewrite(copy)
+        assert weights.held[copy] is not before
+    assert {int(copy.buffers["codes"][0]) for copy in weights} == {0, 1}
 
 
 def test_slots_hold_operands_of_any_layout_at_aligned_addresses():
@@ -156,10 +178,16 @@ def test_rows_are_taken_with_all_that_belongs_to_them(operand):
 def test_elements_looked_at_are_judged_against_all_their_products(fake_linear, a_case, fast):
     kernel, case = fake_linear(), a_case(m=2, n=8, k=256)
     own = realistic_inputs(kernel, case.gemm, torch.device("cpu"), seed=3)
-    rewriting = Rewriting(secret=1, protocol=fast, l2_bytes=1 << 20)
+    rewriting = Rewriting(secret=1, protocol=fast, l2_bytes=1 << 20, distinct=True)
+    other = quantize_symmetric(
+        torch.randn(8, 256, generator=torch.Generator().manual_seed(5)), 6, 128
+    )
 
-    contents = draw_contents(kernel, case, own, [torch.arange(8)], rewriting, seed=4)
+    contents = draw_contents(kernel, kernel.spec, case, own, rewriting, seed=4)
+    reference = contents.reference([own.w, other, own.w], [0, 1, 1])
 
-    x, w = own.x.dequantize()[contents.rows], own.w.dequantize()[contents.columns]
-    assert torch.allclose(contents.reference.y[0, 0], x.double() @ w.double().T)
-    assert torch.allclose(contents.reference.magnitude[0, 0], x.abs().double() @ w.abs().double().T)
+    for i, (of, w) in enumerate([(0, own.w), (1, other), (1, own.w)]):
+        x, w = contents.x_rows[of].dequantize(), w.dequantize()[contents.columns]
+        assert torch.allclose(reference.y[i], x @ w.T)
+        assert torch.allclose(reference.magnitude[i], x.abs() @ w.abs().T)
+    assert torch.equal(contents.x_rows[0].dequantize(), own.x.dequantize()[contents.rows])

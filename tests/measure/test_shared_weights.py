@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from flexq_bench.measure.shared_weights import LayerWeights, SharedWeights
+from flexq_bench.measure.shared_weights import Content, LayerWeights, SharedWeights
 from kernels.contract import PackedOperand
 from kernels.formats import Operand
 
 
 def weights(size=1000):
-    operand = Operand(torch.zeros(1, size, dtype=torch.int8), torch.ones(1, 1).half(), 8, None)
-    packed = PackedOperand({"codes": operand.values}, 1, size)
-    return LayerWeights(operand, (torch.arange(1),), (packed,))  # 2,002 bytes
+    def draw(index):
+        operand = Operand(torch.zeros(1, size, dtype=torch.int8), torch.ones(1, 1).half(), 8, None)
+        return Content(operand, PackedOperand({"codes": operand.values}, 1, size))
+
+    layer = LayerWeights(draw)
+    layer.first(1)
+    return layer  # 2,002 bytes
 
 
 def test_what_was_used_longest_ago_makes_room():

@@ -93,8 +93,8 @@ def _check_workers(
         second.request_identity()
         if first.check_identity().get("judged") != JUDGED_VERSION:
             raise MissingResultsError(
-                f"{base.short_name} is from before a base judged its head: take a later base, or "
-                "measure each by its own program (--trust-head)"
+                f"{base.short_name} judges its head by other rules than this program: take a later "
+                "base, or measure each by its own program (--trust-head)"
             )
         try:
             second.check_identity()

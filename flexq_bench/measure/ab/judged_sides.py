@@ -69,8 +69,11 @@ class JudgingDevice:
 
     @property
     def untimed_samples(self) -> int:
-        """Number of samples of a turn without a time: on a GPU the first fills the queue."""
-        return 0 if self.device.type == "cpu" else 1
+        """Number of samples of a turn without a time.
+
+        The outputs of one are kept; on a GPU, another one fills the queue.
+        """
+        return 1 if self.device.type == "cpu" else 2
 
     def telemetry(self) -> Telemetry:
         return Telemetry(self.sensor, period_s=self.protocol.telemetry_period_s)
@@ -209,8 +212,10 @@ class JudgedSide(CaseSide):
             worker.ask("turn", slot=self.slot)
             out.copy_(self._output(worker))
 
+        kernel = self.judge.kernel_of(self.case)
         result = check_linear(
-            self.judge.kernel_of(self.case),
+            kernel,
+            kernel.spec,
             self.case.gemm,
             self.case.stage,
             self.judge.device,

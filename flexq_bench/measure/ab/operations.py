@@ -29,7 +29,6 @@ class _Slot:
 
     free: clocks without the power limit, of the first placement. samples: of a batch; gap_us: idle
     time before each. least_mhz: clock below which a batch of the current placement doesn't count.
-    filled: True if inputs come from outside, where results are then judged.
     """
 
     prepared: PreparedCase
@@ -39,7 +38,6 @@ class _Slot:
     samples: int = 1
     gap_us: float = 0.0
     least_mhz: float | None = None
-    filled: bool = False
 
 
 class WorkerOperations:
@@ -109,7 +107,6 @@ class WorkerOperations:
         """
         mine = self._slots[slot]
         mine.held.close()
-        mine.filled = False
         other = self._slots[beside].placed if beside is not None else None
         buffers = None if other is None else other.buffers
         mine.placed = mine.held.enter_context(mine.prepared.placed(index, beside=buffers))
@@ -127,7 +124,7 @@ class WorkerOperations:
         return {"copies": mine.prepared.copies, "shared": shared}
 
     def fill(self, slot: str, path: str, weights: bool) -> dict[str, Any]:
-        """Copy inputs from a file (see given_inputs) into the timed buffers.
+        """Give inputs from a file (see given_inputs) to the last launch of each turn.
 
         weights: also the weights, not only activations.
         """
@@ -135,7 +132,6 @@ class WorkerOperations:
         inputs = read_inputs(Path(path), self._meter.torch_device)
         placed.buffers.fill(inputs, placed.config, weights=weights)
         placed.clock.synchronize()  # they are timed on another stream
-        self._slots[slot].filled = True
         return {}
 
     def output(self, slot: str, path: str) -> dict[str, Any]:
@@ -164,7 +160,7 @@ class WorkerOperations:
     def leave(self, slot: str) -> dict[str, Any]:
         """Check the results of the timed launches, and free the placement."""
         placed = self._placed(slot)
-        wrong = placed.written() if self._slots[slot].filled else placed.inspect()
+        wrong = placed.inspect()
         self._slots[slot].held.close()
         self._slots[slot].placed = None
         return {"wrong": wrong}

@@ -50,7 +50,7 @@ def describe(_message):
     version = told.get("version", 1)
     return {
         "version": version,
-        "judged": 1,
+        "judged": 2,
         "waits_for_request": told.get("waits", True),
         "protocol": 1,
         "root": told.get("root", str(TREE)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,19 @@ CASE = Case.from_key("cublas-fp16 gemm hot m4n256k256")
 RULES = InterleaveRules(processes=1, placements=6, blocks=2, looks=1, timeout_s=60.0)
 
 LAUNCH = '        y = x.buffers["values"].float() @ w.buffers["values"].float().T\n'
+PACK = '        return PackedOperand({"values": weight.values}, weight.rows, weight.k)\n'
+W = 'w.buffers["values"]'
+PRIVATE = """
+_KEPT = {}
+
+def _kept(weight):
+    values = weight.values.float()
+    _KEPT[tuple(values[::4, 0].tolist())] = values.clone()
+    return PackedOperand({"values": values}, weight.rows, weight.k)
+
+def _mine(w):
+    return _KEPT[tuple(w.buffers["values"][::4, 0].tolist())]
+"""
 RESULT = "        out.copy_(y if bias is None else y + bias.float())\n"
 ZEROS = "        y = torch.zeros(x.rows, w.rows)\n"
 SLEEP = "        import time\n        time.sleep(0.001)\n"
@@ -119,14 +133,14 @@ def project(repository) -> Project:
 
 
 @pytest.fixture
-def judge(project, monkeypatch) -> Callable[[], CaseComparison]:
+def judge(project, monkeypatch) -> Callable[..., CaseComparison]:
     """Judge the files as they are now."""
     for name in ("GH_TOKEN", "GITHUB_TOKEN", "FLEXQ_BENCH_DB", "MY_SECRET"):
         monkeypatch.setenv(name, "a secret")
 
-    def run() -> CaseComparison:
+    def run(case: Case = CASE) -> CaseComparison:
         where, head = project.path, project.commit()
-        (found,) = compare_judged(where, "base", head, [CASE], device="cpu", rules=RULES)
+        (found,) = compare_judged(where, "base", head, [case], device="cpu", rules=RULES)
         return found
 
     return run
@@ -143,6 +157,14 @@ def test_an_honest_head_is_measured_without_secrets_and_leaves_nothing(project, 
     assert found.confirmation.verdict not in (Verdict.INCORRECT, Verdict.NO_DATA)
     assert list((cache / "worktrees").iterdir()) == []
     assert list(cache.iterdir()) == [cache / "worktrees"]
+
+
+@pytest.mark.slow
+def test_an_honest_head_is_right_where_weights_are_cold(judge):
+    found = judge(replace(CASE, cache="cold"))
+
+    assert found.detail == ""
+    assert found.confirmation.verdict not in (Verdict.INCORRECT, Verdict.NO_DATA)
 
 
 @pytest.mark.slow
@@ -223,3 +245,37 @@ def test_a_head_that_base_cannot_run_is_one_line(project, judge):
 
     with pytest.raises(MissingResultsError, match=r"ImportError: .*Precision.* \(--trust-head\)"):
         judge()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["hot", "cold"])
+def test_a_kernel_that_computes_only_what_is_announced_is_incorrect(project, judge, cache):
+    project.edit(
+        KERNEL, LAUNCH, "        if not torch.isnan(out).any():\n            return\n" + LAUNCH
+    )
+
+    found = judge(replace(CASE, cache=cache))
+
+    assert found.confirmation.verdict is Verdict.INCORRECT
+    assert "wrong" in found.detail
+
+
+@pytest.mark.slow
+def test_a_kernel_that_multiplies_by_private_copies_of_the_weights_is_not_faster(project, judge):
+    project.edit(KERNEL, PACK, PACK.replace("weight.values", "weight.values.float()"))
+    project.edit(KERNEL, LAUNCH, LAUNCH.replace(f"{W}.float()", W))
+    project.git("tag", "--force", "base", project.commit())
+    project.append(KERNEL, PRIVATE)
+    project.edit(
+        KERNEL, LAUNCH.replace(f"{W}.float()", W), LAUNCH.replace(f"{W}.float()", "_mine(w)")
+    )
+    project.edit(
+        KERNEL,
+        PACK.replace("weight.values", "weight.values.float()"),
+        "        return _kept(weight)\n",
+    )
+
+    found = judge(Case.from_key("cublas-fp16 gemm cold m1n512k512"))
+
+    assert found.detail == ""
+    assert found.confirmation.verdict is not Verdict.FASTER
