@@ -259,8 +259,10 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
 
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
-      WeightTile weights(now.row_scales[r], step == groups - 1);
-      if (!is_widened) weights.load(ring + slot * STAGE_BYTES + r * TILE_BYTES, lane);
+      const bool upper_tail = step == groups - 1;
+      const WeightTile weights = is_widened ? WeightTile(now.row_scales[r], upper_tail)
+                                            : WeightTile(ring + slot * STAGE_BYTES + r * TILE_BYTES,
+                                                         now.row_scales[r], lane, upper_tail);
       const auto operand = [&](int o) { return is_widened ? first_tiles[r].words[o] : weights.operand(o); };
       int sums[COL_TILES][4] = {};
 #if DUAL_GRAINED

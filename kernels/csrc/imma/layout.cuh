@@ -109,13 +109,20 @@ struct WeightTile {
   uint32_t filler;  // the lower nibble of each operand byte
 #endif
 
-  __device__ inline WeightTile(uint32_t shared, uint32_t scales, int lane, bool upper_tail)
-      : WeightTile(scales, upper_tail) {
-    load(shared, lane);
+  // scales: of this lane's rows. upper_tail: this tile is the first of the two of an INT8_TAIL.
+  __device__ inline WeightTile(uint32_t shared, uint32_t scales, int lane, bool upper_tail) {
+#pragma unroll
+    for (int i = 0; i < LANE_WORDS; i += 4) {
+      const uint4 v = load_shared(shared + i * 128 + lane * 16);
+      words[i] = v.x, words[i + 1] = v.y, words[i + 2] = v.z, words[i + 3] = v.w;
+    }
+    set_scales(scales, upper_tail);
   }
 
-  // scales: of this lane's rows. upper_tail: this tile is the first of the two of an INT8_TAIL.
-  __device__ inline explicit WeightTile(uint32_t scales, [[maybe_unused]] bool upper_tail) {
+  // Without words: for a tile that was widened before.
+  __device__ inline explicit WeightTile(uint32_t scales, bool upper_tail) { set_scales(scales, upper_tail); }
+
+  __device__ inline void set_scales(uint32_t scales, [[maybe_unused]] bool upper_tail) {
 #if DUAL_GRAINED
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -134,14 +141,6 @@ struct WeightTile {
     filler = upper_tail ? 0x08080808u : 0u;
     if (upper_tail) scale[0] *= 16.0f, scale[1] *= 16.0f;
 #endif
-  }
-
-  __device__ inline void load(uint32_t shared, int lane) {
-#pragma unroll
-    for (int i = 0; i < LANE_WORDS; i += 4) {
-      const uint4 v = load_shared(shared + i * 128 + lane * 16);
-      words[i] = v.x, words[i + 1] = v.y, words[i + 2] = v.z, words[i + 3] = v.w;
-    }
   }
 
 #if INT4_MMA
