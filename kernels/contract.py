@@ -68,6 +68,11 @@ class KernelSpec:
     def label(self) -> str:
         return kernel_label(self.name, self.variant)
 
+    @property
+    def is_external(self) -> bool:
+        """True for a kernel of a file or package outside this project."""
+        return self.source_hash is not None
+
     def check_capability(self, capability: Capability | None) -> None:
         """Check that the kernel runs on a GPU of this compute capability (None: no GPU).
 

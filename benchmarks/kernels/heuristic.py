@@ -84,6 +84,7 @@ FEWEST_TIMES = 10  # of a configuration, for a fit to them
 OLD_NAME = "BulkConfig(", "PersistentConfig("  # in older files
 
 Times = dict[GemmWorkload, dict[Config, float]]
+AnyFewConfig = ImmaConfig | WeightOnlyConfig
 
 
 def say(line: str) -> None:
@@ -176,12 +177,11 @@ def report(times: Times, sms: int, kernel: str) -> None:
         say(f"| {m} | {len(losses)} | {statistics.mean(losses):.1%} | {within:.1%} | {worst:.1%} |")
 
 
-def losses(times: Times, configs: Sequence[Config], col_tiles: int, sms: int) -> Losses:
+def losses(times: Times, few: Sequence[AnyFewConfig], col_tiles: int, sms: int) -> Losses:
     """Of configurations with these column tiles, where a shape's most tokens were timed.
 
     Layers of papers only where nothing else was timed.
     """
-    few = [c for c in configs if isinstance(c, ImmaConfig | WeightOnlyConfig)]
     few = [c for c in few if c.col_tiles == col_tiles]
     papers = {(shape.n, shape.k) for name in PAPERS for shape in load_suite(name).shapes}
     rows: dict[tuple[int, int], np.ndarray] = {}
@@ -195,9 +195,9 @@ def losses(times: Times, configs: Sequence[Config], col_tiles: int, sms: int) ->
 
 def write_table(times: Times, sms: int, kernel: str) -> None:
     configs, timed = own_configs(kernel)
-    few = [c for c in configs if isinstance(c, ImmaConfig | WeightOnlyConfig)]
+    few = [c for c in configs if isinstance(c, AnyFewConfig)]
     numbers = sorted({c.col_tiles for c in few})
-    tables = {tiles: losses(times, configs, tiles, sms) for tiles in numbers}
+    tables = {tiles: losses(times, few, tiles, sms) for tiles in numbers}
     tables = {tiles: table for tiles, table in tables.items() if table.shapes}
     Path(str(timed.file)).write_text(write_losses(tables))
     say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -90,15 +90,14 @@ def check_linear(
     reference = reference_of(spec, inputs.x, inputs.w)
     y = _run_poisoned(run, inputs, gemm, device)
     result = judge_error(y, reference, tolerance)
-    if not result.is_correct and spec.source_hash is not None and spec.rounds_to is None:
+    if not result.is_correct and spec.is_external and spec.rounds_to is None:
         hint = _rounding_hint(y, reference, tolerance)
         result = replace(result, detail=f"{result.detail}{hint}")
     is_integer = spec.weight.is_integer and spec.activation.is_integer
     if spec.rounds_to is not None or not is_integer:
         return result
     del inputs, reference, y
-    for draw in (_exact_full_range, _exact_small):
-        inputs, reference = draw(kernel, spec, gemm, stage, device, seed)
+    for inputs, reference in _exact_cases(kernel, spec, gemm, stage, device, seed):
         y = _run_poisoned(run, inputs, gemm, device)
         result = result.merged(_judge_exact(y, reference))
     return result
@@ -175,15 +174,15 @@ def _run_poisoned(
     return out
 
 
-def _exact_full_range(
+def _exact_cases(
     kernel: LinearKernel,
     spec: KernelSpec,
     gemm: GemmWorkload,
     stage: Stage,
     device: torch.device,
     seed: int,
-) -> tuple[LinearInputs, Reference]:
-    """Full-range codes, as dense as FP32 sums stay exact in any order of accumulation."""
+) -> Iterator[tuple[LinearInputs, Reference]]:
+    """Yield full-range codes, as dense as FP32 sums stay exact in any order, and small sums."""
     for density in _DENSITIES:
         inputs = full_range_inputs(
             kernel, gemm, stage, device, derive_seed(seed, "full"), density=density
@@ -191,19 +190,9 @@ def _exact_full_range(
         reference = reference_of(spec, inputs.x, inputs.w)
         if float(reference.magnitude.max()) < FP32_INTEGERS * _quantum(inputs):
             break
-    return inputs, reference
-
-
-def _exact_small(
-    kernel: LinearKernel,
-    spec: KernelSpec,
-    gemm: GemmWorkload,
-    stage: Stage,
-    device: torch.device,
-    seed: int,
-) -> tuple[LinearInputs, Reference]:
+    yield inputs, reference
     inputs = small_sum_inputs(kernel, gemm, stage, device, derive_seed(seed, "small"))
-    return inputs, reference_of(spec, inputs.x, inputs.w)
+    yield inputs, reference_of(spec, inputs.x, inputs.w)
 
 
 def _quantum(inputs: LinearInputs) -> float:

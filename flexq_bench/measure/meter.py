@@ -125,7 +125,7 @@ class Meter:
             spec = self._find(case).spec
         except UnsupportedError:
             return
-        estimate = self._estimate(spec, case, distinct=_is_foreign(spec))
+        estimate = self._estimate(spec, case, distinct=spec.is_external)
         estimate.check(self.free_memory(), case.label, case.gemm)
 
     def measure(self, case: Case) -> Measured:
@@ -211,7 +211,7 @@ class Meter:
             kernel = self._find(case)
             blank = _describe(blank, kernel.spec)
             self._check_supported(kernel.spec, case)
-            estimate = self._estimate(kernel.spec, case, distinct=_is_foreign(kernel.spec))
+            estimate = self._estimate(kernel.spec, case, distinct=kernel.spec.is_external)
             if estimate.total > self.free_memory():
                 self._shared.clear()
             estimate.check(self.free_memory(), case.label, case.gemm)
@@ -236,7 +236,7 @@ class Meter:
     def _measure_kernel(self, kernel: Kernel, case: Case, blank: Measured) -> Measured:
         protocol, steps = self.protocol, Steps()
         with steps("prepare"):
-            distinct = _is_foreign(kernel.spec)
+            distinct = kernel.spec.is_external
             prepared = self._prepare(kernel, case, self._shared, distinct=distinct)
         with steps("tune"):
             if self._tuning is Tuning.NONE:
@@ -387,11 +387,6 @@ class Steps:
     @property
     def seconds(self) -> dict[str, float]:
         return {step: round(seconds, 4) for step, seconds in self._seconds.items()}
-
-
-def _is_foreign(spec: KernelSpec) -> bool:
-    """Return True for an external kernel, whose copies of the weights all have other contents."""
-    return spec.source_hash is not None
 
 
 def _describe(measured: Measured, spec: KernelSpec) -> Measured:

@@ -55,7 +55,7 @@ def own_quantization_error(
 
 def has_own_rule(kernel: LinearKernel) -> bool:
     """Return True if a kernel from outside has another rule than its formats."""
-    if kernel.spec.source_hash is None:
+    if not kernel.spec.is_external:
         return False
     rules = (
         (kernel.quantize_weight, LinearKernel.quantize_weight),

@@ -132,7 +132,7 @@ def _plain(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
     Its methods could give each copy of the weights the same memory. Raises KernelError for
     subclasses, which have methods of their own.
     """
-    if spec.source_hash is None:
+    if not spec.is_external:
         return packed
     for one in (packed, packed.buffers, *packed.buffers.values()):
         if type(one) not in _PLAIN:
@@ -151,7 +151,7 @@ def _check_packed(spec: KernelSpec, packed: PackedOperand, operand: Operand) -> 
     that small.
     """
     values = operand.rows * operand.k * spec.weight.bits // 8
-    if spec.source_hash is not None and packed.nbytes < values * _LEAST_PACKED:
+    if spec.is_external and packed.nbytes < values * _LEAST_PACKED:
         raise KernelError(
             f"{packed.nbytes:,} bytes were made of {values:,} bytes of weights: return all that "
             "launches read of them, which is copied and rewritten; a handle is not"

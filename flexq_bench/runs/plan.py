@@ -151,7 +151,7 @@ def _in_own_stages(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
 
     def lacks_stage(case: Case) -> bool:
         spec = specs[case.label]
-        if spec is None or spec.source_hash is None:
+        if spec is None or not spec.is_external:
             return False
         return case.stage not in spec.stages
 

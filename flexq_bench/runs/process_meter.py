@@ -188,7 +188,7 @@ class ProcessMeter:
             spec = registry.resolve(case.label, self.backend).spec
         except KernelError:
             return ""
-        if spec.source_hash is None:
+        if not spec.is_external:
             return ""
         source = self._source_of.get(case.label)
         return _package_of(case) if source is None else source.argument

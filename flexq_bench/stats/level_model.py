@@ -479,10 +479,10 @@ def _switches(
     modes: Modes | None, fit: Fit, switched: list[int], index: Ints
 ) -> tuple[ModeSwitch, ...]:
     """Switches of two persistent modes, and of levels that recur."""
-    detected = [
+    found = [
         ModeSwitch(int(index[one.index]), one.effect > 0)
         for one in (fit.boundaries[at] for at in switched)
     ]
     if modes is not None and modes.memory >= STICKY:
-        detected += [ModeSwitch(int(index[at]), bool(modes.slow[at])) for at in modes.switches]
-    return tuple(sorted(detected, key=lambda one: one.index))
+        found += [ModeSwitch(int(index[at]), bool(modes.slow[at])) for at in modes.switches]
+    return tuple(sorted(found, key=lambda one: one.index))

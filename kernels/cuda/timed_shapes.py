@@ -29,8 +29,7 @@ from workloads.gemm import GemmWorkload
 _STEP_K, _ROWS, _TOKENS = 128, 16, 8  # of a tile
 # Length scales of losses: in the logarithms of row tiles per SM, of steps of K, and of the blocks
 # of the busiest SM over the mean, by row tiles of a block. Tuned by hand together with the noise
-# for the least mean leave-one-out loss over the tables of flexq, nibbles, dual-grained and
-# minifloats.
+# for the least mean leave-one-out loss over all tables.
 _TILES_SCALE, _STEPS_SCALE, _IMBALANCE_SCALE = 0.4, 3.0, 0.8
 _ROW_TILES = (1, 2, 4)
 _NOISE = 0.06  # variance of a time over that of losses

@@ -40,6 +40,7 @@ constexpr int FIRST_STEPS = FILLS_RING ? 2 : WIDENS_EARLY ? 1 : 0;  // of a warp
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
 static_assert(STAGES >= 2, "STAGES must be at least 2: one is multiplied while the others load");
+static_assert(!FILLS_RING || !LATE, "EARLY 3 needs LATE 0: it requests weights before the next kernel may start");
 static_assert(!WIDENS_EARLY || !INT4_MMA, "EARLY 2 and 3 need INT4_MMA 0, which has no widened weights");
 
 struct Operands {
@@ -127,14 +128,12 @@ __device__ inline void prefetch_row_scales(const Operands& op) {
 
 // The A operands of a tile, widened before they are multiplied.
 struct WidenedTile {
-  uint32_t words[OPERAND_WORDS];
+  uint32_t a[MMAS][4];
 
   __device__ inline void widen(const WeightTile& weights) {
+    weights.widen(a);
 #pragma unroll
-    for (int o = 0; o < OPERAND_WORDS; ++o) {
-      words[o] = weights.operand(o);
-      asm volatile("" : "+r"(words[o]));  // the compiler may not do it later
-    }
+    for (int o = 0; o < OPERAND_WORDS; ++o) asm volatile("" : "+r"(a[o / 4][o % 4]));  // not later
   }
 };
 
@@ -249,8 +248,6 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
       if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
       else if constexpr (LATE) let_next_kernel_start();
       cp_async_commit();
-    } else if constexpr (LATE) {
-      if (ahead >= steps) let_next_kernel_start();
     }
     if (step + AHEAD * STRIDE < steps) {
       load_tokens(next, op, step + AHEAD * STRIDE);
@@ -263,7 +260,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
       const WeightTile weights = is_widened ? WeightTile(now.row_scales[r], upper_tail)
                                             : WeightTile(ring + slot * STAGE_BYTES + r * TILE_BYTES,
                                                          now.row_scales[r], lane, upper_tail);
-      const auto operand = [&](int o) { return is_widened ? first_tiles[r].words[o] : weights.operand(o); };
+      const auto operand = [&](int o) { return is_widened ? first_tiles[r].a[o / 4][o % 4] : weights.operand(o); };
       int sums[COL_TILES][4] = {};
 #if DUAL_GRAINED
 #pragma unroll

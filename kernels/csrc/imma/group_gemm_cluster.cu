@@ -89,8 +89,7 @@ struct Weights {
 __device__ inline void widen(Weights& weights, uint32_t stage, int tile, int lane, bool upper_tail) {
   const uint32_t scales = load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
   const WeightTile packed(stage + TILES_AT + tile * TILE_BYTES, scales, lane, upper_tail);
-#pragma unroll
-  for (int o = 0; o < OPERAND_WORDS; ++o) weights.a[o / 4][o % 4] = packed.operand(o);
+  packed.widen(weights.a);
 #if !DUAL_GRAINED
   weights.scale[0] = packed.scale[0], weights.scale[1] = packed.scale[1];
 #endif

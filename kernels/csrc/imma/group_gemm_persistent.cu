@@ -155,8 +155,7 @@ __device__ inline Weights widened(uint32_t stage, int tile, int lane, bool upper
   const uint32_t scales = load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
   const WeightTile packed(stage + TILES_AT + tile * TILE_BYTES, scales, lane, upper_tail);
   Weights weights;
-#pragma unroll
-  for (int o = 0; o < OPERAND_WORDS; ++o) weights.a[o / 4][o % 4] = packed.operand(o);
+  packed.widen(weights.a);
 #if !DUAL_GRAINED
   weights.top = packed.scale[0], weights.bottom = packed.scale[1];
 #endif

@@ -55,8 +55,7 @@ __device__ inline WeightTile packed_weights(uint32_t stage, int tile, int lane, 
 }
 
 __device__ inline void widen(Weights& weights, const WeightTile& packed) {
-#pragma unroll
-  for (int o = 0; o < OPERAND_WORDS; ++o) weights.a[o / 4][o % 4] = packed.operand(o);
+  packed.widen(weights.a);
 #if !DUAL_GRAINED
   weights.top = packed.scale[0], weights.bottom = packed.scale[1];
 #endif

@@ -184,6 +184,12 @@ struct WeightTile {
 #endif
 #endif
   }
+
+  // All A operands of the tile, four for each MMA.
+  __device__ inline void widen(uint32_t (&a)[MMAS][4]) const {
+#pragma unroll
+    for (int o = 0; o < OPERAND_WORDS; ++o) a[o / 4][o % 4] = operand(o);
+  }
 };
 
 // A lane's 32 adjacent k of one token, in natural order. (For WGMMA, tokens are in that of imma/mma_order.cuh.)
