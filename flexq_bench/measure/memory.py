@@ -56,10 +56,8 @@ def estimate_memory(
     weights = gemm.weight_bytes(spec.weight.bits, spec.weight.group) if spec.reads_weights else 0
     values = gemm.n * gemm.k
     copies = weights + (cold_bytes or 0)
-    # Each content is kept packed, and as codes for the reference.
-    contents = 2 * weights
-    if distinct:
-        contents += copies
+    # One more than copies, or two; each is kept packed, and as codes for the reference.
+    contents = weights + (copies if distinct else weights)
     copies += contents + int(contents * max(1.0, 8 / spec.weight.bits))
     drawing = (
         values * _WEIGHT_BYTES

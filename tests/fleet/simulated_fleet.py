@@ -27,7 +27,7 @@ from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
-TIMES = Times(start=60, case=20, beat=1, lease=6, device=120, scan=1, database=120)
+TIMES = Times(start=180, case=20, beat=1, lease=6, device=120, scan=1, database=120)
 _SHAPES = 12  # that the cases of a kind are spread over
 
 

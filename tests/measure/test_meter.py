@@ -11,6 +11,7 @@ from flexq_bench.errors import DeviceError, InfrastructureError, MeasureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure import Measured, Meter
 from flexq_bench.measure.clocks import CpuClock
+from flexq_bench.measure.protocol import WarmUp
 from kernels.contract import Config
 from kernels.errors import UnsupportedError
 from kernels.formats import FP16
@@ -310,7 +311,8 @@ def countable(a_meter, a_case):
     """Measures a kernel with the same number of launches every time: one placement, gives up."""
 
     def measure(kernel):
-        protocol = replace(a_meter().protocol, budget_s=0.0)
+        patient = WarmUp(0.0, 60.0, agreement=1.0)  # equal batches end it, on a busy machine as well
+        protocol = replace(a_meter().protocol, budget_s=0.0, warm_up=patient, rewarm=patient)
         measured = a_meter(kernel, protocol=protocol, clock=SteadyClock()).measure(a_case())
         return Counted(measured, kernel.launches)
 

@@ -162,18 +162,21 @@ class JudgedSide(CaseSide):
             reply = worker.ask("turn", slot=self.slot, gap_us=0.0)
             ended = time.perf_counter()
             telemetry.note(began, ended)
-        samples, reported_s = self._read_reply(reply)
-        if reported_s > _CLOCKS_DIFFER * (ended - began):
+        samples, launches = self._read_reply(reply)
+        turn_s, sample_s = ended - began, [us * launches / 1e6 for us in samples]
+        if sum(sample_s) > _CLOCKS_DIFFER * turn_s:
             self.wrong = self.wrong or (
-                f"its samples add up to {1e3 * reported_s:.3g} ms in a turn of "
-                f"{1e3 * (ended - began):.3g} ms: its clock is not the device's"
+                f"its samples add up to {1e3 * sum(sample_s):.3g} ms in a turn of "
+                f"{1e3 * turn_s:.3g} ms: its clock is not the device's"
             )
-        self.overhead_s.append((ended - began - reported_s, ended - began))
+        # An estimate, which is too large if the timed samples alone were disturbed.
+        untimed_s = self.judge.untimed_samples * statistics.median(sample_s)
+        self.overhead_s.append((turn_s - sum(sample_s) - untimed_s, turn_s))
         state = telemetry.summary()
         return SampleBatch(samples, state.sm_clock_mhz, True, self.judge.protocol.trim)
 
-    def _read_reply(self, reply: dict[str, Any]) -> tuple[tuple[float, ...], float]:
-        """Samples in microseconds per launch, and the seconds of all launches of the turn."""
+    def _read_reply(self, reply: dict[str, Any]) -> tuple[tuple[float, ...], int]:
+        """Samples in microseconds per launch, and the launches of each."""
         try:
             samples = tuple(float(sample) for sample in reply["samples_us"])
             launches = int(reply["launches"])
@@ -181,8 +184,7 @@ class JudgedSide(CaseSide):
             samples, launches = (), 0
         if not samples or launches < 1 or not all(0 < s < math.inf for s in samples):
             raise WorkerError(f"{self.case.label}: a worker reported no times for its turn")
-        untimed = self.judge.untimed_samples * statistics.median(samples)
-        return samples, (sum(samples) + untimed) * launches / 1e6
+        return samples, launches
 
     def _output(self, worker: Worker) -> torch.Tensor:
         path = self._file("output")

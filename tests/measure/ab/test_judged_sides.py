@@ -142,7 +142,7 @@ def test_integer_kernels_have_to_be_exact_on_the_timed_buffers(judged):
 
 
 def test_times_that_leave_much_of_each_turn_unaccounted_for_are_refused(judged):
-    wrong = judged(turn=scaled(0.8)).head.wrong
+    wrong = judged(turn=scaled(0.5)).head.wrong  # by far, because this machine may be busy
 
     assert "unaccounted for" in wrong
     assert "its clock is not the device's" in wrong
@@ -158,6 +158,14 @@ def test_fewer_samples_than_were_taken_are_refused(judged):
 
 def test_times_longer_than_their_turn_are_refused(judged):
     assert "in a turn of" in judged(turn=scaled(3.0)).head.wrong
+
+
+def test_a_disturbed_sample_is_believed_if_its_turn_is_longer(judged):
+    def alone(reply, _):
+        all_us = sum(reply["samples_us"])  # the untimed sample took less than the disturbed one
+        return {**reply, "samples_us": [all_us]}
+
+    assert "in a turn of" not in judged(turn=alone).head.wrong
 
 
 @pytest.mark.parametrize(
