@@ -41,12 +41,14 @@ TABLES = [(timed, tiles) for timed in KERNELS for tiles in (1, 2, 4)]
 
 @dataclass(frozen=True, slots=True)
 class Tile(Config):
-    rows: int
+    row_tiles: int
+    warps: int
+    k_split: int
     col_tiles: int
     eager: int = 0
 
 
-NARROW, WIDE = Tile(1, 1), Tile(2, 1)
+NARROW, WIDE = Tile(1, 8, 1, 1), Tile(2, 8, 1, 1)
 SHAPES = tuple((n, k) for n in range(2048, 32768, 1024) for k in (4096, 8192))
 # Narrow blocks are best where there are few rows, wide ones where there are many.
 TABLE = Losses(
@@ -163,8 +165,9 @@ def test_column_tiles_that_a_table_has_not_are_those_of_its_base():
 
 
 def test_a_field_that_has_its_default_does_not_tell_configurations_apart():
-    assert settings_of(Tile(1, 1)) == (("rows", 1), ("col_tiles", 1))
-    assert settings_of(Tile(1, 1, eager=1)) == (("rows", 1), ("col_tiles", 1), ("eager", 1))
+    settings = (("row_tiles", 1), ("warps", 8), ("k_split", 1), ("col_tiles", 1))
+    assert settings_of(NARROW) == settings
+    assert settings_of(replace(NARROW, eager=1)) == (*settings, ("eager", 1))
 
 
 def test_tables_are_read_as_they_were_written():
