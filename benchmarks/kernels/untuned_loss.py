@@ -1,4 +1,4 @@
-"""What the choice without tuning loses: from tables alone, or timed again on a GPU.
+"""Loss of the choice without tuning: from tables alone, or timed again on a GPU.
 
 heuristic.py prints both (`report` without files, `retime`).
 """
@@ -44,7 +44,7 @@ AnyFewConfig = ImmaConfig | WeightOnlyConfig
 
 
 class Timeable(Protocol):
-    """What is used of a PreparedCase."""
+    """The methods of a PreparedCase that are used."""
 
     def time_candidates(self) -> Iterable[tuple[Config, float]]: ...
 
@@ -61,7 +61,7 @@ def own_configs(kernel: str) -> tuple[list[Config], TimedShapes]:
 
 
 def left_out(kernel: str) -> dict[int, list[float]]:
-    """What the choice among configurations for few tokens loses at each shape of a kernel's table,
+    """Losses of the choice among configurations for few tokens at each shape of a kernel's table,
     which is left out of it; by column tiles."""
     configs, timed = own_configs(kernel)
     known = {settings_of(c): c for c in configs if isinstance(c, AnyFewConfig)}
@@ -87,7 +87,7 @@ def expected_worst(losses: Sequence[float], drawn: int = DRAWN) -> float:
 
 
 def report_rows(kernels: Sequence[str]) -> Iterator[str]:
-    """The lines of a table of what the choice loses at the shapes of each kernel's table."""
+    """The lines of a report on the losses at the shapes of each kernel's table."""
     yield f"| kernel | M | shapes | mean loss | 95 % within | worst | worst of {DRAWN} |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     for kernel in kernels:
