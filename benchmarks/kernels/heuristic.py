@@ -2,19 +2,24 @@
 
     python benchmarks/kernels/heuristic.py measure --out times.json.gz [--kernel NAME]
         [--m 1,8,16,24,32,64,128,512] [--shapes 120] [--seed 1] [--seconds N]
-    python benchmarks/kernels/heuristic.py report times.json.gz... [--kernel NAME]
+    python benchmarks/kernels/heuristic.py report [times.json.gz...] [--kernel NAME]
+    python benchmarks/kernels/heuristic.py retime [--kernel NAME] [--m 8,16] [--shapes 20]
+        [--seed 1]
     python benchmarks/kernels/heuristic.py table times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py fit times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py select times.json.gz... [--within 0.002]
 
-`measure` needs a GPU. It times every configuration of a kernel (default flexq-imma-w6a6), with cold
-weights, over random layer shapes. `report` prints the slow-down of the choice without tuning
-against the fastest configuration; each shape is judged as if it were in no table. `table` writes
-the kernel's table in kernels/cuda/*/timed_shapes, without the layers of papers, so that they are
-shapes that the choice was not fitted to. `fit` prints new costs for
-kernels/cuda/imma/candidates.toml, and their loss on shapes that they were not fitted to. Costs of
-clusters are fitted to the times; costs of kernels with a start-up per wave first to the times, then
-to the loss of the choice. `select` prints a greedy selection of candidates among all timed ones.
+`measure` and `retime` need a GPU. `measure` times every configuration of a kernel (default
+flexq-imma-w6a6), with cold weights, over random layer shapes. `report` prints the slow-down of the
+choice without tuning against the fastest configuration; each shape is judged as if it were in no
+table. Without files it judges the shapes of the kernel's table, or of all tables. `retime` prints
+the slow-down on new shapes, where the choice and the fastest are timed again, so that none is the
+fastest by chance. `table` writes the kernel's table in kernels/cuda/*/timed_shapes, without the
+layers of papers, so that they are shapes that the choice was not fitted to. `fit` prints new costs
+for kernels/cuda/imma/candidates.toml, and their loss on shapes that they were not fitted to. Costs
+of clusters are fitted to the times; costs of kernels with a start-up per wave first to the times,
+then to the loss of the choice. `select` prints a greedy selection of candidates among all timed
+ones.
 """
 
 from __future__ import annotations
@@ -30,13 +35,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import UnionType
 
 import numpy as np
 from scipy.optimize import minimize, minimize_scalar
+from untuned_loss import OF_TABLES, AnyFewConfig, loss_again, own_configs, report_rows
 
+from flexq_bench.measure import PROTOCOL_CUDA, Meter
 from kernels.contract import Config
 from kernels.cuda.imma.configuration_choice import (
     MAX_NATURAL,
@@ -51,7 +59,6 @@ from kernels.cuda.imma.configurations import (
     MMA_ROWS,
     AnyImmaConfig,
     ClusterConfig,
-    ImmaConfig,
     PersistentConfig,
     TiledConfig,
     TileFormat,
@@ -60,13 +67,13 @@ from kernels.cuda.imma.configurations import (
 from kernels.cuda.imma.gemm import ImmaGemm
 from kernels.cuda.timed_shapes import (
     Losses,
-    TimedShapes,
     choose_by_timed_shapes,
     settings_of,
     write_losses,
 )
-from kernels.cuda.weight_only.gemm import COL_TILES, WeightOnlyConfig, WeightOnlyGemm
+from kernels.cuda.weight_only.gemm import WeightOnlyConfig
 from kernels.registry import resolve
+from workloads.case import Case
 from workloads.gemm import GemmWorkload
 from workloads.ranges import parse_ranges
 from workloads.suites import load_suite
@@ -84,7 +91,6 @@ FEWEST_TIMES = 10  # of a configuration, for a fit to them
 OLD_NAME = "BulkConfig(", "PersistentConfig("  # in older files
 
 Times = dict[GemmWorkload, dict[Config, float]]
-AnyFewConfig = ImmaConfig | WeightOnlyConfig
 
 
 def say(line: str) -> None:
@@ -104,28 +110,33 @@ def random_shapes(count: int, seed: int) -> list[tuple[int, int]]:
     return shapes
 
 
-def own_configs(kernel: str) -> tuple[list[Config], TimedShapes]:
-    """Every configuration of a kernel's own code, and what scores those for few tokens."""
-    found = resolve(kernel, "cuda")
-    if isinstance(found, ImmaGemm):
-        return [*found.every_config()], found.choice.timed
-    assert isinstance(found, WeightOnlyGemm), f"{kernel} has nothing to choose"
-    return [c for tiles in COL_TILES for c in found.configs(tiles)], found.timed
+def warm_meter() -> Meter:
+    """A meter for cases that follow one another, so that the device stays warm."""
+    return Meter("cuda", replace(PROTOCOL_CUDA, warm_up=PROTOCOL_CUDA.rewarm))
+
+
+def retime(kernel: str, tokens: Sequence[int], shapes: int, seed: int) -> None:
+    meter = warm_meter()
+    sms, losses = meter.device_info.sm_count, {m: list[float]() for m in tokens}
+    assert sms is not None, "a GPU has SMs"
+    with meter.device_guard():
+        for n, k in random_shapes(shapes, seed):
+            for m in tokens:
+                gemm = GemmWorkload(m, n, k)
+                prepared = meter.prepare(Case(kernel, gemm))
+                choose_here = partial(chosen, kernel, gemm=gemm, sms=sms)
+                losses[m].append(loss_again(prepared, choose_here))
+    say_losses(losses)
 
 
 def measure(
     out: Path, kernel: str, tokens: Sequence[int], shapes: int, seconds: float, seed: int
 ) -> None:
-    from flexq_bench.measure import PROTOCOL_CUDA, Meter
-    from workloads.case import Case
-
-    # One case follows the other: the device stays warm.
-    protocol = replace(PROTOCOL_CUDA, warm_up=PROTOCOL_CUDA.rewarm)
-    meter, began, rows = Meter("cuda", protocol), time.monotonic(), []
+    meter, began, rows = warm_meter(), time.monotonic(), []
     with meter.device_guard():
         for n, k in random_shapes(shapes, seed):
             for m in tokens:
-                prepared = meter.prepare(Case(kernel=kernel, gemm=GemmWorkload(m, n, k)))
+                prepared = meter.prepare(Case(kernel, GemmWorkload(m, n, k)))
                 for config, microseconds in prepared.time_candidates():
                     rows.append([m, n, k, named(config), microseconds])
             content = json.dumps({"sms": meter.device_info.sm_count, "times": rows})
@@ -165,16 +176,20 @@ def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, sms: int)
 
 
 def report(times: Times, sms: int, kernel: str) -> None:
+    losses: dict[int, list[float]] = {}
+    for gemm, timed in sorted(times.items(), key=lambda item: item[0].m):
+        us = timed[chosen(kernel, list(timed), gemm, sms)]
+        losses.setdefault(gemm.m, []).append(us / min(timed.values()) - 1)
+    say_losses(losses)
+
+
+def say_losses(losses: Mapping[int, Sequence[float]]) -> None:
+    """Say a table of losses by the number of tokens."""
     say("| M | shapes | mean loss | 95 % of shapes within | worst |")
     say("| ---: | ---: | ---: | ---: | ---: |")
-    for m in sorted({gemm.m for gemm in times}):
-        losses = [
-            timed[chosen(kernel, list(timed), gemm, sms)] / min(timed.values()) - 1
-            for gemm, timed in times.items()
-            if gemm.m == m
-        ]
-        within, worst = np.quantile(losses, 0.95), max(losses)
-        say(f"| {m} | {len(losses)} | {statistics.mean(losses):.1%} | {within:.1%} | {worst:.1%} |")
+    for m, lost in losses.items():
+        within, worst = np.quantile(lost, 0.95), max(lost)
+        say(f"| {m} | {len(lost)} | {statistics.mean(lost):.1%} | {within:.1%} | {worst:.1%} |")
 
 
 def losses(times: Times, few: Sequence[AnyFewConfig], col_tiles: int, sms: int) -> Losses:
@@ -427,20 +442,29 @@ def main() -> None:
     measuring.add_argument("--shapes", type=int, default=120)
     measuring.add_argument("--seconds", type=float, default=400)
     measuring.add_argument("--seed", type=int, default=1)
-    for name in ("report", "table", "fit"):
-        verbs.add_parser(name).add_argument("times", type=Path, nargs="+")
+    retiming = verbs.add_parser("retime")
+    retiming.add_argument("--m", default="8,16")
+    retiming.add_argument("--shapes", type=int, default=20)
+    retiming.add_argument("--seed", type=int, default=1)
+    for name, count in (("report", "*"), ("table", "+"), ("fit", "+")):
+        verbs.add_parser(name).add_argument("times", type=Path, nargs=count)
     selecting = verbs.add_parser("select")
     selecting.add_argument("times", type=Path, nargs="+")
     selecting.add_argument("--within", type=float, default=0.002)
     for verb in verbs.choices.values():
-        verb.add_argument("--kernel", default=KERNEL)
+        verb.add_argument("--kernel")
     options = parser.parse_args()
-    kernel = options.kernel
+    kernel = options.kernel or KERNEL
     if options.verb == "measure":
         tokens = parse_ranges(options.m)
         measure(options.out, kernel, tokens, options.shapes, options.seconds, options.seed)
+    elif options.verb == "retime":
+        retime(kernel, parse_ranges(options.m), options.shapes, options.seed)
     elif options.verb == "select":
         select(options.times, options.within)
+    elif options.verb == "report" and not options.times:
+        for line in report_rows([options.kernel] if options.kernel else OF_TABLES):
+            say(line)
     else:
         told = {"report": report, "table": write_table, "fit": fit}[options.verb]
         told(*read(options.times, kernel), kernel)

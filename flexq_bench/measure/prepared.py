@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -218,6 +218,11 @@ class PreparedCase:
         near = min((microseconds for _, microseconds in glances), default=0.0) * (1 + NEAR)
         for config, microseconds in glances:
             yield config, timer(config) if microseconds <= near else microseconds
+
+    def time_in_turn(self, configs: Sequence[Config], rounds: int) -> list[list[float]]:
+        """Microseconds per launch, [rounds][configs]: alternating, so a drift affects all alike."""
+        timer = self._timer()
+        return [[timer(config) for config in configs] for _ in range(rounds)]
 
     def _timer(self) -> BriefTimer:
         return BriefTimer(

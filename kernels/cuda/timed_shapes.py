@@ -1,10 +1,16 @@
 """Choice of a configuration for few tokens by interpolation between timed shapes.
 
 The kernels for few tokens share a structure: a block computes rows of tiles, its warps split K. The
-loss of a configuration against the fastest one depends on the row tiles per SM, the steps of K, and
-the imbalance of blocks over the SMs. It is interpolated between timed shapes in these coordinates
-by a Gaussian process with a Matérn 3/2 covariance (Rasmussen and Williams 2006, sections 2.2 and
-4.2.1).
+logarithm of a configuration's time, relative to the mean over all configurations at the shape, is
+interpolated between timed shapes by a Gaussian process with a mean of its own (Rasmussen and
+Williams 2006, sections 2.2 and 4.2.1). Its covariance is a sum of three Matérn 3/2 covariances
+over coordinates of
+
+- the shape: row tiles per SM, steps of K, and the imbalance of blocks over the SMs;
+- the configuration's own blocks: blocks per SM, and their imbalance;
+- its own warps: steps of K per warp, and the imbalance of steps over the warps.
+
+The last two say where a configuration alone becomes slower, because one more block or step begins.
 
 Tables are in the folder timed_shapes of an engine. `python benchmarks/kernels/heuristic.py` times
 random shapes, writes the tables, and reports the loss of the choice on shapes that are in none.
@@ -27,18 +33,21 @@ from numpy.typing import NDArray
 from workloads.gemm import GemmWorkload
 
 _STEP_K, _ROWS, _TOKENS = 128, 16, 8  # of a tile
-# Length scales of losses: in the logarithms of row tiles per SM, of steps of K, and of the blocks
-# of the busiest SM over the mean, by row tiles of a block. Tuned by hand together with the noise
-# for the least mean leave-one-out loss over all tables.
-_TILES_SCALE, _STEPS_SCALE, _IMBALANCE_SCALE = 0.4, 3.0, 0.8
-_ROW_TILES = (1, 2, 4)
-_NOISE = 0.06  # variance of a time over that of losses
-_MAX_LOSS = 0.3  # larger losses are clipped to it
+# Length scales of the coordinates, all logarithms, and weights. Set by hand; with each of them two
+# thirds or one and a half times as large, the mean leave-one-out loss over all tables is 0.91 to
+# 0.97 %.
+_TILES_SCALE, _STEPS_SCALE, _SHAPE_IMBALANCE_SCALE = 0.5, 3.0, 0.8  # of the shape
+_ROW_TILES = (1, 2, 4)  # of blocks whose imbalance is a coordinate of the shape
+_BLOCKS_SCALE, _WARP_STEPS_SCALE, _IMBALANCE_SCALE = 1.0, 1.5, 0.6  # of a configuration
+_AT_ONCE = (1, 2, 3)  # blocks that an SM may run at once: what its own imbalance is counted for
+# Variance of each part over that of the first, and of a time's noise.
+_BLOCKS_WEIGHT, _WARPS_WEIGHT, _NOISE = 0.5, 0.3, 0.06
 _MIN_SHAPES = 12  # timed shapes that a configuration needs
 _NEWLINE = ",\n"
 
 Floats = NDArray[np.float64]
 Settings = tuple[tuple[str, Any], ...]
+Parts = tuple[Floats, Floats, Floats]  # of the shape [1, ...], of kinds of blocks and of warps
 
 
 class FewConfig(Protocol):
@@ -84,50 +93,71 @@ class Losses:
 
 
 class Interpolation:
-    """Gaussian process regression of losses from a table, or of their differences from `base`."""
+    """Gaussian process regression of times from a table, or of their differences from `base`.
+
+    Times are logarithms, relative to the mean over the configurations that were timed at a shape.
+    """
 
     def __init__(self, table: Losses, base: Interpolation | None = None) -> None:
         self._table, self._base = table, base
-        self._points = np.array([_coordinates(*shape, table.sms) for shape in table.shapes])
         self._rows = {shape: row for row, shape in enumerate(table.shapes)}
-        covariance = _covariance(self._points, self._points) + _NOISE * np.eye(len(self._points))
         known = ~np.isnan(table.lost)
+        known &= known.sum(axis=0) >= _MIN_SHAPES
         prior = [self._prior(*shape, table.sms, unseen=True) for shape in table.shapes]
-        lost = np.minimum(table.lost, _MAX_LOSS) - prior
+        times = np.where(known, np.log1p(table.lost) - prior, 0.0)
+        timed = np.maximum(known.sum(axis=1, keepdims=True), 1)
+        times -= times.sum(axis=1, keepdims=True) / timed
+        self._kinds = _Kinds([dict(config) for config in table.configs])
+        self._points = self._kinds.coordinates(np.array(table.shapes).reshape(-1, 2), table.sms)
+        covariances = _covariances(self._points, self._points)
         self._means = np.full(len(table.configs), np.inf)
-        self._weights = np.zeros_like(lost)
-        self._left_out = np.full_like(lost, np.inf)  # leave-one-out predictions
-        for mask in {column.tobytes(): column for column in known.T}.values():
-            columns = np.flatnonzero((mask == known.T).all(axis=1))
-            if mask.sum() < _MIN_SHAPES:
-                continue
-            inverse = np.linalg.inv(covariance[np.ix_(mask, mask)])
-            losses = lost[np.ix_(mask, columns)]
-            self._means[columns] = losses.mean(axis=0)
-            weights = inverse @ (losses - losses.mean(axis=0))
+        self._weights = np.zeros_like(times)
+        self._left_out = np.full_like(times, np.inf)  # predictions from all other shapes
+        alike: dict[tuple[int, int, bytes], list[int]] = {}  # columns with one covariance
+        for column in np.flatnonzero(known.any(axis=0)).tolist():
+            kind = int(self._kinds.of_blocks[column]), int(self._kinds.of_warps[column])
+            alike.setdefault((*kind, known[:, column].tobytes()), []).append(column)
+        for (blocks, warps, _), group in alike.items():
+            mask, columns = known[:, group[0]], np.array(group)
+            covariance = _weighted(covariances, blocks, warps)[:, mask]
+            inverse = np.linalg.inv(covariance[mask] + _NOISE * np.eye(mask.sum()))
+            own = times[np.ix_(mask, columns)]
+            self._means[columns] = own.mean(axis=0)
+            weights = inverse @ (own - own.mean(axis=0))
             self._weights[np.ix_(mask, columns)] = weights
-            left_out = losses - weights / np.diag(inverse)[:, None]
-            self._left_out[np.ix_(mask, columns)] = left_out
+            left_out = own.mean(axis=0) + covariance @ weights
+            left_out[mask] = own - weights / np.diag(inverse)[:, None]
+            self._left_out[:, columns] = left_out
 
     def expected(self, n: int, k: int, sms: int, *, unseen: bool = False) -> dict[Settings, float]:
         """Return the expected loss of each configuration at a shape on a GPU with `sms` SMs.
 
         unseen: predict as if the shape had not been timed. Infinity: too few shapes were timed.
         """
-        row = self._rows.get((n, k)) if unseen and sms == self._table.sms else None
-        if row is None:
-            covariances = _covariance(_coordinates(n, k, sms)[None], self._points)[0]
-            losses = self._means + covariances @ self._weights
-        else:
-            losses = self._left_out[row]
-        losses = losses + self._prior(n, k, sms, unseen=unseen)
+        times = self._times(n, k, sms, unseen=unseen)
+        fastest = times.min()
+        losses = np.expm1(times - fastest) if math.isfinite(fastest) else times
         return dict(zip(self._table.configs, losses.tolist(), strict=True))
 
+    def _times(self, n: int, k: int, sms: int, *, unseen: bool) -> Floats:
+        row = self._rows.get((n, k)) if unseen and sms == self._table.sms else None
+        if row is None:
+            point = self._kinds.coordinates(np.array([(n, k)]), sms)
+            kinds = self._kinds.of_blocks, self._kinds.of_warps
+            covariances = _weighted(_covariances(point, self._points), *kinds)[:, 0]
+            own: Floats = self._means + (covariances * self._weights.T).sum(axis=1)
+        else:
+            own = self._left_out[row]
+        return own + self._prior(n, k, sms, unseen=unseen)
+
     def _prior(self, n: int, k: int, sms: int, *, unseen: bool) -> Floats:
-        """Return what `base` expects of this table's configurations; 0 where it knows nothing."""
-        known = {} if self._base is None else self._base.expected(n, k, sms, unseen=unseen)
-        losses = np.array([known.get(config, 0.0) for config in self._table.configs])
-        return np.where(np.isfinite(losses), losses, 0.0)
+        """Return what `base` predicts of this table's configurations; 0 where it knows nothing."""
+        if self._base is None:
+            return np.zeros(len(self._table.configs))
+        times = self._base._times(n, k, sms, unseen=unseen)
+        known = dict(zip(self._base._table.configs, times.tolist(), strict=True))
+        prior = np.array([known.get(config, 0.0) for config in self._table.configs])
+        return np.where(np.isfinite(prior), prior, 0.0)
 
     @property
     def most_rows(self) -> int:
@@ -217,20 +247,68 @@ def write_losses(tables: Mapping[int, Losses]) -> str:
     return f"[{', '.join(parts)}]\n"
 
 
-@lru_cache(maxsize=4096)
-def _coordinates(n: int, k: int, sms: int) -> Floats:
-    """Return the coordinates of a shape, in units of the length scales."""
-    tiles, steps = -(-n // _ROWS), k / _STEP_K
-    imbalance = []
-    for row_tiles in _ROW_TILES:
-        blocks_per_sm = -(-tiles // row_tiles) / sms
-        imbalance.append(math.log(math.ceil(blocks_per_sm) / blocks_per_sm) / _IMBALANCE_SCALE)
-    return np.array(
-        [math.log(tiles / sms) / _TILES_SCALE, math.log(steps) / _STEPS_SCALE, *imbalance]
-    )
+class _Kinds:
+    """Kinds of blocks and of warps of configurations, and the coordinates of shapes with each.
+
+    of_blocks, of_warps: the index of each configuration's kind.
+    """
+
+    def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
+        blocks = np.array([(c["row_tiles"], c["k_split"]) for c in configs])
+        warps = np.array([c["warps"] * c["k_split"] for c in configs])
+        self._blocks, of_blocks = np.unique(blocks, axis=0, return_inverse=True)
+        self._warps, of_warps = np.unique(warps, return_inverse=True)
+        self.of_blocks, self.of_warps = of_blocks.ravel(), of_warps.ravel()
+
+    def coordinates(self, shapes: NDArray[np.int64], sms: int) -> Parts:
+        """Return the coordinates of shapes [shapes, 2], N and K, in units of the length scales."""
+        tiles, steps = -(-shapes[:, 0] // _ROWS), shapes[:, 1] / _STEP_K
+        imbalances = [_imbalance(-(-tiles // of_block) / sms) for of_block in _ROW_TILES]
+        row_tiles, k_split = self._blocks.T[:, :, None]
+        per_sm = -(-tiles // row_tiles) * k_split / sms
+        own_imbalances = [_imbalance(per_sm / at_once) for at_once in _AT_ONCE]
+        per_warp = np.ceil(steps) / self._warps[:, None]
+        return (
+            _stacked(
+                np.log(tiles / sms) / _TILES_SCALE,
+                np.log(steps) / _STEPS_SCALE,
+                *(imbalance / _SHAPE_IMBALANCE_SCALE for imbalance in imbalances),
+            )[None],
+            _stacked(
+                np.log(per_sm) / _BLOCKS_SCALE,
+                *(imbalance / _IMBALANCE_SCALE for imbalance in own_imbalances),
+            ),
+            _stacked(np.log(per_warp) / _WARP_STEPS_SCALE, _imbalance(per_warp) / _IMBALANCE_SCALE),
+        )
 
 
-def _covariance(a: Floats, b: Floats) -> Floats:
-    distance = np.sqrt(3 * ((a[:, None] - b[None]) ** 2).sum(axis=2))
+def _stacked(*coordinates: Floats) -> Floats:
+    return np.stack(coordinates, axis=-1)
+
+
+def _imbalance(mean: Floats) -> Floats:
+    """Return the logarithm of the largest share over the mean, if shares are whole numbers."""
+    imbalance: Floats = np.log(np.ceil(mean) / mean)
+    return imbalance
+
+
+def _covariances(a: Parts, b: Parts) -> Parts:
+    """Return the covariances [kinds, shapes of a, shapes of b] of each part."""
+    shape, blocks, warps = map(_matern, a, b)
+    return shape, blocks, warps
+
+
+def _weighted(covariances: Parts, blocks: Any, warps: Any) -> Floats:
+    """Return the covariance of the configurations with these kinds."""
+    of_shape, of_blocks, of_warps = covariances
+    own = _BLOCKS_WEIGHT * of_blocks[blocks] + _WARPS_WEIGHT * of_warps[warps]
+    covariance: Floats = of_shape[0] + own
+    return covariance
+
+
+def _matern(a: Floats, b: Floats) -> Floats:
+    squares = (a * a).sum(axis=2)[:, :, None] + (b * b).sum(axis=2)[:, None]
+    squares = np.maximum(squares - 2 * a @ b.swapaxes(1, 2), 0.0)  # of the distances
+    distance = np.sqrt(3 * squares)
     covariance: Floats = (1 + distance) * np.exp(-distance)
     return covariance

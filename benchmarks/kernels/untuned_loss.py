@@ -1,0 +1,110 @@
+"""Loss of the choice without tuning: from tables alone, or timed again on a GPU.
+
+heuristic.py prints both (`report` without files, `retime`).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from kernels.contract import Config
+from kernels.cuda.imma.configurations import ImmaConfig
+from kernels.cuda.imma.gemm import ImmaGemm
+from kernels.cuda.timed_shapes import (
+    TimedShapes,
+    choose_by_timed_shapes,
+    load_losses,
+    settings_of,
+)
+from kernels.cuda.weight_only.gemm import COL_TILES, WeightOnlyConfig, WeightOnlyGemm
+from kernels.registry import resolve
+from workloads.gemm import GemmWorkload
+
+OF_TABLES = (  # a kernel for each table
+    "flexq-imma-w6a6",
+    "dual-w6a8",
+    "atom-w4a4",
+    "dgq-w4a8",
+    "fp6-w6a16",
+    "fp6-w6a16[fine]",
+    "w8a16",
+    "w4a16",
+)
+TILE_TOKENS = 8  # of a column tile
+DRAWN = 20  # shapes, of which the worst is expected
+FINALISTS, ROUNDS = 5, 7  # timed again: the fastest, beside the choice; how often each
+
+AnyFewConfig = ImmaConfig | WeightOnlyConfig
+
+
+class Timeable(Protocol):
+    """The methods of a PreparedCase that are used."""
+
+    def time_candidates(self) -> Iterable[tuple[Config, float]]: ...
+
+    def time_in_turn(self, configs: Sequence[Config], rounds: int) -> list[list[float]]: ...
+
+
+def own_configs(kernel: str) -> tuple[list[Config], TimedShapes]:
+    """Every configuration of a kernel's own code, and what scores those for few tokens."""
+    found = resolve(kernel, "cuda")
+    if isinstance(found, ImmaGemm):
+        return [*found.every_config()], found.choice.timed
+    assert isinstance(found, WeightOnlyGemm), f"{kernel} has nothing to choose"
+    return [c for tiles in COL_TILES for c in found.configs(tiles)], found.timed
+
+
+def left_out(kernel: str) -> dict[int, list[float]]:
+    """Losses of the choice among configurations for few tokens at each shape of a kernel's table,
+    which is left out of it; by column tiles."""
+    configs, timed = own_configs(kernel)
+    known = {settings_of(c): c for c in configs if isinstance(c, AnyFewConfig)}
+    lost: dict[int, list[float]] = {}
+    for col_tiles, table in load_losses(timed).items():
+        for (n, k), row in zip(table.shapes, table.lost.tolist(), strict=True):
+            there = {
+                known[settings]: loss
+                for settings, loss in zip(table.configs, row, strict=True)
+                if settings in known and not math.isnan(loss)
+            }
+            gemm = GemmWorkload(TILE_TOKENS * col_tiles, n, k)
+            found = choose_by_timed_shapes([*there], gemm, table.sms, timed, unseen=True)
+            lost.setdefault(col_tiles, []).append(there[found])
+    return lost
+
+
+def expected_worst(losses: Sequence[float], drawn: int = DRAWN) -> float:
+    """The mean of the largest loss over all subsets of `drawn`; if there are fewer, the largest."""
+    ordered, drawn = sorted(losses), min(drawn, len(losses))
+    chances = [math.comb(rank, drawn - 1) for rank in range(len(ordered))]
+    return math.fsum(map(operator.mul, chances, ordered)) / sum(chances)
+
+
+def report_rows(kernels: Sequence[str]) -> Iterator[str]:
+    """The lines of a report on the losses at the shapes of each kernel's table."""
+    yield f"| kernel | M | shapes | mean loss | 95 % within | worst | worst of {DRAWN} |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for kernel in kernels:
+        for col_tiles, losses in left_out(kernel).items():
+            shares = statistics.mean(losses), np.quantile(losses, 0.95), max(losses)
+            cells = [f"{share:.1%}" for share in (*shares, expected_worst(losses))]
+            cells = [kernel, str(TILE_TOKENS * col_tiles), str(len(losses)), *cells]
+            yield f"| {' | '.join(cells)} |"
+
+
+def loss_again(prepared: Timeable, choose: Callable[[Sequence[Config]], Config]) -> float:
+    """Time the choice and the fastest candidates again, in alternation; return the choice's loss.
+
+    The fastest of many single times is partly the luckiest: the loss against it is too large.
+    """
+    once = dict(prepared.time_candidates())
+    fastest = sorted(once, key=lambda config: once[config])[:FINALISTS]
+    finalists = list(dict.fromkeys([choose([*once]), *fastest]))
+    medians = np.median(prepared.time_in_turn(finalists, ROUNDS), axis=0)
+    return float(medians[0] / medians.min() - 1)

@@ -1,0 +1,98 @@
+"""What the choice without tuning loses, from the tables and from times that are taken again."""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kernels.contract import Config
+from kernels.cuda.weight_only.gemm import WeightOnlyConfig
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "kernels"
+CONFIGS = [WeightOnlyConfig(tiles, 8, 2, 1, 0, 1) for tiles in range(1, 9)]
+
+
+class Timed:
+    """A case whose candidates take 10, 11, ... µs; a single time of the last is a lucky 5 µs."""
+
+    def __init__(self) -> None:
+        self.us: dict[Config, float] = dict(zip(CONFIGS, map(float, range(10, 18)), strict=True))
+        self.again: list[Config] = []
+
+    def time_candidates(self) -> Iterable[tuple[Config, float]]:
+        return (self.us | {CONFIGS[-1]: 5.0}).items()
+
+    def time_in_turn(self, configs: Sequence[Config], rounds: int) -> list[list[float]]:
+        self.again = [*configs]
+        return [[self.us[config] for config in configs] for _ in range(rounds)]
+
+
+@pytest.fixture(scope="module")
+def untuned_loss() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield importlib.import_module("untuned_loss")
+
+
+@pytest.fixture(scope="module")
+def lost(untuned_loss: ModuleType) -> dict[tuple[str, int], list[float]]:
+    """By kernel and column tiles."""
+    return {
+        (kernel, col_tiles): losses
+        for kernel in untuned_loss.OF_TABLES
+        for col_tiles, losses in untuned_loss.left_out(kernel).items()
+    }
+
+
+def test_shapes_that_were_not_timed_lose_little(
+    untuned_loss: ModuleType, lost: dict[tuple[str, int], list[float]]
+) -> None:
+    large = {key: losses for key, losses in lost.items() if len(losses) >= 50}
+    means = {key: statistics.mean(losses) for key, losses in large.items()}
+    worst = {key: untuned_loss.expected_worst(losses) for key, losses in large.items()}
+
+    assert len(large) == 21
+    assert max(means.values()) < 0.025, means
+    assert statistics.mean(means.values()) < 0.0098  # 0.0118 with the coordinates of shapes alone
+    assert statistics.mean(worst.values()) < 0.09, worst  # 0.103
+
+
+def test_a_report_from_tables_has_a_line_for_each_number_of_tokens(
+    untuned_loss: ModuleType, lost: dict[tuple[str, int], list[float]]
+) -> None:
+    _, _, *lines = untuned_loss.report_rows(["w4a16"])
+
+    assert [line.split(" | ")[:3] for line in lines] == [
+        ["| w4a16", str(8 * tiles), str(len(lost["w4a16", tiles]))] for tiles in (1, 2, 4)
+    ]
+
+
+def test_the_expected_worst_is_the_mean_over_all_subsets(untuned_loss: ModuleType) -> None:
+    assert untuned_loss.expected_worst([0.4, 0.0, 0.1], drawn=2) == pytest.approx(0.9 / 3)
+    assert untuned_loss.expected_worst([0.4, 0.0, 0.1], drawn=5) == 0.4
+    losses = [0.001 * i * i for i in range(30)]
+    by_size = [untuned_loss.expected_worst(losses, drawn) for drawn in range(1, 31)]
+    assert by_size[0] == pytest.approx(statistics.mean(losses))
+    assert all(fewer < more for fewer, more in pairwise(by_size))
+
+
+def test_a_lucky_time_does_not_count(untuned_loss: ModuleType) -> None:
+    timed = Timed()
+
+    loss = untuned_loss.loss_again(timed, lambda configs: configs[1])
+
+    assert loss == pytest.approx(0.1)
+    assert timed.again == [CONFIGS[1], CONFIGS[-1], CONFIGS[0], *CONFIGS[2:4]]
+
+
+def test_a_choice_that_is_among_the_slow_ones_is_timed_again_too(untuned_loss: ModuleType) -> None:
+    timed = Timed()
+
+    assert untuned_loss.loss_again(timed, lambda configs: configs[6]) == pytest.approx(0.6)
+    assert timed.again[0] == CONFIGS[6]
