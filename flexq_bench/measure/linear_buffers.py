@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.measure import tampering
-from flexq_bench.measure.buffers import Buffers, UnseenInputs
+from flexq_bench.measure.buffers import Buffers, Draw, UnseenInputs
 from flexq_bench.measure.check import judge_error, relative_error
 from flexq_bench.measure.clocks import BetweenSamples
 from flexq_bench.measure.inputs import LinearInputs
@@ -326,7 +326,7 @@ class LinearBuffers(Buffers, BetweenSamples):
 
 
 class _DrawnInputs(UnseenInputs):
-    """Contents of the bank, with the elements of each buffer rolled: bytes of the same
+    """Contents of the bank. For new ones the elements of each buffer are rolled: bytes of the same
     distribution.
     """
 
@@ -335,15 +335,15 @@ class _DrawnInputs(UnseenInputs):
         self._beside = Slots(buffers._bank[0], len(buffers._xs))
         self.launches = len(buffers._xs)
 
-    def draw(self, *, used: bool) -> None:
-        buffers, draw = self._buffers, self._buffers._draw
-        slots = buffers._xs if used else self._beside
+    def draw(self, draw: Draw) -> None:
+        buffers, lots = self._buffers, self._buffers._draw
+        slots = self._beside if draw == "same" else buffers._xs
         for i in range(len(slots)):
-            content = buffers._bank[draw.randrange(len(buffers._bank))]
+            content = buffers._bank[lots.randrange(len(buffers._bank))]
             for name, buffer in slots[i].buffers.items():
                 values = content.buffers[name].flatten()
-                shift = draw.randrange(1, max(2, len(values)))
-                buffer.copy_(values.roll(shift).view_as(buffer))
+                shift = lots.randrange(1, max(2, len(values)))
+                buffer.copy_(values.roll(0 if draw == "timed" else shift).view_as(buffer))
         buffers._position = 0
 
     def draw_known(self, launches: int) -> None:
