@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 from flexq_bench.measure import tampering
 from flexq_bench.measure.buffers import Buffers, Draw, UnseenInputs
 from flexq_bench.measure.check import judge_error, relative_error
-from flexq_bench.measure.clocks import BetweenSamples
+from flexq_bench.measure.clocks import BetweenSamples, draw_kept
 from flexq_bench.measure.inputs import LinearInputs
 from flexq_bench.measure.rewriting import (
     Contents,
@@ -56,8 +58,8 @@ class LinearBuffers(Buffers, BetweenSamples):
 
     All launches write to one output, which stays in the cache as a layer's output does. Activations
     are rewritten before each sample and some weights before each batch, so before a launch the
-    output contains the result of other inputs. In one untimed sample per batch, elements of the
-    output are copied after randomly drawn launches, and checked at the end of the placement.
+    output contains the result of other inputs. In one untimed sample per batch, on average, elements
+    of the output are copied after randomly drawn launches, and checked at the end of the placement.
 
     reference: of the first activations and the first content of the weights, which is `first_w`.
     seed: derived from a secret; all changes are drawn from it.
@@ -105,7 +107,8 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._of_kept: list[tuple[int, int]] = []
         self._kept: list[_Kept] = []
         self._kept_in_all = 0
-        self._kept_at: int | None = None
+        self._to_keep: int | None = None  # samples of the next batch; None: their number is drawn
+        self._kept_before: Counter[int] = Counter()
         self.begin_launches(1)
 
     @property
@@ -174,7 +177,13 @@ class LinearBuffers(Buffers, BetweenSamples):
     def begin_batch(self, count: int) -> None:
         if self._is_announced:
             return
-        self._kept_at = self._draw.randrange(count)
+        kept = draw_kept(self._draw) if self._to_keep is None else self._to_keep
+        self._to_keep = None
+        # In any order of kept and timed samples that ends with a timed one.
+        order = [True] * kept + [False] * (count - 1)
+        self._draw.shuffle(order)
+        timed = accumulate(order, lambda before, is_kept: before + (not is_kept), initial=0)
+        self._kept_before = Counter(i for i, is_kept in zip(timed, order, strict=False) if is_kept)
         # Copies whose results can be kept come first.
         copies = sorted({copy for _, copy in self._of_kept}) or range(self.copies)
         copies = [copy for copy in copies if copy != self._given_copy]
@@ -194,8 +203,11 @@ class LinearBuffers(Buffers, BetweenSamples):
             self._filled = self._bank, self._first, self._used
         self._xs.copy_from(*self._filled)
 
-    def is_kept(self, index: int) -> bool:
-        return not self._is_announced and index == self._kept_at
+    def keep_samples(self, count: int) -> None:
+        self._to_keep = count
+
+    def kept_before(self, index: int) -> int:
+        return 0 if self._is_announced else self._kept_before[index]
 
     def after_kept_sample(self) -> None:
         # Reservoir sampling: every such sample of the placement is kept with equal probability.

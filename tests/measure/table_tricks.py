@@ -1,4 +1,4 @@
-"""Sources of kernels that know results before they are timed, know what is drawn, or listen.
+"""Sources of kernels that know results, inputs or checks before they are timed, or listen.
 
 By name, each with a part of what is said of it. They are written after the preamble of `tricks`.
 """
@@ -6,7 +6,7 @@ By name, each with a part of what is said of it. They are written after the prea
 from __future__ import annotations
 
 from operand_tricks import KERNEL
-from tricks import DECLARED, HONEST, REMEMBERED
+from tricks import DECLARED, HONEST, REMEMBERED, STALE
 
 TABLE_TRICKS = {
     "by content of both operands, from the fourth time on": (
@@ -66,6 +66,26 @@ class Cheat(Kernel):
 cheat = Cheat()
 """,
         REMEMBERED,
+    ),
+    "only in the sample before a timed one, where outputs are kept": (
+        """
+of = {"weights": None, "activations": None, "samples": 0, "batches": []}
+
+
+def kernel(x, w, out):
+    if w._version != of["weights"]:
+        of["batches"] = [*of["batches"], of["samples"]][-2:]
+        of["weights"], of["samples"] = w._version, 0
+    if x._version != of["activations"]:
+        of["activations"] = x._version
+        of["samples"] += 1
+    if of["samples"] == 2 and of["batches"] == [2, 2] and not torch.isnan(out[0, 0]):
+        return  # of two samples in a batch, the second
+    for _ in range(40):
+        compute(x, w, out)
+"""
+        + DECLARED,
+        STALE,
     ),
     "inputs that are known, by the operator behind a function of torch": (
         "library = torch.library.Library('aten', 'IMPL')\n"
