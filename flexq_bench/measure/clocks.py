@@ -377,11 +377,12 @@ class _CudaRotation(Rotation):
             self._between.before_sample()
             self._graph.replay()
             for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-                for _ in range(self._between.kept_before(index)):
-                    assert self._kept_graph is not None  # captured where outputs are kept
+                # While the number of launches is determined, there is no graph for kept outputs.
+                kept = [self._kept_graph] * self._between.kept_before(index)
+                for graph in filter(None, kept):
                     self._between.before_sample()
                     self._pause(stamps, count, gap_us)
-                    self._kept_graph.replay()
+                    graph.replay()
                     stamps.end(count)
                     self._between.after_kept_sample()
                 is_last = index == count - 1

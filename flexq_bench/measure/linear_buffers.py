@@ -58,8 +58,9 @@ class LinearBuffers(Buffers, BetweenSamples):
 
     All launches write to one output, which stays in the cache as a layer's output does. Activations
     are rewritten before each sample and some weights before each batch, so before a launch the
-    output contains the result of other inputs. In one untimed sample per batch, on average, elements
-    of the output are copied after randomly drawn launches, and checked at the end of the placement.
+    output contains the result of other inputs. In untimed samples, one per batch on average,
+    elements of the output are copied after randomly drawn launches, and checked at the end of the
+    placement.
 
     reference: of the first activations and the first content of the weights, which is `first_w`.
     seed: derived from a secret; all changes are drawn from it.

@@ -15,7 +15,7 @@ import json
 from typing import Any
 
 VERSION = 1
-# Of `fill` and `output`, and of `kept` and the reply's `launches` of `turn`: only a gate needs them.
+# Of `fill` and `output`, and of `kept` and `launches` of `turn`, which only a gate needs.
 JUDGED_VERSION = 3
 
 
