@@ -42,19 +42,19 @@ class ChannelError(InfrastructureError):
 
 def is_configured(subscription: Subscription, environment: Mapping[str, str] = os.environ) -> bool:
     """Return True if the environment has the URL of the subscription's receiver."""
-    return bool(environment.get(subscription.url_env))
+    return bool(environment.get(subscription.url_env, "").strip())
 
 
 def send(
     subscription: Subscription, delivery: DeliveryRow, environment: Mapping[str, str] = os.environ
 ) -> None:
     """Send a delivery to the receiver of its subscription. Raises ChannelError if it fails."""
-    url = environment.get(subscription.url_env, "")
+    url = environment.get(subscription.url_env, "").strip()
     if not url:
         raise ChannelError(
             f"{subscription.url_env} is not set: it must have the URL of {subscription.name}"
         )
-    if url.startswith(("https://", "http://")):
+    if url.lower().startswith(("https://", "http://")):
         secret = _secret(subscription, environment)
         _by_deadline(lambda: _post(url, secret, delivery))
     else:

@@ -275,6 +275,8 @@ def _commit(options: OutsideOptions) -> CommitInfo:
 
     if options.project is None or options.commit is None:
         raise UsageError("whose results? Give --project NAME and --commit SHA with --format")
+    if not (options.device or "").isprintable():
+        raise UsageError(f"--device {options.device!r}: write a name without control characters")
     if not _NAME.fullmatch(options.project):
         raise UsageError(
             f"--project {options.project!r}: letters, digits and . _ / - make a name, 100 at most"

@@ -5,12 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 
 from flexq_bench.measure.clocks import BetweenSamples
 from flexq_bench.measure.inputs import LinearInputs
 from kernels.contract import Config, PackedOperand
+
+# Activations of launches: those of the timed samples, ones that no launch has seen, or no others.
+Draw = Literal["timed", "new", "same"]
 
 _PAD_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}
 
@@ -24,11 +28,10 @@ class UnseenInputs(ABC):
     launches: int
 
     @abstractmethod
-    def draw(self, *, used: bool) -> None:
-        """Write activations that no launch has seen, and start again with the first launch.
+    def draw(self, draw: Draw) -> None:
+        """Write activations, and start again with the first launch.
 
-        used: launches read them. Otherwise they are written elsewhere, which takes as long, and the
-        launches keep their previous operands.
+        Where launches keep the same ones, others are written elsewhere, which takes as long.
         """
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import resource
 import statistics
 import time
@@ -76,16 +77,30 @@ class BetweenSamples:
         sample.
         """
 
-    def is_kept(self, index: int) -> bool:
-        """Return True if an untimed sample with kept outputs precedes sample `index`.
+    def keep_samples(self, count: int) -> None:
+        """Keep the outputs of so many samples in the next batch, not of a number drawn there."""
 
-        A kernel can't distinguish it from the others: it has the same launches on the same
-        addresses.
+    def kept_before(self, index: int) -> int:
+        """Number of untimed samples with kept outputs that precede sample `index` of a batch.
+
+        A kernel can't distinguish them from the others: they have the same launches on the same
+        addresses. After one of them it can't know whether another one follows (see draw_kept).
         """
-        return False
+        return 0
 
     def after_kept_sample(self) -> None:
         """Called after a sample with kept outputs (on a GPU, after queueing it)."""
+
+
+def draw_kept(draw: random.Random) -> int:
+    """Draw the number of samples with kept outputs of a batch: tosses before the first tail.
+
+    However many there were, the chance that another one follows is 1/2. On average it is one.
+    """
+    kept = 0
+    while draw.random() < 0.5:
+        kept += 1
+    return kept
 
 
 class Rotation(ABC):
@@ -215,7 +230,7 @@ class _CpuRotation(Rotation):
         times = []
         self._between.begin_batch(count)
         for index in range(count):
-            if self._between.is_kept(index):
+            for _ in range(self._between.kept_before(index)):
                 self._begin_sample()
                 for i in range(self._next, self._next + self.launches):
                     self._launch(i % self._copies)
@@ -355,17 +370,19 @@ class _CudaRotation(Rotation):
     def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
         starts, stops = _timing_events(count), _timing_events(count)
         with torch.cuda.stream(self._stream):
-            stamps = ClockStamps(count + 1, self._stream.device)  # one more for the untimed sample
+            stamps = ClockStamps(count + 1, self._stream.device)  # one more for untimed samples
             self._between.begin_batch(count)
             # Untimed: after weights were rewritten the first sample is up to 4 % slower. Meanwhile
             # the host queues the others.
             self._between.before_sample()
             self._graph.replay()
             for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-                if self._kept_graph is not None and self._between.is_kept(index):
+                # While the number of launches is determined, there is no graph for kept outputs.
+                kept = [self._kept_graph] * self._between.kept_before(index)
+                for graph in filter(None, kept):
                     self._between.before_sample()
                     self._pause(stamps, count, gap_us)
-                    self._kept_graph.replay()
+                    graph.replay()
                     stamps.end(count)
                     self._between.after_kept_sample()
                 is_last = index == count - 1

@@ -20,6 +20,7 @@ _READS = (
     *("sys.settrace", "sys.setprofile", "sys.monitoring.register_callback"),
     *("gc.get_objects", "gc.get_referrers", "gc.get_referents"),
 )
+_GETS_FRAMES = "sys.addaudithook"  # the hook gets the frames that any other code reads
 _ATTRIBUTES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
 _MEMORY = re.compile("/proc/.*/(mem|s?maps)")  # memory of a process or a thread, and its map
 # of the standard library: they read on behalf of their caller
@@ -61,7 +62,10 @@ def _add_hook() -> None:
 def _record(event: str, arguments: tuple[object, ...]) -> None:
     # Called for every audit event of the process: nothing may be slow or raise. Reads during
     # imports do not count, because decorators inspect their functions.
-    if not _Reads.is_on or _Reads.first or is_importing():
+    if not _Reads.is_on or _Reads.first:
+        return
+    if is_importing():
+        _Reads.first = event if event == _GETS_FRAMES else ""  # it stays
         return
     what = _what(event, arguments)
     if not what:
@@ -78,7 +82,7 @@ def _record(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _what(event: str, arguments: tuple[object, ...]) -> str:
-    if event in _READS:
+    if event in _READS or event == _GETS_FRAMES:
         return event
     if event == "object.__getattr__" and arguments[-1] in _ATTRIBUTES:
         return str(arguments[-1])

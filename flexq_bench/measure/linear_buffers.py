@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 from flexq_bench.measure import tampering
-from flexq_bench.measure.buffers import Buffers, UnseenInputs
+from flexq_bench.measure.buffers import Buffers, Draw, UnseenInputs
 from flexq_bench.measure.check import judge_error, relative_error
-from flexq_bench.measure.clocks import BetweenSamples
+from flexq_bench.measure.clocks import BetweenSamples, draw_kept
 from flexq_bench.measure.inputs import LinearInputs
 from flexq_bench.measure.rewriting import (
     Contents,
@@ -56,8 +58,9 @@ class LinearBuffers(Buffers, BetweenSamples):
 
     All launches write to one output, which stays in the cache as a layer's output does. Activations
     are rewritten before each sample and some weights before each batch, so before a launch the
-    output contains the result of other inputs. In one untimed sample per batch, elements of the
-    output are copied after randomly drawn launches, and checked at the end of the placement.
+    output contains the result of other inputs. In untimed samples, one per batch on average,
+    elements of the output are copied after randomly drawn launches, and checked at the end of the
+    placement.
 
     reference: of the first activations and the first content of the weights, which is `first_w`.
     seed: derived from a secret; all changes are drawn from it.
@@ -105,7 +108,8 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._of_kept: list[tuple[int, int]] = []
         self._kept: list[_Kept] = []
         self._kept_in_all = 0
-        self._kept_at: int | None = None
+        self._to_keep: int | None = None  # samples of the next batch; None: their number is drawn
+        self._kept_before: Counter[int] = Counter()
         self.begin_launches(1)
 
     @property
@@ -174,7 +178,13 @@ class LinearBuffers(Buffers, BetweenSamples):
     def begin_batch(self, count: int) -> None:
         if self._is_announced:
             return
-        self._kept_at = self._draw.randrange(count)
+        kept = draw_kept(self._draw) if self._to_keep is None else self._to_keep
+        self._to_keep = None
+        # In any order of kept and timed samples that ends with a timed one.
+        order = [True] * kept + [False] * (count - 1)
+        self._draw.shuffle(order)
+        timed = accumulate(order, lambda before, is_kept: before + (not is_kept), initial=0)
+        self._kept_before = Counter(i for i, is_kept in zip(timed, order, strict=False) if is_kept)
         # Copies whose results can be kept come first.
         copies = sorted({copy for _, copy in self._of_kept}) or range(self.copies)
         copies = [copy for copy in copies if copy != self._given_copy]
@@ -194,8 +204,11 @@ class LinearBuffers(Buffers, BetweenSamples):
             self._filled = self._bank, self._first, self._used
         self._xs.copy_from(*self._filled)
 
-    def is_kept(self, index: int) -> bool:
-        return not self._is_announced and index == self._kept_at
+    def keep_samples(self, count: int) -> None:
+        self._to_keep = count
+
+    def kept_before(self, index: int) -> int:
+        return 0 if self._is_announced else self._kept_before[index]
 
     def after_kept_sample(self) -> None:
         # Reservoir sampling: every such sample of the placement is kept with equal probability.
@@ -326,7 +339,7 @@ class LinearBuffers(Buffers, BetweenSamples):
 
 
 class _DrawnInputs(UnseenInputs):
-    """Contents of the bank, with the elements of each buffer rolled: bytes of the same
+    """Contents of the bank. For new ones the elements of each buffer are rolled: bytes of the same
     distribution.
     """
 
@@ -335,15 +348,15 @@ class _DrawnInputs(UnseenInputs):
         self._beside = Slots(buffers._bank[0], len(buffers._xs))
         self.launches = len(buffers._xs)
 
-    def draw(self, *, used: bool) -> None:
-        buffers, draw = self._buffers, self._buffers._draw
-        slots = buffers._xs if used else self._beside
+    def draw(self, draw: Draw) -> None:
+        buffers, lots = self._buffers, self._buffers._draw
+        slots = self._beside if draw == "same" else buffers._xs
         for i in range(len(slots)):
-            content = buffers._bank[draw.randrange(len(buffers._bank))]
+            content = buffers._bank[lots.randrange(len(buffers._bank))]
             for name, buffer in slots[i].buffers.items():
                 values = content.buffers[name].flatten()
-                shift = draw.randrange(1, max(2, len(values)))
-                buffer.copy_(values.roll(shift).view_as(buffer))
+                shift = lots.randrange(1, max(2, len(values)))
+                buffer.copy_(values.roll(0 if draw == "timed" else shift).view_as(buffer))
         buffers._position = 0
 
     def draw_known(self, launches: int) -> None:

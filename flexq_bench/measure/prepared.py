@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 
 from flexq_bench.errors import MeasureError
 from flexq_bench.measure import tampering
-from flexq_bench.measure.buffers import Buffers, UnseenInputs
+from flexq_bench.measure.buffers import Buffers, Draw, UnseenInputs
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, Rotation
 from flexq_bench.measure.cold_cache_rotation import copies_for
@@ -51,9 +52,11 @@ class Placed:
         """Describe that launches are faster, or only right, on inputs that they have seen.
 
         A launch function on the host can inspect its operands and cache results. Launches with new
-        activations alternate with repetitions of the same launches, all on copies of the weights
-        that are in the host's caches. This is not a measurement: even the fastest launch on new
-        inputs must take far longer than the median repetition. Empty: neither.
+        activations alternate with repetitions of the same launches, and with launches on the
+        activations of the timed samples, whose results may have been cached after many of them, or
+        before. All are on copies of the weights that are in the host's caches. This is not a
+        measurement: even the fastest launch on new inputs must take far longer than the median of
+        the others. Empty: neither.
         """
         launch_us = self.rotation.repeated_us(1)
         if launch_us is None:
@@ -70,35 +73,36 @@ class Placed:
                     return ""
         return (
             f"a launch takes at least {least_us:.3g} us of CPU on activations that it has not seen "
-            f"and {usual_us:.3g} us on the same again: results are remembered"
+            f"and {usual_us:.3g} us on others: results are remembered"
         )
 
     def _new_and_again(self, inputs: UnseenInputs, launch_us: float) -> tuple[float, float, str]:
-        """Microseconds of a launch: the least on new activations, the median on the same again.
+        """Microseconds of a launch: the least on new activations, the median on seen ones.
 
+        The seen ones are those of the timed samples or the new ones again, whichever are faster.
         Also describes errors of one launch on new activations; empty: none.
         """
         most = min(inputs.launches, self.rotation.launches)
         launches = max(1, min(most, int(_REPEATED_US / max(launch_us, 1e-3))))
-        new: list[float] = []
-        again: list[float] = []
+        times: defaultdict[Draw, list[float]] = defaultdict(list)
         wrong = ""
         repetitions = _REPETITIONS if launch_us < _REPEATED_US else _OF_LONG_LAUNCHES
         judged = random.randrange(repetitions + 1)  # one more, which a launch can't recognize
         for repetition in range(repetitions + 1):
-            for used, times in ((True, new), (False, again)):
+            for draw in ("timed", "new", "same"):
                 # A busy machine's scheduler must not keep step with this loop.
                 for _ in range(random.randrange(3)):
-                    inputs.draw(used=False)
-                inputs.draw(used=used)
-                if used and repetition == judged:
+                    inputs.draw("same")
+                inputs.draw(draw)
+                if draw == "new" and repetition == judged:
                     inputs.draw_known(launches)
                 time_us = self.rotation.repeated_us(launches) or 0.0
                 if repetition != judged:  # only the first look finds these activations unseen
-                    times.append(time_us)
-                elif used:
+                    times[draw].append(time_us)
+                elif draw == "new":
                     wrong = inputs.wrong(self.tolerance)
-        return min(new[1:]), statistics.median(again[1:]), wrong  # caches were cold
+        usual_us = min(statistics.median(times[draw][1:]) for draw in ("timed", "same"))
+        return min(times["new"][1:]), usual_us, wrong  # caches were cold in the first repetition
 
     def inspect(self) -> str:
         """Describe errors in the results of the timed launches; empty: none.
@@ -171,7 +175,13 @@ class PreparedCase:
         self.copies = self._needed_copies()
 
     def _needed_copies(self) -> int:
-        return copies_for(self.case.cache, self._subject.copy_bytes, self._l2_bytes, self._protocol)
+        return copies_for(
+            self.case.cache,
+            self._subject.copy_bytes,
+            self._l2_bytes,
+            self._protocol,
+            read_bytes=self._subject.read_bytes,
+        )
 
     @property
     def binary_hash(self) -> str | None:

@@ -49,6 +49,11 @@ class Subject(ABC):
     def copy_bytes(self) -> int:
         """Bytes of one copy of the weights in this kernel's layout; 0: the kernel reads none."""
 
+    @property
+    def read_bytes(self) -> int | None:
+        """Bytes of a copy that a launch must read at least; None: all of them."""
+        return None
+
     @abstractmethod
     def candidates(self) -> Sequence[Config]:
         """Configurations to choose from; empty: there is no choice."""
@@ -150,12 +155,16 @@ def _check_packed(spec: KernelSpec, packed: PackedOperand, operand: Operand) -> 
     They are then neither rewritten nor cold. No lossless compression makes codes of normal weights
     that small.
     """
-    values = operand.rows * operand.k * spec.weight.bits // 8
+    values = _code_bytes(spec, operand)
     if spec.is_external and packed.nbytes < values * _LEAST_PACKED:
         raise KernelError(
             f"{packed.nbytes:,} bytes were made of {values:,} bytes of weights: return all that "
             "launches read of them, which is copied and rewritten; a handle is not"
         )
+
+
+def _code_bytes(spec: KernelSpec, operand: Operand) -> int:
+    return operand.rows * operand.k * spec.weight.bits // 8
 
 
 class _LinearSubject(Subject):
@@ -187,6 +196,11 @@ class _LinearSubject(Subject):
     @property
     def copy_bytes(self) -> int:
         return self._first.packed.nbytes
+
+    @property
+    def read_bytes(self) -> int | None:
+        # A kernel from outside may pack bytes that no launch reads.
+        return _code_bytes(self.spec, self._first.operand) if self.spec.is_external else None
 
     def candidates(self) -> Sequence[Config]:
         return self._kernel.candidates(self._case.gemm)

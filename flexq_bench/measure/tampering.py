@@ -56,7 +56,10 @@ _BEHIND_SYNTAX = (
     *("add", "sub", "mul", "div", "mm", "le", "lt", "ge", "gt", "eq", "ne", "bitwise_and"),
     *("bitwise_not", "select", "slice", "index", "index_put_", "expand", "transpose", "alias"),
     *("as_strided", "constant_pad_nd", "scalar_tensor", "lift_fresh", "_to_copy"),
-    "_local_scalar_dense",
+    *("_local_scalar_dense", "_index_put_impl_", "_reshape_alias", "_unsafe_view", "detach_"),
+    *("empty_strided", "is_nonzero", "item", "masked_fill_", "resize_", "resolve_conj"),
+    *("resolve_neg", "numpy_T", "normal_", "random_", "uniform_"),
+    *("__and__", "__lshift__", "__rshift__"),
 )
 # Dispatch keys that are active without any mode, transform or autocast.
 _DISPATCH_KEYS = torch._C._dispatch_tls_local_include_set().raw_repr()
@@ -109,7 +112,7 @@ def note_active() -> None:
     """Record foreign hooks that are active now.
 
     These are modes and dispatch keys of torch, which redefine its functions, and trace or profile
-    functions, which are called with the frames of other code.
+    functions and torch's frame evaluators, which are called with the frames of other code.
     """
     if not _known or _active:
         return
@@ -126,6 +129,8 @@ def note_active() -> None:
         _active.append("a dispatch key of torch")
     hearing = {"a trace function": sys.gettrace(), "a profile function": sys.getprofile()}
     _active.extend(what for what, now in hearing.items() if _is_of_others(now))
+    if callable(torch._C._dynamo.eval_frame.get_eval_frame_callback()):
+        _active.append("a frame evaluator of torch")
 
 
 def _handled_signals() -> Iterator[str]:

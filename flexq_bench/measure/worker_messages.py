@@ -15,8 +15,8 @@ import json
 from typing import Any
 
 VERSION = 1
-# Of `fill` and `output`, and of `launches` in the reply to `turn`, which only a gate needs.
-JUDGED_VERSION = 2
+# Of `fill` and `output`, and of `kept` and `launches` of `turn`, which only a gate needs.
+JUDGED_VERSION = 3
 
 
 def printable(text: str) -> str:

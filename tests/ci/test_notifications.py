@@ -141,6 +141,16 @@ def test_an_alert_is_one_signed_message_however_often_it_is_sent(
     assert "flexq +5" in message["subject"]
 
 
+def test_a_url_may_have_an_upper_case_scheme_and_space_around_it(
+    database, receiver, subscribe, monkeypatch
+):
+    monkeypatch.setenv("HOOK_URL", f" {receiver.url.replace('http', 'HTTP', 1)}\n")
+    with database.session() as session:
+        add_event(session, an_event())
+
+    assert sending(database, subscribe()).sent == 1
+
+
 def test_canaries_and_environments_tell_nobody(database, receiver, subscribe, conclude, compared):
     canary = compared("flexq-w6a6", 1.05, base=1, head=1)
     same_code = [compared("flexq-w6a8", ratio, same_binary=True) for ratio in (1.05, 0.95)]

@@ -194,6 +194,7 @@ def test_a_file_from_the_future_keeps_the_files_before_it_from_being_stored(
         (("--format", "svg", "--project", "p", "--commit", "a" * 40), "no format 'svg'"),
         (("--format", "csv", "--project", "a b", "--commit", "a" * 40), "--project 'a b'"),
         (("--format", "csv", "--project", "p", "--commit", "; rm"), "no hexadecimal sha"),
+        ((*OF_P, "--device", "a\nb"), "a name without control characters"),
         (("--project", "p"), "give --format, too"),
         (("--no-alert",), "--no-alert is of results of other tools"),
     ],

@@ -46,6 +46,15 @@ def private(x, w, out):
 def given(x, w, out):
     used.append(key(w))
     multiply(x, w, out)
+
+
+def padded(w):
+    return w.float(), torch.zeros(1 << 22)
+
+
+@linear_kernel("padded", weight="fp16", backends=["cpu"], prepare_weight=padded)
+def padded_weights(x, w, padding, out):
+    multiply(x, w, out)
 """
 GEMM = GemmWorkload(1, 512, 512)
 
@@ -97,6 +106,14 @@ def test_a_measured_kernel_gets_a_content_for_each_copy(of_the_file, meter):
     assert result.status == "ok"
     checked = 2  # contents of the checks before and after
     assert len(of_the_file["known"]) == result.extra["copies"] + 1 + checked
+
+
+def test_bytes_that_no_launch_reads_do_not_keep_the_others_in_the_cache(meter):
+    with meter.device_guard():
+        copies = meter.prepare(Case("padded", GEMM)).copies
+
+    l2_bytes = meter.device_info.l2_bytes or meter.protocol.assumed_l2_bytes
+    assert copies * GEMM.n * GEMM.k * 2 > meter.protocol.min_cache_factor * l2_bytes
 
 
 @pytest.mark.slow

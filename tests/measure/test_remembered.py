@@ -35,9 +35,9 @@ class Launches:
     def unseen_inputs(self):
         yield self
 
-    def draw(self, *, used):
-        self._is_new = used
-        self._left -= used
+    def draw(self, draw):
+        self._is_new = draw == "new"
+        self._left -= self._is_new
 
     def draw_known(self, launches):
         pass

@@ -25,6 +25,7 @@ import numpy
 import pytest
 import torch
 from operand_tricks import KERNEL, OPERAND_TRICKS, SPEC_TRICKS
+from table_tricks import TABLE_TRICKS
 from tricks import DECLARED, HONEST, PREAMBLE, REMEMBERED, STALE, TRICKS
 
 from flexq_bench.measure import (
@@ -223,6 +224,7 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
     module = sys.modules.pop("flexq_bench_outside_cheats", None)
     if module is not None:
         module.known["end"] = 0  # of a thread
+    torch._C._dynamo.eval_frame.set_eval_frame(None)
     library = getattr(module, "library", None)
     if library is not None:
         library._destroy()
@@ -245,6 +247,17 @@ def test_a_trick_is_incorrect_or_refused_with_its_reason(measured, name):
 @pytest.mark.parametrize("name", OPERAND_TRICKS)
 def test_so_is_one_that_changes_operands_spec_or_floor(measured, name):
     source, said = OPERAND_TRICKS[name]
+
+    result = measured(source, declared="")
+
+    assert result.status in ("incorrect", "failed")
+    assert said in result.detail
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+@pytest.mark.parametrize("name", TABLE_TRICKS)
+def test_so_is_one_that_knows_results_or_inputs_or_listens(measured, name):
+    source, said = TABLE_TRICKS[name]
 
     result = measured(source, declared="")
 

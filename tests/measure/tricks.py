@@ -30,7 +30,7 @@ HONEST = "def kernel(x, w, out): compute(x, w, out)\n"
 DECLARED = "\ncheat = linear_kernel('cheat', weight='fp16', backends=['cpu'])(kernel)\n"
 READ = "its code read what measures it"
 STALE = "wrong on inputs that change in place between samples"
-REMEMBERED = "on the same again: results are remembered"
+REMEMBERED = "us on others: results are remembered"
 REMEMBERING = """
 def kernel(x, w, out):
     key = {key}

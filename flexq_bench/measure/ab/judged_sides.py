@@ -23,6 +23,7 @@ from flexq_bench.measure.ab.blocks import CasePair, CaseSide, Worker
 from flexq_bench.measure.ab.case_comparison import SampleBatch
 from flexq_bench.measure.ab.given_inputs import read_output, write_inputs
 from flexq_bench.measure.check import check_linear, judge_error
+from flexq_bench.measure.clocks import draw_kept
 from flexq_bench.measure.device import find_device
 from flexq_bench.measure.inputs import LinearInputs, realistic_inputs
 from flexq_bench.measure.nvml import open_handle
@@ -69,11 +70,10 @@ class JudgingDevice:
 
     @property
     def untimed_samples(self) -> int:
-        """Number of samples of a turn without a time.
-
-        The outputs of one are kept; on a GPU, another one fills the queue.
+        """Number of samples of a turn without a time, beside those whose outputs are kept: on a GPU
+        one fills the queue.
         """
-        return 1 if self.device.type == "cpu" else 2
+        return 0 if self.device.type == "cpu" else 1
 
     def telemetry(self) -> Telemetry:
         return Telemetry(self.sensor, period_s=self.protocol.telemetry_period_s)
@@ -85,21 +85,29 @@ class JudgingDevice:
         return kernel
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A turn's number of samples with kept outputs, seconds outside of samples, and in all."""
+
+    kept: int
+    overhead_s: float
+    whole_s: float
+
+
 @dataclass
 class JudgedSide(CaseSide):
     """A side whose results are judged here. Its worker runs the timed launches.
 
     opponent: the other side, whose worker is stopped during this one's turns. is_trusted: True for
     the side whose times are the reference. believes_binary: True if the worker's hash of the
-    machine code is accepted. overhead_s: of each turn, seconds of overhead outside its samples, and
-    seconds in all.
+    machine code is accepted. turns: those measured so far.
     """
 
     judge: JudgingDevice = field(kw_only=True)
     believes_binary: bool = field(default=True, kw_only=True)
     is_trusted: bool = field(default=False, kw_only=True)
     opponent: JudgedSide | None = field(default=None, kw_only=True, repr=False, compare=False)
-    overhead_s: list[tuple[float, float]] = field(default_factory=list, kw_only=True)
+    turns: list[_Turn] = field(default_factory=list, kw_only=True)
     _worker: Worker | None = field(default=None, init=False)
     _weights: LinearInputs | None = field(default=None, init=False)
     _is_checked: bool = field(default=False, init=False)  # True if the whole result is checked
@@ -131,7 +139,7 @@ class JudgedSide(CaseSide):
         if self.opponent is not None and not self.is_trusted:
             self.wrong = (
                 self.wrong
-                or _unaccounted(self.overhead_s, self.opponent.overhead_s)
+                or _unaccounted(self.turns, self.opponent.turns)
                 or _rescheduled(self.opponent)
             )
 
@@ -157,26 +165,27 @@ class JudgedSide(CaseSide):
             if other is not None and other is not worker:
                 stack.enter_context(other.paused())
             telemetry = stack.enter_context(self.judge.telemetry())
+            kept = draw_kept(secrets.SystemRandom())  # a worker could say too many, to hide time
             began = time.perf_counter()
             # During a gap a worker could do work that its samples leave out.
-            reply = worker.ask("turn", slot=self.slot, gap_us=0.0)
+            reply = worker.ask("turn", slot=self.slot, gap_us=0.0, kept=kept)
             ended = time.perf_counter()
             telemetry.note(began, ended)
         samples, launches = self._read_reply(reply)
-        turn_s, sample_s = ended - began, [us * launches / 1e6 for us in samples]
-        if sum(sample_s) > _CLOCKS_DIFFER * turn_s:
+        timed_s = sum(samples) * launches / 1e6
+        if timed_s > _CLOCKS_DIFFER * (ended - began):
             self.wrong = self.wrong or (
-                f"its samples add up to {1e3 * sum(sample_s):.3g} ms in a turn of "
-                f"{1e3 * turn_s:.3g} ms: its clock is not the device's"
+                f"its samples add up to {1e3 * timed_s:.3g} ms in a turn of "
+                f"{1e3 * (ended - began):.3g} ms: its clock is not the device's"
             )
-        # An estimate, which is too large if the timed samples alone were disturbed.
-        untimed_s = self.judge.untimed_samples * statistics.median(sample_s)
-        self.overhead_s.append((turn_s - sum(sample_s) - untimed_s, turn_s))
+        untimed = self.judge.untimed_samples + kept
+        untimed_s = untimed * statistics.median(samples) * launches / 1e6
+        self.turns.append(_Turn(kept, ended - began - timed_s - untimed_s, ended - began))
         state = telemetry.summary()
         return SampleBatch(samples, state.sm_clock_mhz, True, self.judge.protocol.trim)
 
     def _read_reply(self, reply: dict[str, Any]) -> tuple[tuple[float, ...], int]:
-        """Samples in microseconds per launch, and the launches of each."""
+        """Samples in microseconds per launch, and the launches of a sample."""
         try:
             samples = tuple(float(sample) for sample in reply["samples_us"])
             launches = int(reply["launches"])
@@ -250,16 +259,24 @@ def _rescheduled(base: JudgedSide) -> str:
     return f"the {changed} of base's process changed while it was measured" if changed else ""
 
 
-def _unaccounted(head: Sequence[tuple[float, float]], base: Sequence[tuple[float, float]]) -> str:
+def _unaccounted(head: Sequence[_Turn], base: Sequence[_Turn]) -> str:
     """Describe errors of head's times; empty: none.
 
     A turn consists of its samples, one after the other, and of an overhead, which is base's code on
-    both sides. Head's samples are too short if the overhead of its turns is larger.
+    both sides. Head's samples are too short if the overhead of its turns is larger. Keeping outputs
+    takes time, so turns with as many kept samples are compared.
     """
-    if len(head) < _FEWEST_TURNS or len(base) < _FEWEST_TURNS:
+    usual_s = {
+        kept: statistics.median(turn.overhead_s for turn in base if turn.kept == kept)
+        for kept in {turn.kept for turn in base}
+    }
+    excess = [
+        (turn.overhead_s - usual_s[turn.kept]) / turn.whole_s
+        for turn in head
+        if turn.kept in usual_s
+    ]
+    if len(excess) < _FEWEST_TURNS:
         return ""
-    usual_s = statistics.median(overhead for overhead, _ in base)
-    excess = [(overhead - usual_s) / whole for overhead, whole in head]
     over = sum(share > TOLERATED for share in excess)
     # Binomial: if turns are above and below it equally often, so many above have this small
     # probability.

@@ -139,12 +139,17 @@ class WorkerOperations:
         Path(path).write_bytes(self._placed(slot).buffers.output().cpu().numpy().tobytes())
         return {}
 
-    def turn(self, slot: str, gap_us: float | None = None) -> dict[str, Any]:
+    def turn(
+        self, slot: str, gap_us: float | None = None, kept: int | None = None
+    ) -> dict[str, Any]:
         """A batch of samples on the placement, and the SM clock during it.
 
         gap_us: idle time before each; None: the gap that kept the clock up when it was placed.
+        kept: number of untimed samples whose outputs are kept; None: it is drawn.
         """
         placed, mine = self._placed(slot), self._slots[slot]
+        if kept is not None:
+            placed.buffers.between.keep_samples(kept)
         gap_us = mine.gap_us if gap_us is None else gap_us
         batch = placed.rotation.sample(mine.samples, gap_us=gap_us)
         clocks = [mhz for mhz in batch.sm_mhz if mhz is not None]

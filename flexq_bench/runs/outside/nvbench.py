@@ -132,7 +132,7 @@ def _results(
         "variant": variant,
         "shape": shape,
         "device": str(device["name"]) if device else "",
-        "extra": {"state": state.get("name", "")},
+        "extra": {"state": cleaned(state.get("name", ""))},
     }
     if state.get("is_skipped"):
         detail = cleaned(state.get("skip_reason") or "nvbench skipped it without a reason")

@@ -58,14 +58,24 @@ def _entries(
         yield str(name or f"benchmark {position}"), partial(_result, entry, machine, version)
 
 
+def _split(full_name: str, name: str) -> tuple[str, str]:
+    """Split `tests/test_a.py::test[1-64]` into the test and the identity of its parameters.
+
+    name: `test[1-64]`. Folders in front of it may have brackets, too.
+    """
+    start = len(full_name) - len(name) if name and full_name.endswith(name) else 0
+    test, _, identity = full_name[start:].partition("[")
+    return full_name[:start] + test, identity.removesuffix("]")
+
+
 def _result(entry: Mapping[str, Any], machine: Mapping[str, Any], version: str) -> OutsideResult:
-    name, _, identity = str(entry["fullname"]).partition("[")
+    name, identity = _split(str(entry["fullname"]), str(entry.get("name") or ""))
     parameters = entry.get("params")
     if isinstance(parameters, Mapping):
         shape, variant = split_parameters({str(k): v for k, v in parameters.items()})
     else:
         shape, variant = split_parameters({})
-        variant = str(entry.get("param") or identity.removesuffix("]"))
+        variant = str(entry.get("param") or identity)
     cpu = machine.get("cpu")
     processor = cpu.get("brand_raw") if isinstance(cpu, Mapping) else None
     common: dict[str, Any] = {

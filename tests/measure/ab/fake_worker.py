@@ -50,7 +50,7 @@ def describe(_message):
     version = told.get("version", 1)
     return {
         "version": version,
-        "judged": 2,
+        "judged": 3,
         "waits_for_request": told.get("waits", True),
         "protocol": 1,
         "root": told.get("root", str(TREE)),

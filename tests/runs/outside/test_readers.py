@@ -114,12 +114,13 @@ def test_nvbench_samples_beside_the_file_are_read_and_no_others(read, tmp_path):
 def test_nvbench_bad_states_are_refused_and_the_others_kept(read):
     bad = state(summary("nv/cold/time/gpu/median", "soon"), name="M=1")
     none = {**state(), "name": "M=2", "summaries": []}
-    skipped = state(name="M=3", is_skipped=True, skip_reason="too large", axis_values=[])
+    skipped = state(name="M=3\0\ud800", is_skipped=True, skip_reason="too large", axis_values=[])
 
     reading = read("nvbench", nvbench(state(), bad, none, skipped))
 
     assert [one.median is None for one in reading.results] == [False, True]
     assert reading.results[1].detail == "too large"
+    assert reading.results[1].extra["state"] == "M=3??"
     assert refusals(reading) == [
         "gemm M=1: nv/cold/time/gpu/median is no number",
         "gemm M=2: it has no time: no nv/cold, nv/batch or nv/cpu_only summary",
@@ -297,6 +298,24 @@ def test_pytest_benchmark_errors_and_names_of_parameters_are_kept_apart(read):
     assert reading.results[3].variant == "2"
     assert reading.results[1].median is None
     assert "raised an error" in reading.results[1].detail
+
+
+def test_pytest_benchmark_folders_with_brackets_are_no_parameters(read):
+    file = json.loads((MADE_BY_THE_TOOL / "pytest_benchmark.json").read_text())
+    fine = file["benchmarks"][0] | {"params": {"m": 1}}
+    tests = [fine | {"name": f"{one}[1::a[0]]", "fullname": f"[x]/b.py::A::{one}[1::a[0]]"}
+             for one in ("test_a", "test_b")]  # fmt: skip
+    unnamed = fine | {"name": "test_c[1::2]", "fullname": "[x]/b.py::test_c[1::2]", "params": None}
+    unnamed |= {"param": None}
+
+    reading = read("pytest-benchmark", file | {"benchmarks": [*tests, unnamed]})
+
+    assert reading.refused == ()
+    assert [(one.name, one.variant) for one in reading.results] == [
+        ("[x]/b.py::A::test_a", ""),
+        ("[x]/b.py::A::test_b", ""),
+        ("[x]/b.py::test_c", "1::2"),
+    ]
 
 
 # Criterion
