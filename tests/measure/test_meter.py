@@ -313,7 +313,8 @@ def countable(a_meter, a_case):
     def measure(kernel):
         patient = WarmUp(0.0, 60.0, agreement=1.0)  # equal batches end it, on a busy machine as well
         protocol = replace(a_meter().protocol, budget_s=0.0, warm_up=patient, rewarm=patient)
-        measured = a_meter(kernel, protocol=protocol, clock=SteadyClock()).measure(a_case())
-        return Counted(measured, kernel.launches)
+        # Of one secret, which decides how many samples have outputs that are kept.
+        meter = a_meter(kernel, protocol=protocol, clock=SteadyClock(), secret=1)
+        return Counted(meter.measure(a_case()), kernel.launches)
 
     return measure

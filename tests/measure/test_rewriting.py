@@ -44,6 +44,7 @@ def recorded(a_meter, a_case, fake_linear):
                 kernel.seen.clear()
                 found = []
                 for _ in range(batches):
+                    placed.buffers.between.keep_samples(1)
                     placed.rotation.sample(1)
                     assert len(kernel.seen) == 2 * launches
                     found.append((kernel.seen[:launches], kernel.seen[launches:]))
