@@ -24,6 +24,7 @@ Launch = Callable[[int], None]  # launch(i) runs on the i-th copy of the weights
 _CALIBRATIONS = 3
 _FITTINGS = 3
 _NEARLY = 1.25  # ratio of launches below which a new graph is not worthwhile
+_MOST_KEPT = 16  # samples of a batch whose outputs are kept
 # The clock of a GPU without load is the highest of many pauses. It is known when this many agree,
 # because an idle GPU raises its clock only after some tens of milliseconds.
 _PAUSES, _PAUSE_US, _AGREEMENT = 8, 2000.0, 0.002
@@ -97,10 +98,8 @@ def draw_kept(draw: random.Random) -> int:
 
     However many there were, the chance that another one follows is 1/2. On average it is one.
     """
-    kept = 0
-    while draw.random() < 0.5:
-        kept += 1
-    return kept
+    tosses = range(_MOST_KEPT)  # an end, should somebody have replaced the function that draws
+    return next((kept for kept in tosses if draw.random() >= 0.5), _MOST_KEPT)
 
 
 class Rotation(ABC):

@@ -67,20 +67,19 @@ cheat = Cheat()
 """,
         REMEMBERED,
     ),
-    "only in the sample before a timed one, where outputs are kept": (
+    "only in a batch's first sample, where outputs may be kept": (
         """
-of = {"weights": None, "activations": None, "samples": 0, "batches": []}
+of = {"weights": None, "activations": None, "samples": 0}
 
 
 def kernel(x, w, out):
     if w._version != of["weights"]:
-        of["batches"] = [*of["batches"], of["samples"]][-2:]
         of["weights"], of["samples"] = w._version, 0
     if x._version != of["activations"]:
         of["activations"] = x._version
         of["samples"] += 1
-    if of["samples"] == 2 and of["batches"] == [2, 2] and not torch.isnan(out[0, 0]):
-        return  # of two samples in a batch, the second
+    if of["samples"] == 2 and not torch.isnan(out[0, 0]):
+        return
     for _ in range(40):
         compute(x, w, out)
 """
