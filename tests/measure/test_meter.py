@@ -311,7 +311,8 @@ def countable(a_meter, a_case):
     """Measures a kernel with the same number of launches every time: one placement, gives up."""
 
     def measure(kernel):
-        patient = WarmUp(0.0, 60.0, agreement=1.0)  # equal batches end it, on a busy machine as well
+        # Equal batches end it, on a busy machine as well.
+        patient = WarmUp(0.0, 60.0, agreement=1.0)
         protocol = replace(a_meter().protocol, budget_s=0.0, warm_up=patient, rewarm=patient)
         # Of one secret, which decides how many samples have outputs that are kept.
         meter = a_meter(kernel, protocol=protocol, clock=SteadyClock(), secret=1)
