@@ -38,7 +38,7 @@ from flexq_bench.verdicts import Cause, Verdict
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 10
+VERSION = 11
 PARAMETERS = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_segment": SHORTEST_SEGMENT,
@@ -180,7 +180,7 @@ def no_step_reason(model: LevelModel, index: int, *, rises: bool) -> str:
     if abs(nearest) <= _NEARBY:
         return f"later results place the step {nearest:+d} results from here"
     if model.modes is not None:
-        return f"the series switches between two levels that are {model.modes.gap:.1%} apart"
+        return f"the series switches between {model.modes.levels}"
     if any(abs(switch.index - index) <= _REACH for switch in model.switches):
         return "the series keeps coming back to the same levels"
     for drift in model.drifts:

@@ -205,8 +205,9 @@ def _describe(model: LevelModel, device_changes: Sequence[dict[str, Any]]) -> It
     if model.modes is not None:
         switches = len(model.switches)
         yield (
-            f"two levels {model.modes.gap:.1%} apart, {model.modes.share:.0%} of the values on the "
-            f"upper one" + (f", {switches} switches between them" if switches else "")
+            f"{model.modes.levels}, {model.modes.share:.0%} of the values "
+            + ("on the upper one" if model.modes.count == 2 else "above the lowest")
+            + (f", {switches} switches between them" if switches else "")
         )
     elif model.switches:
         yield f"{len(model.switches)} switches between levels that the series keeps coming back to"

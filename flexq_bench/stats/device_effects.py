@@ -110,14 +110,14 @@ def _are_devices(modes: Modes, codes: Ints, known: Ints) -> bool:
     """Return True if the mode changes with the device, or nearly all values of each device have
     one.
     """
-    changed = np.zeros(modes.slow.size, dtype=np.bool_)
+    changed = np.zeros(modes.place.size, dtype=np.bool_)
     changed[known[1:]] = np.diff(codes) != 0
-    switched = np.flatnonzero(np.diff(modes.slow)) + 1
+    switched = np.flatnonzero(np.diff(modes.place)) + 1
     if changed.mean() < _SELDOM and changed[switched].mean() >= _COINCIDING:
         return True
-    shares = [float(np.mean(modes.slow[known[codes == one]])) for one in np.unique(codes)]
-    pure = all(max(share, 1 - share) >= _PURE for share in shares)
-    return pure and min(shares) < 0.5 < max(shares)
+    counts = [np.bincount(modes.place[known[codes == one]]) for one in np.unique(codes)]
+    pure = all(one.max() >= _PURE * one.sum() for one in counts)
+    return pure and len({int(one.argmax()) for one in counts}) > 1
 
 
 def _from_changes(values: Floats, code: Ints, *, floor: float) -> Floats:

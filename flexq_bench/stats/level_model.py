@@ -1,4 +1,4 @@
-"""Model of a series: levels and steps between them, drifts, two modes, spells, noise."""
+"""Model of a series: levels and steps between them, drifts, modes, spells, noise."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _relative(before: float, after: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A change of the level; with two modes, of both.
+    """A change of the level; with modes, of all of them.
 
     index: of the first value on the new level. before, after: levels next to the step, those of the
     lower mode, in the unit of the series. p_value: probability of a step this large anywhere in
@@ -83,7 +83,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class ModeSwitch:
-    """The first value after a change of mode. upper: True if it is in the upper mode."""
+    """The first value after a change of mode. upper: True if it is in the upper one of the two."""
 
     index: int
     upper: bool
@@ -99,16 +99,25 @@ class Spell:
 
 
 @dataclass(frozen=True, slots=True)
-class ModePair:
-    """gap: of the upper mode from the lower one, as a fraction of it. share: of values in the
-    upper.
+class ModeSet:
+    """gap: of the highest mode from the lowest one, as a fraction of it. share: of values above the
+    lowest.
 
-    memory: of the mode from one value to the next; from 1/3 on the switches are listed.
+    memory: of the mode from one value to the next; from 1/3 on the switches are listed. count:
+    number of modes.
     """
 
     gap: float
     share: float
     memory: float
+    count: int = 2
+
+    @property
+    def levels(self) -> str:
+        """The modes in words, such as `two levels that are 12.0% apart`."""
+        if self.count == 2:
+            return f"two levels that are {self.gap:.1%} apart"
+        return f"{self.count} levels that are up to {self.gap:.1%} apart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +155,7 @@ class LevelModel:
     size: int
     steps: tuple[Step, ...] = ()
     drifts: tuple[Drift, ...] = ()
-    modes: ModePair | None = None
+    modes: ModeSet | None = None
     switches: tuple[ModeSwitch, ...] = ()
     spells: tuple[Spell, ...] = ()
     sigma: float = 0.0
@@ -314,7 +323,7 @@ def _look(
         size=size,
         steps=tuple(one.step for one in detected),
         drifts=_drifts(fit, scale, index, sawtooth),
-        modes=_pair(modes, scale),
+        modes=_mode_set(modes, scale),
         switches=_switches(modes, fit, switched, index),
         spells=tuple(
             Spell(int(index[start]), int(index[stop - 1]) + 1, scale.fraction(effect))
@@ -336,6 +345,7 @@ def _modes(scaled: Floats, rules: StepRules) -> Modes | None:
         least_noise=rules.smallest / 5,
         longest_visit=rules.longest_visit,
         significance=rules.significance,
+        most=rules.most_modes,
     )
 
 
@@ -469,20 +479,21 @@ def _drifts(fit: Fit, scale: _Scale, index: Ints, sawtooth: tuple[int, ...]) -> 
     return tuple(drifts)
 
 
-def _pair(modes: Modes | None, scale: _Scale) -> ModePair | None:
+def _mode_set(modes: Modes | None, scale: _Scale) -> ModeSet | None:
     if modes is None:
         return None
-    return ModePair(scale.fraction(modes.gap), modes.share, modes.memory)
+    return ModeSet(scale.fraction(modes.gap), modes.share, modes.memory, modes.levels.size)
 
 
 def _switches(
     modes: Modes | None, fit: Fit, switched: list[int], index: Ints
 ) -> tuple[ModeSwitch, ...]:
-    """Switches of two persistent modes, and of levels that recur."""
+    """Switches of persistent modes, and of levels that recur."""
     found = [
         ModeSwitch(int(index[one.index]), one.effect > 0)
         for one in (fit.boundaries[at] for at in switched)
     ]
     if modes is not None and modes.memory >= STICKY:
-        found += [ModeSwitch(int(index[at]), bool(modes.slow[at])) for at in modes.switches]
+        rises = np.diff(modes.place) > 0
+        found += [ModeSwitch(int(index[at]), bool(rises[at - 1])) for at in modes.switches]
     return tuple(sorted(found, key=lambda one: one.index))

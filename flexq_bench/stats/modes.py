@@ -1,4 +1,4 @@
-"""Noise with two modes: a second level at a fixed distance, entered and left repeatedly."""
+"""Noise with modes: further levels at fixed distances, entered and left repeatedly."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from flexq_bench.stats.log_series import (
     root_mean_square,
     run_bounds,
 )
-from flexq_bench.stats.two_levels import between_two_classes, two_levels
+from flexq_bench.stats.sticky_levels import sticky_levels
 
 FEWEST_HOPS = 5  # two are a change and its repair, which may happen twice
 LONGEST_VISIT = 25  # values, of the median visit: longer visits are levels
+MOST_MODES = 4
 STICKY = 1 / 3  # memory of the mode from which on switches are listed
 _HOP_SIGMAS = 5.0  # of the difference of two neighbours: a smaller one is noise
 _SAME_HOP = 0.6  # share of the large differences that have one size
@@ -28,7 +29,7 @@ _PENALTY = 3.0  # of a step of both modes, times ln(n) variances
 _BINS_A_SIGMA = 2.0
 _MOST_BINS = 800
 _HOPS_OF_A_RARE_MODE = 10  # a few equal outliers are no mode
-_HOPS_NEAR_THE_NOISE = 6  # one step in noise that gets louder has five
+_FEWEST_RETURNS = 5  # visits to levels that had one before; a step in louder noise has four
 _EXCURSION = 3  # values in the other mode
 _RARE = 0.1  # share of the values in excursions
 _LEAST_SHARE = 0.02  # least share of the values in either mode
@@ -42,100 +43,122 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """slow: [n] True for a value in the upper mode. gap: between the modes, in the unit of the
-    values.
+    """place: [n] number of the mode of each value, the lowest is 0. levels: [k] distances of the
+    modes from the lowest, in the unit of the values.
 
     held: [n] the mode of the level, that is, of the last visit too long for a switch. memory: lag-1
     autocorrelation of the mode: about 0 if each value draws its own. memory_error: its standard
     error.
     """
 
-    slow: Bools
-    held: Bools
-    gap: float
+    place: Ints
+    levels: Floats
+    held: Ints
     memory: float
     memory_error: float
 
     @property
+    def gap(self) -> float:
+        """Distance of the highest mode from the lowest."""
+        return float(self.levels[-1])
+
+    @property
     def share(self) -> float:
-        """Share of the values in the upper mode."""
-        return float(self.slow.mean())
+        """Share of the values above the lowest mode."""
+        return float((self.place > 0).mean())
 
     @property
     def switches(self) -> Ints:
         """Indices of the values in another mode than the previous one, without changes of level."""
-        return run_bounds(self.slow != self.held)[1:-1]
+        return run_bounds(self.offset)[1:-1]
 
     @property
     def offset(self) -> Floats:
         """[n] offset of each value from its level because of its mode."""
-        return self.gap * (self.slow.astype(np.float64) - self.held)
+        offset: Floats = self.levels[self.place] - self.levels[self.held]
+        return offset
 
 
 def find_modes(
-    values: Floats, *, least_noise: float, longest_visit: int, significance: float
+    values: Floats, *, least_noise: float, longest_visit: int, significance: float, most: int
 ) -> Modes | None:
-    """The two modes of a series [n] with any steps; None: it has none.
+    """The modes of a series [n] with any steps; None: it has none.
 
     least_noise: smallest sigma of a value within a mode. longest_visit: largest median visit in
     values; longer visits are levels. significance: probability that any visit of a mode is taken
-    for a level.
+    for a level. most: number of modes, at most.
 
-    Modes are recognized by hops: differences of neighbours that have one size, far above that of
-    all others, and reverse each other. A random walk, or a level that changes and is repaired, has
-    none. Then levels and modes are fitted together, as the least-cost sequence of base levels. A
-    value costs its squared distance to the nearer of base and base + gap, up to a limit for
+    Two modes are recognized by hops: differences of neighbours that have one size, far above that
+    of all others, and reverse each other. A random walk, or a level that changes and is repaired,
+    has none. Then levels and modes are fitted together, as the least-cost sequence of base levels.
+    A value costs its squared distance to the nearer of base and base + gap, up to a limit for
     outliers (Fearnhead and Rigaill 2019); a change of base costs a penalty. Sticky modes are also
-    recognized if their gap is small, by two levels that explain the whole series.
+    recognized if their gaps are small or if there are more of them, by levels that explain the
+    whole series.
     """
     floor = max(least_noise, resolution_scale(values))
-    found = _by_hops(values, floor, longest_visit) or _by_levels(
-        values, floor, longest_visit, significance
-    )
+    found, changes = _by_hops(values, floor, longest_visit)
+    if found is None or changes:
+        sticky = _by_levels(values, floor, longest_visit, significance, most)
+        if found is None or (sticky is not None and sticky[1].size > 2):
+            found = sticky
     if found is None:
         return None
-    slow, gap = found
-    memory, error = _memory(slow)
-    held = _held(slow, memory, longest_visit, significance)
-    return Modes(slow, held, gap, memory, error)
+    place, levels = found
+    memory, error = _memory(place, levels.size)
+    held = _held(place, memory, longest_visit, significance)
+    return Modes(place, levels, held, memory, error)
 
 
-def _by_hops(values: Floats, floor: float, longest_visit: int) -> tuple[Bools, float] | None:
-    """[n] True for a value in the upper of two modes that hops show, and their gap."""
+def _by_hops(
+    values: Floats, floor: float, longest_visit: int
+) -> tuple[tuple[Ints, Floats] | None, int]:
+    """[n] the mode of each value, of two modes that hops show, and the levels of the modes.
+
+    Also the number of times that both change.
+    """
     hop = _hop(values, floor)
     if hop is None:
-        return None
+        return None, 0
     gap, sigma = hop
     for _ in range(2):  # the second time with the gap that the first one estimated
         base, slow = _bases(values, gap, sigma)
         above = values - base
         if not slow.any() or slow.all():
-            return None
+            return None, 0
         known, gap = gap, float(np.median(above[slow]) - np.median(above[~slow]))
         if abs(gap - known) < sigma / _BINS_A_SIGMA:
             break
-    return (slow, gap) if _are_modes(values, base, slow, gap, sigma, longest_visit) else None
+    if not _are_modes(values, base, slow, gap, sigma, longest_visit):
+        return None, 0
+    return (slow.astype(np.int64), np.array([0.0, gap])), run_bounds(base).size - 2
 
 
 def _by_levels(
-    values: Floats, floor: float, longest_visit: int, significance: float
-) -> tuple[Bools, float] | None:
-    """[n] True for a value in the upper of two sticky modes that have any gap, and their gap.
+    values: Floats, floor: float, longest_visit: int, significance: float, most: int
+) -> tuple[Ints, Floats] | None:
+    """[n] the mode of each value, of sticky modes that have any gaps, and the levels of the modes.
 
     The length of visits that end at a constant rate is geometric: some are short, and none is much
     longer than the others. Commits cause other visits.
     """
-    found = two_levels(values, floor=floor)
-    if found is None or not _is_left_often(found[0], longest_visit):
+    found = sticky_levels(values, floor=floor, most=most)
+    if found is None or not _is_left_often(found.place, longest_visit):
         return None
-    visits = np.diff(run_bounds(found[0]))
+    bounds = run_bounds(found.place)
+    visits = np.diff(bounds)
+    if found.levels.size > 2:
+        # Spells of different sizes are near several levels, which no visit keeps.
+        kept = found.place[bounds[:-1][visits > _EXCURSION]]
+        if np.unique(kept).size < found.levels.size:
+            return None
     is_mode = (
-        visits.size > _HOPS_NEAR_THE_NOISE
+        visits.size - found.levels.size >= _FEWEST_RETURNS
         and visits.min() <= np.median(visits) / 2
         and visits.max() <= _longest_by_chance(visits, significance)
-        and _memory(found[0])[0] >= STICKY
+        and _memory(found.place, found.levels.size)[0] >= STICKY
     )
-    return found if is_mode else None
+    return (found.place, found.levels - found.levels[0]) if is_mode else None
 
 
 def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
@@ -144,7 +167,7 @@ def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
     size = np.abs(moved)
     if size.size < 2 * FEWEST_HOPS:
         return None
-    least = between_two_classes(size)
+    least = _between_two_classes(size)
     large = size > least
     if not large.any():
         return None
@@ -161,6 +184,18 @@ def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
     if np.mean(signs[1:] != signs[:-1]) < _ALTERNATING:
         return None
     return float(np.mean(size[hops])), noise / float(np.sqrt(2))
+
+
+def _between_two_classes(values: Floats) -> float:
+    """The threshold of values [n] with the least variance on either side (Otsu 1979)."""
+    ordered = np.sort(np.minimum(values, np.quantile(values, 0.98)))
+    count = np.arange(1, ordered.size)
+    sums = np.cumsum(ordered)
+    lower = sums[:-1] / count
+    upper = (sums[-1] - sums[:-1]) / (ordered.size - count)
+    between = count * (ordered.size - count) * (upper - lower) ** 2
+    at = int(np.argmax(between))
+    return float(ordered[at] + ordered[at + 1]) / 2
 
 
 def _bases(values: Floats, gap: float, sigma: float) -> tuple[Floats, Bools]:
@@ -264,9 +299,9 @@ def _are_modes(
     return bool(np.mean(about[rarer] <= near) >= _NEAR_SHARE and np.mean(about > gap / 4) < 0.1)
 
 
-def _is_left_often(slow: Bools, longest_visit: int) -> bool:
+def _is_left_often(place: Bools | Ints, longest_visit: int) -> bool:
     """Return True if there are enough hops, and the median visit is short enough, for modes."""
-    visits = np.diff(run_bounds(slow))
+    visits = np.diff(run_bounds(place))
     median = float(np.median(visits))
     return visits.size - 1 >= max(FEWEST_HOPS, median / 3) and median <= longest_visit
 
@@ -274,48 +309,52 @@ def _is_left_often(slow: Bools, longest_visit: int) -> bool:
 def _longest_by_chance(visits: Ints, significance: float) -> float:
     """Length of a visit that one series in 1 / significance has by chance.
 
-    Visits of a mode that ends at a constant rate are geometric; the median gives the rate.
+    Visits of a mode that ends at a constant rate are geometric; the median gives the rate. Visits
+    of one value may be outliers.
     """
-    return float(np.log2(visits.size / significance) * np.median(visits))
+    longer = visits[visits > 1]
+    median = np.median(longer) if longer.size else 1.0
+    return float(np.log2(visits.size / significance) * median)
 
 
-def _held(slow: Bools, memory: float, longest_visit: int, significance: float) -> Bools:
+def _held(place: Ints, memory: float, longest_visit: int, significance: float) -> Ints:
     """[n] the mode of the last visit that is no switch.
 
     A visit is a level if fewer than one series in 1 / significance has such a long one by chance.
     All visits are levels if they are long after removing few and short excursions, so that a step
     of the same size as dips is still a step.
     """
-    visits = np.diff(run_bounds(slow))
-    rest = _without_visits(slow, _EXCURSION)
-    if np.mean(rest != slow) <= _RARE:
+    visits = np.diff(run_bounds(place))
+    rest = _without_visits(place, _EXCURSION)
+    if np.mean(rest != place) <= _RARE:
         between = np.diff(run_bounds(rest))
         if between.size == 1 or np.median(between) > 2 * longest_visit:
             return _without_visits(rest, longest_visit)
     if memory < STICKY:
-        return np.zeros_like(slow)
+        return np.zeros_like(place)
     by_chance = _longest_by_chance(visits, significance)
     if visits.max() <= by_chance:
-        return np.zeros_like(slow)
-    return _without_visits(slow, max(longest_visit, by_chance))
+        return np.zeros_like(place)
+    return _without_visits(place, max(longest_visit, by_chance))
 
 
-def _without_visits(slow: Bools, longest: float) -> Bools:
+def _without_visits(place: Ints, longest: float) -> Ints:
     """[n] the mode of the last visit longer than this; before the first such visit its own."""
-    bounds = run_bounds(slow)
+    bounds = run_bounds(place)
     long = bounds[:-1][np.diff(bounds) > longest]
     if not long.size:
-        return np.zeros_like(slow)
-    return np.repeat(slow[long], np.diff([0, *long[1:], slow.size]))
+        return np.zeros_like(place)
+    return np.repeat(place[long], np.diff([0, *long[1:], place.size]))
 
 
-def _memory(slow: Bools) -> tuple[float, float]:
-    """Memory of the mode and its standard error, that of a binomial share.
+def _memory(place: Ints, count: int) -> tuple[float, float]:
+    """Memory of the mode, of this many, and its standard error, that of a binomial share.
 
-    It is estimated from hops followed by their reverse, so that a change of frequency does not
-    count as memory.
+    It is estimated from the share of visits that last one value, so that a change of frequency does
+    not count as memory.
     """
-    moved = np.diff(slow.astype(np.float64))
-    hops = float(moved @ moved)
-    undone = -float(moved[1:] @ moved[:-1]) / hops
-    return 1 - 2 * undone, 2 * float(np.sqrt(undone * (1 - undone) / hops))
+    hops = np.diff(place) != 0
+    number = int(np.count_nonzero(hops))
+    left = np.count_nonzero(hops[1:] & hops[:-1]) / number
+    chance = count / (count - 1)
+    return 1 - chance * left, chance * float(np.sqrt(left * (1 - left) / number))

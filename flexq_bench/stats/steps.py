@@ -25,7 +25,7 @@ from flexq_bench.stats.log_series import (
     step_proof_autocorrelation,
     without_spikes,
 )
-from flexq_bench.stats.modes import LONGEST_VISIT
+from flexq_bench.stats.modes import LONGEST_VISIT, MOST_MODES
 from flexq_bench.stats.seasons import CALENDAR, WEEK
 from flexq_bench.stats.segments import (
     SHORTEST_LINE,
@@ -73,9 +73,10 @@ class StepRules:
     earlier_looks: a step that is not clear by itself must also be found without the newest value,
     the newest two and so on, this many times; more often if the noise is autocorrelated. 0: one
     look decides. periods: of the seasonal components to look for, in values. longest_visit: number
-    of values of the median visit of a mode; longer visits are levels. wander_errors: standard
-    errors above chance from which levels wander. ramps: lengths in values of ramps that count as
-    steps. slow: lengths in values of ramps that explain small steps.
+    of values of the median visit of a mode; longer visits are levels. most_modes: largest number of
+    modes. In a series of any origin, people regard visits to more than two as levels.
+    wander_errors: standard errors above chance from which levels wander. ramps: lengths in values
+    of ramps that count as steps. slow: lengths in values of ramps that explain small steps.
     """
 
     significance: float = SIGNIFICANCE
@@ -84,6 +85,7 @@ class StepRules:
     earlier_looks: int = 0
     periods: tuple[int, ...] = CALENDAR
     longest_visit: int = 15
+    most_modes: int = 2
     wander_errors: float = 2.0
     ramps: tuple[int, ...] = (4, 7, 10)
     slow: tuple[int, ...] = (24, 36, 54, 80, 120)
@@ -99,6 +101,7 @@ HISTORY_RULES = StepRules(
     earlier_looks=6,
     periods=(WEEK,),
     longest_visit=LONGEST_VISIT,
+    most_modes=MOST_MODES,
     wander_errors=3.5,
     ramps=(),
     slow=(),

@@ -19,7 +19,7 @@ from flexq_bench.verdicts.verdict import Cause, Verdict
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
-DETECTOR_VERSION = 9
+DETECTOR_VERSION = 10
 PARAMETERS: dict[str, Any] = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_segment": SHORTEST_SEGMENT,

@@ -21,7 +21,7 @@ from flexq_bench.stats.level_model import (
     DeviceChange,
     Drift,
     LevelModel,
-    ModePair,
+    ModeSet,
     Spell,
     Step,
 )
@@ -68,7 +68,7 @@ def test_a_change_point_is_taken_back_once_the_level_is_back(a_night, database):
 
 def test_the_reason_of_a_retraction_is_the_nearest_cause():
     up, down = Step(52, 20.0, 21.0, 1e-6), Step(46, 21.0, 20.0, 1e-6)
-    modes = ModePair(0.12, 0.4, 0.8)
+    modes = ModeSet(0.12, 0.4, 0.8)
     drift = Drift(0, 100, 0.001, 0.1)
 
     def reason(**parts):

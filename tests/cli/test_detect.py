@@ -239,5 +239,5 @@ def test_a_drift_and_two_levels_are_named_and_are_no_change_points(cli, csv):
     assert "no change point" in drifting.out
     assert "a drift of +0.0" in drifting.out
     assert "no change point" in hopping.out
-    assert "two levels 12.0% apart" in hopping.out
+    assert "two levels that are 12.0% apart" in hopping.out
     assert "17 switches" in hopping.out
