@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from in_processes import in_processes
@@ -35,11 +35,12 @@ TIMED = 400
 CHUNK = 10  # series that a process looks at in one go
 
 
-def _memory(rng: np.random.Generator, nights: int) -> Floats:
+def with_memory(rng: np.random.Generator, nights: int, memory: float = 0.5) -> Floats:
+    """AR(1) noise."""
     noise: Floats = rng.standard_normal(nights)
-    noise[1:] *= np.sqrt(1 - 0.25)
+    noise[1:] *= np.sqrt(1 - memory * memory)
     for night in range(1, nights):
-        noise[night] += 0.5 * noise[night - 1]
+        noise[night] += memory * noise[night - 1]
     noise *= SIGMA
     return noise
 
@@ -69,7 +70,7 @@ def _spells(rng: np.random.Generator, nights: int) -> Floats:
 
 KINDS: dict[str, Draw] = {
     "independent": lambda rng, nights: SIGMA * rng.standard_normal(nights),
-    "AR(1) 0.5": _memory,
+    "AR(1) 0.5": with_memory,
     "heavy tails (t3)": lambda rng, nights: SIGMA * rng.standard_t(3, nights) / np.sqrt(3),
     "5 % outlier nights": _outliers,
     "sticky two-level, 12 % apart": _sticky,
@@ -95,12 +96,19 @@ def found(logs: Floats) -> list[int]:
 
 
 def false_counts(kind: str, numbers: range) -> tuple[int, int]:
-    """Change points that were stored in a night, and that still stand after the last. None was
-    there: what was stored before the nights that are counted is known."""
+    """Of series without a change; see stored_and_standing."""
+    seeds = (zlib.crc32(f"{kind} {number}".encode()) for number in numbers)
+    return stored_and_standing(
+        KINDS[kind](np.random.default_rng(seed), HISTORY + NIGHTS) for seed in seeds
+    )
+
+
+def stored_and_standing(series: Iterable[Floats]) -> tuple[int, int]:
+    """Change points that were stored in a night, and that still stand after the last; what was
+    stored before the nights that are counted is known. series: logarithms, HISTORY + NIGHTS each.
+    """
     stored = standing = 0
-    for number in numbers:
-        rng = np.random.default_rng(zlib.crc32(f"{kind} {number}".encode()))
-        logs = KINDS[kind](rng, HISTORY + NIGHTS)
+    for logs in series:
         known = found(logs[:HISTORY])
         before, now = len(known), known
         for night in range(HISTORY + 1, HISTORY + NIGHTS + 1):

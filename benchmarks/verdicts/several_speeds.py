@@ -9,17 +9,23 @@ from __future__ import annotations
 import argparse
 import sys
 import zlib
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from in_processes import in_processes
-from numpy.typing import NDArray
-from retrospective import HISTORY, NIGHTS, SAME, WITHIN, found
+from retrospective import (
+    HISTORY,
+    NIGHTS,
+    SIGMA,
+    WITHIN,
+    Draw,
+    Floats,
+    found,
+    stored_and_standing,
+    with_memory,
+)
+from retrospective import KINDS as ONE_SPEED
 
-Floats = NDArray[np.float64]
-Draw = Callable[[np.random.Generator, int], Floats]
-
-SIGMA = 0.01
 STEP_AT, LONG = 150, 300
 STEPS = (0.02, 0.05)
 GAPS = (3.0, 15.0)  # of neighbouring speeds, in sigma
@@ -32,25 +38,11 @@ def _log_uniform(rng: np.random.Generator, ends: tuple[float, float], size: int)
     return drawn
 
 
-def _memory(rng: np.random.Generator, nights: int) -> Floats:
-    noise: Floats = rng.standard_normal(nights)
-    noise[1:] *= np.sqrt(1 - 0.09)
-    for night in range(1, nights):
-        noise[night] += 0.3 * noise[night - 1]
-    return noise
-
-
-def _outliers(rng: np.random.Generator, nights: int) -> Floats:
-    size = rng.uniform(5, 30, nights) * rng.choice([-1, 1], nights)
-    noise: Floats = rng.standard_normal(nights) + size * (rng.random(nights) < 0.05)
-    return noise
-
-
 NOISES: dict[str, Draw] = {
-    "independent": lambda rng, nights: rng.standard_normal(nights),
-    "AR(1) 0.3": _memory,
-    "5 % outlier nights": _outliers,
-    "heavy tails (t3)": lambda rng, nights: rng.standard_t(3, nights) / np.sqrt(3),
+    "independent": ONE_SPEED["independent"],
+    "AR(1) 0.3": partial(with_memory, memory=0.3),
+    "5 % outlier nights": ONE_SPEED["5 % outlier nights"],
+    "heavy tails (t3)": ONE_SPEED["heavy tails (t3)"],
 }
 # Number of speeds, and whether their distances are equal.
 SPEEDS = {"three, equal": (3, True), "three": (3, False), "four": (4, False)}
@@ -72,23 +64,15 @@ def logs_of(kind: str, text: str, nights: int) -> Floats:
     leaves = rng.random(nights) < 1 / _log_uniform(rng, VISITS, 1)
     moved = np.where(leaves, rng.integers(1, count, nights), 0)
     mode = (int(rng.integers(count)) + np.cumsum(moved)) % count
-    logs: Floats = SIGMA * (levels[mode] + NOISES[noise](rng, nights))
+    logs: Floats = SIGMA * levels[mode] + NOISES[noise](rng, nights)
     return logs
 
 
 def false_counts(kind: str, seeds: str, numbers: range) -> tuple[int, int]:
-    """Change points that were stored in a night, and that stand after the last one."""
-    stored = standing = 0
-    for number in numbers:
-        logs = logs_of(kind, f"{seeds} {number}", HISTORY + NIGHTS)
-        known = found(logs[:HISTORY])
-        before, now = len(known), known
-        for night in range(HISTORY + 1, HISTORY + NIGHTS + 1):
-            now = found(logs[:night])
-            known += [at for at in now if all(abs(at - other) > SAME for other in known)]
-        stored += len(known) - before
-        standing += len(now)
-    return stored, standing
+    """Of series without a step; see stored_and_standing."""
+    return stored_and_standing(
+        logs_of(kind, f"{seeds} {number}", HISTORY + NIGHTS) for number in numbers
+    )
 
 
 def found_counts(kind: str, seeds: str, step: float, numbers: range) -> tuple[int, int]:

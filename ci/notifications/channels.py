@@ -42,14 +42,14 @@ class ChannelError(InfrastructureError):
 
 def is_configured(subscription: Subscription, environment: Mapping[str, str] = os.environ) -> bool:
     """Return True if the environment has the URL of the subscription's receiver."""
-    return bool(environment.get(subscription.url_env, "").strip())
+    return bool(_url(subscription, environment))
 
 
 def send(
     subscription: Subscription, delivery: DeliveryRow, environment: Mapping[str, str] = os.environ
 ) -> None:
     """Send a delivery to the receiver of its subscription. Raises ChannelError if it fails."""
-    url = environment.get(subscription.url_env, "").strip()
+    url = _url(subscription, environment)
     if not url:
         raise ChannelError(
             f"{subscription.url_env} is not set: it must have the URL of {subscription.name}"
@@ -119,6 +119,10 @@ def _secret(subscription: Subscription, environment: Mapping[str, str]) -> str |
             f"{subscription.name}"
         )
     return secret
+
+
+def _url(subscription: Subscription, environment: Mapping[str, str]) -> str:
+    return environment.get(subscription.url_env, "").strip()
 
 
 def _post(url: str, secret: str | None, delivery: DeliveryRow) -> None:

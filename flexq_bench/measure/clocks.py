@@ -376,14 +376,13 @@ class _CudaRotation(Rotation):
             self._between.before_sample()
             self._graph.replay()
             for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-                # While the number of launches is determined, there is no graph for kept outputs.
-                kept = [self._kept_graph] * self._between.kept_before(index)
-                for graph in filter(None, kept):
-                    self._between.before_sample()
-                    self._pause(stamps, count, gap_us)
-                    graph.replay()
-                    stamps.end(count)
-                    self._between.after_kept_sample()
+                if self._kept_graph is not None:  # it is None while launches are fitted
+                    for _ in range(self._between.kept_before(index)):
+                        self._between.before_sample()
+                        self._pause(stamps, count, gap_us)
+                        self._kept_graph.replay()
+                        stamps.end(count)
+                        self._between.after_kept_sample()
                 is_last = index == count - 1
                 self._between.before_sample(last_copy=self._copies - 1 if is_last else None)
                 self._pause(stamps, index, gap_us)

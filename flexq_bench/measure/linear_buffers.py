@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 
@@ -180,11 +179,9 @@ class LinearBuffers(Buffers, BetweenSamples):
             return
         kept = draw_kept(self._draw) if self._to_keep is None else self._to_keep
         self._to_keep = None
-        # In any order of kept and timed samples that ends with a timed one.
-        order = [True] * kept + [False] * (count - 1)
-        self._draw.shuffle(order)
-        timed = accumulate(order, lambda before, is_kept: before + (not is_kept), initial=0)
-        self._kept_before = Counter(i for i, is_kept in zip(timed, order, strict=False) if is_kept)
+        # Kept and timed samples are in any order that ends with a timed one.
+        places = sorted(self._draw.sample(range(kept + count - 1), kept))
+        self._kept_before = Counter(place - before for before, place in enumerate(places))
         # Copies whose results can be kept come first.
         copies = sorted({copy for _, copy in self._of_kept}) or range(self.copies)
         copies = [copy for copy in copies if copy != self._given_copy]

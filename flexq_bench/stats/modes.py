@@ -145,13 +145,11 @@ def _by_levels(
     found = sticky_levels(values, floor=floor, most=most)
     if found is None or not _is_left_often(found.place, longest_visit):
         return None
-    bounds = run_bounds(found.place)
-    visits = np.diff(bounds)
-    if found.levels.size > 2:
-        # Spells of different sizes are near several levels, which no visit keeps.
-        kept = found.place[bounds[:-1][visits > _EXCURSION]]
-        if np.unique(kept).size < found.levels.size:
-            return None
+    visits = np.diff(run_bounds(found.place))
+    # Spells of different sizes are near several levels, which no visit keeps.
+    kept = np.unique(found.visits[visits > _EXCURSION]).size
+    if found.levels.size > 2 and kept < found.levels.size:
+        return None
     is_mode = (
         visits.size - found.levels.size >= _FEWEST_RETURNS
         and visits.min() <= np.median(visits) / 2

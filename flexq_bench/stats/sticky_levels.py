@@ -49,6 +49,11 @@ class StickyLevels:
     sigma: float
     cost: float
 
+    @property
+    def visits(self) -> Ints:
+        """The level of each visit, in their order."""
+        return self.place[run_bounds(self.place)[:-1]]
+
 
 def sticky_levels(values: Floats, *, floor: float, most: int) -> StickyLevels | None:
     """The levels that a series [n] visits in turn, at most this many; None: it has none.
@@ -111,18 +116,14 @@ def _are_mixed(found: StickyLevels) -> bool:
     reverted.
     """
     count = found.levels.size
-    bounds = run_bounds(found.place)
-    visits = found.place[bounds[:-1]]
     groups = (np.arange(1, 2 ** (count - 1))[:, None] >> np.arange(count)) & 1
-    return bool((np.count_nonzero(np.diff(groups[:, visits]), axis=1) > 2).all())
+    return bool((np.count_nonzero(np.diff(groups[:, found.visits]), axis=1) > 2).all())
 
 
 def _are_used_throughout(found: StickyLevels) -> bool:
     """Return True if each level is visited in both halves of the visits."""
-    bounds = run_bounds(found.place)
-    visits = found.place[bounds[:-1]]
     count = found.levels.size
-    return all(np.unique(half).size == count for half in np.array_split(visits, 2))
+    return all(np.unique(half).size == count for half in np.array_split(found.visits, 2))
 
 
 def _with_one_step(values: Floats, floor: float, most: int) -> StickyLevels | None:

@@ -67,10 +67,10 @@ def test_the_energy_of_a_decode_shorter_than_a_change_of_the_counter_is_its_time
     operations._sensor = PowerMeter()  # a CPU has none
     load(operations, folder)
 
-    decoded = operations.decode(1, 4, 5, 16, profiled=False)
+    decoded = operations.decode(1, 4, 2, 16, profiled=False)
 
-    # Less than 0.1 s, except on a very busy machine.
     took_s = (decoded["prefill_ms"] + sum(decoded["step_ms"])) / 1000
+    assert took_s < 0.1
     assert decoded["energy_j"] == pytest.approx(200 * took_s, rel=0.1)
 
 

@@ -172,15 +172,15 @@ class JudgedSide(CaseSide):
             ended = time.perf_counter()
             telemetry.note(began, ended)
         samples, launches = self._read_reply(reply)
-        timed_s = sum(samples) * launches / 1e6
-        if timed_s > _CLOCKS_DIFFER * (ended - began):
+        whole_s, timed_s = ended - began, sum(samples) * launches / 1e6
+        if timed_s > _CLOCKS_DIFFER * whole_s:
             self.wrong = self.wrong or (
                 f"its samples add up to {1e3 * timed_s:.3g} ms in a turn of "
-                f"{1e3 * (ended - began):.3g} ms: its clock is not the device's"
+                f"{1e3 * whole_s:.3g} ms: its clock is not the device's"
             )
         untimed = self.judge.untimed_samples + kept
         untimed_s = untimed * statistics.median(samples) * launches / 1e6
-        self.turns.append(_Turn(kept, ended - began - timed_s - untimed_s, ended - began))
+        self.turns.append(_Turn(kept, whole_s - timed_s - untimed_s, whole_s))
         state = telemetry.summary()
         return SampleBatch(samples, state.sm_clock_mhz, True, self.judge.protocol.trim)
 
