@@ -192,7 +192,8 @@ def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> 
 def _outcome(judged: Judged, limit: float) -> Outcome:
     confirmation: Confirmation = judged.confirmation
     if confirmation.verdict is Verdict.NO_DATA:
-        return Outcome.MISSING
+        is_corrected = not judged.evidence.comparison.base_correct
+        return Outcome.PASS if is_corrected else Outcome.MISSING
     if confirmation.verdict is Verdict.INCORRECT:
         return Outcome.REGRESSION
     if calibrates(judged.case.kernel):
@@ -246,6 +247,11 @@ def _notes(policy: Policy, findings: Sequence[Finding], today: date) -> list[str
         "delete or correct it"
         for limit in policy.limits
         if not any(limit.fits(case) for case in cases if not calibrates(case.kernel))
+    ]
+    notes += [
+        f"{finding.case.key}: {finding.reason}"
+        for finding in findings
+        if finding.outcome is Outcome.PASS and finding.verdict == Verdict.NO_DATA
     ]
     return notes
 

@@ -190,6 +190,7 @@ def compared() -> Callable[..., Any]:
             head_us=tuple(float(v) for v in 10.0 * np.exp(offsets + scatter)),
             placement=tuple(int(v) for v in labels),
             correct=changes.get("correct", True),
+            base_correct=changes.get("base_correct", True),
             same_binary=changes.get("same_binary", False),
         )
         return CaseComparison(

@@ -27,6 +27,8 @@ from flexq_bench.verdicts.alert_rule import (
 from flexq_bench.verdicts.process_modes import ProcessModes, process_modes
 from flexq_bench.verdicts.verdict import Cause, Verdict
 
+CORRECTED = "base's result is wrong and head's is right, so their times are not compared"
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -35,8 +37,8 @@ class Comparison:
     base_us, head_us: [blocks], microseconds. placement: [blocks], equal for blocks with a common
     random effect: that of the buffers, or of the pair of processes if each commit has its own.
     base_mhz, head_mhz: [blocks] SM clocks; None: unknown. noise_floor: ln, the smallest step that
-    A/A runs of this series can detect. correct: both results were correct. same_binary: both
-    commits compiled to the same machine code.
+    A/A runs of this series can detect. correct: no result was wrong, or base's alone if
+    base_correct is False. same_binary: both commits compiled to the same machine code.
     """
 
     base_us: ArrayLike
@@ -46,6 +48,7 @@ class Comparison:
     head_mhz: ArrayLike | None = None
     noise_floor: float = 0.0
     correct: bool = True
+    base_correct: bool = True
     same_binary: bool = False
 
 
@@ -146,13 +149,16 @@ def confirm(comparison: Comparison, *, confidence: float = CONFIDENCE) -> Confir
 
     Blocks in which the clocks of the two sides differ by more than 1 % are excluded if enough
     others remain. Otherwise the bounds allow for the change that clocks can explain
-    (`_at_unequal_clocks`). no-data: fewer than 10 blocks or 5 placements have positive numbers.
+    (`_at_unequal_clocks`). no-data: fewer than 10 blocks or 5 placements have positive numbers,
+    or head corrects a wrong result of base.
     Raises ValueError if lengths differ.
     """
     blocks = judged_blocks(comparison)
     n_blocks, n_placements = blocks.ratios.size, blocks.labels.size
     if not comparison.correct:
         return _undecided(Verdict.INCORRECT, "a result is wrong", n_blocks, n_placements)
+    if not comparison.base_correct:
+        return _undecided(Verdict.NO_DATA, CORRECTED, n_blocks, n_placements)
     if not blocks.are_enough:
         reason = (
             f"{n_blocks} blocks over {n_placements} placements are usable, "

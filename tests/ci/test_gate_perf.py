@@ -6,6 +6,7 @@ import pytest
 
 from db import queries
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.verdicts.confirmation import CORRECTED
 from workloads.probes import calibrates
 
 WAIVER = """
@@ -50,6 +51,14 @@ def test_a_wrong_result_fails_whatever_its_limit(gate, compared):
     report = gate(compared("flexq-w6a6", correct=False), policy=limit + WAIVER)
 
     assert (outcomes(report), report.exit_code) == (["regression"], ExitCode.REGRESSION)
+
+
+def test_a_correction_of_a_wrong_base_passes_with_a_note(gate, compared):
+    report = gate(compared("flexq-w6a6", 1.5, base_correct=False))
+
+    assert (outcomes(report), report.exit_code) == (["pass"], ExitCode.PASS)
+    assert report.compared == 0
+    assert f"{report.findings[0].case.key}: {CORRECTED}" in report.notes
 
 
 @pytest.mark.parametrize("changes", [{}, {"ratio": 1.06}, {"ratio": 1.02, "noise": 0.05}])

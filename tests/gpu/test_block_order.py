@@ -25,7 +25,7 @@ def where_blocks_run() -> tuple[int, ...]:
     function = cupy.RawModule(code=SOURCE, backend="nvrtc").get_function("where")
     function.max_dynamic_shared_size_bytes = gpu.block_shared_bytes
     found = torch.full((blocks,), -1, dtype=torch.int32, device="cuda")
-    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+    with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
         function((blocks,), (32,), (found.data_ptr(),), shared_mem=gpu.block_shared_bytes)
     return tuple(found.tolist())
 

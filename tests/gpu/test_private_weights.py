@@ -83,7 +83,7 @@ class Multiply(LinearKernel):
         x_at, w_at = (operand.buffers["values"].data_ptr() for operand in (x, w))
         count = cupy.int32(len(self._kept))
         sizes = cupy.int32(w.rows), cupy.int32(w.k)
-        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+        with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
             self._function(
                 (w.rows // 8,),
                 (256,),

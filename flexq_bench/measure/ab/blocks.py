@@ -71,6 +71,7 @@ class CasePair:
 
     processes: number of these pairs. same_kernel: True if the sides run the same kernel from equal
     sources; head then uses base's configuration, because a choice of its own would only add noise.
+    base_is_wrong: True if base's result was wrong in a process beside which nothing of head ran.
     """
 
     base: CaseSide
@@ -78,12 +79,21 @@ class CasePair:
     blocks: list[Block] = field(default_factory=list)
     processes: int = 0
     same_kernel: bool = False
+    base_is_wrong: bool = False
     failure: str = ""  # why it could not be measured
 
     @property
     def problem(self) -> str:
-        """The reason to end the case; empty if there is none."""
-        return self.failure or self.base.wrong or self.head.wrong
+        """The reason to end the case; empty if there is none.
+
+        A wrong base is none: whether head is right is judged as thoroughly as ever.
+        """
+        return self.failure or self.head.wrong
+
+    @property
+    def is_corrected(self) -> bool:
+        """True if head's result is right where base's is wrong."""
+        return self.base_is_wrong and not self.head.wrong and not self.failure
 
 
 def measure_blocks(

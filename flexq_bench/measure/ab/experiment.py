@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from flexq_bench.measure.outside_kernels import adopted, options_of
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.verdicts import Comparison, confirm
 from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
+from flexq_bench.verdicts.confirmation import CORRECTED
 from kernels.outside.sources import KernelSource
 from workloads.case import Case
 
@@ -127,6 +128,26 @@ class ABExperiment:
             is_last = number == len(rounds)
             while waiting:
                 waiting = self._pair_of_processes(waiting, process, worker_pairs, is_last=is_last)
+        self._check_wrong_bases(pairs)
+
+    def _check_wrong_bases(self, pairs: Sequence[CasePair]) -> None:
+        """Check bases that were wrong again, in a process of their own: head could disturb base."""
+        doubted = [
+            pair for pair in pairs if pair.base.wrong and not (pair.problem or pair.base_is_wrong)
+        ]
+        if not doubted or self.one_process:
+            return
+        with ExitStack() as stack:
+            worker = self._worker(stack, self.base)
+            worker.request_identity()
+            worker.check_identity()
+            for pair in doubted:
+                alone = CaseSide("base", pair.base.case, pair.base.config)
+                with suppress(RefusedError):
+                    alone.prepare(worker, None)
+                alone.release(worker)
+                pair.base_is_wrong = alone.wrong != ""
+            worker.finish()
 
     def _pair_of_processes(
         self,
@@ -258,7 +279,8 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
         placement=tuple(labels[block.process, block.placement] for block in blocks),
         base_mhz=base_mhz if all_known else None,
         head_mhz=head_mhz if all_known else None,
-        correct=not (base.wrong or head.wrong),
+        correct=pair.is_corrected or not (base.wrong or head.wrong),
+        base_correct=not pair.is_corrected,
         # Another configuration of the same code is different work.
         same_binary=same_code and base.config == head.config,
     )
@@ -268,7 +290,7 @@ def _detail(pair: CasePair, base: str, head: str) -> str:
     if pair.failure:
         return pair.failure
     wrong = [f"{name}: {side.wrong}" for name, side in _named(pair, base, head) if side.wrong]
-    return "; ".join(wrong)
+    return "; ".join([CORRECTED, *wrong] if pair.is_corrected else wrong)
 
 
 def _named(

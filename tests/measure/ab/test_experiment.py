@@ -13,6 +13,7 @@ from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.verdicts import Cause, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import FALSE_DISCOVERY_RATE
+from flexq_bench.verdicts.confirmation import CORRECTED
 from workloads.case import Case
 
 CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")
@@ -152,6 +153,26 @@ def test_a_wrong_result_has_no_speed(compared, when):
 
     assert found.confirmation.verdict is Verdict.INCORRECT
     assert found.detail == "head: not bit-exact"
+
+
+def test_a_head_that_corrects_base_is_right_and_has_no_speed(compared):
+    found = only(compared({"wrong": "not bit-exact"}, {"us": 500}))
+
+    assert found.confirmation.verdict is Verdict.NO_DATA
+    assert found.detail == f"{CORRECTED}; base: not bit-exact"
+    assert not found.comparison.base_correct
+    assert len(found.comparison.head_us) == 10  # its results are checked as many times as ever
+
+
+@pytest.mark.parametrize(
+    ("base", "head"),
+    [
+        ({"wrong": "not bit-exact"}, {"wrong": "not bit-exact"}),
+        ({"wrong_after": "not bit-exact"}, {}),  # right in a process beside which head didn't run
+    ],
+)
+def test_a_wrong_base_does_not_excuse_every_head(compared, base, head):
+    assert only(compared(base, head)).confirmation.verdict is Verdict.INCORRECT
 
 
 @pytest.mark.parametrize(("looks", "placements"), [(1, 5), (2, 10), (3, 20)])

@@ -75,7 +75,7 @@ def launch(name, x, xs, w, ws, out):
     m, n = out.shape
     pointers = [tensor.data_ptr() for tensor in (x, xs, w, ws, out)]
     sizes = (cupy.int32(n), cupy.int32(x.shape[1]), cupy.int32(w.shape[1]))
-    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+    with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
         function = module.get_function(name)
         grid = ((n + WARPS - 1) // WARPS, m)
         function(grid, (32 * WARPS,), (*pointers, *sizes, cupy.float32(SIGN)))
