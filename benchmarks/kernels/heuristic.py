@@ -42,7 +42,7 @@ from types import UnionType
 
 import numpy as np
 from scipy.optimize import minimize, minimize_scalar
-from untuned_loss import OF_TABLES, AnyFewConfig, loss_again, own_configs, report_rows
+from untuned_loss import OF_TABLES, TILE_TOKENS, AnyFewConfig, loss_again, own_configs, report_rows
 
 from flexq_bench.measure import PROTOCOL_CUDA, Meter
 from kernels.contract import Config
@@ -193,7 +193,8 @@ def say_losses(losses: Mapping[int, Sequence[float]]) -> None:
 
 
 def losses(times: Times, few: Sequence[AnyFewConfig], col_tiles: int, sms: int) -> Losses:
-    """Of configurations with these column tiles, where a shape's most tokens were timed.
+    """Of configurations with these column tiles, where a shape's most tokens were timed that fit
+    them.
 
     Layers of papers only where nothing else was timed.
     """
@@ -202,7 +203,7 @@ def losses(times: Times, few: Sequence[AnyFewConfig], col_tiles: int, sms: int) 
     rows: dict[tuple[int, int], np.ndarray] = {}
     for gemm in sorted(times, key=lambda gemm: gemm.m):
         us = np.array([times[gemm].get(c, np.nan) for c in few])
-        if not np.isnan(us).all():
+        if gemm.m <= TILE_TOKENS * col_tiles and not np.isnan(us).all():
             rows[gemm.n, gemm.k] = us / np.nanmin(us) - 1
     rows = {shape: row for shape, row in rows.items() if shape not in papers} or rows
     return Losses(tuple(map(settings_of, few)), tuple(rows), sms, np.array([*rows.values()]))
