@@ -61,9 +61,9 @@ _CLUSTER_FRACTION = 0.88
 # Clusters of a partial wave are spread unevenly: the busiest SM has as many blocks as if they were
 # on this fraction of the SMs. From the times of dgq-w4a8 on an H100 and an H200.
 _SPREAD_FRACTION = 0.7
-# The costs of the warpgroup kernel without clusters are fitted to more tokens than clusters have.
-# Beside clusters its times are estimated too low: without this factor the choice loses 4.4 and 3.3 %
-# at 64 and 128 tokens on an H100 instead of 2.5 and 1.8 % (imma-times.json.gz).
+# The costs of the warpgroup kernel without clusters are fitted to more tokens than clusters have:
+# beside clusters its times are estimated too low. Without this factor the choice loses 4.4 and 3.3
+# instead of 2.5 and 1.8 % at 64 and 128 tokens on an H100 (imma-times.json.gz).
 _BESIDE_CLUSTERS = 1.08
 
 ManyConfig = TiledConfig | WgmmaConfig | ClusterConfig | PersistentConfig
