@@ -100,6 +100,7 @@ def test_a_search_names_each_commit_that_made_it_slower(cli, seeded, git, good, 
         ("slightly-slower", 1, {"regression"}),
         ("wrong-result", 1, {"regression", "pass"}),
         ("fast-again", 0, {"pass"}),
+        ("right-again", 0, {"pass"}),  # base is wrong
         ("slightly-slower~1", 0, {"pass"}),
     ],
 )

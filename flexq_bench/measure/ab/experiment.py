@@ -143,7 +143,7 @@ class ABExperiment:
             worker.check_identity()
             for pair in doubted:
                 alone = CaseSide("base", pair.base.case, pair.base.config)
-                with suppress(RefusedError):
+                with suppress(RefusedError, WorkerError):
                     alone.prepare(worker, None)
                 alone.release(worker)
                 pair.base_is_wrong = alone.wrong != ""
