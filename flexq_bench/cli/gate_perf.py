@@ -73,7 +73,7 @@ def perf(
     limits; 1: slower or wrong; 3: it can't be decided; 4: planned results are missing. Verdicts are
     stored with their evidence. A revision compared with itself measures the noise.
     """
-    from ci.gate_perf import gate_perf, suffices
+    from ci.gate_perf import Outcome, gate_perf, suffices
     from ci.judged import planned_cases
     from db.engine import open_database
     from flexq_bench.cli.outside import code_with_failures, use_kernels_from
@@ -121,10 +121,11 @@ def perf(
             trusts_head=trust_head,
         )
     _write(report, files)
-    if plan and report.compared == 0:
+    missing = report.with_outcome(Outcome.MISSING)
+    if plan and len(missing) == len(report.findings):
         for note in report.notes:
             say(out, note)
-        reason = report.findings[0].reason
+        reason = missing[0].reason
         if project is not None and not trust_head and "does not import: KeyError" in reason:
             reason += (
                 "; a gate passes on no variable of your environment: name those that kernels need "

@@ -27,7 +27,7 @@ from flexq_bench.verdicts.alert_rule import (
 from flexq_bench.verdicts.process_modes import ProcessModes, process_modes
 from flexq_bench.verdicts.verdict import Cause, Verdict
 
-CORRECTED = "base's result is wrong and head's is right, so their times are not compared"
+CORRECTED = "a wrong result is corrected, so times are not compared"
 
 
 @dataclass(frozen=True, slots=True)

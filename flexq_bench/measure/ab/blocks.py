@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -71,7 +71,7 @@ class CasePair:
 
     processes: number of these pairs. same_kernel: True if the sides run the same kernel from equal
     sources; head then uses base's configuration, because a choice of its own would only add noise.
-    base_is_wrong: True if base's result was wrong in a process beside which nothing of head ran.
+    base_is_wrong: True if a result of base was wrong too where nothing of head ran (`run_alone`).
     """
 
     base: CaseSide
@@ -112,7 +112,7 @@ def measure_blocks(
     refuses the case, WorkerError if a worker broke.
     """
     sides = [(pair.base, workers[0]), (pair.head, workers[1])]
-    try:
+    with _released(sides):
         _check_memory(sides)
         for side, worker in sides:
             # Base chooses first; head uses the same configuration unless its code differs and
@@ -137,9 +137,41 @@ def measure_blocks(
             second.leave(other_worker)
             first.leave(its_worker)
         pair.processes = process + 1
-    finally:
-        for side, worker in sides:
-            side.release(worker)
+
+
+def run_alone(side: CaseSide, worker: Worker, *, placements: int, blocks: int) -> None:
+    """Run as many turns of one side as beside another, until a result is wrong.
+
+    Raises as measure_blocks.
+    """
+    with _released([(side, worker)]):
+        side.prepare(worker, None)
+        for placement in range(placements):
+            if side.wrong:
+                return
+            side.place(worker, placement, None)
+            for _ in range(2 * blocks):
+                side.sample(worker)
+            side.leave(worker)
+
+
+@contextmanager
+def _released(sides: list[tuple[CaseSide, Worker]]) -> Iterator[None]:
+    """Let workers free the memory of a case at the end. An interrupted one may never reply."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        _release(sides)
+        raise
+    else:
+        _release(sides)
+
+
+def _release(sides: list[tuple[CaseSide, Worker]]) -> None:
+    for side, worker in sides:
+        side.release(worker)
 
 
 def _block(

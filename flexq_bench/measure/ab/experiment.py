@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError
-from flexq_bench.measure.ab.blocks import CasePair, CaseSide, measure_blocks
+from flexq_bench.measure.ab.blocks import CasePair, CaseSide, measure_blocks, run_alone
 from flexq_bench.measure.ab.case_comparison import (
     Block,
     CaseComparison,
@@ -128,26 +128,35 @@ class ABExperiment:
             is_last = number == len(rounds)
             while waiting:
                 waiting = self._pair_of_processes(waiting, process, worker_pairs, is_last=is_last)
-        self._check_wrong_bases(pairs)
-
-    def _check_wrong_bases(self, pairs: Sequence[CasePair]) -> None:
-        """Check bases that were wrong again, in a process of their own: head could disturb base."""
-        doubted = [
+        # Head could disturb base, so its word is not taken for a wrong base.
+        doubted: Sequence[CasePair] = [
             pair for pair in pairs if pair.base.wrong and not (pair.problem or pair.base_is_wrong)
         ]
-        if not doubted or self.one_process:
-            return
+        while doubted and not self.one_process:
+            doubted = self._bases_alone(doubted)
+
+    def _bases_alone(self, pairs: Sequence[CasePair]) -> Sequence[CasePair]:
+        """Run bases in a process beside which nothing of head runs; note which are wrong there.
+
+        Return the remaining cases if the process broke.
+        """
         with ExitStack() as stack:
             worker = self._worker(stack, self.base)
             worker.request_identity()
             worker.check_identity()
-            for pair in doubted:
-                alone = CaseSide("base", pair.base.case, pair.base.config)
-                with suppress(RefusedError, WorkerError):
-                    alone.prepare(worker, None)
-                alone.release(worker)
-                pair.base_is_wrong = alone.wrong != ""
+            for position, pair in enumerate(pairs):
+                side = self.pair(pair.base.case, pair.head.case).base
+                side.config = pair.base.config
+                placements = self.rules.processes * self.rules.placements
+                try:
+                    run_alone(side, worker, placements=placements, blocks=self.rules.blocks)
+                except RefusedError:
+                    continue
+                except WorkerError:
+                    return pairs[position + 1 :]
+                pair.base_is_wrong = side.wrong != ""
             worker.finish()
+        return ()
 
     def _pair_of_processes(
         self,
@@ -245,7 +254,9 @@ class ABExperiment:
             head_binary=pair.head.binary,
             base_config=pair.base.config or {},
             head_config=pair.head.config or {},
-            detail=_detail(pair, self.base.short_name, self.head.short_name),
+            detail=_detail(
+                pair, self.base.short_name, self.head.short_name, ran_alone=not self.one_process
+            ),
         )
 
 
@@ -265,7 +276,9 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
 
     by_process: a pair of processes shares an offset; otherwise a placement does.
     """
-    blocks = pair.blocks
+    # Of a case that ended early beside a wrong base, nothing is known.
+    is_unknown = bool(pair.failure and pair.base.wrong and not pair.head.wrong)
+    blocks = [] if is_unknown else pair.blocks
     placements = sorted({(block.process, block.placement) for block in blocks})
     labels = {at: at[0] if by_process else number for number, at in enumerate(placements)}
     base_mhz = tuple(block.base_mhz for block in blocks if block.base_mhz is not None)
@@ -279,18 +292,23 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
         placement=tuple(labels[block.process, block.placement] for block in blocks),
         base_mhz=base_mhz if all_known else None,
         head_mhz=head_mhz if all_known else None,
-        correct=pair.is_corrected or not (base.wrong or head.wrong),
+        correct=pair.is_corrected or is_unknown or not (base.wrong or head.wrong),
         base_correct=not pair.is_corrected,
         # Another configuration of the same code is different work.
         same_binary=same_code and base.config == head.config,
     )
 
 
-def _detail(pair: CasePair, base: str, head: str) -> str:
-    if pair.failure:
-        return pair.failure
+def _detail(pair: CasePair, base: str, head: str, *, ran_alone: bool) -> str:
+    """Describe what is wrong with a case; ran_alone: a wrong base was run again, without head."""
     wrong = [f"{name}: {side.wrong}" for name, side in _named(pair, base, head) if side.wrong]
-    return "; ".join([CORRECTED, *wrong] if pair.is_corrected else wrong)
+    if pair.failure:
+        return "; ".join([pair.failure, *wrong])
+    if pair.is_corrected:
+        return "; ".join([CORRECTED, *wrong])
+    if pair.base.wrong and not pair.head.wrong and ran_alone:
+        wrong.append(f"{base} is right where nothing of {head} runs")
+    return "; ".join(wrong)
 
 
 def _named(

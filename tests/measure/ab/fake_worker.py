@@ -1,9 +1,10 @@
 """A worker that measures nothing: it says what behaviour.json in its tree tells it to.
 
 us: of every turn. offsets: of ln(us), one a process of a tree in the order started. die_at,
-hang_at, fail_at, babble_at: an operation. dead: number of the process that dies before a request.
-refuse: a message for every case. wrong: what is wrong. config, binary: what prepare tells. needed:
-bytes. waits: for a request, as it tells.
+hang_at, fail_at, babble_at: an operation; die_in: the one process that dies at it. dead: number of
+the process that dies before a request. refuse: a message for every case. wrong: what is wrong, in
+the first wrong_starts processes or in all. config, binary: what prepare tells. needed: bytes.
+waits: for a request, as it tells.
 """
 
 import json
@@ -31,7 +32,7 @@ def reply(message):
     name = message["do"]
     log.write(json.dumps(message) + "\n")
     log.flush()
-    if name == told.get("die_at"):
+    if name == told.get("die_at") and number == told.get("die_in", number):
         sys.stderr.write("Traceback\nImportError: no module named gone\n")
         os._exit(3)
     if name == told.get("hang_at"):
@@ -63,7 +64,8 @@ def prepare(message):
     config = message["config"]
     if config is None:
         config = message["favourite"] or told.get("config", {})
-    return {"config": config, "binary": told.get("binary"), "wrong": told.get("wrong", "")}
+    wrong = told.get("wrong", "") if number < told.get("wrong_starts", math.inf) else ""
+    return {"config": config, "binary": told.get("binary"), "wrong": wrong}
 
 
 def turn(_message):

@@ -9,7 +9,8 @@ import pytest
 
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError, UsageError
 from flexq_bench.measure.ab import InterleaveRules, confirm_comparisons
-from flexq_bench.measure.ab.experiment import ABExperiment
+from flexq_bench.measure.ab.blocks import measure_blocks
+from flexq_bench.measure.ab.experiment import ABExperiment, trusted_pair
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.verdicts import Cause, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import FALSE_DISCOVERY_RATE
@@ -155,8 +156,9 @@ def test_a_wrong_result_has_no_speed(compared, when):
     assert found.detail == "head: not bit-exact"
 
 
-def test_a_head_that_corrects_base_is_right_and_has_no_speed(compared):
-    found = only(compared({"wrong": "not bit-exact"}, {"us": 500}))
+@pytest.mark.parametrize("when", ["wrong", "wrong_after"])
+def test_a_head_that_corrects_base_is_right_and_has_no_speed(compared, when):
+    found = only(compared({when: "not bit-exact"}, {"us": 500}))
 
     assert found.confirmation.verdict is Verdict.NO_DATA
     assert found.detail == f"{CORRECTED}; base: not bit-exact"
@@ -165,14 +167,60 @@ def test_a_head_that_corrects_base_is_right_and_has_no_speed(compared):
 
 
 @pytest.mark.parametrize(
-    ("base", "head"),
+    ("base", "head", "reason"),
     [
-        ({"wrong": "not bit-exact"}, {"wrong": "not bit-exact"}),
-        ({"wrong_after": "not bit-exact"}, {}),  # right in a process beside which head didn't run
+        ({}, {"wrong": "off"}, "base: off; head: off"),
+        ({"wrong_starts": 5}, {}, "base: off; base is right where nothing of head runs"),
     ],
 )
-def test_a_wrong_base_does_not_excuse_every_head(compared, base, head):
-    assert only(compared(base, head)).confirmation.verdict is Verdict.INCORRECT
+def test_a_wrong_base_does_not_excuse_every_head(compared, base, head, reason):
+    found = only(compared({"wrong": "off"} | base, head))
+
+    assert (found.confirmation.verdict, found.detail) == (Verdict.INCORRECT, reason)
+
+
+@pytest.mark.parametrize("dead", ["base", "head"])
+def test_nothing_is_known_of_a_process_that_dies_beside_a_wrong_base(compared, dead):
+    base = {"wrong": "off"} | ({"die_at": "turn"} if dead == "base" else {})
+
+    found = only(compared(base, {"die_at": "turn"} if dead == "head" else {}))
+
+    assert found.confirmation.verdict is Verdict.NO_DATA
+    assert found.comparison.base_correct  # not known to be corrected
+    assert found.detail.startswith(f"{dead} died")
+    assert found.detail.endswith("base: off")
+
+
+def test_a_base_that_dies_alone_is_started_again_for_the_other_cases(compared):
+    base = {"wrong": "off", "die_at": "prepare", "die_in": 5}  # the first process without head
+
+    found = compared(base, {}, cases=[CASE, OTHER])
+
+    corrected = [not found[case.key].comparison.base_correct for case in (CASE, OTHER)]
+    assert corrected == [False, True]
+
+
+def test_an_interrupted_worker_is_not_asked_for_anything():
+    asked = []
+
+    class Hangs:
+        def ask(self, what, **_arguments):
+            asked.append(what)
+            if what == "prepare":
+                raise KeyboardInterrupt
+            return {"needed": 1, "free": 2}
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_blocks(
+            trusted_pair(CASE, CASE),
+            (Hangs(), Hangs()),
+            0,
+            placements=1,
+            blocks=1,
+            on_block=print,
+        )
+
+    assert asked == ["memory", "memory", "prepare"]
 
 
 @pytest.mark.parametrize(("looks", "placements"), [(1, 5), (2, 10), (3, 20)])
