@@ -68,6 +68,7 @@ def gate(cli, repository, policy, compared, monkeypatch) -> Callable:
         (1.0, {}, ExitCode.PASS),
         (1.2, {}, ExitCode.REGRESSION),
         (1.0, {"correct": False}, ExitCode.REGRESSION),
+        (1.0, {"base_correct": False}, ExitCode.PASS),
         (1.02, {"noise": 0.05}, ExitCode.AMBIGUOUS),
     ],
 )
