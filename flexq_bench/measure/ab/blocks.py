@@ -71,7 +71,8 @@ class CasePair:
 
     processes: number of these pairs. same_kernel: True if the sides run the same kernel from equal
     sources; head then uses base's configuration, because a choice of its own would only add noise.
-    base_is_wrong: True if a result of base was wrong too where nothing of head ran (`run_alone`).
+    base_is_wrong: whether a result of base was wrong, too, where nothing of head ran (`run_alone`);
+    None: it did not run there, or not to the end.
     """
 
     base: CaseSide
@@ -79,7 +80,7 @@ class CasePair:
     blocks: list[Block] = field(default_factory=list)
     processes: int = 0
     same_kernel: bool = False
-    base_is_wrong: bool = False
+    base_is_wrong: bool | None = None
     failure: str = ""  # why it could not be measured
 
     @property
@@ -93,7 +94,7 @@ class CasePair:
     @property
     def is_corrected(self) -> bool:
         """True if head's result is right where base's is wrong."""
-        return self.base_is_wrong and not self.head.wrong and not self.failure
+        return bool(self.base_is_wrong) and not self.problem
 
 
 def measure_blocks(
@@ -158,20 +159,15 @@ def run_alone(side: CaseSide, worker: Worker, *, placements: int, blocks: int) -
 @contextmanager
 def _released(sides: list[tuple[CaseSide, Worker]]) -> Iterator[None]:
     """Let workers free the memory of a case at the end. An interrupted one may never reply."""
+    held = sides
     try:
         yield
     except KeyboardInterrupt:
+        held = []
         raise
-    except BaseException:
-        _release(sides)
-        raise
-    else:
-        _release(sides)
-
-
-def _release(sides: list[tuple[CaseSide, Worker]]) -> None:
-    for side, worker in sides:
-        side.release(worker)
+    finally:
+        for side, worker in held:
+            side.release(worker)
 
 
 def _block(

@@ -130,7 +130,9 @@ class ABExperiment:
                 waiting = self._pair_of_processes(waiting, process, worker_pairs, is_last=is_last)
         # Head could disturb base, so its word is not taken for a wrong base.
         doubted: Sequence[CasePair] = [
-            pair for pair in pairs if pair.base.wrong and not (pair.problem or pair.base_is_wrong)
+            pair
+            for pair in pairs
+            if pair.base.wrong and not pair.problem and pair.base_is_wrong is None
         ]
         while doubted and not self.one_process:
             doubted = self._bases_alone(doubted)
@@ -140,6 +142,7 @@ class ABExperiment:
 
         Return the remaining cases if the process broke.
         """
+        placements = self.rules.processes * self.rules.placements
         with ExitStack() as stack:
             worker = self._worker(stack, self.base)
             worker.request_identity()
@@ -147,7 +150,6 @@ class ABExperiment:
             for position, pair in enumerate(pairs):
                 side = self.pair(pair.base.case, pair.head.case).base
                 side.config = pair.base.config
-                placements = self.rules.processes * self.rules.placements
                 try:
                     run_alone(side, worker, placements=placements, blocks=self.rules.blocks)
                 except RefusedError:
@@ -254,9 +256,7 @@ class ABExperiment:
             head_binary=pair.head.binary,
             base_config=pair.base.config or {},
             head_config=pair.head.config or {},
-            detail=_detail(
-                pair, self.base.short_name, self.head.short_name, ran_alone=not self.one_process
-            ),
+            detail=_detail(pair, self.base.short_name, self.head.short_name),
         )
 
 
@@ -276,15 +276,15 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
 
     by_process: a pair of processes shares an offset; otherwise a placement does.
     """
+    base, head = pair.base, pair.head
     # Of a case that ended early beside a wrong base, nothing is known.
-    is_unknown = bool(pair.failure and pair.base.wrong and not pair.head.wrong)
+    is_unknown = bool(pair.failure and base.wrong and not head.wrong)
     blocks = [] if is_unknown else pair.blocks
     placements = sorted({(block.process, block.placement) for block in blocks})
     labels = {at: at[0] if by_process else number for number, at in enumerate(placements)}
     base_mhz = tuple(block.base_mhz for block in blocks if block.base_mhz is not None)
     head_mhz = tuple(block.head_mhz for block in blocks if block.head_mhz is not None)
     all_known = len(base_mhz) == len(head_mhz) == len(blocks)
-    base, head = pair.base, pair.head
     same_code = base.binary is not None and base.binary == head.binary
     return Comparison(
         base_us=tuple(block.base_us for block in blocks),
@@ -292,21 +292,20 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
         placement=tuple(labels[block.process, block.placement] for block in blocks),
         base_mhz=base_mhz if all_known else None,
         head_mhz=head_mhz if all_known else None,
-        correct=pair.is_corrected or is_unknown or not (base.wrong or head.wrong),
+        correct=not head.wrong and (not base.wrong or pair.is_corrected or is_unknown),
         base_correct=not pair.is_corrected,
         # Another configuration of the same code is different work.
         same_binary=same_code and base.config == head.config,
     )
 
 
-def _detail(pair: CasePair, base: str, head: str, *, ran_alone: bool) -> str:
-    """Describe what is wrong with a case; ran_alone: a wrong base was run again, without head."""
+def _detail(pair: CasePair, base: str, head: str) -> str:
     wrong = [f"{name}: {side.wrong}" for name, side in _named(pair, base, head) if side.wrong]
     if pair.failure:
         return "; ".join([pair.failure, *wrong])
     if pair.is_corrected:
         return "; ".join([CORRECTED, *wrong])
-    if pair.base.wrong and not pair.head.wrong and ran_alone:
+    if pair.base_is_wrong is False and not pair.head.wrong:
         wrong.append(f"{base} is right where nothing of {head} runs")
     return "; ".join(wrong)
 

@@ -162,7 +162,6 @@ def choose(
 
     unseen: as in Interpolation.expected.
     """
-
     few = [c for c in configs if isinstance(c, ImmaConfig)]
     many = [c for c in configs if not isinstance(c, ImmaConfig)]
     has_clusters = any(isinstance(c, ClusterConfig) and c.stream_k for c in many)

@@ -198,6 +198,7 @@ def test_a_base_that_dies_alone_is_started_again_for_the_other_cases(compared):
 
     corrected = [not found[case.key].comparison.base_correct for case in (CASE, OTHER)]
     assert corrected == [False, True]
+    assert found[CASE.key].detail == "base: off"  # nothing is said of base alone
 
 
 def test_an_interrupted_worker_is_not_asked_for_anything():
