@@ -6,8 +6,10 @@
     python benchmarks/kernels/heuristic.py retime [--kernel NAME] [--m 8,16] [--shapes 20]
         [--seed 1]
     python benchmarks/kernels/heuristic.py table times.json.gz... [--kernel NAME]
+    python benchmarks/kernels/heuristic.py cases times.json.gz... [--kernel NAME] [--most 60]
     python benchmarks/kernels/heuristic.py fit times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py select times.json.gz... [--within 0.002]
+    python benchmarks/kernels/heuristic.py without KIND times.json.gz...
 
 `measure` and `retime` need a GPU. `measure` times every configuration of a kernel (default
 flexq-imma-w6a6), with cold weights, over random layer shapes. `report` prints the slow-down of the
@@ -15,11 +17,14 @@ choice without tuning against the fastest configuration; each shape is judged as
 table. Without files it judges the shapes of the kernel's table, or of all tables. `retime` prints
 the slow-down on new shapes, where the choice and the fastest are timed again, so that none is the
 fastest by chance. `table` writes the kernel's table in kernels/cuda/*/timed_shapes, without the
-layers of papers, so that they are shapes that the choice was not fitted to. `fit` prints new costs
-for kernels/cuda/imma/candidates.toml, and their loss on shapes that they were not fitted to. Costs
-of clusters are fitted to the times; costs of kernels with a start-up per wave first to the times,
-then to the loss of the choice. `select` prints a greedy selection of candidates among all timed
-ones.
+layers of papers, so that they are shapes that the choice was not fitted to. `cases` writes its
+table for many tokens in kernels/cuda/imma/timed_cases: cases with times of three quarters of the
+candidates, at most 60 for each number of tokens. `fit` prints new costs for
+kernels/cuda/imma/candidates.toml, and their loss on shapes that they were not fitted to. Costs of
+clusters are fitted to the times; costs of kernels with a start-up per wave first to the times, then
+to the loss of the choice. `select` prints a greedy selection of candidates among all timed ones.
+`without` prints how much slower the fastest configuration would be without those of a kind, for
+example ClusterConfig.
 """
 
 from __future__ import annotations
@@ -42,29 +47,32 @@ from types import UnionType
 
 import numpy as np
 from scipy.optimize import minimize, minimize_scalar
-from untuned_loss import OF_TABLES, TILE_TOKENS, AnyFewConfig, loss_again, own_configs, report_rows
+from untuned_loss import (
+    OF_CASES,
+    OF_TABLES,
+    TILE_TOKENS,
+    AnyFewConfig,
+    loss_again,
+    own_configs,
+    report_rows,
+)
 
 from flexq_bench.measure import PROTOCOL_CUDA, Meter
 from kernels.contract import Config
-from kernels.cuda.imma.configuration_choice import (
-    MAX_NATURAL,
-    MAX_UNTILED,
-    Cost,
-    ManyConfig,
-    choose,
-    read_us,
-    waves_of,
-)
+from kernels.cuda.imma.configuration_choice import MAX_NATURAL, MAX_UNTILED, choose
 from kernels.cuda.imma.configurations import (
     MMA_ROWS,
     AnyImmaConfig,
     ClusterConfig,
+    ManyConfig,
     PersistentConfig,
     TiledConfig,
     TileFormat,
     WgmmaConfig,
 )
+from kernels.cuda.imma.cost_model import Cost, Device, read_us, waves_of
 from kernels.cuda.imma.gemm import ImmaGemm
+from kernels.cuda.imma.timed_cases import Cases, write_cases
 from kernels.cuda.timed_shapes import (
     Losses,
     choose_by_timed_shapes,
@@ -73,6 +81,7 @@ from kernels.cuda.timed_shapes import (
 )
 from kernels.cuda.weight_only.gemm import WeightOnlyConfig
 from kernels.registry import resolve
+from kernels.runtime.gpu import current_gpu
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 from workloads.ranges import parse_ranges
@@ -88,9 +97,13 @@ costs_of = attrgetter("start_us", "alone_us", "each_us")
 COST_RANGE = 0.05, 20.0  # in microseconds
 LARGE_ERROR = 0.15  # of a time's logarithm: outliers beyond
 FEWEST_TIMES = 10  # of a configuration, for a fit to them
-OLD_NAME = "BulkConfig(", "PersistentConfig("  # in older files
+MOST_CANDIDATES = 0.75  # a share: of a case's candidates, that must have been timed
+# In older files. Cluster configurations without stream-K, or with two sets of warpgroups, are gone.
+OLD_NAMES = ("BulkConfig(", "PersistentConfig("), (" k_warpgroups=1,", ""), (", stream_k=1)", ")")
+OLD_CLUSTER = re.compile(r"ClusterConfig\(.*k_warpgroups=(?!1, .*stream_k=1)")
 
 Times = dict[GemmWorkload, dict[Config, float]]
+Devices = dict[GemmWorkload, Device]
 
 
 def say(line: str) -> None:
@@ -116,15 +129,14 @@ def warm_meter() -> Meter:
 
 
 def retime(kernel: str, tokens: Sequence[int], shapes: int, seed: int) -> None:
-    meter = warm_meter()
-    sms, losses = meter.device_info.sm_count, {m: list[float]() for m in tokens}
-    assert sms is not None, "a GPU has SMs"
+    meter, losses = warm_meter(), {m: list[float]() for m in tokens}
     with meter.device_guard():
+        device = present_device()
         for n, k in random_shapes(shapes, seed):
             for m in tokens:
                 gemm = GemmWorkload(m, n, k)
                 prepared = meter.prepare(Case(kernel, gemm))
-                choose_here = partial(chosen, kernel, gemm=gemm, sms=sms)
+                choose_here = partial(chosen, kernel, gemm=gemm, device=device)
                 losses[m].append(loss_again(prepared, choose_here))
     say_losses(losses)
 
@@ -139,24 +151,37 @@ def measure(
                 prepared = meter.prepare(Case(kernel, GemmWorkload(m, n, k)))
                 for config, microseconds in prepared.time_candidates():
                     rows.append([m, n, k, named(config), microseconds])
-            content = json.dumps({"sms": meter.device_info.sm_count, "times": rows})
+            content = json.dumps({**present_device()._asdict(), "times": rows})
             out.write_bytes(gzip.compress(content.encode(), mtime=0))
             if time.monotonic() - began > seconds:
                 break
     say(f"{len(rows)} times in {out}")
 
 
-def read(paths: Sequence[Path], kernel: str) -> tuple[Times, int]:
-    """The times of all files, of one kind of GPU; where two have the same, the last one's."""
+def present_device() -> Device:
+    gpu = current_gpu()
+    return Device(gpu.sms, gpu.memory_gbps)
+
+
+def read(paths: Sequence[Path], kernel: str) -> tuple[Times, Devices]:
+    """The times of all files, and the GPU of each case; where two have the same, the last one's."""
     by_name = {named(config): config for config in own_configs(kernel)[0]}
     times: Times = {}
+    devices: Devices = {}
     for path in paths:
         content = json.loads(gzip.decompress(path.read_bytes()))
+        device = Device(content["sms"], content["memory_gbps"])
         for m, n, k, name, microseconds in content["times"]:
-            name = name.replace(*OLD_NAME)
+            gemm = GemmWorkload(m, n, k)
+            if devices.setdefault(gemm, device) != device:
+                devices[gemm], times[gemm] = device, {}
+            if OLD_CLUSTER.match(name):
+                continue
+            for old, new in OLD_NAMES:
+                name = name.replace(old, new)
             if name in by_name:  # a configuration may be gone since
-                times.setdefault(GemmWorkload(m, n, k), {})[by_name[name]] = microseconds
-    return times, content["sms"]
+                times.setdefault(gemm, {})[by_name[name]] = microseconds
+    return times, devices
 
 
 def named(config: Config) -> str:
@@ -165,20 +190,20 @@ def named(config: Config) -> str:
     return f"{type(config).__name__}({settings})"
 
 
-def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, sms: int) -> Config:
+def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, device: Device) -> Config:
     """Return the one of `configs` that runs without tuning, on a shape that was never timed."""
     found = resolve(kernel, "cuda")
     if isinstance(found, ImmaGemm):
         of_imma = [c for c in configs if isinstance(c, AnyImmaConfig)]
-        return choose(of_imma, gemm, sms, found.choice, found.tiles, unseen=True)
+        return choose(of_imma, gemm, device, found.choice, found.tiles, unseen=True)
     of_floats = [c for c in configs if isinstance(c, WeightOnlyConfig)]
-    return choose_by_timed_shapes(of_floats, gemm, sms, own_configs(kernel)[1], unseen=True)
+    return choose_by_timed_shapes(of_floats, gemm, device.sms, own_configs(kernel)[1], unseen=True)
 
 
-def report(times: Times, sms: int, kernel: str) -> None:
+def report(times: Times, devices: Devices, kernel: str) -> None:
     losses: dict[int, list[float]] = {}
     for gemm, timed in sorted(times.items(), key=lambda item: item[0].m):
-        us = timed[chosen(kernel, list(timed), gemm, sms)]
+        us = timed[chosen(kernel, list(timed), gemm, devices[gemm])]
         losses.setdefault(gemm.m, []).append(us / min(timed.values()) - 1)
     say_losses(losses)
 
@@ -209,8 +234,9 @@ def losses(times: Times, few: Sequence[AnyFewConfig], col_tiles: int, sms: int) 
     return Losses(tuple(map(settings_of, few)), tuple(rows), sms, np.array([*rows.values()]))
 
 
-def write_table(times: Times, sms: int, kernel: str) -> None:
+def write_table(times: Times, devices: Devices, kernel: str) -> None:
     configs, timed = own_configs(kernel)
+    sms = next(iter(devices.values())).sms  # of all: an H100 has as many as an H200
     few = [c for c in configs if isinstance(c, AnyFewConfig)]
     numbers = sorted({c.col_tiles for c in few})
     tables = {tiles: losses(times, few, tiles, sms) for tiles in numbers}
@@ -219,8 +245,31 @@ def write_table(times: Times, sms: int, kernel: str) -> None:
     say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))
 
 
+def write_cases_of(times: Times, devices: Devices, kernel: str, most: int) -> None:
+    """Write the table of cases for many tokens, of the same random shapes for all of them."""
+    found = resolve(kernel, "cuda")
+    assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
+    shapes = sorted({(gemm.n, gemm.k) for gemm in times})
+    random.Random(0).shuffle(shapes)
+    order = {shape: place for place, shape in enumerate(shapes)}
+    chosen_cases: list[GemmWorkload] = []
+    for gemm in sorted(times, key=lambda gemm: (gemm.m, order[gemm.n, gemm.k])):
+        in_order = found.choice.in_mma_order(gemm.m, gemm.k)
+        candidates = found.choice.for_tokens(gemm.m, gemm.k, in_mma_order=in_order)
+        of_m = sum(case.m == gemm.m for case in chosen_cases)
+        timed = sum(c in times[gemm] for c in candidates)
+        if in_order and of_m < most and timed >= MOST_CANDIDATES * len(candidates):
+            chosen_cases.append(gemm)
+    configs = tuple(c for c in found.choice.costs if not isinstance(c, TiledConfig))
+    us = [[times[gemm].get(c, math.nan) for c in configs] for gemm in chosen_cases]
+    of_cases = tuple(devices[gemm] for gemm in chosen_cases)
+    table = Cases(configs, tuple(chosen_cases), of_cases, np.array(us))
+    Path(str(found.choice.many.file)).write_text(write_cases(table))
+    say(f"{len(chosen_cases)} cases")
+
+
 def estimated_us(costs: np.ndarray, waves: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Estimate times as cost_us of configuration_choice.py, from arrays whose last axis is one
+    """Estimate times as cost_us of cost_model.py, from arrays whose last axis is one
     configuration's costs or the fields of its Waves. floor: of reading, in microseconds."""
     start, alone, each = np.moveaxis(costs, -1, 0)
     whole, resident, last, steps, starts = np.moveaxis(waves, -1, 0)
@@ -258,7 +307,7 @@ class CostSamples:
         self,
         times: Times,
         kind: type | UnionType,
-        sms: int,
+        devices: Devices,
         costs: Mapping[ManyConfig, Cost],
         tiles: TileFormat,
     ) -> None:
@@ -275,17 +324,20 @@ class CostSamples:
         self.losses = np.nan_to_num(us / np.nanmin(us, axis=1, keepdims=True) - 1)
         self.waves = np.array(
             [
-                [astuple(waves_of(c, costs[c], gemm, sms, tiles)) for c in self.configs]
+                [
+                    astuple(waves_of(c, costs[c], gemm, devices[gemm].sms, tiles))
+                    for c in self.configs
+                ]
                 for gemm, _ in rows
             ]
         )
-        self.floor = np.array([[read_us(gemm)] for gemm, _ in rows])
+        self.floor = np.array([[read_us(gemm, devices[gemm].memory_gbps)] for gemm, _ in rows])
         known = [costs[config] for config in self.configs]
         self.known = np.array([costs_of(cost) for cost in known]).ravel()
         self.begins_at_times = any(c.each_wave for c in known)
 
     def estimates(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
-        """Estimate the times of all configurations, as cost_us of configuration_choice.py.
+        """Estimate the times of all configurations, as cost_us of cost_model.py.
 
         Infinite: the configuration was not timed.
         """
@@ -348,10 +400,7 @@ class CostSamples:
 
 def select(paths: Sequence[Path], within: float) -> None:
     """Say what a greedy choice takes of all configurations in the files, candidates or not."""
-    times: dict[tuple[int, int, int], dict[str, float]] = {}
-    for path in paths:
-        for m, n, k, name, microseconds in json.loads(gzip.decompress(path.read_bytes()))["times"]:
-            times.setdefault((m, n, k), {})[name] = microseconds
+    times = read_names(paths)
     groups: dict[str, list[str]] = {}
     for name in sorted({name for timed in times.values() for name in timed}):
         tiles = re.search(r"col_tiles=\d+", name) if not name.startswith("Tiled") else None
@@ -362,6 +411,29 @@ def select(paths: Sequence[Path], within: float) -> None:
         say(f"{group}: of {len(names)} configurations, over {len(us)} shapes and numbers of tokens")
         for chosen, lost in greedy(us / us.min(axis=1, keepdims=True) - 1, within):
             say(f"  {lost:7.2%}  {names[chosen]}")
+
+
+def read_names(paths: Sequence[Path]) -> dict[tuple[int, int, int], dict[str, float]]:
+    """The times of all files by M, N, K and the names of configurations, candidates or not."""
+    times: dict[tuple[int, int, int], dict[str, float]] = {}
+    for path in paths:
+        for m, n, k, name, microseconds in json.loads(gzip.decompress(path.read_bytes()))["times"]:
+            times.setdefault((m, n, k), {})[name] = microseconds
+    return times
+
+
+def without(kind: str, paths: Sequence[Path]) -> None:
+    """Say how much slower the fastest configuration is without those of a kind."""
+    factors: dict[int, list[float]] = {}
+    for (m, _, _), timed in sorted(read_names(paths).items()):
+        others = [us for name, us in timed.items() if not name.startswith(f"{kind}(")]
+        if len(others) < len(timed) and others:
+            factors.setdefault(m, []).append(min(others) / min(timed.values()))
+    say("| M | shapes | geometric mean | least | most |")
+    say("| ---: | ---: | ---: | ---: | ---: |")
+    for m, of_m in factors.items():
+        mean = statistics.geometric_mean(of_m)
+        say(f"| {m} | {len(of_m)} | {mean:.2f} | {min(of_m):.2f} | {max(of_m):.2f} |")
 
 
 def greedy(lost: np.ndarray, within: float) -> Iterator[tuple[int, float]]:
@@ -388,11 +460,11 @@ def folds(
         yield inside, [i for i, shape in enumerate(shapes) if shape in held]
 
 
-def fit(times: Times, sms: int, kernel: str) -> None:
+def fit(times: Times, devices: Devices, kernel: str) -> None:
     found = resolve(kernel, "cuda")
     assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
     few = {gemm: timed for gemm, timed in times.items() if MAX_UNTILED < gemm.m <= MAX_NATURAL}
-    border = found.choice.many_rows * MMA_ROWS * sms
+    border = found.choice.many_rows * MMA_ROWS * next(iter(devices.values())).sms
     parts = (
         (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
         (
@@ -401,7 +473,7 @@ def fit(times: Times, sms: int, kernel: str) -> None:
         ),
     )
     for kind, seen in parts:
-        of_kind = CostSamples(seen, kind, sms, found.choice.costs, found.tiles)
+        of_kind = CostSamples(seen, kind, devices, found.choice.costs, found.tiles)
         if not of_kind.shapes:
             continue
         fitted = say_unseen(of_kind).reshape(-1, 3)
@@ -413,8 +485,13 @@ def fit(times: Times, sms: int, kernel: str) -> None:
             if len(own) >= FEWEST_TIMES:
                 fitted_us = fit_to_times(
                     np.array(costs_of(cost)),
-                    np.array([astuple(waves_of(config, cost, g, sms, found.tiles)) for g in own]),
-                    np.array([read_us(gemm) for gemm in own]),
+                    np.array(
+                        [
+                            astuple(waves_of(config, cost, g, devices[g].sms, found.tiles))
+                            for g in own
+                        ]
+                    ),
+                    np.array([read_us(g, devices[g].memory_gbps) for g in own]),
                     np.array(list(own.values())),
                 )
                 say(f"{config}: ({', '.join(f'{us:.3g}' for us in fitted_us)})")
@@ -447,8 +524,12 @@ def main() -> None:
     retiming.add_argument("--m", default="8,16")
     retiming.add_argument("--shapes", type=int, default=20)
     retiming.add_argument("--seed", type=int, default=1)
-    for name, count in (("report", "*"), ("table", "+"), ("fit", "+")):
+    leaving_out = verbs.add_parser("without")
+    leaving_out.add_argument("kind")
+    for name, count in (("report", "*"), ("table", "+"), ("cases", "+"), ("fit", "+")):
         verbs.add_parser(name).add_argument("times", type=Path, nargs=count)
+    leaving_out.add_argument("times", type=Path, nargs="+")
+    verbs.choices["cases"].add_argument("--most", type=int, default=60)
     selecting = verbs.add_parser("select")
     selecting.add_argument("times", type=Path, nargs="+")
     selecting.add_argument("--within", type=float, default=0.002)
@@ -463,8 +544,13 @@ def main() -> None:
         retime(kernel, parse_ranges(options.m), options.shapes, options.seed)
     elif options.verb == "select":
         select(options.times, options.within)
+    elif options.verb == "without":
+        without(options.kind, options.times)
+    elif options.verb == "cases":
+        write_cases_of(*read(options.times, kernel), kernel, options.most)
     elif options.verb == "report" and not options.times:
-        for line in report_rows([options.kernel] if options.kernel else OF_TABLES):
+        every = dict.fromkeys((*OF_TABLES, *OF_CASES))
+        for line in report_rows([options.kernel] if options.kernel else [*every]):
             say(line)
     else:
         told = {"report": report, "table": write_table, "fit": fit}[options.verb]

@@ -87,7 +87,7 @@ def step_of(config: Blocks, tiles: TileFormat) -> Step:
 def persistent(kernel: ImmaGemm, m: int) -> list[Blocks]:
     """Configurations for m tokens whose blocks are persistent, one an SM."""
     configs = kernel.choice.for_tokens(bucket_of(m), GROUP, in_mma_order=True)
-    clusters: list[Blocks] = [c for c in configs if isinstance(c, ClusterConfig) and c.stream_k]
+    clusters: list[Blocks] = [c for c in configs if isinstance(c, ClusterConfig)]
     large = [c for c in configs if isinstance(c, PersistentConfig) and c.tokens < 2 * m]
     return [*clusters, *large]
 

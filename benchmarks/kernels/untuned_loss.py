@@ -14,8 +14,10 @@ from typing import Protocol
 import numpy as np
 
 from kernels.contract import Config
+from kernels.cuda.imma.configuration_choice import bucket_of, choose
 from kernels.cuda.imma.configurations import ImmaConfig
 from kernels.cuda.imma.gemm import ImmaGemm
+from kernels.cuda.imma.timed_cases import load_cases
 from kernels.cuda.timed_shapes import (
     TimedShapes,
     choose_by_timed_shapes,
@@ -36,6 +38,7 @@ OF_TABLES = (  # a kernel for each table
     "w8a16",
     "w4a16",
 )
+OF_CASES = ("flexq-imma-w6a6", "dual-w6a8", "atom-w4a4", "dgq-w4a8", "group-w4a8")
 TILE_TOKENS = 8  # of a column tile
 DRAWN = 20  # shapes, of which the worst is expected
 FINALISTS, ROUNDS = 5, 7  # timed again: the fastest, beside the choice; how often each
@@ -79,6 +82,21 @@ def left_out(kernel: str) -> dict[int, list[float]]:
     return lost
 
 
+def left_out_cases(kernel: str) -> dict[int, list[float]]:
+    """Losses of the choice for many tokens at each case of a kernel's table, by the largest number
+    of tokens with the same candidates. All cases of its shape are left out."""
+    found = resolve(kernel, "cuda")
+    assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
+    table = load_cases(found.choice.many)
+    lost: dict[int, list[float]] = {}
+    for gemm, device, row in zip(table.cases, table.devices, table.us.tolist(), strict=True):
+        there = {c: us for c, us in zip(table.configs, row, strict=True) if not math.isnan(us)}
+        chosen = choose([*there], gemm, device, found.choice, found.tiles, unseen=True)
+        assert not isinstance(chosen, ImmaConfig), "few tokens are in no table of cases"
+        lost.setdefault(bucket_of(gemm.m), []).append(there[chosen] / min(there.values()) - 1)
+    return dict(sorted(lost.items()))
+
+
 def expected_worst(losses: Sequence[float], drawn: int = DRAWN) -> float:
     """The mean of the largest loss over all subsets of `drawn`; if there are fewer, the largest."""
     ordered, drawn = sorted(losses), min(drawn, len(losses))
@@ -87,15 +105,16 @@ def expected_worst(losses: Sequence[float], drawn: int = DRAWN) -> float:
 
 
 def report_rows(kernels: Sequence[str]) -> Iterator[str]:
-    """The lines of a report on the losses at the shapes of each kernel's table."""
+    """The lines of a report on the losses at the shapes of each kernel's tables."""
     yield f"| kernel | M | shapes | mean loss | 95 % within | worst | worst of {DRAWN} |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     for kernel in kernels:
-        for col_tiles, losses in left_out(kernel).items():
+        few = {TILE_TOKENS * tiles: losses for tiles, losses in left_out(kernel).items()}
+        many = left_out_cases(kernel) if kernel in OF_CASES else {}
+        for m, losses in (*few.items(), *many.items()):
             shares = statistics.mean(losses), np.quantile(losses, 0.95), max(losses)
             cells = [f"{share:.1%}" for share in (*shares, expected_worst(losses))]
-            cells = [kernel, str(TILE_TOKENS * col_tiles), str(len(losses)), *cells]
-            yield f"| {' | '.join(cells)} |"
+            yield f"| {' | '.join([kernel, str(m), str(len(losses)), *cells])} |"
 
 
 def loss_again(prepared: Timeable, choose: Callable[[Sequence[Config]], Config]) -> float:

@@ -294,7 +294,7 @@ def _imbalance(mean: Floats) -> Floats:
 
 def _covariances(a: Parts, b: Parts) -> Parts:
     """Return the covariances [kinds, shapes of a, shapes of b] of each part."""
-    shape, blocks, warps = map(_matern, a, b)
+    shape, blocks, warps = map(matern, a, b)
     return shape, blocks, warps
 
 
@@ -306,9 +306,13 @@ def _weighted(covariances: Parts, blocks: Any, warps: Any) -> Floats:
     return covariance
 
 
-def _matern(a: Floats, b: Floats) -> Floats:
-    squares = (a * a).sum(axis=2)[:, :, None] + (b * b).sum(axis=2)[:, None]
-    squares = np.maximum(squares - 2 * a @ b.swapaxes(1, 2), 0.0)  # of the distances
+def matern(a: Floats, b: Floats) -> Floats:
+    """Return the Matérn 3/2 covariances [..., points of a, points of b] of unit variance.
+
+    a, b: [..., points, coordinates], in units of the length scales.
+    """
+    squares = (a * a).sum(axis=-1)[..., :, None] + (b * b).sum(axis=-1)[..., None, :]
+    squares = np.maximum(squares - 2 * a @ b.swapaxes(-1, -2), 0.0)  # of the distances
     distance = np.sqrt(3 * squares)
     covariance: Floats = (1 + distance) * np.exp(-distance)
     return covariance

@@ -1,7 +1,8 @@
 """The GPU that configurations are chosen for: torch's current one, or an assumed one.
 
-The choice depends on the architecture, the number of SMs and the shared memory that a block may
-request. Assuming these (`chosen_for`) gives the choice for a GPU that this machine does not have.
+The choice depends on the architecture, the number of SMs, the shared memory that a block may
+request, and the bandwidth of the memory. Assuming these (`chosen_for`) gives the choice for a GPU
+that this machine does not have.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ class Gpu:
 
     arch: as NVRTC names it, for example "sm_90". sms: number of streaming multiprocessors.
     block_shared_bytes: shared memory that one block may request (99 KB on an RTX 3090 Ti).
+    memory_gbps: peak bandwidth of the memory in GB/s.
     """
 
     arch: str
     sms: int
     block_shared_bytes: int
+    memory_gbps: int
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -36,21 +39,22 @@ class Gpu:
         return divmod(int(self.arch.removeprefix("sm_")), 10)
 
 
-def _gpu(arch: str, sms: int) -> Gpu:
-    return Gpu(arch, sms, LIMITS[arch].block_shared_bytes)
+def _gpu(arch: str, sms: int, memory_gbps: int) -> Gpu:
+    return Gpu(arch, sms, LIMITS[arch].block_shared_bytes, memory_gbps)
 
 
 # A GPU of each target: A100, RTX 3090 Ti (and A6000), RTX 4090, H200, B200, RTX PRO 6000. The
 # numbers of SMs are from NVIDIA's architecture white papers; for the last two, from the driver.
+# Bandwidths are from NVIDIA's data sheets; for the H200, from the driver's clock and bus width.
 OF_TARGET = {
     gpu.arch: gpu
     for gpu in (
-        _gpu("sm_80", 108),
-        _gpu("sm_86", 84),
-        _gpu("sm_89", 128),
-        _gpu("sm_90", 132),
-        _gpu("sm_100", 148),
-        _gpu("sm_120", 188),
+        _gpu("sm_80", 108, 2039),
+        _gpu("sm_86", 84, 1008),
+        _gpu("sm_89", 128, 1008),
+        _gpu("sm_90", 132, 4917),
+        _gpu("sm_100", 148, 8000),
+        _gpu("sm_120", 188, 1792),
     )
 }
 
@@ -77,10 +81,17 @@ def present_gpu(device: int) -> Gpu:
     """Return this machine's GPU `device`. Raises KernelError if the driver call fails."""
     from cuda.bindings import driver
 
+    def attribute(name: str) -> int:
+        identifier = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        status, value = driver.cuDeviceGetAttribute(identifier, device)
+        if int(status) != 0:
+            raise KernelError(f"cuDeviceGetAttribute failed with {status}")
+        return int(value)
+
     major, minor = torch.cuda.get_device_capability(device)
-    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-    status, block_shared_bytes = driver.cuDeviceGetAttribute(attribute, device)
-    if int(status) != 0:
-        raise KernelError(f"cuDeviceGetAttribute failed with {status}")
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return Gpu(f"sm_{major}{minor}", sms, block_shared_bytes)
+    block_shared_bytes = attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+    # kHz, two transfers per cycle, and bits.
+    rate, width = attribute("MEMORY_CLOCK_RATE"), attribute("GLOBAL_MEMORY_BUS_WIDTH")
+    memory_gbps = round(2 * rate * width / 8e6)
+    return Gpu(f"sm_{major}{minor}", sms, block_shared_bytes, memory_gbps)

@@ -154,6 +154,26 @@ def test_one_integer_sum_over_k_is_exact_in_every_configuration(
     assert all(torch.equal(out.cpu(), expected) for out in outs)
 
 
+@pytest.mark.parametrize("config", [c for c in BY_TMA if isinstance(c, ClusterConfig)], ids=str)
+def test_blocks_that_start_while_memory_is_busy_wait_for_all_their_loads(
+    config: ClusterConfig,
+) -> None:
+    kernel = linear_kernel("dual-w6a8")
+    m, n, k = 64, 270 * current_gpu().sms, 1792  # blocks start after others have ended
+    x = operands.unit_operand(operands.random_codes(m, k, 8, seed=m), 8, None, 2.0**-7)
+    w = operands.random_weight(kernel.spec.weight, n, k, seed=n)
+    packed_x, packed_w = kernel.pack_activation(x.to("cuda")), kernel.pack_weight(w.to("cuda"))
+    outs = [torch.full((m, n), torch.nan, dtype=torch.float16, device="cuda") for _ in range(2)]
+    is_same = torch.ones((), dtype=torch.bool, device="cuda")
+
+    kernel.gemm(packed_x, packed_w, outs[0], config=config)
+    for _ in range(2000):  # with a ring that a set of warps could pass, it hung within 1,000
+        kernel.gemm(packed_x, packed_w, outs[1], config=config)
+        is_same &= (outs[0] == outs[1]).all()
+
+    assert bool(is_same)
+
+
 @pytest.mark.parametrize("config", [*PERSISTENT, *CLUSTERS], ids=str)
 @pytest.mark.parametrize(("x_code", "w_code"), [(-128, -32), (-128, 31), (127, -32)])
 def test_the_largest_sums_stay_in_the_binade(
@@ -237,7 +257,7 @@ class Launches:
         return outs
 
 
-SPLIT = [*(c for c in PERSISTENT if c.split), *(c for c in CLUSTERS if c.stream_k)]
+SPLIT = [*(c for c in PERSISTENT if c.split), *CLUSTERS]
 
 
 @pytest.mark.parametrize("config", SPLIT, ids=str)

@@ -12,7 +12,6 @@ from kernels.cuda.imma.configuration_choice import (
     TWO_LEVEL,
     bucket_of,
     choose,
-    waves_of,
 )
 from kernels.cuda.imma.configurations import (
     SIX_BITS,
@@ -22,10 +21,11 @@ from kernels.cuda.imma.configurations import (
     TiledConfig,
     WgmmaConfig,
 )
-from kernels.cuda.imma.dual_grained import DualGrainedGemm
+from kernels.cuda.imma.cost_model import Device
 from kernels.runtime.occupancy import occupancy
 from workloads.gemm import GemmWorkload
 
+H100, H200 = Device(132, 3352), Device(132, 4917)
 TOKENS = (1, 3, 8, 9, 16, 17, 32, 33, 64, 100, 512, 4096)
 PERSISTENT = [c for c in FLEXQ.every() if isinstance(c, PersistentConfig)]
 SHAPES = ((16, 128), (8, 1), (100, 576), (4096, 4096), (28672, 8192), (65536, 512), (512, 65536))
@@ -37,7 +37,7 @@ def test_every_shape_gets_one_of_the_configurations_that_the_gpu_can_run(sms, in
     for m in TOKENS:
         can_run = FLEXQ.for_tokens(m, 4096, in_mma_order=in_mma_order)
         for n, k in SHAPES:
-            assert choose(can_run, GemmWorkload(m, n, k), sms, FLEXQ) in can_run
+            assert choose(can_run, GemmWorkload(m, n, k), Device(sms, 2000), FLEXQ) in can_run
 
 
 @pytest.mark.parametrize("in_mma_order", [False, True])
@@ -47,7 +47,7 @@ def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(candidates, in
         can_run = candidates.for_tokens(m, 4096, in_mma_order=in_mma_order)
         can_run = [c for c in can_run if not isinstance(c, ImmaConfig)]
         for n, k in SHAPES:
-            chosen = choose(can_run, GemmWorkload(m, n, k), 132, candidates)
+            chosen = choose(can_run, GemmWorkload(m, n, k), H200, candidates)
             assert chosen in can_run
             assert not isinstance(chosen, WgmmaConfig) or chosen.stages > 2
 
@@ -55,14 +55,14 @@ def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(candidates, in
 def test_without_clusters_the_choice_has_none():
     for m in TOKENS:
         can_run = [c for c in FLEXQ.for_tokens(m, 4096, in_mma_order=False) if c.k_split == 1]
-        assert choose(can_run, GemmWorkload(m, 4096, 4096), 84, FLEXQ).k_split == 1
+        assert choose(can_run, GemmWorkload(m, 4096, 4096), Device(84, 1008), FLEXQ).k_split == 1
 
 
 def test_many_rows_and_more_than_16_tokens_take_the_kernel_that_shares_weights():
     configs = FLEXQ.for_tokens(32, 4096, in_mma_order=False)
 
-    assert isinstance(choose(configs, GemmWorkload(32, 28672, 8192), 132, FLEXQ), TiledConfig)
-    assert isinstance(choose(configs, GemmWorkload(32, 2048, 8192), 132, FLEXQ), ImmaConfig)
+    assert isinstance(choose(configs, GemmWorkload(32, 28672, 8192), H200, FLEXQ), TiledConfig)
+    assert isinstance(choose(configs, GemmWorkload(32, 2048, 8192), H200, FLEXQ), ImmaConfig)
 
 
 def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
@@ -83,7 +83,9 @@ def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
     ],
 )
 def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
-    chosen = choose(FLEXQ.for_tokens(m, 4096, in_mma_order=True), GemmWorkload(m, n, k), 132, FLEXQ)
+    chosen = choose(
+        FLEXQ.for_tokens(m, 4096, in_mma_order=True), GemmWorkload(m, n, k), H200, FLEXQ
+    )
 
     assert isinstance(chosen, kind)
 
@@ -91,33 +93,42 @@ def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
 @pytest.mark.parametrize(
     ("m", "n", "k", "config"),
     [
-        (32, 12288, 4096, ClusterConfig(3, 1, 32, 8, 2, 1, 1)),
-        (32, 4096, 4096, ClusterConfig(2, 1, 32, 5, 2, 2, 1)),
-        (48, 4096, 4096, ClusterConfig(2, 1, 48, 4, 2, 2, 1)),
-        (48, 28672, 8192, ClusterConfig(3, 1, 48, 7, 1, 1, 1)),
-        (64, 4096, 4096, ClusterConfig(2, 1, 64, 4, 2, 2, 1)),
-        (64, 12288, 4096, ClusterConfig(3, 1, 64, 7, 2, 1, 1)),
-        (64, 28672, 8192, ClusterConfig(3, 1, 64, 7, 1, 1, 1)),
-        (96, 4096, 14336, ClusterConfig(2, 1, 96, 7, 2, 1, 1)),
-        (96, 28672, 8192, ClusterConfig(3, 1, 96, 5, 1, 1, 1)),
-        (128, 12288, 4096, ClusterConfig(2, 1, 128, 6, 1, 1, 1)),
+        (32, 12288, 4096, ClusterConfig(3, 32, 8, 2, 1)),
+        (32, 4096, 4096, ClusterConfig(2, 32, 5, 2, 2)),
+        (48, 4096, 4096, ClusterConfig(2, 48, 4, 2, 2)),
+        (48, 28672, 8192, ClusterConfig(3, 48, 7, 1, 1)),
+        (64, 4096, 4096, ClusterConfig(2, 64, 4, 2, 2)),
+        (64, 12288, 4096, ClusterConfig(3, 64, 7, 2, 1)),
+        (64, 28672, 8192, ClusterConfig(3, 64, 7, 1, 1)),
+        (96, 4096, 14336, ClusterConfig(2, 96, 7, 2, 1)),
+        (96, 28672, 8192, ClusterConfig(3, 96, 5, 1, 1)),
+        (128, 12288, 4096, WgmmaConfig(1, 2, 3, 2)),
     ],
 )
 def test_tens_of_tokens_take_what_was_fastest(m, n, k, config):
     can_run = FLEXQ.for_tokens(m, 4096, in_mma_order=True)
 
-    assert choose(can_run, GemmWorkload(m, n, k), 132, FLEXQ) == config
+    assert choose(can_run, GemmWorkload(m, n, k), H200, FLEXQ) == config
 
 
 @pytest.mark.parametrize(
-    ("m", "tokens"), [(17, 32), (32, 32), (33, 48), (49, 64), (65, 96), (97, 128), (128, 128)]
+    ("m", "tiles"),
+    [
+        (17, {32}),
+        (32, {32}),
+        (33, {48, 64}),
+        (49, {64}),
+        (65, {96}),
+        (97, {128}),
+        (128, {128}),
+    ],
 )
-def test_clusters_have_room_for_all_tokens_and_least_to_spare(m, tokens):
+def test_clusters_have_room_for_all_tokens_and_least_to_spare(m, tiles):
     clusters = [
         c for c in FLEXQ.for_tokens(m, 4096, in_mma_order=True) if isinstance(c, ClusterConfig)
     ]
 
-    assert {c.tokens for c in clusters} == {tokens}
+    assert {c.tokens for c in clusters} == tiles
     assert not any(
         isinstance(c, ClusterConfig) for c in FLEXQ.for_tokens(129, 4096, in_mma_order=True)
     )
@@ -135,10 +146,10 @@ def test_17_to_24_tokens_have_tiles_of_their_own_where_k_is_long():
     assert {c.col_tiles for c in configs} == {3}
     assert {c.col_tiles for c in FLEXQ.for_few(24, 4095)} == {4}
     assert {c.col_tiles for c in TWO_LEVEL.for_few(24, 4096)} == {4}
-    assert choose(configs, GemmWorkload(24, 4096, 4096), 132, FLEXQ) in configs
+    assert choose(configs, GemmWorkload(24, 4096, 4096), H200, FLEXQ) in configs
 
 
-STREAMS = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig) and c.stream_k]
+CLUSTERS = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig)]
 
 
 @pytest.mark.parametrize(
@@ -151,12 +162,12 @@ STREAMS = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig) and c.stream_k
     ],
 )
 def test_pairs_of_blocks_are_a_multiple_of_the_outputs_where_that_was_faster(m, n, k, pairs):
-    config = ClusterConfig(2, 1, m, 4, 2, 1, 1)
+    config = ClusterConfig(2, m, 4, 2, 1)
 
     assert config.shares(m, n, k // 128, 132).blocks == 2 * pairs
 
 
-@pytest.mark.parametrize("config", STREAMS, ids=str)
+@pytest.mark.parametrize("config", CLUSTERS, ids=str)
 def test_persistent_clusters_share_all_steps_of_k(config: ClusterConfig) -> None:
     for m, n, steps in product((1, 40, 257), (8, 4096, 28672), (1, 2, 8, 32, 85, 224)):
         shares = config.shares(m, n, steps, 132)
@@ -174,7 +185,7 @@ def test_persistent_clusters_share_all_steps_of_k(config: ClusterConfig) -> None
             assert step // steps - (step * shares.inverse >> 32) in (0, 1)
 
 
-@pytest.mark.parametrize("config", [c for c in STREAMS if c.resident > 1], ids=str)
+@pytest.mark.parametrize("config", [c for c in CLUSTERS if c.resident > 1], ids=str)
 def test_the_next_launch_finds_room_beside_a_persistent_block(config: ClusterConfig) -> None:
     registers = FLEXQ.costs[config].registers
 
@@ -210,19 +221,6 @@ def test_a_bucket_is_what_tiles_have_room_for(m: int, bucket: int) -> None:
     )
 
 
-def test_clusters_leave_places_for_blocks_empty():
-    """Of 132 SMs with room for two blocks each: 224 ran at once in clusters of seven, 256 of eight
-    did not."""
-    cost = next(cost for c, cost in TWO_LEVEL.costs.items() if isinstance(c, ClusterConfig))
-    gemm = GemmWorkload(64, 4096, 14336)
-    waves = [
-        waves_of(ClusterConfig(2, 1, 64, 5, k_split, 2), cost, gemm, 132, SIX_BITS)
-        for k_split in (7, 8)
-    ]
-
-    assert [(w.whole, w.starts) for w in waves] == [(0, 1), (1, 2)]
-
-
 @pytest.mark.parametrize("config", PERSISTENT, ids=str)
 def test_persistent_blocks_share_all_steps_of_k(config: PersistentConfig) -> None:
     for m, n, steps in product((40, 257, 2048), (8, 4096, 28672), (1, 2, 8, 32, 85, 224)):
@@ -240,19 +238,3 @@ def test_persistent_blocks_share_all_steps_of_k(config: PersistentConfig) -> Non
         assert shares.longest * clusters > outputs * steps
         for step in range(shares.shared * steps):
             assert step * shares.inverse >> 32 == step // steps
-
-
-@pytest.mark.parametrize(
-    ("n", "k", "config"),
-    [
-        (768, 31744, WgmmaConfig(1, 1, 4, 4)),
-        (6528, 8064, WgmmaConfig(1, 1, 4, 4)),
-        (1408, 2560, WgmmaConfig(1, 1, 4, 2)),
-        (18560, 1024, WgmmaConfig(2, 1, 4, 1)),
-    ],
-)
-def test_64_tokens_of_dual_grained_weights_take_what_was_fastest_on_an_h100(n, k, config):
-    """By up to 66 % where all waves of blocks were taken to begin with the launch."""
-    can_run, tiles = DUAL_GRAINED.for_tokens(64, 4096, in_mma_order=True), DualGrainedGemm.tiles
-
-    assert choose(can_run, GemmWorkload(64, n, k), 132, DUAL_GRAINED, tiles) == config

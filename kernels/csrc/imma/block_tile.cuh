@@ -2,7 +2,7 @@
 // TILES * 16 rows of W and TOKENS tokens; a stage holds weights, codes and scales of one group of k.
 // The K_SPLIT blocks of a cluster compute the same output tile and take the groups round-robin.
 //
-// The including source defines TILES, TOKENS, THREADS, K_SPLIT and, for write_out, OUT_PARTS first.
+// The including source defines TILES, TOKENS, THREADS and K_SPLIT first.
 #pragma once
 #include "common/k_split.cuh"
 #include "imma/layout.cuh"
@@ -89,7 +89,7 @@ struct Copies {
   }
 };
 
-// Epilogue. out: [OUT_PARTS][TOKENS][OUT_STRIDE] in shared memory of every block of the cluster, partial sums as bits.
+// Epilogue. out: [TOKENS][OUT_STRIDE] in shared memory of every block of the cluster, partial sums as bits.
 // Partial sums are reduced in a fixed order; a token's outputs are written contiguously.
 __device__ inline void write_out(const float* out, const half_bits* bias, half_bits* y, int m, int n,
                                  int first_tile, int first_token, int rank, const float* sx,
@@ -102,10 +102,8 @@ __device__ inline void write_out(const float* out, const half_bits* bias, half_b
     if (token >= m || feature >= n) continue;
     Sum sums[8] = {};
 #pragma unroll
-    for (int from = 0; from < K_SPLIT * OUT_PARTS; ++from) {
-      const float* local = out + (from % OUT_PARTS * TOKENS + e / (ROWS / 8)) * OUT_STRIDE + row;
-      const float4* at = reinterpret_cast<const float4*>(local);
-      const int block = from / OUT_PARTS;
+    for (int block = 0; block < K_SPLIT; ++block) {
+      const float4* at = reinterpret_cast<const float4*>(out + e / (ROWS / 8) * OUT_STRIDE + row);
       const float4 low = partial_sums_of(at, block), high = partial_sums_of(at + 1, block);
       sums[0] += sum_of(low.x), sums[1] += sum_of(low.y);
       sums[2] += sum_of(low.z), sums[3] += sum_of(low.w);

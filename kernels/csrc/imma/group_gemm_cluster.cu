@@ -1,30 +1,29 @@
 // imma/group_gemm_cluster.cu: Y[M,N] = X[M,K] . W[N,K]^T by warpgroup MMA for 17 to 128 tokens, where reading weights
 // takes about as long as multiplying. Operands are those of imma/group_gemm_wgmma.cu.
 //
-// The producer, one thread, loads a group's weights, tokens and scales by TMA into a pipeline stage in shared memory.
-// ROW_WARPGROUPS consumer warpgroups multiply a stage, each 64 rows with all TOKENS of the block. K_WARPGROUPS sets of
-// them take the stages round-robin. Consumers synchronize with the producer only, by the mbarriers of each stage, so
-// one dequantizes weights while others multiply. The K_SPLIT blocks of a cluster take the groups of k round-robin.
+// Clusters of K_SPLIT blocks are persistent, at most one block per SM, with equal shares of the steps of K of all output
+// tiles (stream_k.cuh). The blocks of a cluster take the groups of k round-robin. The producer, one thread of its own
+// warpgroup, loads a group's weights, tokens and scales by TMA into a pipeline stage in shared memory. ROW_WARPGROUPS
+// consumer warpgroups multiply a stage, each 64 rows with all TOKENS of the block. They synchronize with the producer
+// only, by the mbarriers of each stage, so one dequantizes weights while others multiply. After an output tile, the warps
+// of the same rows exchange partial sums (warp_sums.cuh) while stages of the next tile load. The order of reductions is
+// fixed: results are deterministic.
 //
-// STREAM_K 1: clusters are persistent, one block per SM, with equal shares of the steps of K of all output tiles
-// (stream_k.cuh). The producer has its own warpgroup. After an output tile, the warps of the same rows exchange partial
-// sums (warp_sums.cuh) while stages of the next tile load. RESIDENT 2: blocks of the next kernel fit on the SMs beside
-// this one's, and load their first weights early.
-// STREAM_K 0: one output tile per cluster. The producer is a thread of the first warp. RESIDENT blocks fit on an SM, so
-// that blocks of the next kernel load their first weights beside the last blocks of this one. Partial sums are reduced
-// once, through distributed shared memory. The order of reductions is fixed in both: results are deterministic.
+// Every consumer waits for every phase of a stage's mbarrier. If warps took the stages in turn, one could pass: the wait
+// for a phase also returns if the previous phase is still incomplete (PTX ISA, mbarrier.try_wait).
+//
+// RESIDENT 2: blocks of the next kernel fit on the SMs beside this one's, and load their first weights early.
 //
 // Integer sums of a group start at the bits of BIAS (block_tile.cuh), so they are floats without a conversion. An FFMA
 // resets them, which can issue every cycle; a conversion only every second cycle.
 // DUAL_GRAINED: integers are accumulated over all of K by the tensor cores.
-#if !defined(ROW_WARPGROUPS) || !defined(K_WARPGROUPS) || !defined(TOKENS) || !defined(STAGES) || \
-    !defined(K_SPLIT) || !defined(RESIDENT) || !defined(STREAM_K)
-#error "define ROW_WARPGROUPS, K_WARPGROUPS, TOKENS, STAGES, K_SPLIT, RESIDENT and STREAM_K"
+#if !defined(ROW_WARPGROUPS) || !defined(TOKENS) || !defined(STAGES) || !defined(K_SPLIT) || !defined(RESIDENT)
+#error "define ROW_WARPGROUPS, TOKENS, STAGES, K_SPLIT and RESIDENT"
 #endif
 constexpr int TILES = ROW_WARPGROUPS * 4;
-constexpr int THREADS = ROW_WARPGROUPS * K_WARPGROUPS * 128;
-constexpr int OUT_PARTS = K_WARPGROUPS;
-constexpr int SHARERS = 1, K_PARTS = K_SPLIT, K_SETS = K_WARPGROUPS;
+constexpr int THREADS = ROW_WARPGROUPS * 128;  // of consumers
+constexpr int SHARERS = 1, CONTRIBUTORS = K_SPLIT;
+constexpr bool STREAM_K = true;
 #include "imma/block_tile.cuh"
 constexpr int GRANULE = TOKENS <= 64 || TOKENS == 96 ? TOKENS : TOKENS / 2;  // tokens of one MMA
 constexpr int GRANULES = TOKENS / GRANULE;
@@ -37,29 +36,24 @@ constexpr int GRANULES = TOKENS / GRANULE;
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-constexpr int LAG = 2;  // STREAM_K 0: rounds of all sets from the use of stages to the request that refills them
-static_assert(STAGES > LAG * K_WARPGROUPS, "too few STAGES: a set would wait for a stage that is not yet requested");
 static_assert(TOKENS % GRANULE == 0, "TOKENS must be a multiple of GRANULE");
 constexpr int LOADED_BYTES = TILES * (TILE_BYTES + SCALE_BYTES) + TOKENS * GROUP + TOKEN_SCALES * 4;  // of a stage
 constexpr int WARPS = THREADS / 32;
-constexpr int SLOTS_AT = STAGES * STAGE_BYTES, OUT_AT = SLOTS_AT + WARPS * WARP_SLOTS_BYTES;  // STREAM_K only
-constexpr int BARRIERS_AT = STREAM_K ? OUT_AT + WARPS * WARP_OUT_BYTES : STAGES * STAGE_BYTES;
-static_assert(!STREAM_K || !INT8_TAIL, "STREAM_K needs INT8_TAIL 0: a step of K must be a group");
-constexpr int PRODUCERS = STREAM_K ? 128 : 0;  // threads of the producer warpgroup; one of them loads
+constexpr int SLOTS_AT = STAGES * STAGE_BYTES, OUT_AT = SLOTS_AT + WARPS * WARP_SLOTS_BYTES;
+constexpr int BARRIERS_AT = OUT_AT + WARPS * WARP_OUT_BYTES;
+constexpr int PRODUCERS = 128;  // threads of the producer warpgroup; one of them loads
 // setmaxnreg of producers (FEWER) and consumers (MORE): their total may not exceed the block's registers at launch.
 constexpr int FEWER_REGISTERS = 32;
-constexpr int REGISTERS = 65536 / RESIDENT / (THREADS + 128) / 8 * 8;
-constexpr int MORE_REGISTERS = (REGISTERS * (THREADS + 128) - FEWER_REGISTERS * 128) / THREADS / 8 * 8;
+constexpr int REGISTERS = 65536 / RESIDENT / (THREADS + PRODUCERS) / 8 * 8;
+constexpr int MORE_REGISTERS = (REGISTERS * (THREADS + PRODUCERS) - FEWER_REGISTERS * PRODUCERS) / THREADS / 8 * 8;
 
-// Index and mbarrier phase parity of a pipeline stage; next() goes to the BY-th stage from it, circularly.
-template <int BY>
+// Index and mbarrier phase parity of a pipeline stage.
 struct PipelineState {
-  int index;
+  int index = 0;
   uint32_t parity = 0;
 
   __device__ inline void next() {
-    index += BY;
-    if (index >= STAGES) index -= STAGES, parity ^= 1;
+    if (++index == STAGES) index = 0, parity ^= 1;
   }
 };
 
@@ -149,15 +143,13 @@ struct Accumulators {
 #endif
   }
 
-  // Accumulate a stage's products. meanwhile: called while the WGMMAs are in flight.
-  template <typename Meanwhile>
-  __device__ inline void add_stage(uint32_t stage, int tile, int lane, bool upper_tail, const Meanwhile& meanwhile) {
+  // Accumulate a stage's products.
+  __device__ inline void add_stage(uint32_t stage, int tile, int lane, bool upper_tail) {
     Weights weights;
     widen(weights, stage, tile, lane, upper_tail);
 #pragma unroll
     for (int g = 0; g < GRANULES; ++g)
       multiply(sums[g], weights, advance_descriptor(swizzled_descriptor(stage), g * GRANULE * GROUP));
-    meanwhile();
 #pragma unroll
     for (int g = 0; g < GRANULES; ++g) {
       if (g + 1 < GRANULES) wgmma_wait<GRANULES - 1>();
@@ -180,7 +172,6 @@ struct Work {
 
   __device__ inline int at(int number) const { return first + number * K_SPLIT; }
   __device__ inline int output_of(int at) const {
-    if constexpr (!STREAM_K) return 0;
     const int output = __umulhi(at, inverse);
     return (output + 1) * grid.steps > at ? output : output + 1;
   }
@@ -191,12 +182,11 @@ struct Producer {
   const TensorMap &w, &sw, &x, &sx;
   const Work& work;
   uint32_t ring, full;
-  int first_tile, first_token;  // STREAM_K 0 only
 
   __device__ inline void load_weights(int slot, int number) const {
     const uint32_t stage = ring + slot * STAGE_BYTES, barrier = full + slot * 8;
     const int output = work.output_of(work.at(number)), step = work.at(number) - output * work.grid.steps;
-    const int tile = STREAM_K ? work.grid.first_tile(output, 0) : first_tile;
+    const int tile = work.grid.first_tile(output, 0);
     mbarrier_arrive_expect_tx(barrier, LOADED_BYTES);
     tma_load_2d(stage + TILES_AT, w, step * (TILE_BYTES / 8), tile, barrier);  // TMA fills with zeros past the end
     tma_load_2d(stage + SCALES_AT, sw, step * (SCALE_BYTES / 8), tile, barrier);
@@ -206,7 +196,7 @@ struct Producer {
     const uint32_t stage = ring + slot * STAGE_BYTES, barrier = full + slot * 8;
     const int output = work.output_of(work.at(number));
     const int group = group_of(work.at(number) - output * work.grid.steps, work.grid.groups);
-    const int token = STREAM_K ? work.grid.first_token(output) : first_token;
+    const int token = work.grid.first_token(output);
     tma_load_2d(stage, x, group * GROUP, token, barrier);
     if constexpr (A_GROUPED) tma_load_2d(stage + TOKEN_SCALES_AT, sx, token / 2, group, barrier);  // 2 per element
   }
@@ -216,29 +206,22 @@ extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, RESIDENT)
 flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap sw,
                    const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap sx_of_groups,
                    const float* sx, const half_bits* bias, half_bits* y, int m, int n, int k,
-                   [[maybe_unused]] const half_bits* sn, [[maybe_unused]] float* partial_sums,
-                   [[maybe_unused]] int* flags, [[maybe_unused]] int launch, [[maybe_unused]] int steps_of_share,
-                   [[maybe_unused]] int longer_shares, uint32_t inverse) {
+                   [[maybe_unused]] const half_bits* sn, float* partial_sums, int* flags, int launch,
+                   int steps_of_share, int longer_shares, uint32_t inverse) {
   extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-  const int tile = warp % TILES, set = warp / TILES;  // of a consumer
   const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
   const Grid grid(m, n, k);
-#if STREAM_K
   const int cluster = (gridDim.x - 1 - blockIdx.x) / K_SPLIT;
   const auto begin_of = [&](int c) { return c * steps_of_share + min(c, longer_shares); };
-  const int begin = begin_of(cluster), end = begin_of(cluster + 1), first_tile = 0, first_token = 0;
-#else
-  const int begin = 0, end = grid.steps, first_tile = blockIdx.y * TILES;
-  const int first_token = static_cast<int>(blockIdx.x) / K_SPLIT * TOKENS;
-#endif
+  const int begin = begin_of(cluster), end = begin_of(cluster + 1);
   const Work work{grid, begin + rank, (end - begin - rank + K_SPLIT - 1) / K_SPLIT, inverse};
-  const Producer producer{w, sw, x, sx_of_groups, work, ring, full, first_tile, first_token};
+  const Producer producer{w, sw, x, sx_of_groups, work, ring, full};
   const int prologue_stages = min(STAGES, work.count);
 
   let_next_kernel_start();
-  if constexpr (STREAM_K && RESIDENT > 1) {
+  if constexpr (RESIDENT > 1) {
     // A cluster without work exits only after the previous kernel has ended. By then the blocks of the next kernel
     // are placed, one per SM; if this block exited earlier, its SM would get two of them.
     if (begin >= grid.outputs * grid.steps) {
@@ -246,7 +229,7 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
       return;
     }
   }
-  if (threadIdx.x == (STREAM_K ? THREADS : 0)) {
+  if (threadIdx.x == THREADS) {
     prefetch_tensor_map(w), prefetch_tensor_map(sw), prefetch_tensor_map(x);
     if constexpr (A_GROUPED) prefetch_tensor_map(sx_of_groups);
   }
@@ -254,7 +237,6 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
     for (int s = 0; s < STAGES; ++s) mbarrier_init(full + s * 8, 1), mbarrier_init(empty + s * 8, TILES);
     fence_mbarrier_init();
   }
-#if STREAM_K
   const uint32_t sums_barriers = empty + STAGES * 8;
   if constexpr (CONTRIBUTORS > 1) {
     if (threadIdx.x == 0) Contributors::initialize(sums_barriers);
@@ -269,7 +251,7 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
       for (int i = 0; i < prologue_stages; ++i) producer.load_weights(i, i);
       wait_for_previous_kernel();  // weights are constant, activations may be its output
       for (int i = 0; i < prologue_stages; ++i) producer.load_tokens(i, i);
-      PipelineState<1> released{0};
+      PipelineState released;
       for (int i = prologue_stages; i < work.count; ++i, released.next()) {
         mbarrier_wait(empty + released.index * 8, released.parity);
         producer.load_weights(released.index, i);
@@ -280,20 +262,23 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
     if constexpr (CONTRIBUTORS > 1) cluster_wait();
   } else {
     setmaxnreg_increase<MORE_REGISTERS>();
-    const Contributors contributors{ring + SLOTS_AT, sums_barriers, rank, set, tile, lane};
+    const Contributors contributors{ring + SLOTS_AT, sums_barriers, rank, warp, lane};
     const auto warp_index = [&](int c) { return (c * K_SPLIT + rank) * WARPS + warp; };
     const auto warp_partials = [&](int c) { return partial_sums + warp_index(c) * WARP_SHARE_FLOATS; };
-    PipelineState<K_WARPGROUPS> slot{set};
-    int i = set, number = 0;
+    PipelineState slot;
+    int i = 0, number = 0;
     for (int output = work.output_of(begin); output * grid.steps < end; ++output, ++number) {
       const int to = min(end, (output + 1) * grid.steps);
       const int count = (to - work.first + K_SPLIT - 1) / K_SPLIT;  // to the end of this output
-      const int stages = max(0, (count - i + K_WARPGROUPS - 1) / K_WARPGROUPS);  // of this set
-      i += stages * K_WARPGROUPS;
+      const int stages = max(0, count - i);
+      // Stages that remain at the upper half of an INT8_TAIL; 0 or more than there are: not in this share.
+      [[maybe_unused]] const int steps_to_tail = output * grid.steps + grid.groups - 1 - work.at(i);
+      [[maybe_unused]] const int at_tail = steps_to_tail % K_SPLIT == 0 ? stages - steps_to_tail / K_SPLIT : 0;
+      i += stages;
       Accumulators accumulators;
       for (int remaining = stages; remaining > 0; --remaining, slot.next()) {
         mbarrier_wait(full + slot.index * 8, slot.parity);
-        accumulators.add_stage(ring + slot.index * STAGE_BYTES, tile, lane, false, [] {});
+        accumulators.add_stage(ring + slot.index * STAGE_BYTES, warp, lane, INT8_TAIL && remaining == at_tail);
         if (lane == 0) mbarrier_arrive(empty + slot.index * 8);
       }
       Total total;
@@ -310,53 +295,9 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
       }
       for (int c = cluster + 1; begin_of(c) < (output + 1) * grid.steps; ++c)
         contributors.add_partial(owned, warp_partials(c), flags + warp_index(c), launch);
-      const int first_row = (grid.first_tile(output, 0) + tile) * MMA_ROWS;
+      const int first_row = (grid.first_tile(output, 0) + warp) * MMA_ROWS;
       write_warp(owned, contributors.chunks(), ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, m, n, first_row,
                  grid.first_token(output) + contributors.first_token(), sx, sn);
     }
   }
-#else
-  if (threadIdx.x == 0)
-    for (int i = 0; i < prologue_stages; ++i) producer.load_weights(i, i);
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    wait_for_previous_kernel();  // weights are constant, activations may be its output
-    for (int i = 0; i < prologue_stages; ++i) producer.load_tokens(i, i);
-  }
-  __syncwarp();
-
-  Accumulators accumulators;
-  PipelineState<K_WARPGROUPS> slot{set};
-  PipelineState<1> released{0};
-  for (int i = set; i < work.count; i += K_WARPGROUPS, slot.next()) {
-    mbarrier_wait(full + slot.index * 8, slot.parity);
-    const auto refill_stages = [&] {  // those of LAG rounds ago, which most warps have released by now
-      if (i < LAG * K_WARPGROUPS || warp != 0) return;
-#pragma unroll
-      for (int q = 0; q < K_WARPGROUPS; ++q, released.next()) {
-        const int next = i - LAG * K_WARPGROUPS + q + STAGES;
-        if (next < work.count && lane == 0) {
-          mbarrier_wait(empty + released.index * 8, released.parity);
-          producer.load_weights(released.index, next);
-          producer.load_tokens(released.index, next);
-        }
-      }
-      __syncwarp();
-    };
-    const bool upper_tail = work.at(i) == grid.groups - 1;
-    accumulators.add_stage(ring + slot.index * STAGE_BYTES, tile, lane, upper_tail, refill_stages);
-    if (lane == 0) mbarrier_arrive(empty + slot.index * 8);
-  }
-  __syncthreads();  // no warp still reads the ring
-  // [part][token][row], so that a token's outputs are written contiguously.
-  float* out = reinterpret_cast<float*>(shared) + set * TOKENS * OUT_STRIDE;
-#pragma unroll
-  for (int g = 0; g < GRANULES; ++g)
-#pragma unroll
-    for (int i = 0; i < GRANULE / 2; ++i) {
-      const int token = g * GRANULE + i / 4 * MMA_TOKENS + lane % 4 * 2 + i % 2;
-      out[token * OUT_STRIDE + tile * MMA_ROWS + lane / 4 + i % 4 / 2 * 8] = bits_of(accumulators.at(g, i));
-    }
-  write_out(reinterpret_cast<const float*>(shared), bias, y, m, n, first_tile, first_token, rank, sx, sn);
-#endif
 }

@@ -22,12 +22,13 @@
 #if !defined(GRANULES) || !defined(SHARERS) || !defined(SPLIT)
 #error "define GRANULES, SHARERS and SPLIT"
 #endif
-constexpr int K_SPLIT = 1, OUT_PARTS = 1, WARPGROUPS = 2, GRANULE = 128;
+constexpr int K_SPLIT = 1, WARPGROUPS = 2, GRANULE = 128;
 constexpr int THREADS = WARPGROUPS * 128;  // of consumers
 constexpr int TILES = WARPGROUPS * 4, TOKENS = GRANULES * GRANULE;
 constexpr int STAGES = GRANULES == 1 ? 6 : 4;
 constexpr bool STREAM_K = SPLIT == 1;
-constexpr int K_PARTS = SPLIT > 1 ? SPLIT : 1, K_SETS = 1;  // blocks of a cluster that divide K
+constexpr int K_PARTS = SPLIT > 1 ? SPLIT : 1;  // blocks of a cluster that divide K
+constexpr int CONTRIBUTORS = K_PARTS;
 #include "imma/block_tile.cuh"
 #include "imma/stream_k.cuh"
 #include "imma/warp_sums.cuh"
@@ -387,7 +388,7 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
 #endif
       parts.get(part, number = opaque(number));  // recomputed, to save registers in the mainloop
       const int first_token = grid.first_token(part.output), first_tile = grid.first_tile(part.output, rank);
-      const Contributors contributors{0, 0, k_rank, 0, warp, lane};
+      const Contributors contributors{0, 0, k_rank, warp, lane};
       Owned owned;
       take_owned(owned, total, k_rank);
       if constexpr (STREAM_K) {

@@ -14,7 +14,6 @@
 constexpr int THREADS = ROW_WARPS * TOKEN_WARPS * 32;
 constexpr int TILES = ROW_WARPS * ROW_TILES;
 constexpr int TOKENS = TOKEN_WARPS * COL_TILES * 8;
-constexpr int OUT_PARTS = 1;
 #include "imma/block_tile.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"

@@ -15,7 +15,6 @@
 constexpr int THREADS = WARPGROUPS * 128;
 constexpr int TILES = WARPGROUPS * 4;
 constexpr int TOKENS = GRANULES * 64;
-constexpr int OUT_PARTS = 1;
 #include "imma/block_tile.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"

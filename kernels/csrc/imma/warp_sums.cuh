@@ -1,11 +1,11 @@
 // imma/warp_sums.cuh: reduction and epilogue of a warp's accumulators, 16 rows of W and all TOKENS of a block.
 //
-// CONTRIBUTORS warps of a cluster, K_SETS in each of its K_PARTS blocks, have the same rows and split K. Each of them
-// owns some chunks of 16 tokens and reduces their partial sums, in the order of contributors. Partial sums are sent to
-// their owner's shared memory by asynchronous stores, counted by an mbarrier: only warps of the same rows wait for each
-// other. Stream-K then reduces over clusters, through global memory, with one flag per warp.
+// CONTRIBUTORS warps of a cluster, one in each of its blocks, have the same rows and split K. Each of them owns some
+// chunks of 16 tokens and reduces their partial sums, in the order of contributors. Partial sums are sent to their
+// owner's shared memory by asynchronous stores, counted by an mbarrier: only warps of the same rows wait for each other.
+// Stream-K then reduces over clusters, through global memory, with one flag per warp.
 //
-// The including source defines TOKENS, TILES, GRANULES, GRANULE, K_PARTS and K_SETS first.
+// The including source defines TOKENS, TILES, GRANULES, GRANULE and CONTRIBUTORS first.
 #pragma once
 #include "imma/layout.cuh"
 #include "ptx/cluster.cuh"
@@ -13,7 +13,7 @@
 #include "ptx/synchronization.cuh"
 #include "ptx/wgmma.cuh"
 
-constexpr int CHUNK = 16, CHUNKS = TOKENS / CHUNK, CONTRIBUTORS = K_PARTS * K_SETS;
+constexpr int CHUNK = 16, CHUNKS = TOKENS / CHUNK;
 constexpr int MOST_CHUNKS = (CHUNKS + CONTRIBUTORS - 1) / CONTRIBUTORS;  // that a contributor owns
 constexpr bool EVEN = CHUNKS % CONTRIBUTORS == 0;                        // all own equally many
 constexpr int HALF_BYTES = 32 * 16, CHUNK_BYTES = 2 * HALF_BYTES;        // sums of 16 rows and 8 or 16 tokens
@@ -69,19 +69,17 @@ __device__ inline void take_owned(Owned& owned, const Total& total, int owner) {
 // warp; `filled` completes when its slots have all sums, `taken` when all owners have read this warp's sums.
 struct Contributors {
   uint32_t slots, barriers;
-  int k_rank, set, tile, lane;
+  int rank, tile, lane;  // rank: of the block in its cluster; tile: the warp of the block
 
-  __device__ inline int index() const { return k_rank * K_SETS + set; }
-  __device__ inline int chunks() const { return EVEN ? MOST_CHUNKS : chunks_of(index()); }
-  __device__ inline int first_token() const { return first_chunk_of(index()) * CHUNK; }
-  __device__ inline int warp_of(int k_set) const { return k_set * TILES + tile; }
-  __device__ inline uint32_t filled(int k_set) const { return barriers + warp_of(k_set) * 16; }
-  __device__ inline uint32_t taken(int k_set) const { return filled(k_set) + 8; }
-  __device__ inline uint32_t slots_of(int k_set) const { return slots + warp_of(k_set) * WARP_SLOTS_BYTES + lane * 16; }
+  __device__ inline int chunks() const { return EVEN ? MOST_CHUNKS : chunks_of(rank); }
+  __device__ inline int first_token() const { return first_chunk_of(rank) * CHUNK; }
+  __device__ inline uint32_t filled() const { return barriers + tile * 16; }
+  __device__ inline uint32_t taken() const { return filled() + 8; }
+  __device__ inline uint32_t own_slots() const { return slots + tile * WARP_SLOTS_BYTES + lane * 16; }
 
   // Initialize all mbarriers of a block, by one thread; then all threads call cluster_arrive.
   static __device__ inline void initialize(uint32_t barriers) {
-    for (int w = 0; w < TILES * K_SETS; ++w)
+    for (int w = 0; w < TILES; ++w)
       mbarrier_init(barriers + w * 16, 1), mbarrier_init(barriers + w * 16 + 8, CONTRIBUTORS - 1);
     fence_mbarrier_init();
   }
@@ -90,32 +88,32 @@ struct Contributors {
   // reduction follows.
   __device__ inline void reduce(Owned& owned, const Total& total, int number, bool more) const {
     if (number == 0) cluster_wait();  // other blocks have initialized their mbarriers
-    else mbarrier_wait(taken(set), (number - 1) & 1);
+    else mbarrier_wait(taken(), (number - 1) & 1);
 #pragma unroll
     for (int other = 1; other < CONTRIBUTORS; ++other) {
-      const int owner = (index() + other) % CONTRIBUTORS, slot = index() < owner ? index() : index() - 1;
-      const uint32_t to = map_shared_rank(slots_of(owner % K_SETS) + slot * SLOT_BYTES, owner / K_SETS);
-      const uint32_t barrier = map_shared_rank(filled(owner % K_SETS), owner / K_SETS);
+      const int owner = (rank + other) % CONTRIBUTORS, slot = rank < owner ? rank : rank - 1;
+      const uint32_t to = map_shared_rank(own_slots() + slot * SLOT_BYTES, owner);
+      const uint32_t barrier = map_shared_rank(filled(), owner);
       take_owned(owned, total, owner);
 #pragma unroll
       for (int i = 0; i < MOST_CHUNKS * 2; ++i)
         if (EVEN || i / 2 < chunks_of(owner)) store_async(to + i * HALF_BYTES, packed_bits(owned[i]), barrier);
     }
-    take_owned(owned, total, index());
-    if (lane == 0) mbarrier_arrive_expect_tx(filled(set), (CONTRIBUTORS - 1) * chunks() * CHUNK_BYTES);
+    take_owned(owned, total, rank);
+    if (lane == 0) mbarrier_arrive_expect_tx(filled(), (CONTRIBUTORS - 1) * chunks() * CHUNK_BYTES);
     __syncwarp();
-    mbarrier_wait(filled(set), number & 1);
+    mbarrier_wait(filled(), number & 1);
 #pragma unroll
     for (int slot = 0; slot < CONTRIBUTORS - 1; ++slot)
 #pragma unroll
       for (int i = 0; i < MOST_CHUNKS * 2; ++i) {
         if (!EVEN && i / 2 >= chunks()) continue;
-        const uint4 other = load_shared(slots_of(set) + slot * SLOT_BYTES + i * HALF_BYTES);
+        const uint4 other = load_shared(own_slots() + slot * SLOT_BYTES + i * HALF_BYTES);
         add_bits(owned[i], __uint_as_float(other.x), __uint_as_float(other.y), __uint_as_float(other.z),
                  __uint_as_float(other.w));
       }
     __syncwarp();
-    if (more && lane < CONTRIBUTORS && lane != index()) mbarrier_arrive_remote(taken(lane % K_SETS), lane / K_SETS);
+    if (more && lane < CONTRIBUTORS && lane != rank) mbarrier_arrive_remote(taken(), lane);
   }
 
   // Store this warp's partial sums for the cluster that has the first groups of this output tile.

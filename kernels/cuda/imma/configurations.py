@@ -26,7 +26,7 @@ MIN_STEPS = 4  # of K per persistent block; with fewer, its overhead outweighs i
 # Time of an epilogue and of adding another block's partial sums in a persistent block, in steps of
 # K. From a regression of times of group_gemm_persistent.cu on an H200.
 _OUTPUT_STEPS, _ADDED_STEPS = 2.5, 1.25
-# The same for group_gemm_cluster.cu with stream_k, by the number of warps (2: two or more) that
+# The same for group_gemm_cluster.cu, by the number of warps (2: two or more) that
 # first reduce within a cluster. From a regression of times like those in
 # examples/h200/token-tiles-times.json.gz, but for the last, 1.5 there: where many blocks share a
 # small output tile, the choice then lost 25 % (1152x3584, 64 tokens, H100).
@@ -205,19 +205,16 @@ class WgmmaConfig(Config):
 class ClusterConfig(Config):
     """Configuration of csrc/imma/group_gemm_cluster.cu.
 
-    A block tile is row_warpgroups of 64 rows each by tokens; k_warpgroups sets of warpgroups take
-    the pipeline stages round-robin. k_split: blocks of a cluster that split K; resident: blocks
-    that fit on an SM; stream_k: 1: clusters are persistent and share output tiles, and resident 2
-    leaves room for a block of the next launch.
+    A block tile is row_warpgroups of 64 rows each by tokens. stages: of the block's ring buffer;
+    k_split: blocks of a persistent cluster; resident: 1, or 2 to leave room on the SMs for the
+    blocks of the next launch.
     """
 
     row_warpgroups: int
-    k_warpgroups: int
     tokens: int
     stages: int
     k_split: int
     resident: int
-    stream_k: int = 0
 
     @property
     def function(self) -> str:
@@ -229,38 +226,25 @@ class ClusterConfig(Config):
 
     @property
     def threads(self) -> int:
-        """Threads of a block: consumers, and with stream_k a producer warpgroup."""
-        return (self.row_warpgroups * self.k_warpgroups + self.stream_k) * 128
+        """Threads of a block: consumers and a producer warpgroup."""
+        return (self.row_warpgroups + 1) * 128
 
     @property
     def rows(self) -> int:
         return self.row_warpgroups * 64
 
     @property
-    def k_sets(self) -> int:
-        """Warps of a block that have the same rows."""
-        return self.k_warpgroups
-
-    @property
     def contributors(self) -> int:
         """Warps of a cluster that have the same rows."""
-        return self.k_split * self.k_sets
+        return self.k_split
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Return the dynamic shared memory of a block in bytes: ring buffer and mbarriers.
+        """Return the dynamic shared memory of a block in bytes.
 
-        Partial sums overwrite them, or with stream_k, follow them together with the outputs.
+        It has the ring buffer, partial sums, outputs and mbarriers.
         """
-        if self.stream_k:
-            warps = self.row_warpgroups * self.k_warpgroups * 4
-            sums = warps * _sums_bytes(self.tokens, self.contributors)
-            return _ring_bytes(self, tiles) + sums + self.stages * 16
-        partial_sums = self.k_warpgroups * self.tokens * (self.rows + 4) * 4
-        return max(_ring_bytes(self, tiles) + self.stages * 16, partial_sums)
-
-    def grid(self, m: int, n: int) -> tuple[int, int, int]:
-        """Return the grid: blocks along tokens, k_split each, and blocks along rows."""
-        return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
+        sums = self.row_warpgroups * 4 * _sums_bytes(self.tokens, self.contributors)
+        return _ring_bytes(self, tiles) + sums + self.stages * 16
 
     def shares(self, m: int, n: int, steps: int, sms: int) -> Shares:
         """Divide the steps of K of all output tiles among persistent clusters (stream-K).
@@ -351,11 +335,6 @@ class PersistentConfig(Config):
         return _ring_bytes(self, tiles) + sums + self.stages * 16 + 32
 
     @property
-    def k_sets(self) -> int:
-        """Warps of a block that have the same rows."""
-        return 1
-
-    @property
     def contributors(self) -> int:
         """Warps that reduce their partial sums before they are stored to global memory."""
         return 1
@@ -411,7 +390,21 @@ class Shares:
     longest: float
 
 
-AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig | ClusterConfig | PersistentConfig
+ManyConfig = TiledConfig | WgmmaConfig | ClusterConfig | PersistentConfig
+AnyImmaConfig = ImmaConfig | ManyConfig
+
+# Configurations for many tokens by their names in data files.
+MANY_KINDS: dict[str, type[ManyConfig]] = {
+    "tiled": TiledConfig,
+    "wgmma": WgmmaConfig,
+    "cluster": ClusterConfig,
+    "persistent": PersistentConfig,
+}
+
+
+def settings_of_kind(config: ManyConfig) -> tuple[str, dict[str, int]]:
+    """Return the name of a configuration's kind in MANY_KINDS, and its settings."""
+    return next(name for name, kind in MANY_KINDS.items() if kind is type(config)), asdict(config)
 
 
 # Functions keep the names flexq_imma* of stored profiles and resource tables.

@@ -40,6 +40,7 @@ from kernels.cuda.imma.configurations import (
     TileFormat,
     chunks_of,
 )
+from kernels.cuda.imma.cost_model import Device
 from kernels.formats import NumberFormat, Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.launch_flags import launch_flags
@@ -134,14 +135,16 @@ class ImmaGemm(LinearKernel):
             )
             grid, cluster = (shares.blocks, 1, 1), c.cluster
         elif isinstance(c, ClusterConfig):
-            grid, cluster = c.grid(shape.m, shape.n), c.k_split
-            sums: tuple[Argument, ...] = (None, None, 0, 0, 0, 0)
-            if c.stream_k:
-                shares = c.shares(shape.m, shape.n, steps, sms)
-                shared = _partial_sums(c, shares, out.device)
-                sums = (*shared, shares.each, shares.longer, shares.inverse)
-                grid = c.launched_blocks(shares, sms), 1, 1
-            arguments = (*self._tensor_maps(x, w, c.rows, c.tokens, c.tokens), *rest, *sums)
+            shares = c.shares(shape.m, shape.n, steps, sms)
+            arguments = (
+                *self._tensor_maps(x, w, c.rows, c.tokens, c.tokens),
+                *rest,
+                *_partial_sums(c, shares, out.device),
+                shares.each,
+                shares.longer,
+                shares.inverse,
+            )
+            grid, cluster = (c.launched_blocks(shares, sms), 1, 1), c.k_split
         else:
             arguments = (w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"], *rest)
             grid, cluster = c.grid(shape.m, shape.n), c.k_split
@@ -186,8 +189,9 @@ class ImmaGemm(LinearKernel):
         return bucket_of(m)
 
     def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        sms = current_gpu().sms
-        return choose(self.fitting(gemm), gemm, sms, self.choice, self.tiles)
+        gpu = current_gpu()
+        device = Device(gpu.sms, gpu.memory_gbps)
+        return choose(self.fitting(gemm), gemm, device, self.choice, self.tiles)
 
     def builds(self) -> Sequence[Build]:
         return [
@@ -266,7 +270,7 @@ def _partial_sums(
     """
     if not shares.shared:
         return None, None, 0
-    warps = config.rows // MMA_ROWS * config.k_sets
+    warps = config.rows // MMA_ROWS
     words = warps * chunks_of(config.tokens, config.contributors) * CHUNK * MMA_ROWS
     if config.contributors > 1:  # partial sums have marks instead of flags
         marked, number = launch_flags(current_gpu().sms * words * 2)

@@ -1,0 +1,276 @@
+"""Estimated times of the kernels for many tokens, corrected by times of random cases.
+
+A case is a number of tokens and a shape. The logarithm of a configuration's time over its cost
+(cost_model.py) is interpolated between timed cases by a Gaussian process (Rasmussen and Williams
+2006, section 2.2). Its covariance is a constant plus a sum of Matérn 3/2 covariances over
+coordinates of
+
+- the case: tokens, rows per SM, steps of K, and the imbalance of output tiles;
+- the output tiles: how many there are per block that runs at once, and their imbalance;
+- a block's work: its steps of K, the blocks whose sums it adds, and whether shares are aligned;
+- the limits: the cost, the share of it that reading weights takes, and how full tiles of tokens
+  are.
+
+The tables, in the folder timed_cases, have the times of all candidates at random cases on an H100
+or an H200. Both have 132 SMs; the bandwidth of the memory is in the cost. `python
+benchmarks/kernels/heuristic.py` times cases, writes the tables, and reports the loss of the choice
+on shapes that are in none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.cuda.imma.configurations import (
+    GROUP,
+    MANY_KINDS,
+    MMA_ROWS,
+    ClusterConfig,
+    ManyConfig,
+    PersistentConfig,
+    TileFormat,
+    WgmmaConfig,
+    settings_of_kind,
+)
+from kernels.cuda.imma.cost_model import Cost, Device, cost_us, read_us, waves_of
+from kernels.cuda.timed_shapes import matern
+from workloads.gemm import GemmWorkload
+
+Floats = NDArray[np.float64]
+_NEWLINE = ",\n"
+
+
+class Part(NamedTuple):
+    """A summand of the covariance: its variance, and the length scale of each coordinate.
+
+    Coordinates are logarithms, except is_aligned.
+    """
+
+    variance: float
+    scales: Mapping[str, float]
+
+
+# Found by a random search for the least leave-one-out loss over all tables (`heuristic.py report`).
+_PARTS = (
+    Part(0.018, {"tokens": 1.8, "rows": 0.8, "steps": 0.7, "imbalance": 2.4}),
+    Part(0.004, {"tiles": 0.7, "imbalance": 0.22}),
+    Part(0.039, {"block_steps": 1.1, "added": 1.9, "is_aligned": 3.0}),
+    Part(0.017, {"cost": 1.4, "read_share": 0.8, "filled": 2.0}),
+)
+_CONSTANT = 0.008  # variance
+_NOISE = 0.001
+# Additional noise where clusters of the warpgroup kernel fill only a part of the SMs, for each
+# factor of e below all of them: blocks of two clusters may be on one SM beside empty ones. At 96
+# tokens of 640x4992 one of two such configurations took 9.5, the other 15.6 us, and at 768x4480 it
+# was the other way round (H100).
+_PLACEMENT_NOISE = 0.011
+
+
+class Coordinates(NamedTuple):
+    """Coordinates of a configuration at a case, as described above."""
+
+    tokens: float
+    rows: float
+    steps: float
+    tiles: float
+    imbalance: float
+    block_steps: float
+    added: float
+    is_aligned: float
+    cost: float
+    read_share: float
+    filled: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """Times of configurations, us [cases, configs] in microseconds; NaN: no candidate there.
+
+    devices: of each case.
+    """
+
+    configs: tuple[ManyConfig, ...]
+    cases: tuple[GemmWorkload, ...]
+    devices: tuple[Device, ...]
+    us: Floats
+
+
+class TimedCases:
+    """Estimates of the configurations of one kernel.
+
+    name: of its table in the folder timed_cases. costs: of all configurations.
+    """
+
+    def __init__(self, name: str, costs: Mapping[ManyConfig, Cost]) -> None:
+        self.name, self.costs = name, costs
+
+    @property
+    def file(self) -> Traversable:
+        return resources.files("kernels") / "cuda" / "imma" / "timed_cases" / f"{self.name}.json"
+
+    def estimated_us(
+        self,
+        config: ManyConfig,
+        gemm: GemmWorkload,
+        device: Device,
+        tiles: TileFormat,
+        *,
+        unseen: bool = False,
+    ) -> float:
+        """Estimate the time of a launch in microseconds.
+
+        unseen: as if no case of this N and K had been timed.
+        """
+        return _estimated_us(self, config, gemm, device, tiles, unseen)
+
+
+@lru_cache(maxsize=1 << 16)  # called by every launch without a configuration
+def _estimated_us(
+    timed: TimedCases,
+    config: ManyConfig,
+    gemm: GemmWorkload,
+    device: Device,
+    tiles: TileFormat,
+    unseen: bool,
+) -> float:
+    cost = timed.costs[config]
+    here = coordinates(config, cost, gemm, device, tiles)
+    return math.exp(here.cost + _process(timed, config, tiles).correction(here, gemm, unseen))
+
+
+@cache
+def _process(timed: TimedCases, config: ManyConfig, tiles: TileFormat) -> _Process:
+    return _Process(load_cases(timed), config, timed.costs[config], tiles)
+
+
+@cache
+def load_cases(timed: TimedCases) -> Cases:
+    """Load the table of a kernel."""
+    return read_cases(timed.file.read_text())
+
+
+class _Process:
+    """Gaussian process of one configuration's corrections."""
+
+    def __init__(self, table: Cases, config: ManyConfig, cost: Cost, tiles: TileFormat) -> None:
+        column = table.configs.index(config) if config in table.configs else None
+        us = np.full(len(table.cases), np.nan) if column is None else table.us[:, column]
+        timed = np.flatnonzero(~np.isnan(us)).tolist()
+        self._cases = [table.cases[row] for row in timed]
+        points = [
+            coordinates(config, cost, table.cases[row], table.devices[row], tiles) for row in timed
+        ]
+        self._points = np.array(points).reshape(-1, len(Coordinates._fields))
+        logs = np.log(us[~np.isnan(us)]) - self._points[:, Coordinates._fields.index("cost")]
+        noise = np.full(len(logs), _NOISE)
+        if isinstance(config, WgmmaConfig) and config.k_split > 1:
+            blocks = self._points[:, Coordinates._fields.index("tiles")]
+            noise += _PLACEMENT_NOISE * np.maximum(0.0, -blocks)
+        self._inverse = np.linalg.inv(_covariance(self._points, self._points) + np.diag(noise))
+        self._weights = self._inverse @ logs
+
+    def correction(self, here: Coordinates, gemm: GemmWorkload, unseen: bool) -> float:
+        """Return the expected logarithm of the time over the cost."""
+        covariance = _covariance(np.array([here]), self._points)[0]
+        same = [(case.n, case.k) == (gemm.n, gemm.k) for case in self._cases]
+        if not unseen or not any(same):
+            return float(covariance @ self._weights)
+        left_out, others = np.flatnonzero(same), np.flatnonzero(np.logical_not(same))
+        # The weights of a process without some of its points.
+        moved = np.linalg.solve(self._inverse[np.ix_(left_out, left_out)], self._weights[left_out])
+        weights = self._weights[others] - self._inverse[np.ix_(others, left_out)] @ moved
+        return float(covariance[others] @ weights)
+
+
+def coordinates(
+    config: ManyConfig, cost: Cost, gemm: GemmWorkload, device: Device, tiles: TileFormat
+) -> Coordinates:
+    """Return the coordinates of a configuration at a case."""
+    sms, steps = device.sms, tiles.steps(gemm.k)
+    waves = waves_of(config, cost, gemm, sms, tiles)
+    added, is_aligned = 0, True
+    token_tiles = -(-gemm.m // config.tokens)
+    if isinstance(config, PersistentConfig | ClusterConfig):
+        shares = config.shares(gemm.m, gemm.n, steps, sms)
+        if shares.shared:
+            added = -(-steps // shares.each)
+            is_whole = 0 in (shares.each % steps, steps % shares.each)
+            is_aligned = is_whole and not shares.longer
+        rows, cluster = config.rows, config.contributors
+        if isinstance(config, PersistentConfig):
+            rows, cluster = rows * config.sharers, config.cluster
+        at_once = sms / cluster
+        output_tiles = -(-gemm.n // rows) * token_tiles
+    else:
+        x, y, _ = config.grid(gemm.m, gemm.n)
+        output_tiles, at_once = x * y, sms * waves.resident
+    per_block = output_tiles / at_once
+    cost_of_launch = cost_us(cost, waves, gemm, device.memory_gbps)
+    return Coordinates(
+        tokens=math.log(gemm.m),
+        rows=math.log(gemm.n / MMA_ROWS / sms),
+        steps=math.log(gemm.k / GROUP),
+        tiles=math.log(per_block),
+        imbalance=math.log(math.ceil(per_block) / per_block) if per_block > 1 else 0.0,
+        block_steps=math.log(waves.steps),
+        added=math.log1p(added),
+        is_aligned=float(is_aligned),
+        cost=math.log(cost_of_launch),
+        read_share=math.log(read_us(gemm, device.memory_gbps) / cost_of_launch),
+        filled=math.log(gemm.m / (token_tiles * config.tokens)),
+    )
+
+
+def _covariance(a: Floats, b: Floats) -> Floats:
+    covariance = np.full((len(a), len(b)), _CONSTANT)
+    for part in _PARTS:
+        columns = [Coordinates._fields.index(name) for name in part.scales]
+        scales = np.array([*part.scales.values()])
+        covariance += part.variance * matern(a[:, columns] / scales, b[:, columns] / scales)
+    return covariance
+
+
+def read_cases(text: str) -> Cases:
+    """Parse a table that write_cases formatted."""
+    content = json.loads(text)
+    configs = tuple(MANY_KINDS[kind](**settings) for kind, settings in content["configs"])
+    cases, devices, rows = [], [], []
+    for part in content["parts"]:
+        for m, n, k, *hundredths in part["rows"]:
+            row = np.full(len(configs), np.nan)
+            row[part["configs"]] = np.array(hundredths) / 100
+            cases.append(GemmWorkload(m, n, k))
+            devices.append(Device(part["sms"], part["memory_gbps"]))
+            rows.append(row)
+    us = np.array(rows).reshape(-1, len(configs))
+    return Cases(configs, tuple(cases), tuple(devices), us)
+
+
+def write_cases(table: Cases) -> str:
+    """Format a table as JSON.
+
+    A part has cases of one GPU with the same candidates: their indices, and rows of M, N, K and
+    times in hundredths of a microsecond.
+    """
+    parts: dict[tuple[Device, tuple[int, ...]], list[Sequence[int]]] = {}
+    for gemm, device, us in zip(table.cases, table.devices, table.us, strict=True):
+        timed = np.flatnonzero(~np.isnan(us)).tolist()
+        hundredths = np.rint(100 * us[timed]).astype(int).tolist()
+        row = [gemm.m, gemm.n, gemm.k, *hundredths]
+        parts.setdefault((device, tuple(timed)), []).append(row)
+    configs = _NEWLINE.join(json.dumps(settings_of_kind(config)) for config in table.configs)
+    formatted = []
+    for (device, of_part), rows in parts.items():
+        head = json.dumps({**device._asdict(), "configs": of_part})[:-1]
+        formatted.append(f'{head}, "rows": [\n{_NEWLINE.join(map(json.dumps, rows))}\n]}}')
+    return f'{{"configs": [\n{configs}\n], "parts": [{", ".join(formatted)}]}}\n'

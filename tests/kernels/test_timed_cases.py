@@ -1,0 +1,172 @@
+"""Estimates of times for many tokens, corrected by timed cases."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernels.cuda.imma.configuration_choice import (
+    ATOM,
+    DUAL_GRAINED,
+    FLEXQ,
+    GROUP_SCALED,
+    TWO_LEVEL,
+    Candidates,
+)
+from kernels.cuda.imma.configurations import (
+    SIX_BITS,
+    ClusterConfig,
+    ManyConfig,
+    PersistentConfig,
+    TiledConfig,
+    WgmmaConfig,
+)
+from kernels.cuda.imma.cost_model import Cost, Device, cost_us, waves_of
+from kernels.cuda.imma.timed_cases import Cases, TimedCases, load_cases, read_cases, write_cases
+from workloads.gemm import GemmWorkload
+
+H100, H200 = Device(132, 3352), Device(132, 4917)
+COSTS: dict[ManyConfig, Cost] = {
+    WgmmaConfig(1, 1, 4, 2): Cost(3.0, 0.5, 0.3, 90),
+    ClusterConfig(2, 64, 4, 2, 2): Cost(1.0, 0.5, 0.5, 80),
+    PersistentConfig(1, 1, 1): Cost(4.0, 0.5, 0.5, 168),
+}
+WARPGROUPS, CLUSTER, PERSISTENT = COSTS
+ALL = {"flexq": FLEXQ, "atom": ATOM, "group": GROUP_SCALED, "dgq": DUAL_GRAINED, "dual": TWO_LEVEL}
+
+
+class Stored(TimedCases):
+    """With a table in a folder of the test."""
+
+    def __init__(self, folder: Path, table: Cases) -> None:
+        super().__init__("stored", COSTS)
+        self._file = folder / "stored.json"
+        self._file.write_text(write_cases(table))
+
+    @property
+    def file(self) -> Path:
+        return self._file
+
+
+def cost(config: ManyConfig, gemm: GemmWorkload, device: Device) -> float:
+    waves = waves_of(config, COSTS[config], gemm, device.sms, SIX_BITS)
+    return cost_us(COSTS[config], waves, gemm, device.memory_gbps)
+
+
+def random_cases(count: int) -> list[GemmWorkload]:
+    drawn = random.Random(0)
+    shapes = [(128 * drawn.randint(4, 200), 128 * drawn.randint(4, 120)) for _ in range(count // 2)]
+    return [GemmWorkload(m, n, k) for n, k in shapes for m in (64, 128)]
+
+
+def table_of(cases: list[GemmWorkload], device: Device = H200) -> Cases:
+    """Clusters take 1.5 times their cost where K is long, the others always 0.9 times."""
+
+    def us(config: ManyConfig, gemm: GemmWorkload) -> float:
+        factor = 0.9 if config != CLUSTER else 1.5 if gemm.k > 8192 else 1.0
+        return factor * cost(config, gemm, device)
+
+    times = np.array([[us(config, gemm) for config in COSTS] for gemm in cases])
+    return Cases(tuple(COSTS), tuple(cases), (device,) * len(cases), times)
+
+
+def test_a_table_is_read_as_it_was_written() -> None:
+    cases = random_cases(6)
+    table = Cases(
+        tuple(COSTS),
+        tuple(cases),
+        (H100, H100, H100, H200, H200, H200),
+        np.array([[i + 1.25, math.nan if i % 2 else 7.5, 3.0] for i in range(6)]),
+    )
+
+    read = read_cases(write_cases(table))
+
+    rows = {(read.cases[i], read.devices[i]): read.us[i] for i in range(6)}
+    assert read.configs == table.configs
+    assert len(rows) == 6
+    for gemm, device, us in zip(cases, table.devices, table.us, strict=True):
+        np.testing.assert_array_equal(rows[gemm, device], us)
+
+
+@pytest.mark.parametrize(("k", "factor"), [(2048, 1.0), (14336, 1.5)])
+def test_costs_are_corrected_as_similar_cases_were(tmp_path: Path, k: int, factor: float) -> None:
+    timed = Stored(tmp_path, table_of(random_cases(80)))
+    gemm = GemmWorkload(64, 9984, k)
+
+    us = {config: timed.estimated_us(config, gemm, H200, SIX_BITS) for config in COSTS}
+
+    assert us[CLUSTER] == pytest.approx(factor * cost(CLUSTER, gemm, H200), rel=0.06)
+    assert us[PERSISTENT] == pytest.approx(0.9 * cost(PERSISTENT, gemm, H200), rel=0.02)
+    assert us[WARPGROUPS] == pytest.approx(0.9 * cost(WARPGROUPS, gemm, H200), rel=0.03)
+
+
+def test_a_case_that_was_timed_takes_about_as_long(tmp_path: Path) -> None:
+    table = table_of(random_cases(80))
+    timed = Stored(tmp_path, table)
+
+    for gemm, us in zip(table.cases[::9], table.us[::9], strict=True):
+        found = [timed.estimated_us(config, gemm, H200, SIX_BITS) for config in COSTS]
+        assert found == pytest.approx(us.tolist(), rel=0.08)
+
+
+def test_an_unseen_shape_is_estimated_as_if_none_of_its_cases_were_there(tmp_path: Path) -> None:
+    whole = table_of(random_cases(40))
+    left_out = whole.cases[6]
+    kept = [i for i, case in enumerate(whole.cases) if (case.n, case.k) != (left_out.n, left_out.k)]
+    assert len(kept) == len(whole.cases) - 2
+    others = Cases(
+        whole.configs,
+        tuple(whole.cases[i] for i in kept),
+        tuple(whole.devices[i] for i in kept),
+        whole.us[kept],
+    )
+    for folder in ("all", "others"):
+        (tmp_path / folder).mkdir()
+    both = Stored(tmp_path / "all", whole), Stored(tmp_path / "others", others)
+    never_timed = GemmWorkload(96, left_out.n, left_out.k)  # of the same shape
+
+    for gemm in (left_out, never_timed):
+        for config in COSTS:
+            unseen = both[0].estimated_us(config, gemm, H200, SIX_BITS, unseen=True)
+            without = both[1].estimated_us(config, gemm, H200, SIX_BITS)
+            assert unseen == pytest.approx(without, rel=1e-9)
+
+
+def test_without_times_an_estimate_is_the_cost(tmp_path: Path) -> None:
+    timed = Stored(tmp_path, table_of([]))
+    gemm = GemmWorkload(64, 4096, 4096)
+
+    for config in COSTS:
+        us = timed.estimated_us(config, gemm, H100, SIX_BITS)
+        assert us == pytest.approx(cost(config, gemm, H100))
+
+
+def test_faster_memory_shortens_what_reads_weights() -> None:
+    gemm = GemmWorkload(33, 28672, 8192)
+    config = ClusterConfig(3, 64, 7, 1, 1)
+
+    slow, fast = (FLEXQ.many.estimated_us(config, gemm, gpu, SIX_BITS) for gpu in (H100, H200))
+
+    assert 1.1 < slow / fast < 3352 / 4917 * 2.3
+
+
+@pytest.mark.parametrize("candidates", ALL.values(), ids=ALL)
+def test_tables_have_most_candidates_of_every_case(candidates: Candidates) -> None:
+    table = load_cases(candidates.many)
+    numbers = {gemm.m for gemm in table.cases}
+
+    assert len(table.cases) > 200
+    assert {48, 64, 96, 128, 512, 1024, 2048} <= numbers
+    assert set(table.configs) == {
+        config for config in candidates.costs if not isinstance(config, TiledConfig)
+    }
+    for gemm, us in zip(table.cases, table.us, strict=True):
+        fit = set(candidates.for_tokens(gemm.m, gemm.k, in_mma_order=True))
+        timed = {c for c, x in zip(table.configs, us, strict=True) if not math.isnan(x)}
+        assert candidates.in_mma_order(gemm.m, gemm.k)
+        assert timed <= fit
+        assert len(timed) >= 0.75 * len(fit)
