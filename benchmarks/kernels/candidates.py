@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from heuristic import named, random_shapes
+from heuristic import named, present_device, random_shapes
 
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
@@ -116,7 +116,7 @@ def measure(
                     said = ", ".join([f"{best_us:.2f} us", share, *ratios])
                     say(f"{kernel} {m}x{n}x{k} {said}: {best}")
             if out is not None:
-                save(found, meter.device_info.sm_count, out)
+                save(found, out)
     return found
 
 
@@ -155,7 +155,7 @@ def given_shapes(text: str) -> list[tuple[int, int]]:
     return [(int(n), int(k)) for n, k in pairs]
 
 
-def save(found: Sequence[Timed], sms: int | None, folder: Path) -> None:
+def save(found: Sequence[Timed], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for kernel in {row.kernel for row in found}:
         rows = [
@@ -164,7 +164,7 @@ def save(found: Sequence[Timed], sms: int | None, folder: Path) -> None:
             if row.kernel == kernel
             for config, us in row.us.items()
         ]
-        content = json.dumps({"sms": sms, "times": rows})
+        content = json.dumps({**present_device()._asdict(), "times": rows})
         (folder / f"{kernel}.json.gz").write_bytes(gzip.compress(content.encode(), mtime=0))
 
 

@@ -19,12 +19,10 @@ the slow-down on new shapes, where the choice and the fastest are timed again, s
 fastest by chance. `table` writes the kernel's table in kernels/cuda/*/timed_shapes, without the
 layers of papers, so that they are shapes that the choice was not fitted to. `cases` writes its
 table for many tokens in kernels/cuda/imma/timed_cases: cases with times of three quarters of the
-candidates, at most 60 for each number of tokens. `fit` prints new costs for
-kernels/cuda/imma/candidates.toml, and their loss on shapes that they were not fitted to. Costs of
-clusters are fitted to the times; costs of kernels with a start-up per wave first to the times, then
-to the loss of the choice. `select` prints a greedy selection of candidates among all timed ones.
-`without` prints how much slower the fastest configuration would be without those of a kind, for
-example ClusterConfig.
+candidates, at most 60 for each number of tokens. `fit` prints costs for
+kernels/cuda/imma/candidates.toml that fit the times of each configuration. `select` prints a greedy
+selection of candidates among all timed ones. `without` prints how much slower the fastest
+configuration would be without those of a kind, for example ClusterConfig.
 """
 
 from __future__ import annotations
@@ -41,12 +39,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
-from types import UnionType
 
 import numpy as np
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import minimize
 from untuned_loss import (
     OF_CASES,
     OF_TABLES,
@@ -59,18 +55,12 @@ from untuned_loss import (
 
 from flexq_bench.measure import PROTOCOL_CUDA, Meter
 from kernels.contract import Config
-from kernels.cuda.imma.configuration_choice import MAX_NATURAL, MAX_UNTILED, choose
+from kernels.cuda.imma.configuration_choice import choose
 from kernels.cuda.imma.configurations import (
-    MMA_ROWS,
     AnyImmaConfig,
-    ClusterConfig,
-    ManyConfig,
-    PersistentConfig,
     TiledConfig,
-    TileFormat,
-    WgmmaConfig,
 )
-from kernels.cuda.imma.cost_model import Cost, Device, read_us, waves_of
+from kernels.cuda.imma.cost_model import Device, read_us, waves_of
 from kernels.cuda.imma.gemm import ImmaGemm
 from kernels.cuda.imma.timed_cases import Cases, write_cases
 from kernels.cuda.timed_shapes import (
@@ -93,7 +83,6 @@ SMALLEST, LARGEST = 2e6, 240e6  # weights of a layer
 PAPERS = ("paper-fig10", "paper-fp6")
 LARGEST_LOSS = 1.0  # in a greedy choice: of a configuration that was not timed, too
 
-costs_of = attrgetter("start_us", "alone_us", "each_us")
 COST_RANGE = 0.05, 20.0  # in microseconds
 LARGE_ERROR = 0.15  # of a time's logarithm: outliers beyond
 FEWEST_TIMES = 10  # of a configuration, for a fit to them
@@ -279,123 +268,20 @@ def estimated_us(costs: np.ndarray, waves: np.ndarray, floor: np.ndarray) -> np.
 
 
 def fit_to_times(
-    known: np.ndarray,
-    waves: np.ndarray,
-    floor: np.ndarray,
-    us: np.ndarray,
-    *,
-    large_error: float = math.inf,
+    known: np.ndarray, waves: np.ndarray, floor: np.ndarray, us: np.ndarray
 ) -> np.ndarray:
     """Fit the costs of one configuration to the logarithms of its times, by least squares near the
-    known costs; errors from large_error on count by their absolute value."""
+    known costs; errors from LARGE_ERROR on count by their absolute value."""
     logs, known = np.log(us), np.log(np.clip(known, *COST_RANGE))  # a known cost may be 0
 
     def error(tried: np.ndarray) -> float:
         off = np.abs(np.log(estimated_us(np.exp(tried), waves, floor)) - logs)
-        capped = np.minimum(off, large_error)
+        capped = np.minimum(off, LARGE_ERROR)
         return float(np.mean(capped * (2 * off - capped)) + 1e-3 * np.mean((tried - known) ** 2))
 
     begun = (known, known + np.array([-1.0, 0.2, 0.2]))
     results = [minimize(error, x, method="Nelder-Mead") for x in begun]
     return np.asarray(np.exp(min(results, key=lambda r: r.fun).x))
-
-
-class CostSamples:
-    """Waves and relative times of the configurations of one kernel that `costs` knows."""
-
-    def __init__(
-        self,
-        times: Times,
-        kind: type | UnionType,
-        devices: Devices,
-        costs: Mapping[ManyConfig, Cost],
-        tiles: TileFormat,
-    ) -> None:
-        self.configs = [config for config in costs if isinstance(config, kind)]
-        rows = [
-            (gemm, timed)
-            for gemm, timed in times.items()
-            if sum(config in timed for config in self.configs) > len(self.configs) / 2
-        ]
-        self.shapes = [(gemm.n, gemm.k) for gemm, _ in rows]
-        us = np.array([[t.get(c, np.nan) for c in self.configs] for _, t in rows])
-        us = us.reshape(-1, len(self.configs))
-        self.us, self.missing = us, np.isnan(us)
-        self.losses = np.nan_to_num(us / np.nanmin(us, axis=1, keepdims=True) - 1)
-        self.waves = np.array(
-            [
-                [
-                    astuple(waves_of(c, costs[c], gemm, devices[gemm].sms, tiles))
-                    for c in self.configs
-                ]
-                for gemm, _ in rows
-            ]
-        )
-        self.floor = np.array([[read_us(gemm, devices[gemm].memory_gbps)] for gemm, _ in rows])
-        known = [costs[config] for config in self.configs]
-        self.known = np.array([costs_of(cost) for cost in known]).ravel()
-        self.begins_at_times = any(c.each_wave for c in known)
-
-    def estimates(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
-        """Estimate the times of all configurations, as cost_us of cost_model.py.
-
-        Infinite: the configuration was not timed.
-        """
-        us = estimated_us(costs.reshape(-1, 3), self.waves[chosen], self.floor[chosen])
-        return np.where(self.missing[chosen], np.inf, us)
-
-    def of_times(self, chosen: Sequence[int]) -> np.ndarray:
-        """Fit the costs of each configuration to its times; of one with few times the known ones
-        stay."""
-        costs = self.known.reshape(-1, 3).copy()
-        for j, known in enumerate(self.known.reshape(-1, 3)):
-            own = [i for i in chosen if not self.missing[i, j]]
-            if len(own) >= FEWEST_TIMES:
-                costs[j] = fit_to_times(
-                    known,
-                    self.waves[own, j],
-                    self.floor[own, 0],
-                    self.us[own, j],
-                    large_error=LARGE_ERROR,
-                )
-        return np.asarray(np.clip(costs, *COST_RANGE).ravel())
-
-    def lost(self, costs: np.ndarray, chosen: Sequence[int]) -> list[float]:
-        """By the configuration of the lowest estimate, at each chosen index."""
-        best = self.estimates(costs, chosen).argmin(axis=1)
-        return [float(self.losses[i, j]) for i, j in zip(chosen, best, strict=True)]
-
-    def fit(self, chosen: Sequence[int]) -> np.ndarray:
-        """Costs under which a soft choice of the lowest loses least, near the known ones, or near
-        those that are fitted to times."""
-        begun = self.of_times(chosen) if self.begins_at_times else self.known
-        price = self.losses[chosen] + 3 * np.maximum(0, self.losses[chosen] - 0.08)
-
-        def cost(costs: np.ndarray) -> float:
-            score = np.log(self.estimates(costs, chosen))
-            share = np.exp(-(score - score.min(axis=1, keepdims=True)) / 0.03)
-            share /= share.sum(axis=1, keepdims=True)
-            away = np.log(costs / begun)
-            return float((share * price).sum() / len(chosen) + 0.02 * np.mean(away * away))
-
-        found, bounds = begun, [COST_RANGE] * begun.size
-        for _ in range(4):
-            found = minimize(cost, found, method="L-BFGS-B", bounds=bounds).x
-        return self.scaled(found, chosen) if self.begins_at_times else np.asarray(found)
-
-    def scaled(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
-        """Multiply costs by what makes the estimates of the fastest right.
-
-        A fit to losses doesn't tell, but configurations of other kinds are compared with these.
-        """
-        fastest = np.nanargmin(self.us[chosen], axis=1)[:, None]
-        logs = np.log(np.take_along_axis(self.us[chosen], fastest, 1))
-
-        def error(factor: float) -> float:
-            us = np.take_along_axis(self.estimates(factor * costs, chosen), fastest, 1)
-            return float(np.mean(np.abs(np.log(us) - logs)))
-
-        return np.asarray(costs * minimize_scalar(error, bounds=(0.5, 2.0), method="bounded").x)
 
 
 def select(paths: Sequence[Path], within: float) -> None:
@@ -448,67 +334,19 @@ def greedy(lost: np.ndarray, within: float) -> Iterator[tuple[int, float]]:
         yield chosen, float(best.mean())
 
 
-def folds(
-    shapes: Sequence[tuple[int, int]], count: int = 4
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Indices to fit to and to judge by; a shape is in one of the two."""
-    distinct = sorted(set(shapes))
-    random.Random(0).shuffle(distinct)
-    for fold in range(count):
-        held = set(distinct[fold::count])
-        inside = [i for i, shape in enumerate(shapes) if shape not in held]
-        yield inside, [i for i, shape in enumerate(shapes) if shape in held]
-
-
 def fit(times: Times, devices: Devices, kernel: str) -> None:
+    """Say the costs of each configuration for many tokens that fit its times best."""
     found = resolve(kernel, "cuda")
     assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
-    few = {gemm: timed for gemm, timed in times.items() if MAX_UNTILED < gemm.m <= MAX_NATURAL}
-    border = found.choice.many_rows * MMA_ROWS * next(iter(devices.values())).sms
-    parts = (
-        (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
-        (
-            WgmmaConfig | PersistentConfig,
-            {gemm: timed for gemm, timed in times.items() if gemm.m > MAX_NATURAL},
-        ),
-    )
-    for kind, seen in parts:
-        of_kind = CostSamples(seen, kind, devices, found.choice.costs, found.tiles)
-        if not of_kind.shapes:
-            continue
-        fitted = say_unseen(of_kind).reshape(-1, 3)
-        for config, (start, alone, each) in zip(of_kind.configs, fitted, strict=True):
-            say(f"{config}: ({start:.3g}, {alone:.3g}, {each:.3g})")
     for config, cost in found.choice.costs.items():
-        if isinstance(config, ClusterConfig):
-            own = {gemm: timed[config] for gemm, timed in times.items() if config in timed}
-            if len(own) >= FEWEST_TIMES:
-                fitted_us = fit_to_times(
-                    np.array(costs_of(cost)),
-                    np.array(
-                        [
-                            astuple(waves_of(config, cost, g, devices[g].sms, found.tiles))
-                            for g in own
-                        ]
-                    ),
-                    np.array([read_us(g, devices[g].memory_gbps) for g in own]),
-                    np.array(list(own.values())),
-                )
-                say(f"{config}: ({', '.join(f'{us:.3g}' for us in fitted_us)})")
-
-
-def say_unseen(samples: CostSamples) -> np.ndarray:
-    """Say what a fit loses on shapes that it hasn't seen; the fit to all of them."""
-    unseen = [
-        loss
-        for fitted, held in folds(samples.shapes)
-        for loss in samples.lost(samples.fit(fitted), held)
-    ]
-    say(
-        f"{len(unseen)} shapes not fitted to: mean loss {statistics.mean(unseen):.1%}, "
-        f"95 % within {np.quantile(unseen, 0.95):.1%}, worst {max(unseen):.1%}"
-    )
-    return samples.fit(range(len(samples.shapes)))
+        own = {gemm: timed[config] for gemm, timed in times.items() if config in timed}
+        if len(own) < FEWEST_TIMES:
+            continue
+        waves = [astuple(waves_of(config, cost, g, devices[g].sms, found.tiles)) for g in own]
+        floor = [read_us(gemm, devices[gemm].memory_gbps) for gemm in own]
+        known = np.array([cost.start_us, cost.alone_us, cost.each_us])
+        fitted = fit_to_times(known, np.array(waves), np.array(floor), np.array([*own.values()]))
+        say(f"{config}: ({', '.join(f'{us:.3g}' for us in fitted)})")
 
 
 def main() -> None:

@@ -58,6 +58,8 @@ OF_TARGET = {
     )
 }
 
+_UNKNOWN_GBPS = 1000
+
 _ASSUMED: ContextVar[Gpu | None] = ContextVar("assumed_gpu", default=None)
 
 
@@ -91,7 +93,7 @@ def present_gpu(device: int) -> Gpu:
     major, minor = torch.cuda.get_device_capability(device)
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     block_shared_bytes = attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-    # kHz, two transfers per cycle, and bits.
+    # kHz, two transfers per cycle, and bits. The driver reports 0 where it does not know them.
     rate, width = attribute("MEMORY_CLOCK_RATE"), attribute("GLOBAL_MEMORY_BUS_WIDTH")
-    memory_gbps = round(2 * rate * width / 8e6)
+    memory_gbps = round(2 * rate * width / 8e6) or _UNKNOWN_GBPS
     return Gpu(f"sm_{major}{minor}", sms, block_shared_bytes, memory_gbps)

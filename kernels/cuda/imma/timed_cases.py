@@ -71,8 +71,8 @@ _CONSTANT = 0.008  # variance
 _NOISE = 0.001
 # Additional noise where clusters of the warpgroup kernel fill only a part of the SMs, for each
 # factor of e below all of them: blocks of two clusters may be on one SM beside empty ones. At 96
-# tokens of 640x4992 one of two such configurations took 9.5, the other 15.6 us, and at 768x4480 it
-# was the other way round (H100).
+# tokens with three stages flexq took 9.4 us at 768x4480 and 15.6 at 640x4992, with four stages 14.9
+# and 11.5 (H100).
 _PLACEMENT_NOISE = 0.011
 
 
