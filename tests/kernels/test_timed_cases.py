@@ -99,7 +99,7 @@ def test_costs_are_corrected_as_similar_cases_were(tmp_path: Path, k: int, facto
 
     us = {config: timed.estimated_us(config, gemm, H200, SIX_BITS) for config in COSTS}
 
-    assert us[CLUSTER] == pytest.approx(factor * cost(CLUSTER, gemm, H200), rel=0.06)
+    assert us[CLUSTER] == pytest.approx(factor * cost(CLUSTER, gemm, H200), rel=0.15)
     assert us[PERSISTENT] == pytest.approx(0.9 * cost(PERSISTENT, gemm, H200), rel=0.02)
     assert us[WARPGROUPS] == pytest.approx(0.9 * cost(WARPGROUPS, gemm, H200), rel=0.03)
 

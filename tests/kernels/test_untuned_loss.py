@@ -73,9 +73,9 @@ def test_shapes_that_were_not_timed_lose_little_for_many_tokens(untuned_loss: Mo
 
     assert {len(of) for of in means.values()} <= {8, 9}
     assert max(map(max, means.values())) < 0.035, means
-    assert statistics.mean(map(statistics.mean, means.values())) < 0.0095
-    assert max(map(max, worst.values())) < 0.25, worst
-    assert statistics.mean(map(statistics.mean, worst.values())) < 0.085
+    assert statistics.mean(map(statistics.mean, means.values())) < 0.0085
+    assert max(map(max, worst.values())) < 0.18, worst
+    assert statistics.mean(map(statistics.mean, worst.values())) < 0.075
 
 
 def test_a_report_from_tables_has_a_line_for_each_number_of_tokens(
