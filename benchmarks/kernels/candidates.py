@@ -25,12 +25,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from heuristic import named, present_device, random_shapes
+from heuristic import named, random_shapes
 
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
 from flexq_bench.measure.protocol import PROTOCOL_CUDA
 from kernels.contract import Config
+from kernels.cuda.imma.cost_model import current_device
 from kernels.registry import resolve
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
@@ -164,7 +165,7 @@ def save(found: Sequence[Timed], folder: Path) -> None:
             if row.kernel == kernel
             for config, us in row.us.items()
         ]
-        content = json.dumps({**present_device()._asdict(), "times": rows})
+        content = json.dumps({**current_device()._asdict(), "times": rows})
         (folder / f"{kernel}.json.gz").write_bytes(gzip.compress(content.encode(), mtime=0))
 
 

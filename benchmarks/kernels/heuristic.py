@@ -36,6 +36,7 @@ import re
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
@@ -60,7 +61,7 @@ from kernels.cuda.imma.configurations import (
     AnyImmaConfig,
     TiledConfig,
 )
-from kernels.cuda.imma.cost_model import Device, read_us, waves_of
+from kernels.cuda.imma.cost_model import Device, current_device, read_us, waves_of
 from kernels.cuda.imma.gemm import ImmaGemm
 from kernels.cuda.imma.timed_cases import Cases, write_cases
 from kernels.cuda.timed_shapes import (
@@ -71,7 +72,6 @@ from kernels.cuda.timed_shapes import (
 )
 from kernels.cuda.weight_only.gemm import WeightOnlyConfig
 from kernels.registry import resolve
-from kernels.runtime.gpu import current_gpu
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 from workloads.ranges import parse_ranges
@@ -120,7 +120,7 @@ def warm_meter() -> Meter:
 def retime(kernel: str, tokens: Sequence[int], shapes: int, seed: int) -> None:
     meter, losses = warm_meter(), {m: list[float]() for m in tokens}
     with meter.device_guard():
-        device = present_device()
+        device = current_device()
         for n, k in random_shapes(shapes, seed):
             for m in tokens:
                 gemm = GemmWorkload(m, n, k)
@@ -140,16 +140,11 @@ def measure(
                 prepared = meter.prepare(Case(kernel, GemmWorkload(m, n, k)))
                 for config, microseconds in prepared.time_candidates():
                     rows.append([m, n, k, named(config), microseconds])
-            content = json.dumps({**present_device()._asdict(), "times": rows})
+            content = json.dumps({**current_device()._asdict(), "times": rows})
             out.write_bytes(gzip.compress(content.encode(), mtime=0))
             if time.monotonic() - began > seconds:
                 break
     say(f"{len(rows)} times in {out}")
-
-
-def present_device() -> Device:
-    gpu = current_gpu()
-    return Device(gpu.sms, gpu.memory_gbps)
 
 
 def read(paths: Sequence[Path], kernel: str) -> tuple[Times, Devices]:
@@ -242,13 +237,14 @@ def write_cases_of(times: Times, devices: Devices, kernel: str, most: int) -> No
     random.Random(0).shuffle(shapes)
     order = {shape: place for place, shape in enumerate(shapes)}
     chosen_cases: list[GemmWorkload] = []
+    of_m: Counter[int] = Counter()
     for gemm in sorted(times, key=lambda gemm: (gemm.m, order[gemm.n, gemm.k])):
         in_order = found.choice.in_mma_order(gemm.m, gemm.k)
         candidates = found.choice.for_tokens(gemm.m, gemm.k, in_mma_order=in_order)
-        of_m = sum(case.m == gemm.m for case in chosen_cases)
         timed = sum(c in times[gemm] for c in candidates)
-        if in_order and of_m < most and timed >= MOST_CANDIDATES * len(candidates):
+        if in_order and of_m[gemm.m] < most and timed >= MOST_CANDIDATES * len(candidates):
             chosen_cases.append(gemm)
+            of_m[gemm.m] += 1
     configs = tuple(c for c in found.choice.costs if not isinstance(c, TiledConfig))
     us = [[times[gemm].get(c, math.nan) for c in configs] for gemm in chosen_cases]
     of_cases = tuple(devices[gemm] for gemm in chosen_cases)

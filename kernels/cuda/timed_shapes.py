@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from importlib import resources
@@ -43,7 +43,6 @@ _AT_ONCE = (1, 2, 3)  # blocks that an SM may run at once: what its own imbalanc
 # Variance of each part over that of the first, and of a time's noise.
 _BLOCKS_WEIGHT, _WARPS_WEIGHT, _NOISE = 0.5, 0.3, 0.06
 _MIN_SHAPES = 12  # timed shapes that a configuration needs
-_NEWLINE = ",\n"
 
 Floats = NDArray[np.float64]
 Settings = tuple[tuple[str, Any], ...]
@@ -237,14 +236,20 @@ def write_losses(tables: Mapping[int, Losses]) -> str:
     """
     parts = []
     for col_tiles, table in tables.items():
-        rows = [
-            json.dumps([*shape, *(None if math.isnan(x) else round(1000 * x) for x in lost)])
+        rows = (
+            [*shape, *(None if math.isnan(x) else round(1000 * x) for x in lost)]
             for shape, lost in zip(table.shapes, table.lost.tolist(), strict=True)
-        ]
-        configs = [json.dumps(dict(config)) for config in table.configs]
-        lists = f'"configs": [\n{_NEWLINE.join(configs)}\n], "rows": [\n{_NEWLINE.join(rows)}\n]'
+        )
+        configs = map(dict, table.configs)
+        lists = f'"configs": {json_rows(configs)}, "rows": {json_rows(rows)}'
         parts.append(f'{{"col_tiles": {col_tiles}, "sms": {table.sms}, {lists}}}')
     return f"[{', '.join(parts)}]\n"
+
+
+def json_rows(rows: Iterable[Any]) -> str:
+    """Format rows as a JSON list with a line for each."""
+    lines = ",\n".join(map(json.dumps, rows))
+    return f"[\n{lines}\n]"
 
 
 class _Kinds:

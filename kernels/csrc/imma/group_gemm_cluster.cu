@@ -47,16 +47,6 @@ constexpr int FEWER_REGISTERS = 32;
 constexpr int REGISTERS = 65536 / RESIDENT / (THREADS + PRODUCERS) / 8 * 8;
 constexpr int MORE_REGISTERS = (REGISTERS * (THREADS + PRODUCERS) - FEWER_REGISTERS * PRODUCERS) / THREADS / 8 * 8;
 
-// Index and mbarrier phase parity of a pipeline stage.
-struct PipelineState {
-  int index = 0;
-  uint32_t parity = 0;
-
-  __device__ inline void next() {
-    if (++index == STAGES) index = 0, parity ^= 1;
-  }
-};
-
 struct Sums {
   int values[GRANULE / 2];
 

@@ -57,16 +57,6 @@ constexpr bool BIASED = A_GROUPED && GRANULES == 1;
 // early loads would be 2 to 3 % slower.
 constexpr bool SCALES_AHEAD = BIASED && STREAM_K;
 
-// Index and mbarrier phase parity of a pipeline stage.
-struct PipelineState {
-  int slot = 0;
-  uint32_t parity = 0;
-
-  __device__ inline void next() {
-    if (++slot == STAGES) slot = 0, parity ^= 1;
-  }
-};
-
 // TMA loads of a stage: few large ones, because each takes TMA a hundred cycles.
 struct Producer {
   const Grid& grid;
@@ -303,10 +293,10 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
       for (int number = 0; parts.get(part, number); ++number) {
         if constexpr (K_PARTS > 1) part = k_split_part(part, k_rank);
         for (int step = part.from; step < part.to; ++step) {
-          mbarrier_wait(empty + stage.slot * 8, stage.parity ^ 1);
-          producer.load_weights(stage.slot, part.output, step);
+          mbarrier_wait(empty + stage.index * 8, stage.parity ^ 1);
+          producer.load_weights(stage.index, part.output, step);
           if (must_wait) wait_for_previous_kernel(), must_wait = false;
-          producer.load_tokens(stage.slot, part.output, step);
+          producer.load_tokens(stage.index, part.output, step);
           stage.next();
         }
       }
@@ -331,13 +321,13 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
       Weights weights[2];  // one is multiplied while the other is dequantized
       uint32_t used_stage = 0;   // `empty` mbarrier of the previous group's stage
       const auto add_group = [&](Weights& of_group, bool first) {
-        const uint32_t at = ring + stage.slot * STAGE_BYTES;
-        mbarrier_wait(full + stage.slot * 8, stage.parity);
+        const uint32_t at = ring + stage.index * STAGE_BYTES;
+        mbarrier_wait(full + stage.index * 8, stage.parity);
         of_group = widened(at, warp, lane, false);
         multiply(total, of_group.a, swizzled_descriptor(at));
         wgmma_wait<1>();  // the previous group is complete: its stage and weights may be overwritten
         if (!first) release_stage(used_stage, lane);
-        used_stage = empty + stage.slot * 8;
+        used_stage = empty + stage.index * 8;
         stage.next();
       };
       int step = part.from;
@@ -359,19 +349,19 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
       if constexpr (BIASED)
 #pragma unroll
         for (int i = 0; i < GRANULE / 2; ++i) sums.values[i] = BIAS_BITS;
-      mbarrier_wait(full + stage.slot * 8, stage.parity);
-      uint32_t at = ring + stage.slot * STAGE_BYTES;
+      mbarrier_wait(full + stage.index * 8, stage.parity);
+      uint32_t at = ring + stage.index * STAGE_BYTES;
       Weights weights = widened(at, warp, lane, part.from == grid.groups - 1);
       for (int step = part.from; step < part.to; ++step) {
-        const uint32_t used_stage = empty + stage.slot * 8;
+        const uint32_t used_stage = empty + stage.index * 8;
         const uint64_t tokens = swizzled_descriptor(at);
         const float top = weights.top, bottom = weights.bottom;
         const bool more = step + 1 < part.to;
         stage.next();
-        const uint32_t next = more ? ring + stage.slot * STAGE_BYTES : at;  // after the last step, any valid address
+        const uint32_t next = more ? ring + stage.index * STAGE_BYTES : at;  // after the last step, any valid address
 #pragma unroll
         for (int g = 0; g < GRANULES; ++g) {
-          if (g == GRANULES - 1 && more) mbarrier_wait(full + stage.slot * 8, stage.parity);
+          if (g == GRANULES - 1 && more) mbarrier_wait(full + stage.index * 8, stage.parity);
           named_barrier_sync(1 + warpgroup, 256);
           multiply(sums, weights.a, advance_descriptor(tokens, g * GRANULE * GROUP));
           named_barrier_arrive(1 + (warpgroup + 1) % WARPGROUPS, 256);

@@ -1,9 +1,19 @@
 // imma/stream_k.cuh: stream-K for persistent thread blocks, one per SM: the assignment of output tiles and steps of K
-// to clusters. warp_sums.cuh reduces the partial sums.
+// to clusters, and the state of their pipeline. warp_sums.cuh reduces the partial sums.
 //
-// The including source defines TOKENS, TILES, SHARERS and STREAM_K first.
+// The including source defines TOKENS, TILES, STAGES, SHARERS and STREAM_K first.
 #pragma once
 #include "imma/layout.cuh"
+
+// Index and mbarrier phase parity of a pipeline stage.
+struct PipelineState {
+  int index = 0;
+  uint32_t parity = 0;
+
+  __device__ inline void next() {
+    if (++index == STAGES) index = 0, parity ^= 1;
+  }
+};
 
 // The problem shape in tiles. An output tile is TILES * 16 * SHARERS rows of one block of tokens.
 struct Grid {

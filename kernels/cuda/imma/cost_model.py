@@ -16,6 +16,7 @@ from kernels.cuda.imma.configurations import (
     PersistentConfig,
     TileFormat,
 )
+from kernels.runtime.gpu import current_gpu
 from workloads.gemm import GemmWorkload
 
 _REGISTERS = 65536  # of an SM
@@ -29,6 +30,12 @@ class Device(NamedTuple):
 
     sms: int
     memory_gbps: float
+
+
+def current_device() -> Device:
+    """Return the GPU that configurations are chosen for."""
+    gpu = current_gpu()
+    return Device(gpu.sms, gpu.memory_gbps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from kernels.cuda.imma.configurations import (
     TileFormat,
     chunks_of,
 )
-from kernels.cuda.imma.cost_model import Device
+from kernels.cuda.imma.cost_model import current_device
 from kernels.formats import NumberFormat, Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.launch_flags import launch_flags
@@ -189,9 +189,7 @@ class ImmaGemm(LinearKernel):
         return bucket_of(m)
 
     def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        gpu = current_gpu()
-        device = Device(gpu.sms, gpu.memory_gbps)
-        return choose(self.fitting(gemm), gemm, device, self.choice, self.tiles)
+        return choose(self.fitting(gemm), gemm, current_device(), self.choice, self.tiles)
 
     def builds(self) -> Sequence[Build]:
         return [

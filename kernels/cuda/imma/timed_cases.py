@@ -29,7 +29,6 @@ from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernels.cuda.imma.configurations import (
     GROUP,
@@ -43,11 +42,8 @@ from kernels.cuda.imma.configurations import (
     settings_of_kind,
 )
 from kernels.cuda.imma.cost_model import Cost, Device, cost_us, read_us, waves_of
-from kernels.cuda.timed_shapes import matern
+from kernels.cuda.timed_shapes import Floats, json_rows, matern
 from workloads.gemm import GemmWorkload
-
-Floats = NDArray[np.float64]
-_NEWLINE = ",\n"
 
 
 class Part(NamedTuple):
@@ -182,10 +178,10 @@ class _Process:
     def correction(self, here: Coordinates, gemm: GemmWorkload, unseen: bool) -> float:
         """Return the expected logarithm of the time over the cost."""
         covariance = _covariance(np.array([here]), self._points)[0]
-        same = [(case.n, case.k) == (gemm.n, gemm.k) for case in self._cases]
-        if not unseen or not any(same):
+        if not unseen:
             return float(covariance @ self._weights)
-        left_out, others = np.flatnonzero(same), np.flatnonzero(np.logical_not(same))
+        same = np.array([(case.n, case.k) == (gemm.n, gemm.k) for case in self._cases], dtype=bool)
+        left_out, others = np.flatnonzero(same), np.flatnonzero(~same)
         # The weights of a process without some of its points.
         moved = np.linalg.solve(self._inverse[np.ix_(left_out, left_out)], self._weights[left_out])
         weights = self._weights[others] - self._inverse[np.ix_(others, left_out)] @ moved
@@ -206,9 +202,10 @@ def coordinates(
             added = -(-steps // shares.each)
             is_whole = 0 in (shares.each % steps, steps % shares.each)
             is_aligned = is_whole and not shares.longer
-        rows, cluster = config.rows, config.contributors
         if isinstance(config, PersistentConfig):
-            rows, cluster = rows * config.sharers, config.cluster
+            rows, cluster = config.rows * config.sharers, config.cluster
+        else:
+            rows, cluster = config.rows, config.k_split
         at_once = sms / cluster
         output_tiles = -(-gemm.n // rows) * token_tiles
     else:
@@ -268,9 +265,9 @@ def write_cases(table: Cases) -> str:
         hundredths = np.rint(100 * us[timed]).astype(int).tolist()
         row = [gemm.m, gemm.n, gemm.k, *hundredths]
         parts.setdefault((device, tuple(timed)), []).append(row)
-    configs = _NEWLINE.join(json.dumps(settings_of_kind(config)) for config in table.configs)
+    configs = json_rows(map(settings_of_kind, table.configs))
     formatted = []
     for (device, of_part), rows in parts.items():
         head = json.dumps({**device._asdict(), "configs": of_part})[:-1]
-        formatted.append(f'{head}, "rows": [\n{_NEWLINE.join(map(json.dumps, rows))}\n]}}')
-    return f'{{"configs": [\n{configs}\n], "parts": [{", ".join(formatted)}]}}\n'
+        formatted.append(f'{head}, "rows": {json_rows(rows)}}}')
+    return f'{{"configs": {configs}, "parts": [{", ".join(formatted)}]}}\n'
