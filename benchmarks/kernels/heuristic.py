@@ -4,7 +4,7 @@
         [--m 1,8,16,24,32,64,128,512] [--shapes 120] [--seed 1] [--seconds N]
     python benchmarks/kernels/heuristic.py report [times.json.gz...] [--kernel NAME]
     python benchmarks/kernels/heuristic.py retime [--kernel NAME] [--m 8,16] [--shapes 20]
-        [--seed 1]
+        [--seed 1] [--seconds N] [--out times.json.gz]
     python benchmarks/kernels/heuristic.py table times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py cases times.json.gz... [--kernel NAME] [--most 60]
     python benchmarks/kernels/heuristic.py fit times.json.gz... [--kernel NAME]
@@ -16,13 +16,13 @@ flexq-imma-w6a6), with cold weights, over random layer shapes. `report` prints t
 choice without tuning against the fastest configuration; each shape is judged as if it were in no
 table. Without files it judges the shapes of the kernel's table, or of all tables. `retime` prints
 the slow-down on new shapes, where the choice and the fastest are timed again, so that none is the
-fastest by chance. `table` writes the kernel's table in kernels/cuda/*/timed_shapes, without the
-layers of papers, so that they are shapes that the choice was not fitted to. `cases` writes its
-table for many tokens in kernels/cuda/imma/timed_cases: cases with times of three quarters of the
-candidates, at most 60 for each number of tokens. `fit` prints costs for
-kernels/cuda/imma/candidates.toml that fit the times of each configuration. `select` prints a greedy
-selection of candidates among all timed ones. `without` prints how much slower the fastest
-configuration would be without those of a kind, for example ClusterConfig.
+fastest by chance; its times are written, too, if a file is named. `table` writes the kernel's table
+in kernels/cuda/*/timed_shapes, without the layers of papers, so that they are shapes that the
+choice was not fitted to. `cases` writes its table for many tokens in kernels/cuda/imma/timed_cases:
+cases with times of three quarters of the candidates, at most 60 for each number of tokens. `fit`
+prints costs for kernels/cuda/imma/candidates.toml that fit the times of each configuration.
+`select` prints a greedy selection of candidates among all timed ones. `without` prints how much
+slower the fastest configuration would be without those of a kind, for example ClusterConfig.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -117,8 +117,21 @@ def warm_meter() -> Meter:
     return Meter("cuda", replace(PROTOCOL_CUDA, warm_up=PROTOCOL_CUDA.rewarm))
 
 
-def retime(kernel: str, tokens: Sequence[int], shapes: int, seed: int) -> None:
-    meter, losses = warm_meter(), {m: list[float]() for m in tokens}
+def write_times(out: Path, rows: Sequence[Sequence[object]]) -> None:
+    content = json.dumps({**current_device()._asdict(), "times": rows})
+    out.write_bytes(gzip.compress(content.encode(), mtime=0))
+
+
+def rows_of(gemm: GemmWorkload, times: Iterable[tuple[Config, float]]) -> Iterator[list[object]]:
+    for config, microseconds in times:
+        yield [gemm.m, gemm.n, gemm.k, named(config), microseconds]
+
+
+def retime(
+    out: Path | None, kernel: str, tokens: Sequence[int], shapes: int, seconds: float, seed: int
+) -> None:
+    meter, began, rows = warm_meter(), time.monotonic(), list[list[object]]()
+    losses = {m: list[float]() for m in tokens}
     with meter.device_guard():
         device = current_device()
         for n, k in random_shapes(shapes, seed):
@@ -126,22 +139,26 @@ def retime(kernel: str, tokens: Sequence[int], shapes: int, seed: int) -> None:
                 gemm = GemmWorkload(m, n, k)
                 prepared = meter.prepare(Case(kernel, gemm))
                 choose_here = partial(chosen, kernel, gemm=gemm, device=device)
-                losses[m].append(loss_again(prepared, choose_here))
+                loss, times = loss_again(prepared, choose_here)
+                losses[m].append(loss)
+                rows += rows_of(gemm, times.items())
+            if out:
+                write_times(out, rows)
+            if time.monotonic() - began > seconds:
+                break
     say_losses(losses)
 
 
 def measure(
     out: Path, kernel: str, tokens: Sequence[int], shapes: int, seconds: float, seed: int
 ) -> None:
-    meter, began, rows = warm_meter(), time.monotonic(), []
+    meter, began, rows = warm_meter(), time.monotonic(), list[list[object]]()
     with meter.device_guard():
         for n, k in random_shapes(shapes, seed):
             for m in tokens:
-                prepared = meter.prepare(Case(kernel, GemmWorkload(m, n, k)))
-                for config, microseconds in prepared.time_candidates():
-                    rows.append([m, n, k, named(config), microseconds])
-            content = json.dumps({**current_device()._asdict(), "times": rows})
-            out.write_bytes(gzip.compress(content.encode(), mtime=0))
+                gemm = GemmWorkload(m, n, k)
+                rows += rows_of(gemm, meter.prepare(Case(kernel, gemm)).time_candidates())
+            write_times(out, rows)
             if time.monotonic() - began > seconds:
                 break
     say(f"{len(rows)} times in {out}")
@@ -348,16 +365,13 @@ def fit(times: Times, devices: Devices, kernel: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
-    measuring = verbs.add_parser("measure")
-    measuring.add_argument("--out", type=Path, required=True)
-    measuring.add_argument("--m", default=TOKENS)
-    measuring.add_argument("--shapes", type=int, default=120)
-    measuring.add_argument("--seconds", type=float, default=400)
-    measuring.add_argument("--seed", type=int, default=1)
-    retiming = verbs.add_parser("retime")
-    retiming.add_argument("--m", default="8,16")
-    retiming.add_argument("--shapes", type=int, default=20)
-    retiming.add_argument("--seed", type=int, default=1)
+    for name, m, shapes in (("measure", TOKENS, 120), ("retime", "8,16", 20)):
+        timing = verbs.add_parser(name)
+        timing.add_argument("--out", type=Path, required=name == "measure")
+        timing.add_argument("--m", default=m)
+        timing.add_argument("--shapes", type=int, default=shapes)
+        timing.add_argument("--seconds", type=float, default=400)
+        timing.add_argument("--seed", type=int, default=1)
     leaving_out = verbs.add_parser("without")
     leaving_out.add_argument("kind")
     for name, count in (("report", "*"), ("table", "+"), ("cases", "+"), ("fit", "+")):
@@ -371,11 +385,10 @@ def main() -> None:
         verb.add_argument("--kernel")
     options = parser.parse_args()
     kernel = options.kernel or KERNEL
-    if options.verb == "measure":
+    if options.verb in ("measure", "retime"):
+        told = measure if options.verb == "measure" else retime
         tokens = parse_ranges(options.m)
-        measure(options.out, kernel, tokens, options.shapes, options.seconds, options.seed)
-    elif options.verb == "retime":
-        retime(kernel, parse_ranges(options.m), options.shapes, options.seed)
+        told(options.out, kernel, tokens, options.shapes, options.seconds, options.seed)
     elif options.verb == "select":
         select(options.times, options.within)
     elif options.verb == "without":
@@ -387,8 +400,8 @@ def main() -> None:
         for line in report_rows([options.kernel] if options.kernel else [*every]):
             say(line)
     else:
-        told = {"report": report, "table": write_table, "fit": fit}[options.verb]
-        told(*read(options.times, kernel), kernel)
+        of_times = {"report": report, "table": write_table, "fit": fit}[options.verb]
+        of_times(*read(options.times, kernel), kernel)
 
 
 if __name__ == "__main__":

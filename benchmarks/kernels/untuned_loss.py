@@ -117,13 +117,16 @@ def report_rows(kernels: Sequence[str]) -> Iterator[str]:
             yield f"| {' | '.join([kernel, str(m), str(len(losses)), *cells])} |"
 
 
-def loss_again(prepared: Timeable, choose: Callable[[Sequence[Config]], Config]) -> float:
-    """Time the choice and the fastest candidates again, in alternation; return the choice's loss.
+def loss_again(
+    prepared: Timeable, choose: Callable[[Sequence[Config]], Config]
+) -> tuple[float, dict[Config, float]]:
+    """Time the choice and the fastest candidates again, in alternation; return the choice's loss,
+    and the times of all candidates: where they were timed again, the medians.
 
     The fastest of many single times is partly the luckiest: the loss against it is too large.
     """
-    once = dict(prepared.time_candidates())
-    fastest = sorted(once, key=lambda config: once[config])[:FINALISTS]
-    finalists = list(dict.fromkeys([choose([*once]), *fastest]))
-    medians = np.median(prepared.time_in_turn(finalists, ROUNDS), axis=0)
-    return float(medians[0] / medians.min() - 1)
+    times = dict(prepared.time_candidates())
+    fastest = sorted(times, key=lambda config: times[config])[:FINALISTS]
+    finalists = list(dict.fromkeys([choose([*times]), *fastest]))
+    medians = np.median(prepared.time_in_turn(finalists, ROUNDS), axis=0).tolist()
+    return medians[0] / min(medians) - 1, times | dict(zip(finalists, medians, strict=True))

@@ -100,14 +100,17 @@ def test_the_expected_worst_is_the_mean_over_all_subsets(untuned_loss: ModuleTyp
 def test_a_lucky_time_does_not_count(untuned_loss: ModuleType) -> None:
     timed = Timed()
 
-    loss = untuned_loss.loss_again(timed, lambda configs: configs[1])
+    loss, times = untuned_loss.loss_again(timed, lambda configs: configs[1])
 
     assert loss == pytest.approx(0.1)
+    assert times == timed.us
     assert timed.again == [CONFIGS[1], CONFIGS[-1], CONFIGS[0], *CONFIGS[2:4]]
 
 
 def test_a_choice_that_is_among_the_slow_ones_is_timed_again_too(untuned_loss: ModuleType) -> None:
     timed = Timed()
 
-    assert untuned_loss.loss_again(timed, lambda configs: configs[6]) == pytest.approx(0.6)
+    loss, _ = untuned_loss.loss_again(timed, lambda configs: configs[6])
+
+    assert loss == pytest.approx(0.6)
     assert timed.again[0] == CONFIGS[6]
