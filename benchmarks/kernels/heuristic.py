@@ -6,10 +6,10 @@
     python benchmarks/kernels/heuristic.py retime [--kernel NAME] [--m 8,16] [--shapes 20]
         [--seed 1] [--seconds N] [--out times.json.gz]
     python benchmarks/kernels/heuristic.py table times.json.gz... [--kernel NAME]
-    python benchmarks/kernels/heuristic.py cases times.json.gz... [--kernel NAME] [--most 60]
+    python benchmarks/kernels/heuristic.py cases times.json.gz... [--kernel NAME] [--most 80]
     python benchmarks/kernels/heuristic.py fit times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py select times.json.gz... [--within 0.002]
-    python benchmarks/kernels/heuristic.py without KIND times.json.gz...
+    python benchmarks/kernels/heuristic.py without PATTERN times.json.gz...
 
 `measure` and `retime` need a GPU. `measure` times every configuration of a kernel (default
 flexq-imma-w6a6), with cold weights, over random layer shapes. `report` prints the slow-down of the
@@ -19,10 +19,11 @@ the slow-down on new shapes, where the choice and the fastest are timed again, s
 fastest by chance; its times are written, too, if a file is named. `table` writes the kernel's table
 in kernels/cuda/*/timed_shapes, without the layers of papers, so that they are shapes that the
 choice was not fitted to. `cases` writes its table for many tokens in kernels/cuda/imma/timed_cases:
-cases with times of three quarters of the candidates, at most 60 for each number of tokens. `fit`
+cases with times of three quarters of the candidates, at most 80 for each number of tokens. `fit`
 prints costs for kernels/cuda/imma/candidates.toml that fit the times of each configuration.
 `select` prints a greedy selection of candidates among all timed ones. `without` prints how much
-slower the fastest configuration would be without those of a kind, for example ClusterConfig.
+slower the fastest configuration would be without those whose names begin with a regular expression,
+for example ClusterConfig.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ from kernels.contract import Config
 from kernels.cuda.imma.configuration_choice import choose
 from kernels.cuda.imma.configurations import (
     AnyImmaConfig,
+    ClusterConfig,
     TiledConfig,
 )
 from kernels.cuda.imma.cost_model import Device, current_device, read_us, waves_of
@@ -87,9 +89,6 @@ COST_RANGE = 0.05, 20.0  # in microseconds
 LARGE_ERROR = 0.15  # of a time's logarithm: outliers beyond
 FEWEST_TIMES = 10  # of a configuration, for a fit to them
 MOST_CANDIDATES = 0.75  # a share: of a case's candidates, that must have been timed
-# In older files. Cluster configurations without stream-K, or with two sets of warpgroups, are gone.
-OLD_NAMES = ("BulkConfig(", "PersistentConfig("), (" k_warpgroups=1,", ""), (", stream_k=1)", ")")
-OLD_CLUSTER = re.compile(r"ClusterConfig\(.*k_warpgroups=(?!1, .*stream_k=1)")
 
 Times = dict[GemmWorkload, dict[Config, float]]
 Devices = dict[GemmWorkload, Device]
@@ -176,10 +175,6 @@ def read(paths: Sequence[Path], kernel: str) -> tuple[Times, Devices]:
             gemm = GemmWorkload(m, n, k)
             if devices.setdefault(gemm, device) != device:
                 devices[gemm], times[gemm] = device, {}
-            if OLD_CLUSTER.match(name):
-                continue
-            for old, new in OLD_NAMES:
-                name = name.replace(old, new)
             if name in by_name:  # a configuration may be gone since
                 times.setdefault(gemm, {})[by_name[name]] = microseconds
     return times, devices
@@ -257,7 +252,8 @@ def write_cases_of(times: Times, devices: Devices, kernel: str, most: int) -> No
     of_m: Counter[int] = Counter()
     for gemm in sorted(times, key=lambda gemm: (gemm.m, order[gemm.n, gemm.k])):
         in_order = found.choice.in_mma_order(gemm.m, gemm.k)
-        candidates = found.choice.for_tokens(gemm.m, gemm.k, in_mma_order=in_order)
+        candidates = found.choice.for_gemm(gemm, devices[gemm].sms, in_mma_order=in_order)
+        candidates = [c for c in candidates if not is_for_few_outputs(c)]
         timed = sum(c in times[gemm] for c in candidates)
         if in_order and of_m[gemm.m] < most and timed >= MOST_CANDIDATES * len(candidates):
             chosen_cases.append(gemm)
@@ -268,6 +264,10 @@ def write_cases_of(times: Times, devices: Devices, kernel: str, most: int) -> No
     table = Cases(configs, tuple(chosen_cases), of_cases, np.array(us))
     Path(str(found.choice.many.file)).write_text(write_cases(table))
     say(f"{len(chosen_cases)} cases")
+
+
+def is_for_few_outputs(config: Config) -> bool:
+    return isinstance(config, ClusterConfig) and config.for_few_outputs
 
 
 def estimated_us(costs: np.ndarray, waves: np.ndarray, floor: np.ndarray) -> np.ndarray:
@@ -321,11 +321,11 @@ def read_names(paths: Sequence[Path]) -> dict[tuple[int, int, int], dict[str, fl
     return times
 
 
-def without(kind: str, paths: Sequence[Path]) -> None:
-    """Say how much slower the fastest configuration is without those of a kind."""
+def without(pattern: str, paths: Sequence[Path]) -> None:
+    """Say how much slower the fastest configuration is without those whose names match."""
     factors: dict[int, list[float]] = {}
     for (m, _, _), timed in sorted(read_names(paths).items()):
-        others = [us for name, us in timed.items() if not name.startswith(f"{kind}(")]
+        others = [us for name, us in timed.items() if not re.match(pattern, name)]
         if len(others) < len(timed) and others:
             factors.setdefault(m, []).append(min(others) / min(timed.values()))
     say("| M | shapes | geometric mean | least | most |")
@@ -373,11 +373,11 @@ def main() -> None:
         timing.add_argument("--seconds", type=float, default=400)
         timing.add_argument("--seed", type=int, default=1)
     leaving_out = verbs.add_parser("without")
-    leaving_out.add_argument("kind")
+    leaving_out.add_argument("pattern")
     for name, count in (("report", "*"), ("table", "+"), ("cases", "+"), ("fit", "+")):
         verbs.add_parser(name).add_argument("times", type=Path, nargs=count)
     leaving_out.add_argument("times", type=Path, nargs="+")
-    verbs.choices["cases"].add_argument("--most", type=int, default=60)
+    verbs.choices["cases"].add_argument("--most", type=int, default=80)
     selecting = verbs.add_parser("select")
     selecting.add_argument("times", type=Path, nargs="+")
     selecting.add_argument("--within", type=float, default=0.002)
@@ -392,7 +392,7 @@ def main() -> None:
     elif options.verb == "select":
         select(options.times, options.within)
     elif options.verb == "without":
-        without(options.kind, options.times)
+        without(options.pattern, options.times)
     elif options.verb == "cases":
         write_cases_of(*read(options.times, kernel), kernel, options.most)
     elif options.verb == "report" and not options.times:

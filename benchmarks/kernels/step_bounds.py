@@ -19,7 +19,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.cuda.imma.configuration_choice import bucket_of
 from kernels.cuda.imma.configurations import (
     GROUP,
     MMA_ROWS,
@@ -36,6 +35,7 @@ from workloads.gemm import GemmWorkload
 from workloads.ranges import parse_ranges
 
 SMS = 132  # of an H200
+MANY_ROWS = 1 << 16  # where configurations for few output tiles are no candidates
 MMA = "IGMMA"  # int8 warpgroup MMA, 64 rows by a granule of tokens by 32 k
 MMA_K, WARPGROUP_ROWS = 32, 64
 # Of an SM for 64 rows, 32 k and one token: 64x128x32 takes 64 (benchmarks/kernels/issue_slots.cu).
@@ -86,7 +86,8 @@ def step_of(config: Blocks, tiles: TileFormat) -> Step:
 
 def persistent(kernel: ImmaGemm, m: int) -> list[Blocks]:
     """Configurations for m tokens whose blocks are persistent, one an SM."""
-    configs = kernel.choice.for_tokens(bucket_of(m), GROUP, in_mma_order=True)
+    gemm = GemmWorkload(m, MANY_ROWS, GROUP)
+    configs = kernel.choice.for_gemm(gemm, SMS, in_mma_order=True)
     clusters: list[Blocks] = [c for c in configs if isinstance(c, ClusterConfig)]
     large = [c for c in configs if isinstance(c, PersistentConfig) and c.tokens < 2 * m]
     return [*clusters, *large]

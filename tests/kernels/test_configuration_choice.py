@@ -10,11 +10,13 @@ from kernels.cuda.imma.configuration_choice import (
     DUAL_GRAINED,
     FLEXQ,
     TWO_LEVEL,
+    Candidates,
     bucket_of,
     choose,
 )
 from kernels.cuda.imma.configurations import (
     SIX_BITS,
+    AnyImmaConfig,
     ClusterConfig,
     ImmaConfig,
     PersistentConfig,
@@ -31,12 +33,24 @@ PERSISTENT = [c for c in FLEXQ.every() if isinstance(c, PersistentConfig)]
 SHAPES = ((16, 128), (8, 1), (100, 576), (4096, 4096), (28672, 8192), (65536, 512), (512, 65536))
 
 
+def configs_for(
+    candidates: Candidates,
+    m: int,
+    n: int = 1 << 16,
+    k: int = 4096,
+    *,
+    in_mma_order: bool,
+    sms: int = 132,
+) -> list[AnyImmaConfig]:
+    return candidates.for_gemm(GemmWorkload(m, n, k), sms, in_mma_order=in_mma_order)
+
+
 @pytest.mark.parametrize("sms", [40, 84, 108, 132])
 @pytest.mark.parametrize("in_mma_order", [False, True])
 def test_every_shape_gets_one_of_the_configurations_that_the_gpu_can_run(sms, in_mma_order):
     for m in TOKENS:
-        can_run = FLEXQ.for_tokens(m, 4096, in_mma_order=in_mma_order)
         for n, k in SHAPES:
+            can_run = configs_for(FLEXQ, m, n, k, in_mma_order=in_mma_order, sms=sms)
             assert choose(can_run, GemmWorkload(m, n, k), Device(sms, 2000), FLEXQ) in can_run
 
 
@@ -44,9 +58,9 @@ def test_every_shape_gets_one_of_the_configurations_that_the_gpu_can_run(sms, in
 @pytest.mark.parametrize("candidates", [DUAL_GRAINED, TWO_LEVEL], ids=["dgq", "dual"])
 def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(candidates, in_mma_order):
     for m in (33, 40, 64, 100, 512, 4096):
-        can_run = candidates.for_tokens(m, 4096, in_mma_order=in_mma_order)
-        can_run = [c for c in can_run if not isinstance(c, ImmaConfig)]
         for n, k in SHAPES:
+            fit = configs_for(candidates, m, n, k, in_mma_order=in_mma_order)
+            can_run = [c for c in fit if not isinstance(c, ImmaConfig)]
             chosen = choose(can_run, GemmWorkload(m, n, k), H200, candidates)
             assert chosen in can_run
             assert not isinstance(chosen, WgmmaConfig) or chosen.stages > 2
@@ -54,12 +68,12 @@ def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(candidates, in
 
 def test_without_clusters_the_choice_has_none():
     for m in TOKENS:
-        can_run = [c for c in FLEXQ.for_tokens(m, 4096, in_mma_order=False) if c.k_split == 1]
+        can_run = [c for c in configs_for(FLEXQ, m, in_mma_order=False) if c.k_split == 1]
         assert choose(can_run, GemmWorkload(m, 4096, 4096), Device(84, 1008), FLEXQ).k_split == 1
 
 
 def test_many_rows_and_more_than_16_tokens_take_the_kernel_that_shares_weights():
-    configs = FLEXQ.for_tokens(32, 4096, in_mma_order=False)
+    configs = configs_for(FLEXQ, 32, in_mma_order=False)
 
     assert isinstance(choose(configs, GemmWorkload(32, 28672, 8192), H200, FLEXQ), TiledConfig)
     assert isinstance(choose(configs, GemmWorkload(32, 2048, 8192), H200, FLEXQ), ImmaConfig)
@@ -67,8 +81,8 @@ def test_many_rows_and_more_than_16_tokens_take_the_kernel_that_shares_weights()
 
 def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
     in_order = WgmmaConfig | ClusterConfig | PersistentConfig
-    assert all(isinstance(c, in_order) for c in FLEXQ.for_tokens(64, 4096, in_mma_order=True))
-    assert not any(isinstance(c, in_order) for c in FLEXQ.for_tokens(64, 4096, in_mma_order=False))
+    assert all(isinstance(c, in_order) for c in configs_for(FLEXQ, 64, in_mma_order=True))
+    assert not any(isinstance(c, in_order) for c in configs_for(FLEXQ, 64, in_mma_order=False))
 
 
 @pytest.mark.parametrize(
@@ -83,9 +97,7 @@ def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
     ],
 )
 def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
-    chosen = choose(
-        FLEXQ.for_tokens(m, 4096, in_mma_order=True), GemmWorkload(m, n, k), H200, FLEXQ
-    )
+    chosen = choose(configs_for(FLEXQ, m, in_mma_order=True), GemmWorkload(m, n, k), H200, FLEXQ)
 
     assert isinstance(chosen, kind)
 
@@ -95,18 +107,19 @@ def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
     [
         (32, 12288, 4096, ClusterConfig(3, 32, 8, 2, 1)),
         (32, 4096, 4096, ClusterConfig(2, 32, 5, 2, 2)),
-        (48, 4096, 4096, ClusterConfig(2, 48, 4, 2, 2)),
+        (48, 1024, 4096, ClusterConfig(1, 48, 6, 4, 1)),
         (48, 28672, 8192, ClusterConfig(3, 48, 7, 1, 1)),
-        (64, 4096, 4096, ClusterConfig(2, 64, 4, 2, 2)),
+        (64, 4096, 14336, ClusterConfig(2, 64, 4, 2, 2)),
         (64, 12288, 4096, ClusterConfig(3, 64, 7, 2, 1)),
         (64, 28672, 8192, ClusterConfig(3, 64, 7, 1, 1)),
         (96, 4096, 14336, ClusterConfig(2, 96, 7, 2, 1)),
         (96, 28672, 8192, ClusterConfig(3, 96, 5, 1, 1)),
-        (128, 12288, 4096, WgmmaConfig(1, 2, 3, 2)),
+        (128, 1024, 4096, ClusterConfig(1, 128, 6, 4, 1)),
+        (128, 12288, 4096, ClusterConfig(2, 128, 6, 1, 1)),
     ],
 )
 def test_tens_of_tokens_take_what_was_fastest(m, n, k, config):
-    can_run = FLEXQ.for_tokens(m, 4096, in_mma_order=True)
+    can_run = configs_for(FLEXQ, m, n, k, in_mma_order=True)
 
     assert choose(can_run, GemmWorkload(m, n, k), H200, FLEXQ) == config
 
@@ -124,14 +137,46 @@ def test_tens_of_tokens_take_what_was_fastest(m, n, k, config):
     ],
 )
 def test_clusters_have_room_for_all_tokens_and_least_to_spare(m, tiles):
-    clusters = [
-        c for c in FLEXQ.for_tokens(m, 4096, in_mma_order=True) if isinstance(c, ClusterConfig)
-    ]
+    clusters = [c for c in configs_for(FLEXQ, m, in_mma_order=True) if isinstance(c, ClusterConfig)]
 
     assert {c.tokens for c in clusters} == tiles
-    assert not any(
-        isinstance(c, ClusterConfig) for c in FLEXQ.for_tokens(129, 4096, in_mma_order=True)
-    )
+    assert not any(isinstance(c, ClusterConfig) for c in configs_for(FLEXQ, 129, in_mma_order=True))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "tiles"),
+    [
+        (64, 1024, {(1, 2), (1, 4), (1, 8), (2, 4), (2, 8)}),
+        (64, 2048, {(1, 2), (1, 4), (2, 4), (2, 8)}),
+        (64, 4224, {(1, 2), (2, 4)}),
+        (64, 4225, set()),
+        (256, 1024, {(1, 2), (1, 4), (2, 4), (2, 8)}),
+        (512, 1024, {(1, 2), (2, 4)}),
+        (513, 1024, set()),
+    ],
+)
+def test_few_output_tiles_have_more_blocks_or_smaller_ones(m, n, tiles):
+    fit = configs_for(FLEXQ, m, n, in_mma_order=True)
+    few = [c for c in fit if isinstance(c, ClusterConfig) and c.for_few_outputs]
+
+    assert {(c.row_warpgroups, c.k_split) for c in few} == tiles
+    assert {c.tokens for c in few} <= {min(m, 128)}
+    assert all(c.outputs(m, n) * c.k_split <= 132 for c in few)
+
+
+@pytest.mark.parametrize(
+    ("config", "n", "k", "clusters"),
+    [
+        (ClusterConfig(1, 64, 6, 4, 1), 1024, 4096, 16),  # one for each output tile
+        (ClusterConfig(1, 64, 6, 4, 1), 768, 11008, 24),  # two
+        (ClusterConfig(1, 64, 6, 4, 1), 2112, 8192, 30),  # as many as run at once
+        (ClusterConfig(2, 64, 4, 8, 1), 1024, 128, 8),
+        (ClusterConfig(2, 64, 4, 8, 1), 2048, 8192, 15),
+        (ClusterConfig(2, 64, 4, 2, 2), 2048, 256, 16),
+    ],
+)
+def test_clusters_are_at_least_as_many_as_output_tiles_if_they_fit(config, n, k, clusters):
+    assert config.shares(64, n, k // 128, 132).blocks == clusters * config.k_split
 
 
 def test_25_to_32_tokens_have_the_order_of_the_mma_where_k_is_long():
@@ -141,7 +186,7 @@ def test_25_to_32_tokens_have_the_order_of_the_mma_where_k_is_long():
 
 
 def test_17_to_24_tokens_have_tiles_of_their_own_where_k_is_long():
-    configs = FLEXQ.for_tokens(24, 4096, in_mma_order=False)
+    configs = configs_for(FLEXQ, 24, in_mma_order=False)
 
     assert {c.col_tiles for c in configs} == {3}
     assert {c.col_tiles for c in FLEXQ.for_few(24, 4095)} == {4}
@@ -216,9 +261,7 @@ def test_the_next_launch_finds_room_beside_a_persistent_block(config: ClusterCon
 )
 def test_a_bucket_is_what_tiles_have_room_for(m: int, bucket: int) -> None:
     assert bucket_of(m) == bucket
-    assert FLEXQ.for_tokens(m, 4096, in_mma_order=True) == FLEXQ.for_tokens(
-        bucket, 4096, in_mma_order=True
-    )
+    assert configs_for(FLEXQ, m, in_mma_order=True) == configs_for(FLEXQ, bucket, in_mma_order=True)
 
 
 @pytest.mark.parametrize("config", PERSISTENT, ids=str)

@@ -110,7 +110,7 @@ def test_a_case_that_was_timed_takes_about_as_long(tmp_path: Path) -> None:
 
     for gemm, us in zip(table.cases[::9], table.us[::9], strict=True):
         found = [timed.estimated_us(config, gemm, H200, SIX_BITS) for config in COSTS]
-        assert found == pytest.approx(us.tolist(), rel=0.08)
+        assert found == pytest.approx(us.tolist(), rel=0.12)
 
 
 def test_an_unseen_shape_is_estimated_as_if_none_of_its_cases_were_there(tmp_path: Path) -> None:
@@ -164,9 +164,10 @@ def test_tables_have_most_candidates_of_every_case(candidates: Candidates) -> No
     assert set(table.configs) == {
         config for config in candidates.costs if not isinstance(config, TiledConfig)
     }
-    for gemm, us in zip(table.cases, table.us, strict=True):
-        fit = set(candidates.for_tokens(gemm.m, gemm.k, in_mma_order=True))
+    for gemm, device, us in zip(table.cases, table.devices, table.us, strict=True):
+        fit = set(candidates.for_gemm(gemm, device.sms, in_mma_order=True))
+        general = {c for c in fit if not (isinstance(c, ClusterConfig) and c.for_few_outputs)}
         timed = {c for c, x in zip(table.configs, us, strict=True) if not math.isnan(x)}
         assert candidates.in_mma_order(gemm.m, gemm.k)
         assert timed <= fit
-        assert len(timed) >= 0.75 * len(fit)
+        assert len(timed & general) >= 0.75 * len(general)

@@ -1,5 +1,5 @@
 // imma/group_gemm_cluster.cu: Y[M,N] = X[M,K] . W[N,K]^T by warpgroup MMA for 17 to 128 tokens, where reading weights
-// takes about as long as multiplying. Operands are those of imma/group_gemm_wgmma.cu.
+// takes about as long as multiplying, and for more where N is small. Operands are those of imma/group_gemm_wgmma.cu.
 //
 // Clusters of K_SPLIT blocks are persistent, at most one block per SM, with equal shares of the steps of K of all output
 // tiles (stream_k.cuh). The blocks of a cluster take the groups of k round-robin. The producer, one thread of its own
@@ -42,10 +42,12 @@ constexpr int WARPS = THREADS / 32;
 constexpr int SLOTS_AT = STAGES * STAGE_BYTES, OUT_AT = SLOTS_AT + WARPS * WARP_SLOTS_BYTES;
 constexpr int BARRIERS_AT = OUT_AT + WARPS * WARP_OUT_BYTES;
 constexpr int PRODUCERS = 128;  // threads of the producer warpgroup; one of them loads
-// setmaxnreg of producers (FEWER) and consumers (MORE): their total may not exceed the block's registers at launch.
+// setmaxnreg of producers (FEWER) and consumers (MORE): their total may not exceed the block's registers at launch. One
+// consumer warpgroup would get more than a thread can have; none uses more than 240.
 constexpr int FEWER_REGISTERS = 32;
 constexpr int REGISTERS = 65536 / RESIDENT / (THREADS + PRODUCERS) / 8 * 8;
-constexpr int MORE_REGISTERS = (REGISTERS * (THREADS + PRODUCERS) - FEWER_REGISTERS * PRODUCERS) / THREADS / 8 * 8;
+constexpr int LEFT_REGISTERS = (REGISTERS * (THREADS + PRODUCERS) - FEWER_REGISTERS * PRODUCERS) / THREADS / 8 * 8;
+constexpr int MORE_REGISTERS = LEFT_REGISTERS < 240 ? LEFT_REGISTERS : 240;
 
 struct Sums {
   int values[GRANULE / 2];

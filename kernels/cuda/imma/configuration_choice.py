@@ -1,6 +1,6 @@
 """Choice of a configuration of csrc/imma/group_gemm*.cu.
 
-1. `Candidates.for_tokens` lists the candidates for m tokens and an order of k (limits below).
+1. `Candidates.for_gemm` lists the candidates for a GEMM and an order of k (limits below).
    `ImmaGemm.fitting` drops those that the GPU cannot run. The tuner times the others.
 2. Without tuning, `choose` selects one of them:
    - few tokens: the least loss, interpolated between timed shapes (kernels/cuda/timed_shapes.py);
@@ -79,10 +79,15 @@ class Candidates:
         """Return True if m tokens of K = k are in warpgroup MMA order, on GPUs that support it."""
         return m > (MAX_LONG_UNTILED if k >= self.long_k else MAX_NATURAL)
 
-    def for_tokens(self, m: int, k: int, *, in_mma_order: bool) -> list[AnyImmaConfig]:
-        """Return all configurations for m tokens of K = k in this order, for any GPU."""
+    def for_gemm(self, gemm: GemmWorkload, sms: int, *, in_mma_order: bool) -> list[AnyImmaConfig]:
+        """Return all configurations for a GEMM with tokens in this order, for a GPU with `sms` SMs.
+
+        They are those for the largest number of tokens of its bucket.
+        """
+        m, k = bucket_of(gemm.m), gemm.k
         if in_mma_order:
-            return [*self._of(WgmmaConfig), *self._clusters(m), *self._of(PersistentConfig)]
+            clusters = self._clusters(m, gemm.n, sms)
+            return [*self._of(WgmmaConfig), *clusters, *self._of(PersistentConfig)]
         few = self.for_few(m, k) if m <= MAX_FEW else []
         max_untiled = MAX_LONG_UNTILED if k >= self.long_k else MAX_UNTILED
         many = self._of(TiledConfig) if m > max_untiled else []
@@ -98,17 +103,24 @@ class Candidates:
         """Return all configurations for all numbers of tokens."""
         return [*(config for configs in self.few.values() for config in configs), *self.costs]
 
-    def _clusters(self, m: int) -> list[ManyConfig]:
+    def _clusters(self, m: int, n: int, sms: int) -> list[ManyConfig]:
         """Return the cluster configurations with the smallest tile of at least m tokens.
 
         And those with the next tile, if the smallest one is an odd number of chunks: where many
         blocks add partial sums, the block with more chunks is late. At 48 tokens the tile of 64 was
-        1.15 to 1.33 times as fast on two of ten shapes (640x18688 and 1536x5504, H100).
+        1.15 to 1.33 times as fast on two of ten shapes (640x18688 and 1536x5504, H100). With more
+        tokens than a tile has: those for few output tiles with the largest one.
         """
-        configs = [c for c in self.costs if isinstance(c, ClusterConfig) and c.tokens >= m]
-        tiles = sorted({c.tokens for c in configs})
-        used = tiles[:2] if tiles and tiles[0] // CHUNK % 2 else tiles[:1]
-        return [c for c in configs if c.tokens in used]
+        clusters = [c for c in self.costs if isinstance(c, ClusterConfig)]
+        tiles = sorted({c.tokens for c in clusters})
+        fitting = [tile for tile in tiles if tile >= m]
+        used = fitting[:2] if fitting and fitting[0] // CHUNK % 2 else fitting[:1] or tiles[-1:]
+        return [
+            c
+            for c in clusters
+            if c.tokens in used
+            and (c.outputs(m, n) * c.k_split <= sms if c.for_few_outputs else bool(fitting))
+        ]
 
     def _of(self, kind: type[ManyConfig]) -> list[ManyConfig]:
         return [config for config in self.costs if isinstance(config, kind)]

@@ -31,6 +31,9 @@ _OUTPUT_STEPS, _ADDED_STEPS = 2.5, 1.25
 # examples/h200/token-tiles-times.json.gz, but for the last, 1.5 there: where many blocks share a
 # small output tile, the choice then lost 25 % (1152x3584, 64 tokens, H100).
 _CLUSTER_OUTPUT_STEPS, _CLUSTER_ADDED_STEPS = {1: 1.5, 2: 2.5}, {1: 1.0, 2: 1.2}
+# Share of the SMs that clusters of four or eight blocks fill, one block per SM: the driver's
+# occupancy is 30 and 15 of them on an H100 and an H200 (tests/gpu/test_occupancy.py).
+_SMS_OF_LARGE_CLUSTERS = 10 / 11
 # Steps by which the estimate for an aligned division may be longer. Of 143 pairs of times of both
 # on ten shapes, it was faster in 45 of 53 up to here, and in 6 of 43 from 8 steps on.
 _ALIGNED_STEPS = 1.0
@@ -206,8 +209,8 @@ class ClusterConfig(Config):
     """Configuration of csrc/imma/group_gemm_cluster.cu.
 
     A block tile is row_warpgroups of 64 rows each by tokens. stages: of the block's ring buffer;
-    k_split: blocks of a persistent cluster; resident: 1, or 2 to leave room on the SMs for the
-    blocks of the next launch.
+    k_split: blocks of a persistent cluster, at most eight; resident: 1, or 2 to leave room on the
+    SMs for the blocks of the next launch.
     """
 
     row_warpgroups: int
@@ -238,6 +241,15 @@ class ClusterConfig(Config):
         """Warps of a cluster that have the same rows."""
         return self.k_split
 
+    @property
+    def for_few_outputs(self) -> bool:
+        """Return True if it is a candidate only where it splits K enough to use more SMs."""
+        return self.k_split > 2 or self.row_warpgroups == 1
+
+    def outputs(self, m: int, n: int) -> int:
+        """Return the number of output tiles."""
+        return -(-n // self.rows) * -(-m // self.tokens)
+
     def shared_bytes(self, tiles: TileFormat) -> int:
         """Return the dynamic shared memory of a block in bytes.
 
@@ -252,9 +264,10 @@ class ClusterConfig(Config):
         On a multiple of the number of output tiles, few shares span two of them, or none if their
         steps divide evenly.
         """
-        outputs = -(-n // self.rows) * -(-m // self.tokens)
-        clusters = sms // self.k_split
-        clusters = max(1, min(clusters, outputs * steps // (MIN_STEPS * self.k_split)))
+        outputs = self.outputs(m, n)
+        most = sms if self.k_split <= 2 else int(sms * _SMS_OF_LARGE_CLUSTERS)
+        by_steps = outputs * steps // (MIN_STEPS * self.k_split)
+        clusters = min(most // self.k_split, max(outputs, by_steps))
         shares = self._shares_of(clusters, outputs, steps)
         if clusters < outputs:
             return shares

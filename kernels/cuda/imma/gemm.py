@@ -180,7 +180,7 @@ class ImmaGemm(LinearKernel):
         gpu = current_gpu()
         return [
             c
-            for c in self.configs(gemm.m, gemm.k)
+            for c in self.configs(gemm)
             if c.shared_bytes(self.tiles) <= gpu.block_shared_bytes
             and c.build(self.tiles).runs_on(gpu.arch)
         ]
@@ -205,9 +205,10 @@ class ImmaGemm(LinearKernel):
         """Return True if m tokens of K = k run in warpgroup MMA kernels, which read MMA order."""
         return current_gpu().arch == WGMMA_ARCH and self.choice.in_mma_order(m, k)
 
-    def configs(self, m: int, k: int) -> Sequence[AnyImmaConfig]:
-        """Return the configurations for m tokens of K = k that fit the order of the current GPU."""
-        return self.choice.for_tokens(m, k, in_mma_order=self.in_mma_order(m, k))
+    def configs(self, gemm: GemmWorkload) -> Sequence[AnyImmaConfig]:
+        """Return the configurations for a GEMM that fit the order of the current GPU."""
+        in_order = self.in_mma_order(gemm.m, gemm.k)
+        return self.choice.for_gemm(gemm, current_gpu().sms, in_mma_order=in_order)
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
         """Return the configurations for all numbers of tokens."""
