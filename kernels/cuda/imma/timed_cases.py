@@ -23,7 +23,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
@@ -172,8 +172,13 @@ class _Process:
         if isinstance(config, WgmmaConfig) and config.k_split > 1:
             blocks = self._points[:, Coordinates._fields.index("tiles")]
             noise += _PLACEMENT_NOISE * np.maximum(0.0, -blocks)
-        self._inverse = np.linalg.inv(_covariance(self._points, self._points) + np.diag(noise))
-        self._weights = self._inverse @ logs
+        self._noisy = _covariance(self._points, self._points) + np.diag(noise)
+        self._weights = np.linalg.solve(self._noisy, logs)
+
+    @cached_property
+    def _inverse(self) -> Floats:
+        """Inverse of the noisy covariance, needed only to leave cases out."""
+        return np.asarray(np.linalg.inv(self._noisy), dtype=np.float64)
 
     def correction(self, here: Coordinates, gemm: GemmWorkload, unseen: bool) -> float:
         """Return the expected logarithm of the time over the cost."""
