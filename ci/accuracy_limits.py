@@ -34,6 +34,7 @@ from flexq_bench.stats import (
 )
 
 _ROUNDING = 1e-9  # tolerance of a value relative to its limit
+_ONE_SEGMENT = "one segment has no interval: evaluate more tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def _text_outcome(
     if percent > limit.upper_percent:
         return Outcome.REGRESSION, f"grew by {percent:.3g} %"
     if paired is None:
-        return Outcome.AMBIGUOUS, "one segment has no interval: evaluate more tokens"
+        return Outcome.AMBIGUOUS, _ONE_SEGMENT
     upper = 100 * paired.interval.high
     if upper > limit.upper_percent:
         return Outcome.AMBIGUOUS, f"may have grown by {upper:.3g} %: more tokens are needed"
@@ -392,6 +393,8 @@ def _judge_value(
     elif result.n_items < fewest:
         outcome = Outcome.MISSING
         reason = f"needs {fewest:,} tokens, has {result.n_items:,}: give a longer text"
+    elif segments == 1:
+        outcome, reason = Outcome.AMBIGUOUS, _ONE_SEGMENT
     elif may_be:
         outcome, reason = Outcome.AMBIGUOUS, f"may be {end:.4g}: more tokens are needed"
     return LimitOutcome(

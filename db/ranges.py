@@ -14,6 +14,7 @@ _DAYS_US = 1e12  # 11.6 days, longer than any run
 _COUNT = 2**40
 _BYTES = 2**60
 _VERSION = 2**31 - 1
+_SIZE = 2**31 - 1
 
 _RANGES: dict[str, tuple[float, float]] = {
     # the case and its versions
@@ -21,9 +22,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "protocol_version": (0, _VERSION),
     "scheme_version": (0, _VERSION),
     "policy_version": (0, _VERSION),
-    "m": (1, 2**24),
-    "n": (1, 2**24),
-    "k": (1, 2**24),
+    "m": (1, _SIZE),
+    "n": (1, _SIZE),
+    "k": (1, _SIZE),
     "weight_bits": (0, 64),
     "act_bits": (0, 64),
     "kv_bits": (1, 64),

@@ -114,7 +114,8 @@ def candidates(sums: Sums, sigma: float) -> Ints:
         at = np.arange(length, size - length + 1)
         running = sums._sum
         contrast = np.abs(running[at + length] - 2 * running[at] + running[at - length])
-        contrast *= 1 / (sigma * np.sqrt(2 * length))
+        with np.errstate(divide="ignore", invalid="ignore"):  # sigma 0: infinite, or not a number
+            contrast *= 1 / (sigma * np.sqrt(2 * length))
         peak = contrast >= maximum_filter1d(contrast, 2 * (length // 2) + 1, mode="nearest")
         peak &= contrast > least
         where = at[peak]

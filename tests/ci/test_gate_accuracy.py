@@ -205,6 +205,22 @@ def test_the_mean_divergence_is_limited(gate, mean, scatter, code):
     assert gate(KL_ROWS + "mean = 0.02\n", *found).exit_code == code
 
 
+@pytest.mark.parametrize(
+    ("limit", "metric", "value", "direction"),
+    [
+        (KL_ROWS + "mean = 0.02\n", "kl_divergence", 0.01, "lower"),
+        ('[agreement]\ntext = "wikitext"\ntop1 = 0.9\n', "top1_agreement", 0.95, "higher"),
+    ],
+)
+def test_a_value_of_one_segment_is_within_no_limit_for_sure(gate, limit, metric, value, direction):
+    short = [a_finding(scheme, "wikitext", PERPLEXITY, [2.0]) for scheme in ("fp16", "w6a6")]
+    report = gate(
+        limit, *short, a_finding("w6a6", "wikitext", metric, [value], direction=direction)
+    )
+    assert report.exit_code == ExitCode.AMBIGUOUS
+    assert report.judged[0].reason == "one segment has no interval: evaluate more tokens"
+
+
 @pytest.mark.parametrize("key", ["median", "p95", "p99", "p999", "max"])
 def test_each_quantile_of_the_divergence_is_limited(gate, key):
     found = wikitext("fp16", 0), wikitext("w6a6", 0)

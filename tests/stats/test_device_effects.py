@@ -130,3 +130,11 @@ def test_values_as_the_newest_device_would_have_measured_them():
 def test_another_number_of_devices_is_refused():
     with pytest.raises(ValueError, match="one device per value"):
         level_model([1.0] * 10, HISTORY_RULES, ["a"] * 9)
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_without_noise_on_two_devices_divide_by_no_noise() -> None:
+    found = level_model([1.0] * 10 + [2.0] * 10, devices=[0] * 10 + [1] * 10)
+
+    assert found.steps == ()
+    assert [change.index for change in found.device_changes] == [10]

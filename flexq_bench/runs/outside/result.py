@@ -19,7 +19,9 @@ MOST_SAMPLES = 1 << 20  # per result
 _LONGEST_NAME = 400
 _LONGEST_DETAIL = 300
 _SMALLEST_US, _LARGEST_US = 1e-6, 1e12  # 1 ps to 11 days
+_LARGEST_VALUE = 1e12  # of a metric other than time
 _LARGEST_SIZE = 2**31 - 1
+_LARGEST_TOPS = 1e9
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # address of an object: differs between processes
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}  # microseconds per unit
@@ -138,6 +140,8 @@ def number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise BadResult(f"{name} is no number")
     try:
+        if "_" in str(value):  # Python's grouping of digits, which no other tool reads
+            raise ValueError
         real = float(value)
     except (ValueError, OverflowError):
         hint = ": write it with a decimal point" if "," in str(value) else ""
@@ -225,6 +229,11 @@ def _checked(one: OutsideResult) -> OutsideResult:
         for value in values:
             if not _SMALLEST_US <= value <= _LARGEST_US:
                 raise BadResult(f"{value:g} µs is not a plausible time")
+        tops = 2 * math.prod(one.shape) / one.median / 1e6 if one.median is not None else 0.0
+        if tops > _LARGEST_TOPS:
+            raise BadResult(f"{one.median:g} µs is not a plausible time: {tops:.3g} TOPS")
+    elif any(abs(value) > _LARGEST_VALUE for value in values):
+        raise BadResult(f"a value of it exceeds {_LARGEST_VALUE:g}: give it in a larger unit")
     elif one.median is not None and one.median <= 0:
         raise BadResult(f"its value is {one.median:g}: only positive ones have a history")
     if None not in (one.low, one.high, one.median) and not one.low <= one.median <= one.high:  # type: ignore[operator]  # none of them is None

@@ -85,6 +85,8 @@ def test_csv_that_may_mean_two_things_is_one_line(read, text, said):
         ("gemm,inf,us,1", "value is inf"),
         ("gemm,nan,us,1", "value is nan"),
         ("gemm,x,us,1", "value is no number"),
+        ("gemm,1_000,us,1", "value is no number"),
+        ("gemm,1e-6,us,2147483647", "1e-06 µs is not a plausible time: 4.29e+09 TOPS"),
         ("gemm,1,fortnight,1", "its unit is no time's: use one of ns, us, µs, μs, ms, s"),
         ("gemm,1,us,0", "m, n and k are 1 to 2147483647"),
         ("gemm,1,us,1.5", "m is no count"),
@@ -99,6 +101,16 @@ def test_csv_rows_out_of_range_are_refused(read, row, why):
 
     assert [one.name for one in reading.results] == ["good"]
     assert reading.refused == (Refused("row 2", why),)
+
+
+def test_a_csv_value_too_large_to_be_stored_is_refused_and_the_others_kept(read):
+    rows = "good,5e11,B/s,bandwidth,higher\nthroughput,2e12,B/s,bandwidth,higher\n"
+    reading = read("csv", f"benchmark,value,unit,metric,direction\n{rows}")
+
+    assert [one.name for one in reading.results] == ["good"]
+    assert reading.refused == (
+        Refused("row 3", "a value of it exceeds 1e+12: give it in a larger unit"),
+    )
 
 
 def test_csv_as_spreadsheets_write_it_is_read_and_a_decimal_comma_said(read):
