@@ -17,6 +17,7 @@ from ci.accuracy_policy import (
     TaskLimit,
 )
 from ci.accuracy_power import TextTest, fewest_tokens, shared_alpha
+from ci.accuracy_segments import find, shortened, without_repeats
 from ci.gate_perf import Outcome
 from flexq_bench.accuracy import KL, PERPLEXITY, TOP1, Difference, MetricResult, difference
 from flexq_bench.accuracy import task_name as name_of_task
@@ -89,6 +90,21 @@ class Judged:
         if first is None or second is None or metric != PERPLEXITY:
             return first, second
         return shortened(first, len(second.values)), second
+
+    def without_repeats(self, distinct: Mapping[str, tuple[Sequence[int], int]]) -> Judged:
+        """The same results on the distinct segments of each text.
+
+        distinct: by text, the indices of these segments, and the number of all.
+        """
+
+        def kept(results: Sequence[MetricResult]) -> list[MetricResult]:
+            return [
+                without_repeats(one, *distinct[one.task]) if one.task in distinct else one
+                for one in results
+            ]
+
+        own = self.own and {text: kept(results) for text, results in self.own.items()}
+        return replace(self, results=kept(self.results), own=own)
 
     def lacking(self, name: str, first: MetricResult | None, second: MetricResult | None) -> str:
         """Explain why there is nothing to judge; empty: there are results."""
@@ -458,24 +474,6 @@ def failure_reason(judged: Judged, first: MetricResult | None, second: MetricRes
 
 def _has_value(result: MetricResult | None) -> bool:
     return result is not None and result.value is not None
-
-
-def shortened(result: MetricResult, count: int) -> MetricResult:
-    """A perplexity, or KL divergence, on the first segments only."""
-    if not 0 < count < len(result.values):
-        return result
-    values = result.values[:count]
-    mean = math.fsum(values) / count
-    value = math.exp(mean) if result.metric == PERPLEXITY else mean
-    items = result.n_items // len(result.values) * count
-    return replace(result, values=values, value=value, n_items=items, standard_error=None)
-
-
-def find(
-    results: Sequence[MetricResult], scheme: str, task: str, metric: str
-) -> MetricResult | None:
-    key = (scheme, task, metric)
-    return next((f for f in results if (f.scheme, f.task, f.metric) == key), None)
 
 
 def _finite(value: float) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from ci.accuracy_limits import (
     Judged,
     LimitOutcome,
     deciding,
-    find,
     judge_agreement,
     judge_kl,
     judge_task,
@@ -20,6 +20,7 @@ from ci.accuracy_limits import (
 )
 from ci.accuracy_policy import AccuracyPolicy, ParityLimit, PerplexityLimit
 from ci.accuracy_power import PowerSchedule, TextTest, limit_alpha
+from ci.accuracy_segments import find
 from ci.gate_perf import Outcome, exit_code_of
 from db.engine import Database
 from flexq_bench.accuracy import (
@@ -298,9 +299,11 @@ class _Gate:
     def _judged(self, scheme: str) -> Iterator[LimitOutcome]:
         policy = self._policy
         judged = self._bundle(scheme, self.results)
+        distinct = judged.without_repeats(self._distinct)
         for limit in policy.perplexities:
-            yield judge_text(limit, judged, policy.planned, self._test(judged, limit))
-        yield from self._other_limits(judged)
+            test = self._test(judged, limit)  # leaves repeated segments out itself
+            yield judge_text(limit, distinct if test is None else judged, policy.planned, test)
+        yield from self._other_limits(distinct)
         for task in policy.tasks:
             yield judge_task(task, judged, policy)
         if scheme in self._parities:
@@ -323,25 +326,32 @@ class _Gate:
         outcomes: list[LimitOutcome] = []
         kl, agreement, fidelity = policy.kl, policy.agreement, policy.fidelity
         if kl is not None and text in (None, kl.text):
-            outcomes += judge_kl(kl, judged, alpha, share or self._share(judged, kl.text))
+            outcomes += judge_kl(kl, judged, alpha, share or self._share(judged.scheme, kl.text))
         if agreement is not None and text in (None, agreement.text):
-            remaining_share = share or self._share(judged, agreement.text)
+            remaining_share = share or self._share(judged.scheme, agreement.text)
             outcomes += judge_agreement(agreement, judged, alpha, remaining_share)
         if fidelity is not None and text in (None, fidelity.text):
             outcomes += judge_fidelity(fidelity, judged)
         return outcomes
 
-    def _share(self, judged: Judged, text: str) -> float:
-        result = judged.find(judged.scheme, text, PERPLEXITY)
+    @cached_property
+    def _distinct(self) -> dict[str, tuple[Sequence[int], int]]:
+        """The distinct segments of each text of the policy that was given."""
+        given = [text for text in self._policy.texts if text not in self._missing]
+        return {text: self._setup.evaluator.distinct_segments(text) for text in given}
+
+    def _share(self, scheme: str, text: str) -> float:
+        result = find(self.results, scheme, text, PERPLEXITY)
         if self._schedule is None or not self._stops_early or result is None:
             return 1.0
-        return self._schedule.share(judged.scheme, text, len(result.values))
+        return self._schedule.share(scheme, text, len(result.values))
 
     def _is_undecided(
         self, scheme: str, text: str, results: Sequence[MetricResult], share: float
     ) -> bool:
         """Return True if a limit besides the planned tests is still ambiguous (see Undecided)."""
-        outcomes = self._other_limits(self._bundle(scheme, results), text, share)
+        judged = self._bundle(scheme, results).without_repeats(self._distinct)
+        outcomes = self._other_limits(judged, text, share)
         return any(one.outcome is Outcome.AMBIGUOUS for one in outcomes)
 
     def _test(self, judged: Judged, limit: PerplexityLimit) -> TextTest | None:

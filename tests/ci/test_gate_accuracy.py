@@ -221,6 +221,19 @@ def test_a_value_of_one_segment_is_within_no_limit_for_sure(gate, limit, metric,
     assert report.judged[0].reason == "one segment has no interval: evaluate more tokens"
 
 
+def test_segments_that_repeat_count_once(gate):
+    found = wikitext("fp16", 0), wikitext("w6a6", 0.01, scatter=0.02), kl(0.015, 0.005)
+    quantile = statistic("kl_p999", 0.1, 0.095, 0.105)
+
+    for count, code in ((4, ExitCode.AMBIGUOUS), (NLL.size, ExitCode.PASS)):
+        gate.distinct_segments = lambda text, count=count: (range(count), NLL.size)
+        for limit in (text_limit("upper_percent = 2.5"), KL_ROWS + "mean = 0.02\n"):
+            assert gate(limit, *found).exit_code == code, (count, limit)
+        few = replace(quantile, n_items=4000)
+        report = gate(KL_ROWS + "p999 = 0.11\n", *found, few)
+        assert report.exit_code == (ExitCode.MISSING if count == 4 else code)
+
+
 @pytest.mark.parametrize("key", ["median", "p95", "p99", "p999", "max"])
 def test_each_quantile_of_the_divergence_is_limited(gate, key):
     found = wikitext("fp16", 0), wikitext("w6a6", 0)
