@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from flexq_bench.accuracy.perplexity import perplexity_of
 from flexq_bench.accuracy.results import PERPLEXITY, MetricResult
 
 
@@ -20,7 +21,7 @@ def _on_segments(result: MetricResult, kept: Sequence[int]) -> MetricResult:
         return result
     values = tuple(result.values[index] for index in kept)
     mean = math.fsum(values) / len(values)
-    value = math.exp(mean) if result.metric == PERPLEXITY else mean
+    value = perplexity_of(mean) if result.metric == PERPLEXITY else mean
     items = result.n_items // len(result.values) * len(values)
     return replace(result, values=values, value=value, n_items=items, standard_error=None)
 
@@ -31,11 +32,11 @@ def without_repeats(result: MetricResult, kept: Sequence[int], count: int) -> Me
     A quantile stays that of all tokens, with an interval and a number of tokens as of the distinct
     ones.
     """
-    if result.values:
-        return _on_segments(result, [index for index in kept if index < len(result.values)])
     share = len(kept) / count
     if share == 1 or result.value is None:
         return result
+    if result.values:
+        return _on_segments(result, [index for index in kept if index < len(result.values)])
     ends = {
         name: result.value + (float(result.observed[name]) - result.value) / math.sqrt(share)
         for name in ("low", "high")

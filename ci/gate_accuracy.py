@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -223,11 +223,10 @@ class _Gate:
         self.failures: dict[str, str] = {}  # by scheme, the reason why it could not be evaluated
         self._parities: dict[str, LimitOutcome] = {}
         evaluator = setup.evaluator
+        self._distinct_segments = cache(evaluator.distinct_segments)
         compared = ORIGINAL if setup.plan.reference is not None else FULL_PRECISION
         self._schedule = (
-            PowerSchedule(
-                policy, evaluator.distinct_segments, evaluator.context, self._is_undecided
-            )
+            PowerSchedule(policy, self._distinct_segments, evaluator.context, self._is_undecided)
             if policy.planned.detect is not None and policy.perplexities
             else None
         )
@@ -338,7 +337,7 @@ class _Gate:
     def _distinct(self) -> dict[str, tuple[Sequence[int], int]]:
         """The distinct segments of each text of the policy that was given."""
         given = [text for text in self._policy.texts if text not in self._missing]
-        return {text: self._setup.evaluator.distinct_segments(text) for text in given}
+        return {text: self._distinct_segments(text) for text in given}
 
     def _share(self, scheme: str, text: str) -> float:
         result = find(self.results, scheme, text, PERPLEXITY)

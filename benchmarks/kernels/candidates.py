@@ -16,22 +16,18 @@ Shapes are those of a suite, unless some are given, and COUNT random ones, drawn
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from heuristic import named, random_shapes
+from heuristic import named, random_shapes, warm_meter, write_times
 
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
-from flexq_bench.measure.protocol import PROTOCOL_CUDA
 from kernels.contract import Config
-from kernels.cuda.imma.cost_model import current_device
 from kernels.registry import resolve
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
@@ -85,9 +81,7 @@ def measure(
     others: Sequence[str] = (),
 ) -> list[Timed]:
     """Shape by shape, until the seconds are over; what is found is saved as it comes."""
-    # One case follows the other: the device stays warm.
-    protocol = replace(PROTOCOL_CUDA, warm_up=PROTOCOL_CUDA.rewarm)
-    meter, began = Meter("cuda", protocol), time.monotonic()
+    meter, began = warm_meter(), time.monotonic()
     found: list[Timed] = []
     with meter.device_guard():
         for n, k in shapes:
@@ -165,8 +159,7 @@ def save(found: Sequence[Timed], folder: Path) -> None:
             if row.kernel == kernel
             for config, us in row.us.items()
         ]
-        content = json.dumps({**current_device()._asdict(), "times": rows})
-        (folder / f"{kernel}.json.gz").write_bytes(gzip.compress(content.encode(), mtime=0))
+        write_times(folder / f"{kernel}.json.gz", rows)
 
 
 if __name__ == "__main__":

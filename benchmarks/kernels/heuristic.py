@@ -38,7 +38,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,7 @@ from untuned_loss import (
 )
 
 from flexq_bench.measure import PROTOCOL_CUDA, Meter
+from flexq_bench.measure.prepared import PreparedCase
 from kernels.contract import Config
 from kernels.cuda.imma.configuration_choice import choose
 from kernels.cuda.imma.configurations import (
@@ -126,40 +127,52 @@ def rows_of(gemm: GemmWorkload, times: Iterable[tuple[Config, float]]) -> Iterat
         yield [gemm.m, gemm.n, gemm.k, named(config), microseconds]
 
 
-def retime(
-    out: Path | None, kernel: str, tokens: Sequence[int], shapes: int, seconds: float, seed: int
-) -> None:
+def time_cases(
+    out: Path | None,
+    kernel: str,
+    tokens: Sequence[int],
+    shapes: int,
+    seconds: float,
+    seed: int,
+    time_case: Callable[[GemmWorkload, PreparedCase], Iterable[tuple[Config, float]]],
+) -> list[list[object]]:
+    """Time a kernel on random shapes until the seconds are over; return the rows of the file, which
+    is written after each shape."""
     meter, began, rows = warm_meter(), time.monotonic(), list[list[object]]()
-    losses = {m: list[float]() for m in tokens}
     with meter.device_guard():
-        device = current_device()
         for n, k in random_shapes(shapes, seed):
             for m in tokens:
                 gemm = GemmWorkload(m, n, k)
-                prepared = meter.prepare(Case(kernel, gemm))
-                choose_here = partial(chosen, kernel, gemm=gemm, device=device)
-                loss, times = loss_again(prepared, choose_here)
-                losses[m].append(loss)
-                rows += rows_of(gemm, times.items())
+                rows += rows_of(gemm, time_case(gemm, meter.prepare(Case(kernel, gemm))))
             if out:
                 write_times(out, rows)
             if time.monotonic() - began > seconds:
                 break
+    return rows
+
+
+def retime(
+    out: Path | None, kernel: str, tokens: Sequence[int], shapes: int, seconds: float, seed: int
+) -> None:
+    losses = {m: list[float]() for m in tokens}
+
+    def time_case(gemm: GemmWorkload, prepared: PreparedCase) -> Iterable[tuple[Config, float]]:
+        choose_here = partial(chosen, kernel, gemm=gemm, device=current_device())
+        loss, times = loss_again(prepared, choose_here)
+        losses[gemm.m].append(loss)
+        return times.items()
+
+    time_cases(out, kernel, tokens, shapes, seconds, seed, time_case)
     say_losses(losses)
 
 
 def measure(
     out: Path, kernel: str, tokens: Sequence[int], shapes: int, seconds: float, seed: int
 ) -> None:
-    meter, began, rows = warm_meter(), time.monotonic(), list[list[object]]()
-    with meter.device_guard():
-        for n, k in random_shapes(shapes, seed):
-            for m in tokens:
-                gemm = GemmWorkload(m, n, k)
-                rows += rows_of(gemm, meter.prepare(Case(kernel, gemm)).time_candidates())
-            write_times(out, rows)
-            if time.monotonic() - began > seconds:
-                break
+    def time_case(_: GemmWorkload, prepared: PreparedCase) -> Iterable[tuple[Config, float]]:
+        return prepared.time_candidates()
+
+    rows = time_cases(out, kernel, tokens, shapes, seconds, seed, time_case)
     say(f"{len(rows)} times in {out}")
 
 

@@ -27,6 +27,11 @@ _ROWS_AT_ONCE = 512  # rows of logits that are processed together
 OnLogits = Callable[[int, torch.Tensor], None]
 
 
+def perplexity_of(mean_nll: float) -> float:
+    """exp of the mean; infinite beyond the range of a float, NaN if a logit is NaN."""
+    return math.exp(mean_nll) if not mean_nll > 700 else math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class PerplexityResult:
     """Mean negative log likelihood of each segment in nats per token, in the text's order.
@@ -52,9 +57,7 @@ class PerplexityResult:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean; infinite beyond the range of a float, NaN if a logit is NaN."""
-        mean = self.mean_nll
-        return math.exp(mean) if not mean > 700 else math.inf
+        return perplexity_of(self.mean_nll)
 
     @property
     def standard_error(self) -> float | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.record import tera_operations
 from flexq_bench.runs.text_files import read_text
 
 MOST_BYTES = 1 << 26  # per file: 64 MiB
@@ -229,8 +230,8 @@ def _checked(one: OutsideResult) -> OutsideResult:
         for value in values:
             if not _SMALLEST_US <= value <= _LARGEST_US:
                 raise BadResult(f"{value:g} µs is not a plausible time")
-        tops = 2 * math.prod(one.shape) / one.median / 1e6 if one.median is not None else 0.0
-        if tops > _LARGEST_TOPS:
+        tops = tera_operations(2 * math.prod(one.shape), one.median)
+        if tops is not None and tops > _LARGEST_TOPS:
             raise BadResult(f"{one.median:g} µs is not a plausible time: {tops:.3g} TOPS")
     elif any(abs(value) > _LARGEST_VALUE for value in values):
         raise BadResult(f"a value of it exceeds {_LARGEST_VALUE:g}: give it in a larger unit")
