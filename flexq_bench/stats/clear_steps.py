@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from flexq_bench.stats.segments import SHORTEST_LINE, SHORTEST_SEGMENT
 
 # Largest p-value for which one look at a step is enough, by the number of values after it.
@@ -18,6 +20,7 @@ _LEAST_WITH_MEMORY = 5e-4
 # while the values after the step are too few to distinguish them from a line
 _CLEAR_BESIDE_A_LINE = 1e-6
 _MOVES = 3  # values by which the position of a step may differ from one look to the next
+_MOST_LOOKS = 40  # at one step: of more, as many that are spread evenly
 
 
 @dataclass
@@ -68,9 +71,10 @@ class EarlierLooks:
         return p_value <= _CLEAR or self._had(index, looks)
 
     def _had(self, index: int, looks: int) -> bool:
+        spread = np.unique(np.linspace(1, looks, min(looks, _MOST_LOOKS)).round().astype(int))
         return all(
             any(abs(at - index) <= _MOVES for at in self._steps(newest))
-            for newest in range(1, looks + 1)
+            for newest in spread.tolist()
         )
 
     def _steps(self, newest: int) -> tuple[int, ...]:

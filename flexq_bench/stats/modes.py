@@ -199,6 +199,8 @@ def _between_two_classes(values: Floats) -> float:
 def _bases(values: Floats, gap: float, sigma: float) -> tuple[Floats, Bools]:
     """[n] the lower of the two levels at each value, and True for values in the upper mode."""
     width = sigma / _BINS_A_SIGMA
+    origin = np.median(values)  # the grid moves with the values: their unit changes nothing
+    values = values - origin
     both = np.concatenate([values, values - gap])
     while np.unique(np.round(both / width)).size > _MOST_BINS:
         width *= 1.5
@@ -209,7 +211,8 @@ def _bases(values: Floats, gap: float, sigma: float) -> tuple[Floats, Bools]:
     path = _cheapest(cost, _PENALTY * float(np.log(values.size)))
     base = grid[path]
     slow = np.abs(values - base - gap) < np.abs(values - base)
-    return _put_off(values, *_nearest_alias(values, base, slow, gap, sigma), gap)
+    base, slow = _put_off(values, *_nearest_alias(values, base, slow, gap, sigma), gap)
+    return base + origin, slow
 
 
 def _cheapest(cost: Floats, penalty: float) -> Ints:

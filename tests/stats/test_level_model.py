@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from flexq_bench.stats import level_model, level_model_by_epoch
+from flexq_bench.stats.clear_steps import EarlierLooks
 from flexq_bench.stats.level_tracker import LevelTracker
 from flexq_bench.stats.steps import HISTORY_RULES
 
@@ -373,3 +374,19 @@ def test_levels_are_compared_within_an_epoch():
     assert [one.index for one in found] == [45, 75]
     with pytest.raises(ValueError, match="one epoch per value is needed, got 1 for 90"):
         level_model_by_epoch(values, [1])
+
+
+def test_a_step_of_a_long_history_is_confirmed_by_looks_at_some_of_its_nights():
+    asked: list[int] = []
+
+    def steps_without(newest: int) -> tuple[int, ...]:
+        asked.append(newest)
+        return (100,)
+
+    looks = EarlierLooks(steps_without, most=5)
+
+    # such memory asks for the step in every look since it was new
+    assert looks.confirms(100, 1900, 1e-3, 0.5, beside_a_line=False, after_spells=False)
+    assert len(asked) <= 50
+    assert min(asked) == 1
+    assert max(asked) > 1800

@@ -68,3 +68,14 @@ def test_two_speeds_with_a_step_of_their_distance_are_not_three():
         found.append(any(abs(at - 110) <= 8 for at in steps(logs)))
 
     assert sum(found) >= 4
+
+
+def test_steps_of_two_speeds_do_not_depend_on_the_unit():
+    unequal = 0
+    for seed in range(24):
+        logs = speeds(seed, (0, 8), size=60, visit=5)
+        logs[20 + seed :] += 0.04
+        in_units = {tuple(steps(logs + np.log(unit))) for unit in (1.0, 1e3, 1 / 60, 2.54)}
+        unequal += len(in_units) > 1
+
+    assert unequal <= 1
