@@ -222,8 +222,9 @@ class _PolicyTable(DataTable):
     def _check_limits(self) -> Self:
         optional_limits = (self.kl, self.agreement, self.fidelity)
         if not self.perplexity and not self.task and not any(optional_limits):
+            alone = "" if self.parity is None else ", [parity] is of kernels alone"
             raise WorkloadError(
-                "limits nothing: add a [[perplexity]], a [[task]], [kl] or [agreement]"
+                f"limits nothing{alone}: add a [[perplexity]], a [[task]], [kl] or [agreement]"
             )
         for number, limit in enumerate(self.perplexity, start=1):
             if self.detect is None:  # each of them is a limit itself

@@ -50,6 +50,7 @@ def test_a_task_file_lies_beside_the_policy(policy, tmp_path):
         (HEAD + TEXT + "percnt = 1\n", "perplexity 1: no key 'percnt' here: the keys are percent"),
         (HEAD + '[[perplexity]]\ntext = "a"\n', "perplexity 1: limits nothing"),
         (HEAD, "limits nothing: add"),
+        (HEAD + '[parity]\nkernels = ["flexq"]\ntolerance = 0.01\n', "parity. is of kernels alone"),
         (HEAD + TEXT.replace("2", "-2"), "percent must be a number of at least 0"),
         (HEAD + '[[task]]\nname = "piqa"\nmetric = "acc"\n', "task 1: margin_points is missing"),
         (HEAD + TEXT + "[parity]\nkernels = []\ntolerance = 0.1\n", "kernels must be a list"),
