@@ -1,10 +1,10 @@
 """Loss of the configurations chosen without tuning, and the tables and fits behind the choice.
 
     python benchmarks/kernels/heuristic.py measure --out times.json.gz [--kernel NAME]
-        [--m 1,8,16,24,32,64,128,512] [--shapes 120] [--seed 1] [--seconds N]
+        [--m 1,8,16,24,32,64,128,512] [--shapes 120] [--seed 1] [--seconds N] [--in-turn]
     python benchmarks/kernels/heuristic.py report [times.json.gz...] [--kernel NAME]
     python benchmarks/kernels/heuristic.py retime [--kernel NAME] [--m 8,16] [--shapes 20]
-        [--seed 1] [--seconds N] [--out times.json.gz]
+        [--seed 1] [--seconds N] [--out times.json.gz] [--in-turn]
     python benchmarks/kernels/heuristic.py table times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py cases times.json.gz... [--kernel NAME] [--most 80]
     python benchmarks/kernels/heuristic.py fit times.json.gz... [--kernel NAME]
@@ -16,14 +16,15 @@ flexq-imma-w6a6), with cold weights, over random layer shapes. `report` prints t
 choice without tuning against the fastest configuration; each shape is judged as if it were in no
 table. Without files it judges the shapes of the kernel's table, or of all tables. `retime` prints
 the slow-down on new shapes, where the choice and the fastest are timed again, so that none is the
-fastest by chance; its times are written, too, if a file is named. `table` writes the kernel's table
-in kernels/cuda/*/timed_shapes, without the layers of papers, so that they are shapes that the
-choice was not fitted to. `cases` writes its table for many tokens in kernels/cuda/imma/timed_cases:
-cases with times of three quarters of the candidates, at most 80 for each number of tokens. `fit`
-prints costs for kernels/cuda/imma/candidates.toml that fit the times of each configuration.
-`select` prints a greedy selection of candidates among all timed ones. `without` prints how much
-slower the fastest configuration would be without those whose names begin with a regular expression,
-for example ClusterConfig.
+fastest by chance; its times are written, too, if a file is named. With --in-turn both time each
+shape at one number of tokens only, the next of the list. `table` writes the kernel's table in
+kernels/cuda/*/timed_shapes, without the layers of papers, so that they are shapes that the choice
+was not fitted to. `cases` writes its table for many tokens in kernels/cuda/imma/timed_cases: cases
+with times of three quarters of the candidates, at most 80 for each number of tokens. `fit` prints
+costs for kernels/cuda/imma/candidates.toml that fit the times of each configuration. `select`
+prints a greedy selection of candidates among all timed ones. `without` prints how much slower the
+fastest configuration would be without those whose names begin with a regular expression, for
+example ClusterConfig.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from untuned_loss import (
 from flexq_bench.measure import PROTOCOL_CUDA, Meter
 from flexq_bench.measure.prepared import PreparedCase
 from kernels.contract import Config
-from kernels.cuda.imma.configuration_choice import choose
+from kernels.cuda.imma.configuration_choice import MAX_NATURAL, choose
 from kernels.cuda.imma.configurations import (
     AnyImmaConfig,
     ClusterConfig,
@@ -127,23 +128,28 @@ def rows_of(gemm: GemmWorkload, times: Iterable[tuple[Config, float]]) -> Iterat
         yield [gemm.m, gemm.n, gemm.k, named(config), microseconds]
 
 
+def drawn_cases(
+    tokens: Sequence[int], shapes: int, seed: int, in_turn: bool
+) -> Iterator[GemmWorkload]:
+    """Random shapes at each number of tokens, or each at the next one alone."""
+    for place, (n, k) in enumerate(random_shapes(shapes, seed)):
+        for m in [tokens[place % len(tokens)]] if in_turn else tokens:
+            yield GemmWorkload(m, n, k)
+
+
 def time_cases(
     out: Path | None,
     kernel: str,
-    tokens: Sequence[int],
-    shapes: int,
+    gemms: Iterable[GemmWorkload],
     seconds: float,
-    seed: int,
     time_case: Callable[[GemmWorkload, PreparedCase], Iterable[tuple[Config, float]]],
 ) -> list[list[object]]:
-    """Time a kernel on random shapes until the seconds are over; return the rows of the file, which
-    is written after each shape."""
+    """Time a kernel on each case until the seconds are over; return the rows of the file, which is
+    written after each."""
     meter, began, rows = warm_meter(), time.monotonic(), list[list[object]]()
     with meter.device_guard():
-        for n, k in random_shapes(shapes, seed):
-            for m in tokens:
-                gemm = GemmWorkload(m, n, k)
-                rows += rows_of(gemm, time_case(gemm, meter.prepare(Case(kernel, gemm))))
+        for gemm in gemms:
+            rows += rows_of(gemm, time_case(gemm, meter.prepare(Case(kernel, gemm))))
             if out:
                 write_times(out, rows)
             if time.monotonic() - began > seconds:
@@ -151,28 +157,24 @@ def time_cases(
     return rows
 
 
-def retime(
-    out: Path | None, kernel: str, tokens: Sequence[int], shapes: int, seconds: float, seed: int
-) -> None:
-    losses = {m: list[float]() for m in tokens}
+def retime(out: Path | None, kernel: str, gemms: Iterable[GemmWorkload], seconds: float) -> None:
+    losses: dict[int, list[float]] = {}
 
     def time_case(gemm: GemmWorkload, prepared: PreparedCase) -> Iterable[tuple[Config, float]]:
         choose_here = partial(chosen, kernel, gemm=gemm, device=current_device())
         loss, times = loss_again(prepared, choose_here)
-        losses[gemm.m].append(loss)
+        losses.setdefault(gemm.m, []).append(loss)
         return times.items()
 
-    time_cases(out, kernel, tokens, shapes, seconds, seed, time_case)
+    time_cases(out, kernel, gemms, seconds, time_case)
     say_losses(losses)
 
 
-def measure(
-    out: Path, kernel: str, tokens: Sequence[int], shapes: int, seconds: float, seed: int
-) -> None:
+def measure(out: Path, kernel: str, gemms: Iterable[GemmWorkload], seconds: float) -> None:
     def time_case(_: GemmWorkload, prepared: PreparedCase) -> Iterable[tuple[Config, float]]:
         return prepared.time_candidates()
 
-    rows = time_cases(out, kernel, tokens, shapes, seconds, seed, time_case)
+    rows = time_cases(out, kernel, gemms, seconds, time_case)
     say(f"{len(rows)} times in {out}")
 
 
@@ -226,29 +228,35 @@ def say_losses(losses: Mapping[int, Sequence[float]]) -> None:
         say(f"| {m} | {len(lost)} | {statistics.mean(lost):.1%} | {within:.1%} | {worst:.1%} |")
 
 
-def losses(times: Times, few: Sequence[AnyFewConfig], col_tiles: int, sms: int) -> Losses:
-    """Of configurations with these column tiles, where a shape's most tokens were timed that fit
-    them.
+def losses(
+    times: Times, few: Sequence[AnyFewConfig], tiled: Sequence[TiledConfig], most: int, sms: int
+) -> Losses:
+    """Of these configurations where those for few tokens were timed, at a shape's largest number
+    of tokens of at most `most`.
 
     Layers of papers only where nothing else was timed.
     """
-    few = [c for c in few if c.col_tiles == col_tiles]
+    configs = (*few, *tiled)
     papers = {(shape.n, shape.k) for name in PAPERS for shape in load_suite(name).shapes}
     rows: dict[tuple[int, int], np.ndarray] = {}
     for gemm in sorted(times, key=lambda gemm: gemm.m):
-        us = np.array([times[gemm].get(c, np.nan) for c in few])
-        if gemm.m <= TILE_TOKENS * col_tiles and not np.isnan(us).all():
+        if gemm.m <= most and any(c in times[gemm] for c in few):
+            us = np.array([times[gemm].get(c, np.nan) for c in configs])
             rows[gemm.n, gemm.k] = us / np.nanmin(us) - 1
     rows = {shape: row for shape, row in rows.items() if shape not in papers} or rows
-    return Losses(tuple(map(settings_of, few)), tuple(rows), sms, np.array([*rows.values()]))
+    return Losses(tuple(map(settings_of, configs)), tuple(rows), sms, np.array([*rows.values()]))
 
 
 def write_table(times: Times, devices: Devices, kernel: str) -> None:
     configs, timed = own_configs(kernel)
     sms = next(iter(devices.values())).sms  # of all: an H100 has as many as an H200
     few = [c for c in configs if isinstance(c, AnyFewConfig)]
-    numbers = sorted({c.col_tiles for c in few})
-    tables = {tiles: losses(times, few, tiles, sms) for tiles in numbers}
+    tiled = [c for c in configs if isinstance(c, TiledConfig)]
+    tables: dict[int, Losses] = {}
+    for tiles in sorted({c.col_tiles for c in few}):
+        most = TILE_TOKENS * tiles
+        beside = tiled if most == MAX_NATURAL else []
+        tables[tiles] = losses(times, [c for c in few if c.col_tiles == tiles], beside, most, sms)
     tables = {tiles: table for tiles, table in tables.items() if table.shapes}
     Path(str(timed.file)).write_text(write_losses(tables))
     say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))
@@ -369,7 +377,7 @@ def fit(times: Times, devices: Devices, kernel: str) -> None:
         if len(own) < FEWEST_TIMES:
             continue
         waves = [astuple(waves_of(config, cost, g, devices[g].sms, found.tiles)) for g in own]
-        floor = [read_us(gemm, devices[gemm].memory_gbps) for gemm in own]
+        floor = [read_us(gemm.n, gemm.k, devices[gemm].memory_gbps) for gemm in own]
         known = np.array([cost.start_us, cost.alone_us, cost.each_us])
         fitted = fit_to_times(known, np.array(waves), np.array(floor), np.array([*own.values()]))
         say(f"{config}: ({', '.join(f'{us:.3g}' for us in fitted)})")
@@ -385,6 +393,7 @@ def main() -> None:
         timing.add_argument("--shapes", type=int, default=shapes)
         timing.add_argument("--seconds", type=float, default=400)
         timing.add_argument("--seed", type=int, default=1)
+        timing.add_argument("--in-turn", action="store_true")
     leaving_out = verbs.add_parser("without")
     leaving_out.add_argument("pattern")
     for name, count in (("report", "*"), ("table", "+"), ("cases", "+"), ("fit", "+")):
@@ -400,8 +409,8 @@ def main() -> None:
     kernel = options.kernel or KERNEL
     if options.verb in ("measure", "retime"):
         told = measure if options.verb == "measure" else retime
-        tokens = parse_ranges(options.m)
-        told(options.out, kernel, tokens, options.shapes, options.seconds, options.seed)
+        drawn = parse_ranges(options.m), options.shapes, options.seed
+        told(options.out, kernel, drawn_cases(*drawn, options.in_turn), options.seconds)
     elif options.verb == "select":
         select(options.times, options.within)
     elif options.verb == "without":

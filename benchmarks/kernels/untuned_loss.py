@@ -15,7 +15,7 @@ import numpy as np
 
 from kernels.contract import Config
 from kernels.cuda.imma.configuration_choice import bucket_of, choose
-from kernels.cuda.imma.configurations import ImmaConfig
+from kernels.cuda.imma.configurations import ImmaConfig, TiledConfig
 from kernels.cuda.imma.gemm import ImmaGemm
 from kernels.cuda.imma.timed_cases import load_cases
 from kernels.cuda.timed_shapes import (
@@ -33,6 +33,7 @@ OF_TABLES = (  # a kernel for each table
     "dual-w6a8",
     "atom-w4a4",
     "dgq-w4a8",
+    "group-w4a8",
     "fp6-w6a16",
     "fp6-w6a16[fine]",
     "w8a16",
@@ -64,10 +65,10 @@ def own_configs(kernel: str) -> tuple[list[Config], TimedShapes]:
 
 
 def left_out(kernel: str) -> dict[int, list[float]]:
-    """Losses of the choice among configurations for few tokens at each shape of a kernel's table,
-    which is left out of it; by column tiles."""
+    """Losses of the choice at each shape of a kernel's table of timed shapes, which is left out of
+    it; by column tiles."""
     configs, timed = own_configs(kernel)
-    known = {settings_of(c): c for c in configs if isinstance(c, AnyFewConfig)}
+    known = {settings_of(c): c for c in configs if isinstance(c, AnyFewConfig | TiledConfig)}
     lost: dict[int, list[float]] = {}
     for col_tiles, table in load_losses(timed).items():
         for (n, k), row in zip(table.shapes, table.lost.tolist(), strict=True):

@@ -1,6 +1,7 @@
 """Choice of a configuration for few tokens by interpolation between timed shapes.
 
-The kernels for few tokens share a structure: a block computes rows of tiles, its warps split K. The
+The kernels for few tokens share a structure: a block computes rows of tiles, its warps split K. In
+the tiled kernel, which competes with them at 17 to 32 tokens, warps share the rows instead. The
 logarithm of a configuration's time, relative to the mean over all configurations at the shape, is
 interpolated between timed shapes by a Gaussian process with a mean of its own (Rasmussen and
 Williams 2006, sections 2.2 and 4.2.1). Its covariance is a sum of three Matérn 3/2 covariances
@@ -50,7 +51,7 @@ Parts = tuple[Floats, Floats, Floats]  # of the shape [1, ...], of kinds of bloc
 
 
 class FewConfig(Protocol):
-    """Interface of ImmaConfig and WeightOnlyConfig."""
+    """Interface of ImmaConfig, WeightOnlyConfig and TiledConfig."""
 
     @property
     def col_tiles(self) -> int: ...
@@ -79,7 +80,8 @@ class TimedShapes:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Measured losses of configurations with the same column tiles at timed shapes.
+    """Measured losses of configurations at timed shapes, with as many tokens as fit some column
+    tiles.
 
     configs: as returned by settings_of. shapes: (N, K). sms: SMs of the GPU. lost: [shapes,
     configs], time divided by the fastest configuration's, minus 1; NaN: not timed.
@@ -180,7 +182,8 @@ def choose_by_timed_shapes(
 ) -> ConfigT:
     """Return the configuration with the least expected loss; untimed ones come last.
 
-    configs: with the same column tiles. unseen: as of Interpolation.expected.
+    configs: those for few tokens first, with the same column tiles. unseen: as of
+    Interpolation.expected.
     """
     col_tiles = configs[0].col_tiles
     token_blocks = -(-gemm.m // (_TOKENS * col_tiles))
@@ -259,8 +262,10 @@ class _Kinds:
     """
 
     def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
-        blocks = np.array([(c["row_tiles"], c["k_split"]) for c in configs])
-        warps = np.array([c["warps"] * c["k_split"] for c in configs])
+        # The warps of a TiledConfig share rows, and don't split K.
+        rows = [c["row_tiles"] * c.get("row_warps", 1) for c in configs]
+        blocks = np.array([(row, c["k_split"]) for row, c in zip(rows, configs, strict=True)])
+        warps = np.array([c.get("warps", 1) * c["k_split"] for c in configs])
         self._blocks, of_blocks = np.unique(blocks, axis=0, return_inverse=True)
         self._warps, of_warps = np.unique(warps, return_inverse=True)
         self.of_blocks, self.of_warps = of_blocks.ravel(), of_warps.ravel()

@@ -115,7 +115,7 @@ def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
         (96, 4096, 14336, ClusterConfig(2, 96, 7, 2, 1)),
         (96, 28672, 8192, ClusterConfig(3, 96, 5, 1, 1)),
         (128, 1024, 4096, ClusterConfig(1, 128, 6, 4, 1)),
-        (128, 12288, 4096, ClusterConfig(2, 128, 6, 1, 1)),
+        (128, 8192, 8192, ClusterConfig(2, 128, 6, 2, 1)),
     ],
 )
 def test_tens_of_tokens_take_what_was_fastest(m, n, k, config):

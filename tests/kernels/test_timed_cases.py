@@ -26,7 +26,14 @@ from kernels.cuda.imma.configurations import (
     WgmmaConfig,
 )
 from kernels.cuda.imma.cost_model import Cost, Device, cost_us, waves_of
-from kernels.cuda.imma.timed_cases import Cases, TimedCases, load_cases, read_cases, write_cases
+from kernels.cuda.imma.timed_cases import (
+    Cases,
+    TimedCases,
+    coordinates,
+    load_cases,
+    read_cases,
+    write_cases,
+)
 from workloads.gemm import GemmWorkload
 
 H100, H200 = Device(132, 3352), Device(132, 4917)
@@ -134,6 +141,26 @@ def test_an_unseen_shape_is_estimated_as_if_none_of_its_cases_were_there(tmp_pat
             unseen = both[0].estimated_us(config, gemm, H200, SIX_BITS, unseen=True)
             without = both[1].estimated_us(config, gemm, H200, SIX_BITS)
             assert unseen == pytest.approx(without, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "is_shared", "is_read_again"),
+    [
+        (4864, 28544, True, True),
+        (4864, 1152, True, False),  # all operands fit L2
+        (16896, 28544, False, False),  # 132 output tiles, one for each SM
+    ],
+)
+def test_operands_that_stream_k_reads_again_are_in_the_coordinates(
+    n: int, k: int, *, is_shared: bool, is_read_again: bool
+) -> None:
+    gemm = GemmWorkload(128, n, k)
+
+    found = coordinates(PERSISTENT, COSTS[PERSISTENT], gemm, H100, SIX_BITS)
+
+    assert (found.drift > 0) == is_shared
+    assert (found.beyond_l2 > 0) == is_read_again
+    assert coordinates(CLUSTER, COSTS[CLUSTER], gemm, H100, SIX_BITS).drift == 0
 
 
 def test_without_times_an_estimate_is_the_cost(tmp_path: Path) -> None:

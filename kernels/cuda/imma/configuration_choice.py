@@ -3,7 +3,8 @@
 1. `Candidates.for_gemm` lists the candidates for a GEMM and an order of k (limits below).
    `ImmaGemm.fitting` drops those that the GPU cannot run. The tuner times the others.
 2. Without tuning, `choose` selects one of them:
-   - few tokens: the least loss, interpolated between timed shapes (kernels/cuda/timed_shapes.py);
+   - up to MAX_NATURAL tokens, or few-token configurations alone: the least loss, interpolated
+     between timed shapes (kernels/cuda/timed_shapes.py);
    - else the least time, estimated from waves of blocks and timed cases (timed_cases.py).
 
 The numbers are data: candidates.toml has the candidates with their costs, timed_shapes/*.json and
@@ -23,7 +24,6 @@ from typing import Any
 from kernels.cuda.imma.configurations import (
     CHUNK,
     MANY_KINDS,
-    MMA_ROWS,
     MMA_TOKENS,
     SIX_BITS,
     AnyImmaConfig,
@@ -59,15 +59,13 @@ class Candidates:
     """Configurations of one kernel, and the data by which `choose` selects one.
 
     few: by column tiles, for up to MAX_FEW tokens. many: all others, in the order of candidates.
-    timed: losses of those for few tokens. many_rows: row tiles per SM from which on 17 to 32 tokens
-    are faster in the tiled kernel. long_k: K from which on MAX_LONG_UNTILED holds, and
-    LONG_COL_TILES are candidates.
+    timed: losses of those for few tokens, and of TiledConfig up to MAX_NATURAL tokens. long_k: K
+    from which on MAX_LONG_UNTILED holds, and LONG_COL_TILES are candidates.
     """
 
     few: Mapping[int, Sequence[ImmaConfig]]
     many: TimedCases
     timed: TimedShapes
-    many_rows: float = 6.0
     long_k: float = math.inf
 
     @property
@@ -151,9 +149,10 @@ def choose(
     """
     few = [c for c in configs if isinstance(c, ImmaConfig)]
     many = [c for c in configs if not isinstance(c, ImmaConfig)]
-    tiles_per_sm = gemm.n / MMA_ROWS / device.sms
-    if few and (not many or (gemm.m <= MAX_NATURAL and tiles_per_sm <= candidates.many_rows)):
-        return choose_by_timed_shapes(few, gemm, device.sms, candidates.timed, unseen=unseen)
+    if few and (not many or gemm.m <= MAX_NATURAL):
+        tiled = (c for c in many if isinstance(c, TiledConfig))
+        of_table: list[ImmaConfig | TiledConfig] = [*few, *tiled]
+        return choose_by_timed_shapes(of_table, gemm, device.sms, candidates.timed, unseen=unseen)
     return min(
         many,
         key=lambda config: candidates.many.estimated_us(config, gemm, device, tiles, unseen=unseen),
@@ -194,15 +193,15 @@ _EACH_WAVE = frozenset({"wgmma"})
 FLEXQ = Candidates(
     _few("six_bits"), _many("flexq"), TimedShapes("imma", "flexq"), long_k=MIN_LONG_K
 )
-_NIBBLES = TimedShapes("imma", "nibbles")  # 4-bit weights whose groups are scaled one by one
-ATOM = Candidates(_few("four_bits"), _many("atom"), _NIBBLES)
-GROUP_SCALED = Candidates(_few("four_bits"), _many("group", each_wave=_EACH_WAVE), _NIBBLES)
+ATOM = Candidates(_few("four_bits"), _many("atom"), TimedShapes("imma", "atom"))
+GROUP_SCALED = Candidates(
+    _few("four_bits"),
+    _many("group", each_wave=_EACH_WAVE),
+    TimedShapes("imma", "group-scaled", base="dual-grained"),
+)
 TWO_LEVEL = Candidates(
     _few("six_bits"), _many("dual"), TimedShapes("imma", "two-level", base="flexq")
 )
 DUAL_GRAINED = Candidates(
-    _few("four_bits"),
-    _many("dgq", each_wave=_EACH_WAVE),
-    TimedShapes("imma", "dual-grained"),
-    many_rows=10.0,
+    _few("four_bits"), _many("dgq", each_wave=_EACH_WAVE), TimedShapes("imma", "dual-grained")
 )

@@ -88,9 +88,14 @@ def waves_of(
     return Waves(whole, resident, -(-rest // sms), steps, starts)
 
 
-def read_us(gemm: GemmWorkload, memory_gbps: float) -> float:
-    """Return the time to read 6-bit weights, in microseconds."""
-    return gemm.n * gemm.k * _BYTES_PER_WEIGHT / (_READ_FRACTION * memory_gbps * 1e3)
+def operand_bytes(n: int, k: int, tokens: int = 0) -> float:
+    """Return the bytes of 6-bit weights [n, k] with their scales, and of int8 activations."""
+    return k * (n * _BYTES_PER_WEIGHT + tokens)
+
+
+def read_us(n: int, k: int, memory_gbps: float, tokens: int = 0) -> float:
+    """Return the time to read the operands of operand_bytes once, in microseconds."""
+    return operand_bytes(n, k, tokens) / (_READ_FRACTION * memory_gbps * 1e3)
 
 
 def cost_us(cost: Cost, waves: Waves, gemm: GemmWorkload, memory_gbps: float) -> float:
@@ -105,4 +110,4 @@ def cost_us(cost: Cost, waves: Waves, gemm: GemmWorkload, memory_gbps: float) ->
     busy_us = waves.starts * cost.start_us + waves.whole * wave_us(waves.resident)
     if waves.last:
         busy_us += wave_us(waves.last)
-    return float((busy_us**4 + read_us(gemm, memory_gbps) ** 4) ** 0.25)
+    return float((busy_us**4 + read_us(gemm.n, gemm.k, memory_gbps) ** 4) ** 0.25)
