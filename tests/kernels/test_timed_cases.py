@@ -160,7 +160,9 @@ def test_operands_that_stream_k_reads_again_are_in_the_coordinates(
 
     assert (found.drift > 0) == is_shared
     assert (found.beyond_l2 > 0) == is_read_again
-    assert coordinates(CLUSTER, COSTS[CLUSTER], gemm, H100, SIX_BITS).drift == 0
+    without = coordinates(CLUSTER, COSTS[CLUSTER], gemm, H100, SIX_BITS)
+    assert without.drift == 0
+    assert (found.reread_share > without.reread_share) == is_read_again
 
 
 def test_without_times_an_estimate_is_the_cost(tmp_path: Path) -> None:
