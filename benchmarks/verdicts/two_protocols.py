@@ -205,6 +205,8 @@ def report(out: Path) -> None:
     """The table of what is there; of the cases that both protocols have, both."""
     new = {row["case"]: row for row in _rows(out, old=False) if not _is_probe(row["case"])}
     old = {row["case"]: row for row in _rows(out, old=True) if not _is_probe(row["case"])}
+    if not (out / CASES_FILE).exists():
+        raise SystemExit(f"no {CASES_FILE} in {out}: run plan and measure with this --out first")
     planned = [key for key in json.loads((out / CASES_FILE).read_text()) if not _is_probe(key)]
     both = [key for key in planned if key in new and key in old]
     say(f"{len(new)} of {len(planned)} planned cases are measured")

@@ -266,8 +266,9 @@ def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
     from db.engine import open_database
     from db.releases import store_releases
     from flexq_bench.repository.git import commits_of_tags
+    from flexq_bench.repository.worktrees import repository_of
 
-    commits = commits_of_tags(Path.cwd())
+    commits = commits_of_tags(repository_of(Path.cwd()))
     with open_database(db, create=False, silence_s=STATEMENT_TIMEOUT_S) as database:
         with database.session() as session:
             changed = store_releases(session, commits)

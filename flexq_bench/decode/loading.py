@@ -13,6 +13,7 @@ from flexq_bench.decode.fused_layers import UnlikePartsError
 from flexq_bench.decode.layers import ChooseConfig, PackedLinear
 from flexq_bench.decode.weights import Affine, WeightSource, dense_layer, layer_sizes
 from flexq_bench.errors import MeasureError, UsageError
+from flexq_bench.measure.device import available_memory
 from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
@@ -74,13 +75,11 @@ def footprint(source: WeightSource, batch: int, capacity: int, kv_bits: int) -> 
 
 def check_memory(needed: Footprint, what: str, device: torch.device) -> None:
     """Raise MeasureError if the memory is not sufficient. what: the case, for the message."""
-    if device.type != "cuda":
-        return
-    free, total = torch.cuda.mem_get_info(device)
+    free = available_memory(device)
     if needed.total > free:
         raise MeasureError(
-            f"{what} needs {needed.describe()}, and {free / _GIB:.1f} of {total / _GIB:.1f} GiB "
-            "are free: pick a smaller batch, fewer tokens, --kv-bits 8 or another scheme"
+            f"{what} needs {needed.describe()}, and {free / _GIB:.1f} GiB are free: pick a smaller "
+            "batch, fewer tokens, --kv-bits 8 or another scheme"
         )
 
 

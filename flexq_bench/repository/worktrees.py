@@ -35,7 +35,7 @@ def repository_of(folder: Path) -> Path:
     message = _last_line(done.stderr)
     if "safe.directory" in message:
         raise UsageError(f"git does not trust {folder}, whose owner is another user: {message}")
-    raise UsageError(f"{folder} is not in a git repository: {message}")
+    raise UsageError(f"{folder} is not in a git repository: run this in your checkout ({message})")
 
 
 def resolve_revision(repository: Path, revision: str) -> str:
@@ -52,6 +52,8 @@ def resolve_revision(repository: Path, revision: str) -> str:
             f"no revision {revision!r} in this shallow clone: git fetch --unshallow first "
             "(in a workflow: fetch-depth: 0)"
         )
+    if revision == os.curdir:
+        raise UsageError("this takes commits, not the working tree: commit first, and give HEAD")
     names = run_git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
     if not names and find_revision(repository, "HEAD") is None:
         raise UsageError(f"{repository} has no commit yet: git commit first")

@@ -111,6 +111,11 @@ def test_an_unknown_revision_is_said_with_those_there_are(tree, revision):
         resolve_revision(tree, revision)
 
 
+def test_the_working_tree_is_no_revision(tree):
+    with pytest.raises(UsageError, match="not the working tree: commit first, and give HEAD"):
+        resolve_revision(tree, ".")
+
+
 def test_a_shallow_clone_says_what_to_fetch(tree, tmp_path, git):
     clone = tmp_path / "shallow"
     git(tree, "clone", "-q", "--depth", "1", tree.as_uri(), str(clone))
