@@ -84,7 +84,7 @@ class OutputHead:
     """Function from the last hidden state to logits.
 
     cap: bound of the magnitude of logits (Gemma 2: cap · tanh(logits / cap)); None: there is none.
-    divisor: of the layer's output (Granite).
+    divisor: of the layer's output (Granite, Cohere).
     """
 
     layer: nn.Module
@@ -169,6 +169,13 @@ def _compared(logits: torch.Tensor, original: torch.Tensor, targets: torch.Tenso
     )
 
 
+def _logit_divisor(config: Any) -> float:
+    factor = getattr(config, "logit_scale", None)  # of Cohere
+    if isinstance(factor, int | float) and factor:
+        return 1 / factor
+    return float(getattr(config, "logits_scaling", 1.0))
+
+
 def record_reference(
     model: Any,
     tokens: torch.Tensor,
@@ -186,8 +193,7 @@ def record_reference(
     if head is None:
         raise AccuracyError(f"{type(model).__name__} has no output head: it predicts no tokens")
     cap = getattr(model.config, "final_logit_softcapping", None)
-    divisor = getattr(model.config, "logits_scaling", 1.0)
-    kept = OutputHead(copy.deepcopy(head), cap, divisor)
+    kept = OutputHead(copy.deepcopy(head), cap, _logit_divisor(model.config))
     hidden: list[torch.Tensor] = []
 
     def keep(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

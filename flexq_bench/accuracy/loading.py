@@ -118,7 +118,9 @@ def _check_config(files: ModelFiles) -> None:
     try:
         config = AutoConfig.from_pretrained(files.folder, trust_remote_code=False)
     except Exception as error:  # of any class, for example an unknown model type
-        raise AccuracyError(f"can't load {files.name}: {library_reason(error)}") from error
+        raise AccuracyError(
+            f"can't load {files.name}: {library_reason(error)}: check its {CONFIG}"
+        ) from error
     check_block_count(files, config)
 
 
@@ -139,7 +141,9 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
             **_gguf(files.gguf),
         )
     except Exception as error:  # of any class, for example an unknown architecture
-        raise AccuracyError(f"can't load {files.name}: {library_reason(error)}") from error
+        raise AccuracyError(
+            f"can't load {files.name}: {library_reason(error)}: check its {CONFIG} and weights"
+        ) from error
     if info["mismatched_keys"]:
         name, theirs, ours = min(info["mismatched_keys"])
         raise AccuracyError(

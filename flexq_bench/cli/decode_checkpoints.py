@@ -166,4 +166,4 @@ def _quantize(model: str, options: Sequence[str]) -> float:
         raise typer.Exit(ran.returncode)
     lines = (ran.stderr or "").strip().splitlines() or [f"quantize ended with {ran.returncode}"]
     kind = UsageError if ran.returncode == ExitCode.USAGE else InfrastructureError
-    raise kind(lines[-1].partition("error: ")[2] or lines[-1])
+    raise kind(lines[-1].removeprefix("flexq-bench: "))

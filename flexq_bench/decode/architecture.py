@@ -126,6 +126,14 @@ def of_config(config: Mapping[str, Any], name: str) -> Architecture:
         raise UsageError(f"{CONFIG} of {name}: {error}: download it again") from error
 
 
+# Of transformers' classes, for keys that are missing.
+_DEFAULTS: Mapping[BlockType, Mapping[str, int]] = {
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096},
+    "qwen3": {"num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+}
+
+
 class _FieldError(ValueError):
     """Invalid value of a field of a configuration."""
 
@@ -154,8 +162,7 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> Architectu
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     if config.get("hidden_act", "silu") != "silu":
         raise UsageError(f"{name} has {config['hidden_act']} where decode has silu: pick another")
-    if block == "qwen3":
-        config = {"head_dim": 128, **config}
+    config = {**_DEFAULTS.get(block, {}), **config}
     # Null is as if missing: as many heads of keys as of queries, and hidden / heads channels each.
     kv_heads, head_dim = config.get("num_key_value_heads"), config.get("head_dim")
     dimensions = ModelSpec(

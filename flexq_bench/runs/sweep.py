@@ -20,7 +20,7 @@ CACHES: tuple[CacheMode, ...] = get_args(CacheMode)
 REGIMES: tuple[Regime, ...] = get_args(Regime)
 _FIELDS = ("kernels", "m", "shapes", "stages", "caches")
 _SHAPE_FIELDS = ("n", "k", "layer", "model")
-_LAYER = re.compile(r"[a-z0-9_.-]{0,64}")
+_LAYER = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _MOST_VALUES = 1000  # per list in untrusted data
 
 Word = TypeVar("Word", Stage, CacheMode, Regime)
@@ -112,7 +112,9 @@ def _shape(value: Any) -> Shape:
     check_fields(value, _SHAPE_FIELDS, "a shape")
     layer, model = (_text(value.get(name, ""), name) for name in ("layer", "model"))
     if _LAYER.fullmatch(layer) is None:
-        raise UsageError(f"layer is {layer!r:.60}: a layer's name has letters, digits and ._- only")
+        raise UsageError(
+            f"layer is {layer!r:.60}: a layer's name has letters, digits and ._- only, 64 at most"
+        )
     if model:
         get_model(model)
     return Shape(_size(value.get("n"), "n"), _size(value.get("k"), "k"), layer, model)

@@ -112,7 +112,10 @@ def map_model(model: nn.Module) -> ModelMap:
     architecture = type(model).__name__
     names = architecture_of(model)
     if names is None:
-        raise QuantizeError(unknown("layer map for the architecture", architecture, ARCHITECTURES))
+        raise QuantizeError(
+            f"{unknown('layer map for the architecture', architecture, ARCHITECTURES)}: pick "
+            "another model, or measure the shapes of its layers (sweep --config)"
+        )
     blocks = tuple(_map_block(model, names, block) for block in range(_blocks(model)))
     return ModelMap(architecture, names, blocks)
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from flexq_bench.accuracy.agreement import AgreementMeter, layer_errors, record_reference
 from flexq_bench.accuracy.errors import AccuracyError
@@ -76,6 +76,24 @@ def test_logits_that_are_capped_are_compared(a_gemma, some_tokens):
     tokens = some_tokens(64)
     meter = AgreementMeter(record_reference(a_gemma, tokens, context=32))
     perplexity(a_gemma, tokens, context=32, on_logits=meter)
+    assert meter.result().mean_kl == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", [0.0625, 0.3])
+def test_logits_that_are_scaled_are_compared(some_tokens, scale):
+    config = CohereConfig(
+        vocab_size=96,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        logit_scale=scale,
+    )
+    torch.manual_seed(0)
+    model, tokens = CohereForCausalLM(config).eval(), some_tokens(64)
+    meter = AgreementMeter(record_reference(model, tokens, context=32))
+    perplexity(model, tokens, context=32, on_logits=meter)
     assert meter.result().mean_kl == pytest.approx(0, abs=1e-6)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,20 @@ def test_what_can_not_be_quantized_to_be_decoded_is_said_before_it_is(
     random = cli("decode", "llama-7b", "--scheme", "fp16,w6a16", "--backend", "cpu")
     assert (random.code, "qkv_proj under w6a16 is int6/128 x fp16" in random.error) == (2, True)
     assert not (tmp_path / "cache" / "checkpoints").exists()
+
+
+def test_an_error_of_quantizing_is_said_once(
+    cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
+    broken = shutil.copytree(model, tmp_path / "broken")
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "hidden_act": "nonsense"}))
+
+    ran = cli("decode", str(broken), "--scheme", "w8a16", "--new", "2", "--backend", "cpu")
+
+    assert ran.code == 2
+    assert ran.error.count("flexq-bench:") <= 1
 
 
 def test_an_interrupted_decode_keeps_what_it_measured_and_goes_on(

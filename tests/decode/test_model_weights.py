@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from decoders import small_llama, small_opt
+from transformers import MistralConfig
 
 from flexq_bench.decode.architecture import of_config
 from flexq_bench.decode.case import open_model
@@ -113,6 +114,20 @@ def test_null_in_a_configuration_is_as_if_missing() -> None:
     dimensions = of_config({**config, **nulls}, "a model").dimensions
 
     assert (dimensions.kv_heads, dimensions.head_dim) == (6, 32)
+
+
+def test_keys_that_are_missing_have_the_defaults_of_the_models_class() -> None:
+    config = small_llama(torch.device("cpu")).reference.config.to_dict()
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    config |= {"num_attention_heads": 16, "head_dim": 16, "max_position_embeddings": 8192}
+    for key in ("num_key_value_heads", "sliding_window"):
+        config.pop(key, None)
+    expected = MistralConfig(**config)
+
+    dimensions = of_config(config, "a model").dimensions
+
+    assert dimensions.kv_heads == expected.num_key_value_heads
+    assert dimensions.context == expected.sliding_window
 
 
 def test_heads_need_not_divide_the_hidden_size_if_their_dimension_is_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -35,8 +36,10 @@ def ask(database, sweep=SWEEP, requester="ada"):
     return request
 
 
-def test_a_sweep_survives_the_way_through_data():
-    assert sweep_of(SWEEP.as_data()) == SWEEP
+@pytest.mark.parametrize("shape", [SHAPE, Shape(288, 96, "Wqkv", "")])
+def test_a_sweep_survives_the_way_through_data(shape):
+    sweep = replace(SWEEP, shapes=(shape,))
+    assert sweep_of(sweep.as_data()) == sweep
 
 
 @pytest.mark.parametrize(
