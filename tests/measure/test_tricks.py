@@ -200,9 +200,10 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
     monkeypatch.setattr(Meter.__init__, "__kwdefaults__", dict(Meter.__init__.__kwdefaults__))
     tolerance, callbacks, traced = PROTOCOL_CPU.tolerance, list(gc.callbacks), sys.gettrace()
 
-    def run(source, loaded=loaded_file, declared=DECLARED):
+    def run(source, loaded=loaded_file, declared=DECLARED, **changes):
         kernel = loaded(tmp_path, f"{PREAMBLE}{source}{declared}")
-        here = a_meter(kernel, protocol=replace(a_meter().protocol, min_samples=200))
+        protocol = replace(a_meter().protocol, min_samples=200, **changes)
+        here = a_meter(kernel, protocol=protocol)
         here.device_info = replace(here.device_info, l2_bytes=1 << 20)
         return here.measure(a_case(m=4, n=256, k=256, kernel=kernel.spec.name, cache="hot"))
 
@@ -236,8 +237,11 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", TRICKS)
 def test_a_trick_is_incorrect_or_refused_with_its_reason(measured, name):
     source, said = TRICKS[name]
+    # Alone in a sample, as on a slow machine, a launch that ends with the next one's start is not
+    # late: it computes the buffers of the next.
+    longer = {"target_sample_us": 2000.0} if name == "late, when an object ends" else {}
 
-    result = measured(source)
+    result = measured(source, **longer)
 
     assert result.status in ("incorrect", "failed")
     # Which reason comes first is chance: what recurs in a placement is drawn by lot.
