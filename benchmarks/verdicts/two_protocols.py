@@ -70,6 +70,13 @@ def write_plan(out: Path) -> None:
     say(f"{len(cases)} cases of {len(shapes)} shapes, and {len(planned) - len(cases)} probes")
 
 
+def _planned_keys(file: Path) -> list[str]:
+    if not file.exists():
+        raise SystemExit(f"no {file}: run plan with this --out first")
+    keys: list[str] = json.loads(file.read_text())
+    return keys
+
+
 def measure(options: argparse.Namespace) -> None:
     """Measure what is not there yet, until the seconds are over."""
     if options.old_tree is not None:
@@ -77,7 +84,7 @@ def measure(options: argparse.Namespace) -> None:
     from flexq_bench.measure import Meter
     from workloads.case import Case
 
-    keys = json.loads((options.plan or options.out / CASES_FILE).read_text())
+    keys = _planned_keys(options.plan or options.out / CASES_FILE)
     is_old = options.old_tree is not None
     name = "old" if is_old else f"part-{options.part.replace('/', '-of-')}"
     done = {row["case"] for row in _rows(options.out, old=is_old)}
@@ -205,9 +212,7 @@ def report(out: Path) -> None:
     """The table of what is there; of the cases that both protocols have, both."""
     new = {row["case"]: row for row in _rows(out, old=False) if not _is_probe(row["case"])}
     old = {row["case"]: row for row in _rows(out, old=True) if not _is_probe(row["case"])}
-    if not (out / CASES_FILE).exists():
-        raise SystemExit(f"no {CASES_FILE} in {out}: run plan and measure with this --out first")
-    planned = [key for key in json.loads((out / CASES_FILE).read_text()) if not _is_probe(key)]
+    planned = [key for key in _planned_keys(out / CASES_FILE) if not _is_probe(key)]
     both = [key for key in planned if key in new and key in old]
     say(f"{len(new)} of {len(planned)} planned cases are measured")
     say("| cases | protocol | without a number | ok | sustained | median s, M <= 16 | M > 16 |")

@@ -54,47 +54,39 @@ def test_the_reference_outlives_a_change_of_its_model(a_model, some_tokens):
     assert meter.result().mean_kl > 0.1
 
 
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
 @pytest.fixture
 def a_gemma():
     """A Gemma 2 whose logits are held well within their cap."""
-    config = Gemma2Config(
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        final_logit_softcapping=0.5,
-        initializer_range=1.0,
-    )
+    config = Gemma2Config(**SIZES, head_dim=16, final_logit_softcapping=0.5, initializer_range=1.0)
     torch.manual_seed(0)
     return Gemma2ForCausalLM(config).eval()
 
 
+def mean_kl_from_itself(model, tokens):
+    meter = AgreementMeter(record_reference(model, tokens, context=32))
+    perplexity(model, tokens, context=32, on_logits=meter)
+    return meter.result().mean_kl
+
+
 def test_logits_that_are_capped_are_compared(a_gemma, some_tokens):
-    tokens = some_tokens(64)
-    meter = AgreementMeter(record_reference(a_gemma, tokens, context=32))
-    perplexity(a_gemma, tokens, context=32, on_logits=meter)
-    assert meter.result().mean_kl == pytest.approx(0, abs=1e-6)
+    assert mean_kl_from_itself(a_gemma, some_tokens(64)) == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("scale", [0.0625, 0.3])
 def test_logits_that_are_scaled_are_compared(some_tokens, scale):
-    config = CohereConfig(
-        vocab_size=96,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        logit_scale=scale,
-    )
     torch.manual_seed(0)
-    model, tokens = CohereForCausalLM(config).eval(), some_tokens(64)
-    meter = AgreementMeter(record_reference(model, tokens, context=32))
-    perplexity(model, tokens, context=32, on_logits=meter)
-    assert meter.result().mean_kl == pytest.approx(0, abs=1e-6)
+    model = CohereForCausalLM(CohereConfig(**SIZES, logit_scale=scale)).eval()
+    assert mean_kl_from_itself(model, some_tokens(64)) == pytest.approx(0, abs=1e-6)
 
 
 def double_logits(_model, _inputs, output):

@@ -39,6 +39,7 @@ from kernels.cuda.imma.configurations import (
     ClusterConfig,
     ManyConfig,
     PersistentConfig,
+    Shares,
     TileFormat,
     WgmmaConfig,
     settings_of_kind,
@@ -210,7 +211,7 @@ def coordinates(
     added, is_aligned = 0, True
     token_tiles = -(-gemm.m // config.tokens)
     cost_of_launch = cost_us(cost, waves, gemm, device.memory_gbps)
-    reread_us, beyond_l2, drift = _rereads(config, gemm, device, steps)
+    rereads = _NO_REREADS
     if isinstance(config, PersistentConfig | ClusterConfig):
         shares = config.shares(gemm.m, gemm.n, steps, sms)
         if shares.shared:
@@ -219,6 +220,8 @@ def coordinates(
             is_aligned = is_whole and not shares.longer
         if isinstance(config, PersistentConfig):
             rows, cluster = config.rows * config.sharers, config.cluster
+            if shares.shared:
+                rereads = _rereads(config, shares, gemm, device, steps)
         else:
             rows, cluster = config.rows, config.k_split
         at_once = sms / cluster
@@ -239,28 +242,33 @@ def coordinates(
         cost=math.log(cost_of_launch),
         read_share=math.log(read_us(gemm.n, gemm.k, device.memory_gbps) / cost_of_launch),
         filled=math.log(gemm.m / (token_tiles * config.tokens)),
-        reread_share=math.log(max(reread_us / cost_of_launch, _LEAST_REREAD_SHARE)),
-        beyond_l2=beyond_l2,
-        drift=drift,
+        reread_share=math.log(max(rereads.us / cost_of_launch, _LEAST_REREAD_SHARE)),
+        beyond_l2=rereads.beyond_l2,
+        drift=rereads.drift,
     )
 
 
+class _Rereads(NamedTuple):
+    """Time to read the operands of all output tiles of stream-K one by one, in microseconds, and
+    two coordinates."""
+
+    us: float
+    beyond_l2: float
+    drift: float
+
+
+_NO_REREADS = _Rereads(0.0, 0.0, 0.0)
+
+
 def _rereads(
-    config: ManyConfig, gemm: GemmWorkload, device: Device, steps: int
-) -> tuple[float, float, float]:
-    """Return the time to read the operands of all output tiles of stream-K one by one, and the
-    coordinates beyond_l2 and drift; zeros without stream-K."""
-    if not isinstance(config, PersistentConfig):
-        return 0.0, 0.0, 0.0
-    shares = config.shares(gemm.m, gemm.n, steps, device.sms)
-    if not shares.shared:
-        return 0.0, 0.0, 0.0
+    config: PersistentConfig, shares: Shares, gemm: GemmWorkload, device: Device, steps: int
+) -> _Rereads:
     rows = config.rows * config.sharers
     each_us = read_us(rows, gemm.k, device.memory_gbps, config.tokens)
     beyond_l2 = math.log(operand_bytes(gemm.n, gemm.k, gemm.m) / _L2_BYTES)
     beyond_l2 = min(max(beyond_l2, -_MOST_BEYOND_L2), _MOST_BEYOND_L2)
     drift = shares.each / steps % 1  # of the steps of neighbouring clusters, in output tiles
-    return shares.shared * each_us, beyond_l2, math.log1p(10 * min(drift, 1 - drift))
+    return _Rereads(shares.shared * each_us, beyond_l2, math.log1p(10 * min(drift, 1 - drift)))
 
 
 def _covariance(a: Floats, b: Floats) -> Floats:
