@@ -5,19 +5,23 @@
     python benchmarks/kernels/heuristic.py report [times.json.gz...] [--kernel NAME]
     python benchmarks/kernels/heuristic.py retime [--kernel NAME] [--m 8,16] [--shapes 20]
         [--seed 1] [--seconds N] [--out times.json.gz] [--in-turn]
+    python benchmarks/kernels/heuristic.py complete PATTERN times.json.gz [--kernel NAME]
+        [--seconds N]
     python benchmarks/kernels/heuristic.py table times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py cases times.json.gz... [--kernel NAME] [--most 80]
     python benchmarks/kernels/heuristic.py fit times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py select times.json.gz... [--within 0.002]
     python benchmarks/kernels/heuristic.py without PATTERN times.json.gz...
 
-`measure` and `retime` need a GPU. `measure` times every configuration of a kernel (default
-flexq-imma-w6a6), with cold weights, over random layer shapes. `report` prints the slow-down of the
-choice without tuning against the fastest configuration; each shape is judged as if it were in no
-table. Without files it judges the shapes of the kernel's table, or of all tables. `retime` prints
-the slow-down on new shapes, where the choice and the fastest are timed again, so that none is the
-fastest by chance; its times are written, too, if a file is named. With --in-turn both time each
-shape at one number of tokens only, the next of the list. `table` writes the kernel's table in
+`measure`, `retime` and `complete` need a GPU. `measure` times every configuration of a kernel
+(default flexq-imma-w6a6), with cold weights, over random layer shapes. `report` prints the
+slow-down of the choice without tuning against the fastest configuration; each shape is judged as if
+it were in no table. Without files it judges the shapes of the kernel's table, or of all tables.
+`retime` prints the slow-down on new shapes, where the choice and the fastest are timed again, so
+that none is the fastest by chance; its times are written, too, if a file is named. With --in-turn
+both time each shape at one number of tokens only, the next of the list. `complete` times the
+candidates whose names match a regular expression and which a case of the file lacks, cases in
+random order, and adds them to the file. `table` writes the kernel's table in
 kernels/cuda/*/timed_shapes, without the layers of papers, so that they are shapes that the choice
 was not fitted to. `cases` writes its table for many tokens in kernels/cuda/imma/timed_cases: cases
 with times of three quarters of the candidates, at most 80 for each number of tokens. `fit` prints
@@ -65,7 +69,7 @@ from kernels.cuda.imma.configurations import (
     ClusterConfig,
     TiledConfig,
 )
-from kernels.cuda.imma.cost_model import Device, current_device, read_us, waves_of
+from kernels.cuda.imma.cost_model import read_us, waves_of
 from kernels.cuda.imma.gemm import ImmaGemm
 from kernels.cuda.imma.timed_cases import Cases, write_cases
 from kernels.cuda.timed_shapes import (
@@ -76,6 +80,7 @@ from kernels.cuda.timed_shapes import (
 )
 from kernels.cuda.weight_only.gemm import WeightOnlyConfig
 from kernels.registry import resolve
+from kernels.runtime.gpu import Device, current_device
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 from workloads.ranges import parse_ranges
@@ -85,6 +90,8 @@ TOKENS = "1,8,16,24,32,64,128,512"
 KERNEL = "flexq-imma-w6a6"
 SMALLEST, LARGEST = 2e6, 240e6  # weights of a layer
 PAPERS = ("paper-fig10", "paper-fp6")
+SAME_BANDWIDTH = 0.05  # relative: drivers of one kind of GPU report clocks that differ by 2 %
+COMPLETED_ROUNDS = 3  # of `complete`, which times few configurations of a case
 LARGEST_LOSS = 1.0  # in a greedy choice: of a configuration that was not timed, too
 
 COST_RANGE = 0.05, 20.0  # in microseconds
@@ -178,6 +185,36 @@ def measure(out: Path, kernel: str, gemms: Iterable[GemmWorkload], seconds: floa
     say(f"{len(rows)} times in {out}")
 
 
+def complete(path: Path, kernel: str, pattern: str, seconds: float) -> None:
+    """Add times of the candidates that match the pattern and that cases of a file lack."""
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    there, here = content["memory_gbps"], current_device().memory_gbps
+    if not math.isclose(there, here, rel_tol=SAME_BANDWIDTH):
+        raise SystemExit(
+            f"{path} has times of a GPU with {there:.0f} GB/s, this one has {here:.0f}: run it on "
+            "the same kind of GPU"
+        )
+    timed: dict[GemmWorkload, set[str]] = {}
+    for m, n, k, name, _ in content["times"]:
+        timed.setdefault(GemmWorkload(m, n, k), set()).add(name)
+    lacking: dict[GemmWorkload, list[Config]] = {}
+    for gemm, names in timed.items():
+        for config in resolve(kernel, "cuda").candidates(gemm):
+            if re.match(pattern, named(config)) and named(config) not in names:
+                lacking.setdefault(gemm, []).append(config)
+    order = random.Random(0).sample(list(lacking), len(lacking))
+
+    def time_case(gemm: GemmWorkload, prepared: PreparedCase) -> Iterable[tuple[Config, float]]:
+        configs = lacking[gemm]
+        medians = np.median(prepared.time_in_turn(configs, COMPLETED_ROUNDS), axis=0).tolist()
+        return zip(configs, medians, strict=True)
+
+    rows = time_cases(None, kernel, order, seconds, time_case)
+    content["times"] += rows
+    path.write_bytes(gzip.compress(json.dumps(content).encode(), mtime=0))
+    say(f"{len(rows)} times of {len(lacking)} cases added")
+
+
 def read(paths: Sequence[Path], kernel: str) -> tuple[Times, Devices]:
     """The times of all files, and the GPU of each case; where two have the same, the last one's."""
     by_name = {named(config): config for config in own_configs(kernel)[0]}
@@ -208,7 +245,7 @@ def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, device: D
         of_imma = [c for c in configs if isinstance(c, AnyImmaConfig)]
         return choose(of_imma, gemm, device, found.choice, found.tiles, unseen=True)
     of_floats = [c for c in configs if isinstance(c, WeightOnlyConfig)]
-    return choose_by_timed_shapes(of_floats, gemm, device.sms, own_configs(kernel)[1], unseen=True)
+    return choose_by_timed_shapes(of_floats, gemm, device, own_configs(kernel)[1], unseen=True)
 
 
 def report(times: Times, devices: Devices, kernel: str) -> None:
@@ -229,7 +266,11 @@ def say_losses(losses: Mapping[int, Sequence[float]]) -> None:
 
 
 def losses(
-    times: Times, few: Sequence[AnyFewConfig], tiled: Sequence[TiledConfig], most: int, sms: int
+    times: Times,
+    devices: Devices,
+    few: Sequence[AnyFewConfig],
+    tiled: Sequence[TiledConfig],
+    most: int,
 ) -> Losses:
     """Of these configurations where those for few tokens were timed, at a shape's largest number
     of tokens of at most `most`.
@@ -238,25 +279,27 @@ def losses(
     """
     configs = (*few, *tiled)
     papers = {(shape.n, shape.k) for name in PAPERS for shape in load_suite(name).shapes}
-    rows: dict[tuple[int, int], np.ndarray] = {}
+    rows: dict[tuple[int, int], tuple[Device, np.ndarray]] = {}
     for gemm in sorted(times, key=lambda gemm: gemm.m):
         if gemm.m <= most and any(c in times[gemm] for c in few):
             us = np.array([times[gemm].get(c, np.nan) for c in configs])
-            rows[gemm.n, gemm.k] = us / np.nanmin(us) - 1
+            rows[gemm.n, gemm.k] = devices[gemm], us / np.nanmin(us) - 1
     rows = {shape: row for shape, row in rows.items() if shape not in papers} or rows
-    return Losses(tuple(map(settings_of, configs)), tuple(rows), sms, np.array([*rows.values()]))
+    lost = np.array([row for _, row in rows.values()])
+    of_rows = tuple(device for device, _ in rows.values())
+    return Losses(tuple(map(settings_of, configs)), tuple(rows), of_rows, lost)
 
 
 def write_table(times: Times, devices: Devices, kernel: str) -> None:
     configs, timed = own_configs(kernel)
-    sms = next(iter(devices.values())).sms  # of all: an H100 has as many as an H200
     few = [c for c in configs if isinstance(c, AnyFewConfig)]
     tiled = [c for c in configs if isinstance(c, TiledConfig)]
     tables: dict[int, Losses] = {}
     for tiles in sorted({c.col_tiles for c in few}):
         most = TILE_TOKENS * tiles
         beside = tiled if most == MAX_NATURAL else []
-        tables[tiles] = losses(times, [c for c in few if c.col_tiles == tiles], beside, most, sms)
+        of_tiles = [c for c in few if c.col_tiles == tiles]
+        tables[tiles] = losses(times, devices, of_tiles, beside, most)
     tables = {tiles: table for tiles, table in tables.items() if table.shapes}
     Path(str(timed.file)).write_text(write_losses(tables))
     say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))
@@ -394,8 +437,11 @@ def main() -> None:
         timing.add_argument("--seconds", type=float, default=400)
         timing.add_argument("--seed", type=int, default=1)
         timing.add_argument("--in-turn", action="store_true")
-    leaving_out = verbs.add_parser("without")
-    leaving_out.add_argument("pattern")
+    completing, leaving_out = verbs.add_parser("complete"), verbs.add_parser("without")
+    for verb in (completing, leaving_out):
+        verb.add_argument("pattern")
+    completing.add_argument("times", type=Path)
+    completing.add_argument("--seconds", type=float, default=400)
     for name, count in (("report", "*"), ("table", "+"), ("cases", "+"), ("fit", "+")):
         verbs.add_parser(name).add_argument("times", type=Path, nargs=count)
     leaving_out.add_argument("times", type=Path, nargs="+")
@@ -413,6 +459,8 @@ def main() -> None:
         told(options.out, kernel, drawn_cases(*drawn, options.in_turn), options.seconds)
     elif options.verb == "select":
         select(options.times, options.within)
+    elif options.verb == "complete":
+        complete(options.times, kernel, options.pattern, options.seconds)
     elif options.verb == "without":
         without(options.pattern, options.times)
     elif options.verb == "cases":

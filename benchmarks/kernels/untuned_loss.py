@@ -71,14 +71,16 @@ def left_out(kernel: str) -> dict[int, list[float]]:
     known = {settings_of(c): c for c in configs if isinstance(c, AnyFewConfig | TiledConfig)}
     lost: dict[int, list[float]] = {}
     for col_tiles, table in load_losses(timed).items():
-        for (n, k), row in zip(table.shapes, table.lost.tolist(), strict=True):
+        for (n, k), device, row in zip(
+            table.shapes, table.devices, table.lost.tolist(), strict=True
+        ):
             there = {
                 known[settings]: loss
                 for settings, loss in zip(table.configs, row, strict=True)
                 if settings in known and not math.isnan(loss)
             }
             gemm = GemmWorkload(TILE_TOKENS * col_tiles, n, k)
-            found = choose_by_timed_shapes([*there], gemm, table.sms, timed, unseen=True)
+            found = choose_by_timed_shapes([*there], gemm, device, timed, unseen=True)
             lost.setdefault(col_tiles, []).append(there[found])
     return lost
 

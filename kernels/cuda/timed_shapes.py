@@ -8,9 +8,11 @@ Williams 2006, sections 2.2 and 4.2.1). Its covariance is a sum of three Matérn
 over coordinates of
 
 - the shape: row tiles per SM, steps of K, and the imbalance of blocks over the SMs;
-- the configuration's own blocks: blocks per SM, and their imbalance;
-- its own warps: steps of K per warp, and the imbalance of steps over the warps.
+- the configuration's own blocks: blocks per SM, their imbalance, and how those of consecutive
+  launches, which overlap, fit beside each other;
+- its own warps: steps of K per warp, and the imbalance of steps over the warps;
 
+each with the bandwidth of the memory per SM, because tables have shapes of an H100 and of an H200.
 The last two say where a configuration alone becomes slower, because one more block or step begins.
 
 Tables are in the folder timed_shapes of an engine. `python benchmarks/kernels/heuristic.py` times
@@ -31,6 +33,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.runtime.gpu import Device
 from workloads.gemm import GemmWorkload
 
 _STEP_K, _ROWS, _TOKENS = 128, 16, 8  # of a tile
@@ -40,7 +43,12 @@ _STEP_K, _ROWS, _TOKENS = 128, 16, 8  # of a tile
 _TILES_SCALE, _STEPS_SCALE, _SHAPE_IMBALANCE_SCALE = 0.5, 3.0, 0.8  # of the shape
 _ROW_TILES = (1, 2, 4)  # of blocks whose imbalance is a coordinate of the shape
 _BLOCKS_SCALE, _WARP_STEPS_SCALE, _IMBALANCE_SCALE = 1.0, 1.5, 0.6  # of a configuration
+_BANDWIDTH_SCALE = 1.5  # of a GPU
 _AT_ONCE = (1, 2, 3)  # blocks that an SM may run at once: what its own imbalance is counted for
+# Grids of 44 or 88 blocks, a third or two thirds of 132 SMs, took 20 to 30 % longer than grids of
+# 41 or 92 in comparison with other configurations (fp6-w6a16 at 32 tokens, H200).
+_BESIDE = (1, 2)  # blocks that an SM may run at once: what share of a launch fits beside whole ones
+_LAUNCHES = 3  # overlapping: what the imbalance of their blocks together is counted for
 # Variance of each part over that of the first, and of a time's noise.
 _BLOCKS_WEIGHT, _WARPS_WEIGHT, _NOISE = 0.5, 0.3, 0.06
 _MIN_SHAPES = 12  # timed shapes that a configuration needs
@@ -83,13 +91,13 @@ class Losses:
     """Measured losses of configurations at timed shapes, with as many tokens as fit some column
     tiles.
 
-    configs: as returned by settings_of. shapes: (N, K). sms: SMs of the GPU. lost: [shapes,
-    configs], time divided by the fastest configuration's, minus 1; NaN: not timed.
+    configs: as returned by settings_of. shapes: (N, K). devices: the GPU of each shape. lost:
+    [shapes, configs], time divided by the fastest configuration's, minus 1; NaN: not timed.
     """
 
     configs: tuple[Settings, ...]
     shapes: tuple[tuple[int, int], ...]
-    sms: int
+    devices: tuple[Device, ...]
     lost: Floats
 
 
@@ -101,15 +109,16 @@ class Interpolation:
 
     def __init__(self, table: Losses, base: Interpolation | None = None) -> None:
         self._table, self._base = table, base
-        self._rows = {shape: row for row, shape in enumerate(table.shapes)}
+        places = [*zip(table.shapes, table.devices, strict=True)]
+        self._rows = {(*shape, device.sms): row for row, (shape, device) in enumerate(places)}
         known = ~np.isnan(table.lost)
         known &= known.sum(axis=0) >= _MIN_SHAPES
-        prior = [self._prior(*shape, table.sms, unseen=True) for shape in table.shapes]
+        prior = [self._prior(*shape, device, unseen=True) for shape, device in places]
         times = np.where(known, np.log1p(table.lost) - prior, 0.0)
         timed = np.maximum(known.sum(axis=1, keepdims=True), 1)
         times -= times.sum(axis=1, keepdims=True) / timed
         self._kinds = _Kinds([dict(config) for config in table.configs])
-        self._points = self._kinds.coordinates(np.array(table.shapes).reshape(-1, 2), table.sms)
+        self._points = self._kinds.coordinates(table.shapes, table.devices)
         covariances = _covariances(self._points, self._points)
         self._means = np.full(len(table.configs), np.inf)
         self._weights = np.zeros_like(times)
@@ -130,32 +139,34 @@ class Interpolation:
             left_out[mask] = own - weights / np.diag(inverse)[:, None]
             self._left_out[:, columns] = left_out
 
-    def expected(self, n: int, k: int, sms: int, *, unseen: bool = False) -> dict[Settings, float]:
-        """Return the expected loss of each configuration at a shape on a GPU with `sms` SMs.
+    def expected(
+        self, n: int, k: int, device: Device, *, unseen: bool = False
+    ) -> dict[Settings, float]:
+        """Return the expected loss of each configuration at a shape on a GPU.
 
         unseen: predict as if the shape had not been timed. Infinity: too few shapes were timed.
         """
-        times = self._times(n, k, sms, unseen=unseen)
+        times = self._times(n, k, device, unseen=unseen)
         fastest = times.min()
         losses = np.expm1(times - fastest) if math.isfinite(fastest) else times
         return dict(zip(self._table.configs, losses.tolist(), strict=True))
 
-    def _times(self, n: int, k: int, sms: int, *, unseen: bool) -> Floats:
-        row = self._rows.get((n, k)) if unseen and sms == self._table.sms else None
+    def _times(self, n: int, k: int, device: Device, *, unseen: bool) -> Floats:
+        row = self._rows.get((n, k, device.sms)) if unseen else None
         if row is None:
-            point = self._kinds.coordinates(np.array([(n, k)]), sms)
+            point = self._kinds.coordinates([(n, k)], [device])
             kinds = self._kinds.of_blocks, self._kinds.of_warps
             covariances = _weighted(_covariances(point, self._points), *kinds)[:, 0]
             own: Floats = self._means + (covariances * self._weights.T).sum(axis=1)
         else:
             own = self._left_out[row]
-        return own + self._prior(n, k, sms, unseen=unseen)
+        return own + self._prior(n, k, device, unseen=unseen)
 
-    def _prior(self, n: int, k: int, sms: int, *, unseen: bool) -> Floats:
+    def _prior(self, n: int, k: int, device: Device, *, unseen: bool) -> Floats:
         """Return what `base` predicts of this table's configurations; 0 where it knows nothing."""
         if self._base is None:
             return np.zeros(len(self._table.configs))
-        times = self._base._times(n, k, sms, unseen=unseen)
+        times = self._base._times(n, k, device, unseen=unseen)
         known = dict(zip(self._base._table.configs, times.tolist(), strict=True))
         prior = np.array([known.get(config, 0.0) for config in self._table.configs])
         return np.where(np.isfinite(prior), prior, 0.0)
@@ -175,7 +186,7 @@ def settings_of(config: object) -> Settings:
 def choose_by_timed_shapes(
     configs: Sequence[ConfigT],
     gemm: GemmWorkload,
-    sms: int,
+    device: Device,
     timed: TimedShapes,
     *,
     unseen: bool = False,
@@ -187,19 +198,25 @@ def choose_by_timed_shapes(
     """
     col_tiles = configs[0].col_tiles
     token_blocks = -(-gemm.m // (_TOKENS * col_tiles))
-    expected = _expected(timed, col_tiles, token_blocks, gemm.n, gemm.k, sms, unseen)
+    expected = _expected(timed, col_tiles, token_blocks, gemm.n, gemm.k, device, unseen)
     return min(configs, key=lambda config: expected.get(settings_of(config), math.inf))
 
 
 @lru_cache(maxsize=4096)
 def _expected(
-    timed: TimedShapes, col_tiles: int, token_blocks: int, n: int, k: int, sms: int, unseen: bool
+    timed: TimedShapes,
+    col_tiles: int,
+    token_blocks: int,
+    n: int,
+    k: int,
+    device: Device,
+    unseen: bool,
 ) -> Mapping[Settings, float]:
     # Several blocks of tokens have as many thread blocks as one block of tokens with more rows.
     # The number of rows is clipped to the largest timed one.
     interpolation = _interpolation(timed, col_tiles)
     rows = max(n, min(token_blocks * n, interpolation.most_rows))
-    return interpolation.expected(rows, k, sms, unseen=unseen)
+    return interpolation.expected(rows, k, device, unseen=unseen)
 
 
 @cache
@@ -221,12 +238,12 @@ def read_losses(text: str) -> dict[int, Losses]:
     """Parse the tables that write_losses formatted."""
     tables = {}
     for part in json.loads(text):
-        rows = part["rows"]
-        lost = np.array([row[2:] for row in rows], dtype=np.float64) / 1000
+        rows = [(Device(*of["device"]), row) for of in part["parts"] for row in of["rows"]]
+        lost = np.array([row[2:] for _, row in rows], dtype=np.float64) / 1000
         tables[int(part["col_tiles"])] = Losses(
             tuple(tuple(config.items()) for config in part["configs"]),
-            tuple((row[0], row[1]) for row in rows),
-            part["sms"],
+            tuple((row[0], row[1]) for _, row in rows),
+            tuple(device for device, _ in rows),
             lost,
         )
     return tables
@@ -235,18 +252,25 @@ def read_losses(text: str) -> dict[int, Losses]:
 def write_losses(tables: Mapping[int, Losses]) -> str:
     """Format tables as JSON.
 
-    A row has N, K and the losses in thousandths; null: not timed.
+    A part has the shapes of one GPU, SMs and bandwidth in GB/s. A row has N, K and the losses in
+    thousandths; null: not timed.
     """
-    parts = []
+    formatted = []
     for col_tiles, table in tables.items():
-        rows = (
-            [*shape, *(None if math.isnan(x) else round(1000 * x) for x in lost)]
-            for shape, lost in zip(table.shapes, table.lost.tolist(), strict=True)
+        parts: dict[Device, list[Sequence[int | None]]] = {}
+        for shape, device, lost in zip(
+            table.shapes, table.devices, table.lost.tolist(), strict=True
+        ):
+            thousandths = (None if math.isnan(x) else round(1000 * x) for x in lost)
+            parts.setdefault(device, []).append([*shape, *thousandths])
+        of_devices = (
+            f'{{"device": {json.dumps(device)}, "rows": {json_rows(rows)}}}'
+            for device, rows in parts.items()
         )
-        configs = map(dict, table.configs)
-        lists = f'"configs": {json_rows(configs)}, "rows": {json_rows(rows)}'
-        parts.append(f'{{"col_tiles": {col_tiles}, "sms": {table.sms}, {lists}}}')
-    return f"[{', '.join(parts)}]\n"
+        configs = json_rows(map(dict, table.configs))
+        lists = f'"configs": {configs}, "parts": [{", ".join(of_devices)}]'
+        formatted.append(f'{{"col_tiles": {col_tiles}, {lists}}}')
+    return f"[{', '.join(formatted)}]\n"
 
 
 def json_rows(rows: Iterable[Any]) -> str:
@@ -270,30 +294,43 @@ class _Kinds:
         self._warps, of_warps = np.unique(warps, return_inverse=True)
         self.of_blocks, self.of_warps = of_blocks.ravel(), of_warps.ravel()
 
-    def coordinates(self, shapes: NDArray[np.int64], sms: int) -> Parts:
-        """Return the coordinates of shapes [shapes, 2], N and K, in units of the length scales."""
-        tiles, steps = -(-shapes[:, 0] // _ROWS), shapes[:, 1] / _STEP_K
+    def coordinates(self, shapes: Sequence[tuple[int, int]], devices: Sequence[Device]) -> Parts:
+        """Return the coordinates of shapes, N and K, on GPUs, in units of the length scales."""
+        n, k = np.array(shapes).reshape(-1, 2).T
+        sms, memory_gbps = np.array(devices).reshape(-1, 2).T
+        bandwidth = np.log(memory_gbps / sms) / _BANDWIDTH_SCALE
+        tiles, steps = -(-n // _ROWS), k / _STEP_K
         imbalances = [_imbalance(-(-tiles // of_block) / sms) for of_block in _ROW_TILES]
         row_tiles, k_split = self._blocks.T[:, :, None]
         per_sm = -(-tiles // row_tiles) * k_split / sms
         own_imbalances = [_imbalance(per_sm / at_once) for at_once in _AT_ONCE]
+        launches = [at_once / per_sm for at_once in _BESIDE]
+        beside = [np.where(fit >= 1, fit % 1, 0.0) for fit in launches]
         per_warp = np.ceil(steps) / self._warps[:, None]
         return (
             _stacked(
                 np.log(tiles / sms) / _TILES_SCALE,
                 np.log(steps) / _STEPS_SCALE,
                 *(imbalance / _SHAPE_IMBALANCE_SCALE for imbalance in imbalances),
+                bandwidth,
             )[None],
             _stacked(
                 np.log(per_sm) / _BLOCKS_SCALE,
                 *(imbalance / _IMBALANCE_SCALE for imbalance in own_imbalances),
+                *beside,
+                _imbalance(_LAUNCHES * per_sm),
+                bandwidth,
             ),
-            _stacked(np.log(per_warp) / _WARP_STEPS_SCALE, _imbalance(per_warp) / _IMBALANCE_SCALE),
+            _stacked(
+                np.log(per_warp) / _WARP_STEPS_SCALE,
+                _imbalance(per_warp) / _IMBALANCE_SCALE,
+                bandwidth,
+            ),
         )
 
 
 def _stacked(*coordinates: Floats) -> Floats:
-    return np.stack(coordinates, axis=-1)
+    return np.stack(np.broadcast_arrays(*coordinates), axis=-1)
 
 
 def _imbalance(mean: Floats) -> Floats:

@@ -12,11 +12,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
 from kernels.errors import KernelError
 from kernels.runtime.occupancy import LIMITS
+
+
+class Device(NamedTuple):
+    """Properties of a GPU that times depend on. memory_gbps: peak bandwidth in GB/s."""
+
+    sms: int
+    memory_gbps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,12 @@ def chosen_for(gpu: Gpu) -> Iterator[None]:
 def current_gpu() -> Gpu:
     """Return the assumed GPU, else torch's current one. Raises torch's error without a GPU."""
     return _ASSUMED.get() or present_gpu(torch.cuda.current_device())
+
+
+def current_device() -> Device:
+    """Return the properties of current_gpu() that times depend on."""
+    gpu = current_gpu()
+    return Device(gpu.sms, gpu.memory_gbps)
 
 
 @cache

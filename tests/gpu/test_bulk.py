@@ -64,7 +64,14 @@ def test_whole_outputs_are_those_of_the_warpgroup_kernel_bit_for_bit(
 
 @pytest.mark.parametrize("config", [*(c for c in PERSISTENT if c.split), *CLUSTERS], ids=str)
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(128, 256, 4096), (257, 1000, 4096), (700, 2048, 1024), (128, 17000, 1024)]
+    ("m", "n", "k"),
+    [
+        (128, 256, 4096),
+        (257, 1000, 4096),
+        (700, 2048, 1024),
+        (128, 17000, 1024),
+        (600, 20000, 4096),  # beyond L2: only tiles that are left over are shared
+    ],
 )
 def test_shared_outputs_are_the_same_at_every_launch(
     config: PersistentConfig | ClusterConfig, m: int, n: int, k: int

@@ -23,7 +23,7 @@ from kernels.cuda.imma.configurations import (
     TiledConfig,
     WgmmaConfig,
 )
-from kernels.cuda.imma.cost_model import Device
+from kernels.runtime.gpu import Device
 from kernels.runtime.occupancy import occupancy
 from workloads.gemm import GemmWorkload
 
@@ -262,6 +262,19 @@ def test_the_next_launch_finds_room_beside_a_persistent_block(config: ClusterCon
 def test_a_bucket_is_what_tiles_have_room_for(m: int, bucket: int) -> None:
     assert bucket_of(m) == bucket
     assert configs_for(FLEXQ, m, in_mma_order=True) == configs_for(FLEXQ, bucket, in_mma_order=True)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "shared"),
+    [
+        (1024, 4864, 28544, 20),  # of 152 output tiles; the others are computed in step
+        (1024, 4864, 4096, 152),  # operands fit in L2
+        (256, 28672, 28672, 224),  # one block of tokens: weights are read once in any case
+        (1024, 17024, 28672, 136),  # four left over: each would be shared by 33 blocks
+    ],
+)
+def test_only_tiles_that_are_left_over_are_shared_where_operands_exceed_l2(m, n, k, shared):
+    assert PersistentConfig(2, 1, 1).shares(m, n, k // 128, 132).shared == shared
 
 
 @pytest.mark.parametrize("config", PERSISTENT, ids=str)

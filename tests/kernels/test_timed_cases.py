@@ -25,7 +25,7 @@ from kernels.cuda.imma.configurations import (
     TiledConfig,
     WgmmaConfig,
 )
-from kernels.cuda.imma.cost_model import Cost, Device, cost_us, waves_of
+from kernels.cuda.imma.cost_model import Cost, cost_us, waves_of
 from kernels.cuda.imma.timed_cases import (
     Cases,
     TimedCases,
@@ -34,6 +34,7 @@ from kernels.cuda.imma.timed_cases import (
     read_cases,
     write_cases,
 )
+from kernels.runtime.gpu import Device
 from workloads.gemm import GemmWorkload
 
 H100, H200 = Device(132, 3352), Device(132, 4917)

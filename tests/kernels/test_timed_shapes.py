@@ -32,7 +32,7 @@ from kernels.cuda.timed_shapes import (
 from kernels.cuda.weight_only.gemm import INT4_WEIGHTS, INT8_WEIGHTS, WeightOnlyConfig
 from kernels.cuda.weight_only.minifloat import FINE_MINIFLOATS, MINIFLOATS
 from kernels.registry import resolve
-from kernels.runtime.gpu import OF_TARGET, chosen_for
+from kernels.runtime.gpu import OF_TARGET, Device, chosen_for
 from workloads.gemm import GemmWorkload
 
 KERNELS = {
@@ -45,6 +45,7 @@ KERNELS = {
     INT8_WEIGHTS: "w8a16",
     INT4_WEIGHTS: "w4a16",
 }
+H100, H200 = Device(132, 3352), Device(132, 4917)
 TABLES = [(timed, tiles) for timed in KERNELS for tiles in (1, 2, 4)]
 
 
@@ -63,7 +64,7 @@ SHAPES = tuple((n, k) for n in range(2048, 32768, 1024) for k in (4096, 8192))
 TABLE = Losses(
     (settings_of(NARROW), settings_of(WIDE)),
     SHAPES,
-    132,
+    (H200,) * len(SHAPES),
     np.array([[0.0, 0.1] if n < 12000 else [0.2, 0.0] for n, _ in SHAPES]),
 )
 
@@ -86,8 +87,8 @@ def test_a_shape_that_was_timed_gets_what_was_nearly_the_fastest_there(timed, co
     table = load_losses(timed)[col_tiles]
     configs = [c for c in configs_of(timed, col_tiles) if settings_of(c) in table.configs]
     lost = []
-    for (n, k), row in zip(table.shapes, table.lost, strict=True):
-        chosen = choose_by_timed_shapes(configs, GemmWorkload(8 * col_tiles, n, k), 132, timed)
+    for (n, k), device, row in zip(table.shapes, table.devices, table.lost, strict=True):
+        chosen = choose_by_timed_shapes(configs, GemmWorkload(8 * col_tiles, n, k), device, timed)
         lost.append(row[table.configs.index(settings_of(chosen))])
 
     lost = [loss for loss in lost if not np.isnan(loss)]  # some shapes are older than some choices
@@ -119,8 +120,9 @@ def test_on_other_gpus_as_many_rows_per_sm_have_the_same_configuration(timed, co
     table = load_losses(timed)[col_tiles]
     near = Interpolation(table)
     lost = []
-    for (n, k), row in zip(table.shapes, table.lost, strict=True):
-        expected = near.expected(16 * max(1, round(n * sms / 132 / 16)), k, sms)
+    for (n, k), device, row in zip(table.shapes, table.devices, table.lost, strict=True):
+        other = Device(sms, device.memory_gbps * sms / 132)
+        expected = near.expected(16 * max(1, round(n * sms / 132 / 16)), k, other)
         there = [c for c, loss in zip(table.configs, row, strict=True) if not np.isnan(loss)]
         lost.append(row[table.configs.index(min(there, key=expected.get))])
 
@@ -130,9 +132,9 @@ def test_on_other_gpus_as_many_rows_per_sm_have_the_same_configuration(timed, co
 def test_near_shapes_say_what_a_configuration_loses():
     near = Interpolation(TABLE)
 
-    assert near.expected(4200, 5000, 132)[settings_of(WIDE)] == pytest.approx(0.1, abs=0.03)
-    assert fastest(near.expected(4200, 5000, 132)) == settings_of(NARROW)
-    assert fastest(near.expected(28700, 5000, 132)) == settings_of(WIDE)
+    assert near.expected(4200, 5000, H200)[settings_of(WIDE)] == pytest.approx(0.1, abs=0.03)
+    assert fastest(near.expected(4200, 5000, H200)) == settings_of(NARROW)
+    assert fastest(near.expected(28700, 5000, H200)) == settings_of(WIDE)
 
 
 def test_steps_in_the_time_of_a_configuration_follow_its_own_blocks_and_warps():
@@ -142,9 +144,12 @@ def test_steps_in_the_time_of_a_configuration_follow_its_own_blocks_and_warps():
     tiles = [Tile(rows, warps, 1, 1) for rows in (1, 2, 3, 5) for warps in (4, 8)]
     us = np.array([[wave_us(tile, *shape) for tile in tiles] for shape in sorted(shapes)])
     lost = us / us.min(axis=1, keepdims=True) - 1
-    near = Interpolation(Losses(tuple(map(settings_of, tiles)), tuple(sorted(shapes)), 132, lost))
+    devices = (H200,) * len(shapes)
+    near = Interpolation(
+        Losses(tuple(map(settings_of, tiles)), tuple(sorted(shapes)), devices, lost)
+    )
 
-    expected = [near.expected(*shape, 132, unseen=True) for shape in sorted(shapes)]
+    expected = [near.expected(*shape, H200, unseen=True) for shape in sorted(shapes)]
     chosen = [[*losses].index(fastest(losses)) for losses in expected]
     assert min(lost.mean(axis=0)) > 0.1  # of the same configuration everywhere
     # With the coordinates of the shape alone it is 0.018.
@@ -162,15 +167,15 @@ def test_a_configuration_that_was_not_timed_at_a_shape_is_predicted_there_all_th
     lost[0, 1] = np.nan
     near = Interpolation(replace(TABLE, lost=lost))
 
-    unseen = near.expected(*SHAPES[0], 132, unseen=True)
+    unseen = near.expected(*SHAPES[0], H200, unseen=True)
     assert unseen[settings_of(WIDE)] == pytest.approx(0.1, abs=0.03)
 
 
 def test_fewer_sms_are_as_more_rows():
-    near = Interpolation(TABLE)
+    near, half = Interpolation(TABLE), Device(66, H200.memory_gbps / 2)
 
-    assert near.expected(14336, 8192, 66) == pytest.approx(near.expected(28672, 8192, 132))
-    assert fastest(near.expected(8192, 8192, 66)) == settings_of(WIDE)
+    assert near.expected(14336, 8192, half) == pytest.approx(near.expected(28672, 8192, H200))
+    assert fastest(near.expected(8192, 8192, half)) == settings_of(WIDE)
 
 
 def test_a_shape_that_counts_as_unseen_is_judged_by_all_others():
@@ -179,12 +184,17 @@ def test_a_shape_that_counts_as_unseen_is_judged_by_all_others():
     lost[row] = [0.1, 0.0]  # what no neighbour tells
     odd = Interpolation(replace(TABLE, lost=lost))
     others = [i for i in range(len(SHAPES)) if i != row]
-    without = replace(TABLE, shapes=tuple(SHAPES[i] for i in others), lost=TABLE.lost[others])
+    without = replace(
+        TABLE,
+        shapes=tuple(SHAPES[i] for i in others),
+        devices=TABLE.devices[1:],
+        lost=TABLE.lost[others],
+    )
 
-    assert fastest(odd.expected(4096, 4096, 132)) == settings_of(WIDE)
-    unseen = odd.expected(4096, 4096, 132, unseen=True)
+    assert fastest(odd.expected(4096, 4096, H200)) == settings_of(WIDE)
+    unseen = odd.expected(4096, 4096, H200, unseen=True)
     assert fastest(unseen) == settings_of(NARROW)
-    exact = Interpolation(without).expected(4096, 4096, 132)
+    exact = Interpolation(without).expected(4096, 4096, H200)
     assert unseen == pytest.approx(exact, abs=0.005)  # but for the mean
 
 
@@ -193,7 +203,7 @@ def test_a_configuration_that_was_timed_too_rarely_comes_last():
     lost[11:, 1] = np.nan
     sparse = Interpolation(replace(TABLE, lost=lost))
 
-    assert fastest(sparse.expected(28672, 8192, 132)) == settings_of(NARROW)
+    assert fastest(sparse.expected(28672, 8192, H200)) == settings_of(NARROW)
 
 
 def test_a_table_with_a_base_needs_few_shapes():
@@ -201,10 +211,10 @@ def test_a_table_with_a_base_needs_few_shapes():
     few = slice(None, None, 5)
     lost = TABLE.lost[few] + [0.0, 0.05]
     own = Interpolation(
-        replace(TABLE, shapes=SHAPES[few], lost=lost),
+        replace(TABLE, shapes=SHAPES[few], devices=TABLE.devices[few], lost=lost),
         Interpolation(replace(TABLE, lost=TABLE.lost)),
     )
-    expected = own.expected(9000, 6000, 132)
+    expected = own.expected(9000, 6000, H200)
 
     assert expected[settings_of(NARROW)] == pytest.approx(0.0, abs=0.02)
     assert expected[settings_of(WIDE)] == pytest.approx(0.15, abs=0.03)
@@ -214,9 +224,9 @@ def test_column_tiles_that_a_table_has_not_are_those_of_its_base():
     configs = [c for c in FLEXQ.for_few(24, 4096) if c.k_split == 1]
     gemm = GemmWorkload(24, 4096, 4096)
 
-    chosen = choose_by_timed_shapes(configs, gemm, 132, TWO_LEVEL.timed)
+    chosen = choose_by_timed_shapes(configs, gemm, H200, TWO_LEVEL.timed)
 
-    assert chosen == choose_by_timed_shapes(configs, gemm, 132, FLEXQ.timed)
+    assert chosen == choose_by_timed_shapes(configs, gemm, H200, FLEXQ.timed)
 
 
 def test_a_field_that_has_its_default_does_not_tell_configurations_apart():
@@ -226,13 +236,12 @@ def test_a_field_that_has_its_default_does_not_tell_configurations_apart():
 
 
 def test_tables_are_read_as_they_were_written():
-    sparse = replace(
-        TABLE, shapes=SHAPES[:3], lost=np.array([[0.0, np.nan], [0.123, 0.0], [0.2, 0.0]])
-    )
+    lost = np.array([[0.0, np.nan], [0.123, 0.0], [0.2, 0.0]])
+    sparse = replace(TABLE, shapes=SHAPES[:3], devices=(H200, H200, H100), lost=lost)
 
     text = write_losses({1: TABLE, 2: sparse})
 
-    assert [part["sms"] for part in json.loads(text)] == [132, 132]
+    assert [len(part["parts"]) for part in json.loads(text)] == [1, 2]
     for found, written in zip(read_losses(text).values(), (TABLE, sparse), strict=True):
-        assert (found.configs, found.shapes) == (written.configs, written.shapes)
+        assert replace(found, lost=None) == replace(written, lost=None)
         np.testing.assert_allclose(found.lost, written.lost)

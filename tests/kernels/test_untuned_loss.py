@@ -57,10 +57,10 @@ def test_shapes_that_were_not_timed_lose_little(
     means = {key: statistics.mean(losses) for key, losses in large.items()}
     worst = {key: untuned_loss.expected_worst(losses) for key, losses in large.items()}
 
-    assert len(large) == 24
-    assert max(means.values()) < 0.025, means
-    assert statistics.mean(means.values()) < 0.0085
-    assert statistics.mean(worst.values()) < 0.083, worst
+    assert len(large) == 27
+    assert max(means.values()) < 0.022, means
+    assert statistics.mean(means.values()) < 0.008
+    assert statistics.mean(worst.values()) < 0.079, worst
 
 
 def test_shapes_that_were_not_timed_lose_little_for_many_tokens(untuned_loss: ModuleType) -> None:
@@ -72,9 +72,9 @@ def test_shapes_that_were_not_timed_lose_little_for_many_tokens(untuned_loss: Mo
     }
 
     assert {len(of) for of in means.values()} <= {8, 9}
-    assert max(map(max, means.values())) < 0.035, means
-    assert statistics.mean(map(statistics.mean, means.values())) < 0.0085
-    assert max(map(max, worst.values())) < 0.18, worst
+    assert max(map(max, means.values())) < 0.02, means
+    assert statistics.mean(map(statistics.mean, means.values())) < 0.008
+    assert max(map(max, worst.values())) < 0.155, worst
     assert statistics.mean(map(statistics.mean, worst.values())) < 0.075
 
 

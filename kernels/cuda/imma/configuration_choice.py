@@ -35,9 +35,10 @@ from kernels.cuda.imma.configurations import (
     TileFormat,
     WgmmaConfig,
 )
-from kernels.cuda.imma.cost_model import Cost, Device
+from kernels.cuda.imma.cost_model import Cost
 from kernels.cuda.imma.timed_cases import TimedCases
 from kernels.cuda.timed_shapes import TimedShapes, choose_by_timed_shapes
+from kernels.runtime.gpu import Device
 from workloads.gemm import GemmWorkload
 
 # Limits in tokens, from the records of `heuristic.py measure` on an H200 (examples/h200):
@@ -152,7 +153,7 @@ def choose(
     if few and (not many or gemm.m <= MAX_NATURAL):
         tiled = (c for c in many if isinstance(c, TiledConfig))
         of_table: list[ImmaConfig | TiledConfig] = [*few, *tiled]
-        return choose_by_timed_shapes(of_table, gemm, device.sms, candidates.timed, unseen=unseen)
+        return choose_by_timed_shapes(of_table, gemm, device, candidates.timed, unseen=unseen)
     return min(
         many,
         key=lambda config: candidates.many.estimated_us(config, gemm, device, tiles, unseen=unseen),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kernels.cuda.imma.configurations import (
     GROUP,
@@ -15,27 +14,13 @@ from kernels.cuda.imma.configurations import (
     ManyConfig,
     PersistentConfig,
     TileFormat,
+    operand_bytes,
 )
-from kernels.runtime.gpu import current_gpu
 from workloads.gemm import GemmWorkload
 
 _REGISTERS = 65536  # of an SM
 _SM_SHARED_BYTES, _BLOCK_SHARED_BYTES = 227 * 1024, 1024  # usable; reserved for each block
-_BYTES_PER_WEIGHT = (1536 + 32) / 2048  # 6-bit weights with their scales
 _READ_FRACTION = 0.935  # of the peak bandwidth that a read reaches: docs/kernels/README.md
-
-
-class Device(NamedTuple):
-    """Properties of a GPU that the time depends on. memory_gbps: peak bandwidth in GB/s."""
-
-    sms: int
-    memory_gbps: float
-
-
-def current_device() -> Device:
-    """Return the GPU that configurations are chosen for."""
-    gpu = current_gpu()
-    return Device(gpu.sms, gpu.memory_gbps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +71,6 @@ def waves_of(
     whole, rest = divmod(x * y, sms * resident)
     starts = whole + (rest > 0) if cost.each_wave else 1
     return Waves(whole, resident, -(-rest // sms), steps, starts)
-
-
-def operand_bytes(n: int, k: int, tokens: int = 0) -> float:
-    """Return the bytes of 6-bit weights [n, k] with their scales, and of int8 activations."""
-    return k * (n * _BYTES_PER_WEIGHT + tokens)
 
 
 def read_us(n: int, k: int, memory_gbps: float, tokens: int = 0) -> float:

@@ -40,9 +40,8 @@ from kernels.cuda.imma.configurations import (
     TileFormat,
     chunks_of,
 )
-from kernels.cuda.imma.cost_model import current_device
 from kernels.formats import NumberFormat, Operand
-from kernels.runtime.gpu import current_gpu
+from kernels.runtime.gpu import current_device, current_gpu
 from kernels.runtime.launch_flags import launch_flags
 from kernels.runtime.module import Argument, load_function
 from kernels.runtime.nvrtc import Build

@@ -24,7 +24,7 @@ from kernels.contract import (
 from kernels.cuda.cublas.dense import activated, padded
 from kernels.cuda.timed_shapes import TimedShapes, choose_by_timed_shapes
 from kernels.formats import FP16, NumberFormat, Operand
-from kernels.runtime.gpu import current_gpu
+from kernels.runtime.gpu import current_device, current_gpu
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
@@ -260,7 +260,7 @@ class WeightOnlyGemm(LinearKernel):
 
     def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
         can_run = [c for c in self.candidates(gemm) if isinstance(c, WeightOnlyConfig)]
-        return choose_by_timed_shapes(can_run, gemm, current_gpu().sms, self.timed)
+        return choose_by_timed_shapes(can_run, gemm, current_device(), self.timed)
 
     def builds(self) -> Sequence[Build]:
         """Return all builds; for a variant only those of the most tokens."""
