@@ -82,6 +82,8 @@ from workloads.data_files import (
 from workloads.errors import WorkloadError
 
 _FOLDER = "policies/accuracy"
+# Below, the planned numbers of tokens are beyond floats.
+_LEAST_DETECT, _LEAST_ALPHA = 1e-3, 1e-9
 
 
 class PerplexityLimit(DataTable):
@@ -234,12 +236,15 @@ class _PolicyTable(DataTable):
             raise WorkloadError(f"bos is {self.bos!r}: give {', '.join(get_args(Bos))}")
         if self.detect is None and not (self.power is None and self.alpha is None):
             raise WorkloadError("power and alpha are of a loss to detect: add detect, in percent")
-        if self.detect == 0:
-            raise WorkloadError("detect is 0: give the least loss that must be caught, in percent")
+        if self.detect is not None and self.detect < _LEAST_DETECT:
+            raise WorkloadError(
+                f"detect is {self.detect}: give the least loss that must be caught, in percent, "
+                f"from {_LEAST_DETECT} on"
+            )
         if self.power is not None and not 0.5 < self.power < 1:
             raise WorkloadError(f"power is {self.power}: give a number between 0.5 and 1")
-        if self.alpha is not None and not 0 < self.alpha < 0.5:
-            raise WorkloadError(f"alpha is {self.alpha}: give a number between 0 and 0.5")
+        if self.alpha is not None and not _LEAST_ALPHA <= self.alpha < 0.5:
+            raise WorkloadError(f"alpha is {self.alpha}: give a number from {_LEAST_ALPHA} to 0.5")
         return self
 
 

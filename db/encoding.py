@@ -133,9 +133,9 @@ def decode_record(flat: Mapping[str, Any]) -> AnyRecord:
 def _record_type(kind: object) -> type[AnyRecord]:
     if kind is None:
         return Record
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise RecordError(f"kind is {kind!r}, not one of {', '.join(_KINDS)}: upgrade flexq-bench")
-    return _KINDS[str(kind)]
+    return _KINDS[kind]
 
 
 def _plain(info: Any) -> dict[str, Any]:

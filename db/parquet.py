@@ -60,7 +60,9 @@ def write(file: BinaryIO, records: Iterable[AnyRecord]) -> int:
     """Write the records and return their number. Raises RecordError."""
     count = 0
     rows = (_row(record) for record in records)
-    with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+    # Checksums of pages: without them a flipped bit of a sample is read as another number.
+    options = {"compression": "zstd", "write_page_checksum": True}
+    with pq.ParquetWriter(file, SCHEMA, **options) as writer:
         while batch := list(islice(rows, _BATCH)):
             writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=SCHEMA))
             count += len(batch)
@@ -70,14 +72,17 @@ def write(file: BinaryIO, records: Iterable[AnyRecord]) -> int:
 def read(path: Path) -> Iterator[AnyRecord]:
     """Iterate over the records of a file. Raises RecordFormatError with file and row, OSError."""
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             _check_schema(file.schema_arrow, path)
             number = 0
             for batch in file.iter_batches(_BATCH):
                 for row in batch.to_pylist():
                     number += 1
                     yield _record(row, path, number)
-    except (pa.ArrowException, OSError) as error:
+    except RecordFormatError:
+        raise
+    # of to_pylist: text that is no UTF-8, a time that Python has no date or zone for
+    except (pa.ArrowException, OSError, ValueError, LookupError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the file system, not of the content
         reason = str(error).splitlines()[0]
@@ -115,5 +120,5 @@ def _record(row: Mapping[str, Any], path: Path, number: int) -> AnyRecord:
         return decode_record(flat)
     except RecordError as error:
         raise RecordFormatError(f"{path}:{number}: {error}") from None
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RecordFormatError(f"{path}:{number}: a cell that is not JSON: {error}") from None

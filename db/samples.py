@@ -30,7 +30,12 @@ def pack(samples: Sequence[Sequence[float]]) -> PackedSamples:
 
 
 def unpack(packed: PackedSamples) -> tuple[tuple[float, ...], ...]:
-    """Decode samples by placement: the inverse of `pack`."""
-    flat = np.frombuffer(zlib.decompress(packed.data), dtype=_DTYPE)
+    """Decode samples by placement: the inverse of `pack`. Raises ValueError if they are damaged."""
+    try:
+        flat = np.frombuffer(zlib.decompress(packed.data), dtype=_DTYPE)
+    except zlib.error as error:
+        raise ValueError(f"samples can't be decompressed: {error}") from None
+    if len(flat) != packed.count:
+        raise ValueError(f"{len(flat)} samples instead of {packed.count}")
     ends = np.cumsum(packed.placement_counts)[:-1]
     return tuple(tuple(part.tolist()) for part in np.split(flat, ends))

@@ -53,12 +53,18 @@ def revisions() -> tuple[str, ...]:
 def current_revision(connection: Connection) -> str | None:
     """Return the revision of a database's tables; None: there are no tables.
 
-    Raises NotADatabaseError if the tables belong to another program.
+    Raises NotADatabaseError if the tables belong to another program, or have not one revision.
     """
     tables = inspect(connection).get_table_names()
     if tables and Measurement.__tablename__ not in tables:
         raise NotADatabaseError("holds tables of something else: name another database with --db")
-    return MigrationContext.configure(connection).get_current_revision()
+    heads = MigrationContext.configure(connection).get_current_heads()
+    if len(heads) > 1 or (tables and not heads):
+        raise NotADatabaseError(
+            f"has tables of {len(heads)} revisions, not of one: it is damaged, or belongs to "
+            "another program; restore a copy, or name another database with --db"
+        )
+    return heads[0] if heads else None
 
 
 def check_revision(revision: str | None) -> None:

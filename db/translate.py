@@ -19,6 +19,7 @@ from db.errors import (
 )
 
 _ROW_DECODERS = "sqlalchemy/engine/*result*.py"
+_SAMPLES = "db/samples.py"
 _DAMAGED = "is damaged: restore a copy, or import an export of it into a new file"
 
 # Fragment of the driver's message -> error. Older sqlite3 modules expose no error codes;
@@ -87,13 +88,15 @@ def translate(error: SQLAlchemyError, name: str) -> DatabaseError:
 
 
 def _is_of_stored_value(error: Exception) -> bool:
-    """Return True if reading a row raised the error: invalid UTF-8, JSON or time.
+    """Return True if reading a row raised the error: invalid UTF-8, JSON, time or samples.
 
     SQLite stores any bytes in any column, so such values were written by another program.
     """
     within = "sqlalchemy/*/*.py" if isinstance(error, UnicodeDecodeError) else _ROW_DECODERS
     return any(
-        Path(frame.f_code.co_filename).match(within) for frame, _ in walk_tb(error.__traceback__)
+        Path(frame.f_code.co_filename).match(pattern)
+        for frame, _ in walk_tb(error.__traceback__)
+        for pattern in (within, _SAMPLES)
     )
 
 

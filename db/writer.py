@@ -85,7 +85,7 @@ class Writer:
 
     def add(self, record: Record) -> None:
         """Queue a canonical record; queued records are stored in batches, the rest by `flush`."""
-        self._pending[record.uuid] = record
+        self._pending.setdefault(record.uuid, record)  # the first is kept, as of two files
         if len(self._pending) >= _BATCH:
             self.flush()
 
@@ -380,9 +380,12 @@ class Writer:
         return int(self._session.scalars(insert(table).values(row).returning(columns["id"])).one())
 
 
+_BEYOND_INT64 = 2**63
+
+
 def _repetition(record: Record) -> int | None:
     value = record.extra.get("repetition")
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and abs(value) < _BEYOND_INT64 else None
 
 
 def _device_row(info: DeviceInfo) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def notes(report: AccuracyReport) -> Iterator[str]:
     for one in report.diagnoses:
         if one.differing:
             yield f"{one.scheme}: differs from the original: {'; '.join(one.differing[:_SHOWN])}"
-        if one.layers:
-            yield f"{one.scheme}: look first at {named_layers(one.layers, one.kl)}"
+        if named := named_layers(one.layers, one.kl):
+            yield f"{one.scheme}: look first at {named}"
         if one.note:
             yield f"{one.scheme}: {one.note}"
         if one.tokens:

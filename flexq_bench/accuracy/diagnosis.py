@@ -125,8 +125,9 @@ def differences_beside_layers(original: Any, model: Any) -> tuple[str, ...]:
         if not hidden and ours.get(name) != theirs.get(name):
             found.append(f"{name}: {ours.get(name)}, the original's: {theirs.get(name)}")
     layers = {site.name for site in map_model(original).sites}
-    own = dict(model.named_parameters())
-    for name, tensor in original.named_parameters():
+    # With duplicates: a tied head is a parameter of its own in a model that doesn't tie it.
+    own = dict(model.named_parameters(remove_duplicate=False))
+    for name, tensor in original.named_parameters(remove_duplicate=False):
         if name.rpartition(".")[0] in layers or name not in own:
             continue
         difference = _difference(own[name], tensor)
@@ -222,7 +223,11 @@ def _kl_restored(one: LayerLoss) -> float:
 
 
 def named_layers(layers: Sequence[LayerLoss], kl: float | None, count: int = 3) -> str:
-    """Format the most important layers: `model.layers.1.mlp.down_proj (KL 0.9 → 0.001)`."""
+    """Format the most important layers: `model.layers.1.mlp.down_proj (KL 0.9 → 0.001)`.
+
+    Empty if none differs from the original's.
+    """
+    layers = [one for one in layers if not one.error <= _SAME]
     parts = [
         f"{one.layer} (KL {kl:.2g} → {one.kl_restored:.2g} with the original's)"
         if kl is not None and one.kl_restored is not None

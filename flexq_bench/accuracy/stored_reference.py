@@ -165,7 +165,7 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:
         raise AccuracyError(f"no stored reference {path}: {error.strerror or error}") from error
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise AccuracyError(
             f"{path} is no stored reference: accuracy --save-reference writes them; a model is "
             "named by its folder"
@@ -174,7 +174,11 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         raise AccuracyError(
             f"{path} is a stored reference of another format than {FORMAT}: store it again"
         )
-    if header.get("content_hash") != _content_hash(header, tensors):
+    try:
+        unchanged = header.get("content_hash") == _content_hash(header, tensors)
+    except (KeyError, TypeError):  # a field is missing, or has another type
+        unchanged = False
+    if not unchanged:
         raise AccuracyError(f"{path} is not what its content hash says: store the reference again")
     return tensors, header
 
@@ -182,6 +186,8 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 def _content_hash(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
     """SHA-256 of everything that affects results; excludes computing times and names."""
     said = {name: header[name] for name in ("format", "dtype", "cap", "divisor", "model_hash")}
+    if not isinstance(header["model"], str):
+        raise TypeError(f"model is {header['model']!r}")
     said["texts"] = [
         {name: text[name] for name in ("data_hash", "bos", "context")} for text in header["texts"]
     ]

@@ -6,7 +6,7 @@ import contextlib
 import io
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from flexq_bench.checkpoints.config import CONFIG
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.gguf_config import check_tensors_used, complete_config
 from flexq_bench.checkpoints.layers import all_finite
-from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, read_tensor
+from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, read_tensor, with_digest
 from flexq_bench.errors import library_reason
 from flexq_bench.schemes.linear_layers import Origin
 from flexq_bench.schemes.model_files import ModelFiles, merged_tensors
@@ -28,6 +28,7 @@ from flexq_bench.schemes.model_map import stored_names
 Named = tuple[str, torch.Tensor]
 _GENERATION = "generation_config.json"
 _AGAIN = "download it again"
+_HEAD = "lm_head.weight"
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 _BYTES_AT_ONCE = 1 << 20  # of a GGUF tensor, before it is dequantized
 # Of Hugging Face's configuration: the storage of the weights, which no longer applies.
@@ -127,6 +128,7 @@ class FolderSource(ModelSource):
                     return found
             return None
 
+        self._check_tied_head(model, find)
         self._places = {}
         for name in expected_tensors(model):
             origin = origins.get(name)
@@ -148,6 +150,24 @@ class FolderSource(ModelSource):
                 and not any(re.search(pattern, name) for pattern in passed_over)
             ],
         )
+
+    def _check_tied_head(self, model: Any, find: Callable[[str], TensorInfo | None]) -> None:
+        """Raise CheckpointError if there is an output head of its own although the configuration
+        ties it.
+        """
+        if not getattr(model.config, "tie_word_embeddings", False):
+            return
+        words = model.get_input_embeddings().weight
+        embedding = next(name for name, p in model.named_parameters() if p is words)
+        head, first = find(_HEAD), find(embedding)
+        if head is None or first is None:
+            return
+        ours, theirs = with_digest(head, _HEAD), with_digest(first, embedding)
+        if (ours.dtype, ours.shape, ours.digest) != (theirs.dtype, theirs.shape, theirs.digest):
+            raise CheckpointError(
+                f"{self.name}: {_HEAD} is not {embedding}, and {CONFIG} says that they are one "
+                '("tie_word_embeddings"): set that to false if the model has a head of its own'
+            )
 
     def read(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
         for name in names:
@@ -338,7 +358,7 @@ def open_source(files: ModelFiles) -> ModelSource:
 
 def expected_tensors(model: Any) -> dict[str, tuple[int, ...]]:
     """Shape of each tensor that a model needs, by name, without a tied head."""
-    tied = "lm_head.weight" if getattr(model.config, "tie_word_embeddings", False) else ""
+    tied = _HEAD if getattr(model.config, "tie_word_embeddings", False) else ""
     return {
         name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name != tied
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from flexq_bench.checkpoints.folders import is_own_checkpoint, read_config
 from flexq_bench.errors import UsageError
+from flexq_bench.schemes.model_files import CONFIG, read_json
 
 if TYPE_CHECKING:
     from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
@@ -24,6 +25,8 @@ def open_checkpoint(path: Path | str) -> QuantizedCheckpoint:
     folder = Path(os.path.expanduser(path))
     config, section = read_config(folder)
     if section is None:
+        if (folder / CONFIG).is_file():
+            read_json(folder / CONFIG)  # it may be damaged
         raise UsageError(
             f"{folder} holds no quantized checkpoint: make one with flexq-bench quantize"
         )

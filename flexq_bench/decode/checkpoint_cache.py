@@ -84,6 +84,7 @@ class CheckpointCache:
         with only_process(self.folder / f"{key}.lock"):
             was_there = _is_complete(path)
             if not was_there:
+                shutil.rmtree(path, ignore_errors=True)  # what an interruption or damage left
                 make(path)
             os.utime(path)
         self._shrink(path)

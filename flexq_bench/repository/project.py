@@ -25,6 +25,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import tempfile
 import tomllib
 from collections.abc import Sequence
@@ -254,11 +255,49 @@ def working_tree(project: Project) -> ProjectRevision:
     listing = ("ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
     names = git_output(project.root / project.inside, *listing).split("\0")
     _log_left_out(tuple(name for name in names if name))
-    # `stash create` fails for files with a new modification time and the same content.
-    run_git(project.root, "update-index", "-q", "--refresh")
-    changed = git_output(project.root, "stash", "create", "flexq-bench", environment=_NOBODY)
+    _log_changed_submodules(_changed_submodules(project.root))
+    tree = _tree_with_changes(project.root)
     commit = project.commit(head)
-    return ProjectRevision(replace(commit, dirty=bool(changed)), changed or head)
+    if tree == git_output(project.root, "rev-parse", f"{head}^{{tree}}"):
+        return ProjectRevision(commit, head)
+    words = ("commit-tree", tree, "-p", head, "-m", "flexq-bench")
+    changed = git_output(project.root, *words, environment=_NOBODY)
+    return ProjectRevision(replace(commit, dirty=True), changed)
+
+
+def _tree_with_changes(root: Path) -> str:
+    """Write the tree of all tracked files as they are now, and return its name.
+
+    A copy of the index is updated: `git stash create` would ignore submodules, and fail for a file
+    that is to be added later (`git add --intent-to-add`).
+    """
+    index = root / git_output(root, "rev-parse", "--git-path", "index")
+    with tempfile.TemporaryDirectory() as folder:
+        own = Path(folder) / "index"
+        if index.is_file():
+            shutil.copy2(index, own)
+        environment = {"GIT_INDEX_FILE": str(own)}
+        git_output(root, "add", "--update", ".", environment=environment)
+        return git_output(root, "write-tree", environment=environment)
+
+
+def _changed_submodules(root: Path) -> tuple[str, ...]:
+    """Return the submodules with changes that no commit of theirs has."""
+    listing = ("status", "--porcelain=v2", "-z", "--ignore-submodules=none", "--no-renames")
+    # "1 XY S<c><m><u> modes and names path": m and u, files that are changed or not tracked
+    lines = (line.split(" ", 8) for line in git_output(root, *listing).split("\0"))
+    return tuple(
+        words[8]
+        for words in lines
+        if words[0] == "1" and words[2].startswith("S") and words[2][2:3] == "M"
+    )
+
+
+@cache  # once per process
+def _log_changed_submodules(names: Sequence[str]) -> None:
+    if names:
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        log.warning("not measured: changes in submodule %s%s: commit them there", names[0], more)
 
 
 @cache  # once per process

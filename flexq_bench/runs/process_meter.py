@@ -136,7 +136,7 @@ class ProcessMeter:
         except (RefusedError, WorkerError) as error:
             self._end()
             return failed(case, str(error), backend=self.backend, seed=self._options.seed)
-        if measured.status == "failed" and group:
+        if measured.status in ("failed", "incorrect") and group:
             self._end()  # its state must not affect the next case
         return measured
 

@@ -54,7 +54,7 @@ class ModelFiles:
 
     def config(self) -> dict[str, Any]:
         """The parsed config.json. Raises UsageError if it can't be read."""
-        return _json(self.folder / CONFIG)
+        return read_json(self.folder / CONFIG)
 
     def tokenizer_files(self) -> list[Path]:
         """The tokenizer's files next to the weights, sorted by name."""
@@ -133,7 +133,7 @@ def class_name(config: Mapping[str, Any]) -> str:
 
 
 def _check_config(path: Path) -> None:
-    config = _json(path)
+    config = read_json(path)
     for key in _QUANTIZED:
         if key in config and config[key] is not None:
             section = config[key]
@@ -188,7 +188,7 @@ def check_index(folder: Path, files: Mapping[str, Path]) -> None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    where = _json(index).get("weight_map", {})
+    where = read_json(index).get("weight_map", {})
     if not isinstance(where, dict) or not all(isinstance(f, str) for f in where.values()):
         raise UsageError(f"{index} doesn't say which file has which weight: download it again")
     return where
@@ -256,7 +256,8 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file. Raises UsageError if there is none."""
     try:
         content = loads_strictly(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

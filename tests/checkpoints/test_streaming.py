@@ -104,6 +104,7 @@ def test_the_peak_is_less_than_two_blocks_and_the_embedding(tmp_path):
         model = LlamaForCausalLM(config).half()
     for parameter in model.parameters():
         parameter.data.uniform_(-0.1, 0.1)
+    model.tie_weights()
     model.save_pretrained(tmp_path / "model")
     words = ("quantize", str(tmp_path / "model"), "--scheme", "flexq-w6ax", "--device", "cpu")
     ran = subprocess.run(

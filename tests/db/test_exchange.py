@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import tracemalloc
 from datetime import datetime, timedelta
 from itertools import permutations
@@ -321,6 +322,32 @@ def test_damage_inside_a_file_is_one_line_too(tmp_path, three):
         with pytest.raises(RecordFormatError, match="cut off or damaged") as caught:
             list(read_records(path))
         assert "\n" not in str(caught.value)
+
+
+def test_a_flipped_bit_of_a_sample_is_found(tmp_path, three):
+    path = tmp_path / "r.parquet"
+    write_records(path, three)
+    content, end = path.read_bytes(), pq.ParquetFile(path).metadata.row_group(0).column(0)
+    drawn, refused = random.Random(3), 0
+    for _ in range(40):
+        at = drawn.randrange(end.dictionary_page_offset or end.data_page_offset, len(content) // 2)
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << drawn.randrange(8)
+        path.write_bytes(flipped)
+        try:
+            assert list(read_records(path)) == three
+        except RecordFormatError:
+            refused += 1
+    assert refused > 20
+
+
+def test_the_first_of_two_lines_with_one_uuid_is_kept(session, tmp_path, build):
+    records = [build.a_record("one", median_us=us) for us in (6.0, 999.0)]
+    write_records(tmp_path / "a.jsonl", records)
+
+    import_file(session, tmp_path / "a.jsonl")
+
+    assert [record.median_us for record in export_records(session)] == [6.0]
 
 
 @pytest.mark.usefixtures("stored_at_once")

@@ -468,3 +468,37 @@ def test_a_newcomer_writes_40_lines_at_most():
     lines = [line for block in blocks for line in block.splitlines() if line.strip()]
 
     assert 5 < len(lines) <= 40
+
+
+def test_files_to_be_added_later_are_tracked(made):
+    (made.path / "new.py").write_text(KERNEL)
+    made.git("add", "--intent-to-add", "new.py")
+
+    found = working_tree(open_project(str(made.path)))
+
+    assert made.git("show", f"{found.checkout}:new.py") == KERNEL.strip()
+    assert made.git("status", "--porcelain") == "A new.py"  # the index is as it was
+
+
+def test_a_working_tree_has_the_commit_of_a_submodule_that_is_checked_out(
+    made, tmp_path, git, caplog
+):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "lib.py").touch()
+    for words in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "a")):
+        git(inner, *words)
+    made.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(inner), "lib")
+    made.git("commit", "-qm", "a submodule")
+    (made.path / "lib" / "lib.py").write_text("1\n")
+
+    assert not working_tree(open_project(str(made.path))).commit.dirty
+    warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert warned == ["not measured: changes in submodule lib: commit them there"]
+
+    git(made.path / "lib", "commit", "-qam", "b")
+    found = working_tree(open_project(str(made.path)))
+
+    assert found.commit.dirty
+    head = git(made.path / "lib", "rev-parse", "HEAD")
+    assert made.git("rev-parse", f"{found.checkout}:lib") == head

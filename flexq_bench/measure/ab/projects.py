@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from flexq_bench.measure.ab.experiment import ABExperiment, Side
 from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.outside_kernels import program_root
+from flexq_bench.measure.outside_kernels import described, program_root
+from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import built_tree
+from kernels.errors import KernelError
+from kernels.outside.sources import KernelSource
 from workloads.case import Case
 from workloads.probes import is_probe
 
@@ -48,8 +52,9 @@ def compare_project(
     first, second = (
         _side(project.at(one.checkout) if own_files else project, one, None) for one in (base, head)
     )
-    experiment = ABExperiment(first, second, rules, device, seed, on_block=on_block)
-    yield from experiment.compare([(case, case) for case in cases])
+    for sides, some in _by_source(first, second, cases):
+        experiment = ABExperiment(*sides, rules, device, seed, on_block=on_block)
+        yield from experiment.compare([(case, case) for case in some])
 
 
 def compare_judged_project(
@@ -76,12 +81,48 @@ def compare_judged_project(
             for one in (base, head)
         )
         pair = partial(judged_pair, judge=judge, believes_binary=False)
-        experiment = ABExperiment(
-            first, second, rules, device, seed, on_block=on_block, pair=pair, starts_ahead=False
-        )
         # Probes are ours on both sides and are not judged.
-        kernels = [(case, case) for case in cases if not is_probe(case.kernel)]
-        yield from experiment.compare(kernels)
+        kernels = [case for case in cases if not is_probe(case.kernel)]
+        for sides, some in _by_source(first, second, kernels):
+            experiment = ABExperiment(
+                *sides, rules, device, seed, on_block=on_block, pair=pair, starts_ahead=False
+            )
+            yield from experiment.compare([(case, case) for case in some])
+
+
+def _by_source(
+    base: Side, head: Side, cases: Sequence[Case]
+) -> Iterator[tuple[tuple[Side, Side], list[Case]]]:
+    """Divide cases so that a worker loads only the source that has their kernels.
+
+    In one process, files in two folders would share modules of one name, for example `utils`.
+    """
+    sources_of = [_sources_by_label(side) for side in (base, head)]
+    groups: dict[tuple[tuple[KernelSource, ...], ...], list[Case]] = {}
+    for case in cases:
+        groups.setdefault(tuple(of(case.label) for of in sources_of), []).append(case)
+    for (of_base, of_head), some in groups.items():
+        yield (replace(base, kernels_from=of_base), replace(head, kernels_from=of_head)), some
+
+
+def _sources_by_label(side: Side) -> Callable[[str], tuple[KernelSource, ...]]:
+    """Return a function that gives the source of a kernel, or those that may be the reason why none
+    has it.
+    """
+    sources = side.kernels_from or ()
+    if len(sources) < 2:
+        return lambda _: sources
+    owners: dict[str, KernelSource] = {}
+    broken: list[KernelSource] = []
+    for source in sources:
+        try:
+            kernels = described(source, environment=side.environment)
+        except (RefusedError, WorkerError, KernelError):
+            broken.append(source)
+            continue
+        for kernel in kernels:
+            owners.setdefault(kernel.spec.label, source)
+    return lambda label: (owners[label],) if label in owners else tuple(broken) or sources
 
 
 def _side(project: Project, revision: ProjectRevision, variables: Mapping[str, str] | None) -> Side:

@@ -64,7 +64,7 @@ def read(path: str) -> Reading:
         wrong = f"no column {listed(missing)}" if missing else "a column twice"
         raise UsageError(f"{path} has {wrong}: name {_WHAT}")
     decimal = "." if separator == "," else _decimal(path, text, header, separator)
-    return collect(_entries(path, rows, header, decimal))
+    return collect(_entries(path, rows, header, decimal, _cut_off_row(text, separator)))
 
 
 def _with_header(path: str, text: str) -> tuple[Iterator[list[str]], list[str], str]:
@@ -114,7 +114,7 @@ def _decimal(path: str, text: str, header: list[str], separator: str) -> str:
 
 
 def _entries(
-    path: str, rows: Iterator[list[str]], header: list[str], decimal: str
+    path: str, rows: Iterator[list[str]], header: list[str], decimal: str, cut_off_row: int
 ) -> Iterator[tuple[str, Callable[[], OutsideResult]]]:
     place = 1
     while True:
@@ -126,7 +126,20 @@ def _entries(
         except csv.Error:
             raise UsageError(f"{path}: row {place} is no CSV: name {_WHAT}") from None
         if any(cell.strip() for cell in row):
-            yield f"row {place}", partial(_result, row, header, decimal)
+            is_cut_off = place == cut_off_row and len(row) < len(header)
+            yield f"row {place}", partial(_result, row, header, decimal, is_cut_off)
+
+
+def _cut_off_row(text: str, separator: str) -> int:
+    """Return the number of the last row if its line has no end, so that it may be cut off; else 0.
+
+    Only the last file of a transfer ends like this, or one that an editor wrote.
+    """
+    if text.endswith(("\n", "\r")):
+        return 0
+    with suppress(csv.Error):  # reported when the row is read
+        return sum(1 for _ in csv.reader(io.StringIO(text, newline=None), delimiter=separator))
+    return 0
 
 
 def _without_empty_end(row: list[str]) -> list[str]:
@@ -134,7 +147,9 @@ def _without_empty_end(row: list[str]) -> list[str]:
     return row[: max(filled, default=0)]
 
 
-def _result(row: list[str], header: list[str], decimal: str) -> OutsideResult:
+def _result(row: list[str], header: list[str], decimal: str, is_cut_off: bool) -> OutsideResult:
+    if is_cut_off:
+        raise BadResult("the file is cut off within it: copy it again")
     row = _without_empty_end(row)
     if len(row) > len(header):
         raise BadResult(f"it has {len(row)} cells, the header has {len(header)}")

@@ -80,3 +80,37 @@ def test_no_process_of_a_judged_head_starts_while_another_measures(theirs, start
 
     assert "unknown" in compared.detail
     assert len(started) == 2
+
+
+WITH_HELPER = """
+from flexq_bench.api import linear_kernel
+
+
+@linear_kernel("{name}", weight="fp16", backends=["cpu"])
+def kernel(x, w, out):
+    import helper
+
+    out.copy_(helper.multiply(x, w))
+"""
+
+
+def test_each_kernel_file_has_the_module_beside_it(theirs, git):
+    """Although another file of the project has one of the same name beside it."""
+    for name in ("attention", "mlp"):
+        (theirs / name).mkdir()
+        (theirs / name / f"{name}.py").write_text(WITH_HELPER.format(name=name))
+        (theirs / name / "helper.py").write_text("def multiply(x, w): return x @ w.T\n")
+    files = '["mlp/mlp.py", "attention/attention.py"]'
+    (theirs / FILE).write_text(f'version = 1\nname = "acme"\nkernels = {files}\nsuite = "smoke"\n')
+    git(theirs, "add", "--all")
+    git(theirs, "commit", "-q", "-m", "two")
+    (theirs / "mlp" / "helper.py").write_text("def multiply(x, w): return 2 * (x @ w.T)\n")
+    git(theirs, "commit", "-q", "-a", "-m", "wrong")
+    project = open_project(str(theirs))
+    base, head = revision(project, "HEAD~1"), revision(project, "HEAD")
+    cases = [Case(f"acme.{name}", GemmWorkload(1, 64, 64)) for name in ("mlp", "attention")]
+
+    found = compare_project(project, base, head, cases, device="cpu", rules=RULES)
+
+    wrong = {compared.case.kernel: "elements wrong" in compared.detail for compared in found}
+    assert wrong == {"acme.mlp": True, "acme.attention": False}

@@ -120,3 +120,12 @@ def test_csv_as_spreadsheets_write_it_is_read_and_a_decimal_comma_said(read):
     assert reading.refused == (
         Refused("row 3", "value is no number: write it with a decimal point"),
     )
+
+
+def test_a_last_row_that_is_cut_off_is_refused(read):
+    text = "benchmark,value,unit,m\ngemm,21.4,us,1\nother,2"
+
+    assert read("csv", text).refused == (
+        Refused("row 3", "the file is cut off within it: copy it again"),
+    )
+    assert read("csv", f"{text}49.5,us,1").refused == ()  # its line has no end
