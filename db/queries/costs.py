@@ -18,7 +18,7 @@ def case_seconds(
     query = (
         select(Measurement.case_key, seconds)
         .join(Series, Measurement.series_id == Series.id)
-        .where(seconds.is_not(None))
+        .where(seconds >= 0)
         .order_by(Measurement.created_at.desc(), Measurement.id.desc())
         .limit(limit)
     )

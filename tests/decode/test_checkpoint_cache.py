@@ -82,6 +82,10 @@ def test_a_damaged_one_is_made_again(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(described))
     made: list[Path] = []
 
-    _, was_there = cache.get("a", made.append)
+    def make(path: Path) -> None:
+        path.mkdir()  # nothing of the damaged one is left
+        made.append(path)
+
+    _, was_there = cache.get("a", make)
 
     assert (made, was_there) == ([folder], False)

@@ -480,25 +480,20 @@ def test_files_to_be_added_later_are_tracked(made):
     assert made.git("status", "--porcelain") == "A new.py"  # the index is as it was
 
 
-def test_a_working_tree_has_the_commit_of_a_submodule_that_is_checked_out(
-    made, tmp_path, git, caplog
-):
-    inner = tmp_path / "inner"
-    inner.mkdir()
-    (inner / "lib.py").touch()
-    for words in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "a")):
-        git(inner, *words)
-    made.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(inner), "lib")
-    made.git("commit", "-qm", "a submodule")
+def test_a_working_tree_has_the_commits_of_submodules(made, tmp_path, git, caplog):
+    git(tmp_path, "init", "-q", "inner")
+    git(tmp_path / "inner", "commit", "-q", "--allow-empty", "-m", "a")
+    add = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add")
+    made.git(*add, str(tmp_path / "inner"), "lib")
+    made.git("commit", "-qm", "c")
     (made.path / "lib" / "lib.py").write_text("1\n")
-
+    git(made.path / "lib", "add", "lib.py")
     assert not working_tree(open_project(str(made.path))).commit.dirty
     warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert warned == ["not measured: changes in submodule lib: commit them there"]
 
     git(made.path / "lib", "commit", "-qam", "b")
     found = working_tree(open_project(str(made.path)))
-
     assert found.commit.dirty
-    head = git(made.path / "lib", "rev-parse", "HEAD")
-    assert made.git("rev-parse", f"{found.checkout}:lib") == head
+    lib = made.git("rev-parse", f"{found.checkout}:lib")
+    assert lib == git(made.path / "lib", "rev-parse", "HEAD")

@@ -106,8 +106,10 @@ def _by_source(
 
 
 def _sources_by_label(side: Side) -> Callable[[str], tuple[KernelSource, ...]]:
-    """Return a function that gives the source of a kernel, or those that may be the reason why none
-    has it.
+    """Return a function that gives the source of a kernel.
+
+    For one that no source has: those that do not load, which may be the reason; for kernels of
+    flexq-bench: all.
     """
     sources = side.kernels_from or ()
     if len(sources) < 2:
@@ -122,7 +124,13 @@ def _sources_by_label(side: Side) -> Callable[[str], tuple[KernelSource, ...]]:
             continue
         for kernel in kernels:
             owners.setdefault(kernel.spec.label, source)
-    return lambda label: (owners[label],) if label in owners else tuple(broken) or sources
+
+    def sources_of(label: str) -> tuple[KernelSource, ...]:
+        if label in owners:
+            return (owners[label],)
+        return tuple(one for one in broken if label.startswith(f"{one.prefix}.")) or sources
+
+    return sources_of
 
 
 def _side(project: Project, revision: ProjectRevision, variables: Mapping[str, str] | None) -> Side:

@@ -133,7 +133,7 @@ def _entries(
 def _cut_off_row(text: str, separator: str) -> int:
     """Return the number of the last row if its line has no end, so that it may be cut off; else 0.
 
-    Only the last file of a transfer ends like this, or one that an editor wrote.
+    Programs end the last line, too; an editor may not.
     """
     if text.endswith(("\n", "\r")):
         return 0
