@@ -63,7 +63,7 @@ _CHOICES = {
     (GateRecord, "through"): THROUGH,
     (GateLimit, "outcome"): GATE_OUTCOMES,
 }
-_INT64 = range(-(2**63), 2**63)
+INT64 = range(-(2**63), 2**63)
 _LAST_INFO: dict[type, tuple[object, object]] = {}  # type -> last input (immutable), checked copy
 
 
@@ -274,7 +274,7 @@ def _scalar(value: Any, kind: Any, name: str) -> Any:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if kind is int and is_number and isinstance(value, Integral):
         number = int(value)
-        if number not in _INT64:
+        if number not in INT64:
             raise RecordError(f"{name} is {number}, out of range")
         check_number(name, number)
         return number

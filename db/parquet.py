@@ -79,8 +79,6 @@ def read(path: Path) -> Iterator[AnyRecord]:
                 for row in batch.to_pylist():
                     number += 1
                     yield _record(row, path, number)
-    except RecordFormatError:
-        raise
     # of to_pylist: text that is no UTF-8, a time that Python has no date or zone for
     except (pa.ArrowException, OSError, ValueError, LookupError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno is not None:

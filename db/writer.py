@@ -15,6 +15,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from db.bulk import insert_rows
+from db.encoding import INT64
 from db.errors import ConflictError
 from db.hashing import fingerprint
 from db.locking import lock_for_writing
@@ -380,12 +381,9 @@ class Writer:
         return int(self._session.scalars(insert(table).values(row).returning(columns["id"])).one())
 
 
-_BEYOND_INT64 = 2**63
-
-
 def _repetition(record: Record) -> int | None:
     value = record.extra.get("repetition")
-    return value if type(value) is int and abs(value) < _BEYOND_INT64 else None
+    return value if type(value) is int and value in INT64 else None
 
 
 def _device_row(info: DeviceInfo) -> dict[str, Any]:

@@ -47,6 +47,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
@@ -126,8 +127,16 @@ def warm_meter() -> Meter:
 
 
 def write_times(out: Path, rows: Sequence[Sequence[object]]) -> None:
-    content = json.dumps({**current_device()._asdict(), "times": rows})
-    out.write_bytes(gzip.compress(content.encode(), mtime=0))
+    store(out, {**current_device()._asdict(), "times": rows})
+
+
+def store(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_bytes(gzip.compress(json.dumps(content).encode(), mtime=0))
+
+
+def stored(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return content
 
 
 def rows_of(gemm: GemmWorkload, times: Iterable[tuple[Config, float]]) -> Iterator[list[object]]:
@@ -187,18 +196,16 @@ def measure(out: Path, kernel: str, gemms: Iterable[GemmWorkload], seconds: floa
 
 def complete(path: Path, kernel: str, pattern: str, seconds: float) -> None:
     """Add times of the candidates that match the pattern and that cases of a file lack."""
-    content = json.loads(gzip.decompress(path.read_bytes()))
+    content = stored(path)
     there, here = content["memory_gbps"], current_device().memory_gbps
     if not math.isclose(there, here, rel_tol=SAME_BANDWIDTH):
         raise SystemExit(
             f"{path} has times of a GPU with {there:.0f} GB/s, this one has {here:.0f}: run it on "
             "the same kind of GPU"
         )
-    timed: dict[GemmWorkload, set[str]] = {}
-    for m, n, k, name, _ in content["times"]:
-        timed.setdefault(GemmWorkload(m, n, k), set()).add(name)
     lacking: dict[GemmWorkload, list[Config]] = {}
-    for gemm, names in timed.items():
+    for shape, names in read_names([path]).items():
+        gemm = GemmWorkload(*shape)
         for config in resolve(kernel, "cuda").candidates(gemm):
             if re.match(pattern, named(config)) and named(config) not in names:
                 lacking.setdefault(gemm, []).append(config)
@@ -211,7 +218,7 @@ def complete(path: Path, kernel: str, pattern: str, seconds: float) -> None:
 
     rows = time_cases(None, kernel, order, seconds, time_case)
     content["times"] += rows
-    path.write_bytes(gzip.compress(json.dumps(content).encode(), mtime=0))
+    store(path, content)
     say(f"{len(rows)} times of {len(lacking)} cases added")
 
 
@@ -221,7 +228,7 @@ def read(paths: Sequence[Path], kernel: str) -> tuple[Times, Devices]:
     times: Times = {}
     devices: Devices = {}
     for path in paths:
-        content = json.loads(gzip.decompress(path.read_bytes()))
+        content = stored(path)
         device = Device(content["sms"], content["memory_gbps"])
         for m, n, k, name, microseconds in content["times"]:
             gemm = GemmWorkload(m, n, k)
@@ -380,7 +387,7 @@ def read_names(paths: Sequence[Path]) -> dict[tuple[int, int, int], dict[str, fl
     """The times of all files by M, N, K and the names of configurations, candidates or not."""
     times: dict[tuple[int, int, int], dict[str, float]] = {}
     for path in paths:
-        for m, n, k, name, microseconds in json.loads(gzip.decompress(path.read_bytes()))["times"]:
+        for m, n, k, name, microseconds in stored(path)["times"]:
             times.setdefault((m, n, k), {})[name] = microseconds
     return times
 

@@ -175,7 +175,8 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             f"{path} is a stored reference of another format than {FORMAT}: store it again"
         )
     try:
-        unchanged = header.get("content_hash") == _content_hash(header, tensors)
+        is_named = isinstance(header["model"], str)
+        unchanged = is_named and header.get("content_hash") == _content_hash(header, tensors)
     except (KeyError, TypeError):  # a field is missing, or has another type
         unchanged = False
     if not unchanged:
@@ -186,8 +187,6 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 def _content_hash(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
     """SHA-256 of everything that affects results; excludes computing times and names."""
     said = {name: header[name] for name in ("format", "dtype", "cap", "divisor", "model_hash")}
-    if not isinstance(header["model"], str):
-        raise TypeError(f"model is {header['model']!r}")
     said["texts"] = [
         {name: text[name] for name in ("data_hash", "bos", "context")} for text in header["texts"]
     ]

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 
 from flexq_bench.checkpoints.config import StoredCalibration, StoredScheme
-from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.errors import HEAD, own_head_error
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-
-_HEAD = "lm_head.weight"
 
 
 class QuantizedCheckpoint(ABC):
@@ -69,14 +67,10 @@ class QuantizedCheckpoint(ABC):
 
         embedding: name of the embedding that the head is tied to.
         """
-        if _HEAD in self.tensor_names and embedding in self.tensor_names:
-            head, words = self.tensor(_HEAD), self.tensor(embedding)
+        if HEAD in self.tensor_names and embedding in self.tensor_names:
+            head, words = self.tensor(HEAD), self.tensor(embedding)
             if head.shape != words.shape or not torch.equal(head.float(), words.float()):
-                raise CheckpointError(
-                    f"{self.folder}: {_HEAD} is not {embedding}, and config.json says that they "
-                    'are one ("tie_word_embeddings"): set that to false if the model has a head '
-                    "of its own"
-                )
+                raise own_head_error(self.folder, embedding)
 
     @abstractmethod
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from flexq_bench.checkpoints.config import CONFIG
-from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.errors import HEAD, CheckpointError, own_head_error
 from flexq_bench.checkpoints.gguf_config import check_tensors_used, complete_config
 from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, read_tensor, with_digest
@@ -28,7 +28,6 @@ from flexq_bench.schemes.model_map import stored_names
 Named = tuple[str, torch.Tensor]
 _GENERATION = "generation_config.json"
 _AGAIN = "download it again"
-_HEAD = "lm_head.weight"
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 _BYTES_AT_ONCE = 1 << 20  # of a GGUF tensor, before it is dequantized
 # Of Hugging Face's configuration: the storage of the weights, which no longer applies.
@@ -159,15 +158,12 @@ class FolderSource(ModelSource):
             return
         words = model.get_input_embeddings().weight
         embedding = next(name for name, p in model.named_parameters() if p is words)
-        head, first = find(_HEAD), find(embedding)
+        head, first = find(HEAD), find(embedding)
         if head is None or first is None:
             return
-        ours, theirs = with_digest(head, _HEAD), with_digest(first, embedding)
+        ours, theirs = with_digest(head, HEAD), with_digest(first, embedding)
         if (ours.dtype, ours.shape, ours.digest) != (theirs.dtype, theirs.shape, theirs.digest):
-            raise CheckpointError(
-                f"{self.name}: {_HEAD} is not {embedding}, and {CONFIG} says that they are one "
-                '("tie_word_embeddings"): set that to false if the model has a head of its own'
-            )
+            raise own_head_error(self.name, embedding)
 
     def read(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
         for name in names:
@@ -358,7 +354,7 @@ def open_source(files: ModelFiles) -> ModelSource:
 
 def expected_tensors(model: Any) -> dict[str, tuple[int, ...]]:
     """Shape of each tensor that a model needs, by name, without a tied head."""
-    tied = _HEAD if getattr(model.config, "tie_word_embeddings", False) else ""
+    tied = HEAD if getattr(model.config, "tie_word_embeddings", False) else ""
     return {
         name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name != tied
     }

@@ -254,8 +254,9 @@ def working_tree(project: Project) -> ProjectRevision:
         )
     listing = ("ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
     names = git_output(project.root / project.inside, *listing).split("\0")
-    _log_left_out(tuple(name for name in names if name))
-    _log_changed_submodules(_changed_submodules(project.root))
+    untracked = tuple(name for name in names if name)
+    _log_left_out(untracked, ", which git does not track: git add it")
+    _log_left_out(_changed_submodules(project.root), ": commit them there")
     tree = _tree_with_changes(project.root)
     commit = project.commit(head)
     if tree == git_output(project.root, "rev-parse", f"{head}^{{tree}}"):
@@ -282,29 +283,22 @@ def _tree_with_changes(root: Path) -> str:
 
 
 def _changed_submodules(root: Path) -> tuple[str, ...]:
-    """Return the submodules with changes that no commit of theirs has."""
+    """Describe the submodules with changes of tracked files that no commit of theirs has."""
     listing = ("status", "--porcelain=v2", "-z", "--ignore-submodules=none", "--no-renames")
-    # "1 XY S<c><m><u> modes and names path": m and u, files that are changed or not tracked
+    # "1 XY S<c><m><u> modes and names path"; m is M if tracked files are changed
     lines = (line.split(" ", 8) for line in git_output(root, *listing).split("\0"))
     return tuple(
-        words[8]
+        f"changes in submodule {words[8]}"
         for words in lines
         if words[0] == "1" and words[2].startswith("S") and words[2][2:3] == "M"
     )
 
 
 @cache  # once per process
-def _log_changed_submodules(names: Sequence[str]) -> None:
+def _log_left_out(names: Sequence[str], advice: str) -> None:
     if names:
         more = f" and {len(names) - 1} more" if names[1:] else ""
-        log.warning("not measured: changes in submodule %s%s: commit them there", names[0], more)
-
-
-@cache  # once per process
-def _log_left_out(names: Sequence[str]) -> None:
-    if names:
-        more = f" and {len(names) - 1} more" if names[1:] else ""
-        log.warning("not measured: %s%s, which git does not track: git add it", names[0], more)
+        log.warning("not measured: %s%s%s", names[0], more, advice)
 
 
 def revision(project: Project, text: str) -> ProjectRevision:
