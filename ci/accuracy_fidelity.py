@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 
-from ci.accuracy_limits import Judged, LimitOutcome, failure_reason
-from ci.accuracy_policy import FidelityLimit
-from ci.accuracy_segments import find, shortened
-from ci.gate_perf import Outcome
 from flexq_bench.accuracy import KL, PERPLEXITY, MetricResult
+from flexq_bench.ci.accuracy_limits import Judged, LimitOutcome, failure_reason
+from flexq_bench.ci.accuracy_policy import FidelityLimit
+from flexq_bench.ci.accuracy_segments import find, shortened
+from flexq_bench.ci.gate_perf import Outcome
 from flexq_bench.stats import Interval, is_clear, mean_difference_interval
 
 _NO_DIVERGENCE = 1e-9  # nats: too small for a percentage

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ci.accuracy_policy import (
+from flexq_bench.accuracy import KL, PERPLEXITY, TOP1, Difference, MetricResult, difference
+from flexq_bench.accuracy import task_name as name_of_task
+from flexq_bench.accuracy.results import KL_QUANTILES, TOP5, kl_metric
+from flexq_bench.ci.accuracy_policy import (
     AccuracyPolicy,
     AgreementLimit,
     KlLimit,
@@ -16,12 +19,9 @@ from ci.accuracy_policy import (
     PlannedPower,
     TaskLimit,
 )
-from ci.accuracy_power import TextTest, fewest_tokens, shared_alpha
-from ci.accuracy_segments import find, shortened, without_repeats
-from ci.gate_perf import Outcome
-from flexq_bench.accuracy import KL, PERPLEXITY, TOP1, Difference, MetricResult, difference
-from flexq_bench.accuracy import task_name as name_of_task
-from flexq_bench.accuracy.results import KL_QUANTILES, TOP5, kl_metric
+from flexq_bench.ci.accuracy_power import TextTest, fewest_tokens, shared_alpha
+from flexq_bench.ci.accuracy_segments import find, shortened, without_repeats
+from flexq_bench.ci.gate_perf import Outcome
 from flexq_bench.stats import (
     Decision,
     Interval,

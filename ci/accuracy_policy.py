@@ -61,11 +61,11 @@ from typing import Self, get_args
 
 from pydantic import model_validator
 
-from ci.policy import check_version, find_policy
-from db.hashing import fingerprint
 from flexq_bench.accuracy import FULL_PRECISION
 from flexq_bench.accuracy.results import Bos
-from workloads.data_files import (
+from flexq_bench.ci.policy import check_version, find_policy
+from flexq_bench.db.hashing import fingerprint
+from flexq_bench.workloads.data_files import (
     Amount,
     Count,
     DataTable,
@@ -79,7 +79,7 @@ from workloads.data_files import (
     read_toml,
     validated,
 )
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.errors import WorkloadError
 
 _FOLDER = "policies/accuracy"
 # Below, the planned numbers of tokens are beyond floats.

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ci.accuracy_policy import AccuracyPolicy, PerplexityLimit
 from flexq_bench.accuracy.results import KL_QUANTILES, MetricResult
+from flexq_bench.ci.accuracy_policy import AccuracyPolicy, PerplexityLimit
 from flexq_bench.stats import Decision, GroupSequentialTest, TestPlan
 
 PILOT = 10  # segments: fewer give too uncertain a variance

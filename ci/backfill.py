@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from db import queries
-from db.engine import Database
-from db.nightly import NightInfo, set_night
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.nightly import NightInfo, set_night
 from flexq_bench.errors import FlexqError
 from flexq_bench.repository.worktrees import worktree
 

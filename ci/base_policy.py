@@ -6,9 +6,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from ci.policy import Policy, find_policy, is_path, read_policy
+from flexq_bench.ci.policy import Policy, find_policy, is_path, read_policy
 from flexq_bench.repository.git import git_output
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.errors import WorkloadError
 
 _POLICIES, _SUITES = Path("ci/policies"), Path("workloads/suites")
 _FILE_MODES = ("100644", "100755")

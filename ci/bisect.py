@@ -10,18 +10,18 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
 
-from db import queries
-from db.engine import open_database
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.kernels.runtime.files import cache_folder, write_atomically
 from flexq_bench.measure.ab import CaseComparison, Suffices
 from flexq_bench.measure.device import describe_device, find_device
 from flexq_bench.verdicts import Comparison, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import CONFIDENCE, LOOKS
-from kernels.runtime.files import cache_folder, write_atomically
-from workloads.case import Case
-from workloads.errors import WorkloadError
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.gemm import GemmWorkload
 
 _CONFIDENCE = 1 - (1 - CONFIDENCE) / LOOKS  # of each bound of a step, in each look
 _EXIT_CODES_WITHOUT_SEARCH = {

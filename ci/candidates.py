@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from db import queries
-from db.decisions import OPEN_STATES
-from db.engine import Session
-from db.queries import AlertRow, HistoryPoint
-from db.records import CommitInfo
+from flexq_bench.db import queries
+from flexq_bench.db.decisions import OPEN_STATES
+from flexq_bench.db.engine import Session
+from flexq_bench.db.queries import AlertRow, HistoryPoint
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.verdicts import Verdict, creep, trigger
 from flexq_bench.verdicts.alert_rule import (
     RELEASE_RESULTS,
@@ -21,8 +21,8 @@ from flexq_bench.verdicts.alert_rule import (
     kernel_family,
 )
 from flexq_bench.verdicts.budget import Surprise, joint_sigmas, ranked, surprise
-from workloads.case import Case
-from workloads.probes import EMPTY_KERNEL
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import EMPTY_KERNEL
 
 
 @dataclass(frozen=True, slots=True)

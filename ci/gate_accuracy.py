@@ -8,21 +8,6 @@ from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
-from ci.accuracy_fidelity import judge_fidelity
-from ci.accuracy_limits import (
-    Judged,
-    LimitOutcome,
-    deciding,
-    judge_agreement,
-    judge_kl,
-    judge_task,
-    judge_text,
-)
-from ci.accuracy_policy import AccuracyPolicy, ParityLimit, PerplexityLimit
-from ci.accuracy_power import PowerSchedule, TextTest, limit_alpha
-from ci.accuracy_segments import find
-from ci.gate_perf import Outcome, exit_code_of
-from db.engine import Database
 from flexq_bench.accuracy import (
     FULL_PRECISION,
     PERPLEXITY,
@@ -50,9 +35,24 @@ from flexq_bench.accuracy.results import ORIGINAL, REFERENCE, Through
 from flexq_bench.accuracy.setup import PreparedModel
 from flexq_bench.accuracy.texts import Text
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.ci.accuracy_fidelity import judge_fidelity
+from flexq_bench.ci.accuracy_limits import (
+    Judged,
+    LimitOutcome,
+    deciding,
+    judge_agreement,
+    judge_kl,
+    judge_task,
+    judge_text,
+)
+from flexq_bench.ci.accuracy_policy import AccuracyPolicy, ParityLimit, PerplexityLimit
+from flexq_bench.ci.accuracy_power import PowerSchedule, TextTest, limit_alpha
+from flexq_bench.ci.accuracy_segments import find
+from flexq_bench.ci.gate_perf import Outcome, exit_code_of
+from flexq_bench.db.engine import Database
 from flexq_bench.errors import FlexqError, MissingResultsError, UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
-from kernels.errors import KernelError
+from flexq_bench.kernels.errors import KernelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Sequence
 from datetime import datetime
 
-from ci.accuracy_limits import LimitOutcome, deciding
-from ci.accuracy_policy import AccuracyPolicy
-from ci.gate_accuracy import AccuracyReport
-from ci.gate_perf import Outcome, exit_code_of
-from db.gate_records import GateLimit, GateRecord
 from flexq_bench.accuracy.records import Origin
+from flexq_bench.ci.accuracy_limits import LimitOutcome, deciding
+from flexq_bench.ci.accuracy_policy import AccuracyPolicy
+from flexq_bench.ci.gate_accuracy import AccuracyReport
+from flexq_bench.ci.gate_perf import Outcome, exit_code_of
+from flexq_bench.db.gate_records import GateLimit, GateRecord
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy gate")
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
 
-from ci.notifications import events
-from ci.policy import Limit, Policy, Waiver
-from db.engine import Database
-from db.records import CommitInfo
+from flexq_bench.ci.notifications import events
+from flexq_bench.ci.policy import Limit, Policy, Waiver
+from flexq_bench.db.engine import Database
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts import Cause, Comparer, Confirmation, Judged, Verdict
 from flexq_bench.verdicts.nightly import record_night
-from workloads.case import Case
-from workloads.probes import calibrates
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import calibrates
 
 
 class Outcome(StrEnum):

@@ -9,6 +9,7 @@ from typing import Literal
 
 from flexq_bench.errors import MissingResultsError, UsageError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.kernels.runtime.occupancy import TARGETS
 from flexq_bench.measure.machine_code.comparison import (
     OnProgress,
     RevisionComparison,
@@ -24,8 +25,7 @@ from flexq_bench.measure.machine_code.metrics import (
 )
 from flexq_bench.measure.machine_code.projects import compare_project_code
 from flexq_bench.repository.project import Project, ProjectRevision
-from kernels.runtime.occupancy import TARGETS
-from workloads.names import unknown
+from flexq_bench.workloads.names import unknown
 
 Verdict = Literal["worse", "better", "changed"]
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from db import queries
-from db.decisions import OPEN_STATES, DecisionInfo
-from db.engine import Session
-from db.hashing import fingerprint
-from db.nightly import add_change_point
-from db.queries import AlertRow, HistoryPoint, ProjectSeries
-from db.records import CommitInfo, DeviceInfo
-from db.verdict_store import add_decision, set_alert_state
+from flexq_bench.db import queries
+from flexq_bench.db.decisions import OPEN_STATES, DecisionInfo
+from flexq_bench.db.engine import Session
+from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.nightly import add_change_point
+from flexq_bench.db.queries import AlertRow, HistoryPoint, ProjectSeries
+from flexq_bench.db.records import CommitInfo, DeviceInfo
+from flexq_bench.db.verdict_store import add_decision, set_alert_state
 from flexq_bench.stats.segments import SHORTEST_SEGMENT
 from flexq_bench.verdicts import Verdict
 from flexq_bench.verdicts.alert_rule import Group, kernel_family

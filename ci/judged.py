@@ -6,17 +6,17 @@ from pathlib import Path
 
 import torch
 
-from db.records import CommitInfo
+from flexq_bench.db.records import CommitInfo
+from flexq_bench.kernels.contract import Backend
 from flexq_bench.measure.device import capability, find_device
 from flexq_bench.measure.local_devices import device_info
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.repository.worktrees import refuse_local_changes, resolve_revision
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.plan import build_plan
-from kernels.contract import Backend
-from workloads.case import Case
-from workloads.probes import EMPTY_KERNEL
-from workloads.suite import Suite
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import EMPTY_KERNEL
+from flexq_bench.workloads.suite import Suite
 
 
 def planned_cases(suite: Suite, device: str | None) -> tuple[Machine, str, tuple[Case, ...]]:

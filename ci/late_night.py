@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ci.notifications.events import add_late_night_event
-from db import queries
-from db.engine import Database
+from flexq_bench.ci.notifications.events import add_late_night_event
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
 
 
 def check_late_night(database: Database, suite: str, hour: str, *, now: datetime) -> str | None:

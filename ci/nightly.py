@@ -17,14 +17,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ci.candidates import Suspects, suspects_of
-from ci.change_points import store_change_points
-from ci.notifications import events
-from db import queries
-from db.engine import Database, Session
-from db.fleet import JobInfo, add_jobs
-from db.nightly import NightInfo, set_night
-from db.records import CommitInfo
+from flexq_bench.ci.candidates import Suspects, suspects_of
+from flexq_bench.ci.change_points import store_change_points
+from flexq_bench.ci.notifications import events
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, Session
+from flexq_bench.db.fleet import JobInfo, add_jobs
+from flexq_bench.db.nightly import NightInfo, set_night
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import FlexqError
 from flexq_bench.fleet.pool import Pool, Work
 from flexq_bench.repository.provenance import commit_at
@@ -32,9 +32,9 @@ from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from flexq_bench.runs.plan import build_plan
 from flexq_bench.verdicts import Compared, Judged
 from flexq_bench.verdicts.nightly import record_night
-from workloads.case import Case
-from workloads.errors import WorkloadError
-from workloads.suite import Suite
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.suite import Suite
 
 MOST_CANDIDATES = 50  # comparisons per night and kind of GPU of outliers, and as many of others
 _RECENT_NIGHTS = 14  # a kind of GPU that took part within these nights is expected

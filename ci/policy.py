@@ -31,8 +31,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated
 
-from workloads.case import Case
-from workloads.data_files import (
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.data_files import (
     Amount,
     AnyText,
     Count,
@@ -47,13 +47,13 @@ from workloads.data_files import (
     read_toml,
     validated,
 )
-from workloads.errors import WorkloadError
-from workloads.names import unknown
-from workloads.patterns import check_patterns, is_glob, matches_any
-from workloads.probes import is_probe
-from workloads.ranges import parse_ranges
-from workloads.suite import Suite
-from workloads.suites import load_suite
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.patterns import check_patterns, is_glob, matches_any
+from flexq_bench.workloads.probes import is_probe
+from flexq_bench.workloads.ranges import parse_ranges
+from flexq_bench.workloads.suite import Suite
+from flexq_bench.workloads.suites import load_suite
 
 VERSION = 1
 _SHAPE = re.compile(r"(?P<n>[0-9]{1,18})x(?P<k>[0-9]{1,18})")
@@ -174,7 +174,7 @@ def find_policy(name_or_path: str, folder: str = "policies") -> Traversable:
     """
     if is_path(name_or_path):
         return Path(name_or_path)
-    files = (resources.files("ci") / folder).iterdir()
+    files = (resources.files("flexq_bench") / "ci" / folder).iterdir()
     bundled = {f.name.removesuffix(".toml"): f for f in files if f.name.endswith("toml")}
     if name_or_path not in bundled:
         message = unknown("policy", name_or_path, sorted(bundled))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ci.bisect import Journal, bisect
-from ci.reports.bisect import line, step_line
+from flexq_bench.ci.bisect import Journal, bisect
+from flexq_bench.ci.reports.bisect import line, step_line
 from flexq_bench.fleet.request_worker import BisectionInput
 
 

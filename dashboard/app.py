@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from dashboard.database import current_database
-from dashboard.shared.search import show_search
-from dashboard.views.accuracy import page as accuracy
-from dashboard.views.alert import page as alert
-from dashboard.views.compare import page as compare
-from dashboard.views.decode import page as decode
-from dashboard.views.fleet import page as fleet
-from dashboard.views.history import page as history
-from dashboard.views.kernels import page as kernels
-from dashboard.views.leaderboard import page as leaderboard
-from dashboard.views.measurement import page as measurement
-from dashboard.views.overview import page as overview
-from dashboard.views.paper import page as paper
-from dashboard.views.pareto import page as pareto
-from dashboard.views.results import page as results
-from dashboard.views.scoreboard import page as scoreboard
-from dashboard.views.sweep import page as sweep
-from dashboard.views.triage import page as triage
-from db.errors import DatabaseError
-from kernels.outside import installed
+from flexq_bench.dashboard.database import current_database
+from flexq_bench.dashboard.shared.search import show_search
+from flexq_bench.dashboard.views.accuracy import page as accuracy
+from flexq_bench.dashboard.views.alert import page as alert
+from flexq_bench.dashboard.views.compare import page as compare
+from flexq_bench.dashboard.views.decode import page as decode
+from flexq_bench.dashboard.views.fleet import page as fleet
+from flexq_bench.dashboard.views.history import page as history
+from flexq_bench.dashboard.views.kernels import page as kernels
+from flexq_bench.dashboard.views.leaderboard import page as leaderboard
+from flexq_bench.dashboard.views.measurement import page as measurement
+from flexq_bench.dashboard.views.overview import page as overview
+from flexq_bench.dashboard.views.paper import page as paper
+from flexq_bench.dashboard.views.pareto import page as pareto
+from flexq_bench.dashboard.views.results import page as results
+from flexq_bench.dashboard.views.scoreboard import page as scoreboard
+from flexq_bench.dashboard.views.sweep import page as sweep
+from flexq_bench.dashboard.views.triage import page as triage
+from flexq_bench.db.errors import DatabaseError
+from flexq_bench.kernels.outside import installed
 
 if TYPE_CHECKING:
-    from kernels.contract import LinearKernel
+    from flexq_bench.kernels.contract import LinearKernel
 
 
 def _installed_kernels() -> Iterable[LinearKernel]:

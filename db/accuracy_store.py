@@ -8,11 +8,11 @@ from dataclasses import fields
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from db.accuracy_records import AccuracyRecord
-from db.encoding import canonical
-from db.samples import pack
-from db.tables import AccuracyResult, AccuracySample
-from db.writer import Writer
+from flexq_bench.db.accuracy_records import AccuracyRecord
+from flexq_bench.db.encoding import canonical
+from flexq_bench.db.samples import pack
+from flexq_bench.db.tables import AccuracyResult, AccuracySample
+from flexq_bench.db.writer import Writer
 
 _COPIED = tuple(
     name

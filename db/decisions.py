@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from db.records import CommitInfo, DeviceInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 
 OPEN_STATES = (
     "new",  # not yet reviewed

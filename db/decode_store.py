@@ -10,11 +10,11 @@ from typing import Any
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
-from db.decode_records import DecodeRecord, ServingRecord
-from db.encoding import canonical
-from db.samples import pack
-from db.tables import DecodeResult, DecodeSample, ServingResult
-from db.writer import Writer
+from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
+from flexq_bench.db.encoding import canonical
+from flexq_bench.db.samples import pack
+from flexq_bench.db.tables import DecodeResult, DecodeSample, ServingResult
+from flexq_bench.db.writer import Writer
 
 TABLES: dict[type, type[DecodeResult] | type[ServingResult]] = {
     DecodeRecord: DecodeResult,

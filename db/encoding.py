@@ -21,12 +21,12 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from db.accuracy_records import ACCURACY_STATUSES, THROUGH, AccuracyRecord
-from db.decode_records import DECODE_STATUSES, DecodeRecord, ServingRecord
-from db.errors import RecordError
-from db.gate_records import GATE_OUTCOMES, GateLimit, GateRecord
-from db.ranges import check_number, check_numbers
-from db.records import (
+from flexq_bench.db.accuracy_records import ACCURACY_STATUSES, THROUGH, AccuracyRecord
+from flexq_bench.db.decode_records import DECODE_STATUSES, DecodeRecord, ServingRecord
+from flexq_bench.db.errors import RecordError
+from flexq_bench.db.gate_records import GATE_OUTCOMES, GateLimit, GateRecord
+from flexq_bench.db.ranges import check_number, check_numbers
+from flexq_bench.db.records import (
     COMPARABLE_STATUSES,
     RUN_STATUSES,
     SCHEMA_VERSION,

@@ -17,8 +17,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session as Session  # re-exported for annotations of callers
 from sqlalchemy.pool import QueuePool
 
-from db import schema
-from db.errors import (
+from flexq_bench.db import schema
+from flexq_bench.db.errors import (
     FileMovedError,
     MissingDatabaseError,
     MissingDriverError,
@@ -26,9 +26,9 @@ from db.errors import (
     ReadOnlyError,
     SchemaError,
 )
-from db.locking import lock_for_writing
-from db.translate import translated
-from db.urls import SQLITE, display, resolve_url
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.translate import translated
+from flexq_bench.db.urls import SQLITE, display, resolve_url
 
 __all__ = [
     "BUSY_TIMEOUT_S",
@@ -382,7 +382,7 @@ def _postgresql_engine(
 
     def connect(_dialect: Any, _record: Any, args: Any, kwargs: Any) -> Any:
         # psycopg is installed, or the engine would not exist.
-        from db.silent_server import connection_with_timeout
+        from flexq_bench.db.silent_server import connection_with_timeout
 
         return connection_with_timeout(display(url), silence_s).connect(*args, **kwargs)
 

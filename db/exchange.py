@@ -11,20 +11,20 @@ from typing import BinaryIO
 
 from sqlalchemy.orm import Session
 
-from db import jsonlines
-from db.accuracy_records import AccuracyRecord
-from db.accuracy_store import AccuracyWriter
-from db.decode_records import DecodeRecord, ServingRecord
-from db.decode_store import DecodeWriter
-from db.encoding import AnyRecord
-from db.errors import ResultsFileError
-from db.gate_records import GateRecord
-from db.gate_store import GateWriter
-from db.jsonlines import record_line
-from db.locking import lock_for_writing
-from db.queries.records import export_records
-from db.store import advance_run
-from db.writer import Writer
+from flexq_bench.db import jsonlines
+from flexq_bench.db.accuracy_records import AccuracyRecord
+from flexq_bench.db.accuracy_store import AccuracyWriter
+from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
+from flexq_bench.db.decode_store import DecodeWriter
+from flexq_bench.db.encoding import AnyRecord
+from flexq_bench.db.errors import ResultsFileError
+from flexq_bench.db.gate_records import GateRecord
+from flexq_bench.db.gate_store import GateWriter
+from flexq_bench.db.jsonlines import record_line
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.store import advance_run
+from flexq_bench.db.writer import Writer
 
 __all__ = [
     "ImportSummary",
@@ -61,7 +61,7 @@ def read_records(path: str | Path) -> Iterator[AnyRecord]:
     kind, compressed = _format(source)
     with _opening("read", source):
         if kind == _PARQUET_SUFFIX:
-            from db import parquet  # importing pyarrow takes 0.1 s
+            from flexq_bench.db import parquet  # importing pyarrow takes 0.1 s
 
             yield from parquet.read(source)
         else:
@@ -78,7 +78,7 @@ def write_records(path: str | Path, records: Iterable[AnyRecord]) -> int:
     kind, compressed = _format(target)
     with _opening("write", target), _replacing(target) as file:
         if kind == _PARQUET_SUFFIX:
-            from db import parquet  # slow import, see read_records
+            from flexq_bench.db import parquet  # slow import, see read_records
 
             return parquet.write(file, records)
         return jsonlines.write(file, records, compress=compressed)

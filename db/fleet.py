@@ -13,13 +13,13 @@ from datetime import datetime
 from sqlalchemy import bindparam, exists, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from db.encoding import canonical
-from db.errors import NotFoundError
-from db.leases import JOB_LEASES
-from db.locking import lock_for_writing
-from db.records import DeviceInfo, Record
-from db.tables import DeviceOffset, Job, Measurement, Run, Worker
-from db.writer import Writer
+from flexq_bench.db.encoding import canonical
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.leases import JOB_LEASES
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.records import DeviceInfo, Record
+from flexq_bench.db.tables import DeviceOffset, Job, Measurement, Run, Worker
+from flexq_bench.db.writer import Writer
 
 # The other states are final: done; quarantined (too many workers died on it); no-device (no GPU of
 # the pool could run it).

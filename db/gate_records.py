@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from db.records import SCHEMA_VERSION, CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.records import SCHEMA_VERSION, CommitInfo, DeviceInfo, RunInfo
 
 GATE_OUTCOMES = ("missing", "regression", "ambiguous", "pass")  # worst first
 

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from db.encoding import canonical
-from db.gate_records import GateRecord
-from db.tables import AccuracyGate
-from db.writer import Writer
+from flexq_bench.db.encoding import canonical
+from flexq_bench.db.gate_records import GateRecord
+from flexq_bench.db.tables import AccuracyGate
+from flexq_bench.db.writer import Writer
 
 _COPIED = (
     *("uuid", "model", "model_hash", "scheme", "base"),

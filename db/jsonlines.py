@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
-from db.encoding import AnyRecord, decode_record, encode_record
-from db.errors import RecordError, RecordFormatError
+from flexq_bench.db.encoding import AnyRecord, decode_record, encode_record
+from flexq_bench.db.errors import RecordError, RecordFormatError
 
 LONGEST_LINE = 64 << 20  # maximum bytes of a record; usual ones have some thousands
 

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, FromClause, Table, bindparam, or_, update
 from sqlalchemy.orm import Session
 
-from db.tables import Job, Request
+from flexq_bench.db.tables import Job, Request
 
 QUEUED = "queued"
 

@@ -8,11 +8,11 @@ from datetime import datetime
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
-from db.engine import Database
-from db.locking import lock_for_writing
-from db.schema import current_revision
-from db.tables import Base, Measurement, Sample
-from db.translate import translated
+from flexq_bench.db.engine import Database
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.schema import current_revision
+from flexq_bench.db.tables import Base, Measurement, Sample
+from flexq_bench.db.translate import translated
 
 
 @dataclass(frozen=True, slots=True)

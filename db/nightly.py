@@ -10,10 +10,10 @@ from typing import Any
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
-from db.errors import NotFoundError, RecordError
-from db.locking import lock_for_writing
-from db.tables import ChangePoint, Decision, Night, Run, Series
-from db.verdict_store import clean_commit_id
+from flexq_bench.db.errors import NotFoundError, RecordError
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.tables import ChangePoint, Decision, Night, Run, Series
+from flexq_bench.db.verdict_store import clean_commit_id
 
 NIGHT_STATES = (
     "measuring",  # its run is not complete

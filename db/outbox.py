@@ -16,8 +16,8 @@ from typing import Any
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
-from db.locking import lock_for_writing
-from db.tables import Delivery, Event
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.tables import Delivery, Event
 
 EVENT_KINDS = (
     "alert",  # a regression

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from db.errors import RecordError
+from flexq_bench.db.errors import RecordError
 
 _DAYS_US = 1e12  # 11.6 days, longer than any run
 _COUNT = 2**40

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from db.hashing import fingerprint
-from db.locking import lock_for_writing
-from db.tables import ReferenceValue
+from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.tables import ReferenceValue
 
 _NOT_IN_KEY = ("value", "note")
 

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
-from db.locking import lock_for_writing
-from db.tables import Commit, Release
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.tables import Commit, Release
 
 
 def store_releases(

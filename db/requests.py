@@ -13,10 +13,10 @@ from typing import Any
 from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from db.errors import LimitError, NotFoundError, RecordError
-from db.leases import QUEUED, REQUEST_LEASES
-from db.locking import lock_for_writing
-from db.tables import Request, Run
+from flexq_bench.db.errors import LimitError, NotFoundError, RecordError
+from flexq_bench.db.leases import QUEUED, REQUEST_LEASES
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.tables import Request, Run
 
 REQUEST_KINDS = ("sweep", "suite", "bisect")
 REQUEST_STATES = (

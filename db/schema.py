@@ -16,8 +16,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect
 
-from db.errors import NewerSchemaError, NotADatabaseError, OlderSchemaError
-from db.tables import Measurement
+from flexq_bench.db.errors import NewerSchemaError, NotADatabaseError, OlderSchemaError
+from flexq_bench.db.tables import Measurement
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from db.encoding import canonical
-from db.errors import NotFoundError, RecordError
-from db.locking import lock_for_writing
-from db.queries.runs import run_info
-from db.records import RUN_STATUSES, CommitInfo, Record, RunInfo, RunOwner
-from db.tables import Run
-from db.writer import Writer
+from flexq_bench.db.encoding import canonical
+from flexq_bench.db.errors import NotFoundError, RecordError
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.queries.runs import run_info
+from flexq_bench.db.records import RUN_STATUSES, CommitInfo, Record, RunInfo, RunOwner
+from flexq_bench.db.tables import Run
+from flexq_bench.db.writer import Writer
 
 _STATUS_ORDER = ("running", "interrupted", "failed", "complete")
 

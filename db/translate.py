@@ -9,7 +9,7 @@ from traceback import walk_tb
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from db.errors import (
+from flexq_bench.db.errors import (
     DatabaseError,
     LockedError,
     NotADatabaseError,

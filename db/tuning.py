@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from db.hashing import fingerprint
-from db.locking import lock_for_writing
-from db.tables import TuningChoice
+from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.tables import TuningChoice
 
 
 @dataclass(frozen=True, slots=True)

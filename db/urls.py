@@ -10,7 +10,7 @@ import platformdirs
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from db.errors import NotADatabaseError, UnknownSchemeError
+from flexq_bench.db.errors import NotADatabaseError, UnknownSchemeError
 
 ENVIRONMENT_VARIABLE = "FLEXQ_BENCH_DB"
 SQLITE = "sqlite"

@@ -11,18 +11,18 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from db.decisions import (
+from flexq_bench.db.decisions import (
     ALERT_STATES,
     OPEN_STATES,
     DecisionInfo,
     FalseAlarmInfo,
     NoiseInfo,
 )
-from db.encoding import canonical
-from db.errors import NotFoundError, RecordError, StaleError
-from db.hashing import canonical_json, fingerprint
-from db.locking import lock_for_writing
-from db.tables import (
+from flexq_bench.db.encoding import canonical
+from flexq_bench.db.errors import NotFoundError, RecordError, StaleError
+from flexq_bench.db.hashing import canonical_json, fingerprint
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.tables import (
     Alert,
     AlertEvent,
     Base,
@@ -33,7 +33,7 @@ from db.tables import (
     FalseAlarmRate,
     Noise,
 )
-from db.writer import Writer
+from flexq_bench.db.writer import Writer
 
 _FIRST_STATE = ALERT_STATES[0]
 _COPIED = (

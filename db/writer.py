@@ -14,14 +14,14 @@ from typing import Any, Protocol
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
-from db.bulk import insert_rows
-from db.encoding import INT64
-from db.errors import ConflictError
-from db.hashing import fingerprint
-from db.locking import lock_for_writing
-from db.records import CommitInfo, DeviceInfo, Record, RunInfo
-from db.samples import pack
-from db.tables import (
+from flexq_bench.db.bulk import insert_rows
+from flexq_bench.db.encoding import INT64
+from flexq_bench.db.errors import ConflictError
+from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.db.samples import pack
+from flexq_bench.db.tables import (
     Base,
     Commit,
     Device,

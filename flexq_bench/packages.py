@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 _DISTRIBUTION = "flexq-bench"
-_ROOMS = ("flexq_bench", "kernels", "workloads", "db", "dashboard", "ci")
+PACKAGE = "flexq_bench"
 # A requirement (PEP 508): name, extras, versions, marker.
 _REQUIREMENT = re.compile(
     r"\s*(?P<name>[\w.-]+)\s*(?:\[(?P<extras>[^\]]*)\])?\s*(?P<versions>[^;@]*)[^;]*"
@@ -74,7 +74,7 @@ def install_command(missing: Iterable[Missing]) -> str:
 def explain_missing(error: ModuleNotFoundError) -> str | None:
     """Explain a failed import in one line; None: a module of this package, so it is a defect."""
     module = (error.name or "").partition(".")[0]
-    if not module or module in _ROOMS:
+    if not module or module == PACKAGE:
         return None
     missing = missing_packages()
     if not missing:

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.contract import Config
-from kernels.runtime.files import cache_folder, write_atomically
+from flexq_bench.kernels.contract import Config
+from flexq_bench.kernels.runtime.files import cache_folder, write_atomically
 
 TimeUs = Callable[[Config], float]
 _MIN_ADVANTAGE = 0.01  # over the favourite

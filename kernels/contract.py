@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import torch
 
-from kernels.errors import ShapeError, UnsupportedError
-from kernels.formats import NumberFormat, Operand, format_of, quantize
-from kernels.peers.packages import Package
-from kernels.peers.packages import check as check_package
-from kernels.runtime.nvrtc import Build
-from workloads.case import Stage, kernel_label
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.errors import ShapeError, UnsupportedError
+from flexq_bench.kernels.formats import NumberFormat, Operand, format_of, quantize
+from flexq_bench.kernels.peers.packages import Package
+from flexq_bench.kernels.peers.packages import check as check_package
+from flexq_bench.kernels.runtime.nvrtc import Build
+from flexq_bench.workloads.case import Stage, kernel_label
+from flexq_bench.workloads.gemm import GemmWorkload
 
 Backend = Literal["cuda", "cpu"]
 Capability = tuple[int, int]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.contract import KernelSpec
-from kernels.errors import ShapeError
-from kernels.formats import Operand
+from flexq_bench.kernels.contract import KernelSpec
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import Operand
 
 _FP32_BITS = 24  # significant bits of an FP32 sum
 FP16_BITS, BF16_BITS = 11, 8  # significant bits of a number

@@ -14,26 +14,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from kernels.contract import Backend, Kernel, KernelSpec, LinearKernel
-from kernels.cpu import bitplane
-from kernels.cpu import dense as cpu_dense
-from kernels.cpu import dual_grained as cpu_dgq
-from kernels.cpu import mixed as cpu_mixed
-from kernels.cpu import probes as cpu_probes
-from kernels.cuda import abq, btc, flexq, fp16
-from kernels.cuda import probes as cuda_probes
-from kernels.cuda.cublas import dense as cuda_dense
-from kernels.cuda.cublas import fp8, gemmex, int8_sums
-from kernels.cuda.imma import atom, dual_grained, four_bit, two_level
-from kernels.cuda.imma import gemm as imma
-from kernels.cuda.weight_only import gemm as weight_only
-from kernels.cuda.weight_only import minifloat
-from kernels.errors import UnknownKernelError, UnsupportedError
-from kernels.formats import FP16, NumberFormat
-from kernels.outside import installed
-from kernels.peers import bitsandbytes, humming, torchao
-from workloads.case import kernel_label, parse_kernel_label
-from workloads.probes import floor_kernel
+from flexq_bench.kernels.contract import Backend, Kernel, KernelSpec, LinearKernel
+from flexq_bench.kernels.cpu import bitplane
+from flexq_bench.kernels.cpu import dense as cpu_dense
+from flexq_bench.kernels.cpu import dual_grained as cpu_dgq
+from flexq_bench.kernels.cpu import mixed as cpu_mixed
+from flexq_bench.kernels.cpu import probes as cpu_probes
+from flexq_bench.kernels.cuda import abq, btc, flexq, fp16
+from flexq_bench.kernels.cuda import probes as cuda_probes
+from flexq_bench.kernels.cuda.cublas import dense as cuda_dense
+from flexq_bench.kernels.cuda.cublas import fp8, gemmex, int8_sums
+from flexq_bench.kernels.cuda.imma import atom, dual_grained, four_bit, two_level
+from flexq_bench.kernels.cuda.imma import gemm as imma
+from flexq_bench.kernels.cuda.weight_only import gemm as weight_only
+from flexq_bench.kernels.cuda.weight_only import minifloat
+from flexq_bench.kernels.errors import UnknownKernelError, UnsupportedError
+from flexq_bench.kernels.formats import FP16, NumberFormat
+from flexq_bench.kernels.outside import installed
+from flexq_bench.kernels.peers import bitsandbytes, humming, torchao
+from flexq_bench.workloads.case import kernel_label, parse_kernel_label
+from flexq_bench.workloads.probes import floor_kernel
 
 _SUGGESTIONS = 8  # kernels that an error lists, closest first
 

@@ -13,14 +13,14 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from kernels.cuda.block_order import BUILD as ORDER_BUILD
-from kernels.cuda.clock_stamps import BUILD as CLOCK_BUILD
-from kernels.decoder.cuda_operations import builds as decoder_builds
-from kernels.registry import labels, resolve
-from kernels.runtime.machine_code import resources
-from kernels.runtime.nvrtc import Build, compile_build
-from kernels.runtime.occupancy import RUN_TARGETS, TARGETS
-from kernels.runtime.resource_row import ResourceRow, resource_row
+from flexq_bench.kernels.cuda.block_order import BUILD as ORDER_BUILD
+from flexq_bench.kernels.cuda.clock_stamps import BUILD as CLOCK_BUILD
+from flexq_bench.kernels.decoder.cuda_operations import builds as decoder_builds
+from flexq_bench.kernels.registry import labels, resolve
+from flexq_bench.kernels.runtime.machine_code import resources
+from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
+from flexq_bench.kernels.runtime.occupancy import RUN_TARGETS, TARGETS
+from flexq_bench.kernels.runtime.resource_row import ResourceRow, resource_row
 
 _TEXT_COLUMNS = ("build", "target", "function")
 

@@ -51,7 +51,7 @@ def quick_tables() -> Iterator[Callable[..., Any]]:
 
     from sqlalchemy import create_engine
 
-    from db import schema
+    from flexq_bench.db import schema
 
     migrate = schema.migrate
     made: list[str] = []
@@ -93,9 +93,9 @@ def one_scan_for_components() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def toolchain() -> None:
     """Skips where this machine can't compile and disassemble."""
-    from kernels.errors import KernelError
-    from kernels.runtime.machine_code import resources
-    from kernels.runtime.nvrtc import Build, compile_build
+    from flexq_bench.kernels.errors import KernelError
+    from flexq_bench.kernels.runtime.machine_code import resources
+    from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
 
     try:
         resources(compile_build(Build.of("cublas/rows.cu"), "sm_90"))
@@ -106,7 +106,7 @@ def toolchain() -> None:
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Any]:
     """A new SQLite database with our tables, open."""
-    from db.engine import open_database
+    from flexq_bench.db.engine import open_database
 
     with open_database(str(tmp_path / "flexq.sqlite")) as opened:
         yield opened
@@ -138,7 +138,7 @@ def sha() -> Callable[[int], str]:
 @pytest.fixture(scope="session")
 def commits() -> dict[str, Any]:
     """Twenty commits on one line, by id."""
-    from db.records import CommitInfo
+    from flexq_bench.db.records import CommitInfo
 
     return {
         _sha(order): CommitInfo(
@@ -164,8 +164,8 @@ def compared() -> Callable[..., Any]:
 
     from flexq_bench.measure.ab.case_comparison import CaseComparison
     from flexq_bench.verdicts import Comparison, confirm
-    from workloads.case import Case
-    from workloads.gemm import GemmWorkload
+    from flexq_bench.workloads.case import Case
+    from flexq_bench.workloads.gemm import GemmWorkload
 
     def make(
         kernel: str = "flexq-w6a6",

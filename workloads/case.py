@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from workloads.errors import WorkloadError
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.gemm import GemmWorkload
 
 Stage = Literal["gemm", "linear"]
 CacheMode = Literal["cold", "hot"]

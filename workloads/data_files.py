@@ -26,8 +26,8 @@ from pydantic import (
     WrapValidator,
 )
 
-from workloads.errors import WorkloadError
-from workloads.names import nearest_first
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.names import nearest_first
 
 
 class DataTable(BaseModel):

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from workloads.blocks import BLOCK_TYPES, BlockType
-from workloads.data_files import (
+from flexq_bench.workloads.blocks import BLOCK_TYPES, BlockType
+from flexq_bench.workloads.data_files import (
     Count,
     DataTable,
     Entries,
@@ -18,7 +18,7 @@ from workloads.data_files import (
     read_toml,
     validated,
 )
-from workloads.model_spec import Experts, LatentAttention, ModelSpec
+from flexq_bench.workloads.model_spec import Experts, LatentAttention, ModelSpec
 
 _UpToAll = Annotated[int, Field(strict=True, ge=0), must_be("an integer of at least 0")]
 

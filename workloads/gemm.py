@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.errors import WorkloadError
 
 # Larger dimensions are typing errors: the widest published layer is under 2^18.
 MAX_DIMENSION = 1 << 24

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from workloads.blocks import LAYERS, Block, BlockType, Projection
-from workloads.errors import WorkloadError
-from workloads.names import unknown
+from flexq_bench.workloads.blocks import LAYERS, Block, BlockType, Projection
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.names import unknown
 
 __all__ = ["Block", "BlockType", "Experts", "LatentAttention", "LayerShape", "ModelSpec"]
 

@@ -6,9 +6,9 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from workloads.errors import WorkloadError
-from workloads.model_spec import ModelSpec
-from workloads.names import unknown
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.model_spec import ModelSpec
+from flexq_bench.workloads.names import unknown
 
 
 def load_catalog() -> dict[str, ModelSpec]:
@@ -27,9 +27,9 @@ def get_model(name: str) -> ModelSpec:
 @cache
 def _catalog() -> dict[str, ModelSpec]:
     # Imported here: pydantic would slow down `flexq-bench --help`.
-    from workloads.family_files import read_family
+    from flexq_bench.workloads.family_files import read_family
 
-    files = (resources.files("workloads") / "catalog").iterdir()
+    files = (resources.files("flexq_bench") / "workloads" / "catalog").iterdir()
     families = [read_family(f) for f in sorted(files, key=_stem) if f.name.endswith(".toml")]
     return {model.name: model for family in families for model in family}
 

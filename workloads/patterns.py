@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from workloads.case import parse_kernel_label
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.case import parse_kernel_label
+from flexq_bench.workloads.errors import WorkloadError
 
 _RANGE = re.compile(r"\{(\d{1,4})\.\.(\d{1,4})\}")  # abq-w{2..8}a8
 _WILDCARD = re.compile(r"(\*|\{\d{1,4}\.\.\d{1,4}\})")

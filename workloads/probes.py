@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workloads.case import kernel_label
+from flexq_bench.workloads.case import kernel_label
 
 EMPTY_KERNEL = "empty"
 SPIN_KERNEL = "spin"

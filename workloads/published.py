@@ -9,8 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from workloads.data_files import AnyText, Count, DataTable, Text, Texts, read_toml, validated
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.data_files import (
+    AnyText,
+    Count,
+    DataTable,
+    Text,
+    Texts,
+    read_toml,
+    validated,
+)
+from flexq_bench.workloads.errors import WorkloadError
 
 Metric = Literal[
     "speedup",  # time of the baseline's GEMM / the kernel's, at m tokens
@@ -103,7 +111,7 @@ def published_speedups(suite: str) -> tuple[PublishedValue, ...]:
 
 
 def _read() -> _PublishedTable:
-    file = resources.files("workloads") / "published.toml"
+    file = resources.files("flexq_bench") / "workloads" / "published.toml"
     return validated(_PublishedTable, read_toml(file), file.name)
 
 

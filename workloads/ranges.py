@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from workloads.errors import WorkloadError
-from workloads.gemm import MAX_DIMENSION
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.gemm import MAX_DIMENSION
 
 MAX_VALUES = 10_000
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
-from workloads.case import CacheMode, Case, Regime, Stage, parse_kernel_label
-from workloads.errors import WorkloadError
-from workloads.gemm import GemmWorkload
-from workloads.model_spec import ModelSpec
-from workloads.names import nearest_first
-from workloads.patterns import check_pattern, is_glob, matches, matches_any, select
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import CacheMode, Case, Regime, Stage, parse_kernel_label
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.model_spec import ModelSpec
+from flexq_bench.workloads.names import nearest_first
+from flexq_bench.workloads.patterns import check_pattern, is_glob, matches, matches_any, select
+from flexq_bench.workloads.probes import is_probe
 
 MAX_CASES = 100_000
 

@@ -25,8 +25,8 @@ from typing import Annotated, Self, TypeVar, get_args
 
 from pydantic import model_validator
 
-from workloads.case import CacheMode, Regime, Stage
-from workloads.data_files import (
+from flexq_bench.workloads.case import CacheMode, Regime, Stage
+from flexq_bench.workloads.data_files import (
     AnyText,
     DataTable,
     Entries,
@@ -39,14 +39,14 @@ from workloads.data_files import (
     read_toml,
     validated,
 )
-from workloads.errors import WorkloadError
-from workloads.gemm import GemmWorkload
-from workloads.model_spec import ModelSpec
-from workloads.models import get_model
-from workloads.names import unknown
-from workloads.patterns import check_patterns
-from workloads.ranges import parse_ranges
-from workloads.suite import Group, Shape, Suite, layer_shapes
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.model_spec import ModelSpec
+from flexq_bench.workloads.models import get_model
+from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.patterns import check_patterns
+from flexq_bench.workloads.ranges import parse_ranges
+from flexq_bench.workloads.suite import Group, Shape, Suite, layer_shapes
 
 __all__ = ["Group", "Shape", "Suite", "layer_shapes", "list_suites", "load_suite"]
 
@@ -157,5 +157,5 @@ def read_suite(file: Traversable) -> Suite:
 
 
 def _bundled(folder: Traversable | None = None) -> dict[str, Traversable]:
-    files = (folder or resources.files("workloads") / "suites").iterdir()
+    files = (folder or resources.files("flexq_bench") / "workloads" / "suites").iterdir()
     return {f.name.removesuffix(".toml"): f for f in files if f.name.endswith(".toml")}

@@ -38,10 +38,10 @@ from flexq_bench.accuracy.results import REFERENCE
 from flexq_bench.accuracy.setup import best_device
 from flexq_bench.checkpoints import open_checkpoint
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.uniform import round_to
-from kernels.formats import NumberFormat
 
 _LAST_BIT = 2**-11  # of FP16, relative
 Losses = NDArray[np.float64]

@@ -32,10 +32,6 @@ import torch
 from corruption_table import NOTHING_DONE, print_table, stored_rows
 from transformers import BatchEncoding
 
-from ci.accuracy_policy import AccuracyPolicy, load_accuracy_policy
-from ci.gate_accuracy import AccuracyReport, gate_accuracy, planned_evaluation
-from ci.gate_perf import Outcome
-from db.engine import open_database
 from flexq_bench.accuracy import (
     FULL_PRECISION,
     SUITE,
@@ -48,9 +44,13 @@ from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.references import ModelReference
 from flexq_bench.accuracy.results import KERNELS, ORIGINAL, REFERENCE, Through
 from flexq_bench.accuracy.setup import PreparedModel, best_device, prepare
+from flexq_bench.ci.accuracy_policy import AccuracyPolicy, load_accuracy_policy
+from flexq_bench.ci.gate_accuracy import AccuracyReport, gate_accuracy, planned_evaluation
+from flexq_bench.ci.gate_perf import Outcome
+from flexq_bench.db.engine import open_database
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.runs.lifecycle import new_run
-from kernels.contract import LinearKernel
-from kernels.formats import NumberFormat, quantize
 
 MUST_PERCENT, MUST_KL = 0.5, 0.10
 Damage = Callable[[Any, float], None]  # of a model of transformers, in place

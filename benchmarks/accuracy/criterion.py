@@ -23,10 +23,10 @@ from flexq_bench.accuracy.agreement import AgreementMeter, record_reference
 from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.accuracy.sensitivity import restoring
 from flexq_bench.accuracy.setup import best_device
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes import Calibration, map_model
 from flexq_bench.schemes.layer_sensitivity import SiteSensitivity, activation_sensitivity
 from flexq_bench.schemes.uniform import FULL_BITS, round_site
-from kernels.formats import NumberFormat
 
 
 def main() -> None:

@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ci.accuracy_policy import load_accuracy_policy
 from flexq_bench.accuracy.setup import best_device
+from flexq_bench.ci.accuracy_policy import load_accuracy_policy
 from flexq_bench.cli.app import main as flexq_bench
-from kernels.contract import Backend, LinearKernel, PackedOperand
-from kernels.formats import Operand
-from kernels.registry import resolve
+from flexq_bench.kernels.contract import Backend, LinearKernel, PackedOperand
+from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.registry import resolve
 
 BROKEN = "--broken"
 PASSED, FAILED = 0, 1

@@ -30,12 +30,17 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from dashboard.views.pareto.frame import Setting, front, pareto_frame, stored_checkpoints
-from db import queries
-from db.engine import open_database
-from db.exchange import import_file
-from db.queries import SYNTHETIC, DecodeRow
 from flexq_bench.accuracy import FULL_PRECISION, PERPLEXITY
+from flexq_bench.dashboard.views.pareto.frame import (
+    Setting,
+    front,
+    pareto_frame,
+    stored_checkpoints,
+)
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.exchange import import_file
+from flexq_bench.db.queries import SYNTHETIC, DecodeRow
 
 SPEED, BITS = "tokens-per-s", "bits"
 TITLES = {SPEED: "tokens/s", BITS: "bits a weight, scales included"}

@@ -24,12 +24,12 @@ from made_up import Place
 from other_rows import fill_fleet, fill_models
 from sqlalchemy import insert, select, text
 
-from db.decisions import FalseAlarmInfo
-from db.engine import Session, open_database, revision_of, upgrade
-from db.hashing import canonical_json, fingerprint
-from db.records import RunInfo
-from db.samples import pack
-from db.tables import (
+from flexq_bench.db.decisions import FalseAlarmInfo
+from flexq_bench.db.engine import Session, open_database, revision_of, upgrade
+from flexq_bench.db.hashing import canonical_json, fingerprint
+from flexq_bench.db.records import RunInfo
+from flexq_bench.db.samples import pack
+from flexq_bench.db.tables import (
     Decision,
     DecisionEvidence,
     Environment,
@@ -38,8 +38,8 @@ from db.tables import (
     Noise,
     Sample,
 )
-from db.verdict_store import add_false_alarm_rate
-from db.writer import Writer
+from flexq_bench.db.verdict_store import add_false_alarm_rate
+from flexq_bench.db.writer import Writer
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.published_numbers import store_published_numbers
 from flexq_bench.verdicts import alert_rule, judge_together

@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from db.records import CommitInfo, DeviceInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.measure.ab.case_comparison import CaseComparison
 from flexq_bench.verdicts import Comparison, confirm
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
-from workloads.models import get_model
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.models import get_model
 
 FIRST_NIGHT = datetime(2025, 1, 1, 22, tzinfo=UTC)
 GPUS = ("NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA RTX A6000", "NVIDIA GeForce RTX 3090")

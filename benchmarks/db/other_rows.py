@@ -10,17 +10,24 @@ import made_up
 import numpy as np
 from sqlalchemy import update
 
-from db.accuracy_records import AccuracyRecord
-from db.accuracy_store import add_accuracy
-from db.decode_records import DecodeRecord
-from db.decode_store import add_decodes
-from db.engine import Session
-from db.fleet import JobInfo, OffsetInfo, WorkerInfo, add_jobs, add_offsets, register_worker
-from db.gate_records import GateLimit, GateRecord
-from db.gate_store import add_gates
-from db.records import RunInfo
-from db.releases import store_releases
-from db.tables import Job, Worker
+from flexq_bench.db.accuracy_records import AccuracyRecord
+from flexq_bench.db.accuracy_store import add_accuracy
+from flexq_bench.db.decode_records import DecodeRecord
+from flexq_bench.db.decode_store import add_decodes
+from flexq_bench.db.engine import Session
+from flexq_bench.db.fleet import (
+    JobInfo,
+    OffsetInfo,
+    WorkerInfo,
+    add_jobs,
+    add_offsets,
+    register_worker,
+)
+from flexq_bench.db.gate_records import GateLimit, GateRecord
+from flexq_bench.db.gate_store import add_gates
+from flexq_bench.db.records import RunInfo
+from flexq_bench.db.releases import store_releases
+from flexq_bench.db.tables import Job, Worker
 
 RELEASE_EVERY = 20  # nights; then models are evaluated, too
 SCHEMES = ("fp16", "flexq-w6ax", "w6a6", "w4a4", "smoothquant-w6a6", "abq-w4a8")

@@ -24,9 +24,9 @@ import streamlit as st
 from made_up import identity
 from streamlit.testing.v1 import AppTest
 
-from dashboard.database import keep_imports
-from db import queries
-from db.urls import ENVIRONMENT_VARIABLE
+from flexq_bench.dashboard.database import keep_imports
+from flexq_bench.db import queries
+from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 
 LIMIT_MS = 300.0
 # Page: what its link asks for beside what it shows by itself.
@@ -86,7 +86,7 @@ def timed_queries() -> Iterator[dict[str, float]]:
 def view(page: str, link: dict[str, str | list[str]]) -> None:
     """Open a page once. Raises RuntimeError if it shows an error."""
     app = AppTest.from_string(
-        f"from dashboard.views.{page}.page import page\npage()", default_timeout=60
+        f"from flexq_bench.dashboard.views.{page}.page import page\npage()", default_timeout=60
     )
     for name, value in link.items():
         app.query_params[name] = value

@@ -24,10 +24,10 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import SyntheticWeights
+from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.measure import Tuning
-from kernels.decoder.cuda_operations import CudaOperations
-from workloads.model_spec import ModelSpec
-from workloads.models import get_model
+from flexq_bench.workloads.model_spec import ModelSpec
+from flexq_bench.workloads.models import get_model
 
 _PROMPT, _NEW = 15, 128
 _REPEATS = 3

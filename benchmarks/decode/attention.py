@@ -19,12 +19,12 @@ import torch
 from contents import fill_randomly
 
 from flexq_bench.decode.architecture import of_catalog
-from kernels.contract import LinearKernel
-from kernels.decoder import AttentionShape, Destination
-from kernels.decoder.cuda_operations import CudaOperations
-from kernels.decoder.kv import KvLayer, empty_layer, token_bytes
-from kernels.registry import resolve
-from workloads.models import get_model
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.decoder import AttentionShape, Destination
+from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
+from flexq_bench.kernels.decoder.kv import KvLayer, empty_layer, token_bytes
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.workloads.models import get_model
 
 _LEAST_LAYERS, _MOST_LAYERS, _COLD_BYTES, _REPLAYS = 8, 40, 2**29, 9
 _DEVICE = torch.device("cuda")

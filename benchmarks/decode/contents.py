@@ -8,8 +8,8 @@ import torch
 
 from flexq_bench.decode.decoder import Chunks
 from flexq_bench.decode.engine import Engine
-from kernels.decoder import KvLayer
-from kernels.decoder.kv import encode
+from flexq_bench.kernels.decoder import KvLayer
+from flexq_bench.kernels.decoder.kv import encode
 
 _PROMPT = 15  # tokens
 

@@ -17,10 +17,10 @@ import torch
 from flexq_bench.decode.case import open_model
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.tuning import first_blocks, step_us
-from kernels.contract import Config, LinearKernel
-from kernels.decoder.cuda_operations import CudaOperations
-from kernels.errors import KernelError
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import Config, LinearKernel
+from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.workloads.gemm import GemmWorkload
 
 _CAPACITY, _ROUNDS = 32, 3
 

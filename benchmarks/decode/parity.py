@@ -33,10 +33,10 @@ from decoders import (
     trained_llama,
 )
 
-from kernels.contract import LinearKernel
-from kernels.decoder import DecoderOperations
-from kernels.decoder.cuda_operations import CudaOperations
-from kernels.decoder.torch_operations import TorchOperations
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.decoder import DecoderOperations
+from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
+from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 
 _MODELS = {"trained": trained_llama, "llama": small_llama, "opt": small_opt}
 _SCHEMES = "flexq-w6ax,w6a8,abq-w6a6,smoothquant-w8a8,w8a16,w4a16,fp6,dgq-w4a8,atom-w4a4"

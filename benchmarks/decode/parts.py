@@ -13,13 +13,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from db.decode_records import DecodeRecord
-from db.exchange import read_records
+from flexq_bench.db.decode_records import DecodeRecord
+from flexq_bench.db.exchange import read_records
 from flexq_bench.decode.architecture import Architecture, of_catalog
 from flexq_bench.decode.loading import linear_kernel, packed_bytes
 from flexq_bench.decode.weights import layer_sizes
-from kernels.decoder.kv import token_bytes
-from workloads.models import get_model
+from flexq_bench.kernels.decoder.kv import token_bytes
+from flexq_bench.workloads.models import get_model
 
 _ATTENTION = "attention"
 

@@ -28,11 +28,11 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.layers import PackedLinear
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.tuning import StepTuner
+from flexq_bench.kernels.contract import Config, LinearKernel
+from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.nvml import Nvml, open_handle
-from kernels.contract import Config, LinearKernel
-from kernels.decoder.cuda_operations import CudaOperations
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.gemm import GemmWorkload
 
 _AT_ONCE, _TURN = 30, 60  # steps
 _WARM_UP_S, _TURN_S, _ROUNDS = 1.5, 1.5, 2

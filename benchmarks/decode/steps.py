@@ -25,11 +25,11 @@ from flexq_bench.decode.case import open_model
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load, release
 from flexq_bench.decode.tuning import StepTuner
+from flexq_bench.kernels.contract import Probe
+from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
+from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure import Tuning
-from kernels.contract import Probe
-from kernels.decoder.cuda_operations import CudaOperations
-from kernels.registry import resolve
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.gemm import GemmWorkload
 
 _STEPS = 60
 _READ_N, _READ_K = 2**16, 2**15  # FP16 weights of this shape are 4 GB

@@ -12,8 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from db.engine import open_database
-from db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
 from flexq_bench.fleet.ray_worker import WorkerDescription
 from flexq_bench.fleet.workers import Report
@@ -21,8 +21,8 @@ from flexq_bench.measure import Measured
 from flexq_bench.repository.provenance import ROOT, source_hash
 from flexq_bench.runs.lifecycle import open_run
 from flexq_bench.runs.worker import Worker
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 CASES = 60
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)

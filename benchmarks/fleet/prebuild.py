@@ -9,11 +9,11 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
-from kernels.errors import KernelError
-from kernels.registry import resolve
-from kernels.runtime.gpu import OF_TARGET, chosen_for
-from kernels.runtime.nvrtc import Build, compile_build
-from workloads.case import Case
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.kernels.runtime.gpu import OF_TARGET, chosen_for
+from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
+from flexq_bench.workloads.case import Case
 
 
 def architecture() -> str:

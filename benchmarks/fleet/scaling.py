@@ -33,19 +33,19 @@ from typing import Any
 from narrowing import NarrowingWorkers
 from prebuild import architecture, builds_of, compile_all
 
-from ci.nightly import Rules, conclude, measure_night
-from db import queries
-from db.engine import Database, open_database
-from db.exchange import write_records
-from db.records import Record
+from flexq_bench.ci.nightly import Rules, conclude, measure_night
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.exchange import write_records
+from flexq_bench.db.records import Record
 from flexq_bench.errors import CancelledError, FlexqError
 from flexq_bench.fleet import RayPool, Times, open_ray_pool
 from flexq_bench.measure import Tuning
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.plan import build_plan
-from workloads.probes import EMPTY_KERNEL
-from workloads.suite import Suite
-from workloads.suites import load_suite
+from flexq_bench.workloads.probes import EMPTY_KERNEL
+from flexq_bench.workloads.suite import Suite
+from flexq_bench.workloads.suites import load_suite
 
 SUITE = Path(__file__).with_name("scaling.toml")
 WITHIN = 0.015

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from db.engine import Database, open_database, upgrade
-from db.fleet import JobInfo, add_jobs
-from db.queries import progress
-from db.records import CommitInfo, DeviceInfo, RunInfo
-from db.store import begin_run
-from db.tuning import ChoiceInfo
+from flexq_bench.db.engine import Database, open_database, upgrade
+from flexq_bench.db.fleet import JobInfo, add_jobs
+from flexq_bench.db.queries import progress
+from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.store import begin_run
+from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.fleet.coordinator import Coordinator
 from flexq_bench.fleet.pool import Work
 from flexq_bench.fleet.timeouts import Times
@@ -29,8 +29,8 @@ from flexq_bench.fleet.workers import Event, Finished, Joined, ReadyWorker, Repo
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import OpenRun
 from flexq_bench.runs.worker import Worker
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 GPU = "NVIDIA H200"
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)

@@ -25,15 +25,15 @@ from pathlib import Path
 
 from heuristic import named, random_shapes, warm_meter, write_times
 
+from flexq_bench.kernels.contract import Config
+from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
-from kernels.contract import Config
-from kernels.registry import resolve
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
-from workloads.probes import floor_kernel
-from workloads.ranges import parse_ranges
-from workloads.suites import load_suite
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.probes import floor_kernel
+from flexq_bench.workloads.ranges import parse_ranges
+from flexq_bench.workloads.suites import load_suite
 
 
 @dataclass(frozen=True, slots=True)

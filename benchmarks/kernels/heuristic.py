@@ -61,31 +61,31 @@ from untuned_loss import (
     report_rows,
 )
 
-from flexq_bench.measure import PROTOCOL_CUDA, Meter
-from flexq_bench.measure.prepared import PreparedCase
-from kernels.contract import Config
-from kernels.cuda.imma.configuration_choice import MAX_NATURAL, choose
-from kernels.cuda.imma.configurations import (
+from flexq_bench.kernels.contract import Config
+from flexq_bench.kernels.cuda.imma.configuration_choice import MAX_NATURAL, choose
+from flexq_bench.kernels.cuda.imma.configurations import (
     AnyImmaConfig,
     ClusterConfig,
     TiledConfig,
 )
-from kernels.cuda.imma.cost_model import read_us, waves_of
-from kernels.cuda.imma.gemm import ImmaGemm
-from kernels.cuda.imma.timed_cases import Cases, write_cases
-from kernels.cuda.timed_shapes import (
+from flexq_bench.kernels.cuda.imma.cost_model import read_us, waves_of
+from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
+from flexq_bench.kernels.cuda.imma.timed_cases import Cases, write_cases
+from flexq_bench.kernels.cuda.timed_shapes import (
     Losses,
     choose_by_timed_shapes,
     settings_of,
     write_losses,
 )
-from kernels.cuda.weight_only.gemm import WeightOnlyConfig
-from kernels.registry import resolve
-from kernels.runtime.gpu import Device, current_device
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
-from workloads.ranges import parse_ranges
-from workloads.suites import load_suite
+from flexq_bench.kernels.cuda.weight_only.gemm import WeightOnlyConfig
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.kernels.runtime.gpu import Device, current_device
+from flexq_bench.measure import PROTOCOL_CUDA, Meter
+from flexq_bench.measure.prepared import PreparedCase
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.ranges import parse_ranges
+from flexq_bench.workloads.suites import load_suite
 
 TOKENS = "1,8,16,24,32,64,128,512"
 KERNEL = "flexq-imma-w6a6"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernels.resource_table import measure_table, write_table
+from flexq_bench.kernels.resource_table import measure_table, write_table
 
 TABLE = Path(__file__).parents[2] / "tests" / "kernels" / "resources.csv"
 

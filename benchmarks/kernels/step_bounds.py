@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.cuda.imma.configurations import (
+from flexq_bench.kernels.cuda.imma.configurations import (
     GROUP,
     MMA_ROWS,
     WGMMA_ARCH,
@@ -27,12 +27,12 @@ from kernels.cuda.imma.configurations import (
     PersistentConfig,
     TileFormat,
 )
-from kernels.cuda.imma.gemm import ImmaGemm
-from kernels.registry import resolve
-from kernels.runtime.machine_code import innermost_loops
-from kernels.runtime.nvrtc import compile_build
-from workloads.gemm import GemmWorkload
-from workloads.ranges import parse_ranges
+from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.kernels.runtime.machine_code import innermost_loops
+from flexq_bench.kernels.runtime.nvrtc import compile_build
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.ranges import parse_ranges
 
 SMS = 132  # of an H200
 MANY_ROWS = 1 << 16  # where configurations for few output tiles are no candidates

@@ -13,20 +13,20 @@ from typing import Protocol
 
 import numpy as np
 
-from kernels.contract import Config
-from kernels.cuda.imma.configuration_choice import bucket_of, choose
-from kernels.cuda.imma.configurations import ImmaConfig, TiledConfig
-from kernels.cuda.imma.gemm import ImmaGemm
-from kernels.cuda.imma.timed_cases import load_cases
-from kernels.cuda.timed_shapes import (
+from flexq_bench.kernels.contract import Config
+from flexq_bench.kernels.cuda.imma.configuration_choice import bucket_of, choose
+from flexq_bench.kernels.cuda.imma.configurations import ImmaConfig, TiledConfig
+from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
+from flexq_bench.kernels.cuda.imma.timed_cases import load_cases
+from flexq_bench.kernels.cuda.timed_shapes import (
     TimedShapes,
     choose_by_timed_shapes,
     load_losses,
     settings_of,
 )
-from kernels.cuda.weight_only.gemm import COL_TILES, WeightOnlyConfig, WeightOnlyGemm
-from kernels.registry import resolve
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.cuda.weight_only.gemm import COL_TILES, WeightOnlyConfig, WeightOnlyGemm
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.workloads.gemm import GemmWorkload
 
 OF_TABLES = (  # a kernel for each table
     "flexq-imma-w6a6",

@@ -30,13 +30,13 @@ from unittest import mock
 
 import torch
 
+from flexq_bench.kernels.cuda.block_order import BlockOrders, BlockShuffle
 from flexq_bench.measure import Meter
 from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.clocks import BetweenSamples, CudaClock, Rotation
 from flexq_bench.measure.prepared import PreparedCase
 from flexq_bench.measure.tuning import Tuning
-from kernels.cuda.block_order import BlockOrders, BlockShuffle
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 SET_CASES = (
     "cublaslt-w8a8 gemm cold m4n10240k8192",

@@ -18,7 +18,7 @@ import numpy as np
 from in_processes import in_processes
 from simulate import ALERTS, candidate_of, decide, generator
 
-from ci.bisect import Outcome, side_is_clear, step_of
+from flexq_bench.ci.bisect import Outcome, side_is_clear, step_of
 from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.verdicts.alert_rule import SURE_PLACEMENTS
 

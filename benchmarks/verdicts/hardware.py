@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from hierarchy import noise_plot, sigmas
 
+from flexq_bench.kernels.cuda.probes import SPIN_CYCLES
 from flexq_bench.measure.ab import Block, CaseComparison, InterleaveRules, compare_commits
 from flexq_bench.measure.ab.commits import compare_trees
 from flexq_bench.measure.ab.experiment import Side
@@ -36,11 +37,10 @@ from flexq_bench.verdicts import (
     confirm,
     confirm_together,
 )
-from kernels.cuda.probes import SPIN_CYCLES
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("workloads", "kernels", "flexq_bench", "db")
+ROOMS = ("workloads", "kernels", "flexq_bench", "db", "ci", "dashboard")
 CASES = tuple(
     Case.from_key(key)
     for key in (
@@ -275,7 +275,7 @@ def _compare(base: str, head: str, repository: Path, device: str) -> Iterator[Ca
 def _copy(folder: Path) -> None:
     for room in ROOMS:
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / room, folder / room, ignore=ignored)
+        shutil.copytree(ROOT / room, folder / room, ignore=ignored, symlinks=True)
 
 
 def _lengthen(folder: Path, cycles: int) -> None:

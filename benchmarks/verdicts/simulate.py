@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from rules import LONGEST, SIMPLE
 
-from db.queries.series import TRAIL
+from flexq_bench.db.queries.series import TRAIL
 from flexq_bench.measure.ab import CaseComparison, InterleaveRules
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.verdicts import (
@@ -33,7 +33,7 @@ from flexq_bench.verdicts import (
 )
 from flexq_bench.verdicts.alert_rule import HISTORY_RESULTS
 from flexq_bench.verdicts.history_trigger import trigger_many
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 SERIES = 500
 NULL_NIGHTS = 100

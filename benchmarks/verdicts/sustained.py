@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from flexq_bench.measure import Meter
-from workloads.case import Case
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import is_probe
 
 SHAPES = ("m1n4096k14336", "m64n4096k14336", "m256n4096k14336", "m1024n4096k14336")
 KERNELS = ("cublas-fp16", "flexq")

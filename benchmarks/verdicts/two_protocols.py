@@ -56,9 +56,9 @@ def say(line: str) -> None:
 
 def write_plan(out: Path) -> None:
     from flexq_bench.runs.plan import with_probes
-    from workloads.case import Case
-    from workloads.gemm import GemmWorkload
-    from workloads.suites import load_suite
+    from flexq_bench.workloads.case import Case
+    from flexq_bench.workloads.gemm import GemmWorkload
+    from flexq_bench.workloads.suites import load_suite
 
     shapes = sorted({(shape.n, shape.k) for shape in load_suite(SUITE).shapes})
     cases = [
@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace) -> None:
     if options.old_tree is not None:
         sys.path.insert(0, str(options.old_tree))
     from flexq_bench.measure import Meter
-    from workloads.case import Case
+    from flexq_bench.workloads.case import Case
 
     keys = _planned_keys(options.plan or options.out / CASES_FILE)
     is_old = options.old_tree is not None

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ci.notifications.subscriptions import Subscription
-from db.outbox import EventInfo
+from flexq_bench.ci.notifications.subscriptions import Subscription
+from flexq_bench.db.outbox import EventInfo
 from flexq_bench.errors import InfrastructureError
 
 if TYPE_CHECKING:
-    from db.outbox import DeliveryRow
+    from flexq_bench.db.outbox import DeliveryRow
 
 SIGNATURE = "X-FlexQ-Bench-Signature-256"
 DELIVERY = "X-FlexQ-Bench-Delivery"

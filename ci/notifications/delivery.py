@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from ci.notifications import channels
-from ci.notifications.channels import ChannelError
-from ci.notifications.subscriptions import Subscription, Subscriptions
-from db.engine import Database
-from db.outbox import (
+from flexq_bench.ci.notifications import channels
+from flexq_bench.ci.notifications.channels import ChannelError
+from flexq_bench.ci.notifications.subscriptions import Subscription, Subscriptions
+from flexq_bench.db.engine import Database
+from flexq_bench.db.outbox import (
     DeliveryRow,
     address,
     claim,

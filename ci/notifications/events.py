@@ -14,20 +14,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from db import queries
-from db.engine import Session
-from db.outbox import DeliveryRow, EventInfo, add_event
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Session
+from flexq_bench.db.outbox import DeliveryRow, EventInfo, add_event
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.verdicts import Cause, Judged, Verdict
 from flexq_bench.verdicts.alert_rule import kernel_family
-from workloads.case import kernel_label
-from workloads.probes import calibrates
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import calibrates
 
 if TYPE_CHECKING:
-    from ci.gate_perf import GateReport
-    from ci.history_alerts import HistoryVerdicts
-    from ci.nightly import KindReport
-    from db.gate_records import GateRecord
+    from flexq_bench.ci.gate_perf import GateReport
+    from flexq_bench.ci.history_alerts import HistoryVerdicts
+    from flexq_bench.ci.nightly import KindReport
+    from flexq_bench.db.gate_records import GateRecord
 
 CRITICAL_CHANGE = math.log(1.10)  # slow-down from which an event is `critical`, else `warning`
 _SHA = 10
@@ -271,8 +271,8 @@ def add_digest_event(
     at: datetime | None = None,
 ) -> None:
     """Add one event per night and suite: results on every kind of GPU, and open alerts."""
-    from ci.reports.nightly import lines
-    from db.decisions import OPEN_STATES
+    from flexq_bench.ci.reports.nightly import lines
+    from flexq_bench.db.decisions import OPEN_STATES
 
     still_open = queries.alerts(session, states=OPEN_STATES)
     opened = sum(len(report.opened) for report in reports)

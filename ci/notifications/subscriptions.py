@@ -27,12 +27,20 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ci.policy import Policy, check_version, load_policy
-from db.outbox import EVENT_KINDS, SEVERITIES, EventInfo
-from workloads.data_files import DataTable, Entries, Text, Texts, parsed_text, read_toml, validated
-from workloads.errors import WorkloadError
-from workloads.names import unknown
-from workloads.patterns import matches_any
+from flexq_bench.ci.policy import Policy, check_version, load_policy
+from flexq_bench.db.outbox import EVENT_KINDS, SEVERITIES, EventInfo
+from flexq_bench.workloads.data_files import (
+    DataTable,
+    Entries,
+    Text,
+    Texts,
+    parsed_text,
+    read_toml,
+    validated,
+)
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.patterns import matches_any
 
 ENVIRONMENT_VARIABLE = "FLEXQ_BENCH_SUBSCRIPTIONS"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 from rich import box
 from rich.table import Table
 
-from ci.accuracy_limits import LimitOutcome
-from ci.gate_accuracy import AccuracyReport
-from ci.gate_perf import Outcome
-from ci.reports.headline import EXIT_WORDS
-from ci.reports.junit import clean
-from ci.reports.markdown import plain
 from flexq_bench.accuracy.diagnosis import named_layers
+from flexq_bench.ci.accuracy_limits import LimitOutcome
+from flexq_bench.ci.gate_accuracy import AccuracyReport
+from flexq_bench.ci.gate_perf import Outcome
+from flexq_bench.ci.reports.headline import EXIT_WORDS
+from flexq_bench.ci.reports.junit import clean
+from flexq_bench.ci.reports.markdown import plain
 
 SCHEMA_VERSION = 1
 MARKER = "<!-- flexq-bench gate accuracy -->"

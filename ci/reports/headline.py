@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ci.gate_perf import Finding, GateReport, Outcome
+from flexq_bench.ci.gate_perf import Finding, GateReport, Outcome
 from flexq_bench.exit_codes import ExitCode
 
 EXIT_WORDS = {

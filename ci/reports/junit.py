@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from ci.gate_perf import Finding, GateReport, Outcome
-from ci.reports.headline import between, change
+from flexq_bench.ci.gate_perf import Finding, GateReport, Outcome
+from flexq_bench.ci.reports.headline import between, change
 
 SUITE = "flexq-bench gate perf"
 # Characters that XML 1.0 does not allow, even escaped.

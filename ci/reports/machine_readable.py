@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from ci.gate_perf import Finding, GateReport
-from ci.reports.headline import headline
+from flexq_bench.ci.gate_perf import Finding, GateReport
+from flexq_bench.ci.reports.headline import headline
 
 SCHEMA_VERSION = 1
 

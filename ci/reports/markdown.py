@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ci.gate_perf import Finding, GateReport, Outcome
-from ci.reports.headline import STOPPED_EARLY, between, change, headline, shape
+from flexq_bench.ci.gate_perf import Finding, GateReport, Outcome
+from flexq_bench.ci.reports.headline import STOPPED_EARLY, between, change, headline, shape
 from flexq_bench.verdicts import Cause, Verdict
 
 # An HTML comment by which the next run finds the comment to replace.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ci.nightly import KindReport
+    from flexq_bench.ci.nightly import KindReport
 
 _MOST_LINES = 20  # per list and kind of GPU
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from rich import box
 from rich.table import Table
 
-from ci.gate_static import Change, StaticReport
+from flexq_bench.ci.gate_static import Change, StaticReport
 from flexq_bench.measure.machine_code.comparison import Broken, short_name
 
 _SHOWN = 30  # regressions, and builds that don't compile, that are listed

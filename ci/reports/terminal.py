@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from ci.gate_perf import GateReport, Outcome
-from ci.reports.headline import STOPPED_EARLY, change
+from flexq_bench.ci.gate_perf import GateReport, Outcome
+from flexq_bench.ci.reports.headline import STOPPED_EARLY, change
 
 
 def findings_table(report: GateReport) -> Table | None:

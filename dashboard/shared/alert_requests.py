@@ -9,22 +9,22 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard.database import write_request
-from dashboard.shared.formatting import as_text, local_time, time_zone
-from dashboard.shared.links import page_address
-from dashboard.shared.tables import draw_table
-from db import queries
-from db.engine import Database
-from db.errors import DatabaseError
-from db.queries import AlertRow, DecisionRow, RequestRow
-from db.requests import OPEN_REQUEST_STATES
+from flexq_bench.dashboard.database import write_request
+from flexq_bench.dashboard.shared.formatting import as_text, local_time, time_zone
+from flexq_bench.dashboard.shared.links import page_address
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.errors import DatabaseError
+from flexq_bench.db.queries import AlertRow, DecisionRow, RequestRow
+from flexq_bench.db.requests import OPEN_REQUEST_STATES
 from flexq_bench.errors import FlexqError
+from flexq_bench.kernels.errors import KernelError
 from flexq_bench.runs.reproduction import case_of, is_reproducible
 from flexq_bench.runs.sweep import Sweep
-from kernels.errors import KernelError
-from workloads.case import kernel_label
-from workloads.errors import WorkloadError
-from workloads.suite import Shape
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.suite import Shape
 
 LISTED = 20
 _REQUESTER = "triage"

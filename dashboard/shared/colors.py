@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workloads.case import kernel_label
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import is_probe
 
 # Each has a contrast of at least 3 on white and on Streamlit's dark grey, and all pairs are
 # distinguishable with normal, protan, deutan and tritan vision: see tests/dashboard/test_colors.py.

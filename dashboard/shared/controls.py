@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard.shared.formatting import as_text
+from flexq_bench.dashboard.shared.formatting import as_text
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import re
 from datetime import UTC, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from db.queries import AlertRow
+from flexq_bench.db.queries import AlertRow
 from flexq_bench.stats import Interval
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=])")

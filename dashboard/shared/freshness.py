@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import streamlit as st
 
-from dashboard.shared.formatting import as_age
-from db import queries
-from db.engine import Database
+from flexq_bench.dashboard.shared.formatting import as_age
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
 
 _REFRESH_INTERVAL = timedelta(seconds=30)
 _LAST_NEWEST = "freshness.newest"

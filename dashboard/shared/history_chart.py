@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY, WIDE, log_axis, set_layout, wrap_text
-from dashboard.shared.colors import Style
-from dashboard.shared.formatting import short_commit
+from flexq_bench.dashboard.shared.charts import GREY, WIDE, log_axis, set_layout, wrap_text
+from flexq_bench.dashboard.shared.colors import Style
+from flexq_bench.dashboard.shared.formatting import short_commit
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _MAX_NAMED = 24  # tick labels of commits

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from db.queries import HistoryPoint, SeriesName
+from flexq_bench.db.queries import HistoryPoint, SeriesName
 from flexq_bench.stats import Interval, ratio_interval
-from workloads.case import kernel_label
+from flexq_bench.workloads.case import kernel_label
 
 # name: for display. series: id. label: kernel with its variant. place: index of the commit among
 # those of all series, oldest first. value, low, high: in one unit.

@@ -6,10 +6,10 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_text
-from db import queries
-from db.engine import Database
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_text
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
 
 _BOOST = "boost"
 

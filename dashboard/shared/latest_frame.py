@@ -8,15 +8,15 @@ from typing import Any
 
 import pandas as pd
 
-from dashboard.shared.results_frame import COLUMNS, result_cells
-from db import queries
-from db.engine import Database
-from db.queries import SWEEP, Filters, ResultRow
+from flexq_bench.dashboard.shared.results_frame import COLUMNS, result_cells
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.queries import SWEEP, Filters, ResultRow
 from flexq_bench.runs.latest_rows import LatestRow, latest_rows
 from flexq_bench.runs.stored_noise import StoredNoise, read_noise
 from flexq_bench.stats.baseline import BASELINE
-from workloads.case import kernel_label
-from workloads.probes import floor_kernel, is_probe
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import floor_kernel, is_probe
 
 # Columns besides results_frame.COLUMNS, whose ci_low_us and ci_high_us are of the level here.
 # one_run: the baseline was measured in the same run. noise: source of the run-to-run noise. uuid:

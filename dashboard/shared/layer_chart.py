@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY, error_bars
-from dashboard.shared.colors import Style
+from flexq_bench.dashboard.shared.charts import GREY, error_bars
+from flexq_bench.dashboard.shared.colors import Style
 
 _SPREAD = 0.7  # fraction of the distance between layers over which its kernels are spread
 _HEIGHT = 440

@@ -6,7 +6,7 @@ import os
 import re
 from urllib.parse import urlencode
 
-from dashboard.settings import COMMIT_URL_VARIABLE, PLACE_OF_SHA
+from flexq_bench.dashboard.settings import COMMIT_URL_VARIABLE, PLACE_OF_SHA
 
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from workloads.models import load_catalog
+from flexq_bench.workloads.models import load_catalog
 
 Shape = tuple[int, int]  # N, K
 ModelLayer = tuple[str, str]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from dashboard.shared.spreadsheet import to_csv
-from db.queries import ResultRow
+from flexq_bench.dashboard.shared.spreadsheet import to_csv
+from flexq_bench.db.queries import ResultRow
 from flexq_bench.stats import Interval
 from flexq_bench.stats.baseline import Row, compare_with_baseline, half_width_percent
-from workloads.case import kernel_label
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import is_probe
 
 # Units as in db.records.Record; _low and _high are ends of 95 % intervals. label: kernel with
 # variant. is_timed: the result is correct and has a time.

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.shared.formatting import as_text, short_commit
-from dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.shared.formatting import as_text, short_commit
+from flexq_bench.dashboard.shared.tables import draw_table
 
 _STATUS_LABELS = {"incorrect": "✗ incorrect", "failed": "✗ failed", "unsupported": "– unsupported"}
 _ALWAYS = (

@@ -10,13 +10,13 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, local_time, short_commit
-from db import queries
-from db.engine import Database, Session
-from db.errors import NotFoundError
-from db.queries import SCHEDULED, SWEEP, Filters, ResultRow, RunName, RunSummary
 from flexq_bench import accuracy, decode
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, as_text, local_time, short_commit
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, Session
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.queries import SCHEDULED, SWEEP, Filters, ResultRow, RunName, RunSummary
 from flexq_bench.measure import machine_code as static
 from flexq_bench.runs import command_lines
 

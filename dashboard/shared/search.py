@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from dashboard.shared.formatting import as_text, short_commit
-from dashboard.shared.links import page_address
-from db import queries
-from db.engine import Database
-from db.errors import DatabaseError, NotFoundError
-from workloads.case import kernel_label
-from workloads.models import load_catalog
-from workloads.probes import is_probe
+from flexq_bench.dashboard.shared.formatting import as_text, short_commit
+from flexq_bench.dashboard.shared.links import page_address
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.errors import DatabaseError, NotFoundError
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.models import load_catalog
+from flexq_bench.workloads.probes import is_probe
 
 _MAX_HITS = 5  # per kind
 _COMMITS = 400  # newest commits whose subjects are searched

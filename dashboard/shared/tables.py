@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.shared.spreadsheet import harmless
+from flexq_bench.dashboard.shared.spreadsheet import harmless
 
 
 def draw_table(frame: pd.DataFrame, **options: Any) -> None:

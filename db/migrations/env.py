@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from db.tables import Base
+from flexq_bench.db.tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

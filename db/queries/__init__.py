@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from db.queries.accuracy import accuracy_results, export_accuracy
-from db.queries.costs import capability_of, case_seconds
-from db.queries.decodes import decode_results, export_decodes, serving_results
-from db.queries.details import ResultDetail, result_detail
-from db.queries.devices import DeviceRow, devices
-from db.queries.filters import Filters
-from db.queries.fleet import (
+from flexq_bench.db.queries.accuracy import accuracy_results, export_accuracy
+from flexq_bench.db.queries.costs import capability_of, case_seconds
+from flexq_bench.db.queries.decodes import decode_results, export_decodes, serving_results
+from flexq_bench.db.queries.details import ResultDetail, result_detail
+from flexq_bench.db.queries.devices import DeviceRow, devices
+from flexq_bench.db.queries.filters import Filters
+from flexq_bench.db.queries.fleet import (
     JobRow,
     OffsetRow,
     Progress,
@@ -21,10 +21,10 @@ from db.queries.fleet import (
     runs_on_several_devices,
     workers,
 )
-from db.queries.gates import GateRow, export_gates, gate_history
-from db.queries.health import Health, health, last_results
-from db.queries.histories import noise_sigmas, recent_histories
-from db.queries.latest import (
+from flexq_bench.db.queries.gates import GateRow, export_gates, gate_history
+from flexq_bench.db.queries.health import Health, health, last_results
+from flexq_bench.db.queries.histories import noise_sigmas, recent_histories
+from flexq_bench.db.queries.latest import (
     SCHEDULED,
     SWEEP,
     gpu_names,
@@ -33,33 +33,33 @@ from db.queries.latest import (
     regimes_of,
     results_at_commit,
 )
-from db.queries.nightly import (
+from flexq_bench.db.queries.nightly import (
     ChangePointRow,
     NightState,
     change_points_of,
     night_states,
     series_identity_of,
 )
-from db.queries.nights import (
+from flexq_bench.db.queries.nights import (
     NightRow,
     OutcomeRow,
     latest_nights,
     run_outcomes,
     verdicts_of_commit,
 )
-from db.queries.noise import (
+from flexq_bench.db.queries.noise import (
     FalseAlarmRow,
     NoiseRow,
     aa_calibration,
     false_alarm_rates,
     noise_floors,
 )
-from db.queries.records import run_records
-from db.queries.references import reference_values
-from db.queries.releases import ReleaseRow, releases
-from db.queries.requests import RequestRow, request_by_uuid_prefix, requests
-from db.queries.results import ResultRow, results_table, run_results, samples_of
-from db.queries.runs import (
+from flexq_bench.db.queries.records import run_records
+from flexq_bench.db.queries.references import reference_values
+from flexq_bench.db.queries.releases import ReleaseRow, releases
+from flexq_bench.db.queries.requests import RequestRow, request_by_uuid_prefix, requests
+from flexq_bench.db.queries.results import ResultRow, results_table, run_results, samples_of
+from flexq_bench.db.queries.runs import (
     OwnedRun,
     RunName,
     RunSummary,
@@ -78,14 +78,14 @@ from db.queries.runs import (
     runs_by_uuid,
     suite_names,
 )
-from db.queries.scores import (
+from flexq_bench.db.queries.scores import (
     Score,
     model_scores,
     score_values,
     scored_models,
     scored_schemes,
 )
-from db.queries.series import (
+from flexq_bench.db.queries.series import (
     OUTSIDE,
     FilterValues,
     HistoryPoint,
@@ -101,7 +101,7 @@ from db.queries.series import (
     series_names,
     trusted_base,
 )
-from db.queries.verdicts import (
+from flexq_bench.db.queries.verdicts import (
     AlertEventRow,
     AlertRow,
     CommitRow,
@@ -118,7 +118,7 @@ from db.queries.verdicts import (
     latest_decisions_from,
     recent_commits,
 )
-from db.queries.whole_models import (
+from flexq_bench.db.queries.whole_models import (
     SYNTHETIC,
     DecodeRow,
     ModelResults,

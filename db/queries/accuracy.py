@@ -8,13 +8,13 @@ from dataclasses import fields
 from sqlalchemy import RowMapping, select
 from sqlalchemy.orm import Session
 
-from db.accuracy_records import AccuracyRecord
-from db.queries.filters import Filters
-from db.queries.records import commit_info
-from db.queries.runs import run_info
-from db.records import DeviceInfo, RunInfo
-from db.samples import PackedSamples, unpack
-from db.tables import AccuracyResult, AccuracySample, Commit, Device, Environment, Run
+from flexq_bench.db.accuracy_records import AccuracyRecord
+from flexq_bench.db.queries.filters import Filters
+from flexq_bench.db.queries.records import commit_info
+from flexq_bench.db.queries.runs import run_info
+from flexq_bench.db.records import DeviceInfo, RunInfo
+from flexq_bench.db.samples import PackedSamples, unpack
+from flexq_bench.db.tables import AccuracyResult, AccuracySample, Commit, Device, Environment, Run
 
 _COLUMNS = tuple(
     f.name

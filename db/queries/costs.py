@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.tables import Device, Measurement, Series
+from flexq_bench.db.tables import Device, Measurement, Series
 
 WALL_S = "wall_s"  # in a measurement's `extra`: seconds from its start to its end
 

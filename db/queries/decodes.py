@@ -9,14 +9,14 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.decode_records import DecodeRecord, ProcessDecode, ServingRecord
-from db.decode_store import TABLES, copied_fields
-from db.queries.filters import Filters
-from db.queries.records import commit_info
-from db.queries.runs import run_info
-from db.records import DeviceInfo, RunInfo
-from db.samples import PackedSamples, unpack
-from db.tables import (
+from flexq_bench.db.decode_records import DecodeRecord, ProcessDecode, ServingRecord
+from flexq_bench.db.decode_store import TABLES, copied_fields
+from flexq_bench.db.queries.filters import Filters
+from flexq_bench.db.queries.records import commit_info
+from flexq_bench.db.queries.runs import run_info
+from flexq_bench.db.records import DeviceInfo, RunInfo
+from flexq_bench.db.samples import PackedSamples, unpack
+from flexq_bench.db.tables import (
     Commit,
     DecodeResult,
     DecodeSample,

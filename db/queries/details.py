@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.errors import NotFoundError
-from db.queries.results import RESULT_COLUMNS, ResultRow
-from db.tables import Commit, Device, Environment, Epoch, Measurement, Run, Series
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.queries.results import RESULT_COLUMNS, ResultRow
+from flexq_bench.db.tables import Commit, Device, Environment, Epoch, Measurement, Run, Series
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.tables import Device, Worker
+from flexq_bench.db.tables import Device, Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, and_, exists, or_
 from sqlalchemy.orm import aliased
 
-from db.tables import Measurement, Run, Series
+from flexq_bench.db.tables import Measurement, Run, Series
 
 
 @dataclass(frozen=True, slots=True)

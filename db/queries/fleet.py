@@ -10,9 +10,9 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.fleet import LIVE_WORKER_STATES
-from db.records import DeviceInfo
-from db.tables import Commit, Device, DeviceOffset, Job, Measurement, Run, Worker
+from flexq_bench.db.fleet import LIVE_WORKER_STATES
+from flexq_bench.db.records import DeviceInfo
+from flexq_bench.db.tables import Commit, Device, DeviceOffset, Job, Measurement, Run, Worker
 
 
 @dataclass(frozen=True, slots=True)

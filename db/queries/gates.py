@@ -10,12 +10,12 @@ from typing import Any
 from sqlalchemy import RowMapping, select
 from sqlalchemy.orm import Session
 
-from db.gate_records import GateLimit, GateRecord
-from db.queries.filters import Filters
-from db.queries.records import commit_info
-from db.queries.runs import run_info
-from db.records import DeviceInfo, RunInfo
-from db.tables import AccuracyGate, Commit, Device, Environment, Run
+from flexq_bench.db.gate_records import GateLimit, GateRecord
+from flexq_bench.db.queries.filters import Filters
+from flexq_bench.db.queries.records import commit_info
+from flexq_bench.db.queries.runs import run_info
+from flexq_bench.db.records import DeviceInfo, RunInfo
+from flexq_bench.db.tables import AccuracyGate, Commit, Device, Environment, Run
 
 _COLUMNS = tuple(
     f.name

@@ -9,7 +9,7 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.tables import Job, Measurement, Request, Run
+from flexq_bench.db.tables import Job, Measurement, Request, Run
 
 
 @dataclass(frozen=True, slots=True)

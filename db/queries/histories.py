@@ -9,15 +9,15 @@ from operator import itemgetter
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, aliased
 
-from db.queries.latest import SWEEP
-from db.queries.series import (
+from flexq_bench.db.queries.latest import SWEEP
+from flexq_bench.db.queries.series import (
     HistoryPoint,
     epoch_environments,
     explained_orders,
     history_columns,
     points_of,
 )
-from db.tables import Commit, Measurement, Noise, Run, Series
+from flexq_bench.db.tables import Commit, Measurement, Noise, Run, Series
 
 _BATCH = 500  # series per statement
 

@@ -8,10 +8,10 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, aliased
 
-from db.queries.filters import Filters
-from db.queries.results import RESULT_COLUMNS, ResultRow
-from db.records import TIME_METRICS
-from db.tables import Commit, Measurement, Run, Series
+from flexq_bench.db.queries.filters import Filters
+from flexq_bench.db.queries.results import RESULT_COLUMNS, ResultRow
+from flexq_bench.db.records import TIME_METRICS
+from flexq_bench.db.tables import Commit, Measurement, Run, Series
 
 BOOST = "boost"
 SCHEDULED = "nightly"  # trigger of scheduled runs

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.tables import ChangePoint, Commit, Night, Run, Series
+from flexq_bench.db.tables import ChangePoint, Commit, Night, Run, Series
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.queries.filters import is_latest_attempt
-from db.tables import Commit, Decision, Measurement, Run, Series
+from flexq_bench.db.queries.filters import is_latest_attempt
+from flexq_bench.db.tables import Commit, Decision, Measurement, Run, Series
 
 
 @dataclass(frozen=True, slots=True)

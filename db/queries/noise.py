@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, exists, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from db.hashing import fingerprint
-from db.tables import FalseAlarmRate, Noise, Series
+from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.tables import FalseAlarmRate, Noise, Series
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,20 @@ from dataclasses import fields
 from sqlalchemy import RowMapping, select
 from sqlalchemy.orm import Session
 
-from db.queries.filters import Filters
-from db.queries.runs import run_info
-from db.records import CommitInfo, DeviceInfo, Record, RunInfo
-from db.samples import PackedSamples, unpack
-from db.tables import Commit, Device, Environment, Epoch, Measurement, Run, Sample, Series
+from flexq_bench.db.queries.filters import Filters
+from flexq_bench.db.queries.runs import run_info
+from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.db.samples import PackedSamples, unpack
+from flexq_bench.db.tables import (
+    Commit,
+    Device,
+    Environment,
+    Epoch,
+    Measurement,
+    Run,
+    Sample,
+    Series,
+)
 
 _BATCH = 500  # records in memory at once
 _SERIES_FIELDS = tuple(f.name for f in fields(Record) if f.name in Series.__table__.columns)

@@ -7,8 +7,8 @@ from dataclasses import fields
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.reference_store import ReferenceInfo
-from db.tables import ReferenceValue
+from flexq_bench.db.reference_store import ReferenceInfo
+from flexq_bench.db.tables import ReferenceValue
 
 
 def reference_values(session: Session) -> list[ReferenceInfo]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.tables import Commit, Release
+from flexq_bench.db.tables import Commit, Release
 
 
 @dataclass(frozen=True, slots=True)

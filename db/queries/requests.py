@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from db.errors import AmbiguousError, NotFoundError
-from db.tables import Request, Run
+from flexq_bench.db.errors import AmbiguousError, NotFoundError
+from flexq_bench.db.tables import Request, Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.errors import NotFoundError
-from db.queries.filters import Filters, is_latest_attempt
-from db.samples import PackedSamples, unpack
-from db.tables import Commit, Measurement, Run, Sample, Series
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.queries.filters import Filters, is_latest_attempt
+from flexq_bench.db.samples import PackedSamples, unpack
+from flexq_bench.db.tables import Commit, Measurement, Run, Sample, Series
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from db.clock import database_time
-from db.errors import AmbiguousError, NotFoundError
-from db.fleet import OPEN_JOB_STATES
-from db.leases import JOB_LEASES
-from db.queries.filters import is_latest_attempt
-from db.records import RunInfo, RunOwner
-from db.tables import Commit, Job, Measurement, PlannedCase, Run, Series
+from flexq_bench.db.clock import database_time
+from flexq_bench.db.errors import AmbiguousError, NotFoundError
+from flexq_bench.db.fleet import OPEN_JOB_STATES
+from flexq_bench.db.leases import JOB_LEASES
+from flexq_bench.db.queries.filters import is_latest_attempt
+from flexq_bench.db.records import RunInfo, RunOwner
+from flexq_bench.db.tables import Commit, Job, Measurement, PlannedCase, Run, Series
 
 _MAX_NAMED = 5  # uuids listed in an AmbiguousError
 

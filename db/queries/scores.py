@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.samples import PackedSamples, unpack
-from db.tables import AccuracyResult, AccuracySample, Commit, Device, Run
+from flexq_bench.db.samples import PackedSamples, unpack
+from flexq_bench.db.tables import AccuracyResult, AccuracySample, Commit, Device, Run
 
 
 @dataclass(frozen=True, slots=True)

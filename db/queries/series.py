@@ -11,11 +11,11 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.decisions import OPEN_STATES
-from db.hashing import fingerprint
-from db.queries.filters import Filters
-from db.records import TIME_METRICS
-from db.tables import (
+from flexq_bench.db.decisions import OPEN_STATES
+from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.queries.filters import Filters
+from flexq_bench.db.records import TIME_METRICS
+from flexq_bench.db.tables import (
     Alert,
     Commit,
     Decision,

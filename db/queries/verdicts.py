@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, aliased
 
-from db.errors import NotFoundError
-from db.tables import Alert, AlertEvent, Commit, Decision, DecisionEvidence, Series
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.tables import Alert, AlertEvent, Commit, Decision, DecisionEvidence, Series
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Select, func, select, union
 from sqlalchemy.orm import Session
 
-from db.tables import AccuracyResult, DecodeResult, Device, Run, ServingResult
+from flexq_bench.db.tables import AccuracyResult, DecodeResult, Device, Run, ServingResult
 
 SYNTHETIC = "synthetic"  # decode weights: random values in the model's shapes
 

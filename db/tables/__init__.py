@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from db.tables.base import Base
-from db.tables.fleet import DeviceOffset, Job, Night, Request, TuningChoice, Worker
-from db.tables.gates import AccuracyGate
-from db.tables.measurements import Measurement, Sample
-from db.tables.noise import FalseAlarmRate, Noise
-from db.tables.notifications import Delivery, Event
-from db.tables.provenance import Commit, Device, Environment
-from db.tables.releases import Release
-from db.tables.results import (
+from flexq_bench.db.tables.base import Base
+from flexq_bench.db.tables.fleet import DeviceOffset, Job, Night, Request, TuningChoice, Worker
+from flexq_bench.db.tables.gates import AccuracyGate
+from flexq_bench.db.tables.measurements import Measurement, Sample
+from flexq_bench.db.tables.noise import FalseAlarmRate, Noise
+from flexq_bench.db.tables.notifications import Delivery, Event
+from flexq_bench.db.tables.provenance import Commit, Device, Environment
+from flexq_bench.db.tables.releases import Release
+from flexq_bench.db.tables.results import (
     AccuracyResult,
     AccuracySample,
     DecodeResult,
@@ -18,9 +18,9 @@ from db.tables.results import (
     ReferenceValue,
     ServingResult,
 )
-from db.tables.runs import PlannedCase, Run
-from db.tables.series import Epoch, Series
-from db.tables.verdicts import (
+from flexq_bench.db.tables.runs import PlannedCase, Run
+from flexq_bench.db.tables.series import Epoch, Series
+from flexq_bench.db.tables.verdicts import (
     Alert,
     AlertEvent,
     ChangePoint,

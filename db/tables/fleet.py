@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.tables.base import Base
+from flexq_bench.db.tables.base import Base
 
 
 class Worker(Base):

@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.tables.base import Base
+from flexq_bench.db.tables.base import Base
 
 
 class Noise(Base):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import ForeignKey, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.tables.base import Base
+from flexq_bench.db.tables.base import Base
 
 
 class Release(Base):

@@ -24,10 +24,10 @@ from flexq_bench.decode.model_weights import NamedWeights
 from flexq_bench.decode.text_decoder import TextDecoder, TextState
 from flexq_bench.decode.weights import WeightSource, dense_layer
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.errors import KernelError
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.errors import KernelError
 
 DTYPE = "float16"  # data type between linear layers
 

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from flexq_bench.decode.text_decoder import MOST_TOKENS
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.contract import Backend, LinearKernel, PackedOperand
+from flexq_bench.kernels.errors import KernelError
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear, past_fp16
 from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.model_map import replace_module
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels import registry
-from kernels.contract import Backend, LinearKernel, PackedOperand
-from kernels.errors import KernelError
 
 _NOT_FINITE = "cannot quantize NaN or infinity: find out where the input got them"
 

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from flexq_bench.accuracy.kernel_linear import KernelLinear
+from flexq_bench.kernels.contract import Backend, LinearKernel
+from flexq_bench.kernels.reference import Reference
+from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure.check import relative_error
 from flexq_bench.schemes.calibration import observing
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import map_model
-from kernels.contract import Backend, LinearKernel
-from kernels.reference import Reference
-from kernels.registry import resolve
 
 TOKENS = 8  # number of each layer's inputs: the first ones, which contain outliers
 

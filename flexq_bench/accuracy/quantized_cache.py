@@ -9,7 +9,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from flexq_bench.accuracy.errors import AccuracyError
-from kernels.decoder.kv import decode, encode
+from flexq_bench.kernels.decoder.kv import decode, encode
 
 FULL_KV_BITS = 16  # bits of keys and values that are not quantized
 

@@ -17,20 +17,20 @@ from typing import Any, Protocol
 
 import torch
 
-from db.engine import Database
-from db.records import RunInfo
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.records import OnUnit, Origin, Recording, Unit, recording
 from flexq_bench.accuracy.results import MetricResult
 from flexq_bench.accuracy.setup import prepare
+from flexq_bench.db.engine import Database
+from flexq_bench.db.records import RunInfo
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.ray_actors import Actor, RayActors
 from flexq_bench.fleet.retry_policy import MAX_DEATHS, is_quarantined
 from flexq_bench.fleet.timeouts import LONGEST_S, Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost
+from flexq_bench.kernels.contract import Backend
 from flexq_bench.repository.provenance import current_commit
-from kernels.contract import Backend
 
 _POLL_S = 0.5
 _TIMES = Times(start=LONGEST_S)  # a worker is ready when it has loaded its model

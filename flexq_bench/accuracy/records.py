@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from db import queries
-from db.accuracy_records import AccuracyRecord
-from db.accuracy_store import add_accuracy
-from db.engine import Database
-from db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.accuracy.evaluator import Evaluator
 from flexq_bench.accuracy.results import FULL_PRECISION, ORIGINAL, Direction, MetricResult
 from flexq_bench.accuracy.tasks import task_name
+from flexq_bench.db import queries
+from flexq_bench.db.accuracy_records import AccuracyRecord
+from flexq_bench.db.accuracy_store import add_accuracy
+from flexq_bench.db.engine import Database
+from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.lifecycle import OpenRun, open_run
 

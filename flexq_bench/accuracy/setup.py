@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from db.records import RunInfo
 from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.evaluator import Evaluator, default_through
@@ -19,6 +18,7 @@ from flexq_bench.accuracy.references import ModelReference, Reference
 from flexq_bench.accuracy.stored_reference import StoredReference, is_stored_reference
 from flexq_bench.accuracy.tasks import ZERO_SHOT, check_chat_template, check_tasks
 from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
+from flexq_bench.db.records import RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.device import describe_device, describe_environment, find_device
 from flexq_bench.measure.nvml import open_handle

@@ -29,7 +29,7 @@ import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.errors import library_reason
-from workloads.names import unknown
+from flexq_bench.workloads.names import unknown
 
 _C4_ROWS = 1100  # rows of the first validation shard, as in GPTQ's code
 DRAWN = "c4-gptq"  # the kind with drawn windows

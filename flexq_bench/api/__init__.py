@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Backend,
     Capability,
     Config,
@@ -25,9 +25,9 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.errors import KernelError, ShapeError, UnsupportedError
-from kernels.formats import FP16, NumberFormat, Operand, quantize
-from kernels.outside.function_kernel import (
+from flexq_bench.kernels.errors import KernelError, ShapeError, UnsupportedError
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, quantize
+from flexq_bench.kernels.outside.function_kernel import (
     BACKENDS,
     Configurations,
     DefinitionError,
@@ -35,9 +35,9 @@ from kernels.outside.function_kernel import (
     FunctionDefinition,
     Tensors,
 )
-from kernels.reference import Reference, reference_gemm
-from kernels.runtime.nvrtc import compile_cuda
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.reference import Reference, reference_gemm
+from flexq_bench.kernels.runtime.nvrtc import compile_cuda
+from flexq_bench.workloads.gemm import GemmWorkload
 
 API_VERSION = 1
 

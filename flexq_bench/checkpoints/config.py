@@ -18,14 +18,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.activations import (
     ActivationQuantizer,
     DynamicActivation,
     StaticActivation,
 )
 from flexq_bench.schemes.calibration import Calibration
-from kernels.errors import ShapeError
-from kernels.formats import NumberFormat
 
 FORMAT_VERSION: Literal[1] = 1
 CONFIG = "config.json"

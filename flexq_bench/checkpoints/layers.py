@@ -29,12 +29,12 @@ import torch
 from flexq_bench.checkpoints.config import FLOAT, INT, ActivationEntry, LayerEntry
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.packing import pack_codes, unpack_codes, words_of
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, format_of
+from flexq_bench.kernels.formats.dual_grained import SIX_BITS, TOP_SIX_BIT_SCALE
+from flexq_bench.kernels.formats.minifloat import minifloat_codes, minifloat_numbers
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.rotation import BlockRotation, HadamardRotation, Rotation
-from kernels.errors import ShapeError
-from kernels.formats import FP16, NumberFormat, Operand, format_of
-from kernels.formats.dual_grained import SIX_BITS, TOP_SIX_BIT_SCALE
-from kernels.formats.minifloat import minifloat_codes, minifloat_numbers
 
 Tensors = dict[str, torch.Tensor]
 Spec = tuple[torch.dtype, tuple[int, ...]]

@@ -17,11 +17,11 @@ from flexq_bench.checkpoints.model_source import ModelSource
 from flexq_bench.checkpoints.peak_memory import PeakMemory, freed_at_once
 from flexq_bench.checkpoints.streaming import StreamedModel
 from flexq_bench.checkpoints.writer import CheckpointWriter, check_target
+from flexq_bench.kernels.formats import FP16
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.scheme import Progress, Scheme
-from kernels.formats import FP16
 
 
 @dataclass(frozen=True, slots=True)

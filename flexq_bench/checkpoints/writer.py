@@ -28,8 +28,8 @@ from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.layers import all_finite, encode
 from flexq_bench.checkpoints.partial_folder import PartialFolder
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, write_tensors
+from flexq_bench.kernels.decoder.kv import KV_BITS
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.decoder.kv import KV_BITS
 
 SHARD_BYTES = 1 << 30
 

@@ -48,14 +48,14 @@ from flexq_bench.runs.sweep_text import split_names
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from db.engine import Database
-    from db.records import RunInfo
     from flexq_bench.accuracy import EvaluationPlan, MetricResult
     from flexq_bench.accuracy.records import OnUnit, Unit
     from flexq_bench.accuracy.setup import PreparedModel
+    from flexq_bench.db.engine import Database
+    from flexq_bench.db.records import RunInfo
+    from flexq_bench.kernels.contract import Backend
     from flexq_bench.runs.result_files import ResultFiles
     from flexq_bench.schemes import Progress as OnBlock
-    from kernels.contract import Backend
 
     Evaluate = Callable[[], list[MetricResult]]
 
@@ -128,11 +128,11 @@ def accuracy(
     Exit code 0: evaluated; 2: an argument doesn't exist or doesn't fit; 5: an evaluation failed;
     130: interrupted (continue with --resume).
     """
-    from db.engine import open_database
     from flexq_bench.accuracy import SUITE, CalibrationPlan, EvaluationPlan, check_tasks, read_text
     from flexq_bench.accuracy.bos import as_bos
     from flexq_bench.accuracy.results import as_through
     from flexq_bench.accuracy.setup import named_tasks, prepare, subjects
+    from flexq_bench.db.engine import open_database
     from flexq_bench.fleet import NO_CLUSTER
     from flexq_bench.runs.lifecycle import new_run
     from flexq_bench.runs.result_files import ResultFiles
@@ -205,8 +205,8 @@ def _save_reference(path: Path, setup: PreparedModel, files: ResultFiles) -> Non
 
 
 def _resumed(database: Database, prefix: str) -> RunInfo:
-    from db import queries
     from flexq_bench.accuracy import SUITE
+    from flexq_bench.db import queries
 
     with database.session() as session:
         run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)
@@ -261,7 +261,7 @@ def _on_cluster(
 def _evaluate_and_report(
     database: Database, run: RunInfo, evaluate: Evaluate, files: ResultFiles
 ) -> int:
-    from db import queries
+    from flexq_bench.db import queries
 
     out = console(stderr=files.uses_stdout)
     try:

@@ -14,10 +14,10 @@ from flexq_bench.cli.options import LARGEST_ID, DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, print_wrapped, say
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.command_lines import user_name
-from workloads.names import unknown
+from flexq_bench.workloads.names import unknown
 
 if TYPE_CHECKING:
-    from db.queries import AlertRow
+    from flexq_bench.db.queries import AlertRow
 
 _ALL = "all"
 _OPEN = "open"
@@ -56,9 +56,9 @@ def list_(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the alerts, newest first."""
-    from db import queries
-    from db.decisions import ALERT_STATES, OPEN_STATES
-    from db.engine import open_database
+    from flexq_bench.db import queries
+    from flexq_bench.db.decisions import ALERT_STATES, OPEN_STATES
+    from flexq_bench.db.engine import open_database
 
     chosen = {_OPEN: OPEN_STATES, _ALL: ALERT_STATES, **{one: (one,) for one in ALERT_STATES}}
     if state not in chosen:
@@ -122,10 +122,10 @@ def false_alarm(
 
 
 def _set(alert: int, state: str, note: str, by: str | None, db: str | None, as_json: bool) -> None:
-    from db import queries
-    from db.decisions import STATES_WITH_A_REASON
-    from db.engine import open_database
-    from db.verdict_store import set_alert_state
+    from flexq_bench.db import queries
+    from flexq_bench.db.decisions import STATES_WITH_A_REASON
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.verdict_store import set_alert_state
 
     if state in STATES_WITH_A_REASON and not note.strip():
         raise UsageError(f"--note is empty: give the reason why alert {alert} is {state}")

@@ -44,13 +44,12 @@ from flexq_bench.cli.failures import exit_code_of
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
+from flexq_bench.kernels.outside.foreign_code import before_import
 from flexq_bench.logs import JsonFormatter
-from flexq_bench.packages import explain_missing
+from flexq_bench.packages import PACKAGE, explain_missing
 from flexq_bench.runs.command_lines import NAME
-from kernels.outside.foreign_code import before_import
 
 DEBUG = "--debug"
-ROOMS = ("workloads", "kernels", "flexq_bench", "db", "dashboard", "ci")
 
 app = typer.Typer(
     name=NAME,
@@ -124,11 +123,11 @@ def configure(
     handler = logging.StreamHandler(sys.stderr)
     plain_formatter = logging.Formatter(f"{NAME}: %(message)s")
     handler.setFormatter(JsonFormatter() if log_json else plain_formatter)
-    for room in ROOMS:  # no loggers of libraries, whose messages don't help users
-        logger = logging.getLogger(room)
-        logger.handlers[:] = [handler]
-        logger.setLevel(level)
-        logger.propagate = False
+    # no loggers of libraries, whose messages don't help users
+    logger = logging.getLogger(PACKAGE)
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -30,7 +30,7 @@ from flexq_bench.exit_codes import INTERRUPTED
 if TYPE_CHECKING:
     from flexq_bench.measure.ab import CaseComparison, Suffices
     from flexq_bench.repository.project import Project
-    from workloads.case import Case
+    from flexq_bench.workloads.case import Case
 
 
 def bisect(
@@ -63,9 +63,9 @@ def bisect(
     it is one of several, or GOOD and BAD can't be told apart; 4: BAD or GOOD has no data; 130:
     interrupted.
     """
-    from ci.bisect import Journal, case_of_series, device_uuid
-    from ci.bisect import bisect as find_change
-    from ci.reports import bisect as reports
+    from flexq_bench.ci.bisect import Journal, case_of_series, device_uuid
+    from flexq_bench.ci.bisect import bisect as find_change
+    from flexq_bench.ci.reports import bisect as reports
     from flexq_bench.cli.case_selection import chosen_device
     from flexq_bench.cli.outside import use_kernels_from
     from flexq_bench.cli.project import refuse_beside_project, use_project

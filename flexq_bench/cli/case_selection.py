@@ -10,13 +10,13 @@ from flexq_bench.cli.options import BackendChoice
 from flexq_bench.cli.outside import with_outside
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet import device_name
+from flexq_bench.kernels.contract import Backend
 from flexq_bench.measure.device import capability, find_device
 from flexq_bench.runs.plan import build_plan
-from kernels.contract import Backend
-from workloads.case import Case
-from workloads.probes import is_probe
-from workloads.suite import Suite
-from workloads.suites import load_suite
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import is_probe
+from flexq_bench.workloads.suite import Suite
+from flexq_bench.workloads.suites import load_suite
 
 
 @dataclass(frozen=True, slots=True)

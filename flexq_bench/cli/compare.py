@@ -36,10 +36,10 @@ from flexq_bench.runs.command_lines import command
 from flexq_bench.runs.sweep_text import split_sizes
 
 if TYPE_CHECKING:
-    from db.queries import RunSummary
     from flexq_bench.cli.case_selection import CaseSelection
+    from flexq_bench.db.queries import RunSummary
     from flexq_bench.measure.ab import Block, CaseComparison, InterleaveRules
-    from workloads.case import Case
+    from flexq_bench.workloads.case import Case
 
 
 class Kind(StrEnum):
@@ -126,8 +126,8 @@ def compare(
 
 def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
     """Return the kind of both names. Raises UsageError if they are of different kinds."""
+    from flexq_bench.kernels import registry
     from flexq_bench.repository.worktrees import repository_of, resolve_revision
-    from kernels import registry
 
     labels = {*registry.labels("cpu"), *registry.labels("cuda")}
     if base in labels and head in labels:
@@ -148,9 +148,9 @@ def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
 
 
 def _are_runs(base: str, head: str, db: str | None) -> bool:
-    from db import queries
-    from db.engine import open_database
-    from db.errors import DatabaseError
+    from flexq_bench.db import queries
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.errors import DatabaseError
 
     try:
         with open_database(db, read_only=True) as database, database.session() as session:
@@ -288,9 +288,9 @@ def _show(
 
 
 def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
-    from db import queries
-    from db.engine import open_database
     from flexq_bench.cli.output import console, print_json, print_unbroken, say
+    from flexq_bench.db import queries
+    from flexq_bench.db.engine import open_database
     from flexq_bench.runs import comparison_report as report
     from flexq_bench.runs.stored_comparison import compare_stored
     from flexq_bench.runs.stored_noise import read_noise
@@ -338,7 +338,7 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
 
 
 def _interleaved_advice(runs: Sequence[RunSummary]) -> str:
-    from workloads.suites import list_suites
+    from flexq_bench.workloads.suites import list_suites
 
     commits, suites = ({getattr(run, name) for run in runs} for name in ("commit", "suite"))
     if len(commits) == 1 and len({run.dirty for run in runs}) == 1:

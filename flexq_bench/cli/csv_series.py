@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.text_files import read_text
-from workloads.names import listed, unknown
+from flexq_bench.workloads.names import listed, unknown
 
 LABELS = ("commit", "time", "device")  # columns that are read in addition to the number
 _UNIT_STEPS = (1e3, 1e6, 1e9)  # of ns, µs, ms and s

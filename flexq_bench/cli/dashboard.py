@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -15,17 +14,19 @@ from typing import Annotated
 
 import typer
 
-from dashboard.settings import (
+import flexq_bench
+from flexq_bench.cli.listening import check_port
+from flexq_bench.cli.options import DbOption, JsonFlag
+from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.dashboard.settings import (
     COMMIT_URL_VARIABLE,
     PLACE_OF_SHA,
     READ_ONLY_VARIABLE,
     SERVER_VARIABLE,
 )
-from flexq_bench.cli.listening import check_port
-from flexq_bench.cli.options import DbOption, JsonFlag
-from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.repository.provenance import ROOT
 
 _PART = re.compile(r"[A-Za-z0-9._~-]+")  # of a path
 
@@ -70,8 +71,8 @@ def dashboard(
 
     --json prints the address as JSON before it starts.
     """
-    from db.engine import open_database
-    from db.urls import ENVIRONMENT_VARIABLE
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 
     if examples and db is not None:
         raise UsageError("--examples uses a temporary database: leave --db out")
@@ -121,9 +122,9 @@ def _serve(command: list[str], environment: dict[str, str]) -> None:
 @contextmanager
 def _example_database() -> Iterator[Path]:
     """Create a temporary database of the example records."""
-    from db.engine import open_database
-    from db.errors import RecordFormatError
-    from db.exchange import import_file
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.errors import RecordFormatError
+    from flexq_bench.db.exchange import import_file
     from flexq_bench.runs.published_numbers import store_published_numbers
 
     files = _example_files()
@@ -148,7 +149,7 @@ def _example_files() -> list[Path]:
 
     Subfolders of a machine's folder are excluded, because the names of their nights are not unique.
     """
-    folder = _app_file().parents[1] / "examples"
+    folder = ROOT / "examples"
     files = [*folder.glob("*/*.parquet"), *folder.glob("*/*.jsonl.gz")]
     if not files:
         raise UsageError(
@@ -159,10 +160,8 @@ def _example_files() -> list[Path]:
 
 
 def _app_file() -> Path:
-    spec = importlib.util.find_spec("dashboard")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    app = Path(folders[0]) / "app.py" if folders else None
-    if app is None or not app.is_file():
+    app = Path(flexq_bench.__file__).parent / "dashboard" / "app.py"
+    if not app.is_file():
         raise InfrastructureError("the dashboard is not installed: pip install flexq-bench again")
     return app
 

@@ -31,8 +31,8 @@ from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep_text import split_names, split_sizes
 
 if TYPE_CHECKING:
-    from db.encoding import AnyRecord
-    from db.records import Record
+    from flexq_bench.db.encoding import AnyRecord
+    from flexq_bench.db.records import Record
 
 STATEMENT_TIMEOUT_S = 3600.0  # statements on a large table take long even on a healthy server
 
@@ -42,7 +42,7 @@ app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args
 @app.command()
 def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """Bring the tables up to this version."""
-    from db import engine
+    from flexq_bench.db import engine
     from flexq_bench.runs.published_numbers import store_published_numbers
 
     with (
@@ -86,8 +86,8 @@ def import_(
 
     Exit code 0: all is stored; 2: a file or a result was refused.
     """
-    from db.engine import open_database
-    from db.exchange import ImportSummary, import_file
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.exchange import ImportSummary, import_file
     from flexq_bench.runs.published_numbers import store_published_numbers
 
     outside_options = OutsideOptions(commit, project, repository, device, time, alert, suite)
@@ -157,10 +157,10 @@ def export(
     With --format: in the format of another service, only results that may be compared; pytorch-hud
     and flashinfer-bench contain all of them, the others the newest of each series.
     """
-    from db import queries
-    from db.engine import open_database
-    from db.exchange import export_records, write_records
-    from db.queries import Filters
+    from flexq_bench.db import queries
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.exchange import export_records, write_records
+    from flexq_bench.db.queries import Filters
 
     def counted(records: Iterable[Record]) -> Iterator[Record]:
         for record in records:
@@ -236,8 +236,8 @@ def prune(
     as_json: JsonFlag = False,
 ) -> None:
     """Delete raw samples and free their disk space. Summaries stay."""
-    from db.engine import open_database
-    from db.maintenance import compact, prune_samples
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.maintenance import compact, prune_samples
 
     if older_than is None and not keep_accepted:
         raise UsageError(
@@ -263,8 +263,8 @@ def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
     Pages and nights compare with releases.
     """
-    from db.engine import open_database
-    from db.releases import store_releases
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.releases import store_releases
     from flexq_bench.repository.git import commits_of_tags
     from flexq_bench.repository.worktrees import repository_of
 
@@ -283,8 +283,8 @@ def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
 @app.command()
 def stats(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """Rows, size and schema revision."""
-    from db import maintenance
-    from db.engine import open_database
+    from flexq_bench.db import maintenance
+    from flexq_bench.db.engine import open_database
 
     with (
         open_database(db, read_only=True, silence_s=STATEMENT_TIMEOUT_S) as database,
@@ -303,7 +303,7 @@ def stats(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
 def _stored_names(kind: str, text: str | None, stored: tuple[str, ...]) -> tuple[str, ...]:
     """Parse names. Raises UsageError with similar names if one has no stored results."""
-    from workloads.names import unknown
+    from flexq_bench.workloads.names import unknown
 
     names = split_names(text) or ()
     for name in names:

@@ -170,12 +170,12 @@ def decode(
     (unknown names, too long, too large); 5: this machine or the database failed; 130: interrupted
     (continue with --resume).
     """
-    from db.engine import open_database
-    from db.queries import run_by_uuid_prefix
     from flexq_bench.accuracy import read_text
     from flexq_bench.cli import decode_runs as decoding
     from flexq_bench.cli.decode_checkpoints import quantized, requested_schemes
     from flexq_bench.cli.measuring import backend_of
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.queries import run_by_uuid_prefix
     from flexq_bench.decode.case import Setup
     from flexq_bench.decode.checkpoint_cache import CalibrationText
     from flexq_bench.decode.measurement import cases_of
@@ -184,7 +184,7 @@ def decode(
     from flexq_bench.measure.device import find_device
     from flexq_bench.runs.result_files import ResultFiles
     from flexq_bench.schemes.model_files import is_there
-    from workloads.models import get_model, load_catalog
+    from flexq_bench.workloads.models import get_model, load_catalog
 
     use_own_schemes(schemes_from)
     if serve and (excluded := given_options(context, _OF_BATCHES)):

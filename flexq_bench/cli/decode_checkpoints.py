@@ -23,7 +23,7 @@ from flexq_bench.runs.sweep_text import split_names
 from flexq_bench.schemes.model_files import ModelFiles, is_there, model_at
 from flexq_bench.schemes.registry import resolve, without_cache
 from flexq_bench.schemes.scheme import Scheme
-from workloads.models import load_catalog
+from flexq_bench.workloads.models import load_catalog
 
 _DEFAULT = "fp16,smoothquant-w8a8,flexq-w6ax"
 _UNCALIBRATED_DEFAULT = "fp16,flexq-w6ax"

@@ -83,8 +83,8 @@ def _from_csv(path: str, column: str | None) -> _Source:
 
 
 def _from_database(series: int, db: str | None) -> _Source:
-    from db import queries
-    from db.engine import open_database
+    from flexq_bench.db import queries
+    from flexq_bench.db.engine import open_database
     from flexq_bench.verdicts import history_verdict
 
     with open_database(db, read_only=True) as database, database.session() as session:

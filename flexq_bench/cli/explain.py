@@ -18,11 +18,11 @@ from flexq_bench.cli.output import console, plain, print_json, print_wrapped, sa
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.runs.reproduction import project_arguments
-from workloads.case import kernel_label
+from flexq_bench.workloads.case import kernel_label
 
 if TYPE_CHECKING:
-    from db.engine import Database
-    from db.queries import AlertEventRow, AlertRow, DecisionRow
+    from flexq_bench.db.engine import Database
+    from flexq_bench.db.queries import AlertEventRow, AlertRow, DecisionRow
     from flexq_bench.verdicts.evidence_plot import Panel
     from flexq_bench.verdicts.recompute import Recomputed
 
@@ -48,8 +48,8 @@ def explain(
 
     Exit code 0: all agree to the last bit; 5: one does not, so it can't be trusted.
     """
-    from db import queries
-    from db.engine import open_database
+    from flexq_bench.db import queries
+    from flexq_bench.db.engine import open_database
     from flexq_bench.runs.result_files import check_writable
     from flexq_bench.verdicts.recompute import recompute
 

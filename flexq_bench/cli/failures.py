@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from db.errors import (
+from flexq_bench.db.errors import (
     DatabaseError,
     LimitError,
     MissingDatabaseError,
@@ -15,8 +15,8 @@ from db.errors import (
 )
 from flexq_bench.errors import FlexqError
 from flexq_bench.exit_codes import ExitCode
-from kernels.errors import CacheError, CompileError, KernelError
-from workloads.errors import WorkloadError
+from flexq_bench.kernels.errors import CacheError, CompileError, KernelError
+from flexq_bench.workloads.errors import WorkloadError
 
 # Errors of the user's input; any other DatabaseError is a failure of the database.
 _USAGE_OF_DATABASE = (

@@ -106,17 +106,17 @@ def accuracy(
     it can't be decided; 4: planned results are missing, or the data are too few. Results are
     stored.
     """
-    from ci.accuracy_policy import load_accuracy_policy
-    from ci.gate_accuracy import gate_accuracy, planned_evaluation
-    from ci.gate_accuracy_records import gate_records
-    from ci.notifications import events
-    from ci.reports import accuracy as reports
-    from db.engine import open_database
-    from db.gate_store import add_gates
     from flexq_bench.accuracy import FULL_PRECISION, CalibrationPlan, read_text
     from flexq_bench.accuracy.results import ORIGINAL, as_through
     from flexq_bench.accuracy.setup import prepare, subjects
     from flexq_bench.checkpoints import is_checkpoint
+    from flexq_bench.ci.accuracy_policy import load_accuracy_policy
+    from flexq_bench.ci.gate_accuracy import gate_accuracy, planned_evaluation
+    from flexq_bench.ci.gate_accuracy_records import gate_records
+    from flexq_bench.ci.notifications import events
+    from flexq_bench.ci.reports import accuracy as reports
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.gate_store import add_gates
 
     use_own_schemes(schemes_from)
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}

@@ -30,12 +30,12 @@ from flexq_bench.cli.report_files import check_files, write_reports
 from flexq_bench.errors import MissingResultsError
 from flexq_bench.runs.command_lines import command
 from flexq_bench.runs.result_files import STDOUT
-from workloads.probes import is_probe
+from flexq_bench.workloads.probes import is_probe
 
 if TYPE_CHECKING:
-    from ci.gate_perf import GateReport
-    from ci.policy import Policy
-    from db.records import CommitInfo
+    from flexq_bench.ci.gate_perf import GateReport
+    from flexq_bench.ci.policy import Policy
+    from flexq_bench.db.records import CommitInfo
     from flexq_bench.verdicts import Compared
 
 
@@ -73,11 +73,11 @@ def perf(
     limits; 1: slower or wrong; 3: it can't be decided; 4: planned results are missing. Verdicts are
     stored with their evidence. A revision compared with itself measures the noise.
     """
-    from ci.gate_perf import Outcome, gate_perf, suffices
-    from ci.judged import planned_cases
-    from db.engine import open_database
+    from flexq_bench.ci.gate_perf import Outcome, gate_perf, suffices
+    from flexq_bench.ci.judged import planned_cases
     from flexq_bench.cli.outside import code_with_failures, use_kernels_from
     from flexq_bench.cli.project import refuse_beside_project
+    from flexq_bench.db.engine import open_database
     from flexq_bench.measure.ab import InterleaveRules
     from flexq_bench.repository.worktrees import repository_of
 
@@ -154,9 +154,9 @@ def _input_of_repository(
     tree: Path, base: str, head: str, policy: str, *, trust_head: bool
 ) -> _GateInput:
     """Return the gate's input for commits of this repository."""
-    from ci.base_policy import load_policy_of
-    from ci.judged import judged_commit
-    from ci.policy import load_policy
+    from flexq_bench.ci.base_policy import load_policy_of
+    from flexq_bench.ci.judged import judged_commit
+    from flexq_bench.ci.policy import load_policy
     from flexq_bench.cli.outside import with_outside
     from flexq_bench.measure import ab as interleave
 
@@ -179,7 +179,7 @@ def _input_of_project(
 
     Project file, suites and policies are base's; with trust_head, head's.
     """
-    from ci.policy import load_policy
+    from flexq_bench.ci.policy import load_policy
     from flexq_bench.cli.project import use_project
     from flexq_bench.errors import UsageError
     from flexq_bench.measure import ab as interleave
@@ -218,7 +218,7 @@ def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:
 
 
 def _write(report: GateReport, files: dict[str, str | None]) -> None:
-    from ci import reports
+    from flexq_bench.ci import reports
 
     writers = {
         "--markdown": reports.markdown,
@@ -229,8 +229,8 @@ def _write(report: GateReport, files: dict[str, str | None]) -> None:
 
 
 def _print(report: GateReport, out: Console) -> None:
-    from ci import reports
-    from ci.reports.terminal import findings_table
+    from flexq_bench.ci import reports
+    from flexq_bench.ci.reports.terminal import findings_table
 
     table = findings_table(report)
     if table is not None:

@@ -24,7 +24,7 @@ from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.runs.sweep_text import split_names
 
 if TYPE_CHECKING:
-    from ci.gate_static import StaticReport
+    from flexq_bench.ci.gate_static import StaticReport
 
 
 def static(
@@ -79,8 +79,8 @@ def static(
     the same in both are not compiled. Exit code 0: none; 1: a regression; 4: a build of the head
     does not compile. Of a --project, only kernels that expose their machine code are compared.
     """
-    from ci.gate_static import Limits
-    from ci.reports import static as reports
+    from flexq_bench.ci.gate_static import Limits
+    from flexq_bench.ci.reports import static as reports
 
     files = {"--markdown": markdown, "--json": as_json}
     check_files(files)
@@ -105,7 +105,7 @@ def static(
 
 def _gate(repository: Path, base: str, head: str) -> Callable[..., StaticReport]:
     """The gate for two revisions of this repository."""
-    from ci.gate_static import gate_static
+    from flexq_bench.ci.gate_static import gate_static
     from flexq_bench.repository.worktrees import repository_of
 
     return partial(gate_static, repository_of(repository), base, head)
@@ -113,7 +113,7 @@ def _gate(repository: Path, base: str, head: str) -> Callable[..., StaticReport]
 
 def _of(folder: str, base: str, head: str) -> Callable[..., StaticReport]:
     """The gate for two revisions of a project, both built according to base's project file."""
-    from ci.gate_static import gate_static_project
+    from flexq_bench.ci.gate_static import gate_static_project
     from flexq_bench.repository.project import open_project, revision
 
     opened = open_project(folder)

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kernels.contract import KernelSpec
+from flexq_bench.kernels.contract import KernelSpec
 
 WIDTH = 100  # columns of a line
 _NUMBER = re.compile(r"\d+")

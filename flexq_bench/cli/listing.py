@@ -25,12 +25,12 @@ from flexq_bench.cli.options import (
 from flexq_bench.cli.output import console, print_json, print_wrapped, printable, say
 from flexq_bench.cli.outside import adopted, use_kernels_from
 from flexq_bench.errors import UsageError
-from workloads.case import kernel_label
-from workloads.names import unknown
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.names import unknown
 
 if TYPE_CHECKING:
-    from db.engine import Session
-    from db.queries import ModelResults, NoiseRow, RunSummary
+    from flexq_bench.db.engine import Session
+    from flexq_bench.db.queries import ModelResults, NoiseRow, RunSummary
     from flexq_bench.schemes.registry import LayerKernel
 
 Row = dict[str, Any]
@@ -94,7 +94,7 @@ def list_(
     With --kernels-from only the kernels of these sources are listed; with --all the others too.
     false-alarms: the rate of A/A comparisons with verdict slower or faster, over time.
     """
-    from db.urls import resolve_url
+    from flexq_bench.db.urls import resolve_url
 
     use_kernels_from(kernels_from, only=True)
     sources: dict[str, Callable[[], list[Row]]] = {
@@ -143,15 +143,15 @@ def list_(
 
 def _describe_installed() -> None:
     """Register installed packages' kernels without importing their code in this process."""
+    from flexq_bench.kernels.outside import installed
     from flexq_bench.measure.outside_kernels import describe_installed
-    from kernels.outside import installed
 
     installed.find_by(describe_installed)
 
 
 def _kernels(backend: BackendChoice, *, only: Collection[str] = ()) -> list[Row]:
     """List kernels. only: labels to list; empty: all."""
-    from kernels.registry import list_kernels
+    from flexq_bench.kernels.registry import list_kernels
 
     _describe_installed()
 
@@ -215,7 +215,7 @@ def _layer(layer: LayerKernel) -> Row:
 
 
 def _suites() -> list[Row]:
-    from workloads.suites import list_suites, load_suite
+    from flexq_bench.workloads.suites import list_suites, load_suite
 
     return [
         {
@@ -230,7 +230,7 @@ def _suites() -> list[Row]:
 
 
 def _models() -> list[Row]:
-    from workloads.models import load_catalog
+    from flexq_bench.workloads.models import load_catalog
 
     return [
         {
@@ -270,7 +270,7 @@ def _devices(db: str | None) -> list[Row]:
 
 
 def _stored_skus(db: str | None) -> tuple[str, ...]:
-    from db import queries
+    from flexq_bench.db import queries
 
     with _stored(db, beside=True) as session:
         return queries.filter_values(session).gpus if session else ()
@@ -282,9 +282,9 @@ def _stored(db: str | None, *, beside: bool = False) -> Iterator[Session | None]
 
     beside: the data are optional, so a missing database of $FLEXQ_BENCH_DB is no error.
     """
-    from db.engine import open_database
-    from db.errors import MissingDatabaseError
-    from db.urls import is_default
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.errors import MissingDatabaseError
+    from flexq_bench.db.urls import is_default
 
     try:
         database = open_database(db, read_only=True)
@@ -298,7 +298,7 @@ def _stored(db: str | None, *, beside: bool = False) -> Iterator[Session | None]
 
 
 def _runs(db: str | None, limit: int) -> list[Row]:
-    from db import queries
+    from flexq_bench.db import queries
 
     with _stored(db) as session:
         if session is None:
@@ -325,9 +325,9 @@ def _run(run: RunSummary, of_models: ModelResults | None) -> Row:
 
 
 def _series(db: str | None, kernel: str | None, model: str | None, gpu: str | None) -> list[Row]:
-    from db import queries
-    from workloads.models import load_catalog
-    from workloads.patterns import check_pattern, matches
+    from flexq_bench.db import queries
+    from flexq_bench.workloads.models import load_catalog
+    from flexq_bench.workloads.patterns import check_pattern, matches
 
     if kernel is not None:
         check_pattern(kernel)
@@ -350,7 +350,7 @@ def _series(db: str | None, kernel: str | None, model: str | None, gpu: str | No
 
 def _show_families(backend: BackendChoice, db: str | None) -> None:
     from flexq_bench.cli.kernel_families import kernel_families, lines_of
-    from kernels.registry import list_kernels
+    from flexq_bench.kernels.registry import list_kernels
 
     _describe_installed()
     names = [name for name in ("cuda", "cpu") if backend in (BackendChoice.AUTO, name)]
@@ -363,7 +363,7 @@ def _show_families(backend: BackendChoice, db: str | None) -> None:
 
 def _shares_of_floor(db: str | None) -> dict[str, float]:
     """The best share of the newest results of each label on this machine's first device."""
-    from db import queries
+    from flexq_bench.db import queries
     from flexq_bench.measure.local_devices import local_devices
 
     (_, here), *_ = local_devices()
@@ -380,7 +380,7 @@ def _shares_of_floor(db: str | None) -> dict[str, float]:
 
 
 def _noise(db: str | None) -> list[Row]:
-    from db import queries
+    from flexq_bench.db import queries
 
     with _stored(db) as session:
         return [
@@ -406,7 +406,7 @@ def _case_key(page: NoiseRow) -> str:
 
 
 def _false_alarms(db: str | None, limit: int) -> list[Row]:
-    from db import queries
+    from flexq_bench.db import queries
 
     with _stored(db) as session:
         rows = queries.false_alarm_rates(session, limit=limit) if session else []

@@ -11,11 +11,11 @@ from functools import cache
 from importlib import metadata, util
 from typing import Literal
 
-from db.engine import open_database, revision_of
-from db.errors import DatabaseError, MissingDatabaseError
+from flexq_bench.db.engine import open_database, revision_of
+from flexq_bench.db.errors import DatabaseError, MissingDatabaseError
+from flexq_bench.kernels.errors import UnsupportedError
+from flexq_bench.kernels.peers.packages import PACKAGES, Package, check
 from flexq_bench.repository.provenance import current_commit, package_version
-from kernels.errors import UnsupportedError
-from kernels.peers.packages import PACKAGES, Package, check
 
 State = Literal["ok", "missing", "broken"]
 _SUPPORTED_PYTHON = ((3, 11), (3, 13))

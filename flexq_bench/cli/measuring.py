@@ -11,16 +11,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from db import queries
-from db.engine import Database, open_database
-from db.records import CommitInfo, Record, RunInfo
 from flexq_bench.cli.options import BackendChoice
 from flexq_bench.cli.output import console, print_unbroken, say
 from flexq_bench.cli.progress import progress as shown_progress
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.exit_codes import INTERRUPTED
 from flexq_bench.fleet.open_pool import PoolOptions, open_pool
 from flexq_bench.fleet.pool import Pool
 from flexq_bench.fleet.suite_runs import PlannedRun, measure_runs, plan_runs
+from flexq_bench.kernels.contract import Backend
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs import command_lines as invocation
 from flexq_bench.runs.cost_estimate import read_costs
@@ -31,9 +32,8 @@ from flexq_bench.runs.resume import read_unfinished
 from flexq_bench.runs.sweep_plot import write_plot
 from flexq_bench.runs.table import problem_lines, published_table, result_line, results_table
 from flexq_bench.stats.baseline import compare_with_baseline
-from kernels.contract import Backend
-from workloads.published import published_speedups
-from workloads.suite import Suite
+from flexq_bench.workloads.published import published_speedups
+from flexq_bench.workloads.suite import Suite
 
 RESULTS_PAGE = "http://localhost:8501/results"  # of a dashboard with the default port
 

@@ -36,9 +36,9 @@ from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.sweep_text import split_names
 
 if TYPE_CHECKING:
-    from ci.nightly import KindReport, Rules
-    from db.engine import Database
-    from db.records import CommitInfo
+    from flexq_bench.ci.nightly import KindReport, Rules
+    from flexq_bench.db.engine import Database
+    from flexq_bench.db.records import CommitInfo
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.repository.project import Project
 
@@ -115,19 +115,19 @@ def nightly(
     Exit code 0: none of the following; 1: a new alert (with --no-alert a regression) or a wrong
     kernel; 4: planned results are missing; 5: a case failed; 130: interrupted (see --resume).
     """
-    from ci.nightly import Rules, conclude, measure_night
-    from db.engine import open_database
+    from flexq_bench.ci.nightly import Rules, conclude, measure_night
     from flexq_bench.cli.measuring import backend_of, progress
     from flexq_bench.cli.output import console, say
     from flexq_bench.cli.outside import code_with_failures, use_kernels_from, with_outside
     from flexq_bench.cli.progress import progress as shown_progress
     from flexq_bench.cli.project import refuse_beside_project, use_project
+    from flexq_bench.db.engine import open_database
     from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.interrupts import ended_by_terminate
     from flexq_bench.repository.provenance import current_commit
     from flexq_bench.repository.worktrees import is_shallow
     from flexq_bench.runs.command_lines import command, database_arguments
-    from workloads.suites import load_suite
+    from flexq_bench.workloads.suites import load_suite
 
     if report is not None and not report.is_dir():
         raise UsageError(f"--report {report}: there is no such folder: make it first")
@@ -222,8 +222,8 @@ def _judge_and_notify(
     alerting: bool,
 ) -> None:
     """Judge histories of other projects, and create and send the night's notifications."""
-    from ci.history_alerts import judge_histories
-    from ci.notifications import events
+    from flexq_bench.ci.history_alerts import judge_histories
+    from flexq_bench.ci.notifications import events
     from flexq_bench.cli.notify import send_if_subscribed
     from flexq_bench.cli.outside import failures_to_load
 
@@ -248,9 +248,9 @@ def _notify_broken_night(
     todo: str = "resume with: flexq-bench nightly --resume",
 ) -> None:
     """Notify that the night failed. Errors of the database are ignored, not to hide the cause."""
-    from ci.notifications import events
-    from db.errors import DatabaseError
+    from flexq_bench.ci.notifications import events
     from flexq_bench.cli.notify import send_if_subscribed
+    from flexq_bench.db.errors import DatabaseError
 
     with suppress(DatabaseError):
         with database.session() as session:
@@ -262,8 +262,8 @@ def _notify_broken_night(
 
 def _warn_of_another_repository(database: Database, suite: str, project: Project) -> None:
     """Warn if the project's last night was at a commit that its repository does not have."""
-    from db import queries
     from flexq_bench.cli.output import console, say
+    from flexq_bench.db import queries
     from flexq_bench.repository.worktrees import find_revision, is_shallow
 
     with database.session() as session:
@@ -283,8 +283,8 @@ def _notify_commit_without_night(db: str | None, night: str, folder: str, error:
 
     It does not build, its file or suite is invalid, or none of its kernels loads.
     """
-    from db.engine import open_database
-    from db.errors import DatabaseError
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.errors import DatabaseError
     from flexq_bench.repository.project import broken_commit
 
     commit = broken_commit(folder)
@@ -295,7 +295,7 @@ def _notify_commit_without_night(db: str | None, night: str, folder: str, error:
 
 def _store_release_tags(database: Database, repository: Path | None, project: str) -> None:
     """Store the release tags, as results are also compared with the last release."""
-    from db.releases import store_releases
+    from flexq_bench.db.releases import store_releases
     from flexq_bench.repository.git import commits_of_tags
 
     if repository is not None:
@@ -308,7 +308,7 @@ def unfinished_night(database: Database, suite: str, commit: CommitInfo) -> str:
 
     Raises UsageError if there is none; the message names the commit of another unfinished one.
     """
-    from db import queries
+    from flexq_bench.db import queries
 
     with database.session() as session:
         unfinished = [n for n in queries.night_states(session, suite=suite) if n.state != "done"]
@@ -342,9 +342,9 @@ def _backfill(
     cases: int,
 ) -> None:
     """Fill gaps. The pool must be closed: processes at each gap's commit open their own."""
-    from ci.backfill import fill_gap, find_gaps, resume_in
-    from db.urls import ENVIRONMENT_VARIABLE
+    from flexq_bench.ci.backfill import fill_gap, find_gaps, resume_in
     from flexq_bench.cli.output import console, say
+    from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 
     if rules.repository is None or not cases:
         return
@@ -368,7 +368,7 @@ def _backfill(
 
 
 def _show(reports: Sequence[KindReport], as_json: bool, folder: Path | None) -> None:
-    from ci.reports import nightly as night
+    from flexq_bench.ci.reports import nightly as night
     from flexq_bench.cli.output import console, print_json, say
 
     if as_json:

@@ -16,9 +16,9 @@ from flexq_bench.errors import FlexqError, UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from ci.notifications.delivery import DeliveryResult
-    from ci.notifications.subscriptions import Subscriptions
-    from db.engine import Database
+    from flexq_bench.ci.notifications.delivery import DeliveryResult
+    from flexq_bench.ci.notifications.subscriptions import Subscriptions
+    from flexq_bench.db.engine import Database
 
 _HOUR = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 
@@ -64,8 +64,8 @@ def notify(
     Exit code 0: all due messages were accepted; 4: the nightly run of --late is not done; 5: a
     receiver did not accept its message, or its URL is not set.
     """
-    from ci.notifications.delivery import deliver
-    from db.engine import open_database
+    from flexq_bench.ci.notifications.delivery import deliver
+    from flexq_bench.db.engine import open_database
 
     if late is not None and not _HOUR.fullmatch(late):
         raise UsageError(f"--late {late}: write an hour, UTC, as 06:30")
@@ -94,9 +94,9 @@ def send_if_subscribed(database: Database) -> None:
     Nothing is raised, because the results of a night are already stored; messages stay in the
     outbox.
     """
-    from ci.notifications.delivery import deliver
-    from ci.notifications.subscriptions import ENVIRONMENT_VARIABLE, load_subscriptions
-    from workloads.errors import WorkloadError
+    from flexq_bench.ci.notifications.delivery import deliver
+    from flexq_bench.ci.notifications.subscriptions import ENVIRONMENT_VARIABLE, load_subscriptions
+    from flexq_bench.workloads.errors import WorkloadError
 
     path = os.environ.get(ENVIRONMENT_VARIABLE)
     if not path:
@@ -113,7 +113,7 @@ def send_if_subscribed(database: Database) -> None:
 
 
 def _subscriptions(file: Path | None) -> Subscriptions:
-    from ci.notifications.subscriptions import ENVIRONMENT_VARIABLE, load_subscriptions
+    from flexq_bench.ci.notifications.subscriptions import ENVIRONMENT_VARIABLE, load_subscriptions
 
     path = file or os.environ.get(ENVIRONMENT_VARIABLE)
     if not path:
@@ -124,8 +124,8 @@ def _subscriptions(file: Path | None) -> Subscriptions:
 
 
 def _test(recipients: Subscriptions, as_json: bool) -> None:
-    from ci.notifications.channels import ChannelError, send
-    from ci.notifications.events import test_delivery
+    from flexq_bench.ci.notifications.channels import ChannelError, send
+    from flexq_bench.ci.notifications.events import test_delivery
 
     results = {}
     for subscription in recipients.entries:
@@ -145,7 +145,7 @@ def _test(recipients: Subscriptions, as_json: bool) -> None:
 
 def _late(database: Database, suite: str, hour: str) -> str | None:
     """Notify once if today's nightly run is late; returns a message; None: done, or not due yet."""
-    from ci.late_night import check_late_night
+    from flexq_bench.ci.late_night import check_late_night
 
     return check_late_night(database, suite, hour, now=datetime.now(UTC))
 

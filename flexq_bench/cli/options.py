@@ -14,7 +14,7 @@ from flexq_bench.runs.sweep_text import split_names
 
 if TYPE_CHECKING:
     from flexq_bench.measure import Tuning  # imports torch, which would delay usage errors
-    from workloads.case import Regime
+    from flexq_bench.workloads.case import Regime
 
 LARGEST_SEED = 2**63 - 1  # limit of the database
 LARGEST_ID = 2**31 - 1  # of its rows

@@ -11,7 +11,7 @@ from flexq_bench.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flexq_bench.measure.outside_kernels import Adopted
-    from workloads.suite import Suite
+    from flexq_bench.workloads.suite import Suite
 
 _STATE_MODULE = "flexq_bench.measure.outside_kernels"
 
@@ -30,8 +30,8 @@ def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None
 
             outside_kernels.forget()
         return
+    from flexq_bench.kernels.outside.sources import KernelSource
     from flexq_bench.measure import outside_kernels
-    from kernels.outside.sources import KernelSource
 
     outside_kernels.forget()
     sources = [KernelSource.parse(text) for text in texts]
@@ -74,8 +74,8 @@ def known_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
 
 def with_outside(suite: Suite, patterns: Sequence[str] | None) -> Suite:
     """Add the kernels of `--kernels-from`, and installed packages' that match patterns."""
-    from kernels.registry import outside_labels
-    from workloads.patterns import select
+    from flexq_bench.kernels.registry import outside_labels
+    from flexq_bench.workloads.patterns import select
 
     matching = select(tuple(patterns or ()), outside_labels())
     return suite.adding(tuple(dict.fromkeys((*adopted().all_labels, *matching))))

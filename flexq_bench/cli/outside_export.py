@@ -9,7 +9,7 @@ from flexq_bench.cli.outside_import import TRACES
 from flexq_bench.errors import UsageError
 
 if TYPE_CHECKING:
-    from db.records import Record
+    from flexq_bench.db.records import Record
 
 
 OWN_PROJECT = "flexq-bench"  # name of this repository's results, which have no project
@@ -28,7 +28,7 @@ def refuse_projects(format_name: str, projects: Sequence[str]) -> None:
 def write_outside(format_name: str, file: str, records: Iterable[Record]) -> int:
     """Write records in another service's format; returns the result count. Raises UsageError."""
     from flexq_bench.runs.exports import EXPORTS, write_export
-    from workloads.names import unknown
+    from flexq_bench.workloads.names import unknown
 
     if format_name == TRACES:
         from flexq_bench.runs.flashinfer_traces import write_traces

@@ -17,9 +17,9 @@ from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from ci.history_alerts import HistoryVerdicts
-    from db.engine import Database, Session
-    from db.records import CommitInfo, Record
+    from flexq_bench.ci.history_alerts import HistoryVerdicts
+    from flexq_bench.db.engine import Database, Session
+    from flexq_bench.db.records import CommitInfo, Record
     from flexq_bench.runs.outside import Reading
 
 OUTSIDE = "Results of other tools"
@@ -142,10 +142,10 @@ def import_outside(
     Raises typer.Exit(2) if results were refused, UsageError for missing or wrong options, and for a
     file of another format.
     """
-    from db.engine import open_database
+    from flexq_bench.db.engine import open_database
     from flexq_bench.runs.flashinfer_traces import read_traces
     from flexq_bench.runs.outside import FORMATS, read_results
-    from workloads.names import unknown
+    from flexq_bench.workloads.names import unknown
 
     if format_name not in (*FORMATS, TRACES):
         raise UsageError(unknown("format", format_name, (*FORMATS, TRACES)))
@@ -185,7 +185,7 @@ def import_outside(
 def _write_suite(
     files: Sequence[str], format_name: str, options: OutsideOptions, as_json: bool
 ) -> None:
-    from db.exchange import replacing
+    from flexq_bench.db.exchange import replacing
     from flexq_bench.runs.flashinfer_traces import suite_text
 
     if format_name != TRACES or len(files) != 1 or options.suite is None:
@@ -214,10 +214,10 @@ class _Imported:
 def _store(
     session: Session, records: Sequence[Record], *, alerting: bool
 ) -> tuple[int, HistoryVerdicts]:
-    from ci.history_alerts import HistoryVerdicts, judge_histories
-    from ci.notifications import events
-    from db import queries
-    from db.store import add_records
+    from flexq_bench.ci.history_alerts import HistoryVerdicts, judge_histories
+    from flexq_bench.ci.notifications import events
+    from flexq_bench.db import queries
+    from flexq_bench.db.store import add_records
 
     if not records:
         return 0, HistoryVerdicts()
@@ -269,7 +269,7 @@ def _commit(options: OutsideOptions) -> CommitInfo:
     """The commit, with its data from the repository if possible. Raises UsageError."""
     from dataclasses import replace
 
-    from db.records import CommitInfo
+    from flexq_bench.db.records import CommitInfo
     from flexq_bench.repository.provenance import commit_at
     from flexq_bench.repository.worktrees import repository_of, resolve_revision
 
@@ -301,7 +301,7 @@ def _whole(database: Database, commit: CommitInfo) -> CommitInfo:
     """Return an abbreviated commit in full if the database has it; else print a warning."""
     from dataclasses import replace
 
-    from db import queries
+    from flexq_bench.db import queries
 
     if len(commit.sha) in _WHOLE:
         return commit

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flexq_bench.errors import UsageError
-from workloads.suite import Suite
+from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
-    from ci.policy import Policy
+    from flexq_bench.ci.policy import Policy
     from flexq_bench.repository.project import Project, ProjectRevision
 
 _UNBUILT = " (nothing was built: [build] in flexq-bench.toml says how, where kernels need it)"
@@ -30,7 +30,7 @@ class OpenedProject:
         A built-in suite is used with the project's kernels.
         """
         from flexq_bench.cli.outside import adopted
-        from workloads.suites import load_suite
+        from flexq_bench.workloads.suites import load_suite
 
         text = name or self.project.file.suite
         inside = self.built / text
@@ -42,7 +42,7 @@ class OpenedProject:
 
     def policy(self) -> Policy:
         """Return the policy in the project file, else one with the file's limit and owner."""
-        from ci.policy import Limit, Policy, read_policy
+        from flexq_bench.ci.policy import Limit, Policy, read_policy
 
         file = self.project.file
         if not file.policy:

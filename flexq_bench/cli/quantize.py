@@ -96,7 +96,7 @@ def quantize(
     from flexq_bench.measure.device import find_device
     from flexq_bench.schemes.model_files import find_model
     from flexq_bench.schemes.registry import resolve
-    from workloads.models import get_model, load_catalog
+    from flexq_bench.workloads.models import get_model, load_catalog
 
     use_own_schemes(schemes_from)
     algorithm = resolve(scheme)

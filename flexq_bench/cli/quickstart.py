@@ -101,9 +101,9 @@ def _machine(db: str | None) -> Machine:
 
 
 def _newest_run(db: str | None) -> str | None:
-    from db import queries
-    from db.engine import open_database
-    from db.errors import MissingDatabaseError
+    from flexq_bench.db import queries
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.errors import MissingDatabaseError
 
     try:
         with open_database(db, read_only=True) as database, database.session() as session:

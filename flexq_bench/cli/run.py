@@ -90,7 +90,7 @@ def run(
     from flexq_bench.cli.project import refuse_beside_project, use_project
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.runs.result_files import ResultFiles
-    from workloads.suites import list_suites, load_suite
+    from flexq_bench.workloads.suites import list_suites, load_suite
 
     restrictions = restrictions_of(
         models=models, layers=layers, kernels=kernels, stage=stage, cache=cache

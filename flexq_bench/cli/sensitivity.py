@@ -27,7 +27,7 @@ from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.result_files import check_writable
 from flexq_bench.runs.sweep_text import split_names
-from workloads.names import unknown
+from flexq_bench.workloads.names import unknown
 
 if TYPE_CHECKING:
     from flexq_bench.accuracy import PerplexityResult, Text

@@ -38,8 +38,8 @@ def serve_api(
     """
     import uvicorn
 
-    from db.engine import open_database
     from flexq_bench.cli.output import console, print_json, say
+    from flexq_bench.db.engine import open_database
     from flexq_bench.read_api.app import api_app
     from flexq_bench.repository.worktrees import repository_of
 

@@ -30,12 +30,12 @@ def static(
     tokens, and the worst of each resource over all its builds. Storing the same commit twice
     changes nothing. Default: every kernel without a variant.
     """
-    from db.engine import open_database
-    from db.store import add_records, begin_run, finish_run
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.store import add_records, begin_run, finish_run
+    from flexq_bench.kernels.runtime.occupancy import TARGETS
     from flexq_bench.repository.provenance import current_commit
     from flexq_bench.runs import static_series as series
     from flexq_bench.runs.result_files import ResultFiles
-    from kernels.runtime.occupancy import TARGETS
 
     files = ResultFiles(as_json)
     chosen = _chosen(split_names(kernels) or _ONLY_PLAIN)
@@ -61,8 +61,8 @@ def static(
 
 def _chosen(patterns: tuple[str, ...]) -> tuple[str, ...]:
     from flexq_bench.runs.static_series import kernels_with_code
-    from workloads.names import unknown
-    from workloads.patterns import matches, select
+    from flexq_bench.workloads.names import unknown
+    from flexq_bench.workloads.patterns import matches, select
 
     known = kernels_with_code()
     for pattern in patterns:

@@ -12,8 +12,8 @@ from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.errors import UsageError
 
 if TYPE_CHECKING:
-    from db.engine import Database, Session
-    from db.queries import Progress, RunSummary, WorkerRow
+    from flexq_bench.db.engine import Database, Session
+    from flexq_bench.db.queries import Progress, RunSummary, WorkerRow
 
 _MOST = 20  # of each list
 _SILENT_S = 120.0
@@ -45,8 +45,8 @@ def status(
     resumes them.
     --prometheus: for the text collector of a node exporter, or whatever serves a file.
     """
-    from db.engine import open_database
     from flexq_bench.cli.output import console, print_json, say
+    from flexq_bench.db.engine import open_database
     from flexq_bench.fleet.watchdog import stalls
     from flexq_bench.runs.lifecycle import end_dead_runs
 
@@ -78,8 +78,8 @@ def status(
 
 def _metrics(db: str | None) -> str:
     """The metrics; if the database is unavailable, print that metric and raise."""
-    from db.engine import open_database
-    from db.errors import AWAY
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.errors import AWAY
     from flexq_bench.fleet.prometheus import OUTAGE, prometheus_text
 
     try:
@@ -103,7 +103,7 @@ class Stopped:
 
 def _stopped(database: Database, session: Session) -> list[Stopped]:
     """The newest unfinished runs that are not running."""
-    from db import queries
+    from flexq_bench.db import queries
     from flexq_bench.runs.lifecycle import dead_runs
 
     reasons = {
@@ -139,9 +139,9 @@ def _resume(database: Database, run: RunSummary) -> str:
 
 
 def _cancel(prefix: str, db: str | None) -> None:
-    from db import queries
-    from db.engine import open_database
-    from db.requests import cancel_request
+    from flexq_bench.db import queries
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.db.requests import cancel_request
     from flexq_bench.runs.command_lines import user_name
 
     with open_database(db, create=False) as database, database.session() as session:
@@ -150,8 +150,8 @@ def _cancel(prefix: str, db: str | None) -> None:
 
 
 def _read(session: Session) -> dict[str, list[Any]]:
-    from db import queries
-    from db.requests import OPEN_REQUEST_STATES
+    from flexq_bench.db import queries
+    from flexq_bench.db.requests import OPEN_REQUEST_STATES
 
     return {
         "runs": queries.progress(session, limit=_MOST),
@@ -163,7 +163,7 @@ def _read(session: Session) -> dict[str, list[Any]]:
 
 def _computed_fields(row: Any) -> dict[str, Any]:
     """Values of the JSON output that are computed from a row and the current time."""
-    from db.queries import Progress, WorkerRow
+    from flexq_bench.db.queries import Progress, WorkerRow
 
     if isinstance(row, WorkerRow):
         return {"silent_s": _silent_s(row)}

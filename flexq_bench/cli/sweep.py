@@ -30,8 +30,8 @@ from flexq_bench.cli.output import say
 from flexq_bench.cli.size_files import sizes_of
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep_text import parse_sweep, split_names
-from workloads.model_spec import LayerShape
-from workloads.suite import Shape
+from flexq_bench.workloads.model_spec import LayerShape
+from flexq_bench.workloads.suite import Shape
 
 
 def sweep(

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from db import queries
-from db.engine import open_database
 from flexq_bench.cli.measuring import RunOptions
 from flexq_bench.cli.output import say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet.requests import submit, sweep_request
 from flexq_bench.runs import command_lines as invocation
 from flexq_bench.runs.sweep import Sweep
-from workloads.case import Case
-from workloads.probes import is_probe
-from workloads.suite import Group, Shape, Suite
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import is_probe
+from flexq_bench.workloads.suite import Group, Shape, Suite
 
 
 def suite_like(

@@ -11,9 +11,9 @@ import torch
 
 from flexq_bench.errors import UsageError
 from flexq_bench.schemes.model_files import CONFIG, class_name
-from workloads.blocks import DECODED, Block, BlockType
-from workloads.errors import WorkloadError
-from workloads.model_spec import ModelSpec
+from flexq_bench.workloads.blocks import DECODED, Block, BlockType
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.model_spec import ModelSpec
 
 _CLASSES: dict[BlockType, str] = {
     "llama": "LlamaForCausalLM",

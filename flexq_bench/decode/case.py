@@ -13,12 +13,12 @@ from flexq_bench.decode.model_weights import open_weights
 from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.decode.weights import SyntheticWeights, WeightSource
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.decoder import KV_BITS
 from flexq_bench.measure import Tuning
 from flexq_bench.schemes.model_files import is_there
 from flexq_bench.schemes.registry import resolve, without_cache
-from kernels.decoder import KV_BITS
-from workloads.models import load_catalog
-from workloads.names import unknown
+from flexq_bench.workloads.models import load_catalog
+from flexq_bench.workloads.names import unknown
 
 FULL_PRECISION = "fp16"  # the scheme of unquantized weights
 

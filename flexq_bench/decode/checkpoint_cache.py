@@ -15,9 +15,9 @@ from pathlib import Path
 
 from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.runtime.files import cache_folder, only_process
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles
 from flexq_bench.schemes.scheme import Scheme
-from kernels.runtime.files import cache_folder, only_process
 
 MOST_BYTES = 64 << 30  # total; a larger checkpoint stays until the next one is added
 _GIB = 1 << 30

@@ -13,10 +13,10 @@ from flexq_bench.decode.architecture import of_config
 from flexq_bench.decode.model_weights import NamedWeights
 from flexq_bench.decode.weights import dense_layer
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.decoder import KV_BITS
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_files import CONFIG
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.decoder import KV_BITS
 
 _CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import torch
 
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture
 from flexq_bench.decode.layers import PackedLinear, Workspace
-from kernels.decoder import AttentionShape, DecoderOperations, HeadNorms, KvLayer, Norm
-from kernels.decoder.torch_operations import attend_prompts
+from flexq_bench.kernels.decoder import AttentionShape, DecoderOperations, HeadNorms, KvLayer, Norm
+from flexq_bench.kernels.decoder.torch_operations import attend_prompts
 
 
 @dataclass(frozen=True, slots=True)

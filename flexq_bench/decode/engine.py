@@ -11,9 +11,9 @@ from flexq_bench.decode.layers import ChooseConfig, Workspace
 from flexq_bench.decode.prefill import PrefillRunner
 from flexq_bench.decode.stopwatch import stopwatch
 from flexq_bench.errors import UsageError
-from kernels.decoder import DecoderOperations
-from kernels.decoder.kv import empty_layer
-from kernels.runtime.graph_capture import captured
+from flexq_bench.kernels.decoder import DecoderOperations
+from flexq_bench.kernels.decoder.kv import empty_layer
+from flexq_bench.kernels.runtime.graph_capture import captured
 
 _SHORTEST_BUCKET = 128  # tokens: attention of shorter sequences takes the same time
 _MOST_CAPTURED_TOKENS = 2048  # of a prefill: with more, launch overhead is hidden

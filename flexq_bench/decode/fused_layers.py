@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.formats import Operand
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.scheme import Scheme
-from kernels.formats import Operand
 
 
 class UnlikePartsError(UsageError):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.contract import Config, LinearKernel, PackedOperand
-from kernels.decoder import Destination
+from flexq_bench.kernels.contract import Config, LinearKernel, PackedOperand
+from flexq_bench.kernels.decoder import Destination
 
 # The configuration for m tokens of a layer; None: the kernel's own heuristic.
 ChooseConfig = Callable[[LinearKernel, int, int, int], Config | None]

@@ -13,16 +13,16 @@ from flexq_bench.decode.fused_layers import UnlikePartsError
 from flexq_bench.decode.layers import ChooseConfig, PackedLinear
 from flexq_bench.decode.weights import Affine, WeightSource, dense_layer, layer_sizes
 from flexq_bench.errors import MeasureError, UsageError
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.contract import Backend, Kernel, LinearKernel
+from flexq_bench.kernels.decoder import AttentionShape, HeadNorms, Norm
+from flexq_bench.kernels.decoder.kv import token_bytes
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.measure.device import available_memory
 from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels import registry
-from kernels.contract import Backend, Kernel, LinearKernel
-from kernels.decoder import AttentionShape, HeadNorms, Norm
-from kernels.decoder.kv import token_bytes
-from kernels.errors import KernelError
-from kernels.formats import NumberFormat
 
 HEAD = "lm_head"  # never quantized
 _GIB = 1 << 30

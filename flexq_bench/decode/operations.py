@@ -22,12 +22,12 @@ from flexq_bench.decode.text_decoder import operations_on
 from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import WeightSource
 from flexq_bench.errors import MeasureError, UsageError
+from flexq_bench.kernels.contract import Backend
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.device import describe_device, describe_environment, find_device
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.nvml import open_handle
 from flexq_bench.measure.telemetry import NvmlSensor, Sensor, Telemetry
-from kernels.contract import Backend
 
 _PROFILED_STEPS = 3
 _POWER_S = 1.2  # steps of at least this time: a GPU's energy counter changes every 0.1 s

@@ -8,8 +8,8 @@ import torch
 
 from flexq_bench.decode.decoder import Chunks, Decoder
 from flexq_bench.decode.layers import ChooseConfig, Workspace
-from kernels.decoder import KvLayer
-from kernels.runtime.graph_capture import captured
+from flexq_bench.kernels.decoder import KvLayer
+from flexq_bench.kernels.runtime.graph_capture import captured
 
 _Shape = tuple[int, int, int]  # rows, tokens of each, longest
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.decoder.attention import ATTENTION
-from kernels.decoder.cuda_operations import (
+from flexq_bench.kernels.decoder.attention import ATTENTION
+from flexq_bench.kernels.decoder.cuda_operations import (
     ATTENTION_SUM,
     HEAD_NORM,
     NORM,
@@ -21,7 +21,7 @@ from kernels.decoder.cuda_operations import (
     RELU,
     SILU_MUL,
 )
-from workloads.model_spec import Block
+from flexq_bench.workloads.model_spec import Block
 
 _ON_GPU = "CUDA"  # device type of torch.profiler
 EMBEDDING, SAMPLING, HEAD = "embedding", "sampling", "lm_head"

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from db.decode_records import DecodeRecord, ProcessDecode, ServingRecord
-from db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.decode_records import DecodeRecord, ProcessDecode, ServingRecord
+from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.decode.case import PROTOCOL_VERSION, DecodeCase, Setup
 from flexq_bench.decode.requests import Request
 from flexq_bench.stats.bootstrap import hierarchical_interval
-from workloads.models import load_catalog
+from flexq_bench.workloads.models import load_catalog
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 

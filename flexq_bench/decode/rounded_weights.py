@@ -17,11 +17,11 @@ from flexq_bench.decode.weights import (
     layer_sizes,
     parts_of,
 )
+from flexq_bench.kernels.formats import quantize
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.scheme import Scheme
-from kernels.formats import quantize
 
 
 class RoundedWeights(WeightSource):

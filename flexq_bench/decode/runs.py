@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from db import queries
-from db.decode_records import DecodeRecord, ServingRecord
-from db.decode_store import add_decodes
-from db.engine import Database
-from db.records import RunInfo
+from flexq_bench.db import queries
+from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
+from flexq_bench.db.decode_store import add_decodes
+from flexq_bench.db.engine import Database
+from flexq_bench.db.records import RunInfo
 from flexq_bench.decode import SUITE, measurement
 from flexq_bench.decode.case import DecodeCase, Setup
 from flexq_bench.decode.records import ServingCase

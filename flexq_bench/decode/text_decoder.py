@@ -9,11 +9,11 @@ import torch
 from flexq_bench.decode.decoder import Chunks, Decoder, Model
 from flexq_bench.decode.engine import bucket_of
 from flexq_bench.decode.layers import ChooseConfig, Workspace
-from kernels.contract import Backend
-from kernels.decoder import DecoderOperations, KvLayer
-from kernels.decoder.cuda_operations import CudaOperations
-from kernels.decoder.kv import empty_layer
-from kernels.decoder.torch_operations import TorchOperations
+from flexq_bench.kernels.contract import Backend
+from flexq_bench.kernels.decoder import DecoderOperations, KvLayer
+from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
+from flexq_bench.kernels.decoder.kv import empty_layer
+from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 
 # Tokens of one launch. On a CPU bit planes need 36 numbers per product; a GPU is busy with 2048.
 MOST_TOKENS: dict[Backend, int] = {"cpu": 128, "cuda": 2048}

@@ -19,13 +19,13 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.layers import ChooseConfig, PackedLinear
 from flexq_bench.decode.loading import release
 from flexq_bench.decode.stopwatch import stopwatch
+from flexq_bench.kernels.autotune import TuningKey, TuningMemory
+from flexq_bench.kernels.contract import Config, LinearKernel
+from flexq_bench.kernels.decoder import DecoderOperations
+from flexq_bench.kernels.runtime.nvrtc import builds_hash
 from flexq_bench.measure.device import describe_environment
 from flexq_bench.measure.tuning import Tuning
-from kernels.autotune import TuningKey, TuningMemory
-from kernels.contract import Config, LinearKernel
-from kernels.decoder import DecoderOperations
-from kernels.runtime.nvrtc import builds_hash
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.gemm import GemmWorkload
 
 STAGE = "decode-step"  # of the tuning key
 _COPIES_OF_L2 = 3  # weights of the timed blocks, in sizes of the L2 cache, so that they are cold

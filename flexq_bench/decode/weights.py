@@ -10,10 +10,10 @@ from types import MappingProxyType
 import torch
 
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture
+from flexq_bench.kernels.formats import FP16, quantize
 from flexq_bench.measure.inputs import WEIGHT_STD, derive_seed
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.formats import FP16, quantize
 
 # Kinds of layers, as in schemes.model_map, of which a fused layer consists; others are not fused.
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from workloads.case import Case
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import is_probe
 
 Shape = tuple[int, int]
 _FLOOR_S = 1.0  # approximate time of measuring a floor

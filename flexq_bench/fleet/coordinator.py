@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from db import queries
-from db.clock import database_time
-from db.engine import Database
-from db.errors import DatabaseError, FileMovedError
-from db.fleet import OPEN_JOB_STATES, Beat, WorkerInfo
-from db.records import CommitInfo, Record, RunInfo
-from db.store import add_record
-from db.tuning import ChoiceInfo, choices_of
+from flexq_bench.db import queries
+from flexq_bench.db.clock import database_time
+from flexq_bench.db.engine import Database
+from flexq_bench.db.errors import DatabaseError, FileMovedError
+from flexq_bench.db.fleet import OPEN_JOB_STATES, Beat, WorkerInfo
+from flexq_bench.db.records import CommitInfo, Record, RunInfo
+from flexq_bench.db.store import add_record
+from flexq_bench.db.tuning import ChoiceInfo, choices_of
 from flexq_bench.errors import FlexqError, InfrastructureError
 from flexq_bench.fleet.backlog import Backlog, Job, Shape
 from flexq_bench.fleet.pool import Work
@@ -28,12 +28,12 @@ from flexq_bench.fleet.retry_policy import MAX_DEATHS, is_quarantined, quarantin
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost, ReadyWorker, Workers
 from flexq_bench.fleet.write_buffer import WriteBuffer
+from flexq_bench.kernels.contract import Backend
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import OnRecord
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.worker import failed
-from kernels.contract import Backend
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 _STEP_S = 0.5  # longest wait for events: the maximum delay of heartbeats and timeouts
 _RELOAD_S = 1.0  # between two reads of the open jobs while another coordinator holds some

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from db.records import Record, RunInfo
+from flexq_bench.db.records import Record, RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet.pool import Kind, Work
 from flexq_bench.measure.ab import (
@@ -22,7 +22,7 @@ from flexq_bench.runs.lifecycle import OnRecord, store_outcomes
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.process_meter import Measurer
 from flexq_bench.runs.worker import Outcome, Worker
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 
 class LocalPool:

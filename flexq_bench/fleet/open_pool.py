@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from db.engine import Database
-from db.records import CommitInfo
+from flexq_bench.db.engine import Database
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet.local_pool import LocalPool
 from flexq_bench.fleet.pool import Pool
@@ -15,14 +15,14 @@ from flexq_bench.fleet.presence import registered_worker
 from flexq_bench.fleet.ray_pool import open_ray_pool
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import parse_times
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.contract import Backend
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.local_devices import device_info
 from flexq_bench.measure.outside_kernels import adopted, carried
 from flexq_bench.repository.project import Project
 from flexq_bench.runs.process_meter import InProcessMeter, ProcessMeter, ProcessOptions
-from kernels import registry
-from kernels.contract import Backend
 
 NO_CLUSTER = "none"
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from db.records import Record, RunInfo
+from flexq_bench.db.records import Record, RunInfo
+from flexq_bench.kernels.contract import Backend, Capability
 from flexq_bench.measure.ab import CaseComparison, Suffices
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun
 from flexq_bench.runs.machine import Machine
-from kernels.contract import Backend, Capability
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from db.clock import database_time
-from db.engine import Database
-from db.errors import DatabaseError
-from db.fleet import Beat, WorkerInfo, beat, end_worker, register_worker
+from flexq_bench.db.clock import database_time
+from flexq_bench.db.engine import Database
+from flexq_bench.db.errors import DatabaseError
+from flexq_bench.db.fleet import Beat, WorkerInfo, beat, end_worker, register_worker
 from flexq_bench.runs.worker import Worker
 
 INTERVAL = timedelta(seconds=20)

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
-from db import queries
-from db.clock import database_time
-from db.decisions import OPEN_STATES
-from db.engine import Session
-from db.records import RUN_STATUSES
+from flexq_bench.db import queries
+from flexq_bench.db.clock import database_time
+from flexq_bench.db.decisions import OPEN_STATES
+from flexq_bench.db.engine import Session
+from flexq_bench.db.records import RUN_STATUSES
 from flexq_bench.fleet.watchdog import stalls
 
 _NIGHTS = 400  # rows read: enough to include the latest of each suite and kind of GPU

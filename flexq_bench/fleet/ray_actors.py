@@ -23,7 +23,7 @@ from flexq_bench.fleet.ray_slots import Slot, is_alive, slots
 from flexq_bench.fleet.retry_policy import MAX_FAILURES, is_blameless, is_given_up, pause_s
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost
-from kernels.contract import Backend
+from flexq_bench.kernels.contract import Backend
 
 log = logging.getLogger(__name__)
 

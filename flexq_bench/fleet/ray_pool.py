@@ -10,12 +10,12 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from db import queries
-from db.clock import database_time
-from db.engine import Database, Session
-from db.errors import DatabaseError
-from db.fleet import JobInfo, add_jobs, forget_silent_workers, reopen_jobs
-from db.records import CommitInfo, Record, RunInfo
+from flexq_bench.db import queries
+from flexq_bench.db.clock import database_time
+from flexq_bench.db.engine import Database, Session
+from flexq_bench.db.errors import DatabaseError
+from flexq_bench.db.fleet import JobInfo, add_jobs, forget_silent_workers, reopen_jobs
+from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.coordinator import Coordinator
 from flexq_bench.fleet.pool import Kind, Work
@@ -28,8 +28,8 @@ from flexq_bench.runs.device_offsets import store_offsets
 from flexq_bench.runs.lifecycle import OnRecord
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.outage import through_outages
-from workloads.case import Case
-from workloads.names import unknown
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.names import unknown
 
 log = logging.getLogger(__name__)
 

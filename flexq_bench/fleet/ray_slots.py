@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexq_bench.fleet.ray_session import MAX_CPU_SLOTS, cpu_slots
-from kernels.contract import Backend
+from flexq_bench.kernels.contract import Backend
 
 _ACCELERATOR = "accelerator_type:"
 

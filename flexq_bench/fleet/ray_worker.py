@@ -8,21 +8,21 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from db.tuning import ChoiceInfo
+from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError, MeasureError
 from flexq_bench.fleet.workers import Report
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.autotune import TuningKey
+from flexq_bench.kernels.contract import Backend
+from flexq_bench.kernels.errors import SourceError
+from flexq_bench.kernels.outside.loading import load
+from flexq_bench.kernels.outside.sources import KernelSource
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.repository.provenance import ROOT, source_hash
 from flexq_bench.runs.worker import Worker, measure_case, worker_of
-from kernels import registry
-from kernels.autotune import TuningKey
-from kernels.contract import Backend
-from kernels.errors import SourceError
-from kernels.outside.loading import load
-from kernels.outside.sources import KernelSource
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 _RELEASE_TIMEOUT_S = 15.0  # for the previous process on the device to end
 

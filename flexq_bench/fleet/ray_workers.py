@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from db.tuning import ChoiceInfo
+from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.ray_actors import Actor, RayActors
 from flexq_bench.fleet.ray_worker import MeterActor, WorkerDescription
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import ReadyWorker
+from flexq_bench.kernels.contract import Backend
+from flexq_bench.kernels.outside.sources import KernelSource
 from flexq_bench.measure import Tuning
 from flexq_bench.repository.provenance import ROOT, source_hash
-from kernels.contract import Backend
-from kernels.outside.sources import KernelSource
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 
 class RayWorkers(RayActors):

@@ -15,13 +15,13 @@ from datetime import timedelta
 from pathlib import Path
 from threading import Event, Thread
 
-from db import queries
-from db.clock import database_time
-from db.engine import Database, Session
-from db.errors import AWAY, DatabaseError
-from db.locking import lock_for_writing
-from db.records import CommitInfo, Record
-from db.requests import (
+from flexq_bench.db import queries
+from flexq_bench.db.clock import database_time
+from flexq_bench.db.engine import Database, Session
+from flexq_bench.db.errors import AWAY, DatabaseError
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.records import CommitInfo, Record
+from flexq_bench.db.requests import (
     ClaimedRequest,
     claim_request,
     finish_request,
@@ -52,7 +52,7 @@ from flexq_bench.repository.provenance import ROOT
 from flexq_bench.repository.worktrees import is_published, repository_of
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from flexq_bench.runs.outage import through_outages
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 # A server renews the lease of its request for as long as a case, or a comparison with its builds,
 # may take. After that it is considered hung, and its lease expires.

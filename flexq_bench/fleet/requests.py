@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from db.engine import Session
-from db.queries import capability_of
-from db.requests import REQUEST_KINDS, Limits, RequestInfo, add_request
+from flexq_bench.db.engine import Session
+from flexq_bench.db.queries import capability_of
+from flexq_bench.db.requests import REQUEST_KINDS, Limits, RequestInfo, add_request
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.contract import Backend, Capability
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.plan import Plan, build_plan, offered_labels
 from flexq_bench.runs.sweep import Sweep, check_cases, check_fields, sweep_of
-from kernels.contract import Backend, Capability
-from workloads.case import Case
-from workloads.names import unknown
-from workloads.suite import Suite
-from workloads.suites import list_suites, load_suite
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.suite import Suite
+from flexq_bench.workloads.suites import list_suites, load_suite
 
 MAX_CASES = 2000  # per request, floors included
 # Of queued and running requests. A requester can type any name, so there is also a limit for all.

@@ -27,8 +27,8 @@ from flexq_bench.errors import (
     UsageError,
 )
 from flexq_bench.fleet.exit_reasons import is_of_node
-from kernels.errors import KernelError
-from workloads.errors import WorkloadError
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.workloads.errors import WorkloadError
 
 MAX_DEATHS = 3  # per job or evaluation; per request: in a row, without a result between them
 MAX_FAILURES = 3  # per slot, in a row

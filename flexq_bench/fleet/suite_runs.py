@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from db.engine import Database
-from db.records import CommitInfo, RunInfo
+from flexq_bench.db.engine import Database
+from flexq_bench.db.records import CommitInfo, RunInfo
 from flexq_bench.fleet.pool import Kind, Pool, Work
 from flexq_bench.runs.lifecycle import OnRecord, new_run, open_run
 from flexq_bench.runs.plan import build_plan
-from workloads.case import Case
-from workloads.suite import Suite
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.suite import Suite
 
 log = logging.getLogger(__name__)
 

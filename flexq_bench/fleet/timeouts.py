@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from flexq_bench.errors import UsageError
-from workloads.names import unknown
+from flexq_bench.workloads.names import unknown
 
 LONGEST_S = 604_800.0  # a week
 

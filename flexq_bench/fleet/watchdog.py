@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from db import queries
-from db.clock import database_time
-from db.engine import Session
+from flexq_bench.db import queries
+from flexq_bench.db.clock import database_time
+from flexq_bench.db.engine import Session
 from flexq_bench.runs.owner import is_dead
 
 # Twice the time limit of a case (flexq_bench.fleet.timeouts).

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from db.tuning import ChoiceInfo
+from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.measure import Measured
 from flexq_bench.runs.worker import Worker
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 
 @dataclass(frozen=True, slots=True)

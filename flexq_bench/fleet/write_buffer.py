@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
-from db.clock import database_time
-from db.engine import Database, Session
-from db.errors import AWAY, DatabaseError
-from db.fleet import (
+from flexq_bench.db.clock import database_time
+from flexq_bench.db.engine import Database, Session
+from flexq_bench.db.errors import AWAY, DatabaseError
+from flexq_bench.db.fleet import (
     Beat,
     WorkerInfo,
     abandon_jobs,
@@ -23,9 +23,9 @@ from db.fleet import (
     register_worker,
     return_jobs,
 )
-from db.locking import lock_for_writing
-from db.records import Record
-from db.tuning import ChoiceInfo, add_choices
+from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.records import Record
+from flexq_bench.db.tuning import ChoiceInfo, add_choices
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.timeouts import Times
 

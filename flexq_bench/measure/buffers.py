@@ -9,9 +9,9 @@ from typing import Literal
 
 import torch
 
+from flexq_bench.kernels.contract import Config, PackedOperand
 from flexq_bench.measure.clocks import BetweenSamples
 from flexq_bench.measure.inputs import LinearInputs
-from kernels.contract import Config, PackedOperand
 
 # Activations of launches: those of the timed samples, ones that no launch has seen, or no others.
 Draw = Literal["timed", "new", "same"]

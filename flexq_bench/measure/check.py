@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from flexq_bench.kernels.contract import KernelSpec, LinearKernel
+from flexq_bench.kernels.reference import BF16_BITS, FP16_BITS, Reference, reference_of
 from flexq_bench.measure.inputs import (
     LinearInputs,
     derive_seed,
@@ -18,10 +20,8 @@ from flexq_bench.measure.inputs import (
     weight_seed,
 )
 from flexq_bench.measure.own_quantization import has_own_rule, own_quantization_error
-from kernels.contract import KernelSpec, LinearKernel
-from kernels.reference import BF16_BITS, FP16_BITS, Reference, reference_of
-from workloads.case import Stage
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Stage
+from flexq_bench.workloads.gemm import GemmWorkload
 
 FP16_MAX = 65504.0
 FP16_OVERFLOW = 65536.0  # above this, no rounding or order of accumulation gives a finite value

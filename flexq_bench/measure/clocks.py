@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
+from flexq_bench.kernels.cuda.block_order import BlockShuffle
+from flexq_bench.kernels.cuda.clock_stamps import ClockStamps
+from flexq_bench.kernels.runtime.driver import reset_persisting_l2
+from flexq_bench.kernels.runtime.graph_capture import captured
 from flexq_bench.measure.protocol import Protocol
-from kernels.cuda.block_order import BlockShuffle
-from kernels.cuda.clock_stamps import ClockStamps
-from kernels.runtime.driver import reset_persisting_l2
-from kernels.runtime.graph_capture import captured
 
 Launch = Callable[[int], None]  # launch(i) runs on the i-th copy of the weights, i < copies
 _CALIBRATIONS = 3

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.measure.protocol import Protocol
-from kernels.errors import UnsupportedError
-from workloads.case import CacheMode
+from flexq_bench.workloads.case import CacheMode
 
 
 def copies_for(

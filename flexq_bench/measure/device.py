@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from db.records import DeviceInfo
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.errors import DeviceError
+from flexq_bench.kernels.contract import Capability
+from flexq_bench.kernels.runtime.nvrtc import COMMON_OPTIONS
 from flexq_bench.measure.nvml import Nvml
-from kernels.contract import Capability
-from kernels.runtime.nvrtc import COMMON_OPTIONS
 
 _CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 _MEMINFO = Path("/proc/meminfo")

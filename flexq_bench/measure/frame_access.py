@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from types import CodeType, FrameType
 
-from kernels.outside.foreign_code import is_foreign, is_importing
+from flexq_bench.kernels.outside.foreign_code import is_foreign, is_importing
 
 _READS = (
     *("sys._getframe", "sys._current_frames", "sys._current_exceptions"),

@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from kernels.contract import LinearKernel
-from kernels.errors import KernelError
-from kernels.formats import NumberFormat, Operand
-from kernels.formats.dual_grained import TOP_SIX_BIT_SCALE
-from kernels.formats.mixed import (
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.formats.dual_grained import TOP_SIX_BIT_SCALE
+from flexq_bench.kernels.formats.mixed import (
     GROUP,
     HEAD_BITS,
     TAIL_BITS,
@@ -20,8 +20,8 @@ from kernels.formats.mixed import (
     joined,
     tail_start,
 )
-from workloads.case import Stage
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Stage
+from flexq_bench.workloads.gemm import GemmWorkload
 
 INPUT_DISTRIBUTION = "normal-outlier-v1"
 WEIGHT_STD = 0.02

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from flexq_bench.kernels.contract import Config, LinearKernel, PackedOperand
+from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.reference import Reference
 from flexq_bench.measure import tampering
 from flexq_bench.measure.buffers import Buffers, Draw, UnseenInputs
 from flexq_bench.measure.check import judge_error, relative_error
@@ -24,10 +27,7 @@ from flexq_bench.measure.rewriting import (
     stage_input,
 )
 from flexq_bench.measure.shared_weights import Content
-from kernels.contract import Config, LinearKernel, PackedOperand
-from kernels.formats import Operand
-from kernels.reference import Reference
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 _MIN_SLOTS, _MAX_SLOTS = 2, 256
 _MAX_COLD_SLOTS = 8  # of activations; a cold sample makes few passes over the weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from db.records import DeviceInfo
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.measure.device import describe_device, find_device
 from flexq_bench.measure.nvml import open_handle
 

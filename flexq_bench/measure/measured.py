@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from workloads.case import Regime
+from flexq_bench.workloads.case import Regime
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flexq_bench.errors import MeasureError
-from kernels.contract import KernelSpec
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import KernelSpec
+from flexq_bench.workloads.gemm import GemmWorkload
 
 # Peak bytes per value while inputs are drawn, quantized and checked: FP32 draws and quotients, FP16
 # values, codes; the reference's float64 copies of activations; float64 outputs, magnitudes, errors

@@ -13,8 +13,12 @@ from dataclasses import replace
 
 import torch
 
-from db.records import DeviceInfo
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.autotune import TuningMemory
+from flexq_bench.kernels.contract import Backend, Kernel, KernelSpec
+from flexq_bench.kernels.errors import UnknownKernelError, UnsupportedError, first_line
 from flexq_bench.measure import tampering
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, CpuClock, CudaClock, Rotation
@@ -36,12 +40,8 @@ from flexq_bench.measure.sampling import sample_case
 from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
 from flexq_bench.measure.tuning import Tuning
-from kernels import registry
-from kernels.autotune import TuningMemory
-from kernels.contract import Backend, Kernel, KernelSpec
-from kernels.errors import UnknownKernelError, UnsupportedError, first_line
-from workloads.case import Case, parse_kernel_label
-from workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
+from flexq_bench.workloads.case import Case, parse_kernel_label
+from flexq_bench.workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
 
 # Fields of the environment that affect the choice of the fastest configuration.
 _TUNED_FOR = ("torch", "cuda", "driver", "compiler_flags", "nvrtc", "cublas")

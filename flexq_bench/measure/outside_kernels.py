@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import flexq_bench
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.kernels.outside.described import DescribedKernel, spec_of_plain
+from flexq_bench.kernels.outside.loading import ENTRY_POINTS, refuse_taken
+from flexq_bench.kernels.outside.sources import KernelSource
+from flexq_bench.kernels.runtime.files import cache_folder
 from flexq_bench.measure.worker_messages import printable
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
-from flexq_bench.repository.provenance import PACKAGES
-from kernels import registry
-from kernels.errors import KernelError
-from kernels.outside.described import DescribedKernel, spec_of_plain
-from kernels.outside.loading import ENTRY_POINTS, refuse_taken
-from kernels.outside.sources import KernelSource
-from kernels.runtime.files import cache_folder
+from flexq_bench.packages import PACKAGE
 
 LOADER = (sys.executable, "-m", "flexq_bench.measure.outside_loader")
 LOAD_S = 180.0  # for the import of a file, which may build an extension
@@ -156,21 +156,17 @@ def _kernels_of(reply: Mapping[str, Any], name: str) -> tuple[DescribedKernel, .
 
 
 def program_root(packages: Path | None = None) -> Path:
-    """A folder with the packages of this process and no other installed ones.
+    """A folder with a link to the package of this process, and nothing else.
 
-    packages: the folder that contains them; None: that of this file. If the folder also contains
-    other packages, the result is a folder of links: it comes first on a worker's path, and must not
-    hide packages that a project has installed.
+    packages: the folder that contains the package; None: that of this file. It comes first on a
+    worker's path, and must not hide packages that a project has, or has installed.
     """
     root = packages or Path(flexq_bench.__file__).resolve().parents[1]
-    if "site-packages" not in root.parts:
-        return root
     digest = hashlib.sha256(str(root).encode()).hexdigest()[:16]
     links = cache_folder() / "program" / digest
     links.mkdir(parents=True, exist_ok=True)
-    for name in PACKAGES:
-        with suppress(FileExistsError):
-            (links / name).symlink_to(root / name)
+    with suppress(FileExistsError):
+        (links / PACKAGE).symlink_to(root / PACKAGE)
     return links
 
 

@@ -17,17 +17,17 @@ from typing import Any
 import torch
 
 from flexq_bench.errors import one_line
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.errors import SourceError
+from flexq_bench.kernels.outside.described import spec_as_plain
+from flexq_bench.kernels.outside.loading import load, load_installed, refuse_taken
+from flexq_bench.kernels.outside.sources import KernelSource
 from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.measure.tampering import watch
 from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 from flexq_bench.repository.build_imports import import_from_build
-from kernels import registry
-from kernels.contract import LinearKernel
-from kernels.errors import SourceError
-from kernels.outside.described import spec_as_plain
-from kernels.outside.loading import load, load_installed, refuse_taken
-from kernels.outside.sources import KernelSource
-from workloads.patterns import matches_any
+from flexq_bench.workloads.patterns import matches_any
 
 
 class Loader:

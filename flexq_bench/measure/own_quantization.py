@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.formats import Operand, quantize
 from flexq_bench.measure.inputs import LinearInputs
-from kernels.contract import LinearKernel
-from kernels.formats import Operand, quantize
 
 # Of the results' norm: so many times the error of the formats' own rule, and this beside it.
 _TIMES, _BESIDE = 2.0, 0.05

@@ -13,6 +13,10 @@ from typing import Any
 import torch
 
 from flexq_bench.errors import MeasureError
+from flexq_bench.kernels.autotune import NEAR, TuningKey, TuningMemory, preferring
+from flexq_bench.kernels.contract import Config, Kernel, KernelSpec, is_plain
+from flexq_bench.kernels.runtime.module import binary_hash, compile_ahead
+from flexq_bench.kernels.runtime.nvrtc import builds_hash
 from flexq_bench.measure import tampering
 from flexq_bench.measure.buffers import Buffers, Draw, UnseenInputs
 from flexq_bench.measure.check import CheckResult
@@ -24,11 +28,7 @@ from flexq_bench.measure.rewriting import Rewriting
 from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.subject import bind
 from flexq_bench.measure.tuning import BriefTimer
-from kernels.autotune import NEAR, TuningKey, TuningMemory, preferring
-from kernels.contract import Config, Kernel, KernelSpec, is_plain
-from kernels.runtime.module import binary_hash, compile_ahead
-from kernels.runtime.nvrtc import builds_hash
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 # Launches on new inputs are compared with repetitions on the same inputs: number of repetitions,
 # including a first one that fills the caches; the number for long launches; and most microseconds

@@ -10,6 +10,9 @@ from typing import overload
 
 import torch
 
+from flexq_bench.kernels.contract import KernelSpec, LinearKernel, PackedOperand
+from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.reference import Reference, reference_gemm
 from flexq_bench.measure.inputs import (
     LinearInputs,
     derive_seed,
@@ -18,10 +21,7 @@ from flexq_bench.measure.inputs import (
 )
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.shared_weights import Content
-from kernels.contract import KernelSpec, LinearKernel, PackedOperand
-from kernels.formats import Operand
-from kernels.reference import Reference, reference_gemm
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 _ALIGNED = 512  # bytes, as the CUDA allocator aligns
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes

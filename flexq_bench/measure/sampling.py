@@ -19,7 +19,7 @@ from flexq_bench.stats import (
     trimmed_mean,
     trimmed_mean_interval,
 )
-from workloads.case import Regime
+from flexq_bench.workloads.case import Regime
 
 _MAX_BATCH = 128  # samples, so that the device's queue of launches never fills
 # Outputs are checked once per batch, so a batch of long samples with longer gaps has at least this

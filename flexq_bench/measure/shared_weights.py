@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from kernels.contract import PackedOperand
-from kernels.formats import Operand
+from flexq_bench.kernels.contract import PackedOperand
+from flexq_bench.kernels.formats import Operand
 
 
 @dataclass(frozen=True, slots=True, eq=False)

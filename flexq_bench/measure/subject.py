@@ -8,6 +8,17 @@ from collections.abc import Sequence
 
 import torch
 
+from flexq_bench.kernels.contract import (
+    Config,
+    Kernel,
+    KernelSpec,
+    LinearKernel,
+    PackedOperand,
+    Probe,
+)
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.reference import reference_of
 from flexq_bench.measure.buffers import Buffers, random_pad
 from flexq_bench.measure.check import CheckResult, check_linear
 from flexq_bench.measure.clocks import BetweenSamples
@@ -26,12 +37,8 @@ from flexq_bench.measure.rewriting import (
     stage_input,
 )
 from flexq_bench.measure.shared_weights import Content, LayerWeights, SharedWeights
-from kernels.contract import Config, Kernel, KernelSpec, LinearKernel, PackedOperand, Probe
-from kernels.errors import KernelError
-from kernels.formats import Operand
-from kernels.reference import reference_of
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 PROBE_DISTRIBUTION = "random-bytes-v1"
 _PLAIN = (PackedOperand, dict, torch.Tensor, torch.nn.Parameter)

@@ -24,16 +24,21 @@ from typing import TypeGuard
 
 import torch
 
+from flexq_bench.kernels.outside import foreign_code
 from flexq_bench.measure import frame_access
-from kernels.outside import foreign_code
 
 # Prefixes of the modules whose functions and classes are stored: what measures, floors and the
 # shapes that they are for, and what encodes a worker's replies.
-_OURS = ("flexq_bench.measure", "flexq_bench.stats", "kernels.", "workloads.", "json.encoder")
+_OURS = (
+    *("flexq_bench.measure", "flexq_bench.stats", "flexq_bench.kernels", "flexq_bench.workloads"),
+    "json.encoder",
+)
 # Of these, constants too: others have large tables, and no limit that is judged by.
 _WITH_CONSTANTS = (
-    *("flexq_bench.measure", "flexq_bench.stats", "kernels.reference", "kernels.formats"),
-    *("kernels.contract", "kernels.outside", "kernels.cpu.probes", "kernels.cuda.probes"),
+    *("flexq_bench.measure", "flexq_bench.stats"),
+    *("flexq_bench.kernels.reference", "flexq_bench.kernels.formats"),
+    *("flexq_bench.kernels.contract", "flexq_bench.kernels.outside"),
+    *("flexq_bench.kernels.cpu.probes", "flexq_bench.kernels.cuda.probes"),
 )
 _CLOCKS = (
     *("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns"),

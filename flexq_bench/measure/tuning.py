@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 
+from flexq_bench.kernels.autotune import TuningMemory, tuning_folder
+from flexq_bench.kernels.contract import Config
 from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.clocks import Clock
 from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.sampling import warm_up
-from kernels.autotune import TuningMemory, tuning_folder
-from kernels.contract import Config
-from workloads.case import Regime
+from flexq_bench.workloads.case import Regime
 
 _SAMPLES = 7  # of each candidate near the best: enough to distinguish percents, not tenths
 _GLANCES = 3  # samples of every candidate in the coarse pass

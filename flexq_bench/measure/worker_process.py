@@ -276,7 +276,9 @@ class WorkerProcess:
 
 
 def _variables(tree: Path, environment: Mapping[str, str] | None) -> dict[str, str]:
-    from db.urls import ENVIRONMENT_VARIABLE  # here, because a worker needs no SQLAlchemy
+    from flexq_bench.db.urls import (
+        ENVIRONMENT_VARIABLE,  # here, because a worker needs no SQLAlchemy
+    )
 
     variables = os.environ if environment is None else environment
     python_path = variables.get("PYTHONPATH")

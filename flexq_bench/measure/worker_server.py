@@ -13,9 +13,9 @@ from io import BufferedReader
 from typing import Any, BinaryIO, NoReturn
 
 from flexq_bench.errors import FlexqError, one_line
+from flexq_bench.kernels.errors import SourceError, UnknownKernelError, UnsupportedError
 from flexq_bench.measure.worker_messages import decode, encode
-from kernels.errors import SourceError, UnknownKernelError, UnsupportedError
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.errors import WorkloadError
 
 _SHOWN = 2000  # characters of an error
 _REFUSALS = (FlexqError, SourceError, UnsupportedError, UnknownKernelError, WorkloadError)

@@ -24,8 +24,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from db.engine import Database
-from db.errors import AmbiguousError, DatabaseError, NotFoundError
+from flexq_bench.db.engine import Database
+from flexq_bench.db.errors import AmbiguousError, DatabaseError, NotFoundError
 from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.read_api.badge import badge_of
 from flexq_bench.read_api.endpoints import ENDPOINTS, Endpoint, document

@@ -6,8 +6,8 @@ import html
 import re
 from pathlib import Path
 
-from db import queries
-from db.engine import Session
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Session
 from flexq_bench.errors import UsageError
 from flexq_bench.repository.worktrees import find_revision
 from flexq_bench.verdicts import Verdict

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from db.decisions import ALERT_STATES
-from db.engine import Session
-from db.records import TIME_METRICS
+from flexq_bench.db.decisions import ALERT_STATES
+from flexq_bench.db.engine import Session
+from flexq_bench.db.records import TIME_METRICS
 from flexq_bench.errors import UsageError
 from flexq_bench.read_api import responses
 

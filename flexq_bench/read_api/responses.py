@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from db import queries
-from db.decisions import OPEN_STATES
-from db.engine import Session
-from db.errors import NotFoundError
-from db.queries import (
+from flexq_bench.db import queries
+from flexq_bench.db.decisions import OPEN_STATES
+from flexq_bench.db.engine import Session
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.queries import (
     AlertEventRow,
     AlertRow,
     DecisionRow,

@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from flexq_bench.repository.provenance import PACKAGES
+from flexq_bench.packages import PACKAGE
 
 VARIABLE = "FLEXQ_BENCH_PROJECT_BUILD"
 _INSTALLED = "site-packages"  # in a virtual environment, which may be inside of a checkout
@@ -56,7 +56,7 @@ class _BuildFinder:
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        if path is not None or name in PACKAGES or name in sys.stdlib_module_names:
+        if path is not None or name == PACKAGE or name in sys.stdlib_module_names:
             return None
         inside = [entry for entry in sys.path if self._is_inside(entry)]
         spec = PathFinder.find_spec(name, inside, target)

@@ -36,13 +36,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from db.records import CommitInfo
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.outside.sources import KernelSource, normalized
 from flexq_bench.repository.git import GitError, commits_with, git_output, run_git
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.repository.worktrees import is_shallow, repository_of, resolve_revision
-from kernels.outside.sources import KernelSource, normalized
-from workloads.data_files import (
+from flexq_bench.workloads.data_files import (
     Amount,
     AnyText,
     Count,
@@ -53,7 +53,7 @@ from workloads.data_files import (
     read_toml,
     validated,
 )
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.errors import WorkloadError
 
 FILE = "flexq-bench.toml"
 VERSION = 1

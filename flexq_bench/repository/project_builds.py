@@ -22,13 +22,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from flexq_bench.errors import BrokenRevisionError
+from flexq_bench.kernels.outside.sources import KernelSource
+from flexq_bench.kernels.runtime.files import cache_folder, only_process, write_atomically
 from flexq_bench.repository.build_imports import BuildPlace
 from flexq_bench.repository.descendants import end_marked, new_mark
 from flexq_bench.repository.git import git_output, run_git
 from flexq_bench.repository.project import BuildTable, Project
 from flexq_bench.repository.worktrees import worktree
-from kernels.outside.sources import KernelSource
-from kernels.runtime.files import cache_folder, only_process, write_atomically
 
 SOURCES = "src"  # folder of a project's modules, if they are not next to its file
 _DONE = "built.json"  # written last: without it, a build is started again

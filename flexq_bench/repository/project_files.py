@@ -7,12 +7,12 @@ import shlex
 from pathlib import Path
 
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.outside.sources import normalized
+from flexq_bench.packages import PACKAGE
 from flexq_bench.repository.git import run_git
 from flexq_bench.repository.project import FILE, read_project_file
 from flexq_bench.repository.project_builds import SOURCES
-from flexq_bench.repository.provenance import PACKAGES
 from flexq_bench.repository.worktrees import repository_of
-from kernels.outside.sources import normalized
 
 WORKFLOW = Path(".github") / "workflows" / "flexq-bench.yml"
 _API = "flexq_bench.api"
@@ -150,7 +150,7 @@ def _source(root: Path, file: Path) -> str:
 def _module(file: Path, top: Path) -> str:
     inside = file.relative_to(top).with_suffix("")
     parts = inside.parts[:-1] if inside.name == "__init__" else inside.parts
-    # Modules with the names of our packages would be ours; names with a hyphen can't be imported.
-    if parts[0] in PACKAGES or not all(map(str.isidentifier, parts)):
+    # A module with the name of our package would be ours; names with a hyphen can't be imported.
+    if parts[0] == PACKAGE or not all(map(str.isidentifier, parts)):
         return str(file)
     return ".".join(parts)

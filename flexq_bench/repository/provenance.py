@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from db.records import CommitInfo
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.packages import PACKAGE
 from flexq_bench.repository.git import GitError, git_output
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the packages
+# Folders of a checkout, for git. In flexq_bench they are links, which git does not follow.
 PACKAGES = ("workloads", "kernels", "flexq_bench", "db")
+_NOT_MEASURING = frozenset({"ci", "dashboard"})  # parts that affect no result
 DISTRIBUTION = "flexq-bench"
 _SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".toml", ".json"}
 _FIELD_SEPARATOR = "\x1f"
@@ -129,9 +133,17 @@ def source_hash(root: Path) -> str:
     measures, checks and stores them.
     """
     digest = hashlib.sha256()
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in _SOURCE_SUFFIXES:
-                digest.update(path.relative_to(root).as_posix().encode() + b"\0")
-                digest.update(path.read_bytes() + b"\0")
+    for path in _source_files(root / PACKAGE):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
+
+
+def _source_files(package: Path) -> list[Path]:
+    files: list[Path] = []
+    # the rooms of a checkout are links
+    for folder, folders, names in os.walk(package, followlinks=True):
+        if Path(folder) == package:
+            folders[:] = [name for name in folders if name not in _NOT_MEASURING]
+        files += [Path(folder, name) for name in names if Path(name).suffix in _SOURCE_SUFFIXES]
+    return sorted(files)

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.kernels.runtime.files import cache_folder, in_cache
 from flexq_bench.repository.git import run_git
 from flexq_bench.repository.provenance import is_dirty
-from kernels.runtime.files import cache_folder, in_cache
 
 _NAMED = 8  # maximum number of similar names in an error
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from db.queries import AlertRow
+from flexq_bench.db.queries import AlertRow
 from flexq_bench.runs.scoreboard import Change, change_of
 from flexq_bench.runs.stored_noise import StoredNoise
 from flexq_bench.verdicts import Verdict

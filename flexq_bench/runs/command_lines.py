@@ -9,8 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from db.engine import Database
-from db.urls import ENVIRONMENT_VARIABLE, default_path
+from flexq_bench.db.engine import Database
+from flexq_bench.db.urls import ENVIRONMENT_VARIABLE, default_path
 
 NAME = "flexq-bench"
 

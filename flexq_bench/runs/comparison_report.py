@@ -17,7 +17,7 @@ from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure.ab.case_comparison import CaseComparison
 from flexq_bench.runs.stored_comparison import StoredComparison
 from flexq_bench.verdicts import Verdict
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 _STYLES = {
     Verdict.SLOWER: "bold red",

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.config_files import read_config
 from flexq_bench.runs.config_models import build_model
-from workloads.model_spec import LayerShape
-from workloads.names import unknown
+from flexq_bench.workloads.model_spec import LayerShape
+from flexq_bench.workloads.names import unknown
 
 if TYPE_CHECKING:
     import torch

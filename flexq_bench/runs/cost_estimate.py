@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from db.engine import Session
-from db.queries import case_seconds
-from workloads.case import Case, Stage
+from flexq_bench.db.engine import Session
+from flexq_bench.db.queries import case_seconds
+from flexq_bench.workloads.case import Case, Stage
 
 _NEWEST = 5  # measurements used per case: older ones are of older code
 

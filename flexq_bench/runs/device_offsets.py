@@ -7,10 +7,10 @@ from collections import defaultdict
 from datetime import UTC, datetime
 from statistics import fmean
 
-from db.engine import Session
-from db.fleet import OffsetInfo, add_offsets
-from db.queries import OffsetRow, device_medians, runs_on_several_devices
-from db.records import DeviceInfo
+from flexq_bench.db.engine import Session
+from flexq_bench.db.fleet import OffsetInfo, add_offsets
+from flexq_bench.db.queries import OffsetRow, device_medians, runs_on_several_devices
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.stats import device_offsets
 
 

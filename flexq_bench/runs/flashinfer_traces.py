@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from db.exchange import replacing
-from db.records import Record
+from flexq_bench.db.exchange import replacing
+from flexq_bench.db.records import Record
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.exports.selection import comparable, label_of
 from flexq_bench.runs.outside.result import (
@@ -33,12 +33,12 @@ from flexq_bench.runs.outside.result import (
 )
 from flexq_bench.runs.outside.times import iso_time
 from flexq_bench.runs.text_files import read_text
-from workloads.case import kernel_label
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import is_probe
 
 if TYPE_CHECKING:
-    from kernels.contract import Backend
-    from kernels.formats.number_format import NumberFormat
+    from flexq_bench.kernels.contract import Backend
+    from flexq_bench.kernels.formats.number_format import NumberFormat
 
 WHAT = "a folder of a FlashInfer-Bench trace set"
 _OP_TYPE = "gemm"
@@ -289,8 +289,8 @@ def _files(folder: str, kind: str) -> list[Path]:
 
 def _formats_of(record: Record) -> tuple[NumberFormat, NumberFormat] | None:
     """Formats of X and W; None: no definition can describe the result."""
-    from kernels.errors import KernelError
-    from kernels.registry import resolve
+    from flexq_bench.kernels.errors import KernelError
+    from flexq_bench.kernels.registry import resolve
 
     compared = record.max_rel_error is not None or record.exact is not None
     ours = not record.project and record.backend in ("cuda", "cpu")

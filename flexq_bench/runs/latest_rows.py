@@ -16,8 +16,8 @@ from flexq_bench.runs.stored_comparison import (
 from flexq_bench.runs.stored_noise import StoredNoise
 from flexq_bench.stats import Interval, with_run_noise
 from flexq_bench.stats.baseline import floor_share, time_of
-from workloads.case import kernel_label
-from workloads.probes import floor_kernel, is_probe
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import floor_kernel, is_probe
 
 R = TypeVar("R", bound=StoredResult)
 

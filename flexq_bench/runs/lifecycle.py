@@ -28,15 +28,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from db import queries
-from db.encoding import AnyRecord
-from db.engine import Database, Session
-from db.errors import AWAY, DatabaseError, FileMovedError, ResultsFileError
-from db.exchange import write_records
-from db.queries import Filters, OwnedRun, export_accuracy, export_decodes
-from db.queries.records import export_records
-from db.records import CommitInfo, Record, RunInfo
-from db.store import add_record, begin_run, end_runs_of, finish_run
+from flexq_bench.db import queries
+from flexq_bench.db.encoding import AnyRecord
+from flexq_bench.db.engine import Database, Session
+from flexq_bench.db.errors import AWAY, DatabaseError, FileMovedError, ResultsFileError
+from flexq_bench.db.exchange import write_records
+from flexq_bench.db.queries import Filters, OwnedRun, export_accuracy, export_decodes
+from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.records import CommitInfo, Record, RunInfo
+from flexq_bench.db.store import add_record, begin_run, end_runs_of, finish_run
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
@@ -44,7 +44,7 @@ from flexq_bench.runs.outage import through_outages
 from flexq_bench.runs.owner import is_dead, this_process
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.worker import Outcome
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 OnRecord = Callable[[Record], None]
 # Exceptions that interrupt a run; all others derived from Exception make it fail.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from db.records import TIME_METRICS, DeviceInfo
-from workloads.case import Case
-from workloads.probes import is_probe
+from flexq_bench.db.records import TIME_METRICS, DeviceInfo
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import is_probe
 
 if TYPE_CHECKING:
-    from kernels.contract import Backend
+    from flexq_bench.kernels.contract import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Machine:
         for a kernel that the backend doesn't have.
         """
         # Imported here, because reading verdicts needs neither torch nor the kernels.
+        from flexq_bench.kernels.registry import resolve
         from flexq_bench.measure.inputs import INPUT_DISTRIBUTION
         from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA
         from flexq_bench.measure.subject import PROBE_DISTRIBUTION
-        from kernels.registry import resolve
 
         spec = resolve(case.label, self.backend).spec
         protocol = PROTOCOL_CPU if self.backend == "cpu" else PROTOCOL_CUDA

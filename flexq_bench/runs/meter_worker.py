@@ -18,7 +18,7 @@ from flexq_bench.measure.outside_loader import add_kernels, add_option
 from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 from flexq_bench.runs.worker import measure_case, worker_of
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 MODULE = "flexq_bench.runs.meter_worker"
 

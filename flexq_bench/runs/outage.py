@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from db.engine import Database, Session
-from db.errors import AWAY
+from flexq_bench.db.engine import Database, Session
+from flexq_bench.db.errors import AWAY
 from flexq_bench.errors import InfrastructureError
 
 LONGEST_S = 600.0  # longest outage, as in flexq_bench.fleet.timeouts

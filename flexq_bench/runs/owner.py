@@ -7,7 +7,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
-from db.records import RunOwner
+from flexq_bench.db.records import RunOwner
 
 _PROC = Path("/proc")
 # Index of the 22nd field of /proc/PID/stat, counted after the program's name: the name may contain

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from flexq_bench.errors import UsageError
-from kernels import registry
-from kernels.contract import Backend, Capability, KernelSpec
-from kernels.errors import KernelError, UnsupportedError
-from workloads.case import Case, parse_kernel_label
-from workloads.gemm import GemmWorkload
-from workloads.names import listed, nearest_first
-from workloads.patterns import is_glob
-from workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
-from workloads.suite import Shape, Suite
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.contract import Backend, Capability, KernelSpec
+from flexq_bench.kernels.errors import KernelError, UnsupportedError
+from flexq_bench.workloads.case import Case, parse_kernel_label
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.names import listed, nearest_first
+from flexq_bench.workloads.patterns import is_glob
+from flexq_bench.workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
+from flexq_bench.workloads.suite import Shape, Suite
 
 _EMPTY_SHAPE = GemmWorkload(1, 1, 1)
 

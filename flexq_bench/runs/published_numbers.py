@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from db.engine import Database
-from db.reference_store import ReferenceInfo, store_reference_values
-from workloads.published import PublishedValue, published_values
+from flexq_bench.db.engine import Database
+from flexq_bench.db.reference_store import ReferenceInfo, store_reference_values
+from flexq_bench.workloads.published import PublishedValue, published_values
 
 
 def store_published_numbers(database: Database) -> None:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from db.encoding import canonical
-from db.errors import RecordError
-from db.records import TIME_METRICS, CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.db.encoding import canonical
+from flexq_bench.db.errors import RecordError
+from flexq_bench.db.records import TIME_METRICS, CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.measure import Measured
-from workloads.case import Case
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import is_probe
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 _OPERATIONS_A_TERA = 1e12

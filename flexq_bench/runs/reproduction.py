@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.verdicts import history_verdict
-from workloads.case import Case, kernel_label
-from workloads.suites import list_suites, load_suite
+from flexq_bench.workloads.case import Case, kernel_label
+from flexq_bench.workloads.suites import list_suites, load_suite
 
 if TYPE_CHECKING:
-    from db.engine import Database
-    from db.queries import AlertRow, DecisionRow
+    from flexq_bench.db.engine import Database
+    from flexq_bench.db.queries import AlertRow, DecisionRow
 
 _SHA = 10
 

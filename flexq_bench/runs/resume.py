@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from db import queries
-from db.engine import Database, Session
-from db.records import CommitInfo, Record, RunInfo
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, Session
+from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.owner import is_alive, this_process
 from flexq_bench.runs.plan import cases_of_keys
-from workloads.case import Case
-from workloads.errors import WorkloadError
-from workloads.models import get_model
-from workloads.suite import Shape
-from workloads.suites import load_suite
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.models import get_model
+from flexq_bench.workloads.suite import Shape
+from flexq_bench.workloads.suites import load_suite
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from db.queries import HistoryPoint, SeriesName
+from flexq_bench.db.queries import HistoryPoint, SeriesName
 from flexq_bench.runs.stored_comparison import verdict_of_ratio
 from flexq_bench.runs.stored_noise import StoredNoise
 from flexq_bench.stats import Interval, geometric_mean, ratio_interval, with_run_noise
 from flexq_bench.verdicts import Verdict
-from workloads.case import kernel_label
+from flexq_bench.workloads.case import kernel_label
 
 WEEK = timedelta(days=7)
 

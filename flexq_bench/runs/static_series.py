@@ -15,7 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.kernels.contract import KernelSpec
+from flexq_bench.kernels.registry import labels, resolve
+from flexq_bench.kernels.resource_table import resource_rows
+from flexq_bench.kernels.runtime.gpu import OF_TARGET, chosen_for
+from flexq_bench.kernels.runtime.machine_code import instructions, resources
+from flexq_bench.kernels.runtime.nvrtc import COMMON_OPTIONS, Build, compile_build, compiler_version
+from flexq_bench.kernels.runtime.resource_row import ResourceRow, resource_row
 from flexq_bench.measure.machine_code import SUITE
 from flexq_bench.measure.machine_code.metrics import (
     RESOURCES,
@@ -26,14 +33,7 @@ from flexq_bench.measure.machine_code.metrics import (
 )
 from flexq_bench.measure.machine_code.revision_builds import DEFAULT_SHAPES
 from flexq_bench.runs.record import UNTIMED, record_uuid
-from kernels.contract import KernelSpec
-from kernels.registry import labels, resolve
-from kernels.resource_table import resource_rows
-from kernels.runtime.gpu import OF_TARGET, chosen_for
-from kernels.runtime.machine_code import instructions, resources
-from kernels.runtime.nvrtc import COMMON_OPTIONS, Build, compile_build, compiler_version
-from kernels.runtime.resource_row import ResourceRow, resource_row
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.gemm import GemmWorkload
 
 BACKEND = "static"
 VERSION = 1  # of the definition and selection of metrics

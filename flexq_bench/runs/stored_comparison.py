@@ -14,7 +14,7 @@ from flexq_bench.stats import Interval, ratio_interval, with_run_noise
 from flexq_bench.stats.baseline import Result, time_of
 from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 from flexq_bench.verdicts import Verdict
-from workloads.case import kernel_label
+from flexq_bench.workloads.case import kernel_label
 
 
 class StoredResult(Result, Protocol):

@@ -14,9 +14,9 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from db import queries
-from db.engine import Session
-from db.queries import HistoryPoint
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Session
+from flexq_bench.db.queries import HistoryPoint
 from flexq_bench.stats import Interval, RunNoise, larger_noise, run_noise, with_run_noise
 from flexq_bench.stats.run_noise import noise_of_changes
 

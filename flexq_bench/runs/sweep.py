@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 from flexq_bench.errors import UsageError
-from workloads.case import CacheMode, Regime, Stage
-from workloads.gemm import MAX_DIMENSION
-from workloads.models import get_model
-from workloads.names import unknown
-from workloads.patterns import check_pattern
-from workloads.suite import Group, Shape, Suite
+from flexq_bench.workloads.case import CacheMode, Regime, Stage
+from flexq_bench.workloads.gemm import MAX_DIMENSION
+from flexq_bench.workloads.models import get_model
+from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.patterns import check_pattern
+from flexq_bench.workloads.suite import Group, Shape, Suite
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 CACHES: tuple[CacheMode, ...] = get_args(CacheMode)

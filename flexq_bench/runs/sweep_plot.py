@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from db.queries import ResultRow
+from flexq_bench.db.queries import ResultRow
 from flexq_bench.errors import InfrastructureError
-from workloads.case import kernel_label
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import is_probe
 
 _MOST_PANELS = 12
 _COLUMNS = 3

@@ -12,10 +12,10 @@ from itertools import product
 
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep import CACHES, STAGES, Sweep, check_cases, select_words
-from workloads.models import get_model
-from workloads.patterns import is_glob
-from workloads.ranges import parse_ranges
-from workloads.suite import MAX_CASES, Shape, layer_shapes
+from flexq_bench.workloads.models import get_model
+from flexq_bench.workloads.patterns import is_glob
+from flexq_bench.workloads.ranges import parse_ranges
+from flexq_bench.workloads.suite import MAX_CASES, Shape, layer_shapes
 
 _ALL_KERNELS = ("*",)
 _SIZES = (1, 2, 4, 8, 16)

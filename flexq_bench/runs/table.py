@@ -10,11 +10,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from db.records import Record
+from flexq_bench.db.records import Record
 from flexq_bench.stats.baseline import BASELINE, Result, Row, common_speedups, half_width_percent
-from workloads.case import kernel_label
-from workloads.probes import EMPTY_KERNEL, is_probe
-from workloads.published import PublishedValue
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import EMPTY_KERNEL, is_probe
+from flexq_bench.workloads.published import PublishedValue
 
 _SPEEDUP = -2  # index of the column: the last but one
 

@@ -6,14 +6,14 @@ import os
 from dataclasses import dataclass, replace
 from time import perf_counter  # by name: external kernels may replace it in `time`
 
-from db.queries.costs import WALL_S
-from db.records import DeviceInfo
+from flexq_bench.db.queries.costs import WALL_S
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.errors import MeasureError
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.contract import Backend, Capability
+from flexq_bench.kernels.errors import KernelError
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA, Measured, Meter
-from kernels import registry
-from kernels.contract import Backend, Capability
-from kernels.errors import KernelError
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.formats import NumberFormat, Scaling
+from flexq_bench.kernels.formats import NumberFormat, Scaling
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from flexq_bench.kernels.formats import NumberFormat, quantize
+from flexq_bench.kernels.formats.mixed import ACTIVATION_CLIP
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
@@ -24,8 +26,6 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
-from kernels.formats import NumberFormat, quantize
-from kernels.formats.mixed import ACTIVATION_CLIP
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,14 @@ from dataclasses import dataclass
 
 import torch
 
+from flexq_bench.kernels.formats import (
+    ColumnGroup,
+    NumberFormat,
+    Operand,
+    Scaling,
+    assembled,
+    quantize,
+)
 from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
@@ -22,7 +30,6 @@ from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import gather, spread, unrounded
-from kernels.formats import ColumnGroup, NumberFormat, Operand, Scaling, assembled, quantize
 
 # Only the softmax of their product matters, which their own error hardly predicts.
 _UNCLIPPED = (

@@ -24,6 +24,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import BlockStream
 from flexq_bench.schemes.errors import QuantizeError
@@ -31,7 +32,6 @@ from flexq_bench.schemes.graphed_callable import GraphedCallable
 from flexq_bench.schemes.losses import attention_divergence, double_log_cosine
 from flexq_bench.schemes.smoothing import spread
 from flexq_bench.schemes.straight_through import check_signed, fake_quantize
-from kernels.formats import NumberFormat
 
 _SMALLEST_SCALE = 1e-2  # smallest scale of a channel, as in the published codes of both methods
 _MAPS_ON_A_CPU = 2**30  # bytes

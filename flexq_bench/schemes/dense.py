@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from flexq_bench.kernels.formats import FP16
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.scheme import QuantizationState, Scheme
-from kernels.formats import FP16
 
 
 class Dense(Scheme):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from flexq_bench.kernels.formats import NumberFormat, Operand, quantize
+from flexq_bench.kernels.formats.dual_grained import CODE_BITS, LARGEST_INT8
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.dual_grained import SearchOptions, search_dual_grained
@@ -20,8 +22,6 @@ from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import gather, percentile_scale, unrounded
-from kernels.formats import NumberFormat, Operand, quantize
-from kernels.formats.dual_grained import CODE_BITS, LARGEST_INT8
 
 
 @dataclass(frozen=True, slots=True)

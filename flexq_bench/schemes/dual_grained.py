@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.formats import Operand
-from kernels.formats.dual_grained import (
+from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.formats.dual_grained import (
     CODE_BITS,
     LARGEST_INT8,
     LARGEST_SIX_BIT_PRODUCT,
@@ -25,8 +25,8 @@ from kernels.formats.dual_grained import (
     TOP_SIX_BIT_SCALE,
     six_bit_codes,
 )
-from kernels.formats.grouping import in_groups, safe_divisor
-from kernels.formats.symmetric_quantization import scales_to
+from flexq_bench.kernels.formats.grouping import in_groups, safe_divisor
+from flexq_bench.kernels.formats.symmetric_quantization import scales_to
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flexq_bench.kernels.formats import quantize
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import Statistics
@@ -29,7 +30,6 @@ from flexq_bench.schemes.scheme import QuantizationState, Scheme
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
 from flexq_bench.schemes.smoothing import check_share, unrounded
 from flexq_bench.schemes.smoothquant import smooth_input
-from kernels.formats import quantize
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flexq_bench.kernels.formats import Operand
 from flexq_bench.schemes.activations import ActivationQuantizer
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.model_map import LinearSite, linear_at, replace_module
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.rotation import Rotation
-from kernels.formats import Operand
 
 _LARGEST_FP16 = torch.finfo(torch.float16).max
 

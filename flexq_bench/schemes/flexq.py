@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.layer_sensitivity import COSTS, Cost, activation_sensitivity, choose_sites
 from flexq_bench.schemes.model_map import ModelMap
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.uniform import FLEXQ_GROUP, round_site
-from kernels.formats import NumberFormat
-from workloads.names import unknown
+from flexq_bench.workloads.names import unknown
 
 SENSITIVE_KIND = "down_proj"  # of a gated feed-forward: FlexQ, section 3.2
 NO_SITE = "none"

@@ -19,6 +19,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import (
+    ColumnGroup,
+    NumberFormat,
+    Operand,
+    Rounder,
+    Scaling,
+    assembled,
+)
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
@@ -27,8 +36,6 @@ from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
 from flexq_bench.schemes.uniform import FULL_BITS, uniform_format
-from kernels.errors import ShapeError
-from kernels.formats import ColumnGroup, NumberFormat, Operand, Rounder, Scaling, assembled
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.runtime.graph_capture import captured
+from flexq_bench.kernels.runtime.graph_capture import captured
 
 WARMUP_CALLS = 3  # before capture: libraries and optimizers create their state
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from kernels.contract import KernelSpec, LinearKernel
-from kernels.formats import NumberFormat
-from kernels.registry import labels, resolve
+from flexq_bench.kernels.contract import KernelSpec, LinearKernel
+from flexq_bench.kernels.formats import NumberFormat
+from flexq_bench.kernels.registry import labels, resolve
 
 # For formats with several kernels, of which the first without a variant is not the fastest.
 _PREFERRED = ("flexq", "flexq[w6a8]", "cublaslt-w8a8", "fp16")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.formats import FP16, NumberFormat
+from flexq_bench.kernels.formats import FP16, NumberFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,12 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.model_map import LinearSite, ModelMap, replace_module
 from flexq_bench.schemes.scheme import Progress
-from kernels.formats import NumberFormat
 
 Cost = Literal["layers", "matrices", "work"]
 COSTS: tuple[Cost, ...] = ("layers", "matrices", "work")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flexq_bench.kernels.formats import FP16, Kind, NumberFormat, Operand, quantize
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.block_training import BlockTrainer, Learned, TrainingOptions
 from flexq_bench.schemes.calibration import Calibration, Statistics
@@ -23,7 +24,6 @@ from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, Sche
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import Folds, check_share, gather, smoothquant_scale, unrounded
 from flexq_bench.schemes.uniform import FULL_BITS
-from kernels.formats import FP16, Kind, NumberFormat, Operand, quantize
 
 
 @dataclass(frozen=True, slots=True)

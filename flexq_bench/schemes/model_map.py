@@ -22,7 +22,7 @@ from flexq_bench.schemes.architectures import (
 )
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.linear_layers import experts_in, is_convolution
-from workloads.names import unknown
+from flexq_bench.workloads.names import unknown
 
 _EXPERT = re.compile(r"experts\.\d+\.")
 

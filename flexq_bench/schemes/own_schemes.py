@@ -27,6 +27,9 @@ import torch
 from torch import nn
 
 from flexq_bench.errors import one_line
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
+from flexq_bench.kernels.formats.symmetric_quantization import code_limits
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.errors import QuantizeError
@@ -36,9 +39,6 @@ from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
 from flexq_bench.schemes.uniform import uniform_format
-from kernels.errors import ShapeError
-from kernels.formats import FP16, NumberFormat, Operand
-from kernels.formats.symmetric_quantization import code_limits
 
 GROUP = "flexq_bench.schemes"  # of entry points
 FROM_FILES = "FLEXQ_BENCH_SCHEMES_FROM"  # files, inherited by child processes

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, format_of
 from flexq_bench.schemes.activations import ActivationQuantizer
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.rotation import Rotation
-from kernels.errors import ShapeError
-from kernels.formats import FP16, NumberFormat, Operand, format_of
 
 
 @dataclass(frozen=True, slots=True)

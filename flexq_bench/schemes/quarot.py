@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flexq_bench.kernels.formats import FP16, NumberFormat, quantize
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import quantize_site
@@ -30,7 +31,6 @@ from flexq_bench.schemes.rotation import Rotation, online_rotation, residual_rot
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import readers_of
 from flexq_bench.schemes.uniform import FULL_BITS
-from kernels.formats import FP16, NumberFormat, quantize
 
 # Blocks that read the residual stream through RMS norms, and write to it without one.
 _ROTATABLE = (

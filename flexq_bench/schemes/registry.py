@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from flexq_bench.kernels.decoder import KV_BITS
 from flexq_bench.schemes.abq import Abq, AbqOptions
 from flexq_bench.schemes.atom import Atom, AtomOptions
 from flexq_bench.schemes.awq import Awq, AwqOptions
@@ -38,8 +39,7 @@ from flexq_bench.schemes.smoothquant import SmoothQuant, SmoothQuantOptions
 from flexq_bench.schemes.two_level import TwoLevel, TwoLevelOptions
 from flexq_bench.schemes.uniform import FULL_BITS, Uniform, UniformOptions
 from flexq_bench.schemes.zeroquant import SmallFloat, SmallFloatOptions
-from kernels.decoder import KV_BITS
-from workloads.names import unknown
+from flexq_bench.workloads.names import unknown
 
 Bits = Mapping[str, str]  # named parts of the pattern that matched
 _NAME = re.compile(

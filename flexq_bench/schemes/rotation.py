@@ -19,7 +19,7 @@ from functools import cache
 
 import torch
 
-from kernels.errors import ShapeError
+from flexq_bench.kernels.errors import ShapeError
 
 _LARGEST_BLOCK = 512  # limited, because each token is multiplied by it
 

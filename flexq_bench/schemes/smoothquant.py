@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.input_samples import InputSamples
@@ -27,7 +28,6 @@ from flexq_bench.schemes.smoothing import (
     unrounded,
 )
 from flexq_bench.schemes.uniform import round_site
-from kernels.formats import NumberFormat
 
 ALPHAS = tuple(i / 20 for i in range(6, 19))  # 0.3 … 0.9
 

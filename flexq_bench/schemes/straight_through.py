@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from flexq_bench.kernels.formats import NumberFormat
+from flexq_bench.kernels.formats.fused_rounding import LONGEST_GROUP, launch_shape
+from flexq_bench.kernels.formats.grouping import in_groups, safe_divisor
+from flexq_bench.kernels.formats.symmetric_quantization import group_scales, nearest_codes_, scaled
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.training_kernels import kernels_for
-from kernels.formats import NumberFormat
-from kernels.formats.fused_rounding import LONGEST_GROUP, launch_shape
-from kernels.formats.grouping import in_groups, safe_divisor
-from kernels.formats.symmetric_quantization import group_scales, nearest_codes_, scaled
 
 
 def check_signed(number: NumberFormat) -> None:

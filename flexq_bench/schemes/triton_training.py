@@ -10,7 +10,7 @@ compute `losses.attention_divergence`. Those modules contain the formulas of the
 import triton
 import triton.language as tl
 
-from kernels.formats.triton_rounding import codes_of, scale_of
+from flexq_bench.kernels.formats.triton_rounding import codes_of, scale_of
 
 
 @triton.jit

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from flexq_bench.kernels.formats import NumberFormat, Operand, quantize
+from flexq_bench.kernels.formats.dual_grained import SIX_BITS
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.dual_grained import search_six_bits
@@ -19,8 +21,6 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
-from kernels.formats import NumberFormat, Operand, quantize
-from kernels.formats.dual_grained import SIX_BITS
 
 _SEARCHES = ("output", "weight", "none")
 _LEAST_SHARE = 0.6  # of a row's largest weight

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from flexq_bench.kernels.formats import FP16, NumberFormat, quantize
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
-from kernels.formats import FP16, NumberFormat, quantize
 
 FLEXQ_GROUP = 128
 FULL_BITS = 16  # bits of an operand that is not quantized

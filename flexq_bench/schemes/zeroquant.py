@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.gptq import gptq_together
@@ -16,7 +17,6 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
-from kernels.formats import NumberFormat, quantize
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from flexq_bench.stats import Interval, ratio_interval
-from workloads.case import kernel_label
-from workloads.probes import calibrates, floor_kernel, is_probe
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import calibrates, floor_kernel, is_probe
 
 BASELINE = "cublaslt-w8a8"
 

@@ -31,15 +31,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from db.decisions import OPEN_STATES
+from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 from flexq_bench.stats.log_series import SCALE_FLOOR, Floats
 from flexq_bench.verdicts.verdict import Cause, Verdict
-from workloads.probes import calibrates
+from flexq_bench.workloads.probes import calibrates
 
 if TYPE_CHECKING:
-    from db.queries import AlertRow, DecisionRow
-    from db.records import CommitInfo
+    from flexq_bench.db.queries import AlertRow, DecisionRow
+    from flexq_bench.db.records import CommitInfo
     from flexq_bench.verdicts.detector import Judged
 
 # 1. Trigger. Changes are log ratios: ln(new / old), positive is slower.

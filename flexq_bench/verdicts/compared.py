@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from db.records import DeviceInfo
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.verdicts.confirmation import Comparison
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 
 class Compared(Protocol):

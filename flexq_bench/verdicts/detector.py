@@ -12,8 +12,8 @@ from flexq_bench.verdicts.compared import Compared
 from flexq_bench.verdicts.confirmation import Confirmation, confirm, confirm_together
 from flexq_bench.verdicts.evidence import Evidence
 from flexq_bench.verdicts.verdict import Cause, Verdict
-from workloads.case import Case, parse_kernel_label
-from workloads.probes import floor_kernel, is_probe
+from flexq_bench.workloads.case import Case, parse_kernel_label
+from flexq_bench.workloads.probes import floor_kernel, is_probe
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from db import queries
-from db.decisions import OPEN_STATES, DecisionInfo
-from db.engine import Session
-from db.hashing import fingerprint
-from db.records import CommitInfo
-from db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
+from flexq_bench.db import queries
+from flexq_bench.db.decisions import OPEN_STATES, DecisionInfo
+from flexq_bench.db.engine import Session
+from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
 from flexq_bench.verdicts import alert_rule
 from flexq_bench.verdicts.alert_rule import Group, alert_of, groups_of, is_fixed
 from flexq_bench.verdicts.compared import Compared, ComparisonDevice

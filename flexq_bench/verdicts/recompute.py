@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from db import queries
-from db.engine import Session
-from db.errors import NotFoundError
-from db.hashing import fingerprint
-from db.queries import DecisionRow
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Session
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.queries import DecisionRow
 from flexq_bench.verdicts import alert_rule, history_verdict
 from flexq_bench.verdicts.confirmation import Confirmation
 from flexq_bench.verdicts.detector import judge_evidence

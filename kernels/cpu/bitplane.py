@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
@@ -17,8 +17,8 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.formats import Kind, NumberFormat, Operand
-from kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
+from flexq_bench.kernels.formats import Kind, NumberFormat, Operand
+from flexq_bench.kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
 
 CHUNK_K = 128
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
@@ -12,7 +12,7 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.formats import FP16, NumberFormat, Operand
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
 
 
 class Int8Gemm(LinearKernel):

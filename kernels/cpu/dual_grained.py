@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
@@ -15,9 +15,9 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.formats import NumberFormat, Operand
-from kernels.formats.dual_grained import CODE_BITS, int8_values
-from kernels.formats.symmetric_quantization import quantize_static
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.formats.dual_grained import CODE_BITS, int8_values
+from flexq_bench.kernels.formats.symmetric_quantization import quantize_static
 
 
 class DualGrainedGemm(LinearKernel):

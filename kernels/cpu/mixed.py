@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
@@ -14,8 +14,8 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.formats import NumberFormat, Operand, quantize_mixed
-from kernels.formats.mixed import ACTIVATION_CLIP, GROUP, default_order, order_of
+from flexq_bench.kernels.formats import NumberFormat, Operand, quantize_mixed
+from flexq_bench.kernels.formats.mixed import ACTIVATION_CLIP, GROUP, default_order, order_of
 
 _FORMAT = NumberFormat(4, GROUP, kind="mixed")
 

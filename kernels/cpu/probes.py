@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels.contract import Config, KernelSpec, PackedOperand, Probe, ProbeResult
-from kernels.formats import FP16, NumberFormat
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand, Probe, ProbeResult
+from flexq_bench.kernels.formats import FP16, NumberFormat
+from flexq_bench.workloads.gemm import GemmWorkload
 
 
 class ReadWeights(Probe):

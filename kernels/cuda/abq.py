@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
@@ -20,12 +20,12 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.errors import ShapeError
-from kernels.formats import NumberFormat, Operand
-from kernels.runtime.gpu import current_gpu
-from kernels.runtime.module import load_function
-from kernels.runtime.nvrtc import Block, Build
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.runtime.gpu import current_gpu
+from flexq_bench.kernels.runtime.module import load_function
+from flexq_bench.kernels.runtime.nvrtc import Block, Build
+from flexq_bench.workloads.gemm import GemmWorkload
 
 CHUNK_K = 128  # values of k in 16 bytes of a plane
 MMA_ROWS, MMA_COLS = 16, 8

@@ -14,9 +14,9 @@ import random
 
 import torch
 
-from kernels.runtime.gpu import current_gpu
-from kernels.runtime.module import load_function
-from kernels.runtime.nvrtc import Build
+from flexq_bench.kernels.runtime.gpu import current_gpu
+from flexq_bench.kernels.runtime.module import load_function
+from flexq_bench.kernels.runtime.nvrtc import Build
 
 BUILD = Build.of("probes/block_order.cu")
 _WAVES, _LONGEST_NS = 3, 4000  # of blocks on an SM, one after the other

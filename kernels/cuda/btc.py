@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
@@ -19,11 +19,11 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.formats import NumberFormat, Operand
-from kernels.runtime.gpu import current_gpu
-from kernels.runtime.module import load_function
-from kernels.runtime.nvrtc import Block, Build
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.runtime.gpu import current_gpu
+from flexq_bench.kernels.runtime.module import load_function
+from flexq_bench.kernels.runtime.nvrtc import Block, Build
+from flexq_bench.workloads.gemm import GemmWorkload
 
 GROUP = 128
 W_BITS = 6

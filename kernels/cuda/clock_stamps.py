@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.runtime.gpu import current_gpu
-from kernels.runtime.module import load_function
-from kernels.runtime.nvrtc import Build
+from flexq_bench.kernels.runtime.gpu import current_gpu
+from flexq_bench.kernels.runtime.module import load_function
+from flexq_bench.kernels.runtime.nvrtc import Build
 
 BUILD = Build.of("probes/clock.cu")
 

@@ -8,15 +8,22 @@ from typing import Any
 
 import torch
 
-from kernels.contract import Config, KernelSpec, LinearKernel, PackedOperand, Packing, check_gemm
-from kernels.cuda.btc import MAX_TOKENS, BinaryTensorCoreGemm
-from kernels.cuda.imma.configuration_choice import bucket_of
-from kernels.cuda.imma.gemm import Int8TensorCoreGemm
-from kernels.errors import ShapeError
-from kernels.formats import Operand
-from kernels.runtime.gpu import current_gpu
-from kernels.runtime.nvrtc import Build
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    PackedOperand,
+    Packing,
+    check_gemm,
+)
+from flexq_bench.kernels.cuda.btc import MAX_TOKENS, BinaryTensorCoreGemm
+from flexq_bench.kernels.cuda.imma.configuration_choice import bucket_of
+from flexq_bench.kernels.cuda.imma.gemm import Int8TensorCoreGemm
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.runtime.gpu import current_gpu
+from flexq_bench.kernels.runtime.nvrtc import Build
+from flexq_bench.workloads.gemm import GemmWorkload
 
 _BINARY, _INT8 = "btc", "imma"
 

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from kernels.contract import Config, KernelSpec, PackedOperand, check_gemm
-from kernels.cuda.cublas.dense import Fp16Gemm
-from kernels.formats import FP16
-from kernels.runtime.gpu import current_gpu
-from kernels.runtime.module import load_function
-from kernels.runtime.nvrtc import Block, Build
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand, check_gemm
+from flexq_bench.kernels.cuda.cublas.dense import Fp16Gemm
+from flexq_bench.kernels.formats import FP16
+from flexq_bench.kernels.runtime.gpu import current_gpu
+from flexq_bench.kernels.runtime.module import load_function
+from flexq_bench.kernels.runtime.nvrtc import Block, Build
+from flexq_bench.workloads.gemm import GemmWorkload
 
 _OCTET, _TILE_TOKENS = 8, 8  # rows of an octet, tokens of a column tile
 _FRAGMENT_BYTES = 8 * 32  # partial sums of a warp for an octet and 8 tokens

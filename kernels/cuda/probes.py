@@ -8,12 +8,12 @@ from itertools import product
 
 import torch
 
-from kernels.contract import Config, KernelSpec, PackedOperand, Probe, ProbeResult
-from kernels.formats import FP16, NumberFormat
-from kernels.runtime.gpu import current_gpu
-from kernels.runtime.module import load_function
-from kernels.runtime.nvrtc import Build
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand, Probe, ProbeResult
+from flexq_bench.kernels.formats import FP16, NumberFormat
+from flexq_bench.kernels.runtime.gpu import current_gpu
+from flexq_bench.kernels.runtime.module import load_function
+from flexq_bench.kernels.runtime.nvrtc import Build
+from flexq_bench.workloads.gemm import GemmWorkload
 
 _CHUNK_BYTES = 16  # of one load
 _DEFAULT_UNROLL = 8

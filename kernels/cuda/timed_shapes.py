@@ -33,8 +33,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.runtime.gpu import Device
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.runtime.gpu import Device
+from flexq_bench.workloads.gemm import GemmWorkload
 
 _STEP_K, _ROWS, _TOKENS = 128, 16, 8  # of a tile
 # Length scales of the coordinates, all logarithms, and weights. Set by hand; with each of them two
@@ -82,7 +82,7 @@ class TimedShapes:
 
     @property
     def file(self) -> Traversable:
-        folder = resources.files("kernels") / "cuda" / self.engine / "timed_shapes"
+        folder = resources.files(f"flexq_bench.kernels.cuda.{self.engine}") / "timed_shapes"
         return folder / f"{self.name}.json"
 
 

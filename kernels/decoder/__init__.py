@@ -1,7 +1,7 @@
 """Non-GEMM operators of a decoder block: norms, attention, activations, greedy sampling."""
 
-from kernels.decoder.kv import KV_BITS, KvLayer
-from kernels.decoder.operations import (
+from flexq_bench.kernels.decoder.kv import KV_BITS, KvLayer
+from flexq_bench.kernels.decoder.operations import (
     AttentionShape,
     DecoderOperations,
     Destination,

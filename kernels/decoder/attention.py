@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kernels.contract import Packing
-from kernels.decoder.operations import AttentionShape
-from kernels.errors import UnsupportedError
-from kernels.runtime.nvrtc import Block, Build
+from flexq_bench.kernels.contract import Packing
+from flexq_bench.kernels.decoder.operations import AttentionShape
+from flexq_bench.kernels.errors import UnsupportedError
+from flexq_bench.kernels.runtime.nvrtc import Block, Build
 
 ATTENTION = "decode_attention"
 WARPS = 4

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import Packing, PackingKind
-from kernels.decoder.attention import (
+from flexq_bench.kernels.contract import Packing, PackingKind
+from flexq_bench.kernels.decoder.attention import (
     ATTENTION,
     MAX_SPLITS,
     WARPS,
@@ -15,18 +15,18 @@ from kernels.decoder.attention import (
     can_pack,
     split_count,
 )
-from kernels.decoder.kv import KV_BITS, KvLayer
-from kernels.decoder.operations import (
+from flexq_bench.kernels.decoder.kv import KV_BITS, KvLayer
+from flexq_bench.kernels.decoder.operations import (
     AttentionShape,
     DecoderOperations,
     Destination,
     HeadNorms,
     Norm,
 )
-from kernels.errors import ShapeError
-from kernels.runtime.gpu import current_gpu
-from kernels.runtime.module import Argument, load_function
-from kernels.runtime.nvrtc import Block, Build
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.runtime.gpu import current_gpu
+from flexq_bench.kernels.runtime.module import Argument, load_function
+from flexq_bench.kernels.runtime.nvrtc import Block, Build
 
 _RMS_NORM, _LAYER_NORM, _SILU_MUL, _RELU, _ATTENTION = range(1, 6)
 # Names of the kernels, as profiles show them.

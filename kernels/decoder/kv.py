@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.errors import ShapeError
+from flexq_bench.kernels.errors import ShapeError
 
 KV_BITS = (16, 8, 4)
 

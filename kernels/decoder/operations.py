@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.contract import Config, LinearKernel, PackedOperand
-from kernels.decoder.kv import KvLayer
+from flexq_bench.kernels.contract import Config, LinearKernel, PackedOperand
+from flexq_bench.kernels.decoder.kv import KvLayer
 
 
 @dataclass(frozen=True, slots=True)

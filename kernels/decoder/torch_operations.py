@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.decoder import kv
-from kernels.decoder.kv import KvLayer
-from kernels.decoder.operations import (
+from flexq_bench.kernels.decoder import kv
+from flexq_bench.kernels.decoder.kv import KvLayer
+from flexq_bench.kernels.decoder.operations import (
     AttentionShape,
     DecoderOperations,
     Destination,

@@ -4,15 +4,22 @@ Integers in groups (`symmetric_quantization` is FlexQ's formula, `asymmetric` ha
 dual-grained and mixed formats, scaled FP8, minifloats, and bit planes.
 """
 
-from kernels.formats.asymmetric import quantize_asymmetric
-from kernels.formats.dual_grained import quantize_dual_grained
-from kernels.formats.fp8 import quantize_e4m3
-from kernels.formats.minifloat import quantize_minifloat
-from kernels.formats.mixed import quantize_mixed
-from kernels.formats.number_format import FP16, ColumnGroup, Kind, NumberFormat, Rounder, Scaling
-from kernels.formats.operand import Operand
-from kernels.formats.quantization import assembled, format_of, quantize
-from kernels.formats.symmetric_quantization import quantize_symmetric
+from flexq_bench.kernels.formats.asymmetric import quantize_asymmetric
+from flexq_bench.kernels.formats.dual_grained import quantize_dual_grained
+from flexq_bench.kernels.formats.fp8 import quantize_e4m3
+from flexq_bench.kernels.formats.minifloat import quantize_minifloat
+from flexq_bench.kernels.formats.mixed import quantize_mixed
+from flexq_bench.kernels.formats.number_format import (
+    FP16,
+    ColumnGroup,
+    Kind,
+    NumberFormat,
+    Rounder,
+    Scaling,
+)
+from flexq_bench.kernels.formats.operand import Operand
+from flexq_bench.kernels.formats.quantization import assembled, format_of, quantize
+from flexq_bench.kernels.formats.symmetric_quantization import quantize_symmetric
 
 __all__ = [
     "FP16",

@@ -19,9 +19,9 @@ import math
 
 import torch
 
-from kernels.formats.grouping import check_matrix, in_groups, safe_divisor, work_dtype
-from kernels.formats.operand import Operand
-from kernels.formats.symmetric_quantization import code_limits
+from flexq_bench.kernels.formats.grouping import check_matrix, in_groups, safe_divisor, work_dtype
+from flexq_bench.kernels.formats.operand import Operand
+from flexq_bench.kernels.formats.symmetric_quantization import code_limits
 
 _SIGNED_BITS = 7  # unsigned codes of up to 7 bits fit int8
 

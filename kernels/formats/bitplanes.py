@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.errors import ShapeError
+from flexq_bench.kernels.errors import ShapeError
 
 _BITS_IN_BYTE = 8
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import torch
 
-from kernels.errors import ShapeError
-from kernels.formats.grouping import check_matrix, in_groups, safe_divisor
-from kernels.formats.operand import Operand
-from kernels.formats.symmetric_quantization import scales_to
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats.grouping import check_matrix, in_groups, safe_divisor
+from flexq_bench.kernels.formats.operand import Operand
+from flexq_bench.kernels.formats.symmetric_quantization import scales_to
 
 CODE_BITS = 4
 TOP_CODE = (1 << CODE_BITS) - 1

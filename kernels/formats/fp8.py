@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.formats.grouping import check_matrix
-from kernels.formats.operand import Operand
+from flexq_bench.kernels.formats.grouping import check_matrix
+from flexq_bench.kernels.formats.operand import Operand
 
 LARGEST = 448.0  # of E4M3 without infinities (OCP 8-bit floating point specification, table 1)
 

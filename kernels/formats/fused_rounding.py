@@ -72,7 +72,7 @@ def round_symmetric(
 def _kernel() -> Any:
     """Return the kernel, or None without Triton."""
     try:
-        from kernels.formats.triton_rounding import round_groups
+        from flexq_bench.kernels.formats.triton_rounding import round_groups
     except ImportError:
         return None
     return round_groups

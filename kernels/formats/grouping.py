@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.errors import ShapeError
+from flexq_bench.kernels.errors import ShapeError
 
 _EXACT_IN_FP32 = (torch.float16, torch.bfloat16)
 

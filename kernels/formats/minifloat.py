@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import torch
 
-from kernels.errors import ShapeError
-from kernels.formats import fp8
-from kernels.formats.grouping import check_matrix, in_groups
-from kernels.formats.operand import Operand
-from kernels.formats.symmetric_quantization import scaled, scales_to
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import fp8
+from flexq_bench.kernels.formats.grouping import check_matrix, in_groups
+from flexq_bench.kernels.formats.operand import Operand
+from flexq_bench.kernels.formats.symmetric_quantization import scaled, scales_to
 
 MANTISSA_BITS = {6: 2, 5: 1}  # by the bits of a code
 EXPONENT_BITS, EXPONENT_BIAS = 3, 3

@@ -10,10 +10,10 @@ import math
 
 import torch
 
-from kernels.errors import ShapeError
-from kernels.formats.grouping import check_shape
-from kernels.formats.operand import Operand
-from kernels.formats.symmetric_quantization import quantize_symmetric
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats.grouping import check_shape
+from flexq_bench.kernels.formats.operand import Operand
+from flexq_bench.kernels.formats.symmetric_quantization import quantize_symmetric
 
 HEAD_BITS, TAIL_BITS = 4, 8
 ACTIVATION_CLIP = 0.9  # of the range of a 4-bit group of activations (Atom, section 4.4)

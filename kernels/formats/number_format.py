@@ -22,20 +22,24 @@ from typing import Literal
 
 import torch
 
-from kernels.errors import ShapeError
-from kernels.formats import fused_rounding
-from kernels.formats.asymmetric import asymmetric_scaling
-from kernels.formats.dual_grained import CODE_BITS
-from kernels.formats.grouping import (
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import fused_rounding
+from flexq_bench.kernels.formats.asymmetric import asymmetric_scaling
+from flexq_bench.kernels.formats.dual_grained import CODE_BITS
+from flexq_bench.kernels.formats.grouping import (
     check_finite,
     check_shape,
     in_groups,
     safe_divisor,
     work_dtype,
 )
-from kernels.formats.minifloat import LARGEST, nearest_minifloat
-from kernels.formats.mixed import TAIL_BITS, tail_start
-from kernels.formats.symmetric_quantization import code_limits, nearest_codes_, scales_to
+from flexq_bench.kernels.formats.minifloat import LARGEST, nearest_minifloat
+from flexq_bench.kernels.formats.mixed import TAIL_BITS, tail_start
+from flexq_bench.kernels.formats.symmetric_quantization import (
+    code_limits,
+    nearest_codes_,
+    scales_to,
+)
 
 Kind = Literal["symmetric", "asymmetric", "balanced", "float", "normal", "dual", "mixed", "dense"]
 # The prefix of a name; dense and float formats differ by whether a group follows the bits.

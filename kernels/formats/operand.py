@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import torch
 
-from kernels.errors import ShapeError
+from flexq_bench.kernels.errors import ShapeError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.errors import ShapeError
-from kernels.formats.asymmetric import asymmetric_types, quantize_asymmetric
-from kernels.formats.dual_grained import quantize_dual_grained, quantize_six_bits
-from kernels.formats.fp8 import quantize_e4m3
-from kernels.formats.minifloat import quantize_minifloat
-from kernels.formats.mixed import TAIL_BITS, quantize_mixed
-from kernels.formats.number_format import Kind, NumberFormat, Scaling
-from kernels.formats.operand import Operand
-from kernels.formats.symmetric_quantization import quantize_symmetric
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats.asymmetric import asymmetric_types, quantize_asymmetric
+from flexq_bench.kernels.formats.dual_grained import quantize_dual_grained, quantize_six_bits
+from flexq_bench.kernels.formats.fp8 import quantize_e4m3
+from flexq_bench.kernels.formats.minifloat import quantize_minifloat
+from flexq_bench.kernels.formats.mixed import TAIL_BITS, quantize_mixed
+from flexq_bench.kernels.formats.number_format import Kind, NumberFormat, Scaling
+from flexq_bench.kernels.formats.operand import Operand
+from flexq_bench.kernels.formats.symmetric_quantization import quantize_symmetric
 
 _E4M3_BITS = 8  # floats of fewer bits are minifloats
 # Values that are rounded at once: a large layer in float64 would need too much memory.

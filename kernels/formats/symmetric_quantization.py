@@ -28,9 +28,9 @@ import math
 
 import torch
 
-from kernels.errors import ShapeError
-from kernels.formats.grouping import check_matrix, in_groups, safe_divisor, work_dtype
-from kernels.formats.operand import Operand
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats.grouping import check_matrix, in_groups, safe_divisor, work_dtype
+from flexq_bench.kernels.formats.operand import Operand
 
 # Static scale for activations without a calibrated one: 127 · 0.75 = 95 covers a standard normal
 # distribution with outliers 20 times as large.

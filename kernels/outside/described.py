@@ -8,14 +8,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
     PackedOperand,
 )
-from kernels.errors import UnsupportedError
-from kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.errors import UnsupportedError
+from flexq_bench.kernels.formats import NumberFormat, Operand
 
 _FORMATS = ("weight", "activation")
 _TUPLES = ("stages", "min_capability", "max_capability")

@@ -13,7 +13,7 @@ from types import FrameType
 # Python and this program may be below the folder of a file of kernels, for example a home folder.
 _OWN = (
     Path(sysconfig.get_path("stdlib")),
-    *(Path(__file__).parents[2] / name for name in ("db", "flexq_bench", "kernels", "workloads")),
+    Path(__file__).parents[2],
 )
 _places: set[Path] = set()
 _calls: dict[Callable[[], object], None] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Backend,
     Capability,
     Config,
@@ -18,11 +18,11 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.errors import KernelError, ShapeError
-from kernels.formats import NumberFormat, Operand, quantize
-from kernels.outside.foreign_code import note_declared
-from workloads.case import Stage
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.errors import KernelError, ShapeError
+from flexq_bench.kernels.formats import NumberFormat, Operand, quantize
+from flexq_bench.kernels.outside.foreign_code import note_declared
+from flexq_bench.workloads.case import Stage
+from flexq_bench.workloads.gemm import GemmWorkload
 
 Function = Callable[..., object]
 Tensors = torch.Tensor | Sequence[torch.Tensor]

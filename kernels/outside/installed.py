@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kernels.contract import LinearKernel
+    from flexq_bench.kernels.contract import LinearKernel
 
 
 def _imported() -> Iterable[LinearKernel]:
-    from kernels.outside.loading import load_installed
+    from flexq_bench.kernels.outside.loading import load_installed
 
     return load_installed()
 

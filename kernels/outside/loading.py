@@ -13,18 +13,18 @@ from importlib import metadata
 from inspect import getattr_static
 from types import ModuleType
 
-from kernels.contract import LinearKernel, is_plain
-from kernels.errors import SourceError
-from kernels.outside.foreign_code import about_to_import, add_place
-from kernels.outside.function_kernel import FunctionDefinition
-from kernels.outside.sources import (
+from flexq_bench.kernels.contract import LinearKernel, is_plain
+from flexq_bench.kernels.errors import SourceError
+from flexq_bench.kernels.outside.foreign_code import about_to_import, add_place
+from flexq_bench.kernels.outside.function_kernel import FunctionDefinition
+from flexq_bench.kernels.outside.sources import (
     KernelSource,
     guarded_import,
     hash_of_module,
     normalized,
     place_of,
 )
-from kernels.reference import BF16_BITS, FP16_BITS
+from flexq_bench.kernels.reference import BF16_BITS, FP16_BITS
 
 ENTRY_POINTS = "flexq_bench.kernels"
 # Labels of one kernel, as in `parse_kernel_label`, which also reads globs.

@@ -9,23 +9,20 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-from kernels.errors import SourceError, first_line
-from kernels.outside.foreign_code import importing
+from flexq_bench.kernels.errors import SourceError, first_line
+from flexq_bench.kernels.outside.foreign_code import importing
 
 _SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".so", ".toml", ".json"}
 _HASH_DIGITS = 16
 _PACKAGE = "__init__"  # the file of a package
 _OUTSIDE = "flexq_bench_outside_{}"  # names of modules loaded from files
-# Packages of this program, even if a file has another one beside it; nobody else may use its own
-# name.
-_OURS = ("db", "kernels", "workloads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +119,9 @@ class KernelSource:
         folder, before = path.parent, set(sys.modules)
         sys.path.insert(0, str(folder))
         _find_own_package(path)
-        _share_name(top_of_package(path))
         try:
             module = _executed(_OUTSIDE.format(_identifier(path.stem)), path)
         except ImportError as error:
-            if error.name is not None and _is_ours(error.name):
-                raise SourceError(
-                    f"{path} imports from {error.name}, which is flexq-bench's here: import files "
-                    f"of a package of this name by a dot, or rename it ({first_line(error)})"
-                ) from error
             if "no known parent package" not in str(error):
                 raise
             if not (folder / f"{_PACKAGE}.py").is_file():
@@ -158,16 +149,7 @@ class KernelSource:
         return copy
 
     def _imported_module(self) -> tuple[ModuleType, str]:
-        try:
-            module = importlib.import_module(self.place)
-        except ModuleNotFoundError as error:
-            if error.name is None or not _is_ours(error.name):
-                raise
-            file = self.place.replace(".", os.sep)
-            raise SourceError(
-                f"there is no module {error.name} in flexq-bench's own package of this name: name "
-                f"a file of yours by its path, such as {file}.py"
-            ) from error
+        module = importlib.import_module(self.place)
         return module, hash_of_module(module)
 
 
@@ -183,26 +165,8 @@ def _find_own_package(path: Path) -> None:
     """Let a file in a package import from it by its full name, before installed packages."""
     beside = top_of_package(path).parent
     is_package = (path.parent / f"{_PACKAGE}.py").is_file()
-    if is_package and top_of_package(path).name not in _OURS and str(beside) not in sys.path:
-        program = str(Path(__file__).parents[2])
-        at = sys.path.index(program) + 1 if program in sys.path else 1
-        sys.path.insert(at, str(beside))
-
-
-def _share_name(folder: Path) -> None:
-    """Let the files of a folder named like one of our packages import each other by that name.
-
-    For example `kernels.common`: modules that our package does not have are searched in this
-    folder.
-    """
-    if folder.name in _OURS:
-        ours = importlib.import_module(folder.name)
-        if str(folder) not in ours.__path__:
-            ours.__path__.append(str(folder))
-
-
-def _is_ours(name: str) -> bool:
-    return name.partition(".")[0] in _OURS
+    if is_package and str(beside) not in sys.path:
+        sys.path.insert(1, str(beside))
 
 
 def _imported_in_package(path: Path, top: Path) -> ModuleType:
@@ -210,12 +174,11 @@ def _imported_in_package(path: Path, top: Path) -> ModuleType:
     inside = path.relative_to(top).with_suffix("").parts
     parts = inside[:-1] if inside[-1] == _PACKAGE else inside
     sys.path.insert(0, str(top.parent))
-    if not _is_ours(top.name):  # otherwise its modules would be taken for those beside the file
-        with suppress(ImportError):
-            module = importlib.import_module(".".join((top.name, *parts)))
-            if Path(str(module.__file__)).samefile(path):
-                return module
-    # Another package has the name, for example `kernels`: use a unique one.
+    with suppress(ImportError):
+        module = importlib.import_module(".".join((top.name, *parts)))
+        if Path(str(module.__file__)).samefile(path):
+            return module
+    # Another package of this name was imported before: use a unique one.
     package = _executed(_OUTSIDE.format(f"package_{_identifier(top.name)}"), top / f"{_PACKAGE}.py")
     return importlib.import_module(".".join((package.__name__, *parts)))
 
@@ -253,10 +216,15 @@ def hash_of_module(module: ModuleType) -> str:
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     folders = [Path(folder) for folder in getattr(top, "__path__", ())]
     if folders:
-        paths = {p for folder in folders for p in folder.rglob("*") if p.suffix in _SUFFIXES}
-        return content_hash(paths, folders[0])
+        return hash_of_folders(folders)
     file = getattr(module, "__file__", None)
     return content_hash({Path(file)}, Path(file).parent) if file else ""
+
+
+def hash_of_folders(folders: Sequence[Path]) -> str:
+    """A hash of all sources in folders."""
+    paths = {p for folder in folders for p in folder.rglob("*") if p.suffix in _SUFFIXES}
+    return content_hash(paths, folders[0])
 
 
 def place_of(module: ModuleType, source: KernelSource | None = None) -> Path:

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
@@ -21,9 +21,9 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.formats import FP16, NumberFormat, Operand
-from kernels.peers.half_activations import HalfActivationPeer, store
-from kernels.peers.packages import BITSANDBYTES, load
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
+from flexq_bench.kernels.peers.half_activations import HalfActivationPeer, store
+from flexq_bench.kernels.peers.packages import BITSANDBYTES, load
 
 _LARGEST = 127.0  # bitsandbytes stores largest magnitudes, 127 times our scales
 _BLOCK = 64  # of NF4 codes that share a scale

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels.contract import Config, LinearKernel, PackedOperand
-from kernels.cuda.cublas.dense import activated, padded
-from kernels.formats import Operand
+from flexq_bench.kernels.contract import Config, LinearKernel, PackedOperand
+from flexq_bench.kernels.cuda.cublas.dense import activated, padded
+from flexq_bench.kernels.formats import Operand
 
 
 class HalfActivationPeer(LinearKernel):

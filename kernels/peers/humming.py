@@ -11,12 +11,18 @@ from typing import Any
 
 import torch
 
-from kernels.contract import Config, KernelSpec, PackedOperand, check_gemm, checked_scales
-from kernels.errors import ShapeError, UnsupportedError
-from kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
-from kernels.formats.minifloat import minifloat_codes
-from kernels.peers.half_activations import HalfActivationPeer
-from kernels.peers.packages import HUMMING, load
+from flexq_bench.kernels.contract import (
+    Config,
+    KernelSpec,
+    PackedOperand,
+    check_gemm,
+    checked_scales,
+)
+from flexq_bench.kernels.errors import ShapeError, UnsupportedError
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
+from flexq_bench.kernels.formats.minifloat import minifloat_codes
+from flexq_bench.kernels.peers.half_activations import HalfActivationPeer
+from flexq_bench.kernels.peers.packages import HUMMING, load
 
 _GROUP = 128
 _N_MULTIPLE, _K_MULTIPLE = 64, 128

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from packaging.specifiers import SpecifierSet
 
-from kernels.errors import UnsupportedError, first_line
+from flexq_bench.kernels.errors import UnsupportedError, first_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from kernels.contract import Config, KernelSpec, PackedOperand, check_gemm
-from kernels.contract import checked_scales as checked
-from kernels.cuda.cublas.dense import padded
-from kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
-from kernels.peers.half_activations import HalfActivationPeer, store
-from kernels.peers.packages import TORCHAO, load
+from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand, check_gemm
+from flexq_bench.kernels.contract import checked_scales as checked
+from flexq_bench.kernels.cuda.cublas.dense import padded
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
+from flexq_bench.kernels.peers.half_activations import HalfActivationPeer, store
+from flexq_bench.kernels.peers.packages import TORCHAO, load
 
 _GROUP, _OFFSET = 128, 8  # the kernel reads code c in 0 … 15 as c - 8
 _INNER_TILES = 8  # of k in a packed tile, as in torchao

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-from kernels.errors import UnsupportedError
+from flexq_bench.kernels.errors import UnsupportedError
 
 
 @cache

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
-from kernels.errors import CacheError
+from flexq_bench.kernels.errors import CacheError
 
 _UNUSABLE = (
     errno.EACCES,

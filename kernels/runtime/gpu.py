@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.errors import KernelError
-from kernels.runtime.occupancy import LIMITS
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.kernels.runtime.occupancy import LIMITS
 
 
 class Device(NamedTuple):

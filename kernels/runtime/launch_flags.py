@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.errors import KernelError
-from kernels.runtime.driver import cuda_driver
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.kernels.runtime.driver import cuda_driver
 
 _NUMBERS = range(1, 1 << 31)  # of launches; then new flags are allocated
 _CAPTURING = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE

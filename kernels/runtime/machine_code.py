@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from kernels.errors import CompileError, UnsupportedError
-from kernels.runtime.nvrtc import Cubin
-from kernels.runtime.occupancy import RESERVED_SHARED_BYTES
+from flexq_bench.kernels.errors import CompileError, UnsupportedError
+from flexq_bench.kernels.runtime.nvrtc import Cubin
+from flexq_bench.kernels.runtime.occupancy import RESERVED_SHARED_BYTES
 
 _USAGE = re.compile(
     r"Function (?P<function>\w+):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) "

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from kernels.errors import KernelError, UnsupportedError
-from kernels.runtime.gpu import current_gpu, present_gpu
-from kernels.runtime.nvrtc import Build, Cubin, compile_build
-from kernels.runtime.tensor_map import TensorMap
+from flexq_bench.kernels.errors import KernelError, UnsupportedError
+from flexq_bench.kernels.runtime.gpu import current_gpu, present_gpu
+from flexq_bench.kernels.runtime.nvrtc import Build, Cubin, compile_build
+from flexq_bench.kernels.runtime.tensor_map import TensorMap
 
 # More dynamic shared memory than this requires a function attribute.
 _DEFAULT_SHARED_BYTES = 48 * 1024

@@ -11,9 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kernels.errors import CompileError, UnsupportedError
-from kernels.runtime.files import cache_folder, only_process, write_atomically
-from kernels.runtime.sources import source_hash
+from flexq_bench.kernels.errors import CompileError, UnsupportedError
+from flexq_bench.kernels.runtime.files import cache_folder, only_process, write_atomically
+from flexq_bench.kernels.runtime.sources import source_hash
 
 COMMON_OPTIONS = ("--std=c++17",)
 _TRAILER_BYTES = 32
@@ -198,4 +198,4 @@ def _key(source: str, options: tuple[str, ...]) -> str:
 
 
 def _csrc() -> Path:
-    return Path(str(resources.files("kernels"))) / "csrc"
+    return Path(str(resources.files("flexq_bench"))) / "kernels" / "csrc"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.errors import UnsupportedError
+from flexq_bench.kernels.errors import UnsupportedError
 
 RESERVED_SHARED_BYTES = 1024  # per block, from compute capability 8.0 on
 WARP = 32

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.runtime.machine_code import Resources
-from kernels.runtime.nvrtc import Build
-from kernels.runtime.occupancy import occupancy
+from flexq_bench.kernels.runtime.machine_code import Resources
+from flexq_bench.kernels.runtime.nvrtc import Build
+from flexq_bench.kernels.runtime.occupancy import occupancy
 
 
 @dataclass(frozen=True, slots=True, order=True)

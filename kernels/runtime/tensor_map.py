@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import torch
 
-from kernels.errors import KernelError
-from kernels.runtime.driver import cuda_driver
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.kernels.runtime.driver import cuda_driver
 
 _ALIGNMENT = 64  # bytes, of an encoded map (CUDA driver API, cuTensorMapEncodeTiled)
 _WORDS = 16

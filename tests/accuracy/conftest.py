@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from db import queries
-from db.engine import open_database
 from flexq_bench.accuracy import load_model, read_text, tokenize
 from flexq_bench.checkpoints import CheckpointWriter, StoredScheme
 from flexq_bench.cli.app import main
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.schemes import FakeQuantizedLinear, calibration_segments, resolve
 
 

@@ -35,10 +35,10 @@ from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.text_decoder import MOST_TOKENS
+from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 from flexq_bench.schemes import Calibration, resolve
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.model_files import model_at
-from kernels.decoder.torch_operations import TorchOperations
 
 CPU = torch.device("cpu")
 VOCABULARY = 512  # of tiny-llama's tokenizer

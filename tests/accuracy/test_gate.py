@@ -13,13 +13,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from db import queries
-from db.engine import open_database
 from flexq_bench.checkpoints import open_checkpoint
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.exit_codes import ExitCode
-from kernels.contract import PackedOperand
-from kernels.cpu.bitplane import BitPlaneGemm
-from kernels.formats import Operand
+from flexq_bench.kernels.contract import PackedOperand
+from flexq_bench.kernels.cpu.bitplane import BitPlaneGemm
+from flexq_bench.kernels.formats import Operand
 
 QUICK = """
 version = 1

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from db import queries
-from db.engine import open_database
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.exit_codes import ExitCode
 
 POLICY = """

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from flexq_bench.accuracy.kernel_linear import ActivationBuffers, KernelLinear
+from flexq_bench.kernels.formats import NumberFormat, quantize, quantize_mixed
+from flexq_bench.kernels.formats.mixed import ACTIVATION_CLIP
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.formats import NumberFormat, quantize, quantize_mixed
-from kernels.formats.mixed import ACTIVATION_CLIP
 
 N, K = 24, 200  # no multiple of a group
 FORMATS = {

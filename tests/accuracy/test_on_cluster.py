@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from db.engine import open_database
-from db.records import DeviceInfo
 from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.plan import EvaluationPlan
@@ -17,6 +15,8 @@ from flexq_bench.accuracy.ray_evaluation import Evaluating, Evaluation, Introduc
 from flexq_bench.accuracy.records import Origin
 from flexq_bench.accuracy.results import MetricResult
 from flexq_bench.accuracy.texts import Text
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.fleet.workers import Finished, Joined, Lost

@@ -7,8 +7,8 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM
 
 from flexq_bench.accuracy.parity import kernel_parity
+from flexq_bench.kernels.errors import UnknownKernelError
 from flexq_bench.schemes.registry import resolve
-from kernels.errors import UnknownKernelError
 
 KERNELS = ("flexq-w6a6", "flexq-w6a8")
 SEGMENT = torch.arange(3, 19)

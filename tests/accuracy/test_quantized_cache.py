@@ -9,7 +9,7 @@ from transformers import OPTConfig, OPTForCausalLM
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.accuracy.quantized_cache import QuantizedCache, quantize_cache
-from kernels.decoder.kv import empty_layer
+from flexq_bench.kernels.decoder.kv import empty_layer
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -15,9 +15,9 @@ from flexq_bench.checkpoints.hashing import content_hash
 from flexq_bench.checkpoints.safetensors_io import write_tensors
 from flexq_bench.checkpoints.stored import tensors_of
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes.activations import StaticActivation
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.formats import NumberFormat, quantize
 
 CONFIG = {
     "model_type": "llama",

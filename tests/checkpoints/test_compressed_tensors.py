@@ -10,9 +10,9 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig
 from safetensors import safe_open
 
+from flexq_bench.kernels.formats import FP16, NumberFormat, quantize
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.formats import FP16, NumberFormat, quantize
 
 INT8 = DynamicActivation(NumberFormat(8))
 # Weight and activation of a layer that the library has words for, and how it is stored.

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from flexq_bench.checkpoints import StoredCalibration, StoredScheme, open_checkpoint
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.formats import NumberFormat, quantize
 
 SCHEME = StoredScheme(name="w6a6", version=1, seed=3)
 

@@ -20,12 +20,12 @@ from flexq_bench.checkpoints import (
 from flexq_bench.checkpoints.layers import encode
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_files import find_model
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.registry import resolve
-from kernels.formats import NumberFormat, quantize
 
 CPU = torch.device("cpu")
 groups = st.sampled_from([None, 1, 7, 32, 128])

@@ -15,9 +15,9 @@ from flexq_bench.checkpoints import (
     StoredScheme,
     open_checkpoint,
 )
+from flexq_bench.kernels.formats import NumberFormat, Operand, quantize
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.formats import NumberFormat, Operand, quantize
 
 NAME = "model.layers.0.x"
 SCHEME = StoredScheme(name="w6a6", version=1)

@@ -13,11 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # its helper: made_nights
 
 from made_nights import SUITE, MadePool, unseen
 
-from ci.gate_perf import GateReport, gate_perf
-from ci.nightly import Rules, conclude, measure_night
-from ci.policy import load_policy
-from db.engine import Database
-from db.records import DeviceInfo
+from flexq_bench.ci.gate_perf import GateReport, gate_perf
+from flexq_bench.ci.nightly import Rules, conclude, measure_night
+from flexq_bench.ci.policy import load_policy
+from flexq_bench.db.engine import Database
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.runs.machine import Machine
 
 POLICY = """
@@ -57,7 +57,7 @@ def gate(database: Database, tmp_path: Path, commits, sha) -> Callable[..., Gate
 @pytest.fixture
 def a_night(database, commits, sha, compared, monkeypatch):
     """a_night(3): the third commit's night; us: what a case takes there."""
-    monkeypatch.setattr("ci.nightly.commit_at", lambda root, one: commits[one])
+    monkeypatch.setattr("flexq_bench.ci.nightly.commit_at", lambda root, one: commits[one])
 
     def run(order, *, us=20.0, name=None, gpus=("A CPU",), pool=None, canaries=0, **options):
         commit = commits[sha(order)]

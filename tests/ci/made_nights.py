@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from db.records import DeviceInfo
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.measure import Measured
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.record import build_record
-from workloads.probes import is_probe
-from workloads.suite import Group, Shape, Suite
+from flexq_bench.workloads.probes import is_probe
+from flexq_bench.workloads.suite import Group, Shape, Suite
 
 SUITE = Suite("made", "", "", (Group(("flexq-w6a6",), (1,), (Shape(256, 256, "o_proj"),)),))
 IDENTITY = (

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ci.accuracy_policy import load_accuracy_policy
-from ci.accuracy_power import tokens_needed
-from workloads.errors import WorkloadError
+from flexq_bench.ci.accuracy_policy import load_accuracy_policy
+from flexq_bench.ci.accuracy_power import tokens_needed
+from flexq_bench.workloads.errors import WorkloadError
 
 HEAD = 'version = 1\nschemes = ["flexq-w6ax"]\n'
 TEXT = '[[perplexity]]\ntext = "wikitext"\npercent = 2\n'

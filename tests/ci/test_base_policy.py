@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ci.base_policy import load_policy_of
-from ci.policy import load_policy
-from workloads.errors import WorkloadError
+from flexq_bench.ci.base_policy import load_policy_of
+from flexq_bench.ci.policy import load_policy
+from flexq_bench.workloads.errors import WorkloadError
 
 SUITE = 'description = "x"\n[[group]]\nkernels = ["cublas-fp16"]\nm = "1"\nshapes = ["{shape}"]\n'
 POLICY = 'version = 1\nsuite = "{suite}"\nslower_percent = {percent}\n'

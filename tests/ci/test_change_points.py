@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from made_nights import IDENTITY, MadePool
 
-from ci.change_points import no_step_reason, steps_beside_others, store_change_points
-from ci.reports import nightly as night_report
-from db import queries
-from db.records import DeviceInfo
-from db.store import add_record, begin_run
+from flexq_bench.ci.change_points import no_step_reason, steps_beside_others, store_change_points
+from flexq_bench.ci.reports import nightly as night_report
+from flexq_bench.db import queries
+from flexq_bench.db.records import DeviceInfo
+from flexq_bench.db.store import add_record, begin_run
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.machine import Machine
@@ -25,7 +25,7 @@ from flexq_bench.stats.level_model import (
     Spell,
     Step,
 )
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 
 def test_looking_back_stores_a_change_point_once(a_night, database, sha):

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci.accuracy_fidelity import judge_fidelity
-from ci.accuracy_limits import Judged
-from ci.accuracy_policy import FidelityLimit, load_accuracy_policy
-from ci.gate_accuracy import AccuracyReport, gate_accuracy
-from ci.gate_perf import Outcome
-from ci.reports.accuracy import notes
-from db.records import CommitInfo, DeviceInfo
 from flexq_bench.accuracy.errors import MissingTaskError
 from flexq_bench.accuracy.records import Origin
 from flexq_bench.accuracy.results import PERPLEXITY, MetricResult
+from flexq_bench.ci.accuracy_fidelity import judge_fidelity
+from flexq_bench.ci.accuracy_limits import Judged
+from flexq_bench.ci.accuracy_policy import FidelityLimit, load_accuracy_policy
+from flexq_bench.ci.gate_accuracy import AccuracyReport, gate_accuracy
+from flexq_bench.ci.gate_perf import Outcome
+from flexq_bench.ci.reports.accuracy import notes
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.lifecycle import new_run
 

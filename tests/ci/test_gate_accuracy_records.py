@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ci.accuracy_policy import load_accuracy_policy
-from ci.gate_accuracy import AccuracyReport, LimitOutcome
-from ci.gate_accuracy_records import gate_records
-from ci.gate_perf import Outcome
-from db.records import CommitInfo, DeviceInfo
 from flexq_bench.accuracy.records import Origin
+from flexq_bench.ci.accuracy_policy import load_accuracy_policy
+from flexq_bench.ci.gate_accuracy import AccuracyReport, LimitOutcome
+from flexq_bench.ci.gate_accuracy_records import gate_records
+from flexq_bench.ci.gate_perf import Outcome
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.runs.lifecycle import new_run
 
 NOW = datetime(2026, 1, 3, tzinfo=UTC)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from db import queries
+from flexq_bench.db import queries
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.verdicts.confirmation import CORRECTED
-from workloads.probes import calibrates
+from flexq_bench.workloads.probes import calibrates
 
 WAIVER = """
 [[waiver]]

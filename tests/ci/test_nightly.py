@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 from made_nights import MadePool
 
-from ci.backfill import fill_gap, find_gaps
-from ci.nightly import Rules
-from ci.reports import nightly as night_report
-from db import queries
-from db.releases import store_releases
+from flexq_bench.ci.backfill import fill_gap, find_gaps
+from flexq_bench.ci.nightly import Rules
+from flexq_bench.ci.reports import nightly as night_report
 from flexq_bench.cli.app import main
 from flexq_bench.cli.nightly import exit_code
+from flexq_bench.db import queries
+from flexq_bench.db.releases import store_releases
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.fleet import PoolOptions
 from flexq_bench.fleet.prometheus import prometheus_text
 from flexq_bench.runs.lifecycle import new_run
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.errors import WorkloadError
 
 KEY = "flexq-w6a6 gemm cold m1n256k256"
 
@@ -100,7 +100,7 @@ def test_a_night_stopped_while_comparing_is_not_concluded_by_the_next_commit(
 def test_a_night_killed_before_it_is_done_reports_what_it_opens_when_it_goes_on(
     a_night, database, monkeypatch
 ):
-    from db import nightly as stored_nights
+    from flexq_bench.db import nightly as stored_nights
 
     for order in range(1, 8):
         a_night(order)
@@ -111,7 +111,7 @@ def test_a_night_killed_before_it_is_done_reports_what_it_opens_when_it_goes_on(
         stored_nights.set_night(session, info, state, **values)
 
     with monkeypatch.context() as patched:
-        patched.setattr("ci.nightly.set_night", killed)
+        patched.setattr("flexq_bench.ci.nightly.set_night", killed)
         with pytest.raises(KeyboardInterrupt):
             a_night(8, us=21.0)
     with database.session() as session:
@@ -274,7 +274,7 @@ def test_a_night_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch, ca
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ci.nightly.measure_night", stopped)
+    monkeypatch.setattr("flexq_bench.ci.nightly.measure_night", stopped)
     path = str(tmp_path / "flexq.sqlite")
 
     code = main(["nightly", "smoke", "--night", "one", "--backend", "cpu", "--db", path])
@@ -330,7 +330,7 @@ def test_a_gap_that_cannot_be_filled_says_why(a_night, database, monkeypatch):
     def checkout(repository, commit):
         yield Path("/nowhere")
 
-    monkeypatch.setattr("ci.backfill.worktree", checkout)
+    monkeypatch.setattr("flexq_bench.ci.backfill.worktree", checkout)
     asked = []
 
     def resume(folder, arguments):
@@ -344,7 +344,7 @@ def test_a_gap_that_cannot_be_filled_says_why(a_night, database, monkeypatch):
 
 
 def test_sweeps_are_no_baseline(a_night, database, commits, sha):
-    from db.store import add_record, begin_run
+    from flexq_bench.db.store import add_record, begin_run
 
     for order in range(1, 8):
         a_night(order)
@@ -380,8 +380,8 @@ def test_the_database_of_a_backfill_is_in_no_argument(a_night, database, monkeyp
         started.append((command, options["env"]))
         return subprocess.CompletedProcess(command, 5, "", "")
 
-    monkeypatch.setattr("ci.backfill.worktree", checkout)
-    monkeypatch.setattr("ci.backfill.subprocess.run", run)
+    monkeypatch.setattr("flexq_bench.ci.backfill.worktree", checkout)
+    monkeypatch.setattr("flexq_bench.ci.backfill.subprocess.run", run)
     url, rules = "postgresql://me:secret@host/db", Rules("2025-11-03", tmp_path)
     verb._backfill(database, PoolOptions(), url, "made", ["Another CPU"], rules, 100)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from made_nights import SUITE, MadePool, unseen
 
-from ci.nightly import Rules, conclude, measure_night
-from db import queries
-from db.records import DeviceInfo
+from flexq_bench.ci.nightly import Rules, conclude, measure_night
+from flexq_bench.db import queries
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 

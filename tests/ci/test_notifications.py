@@ -14,19 +14,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ci.late_night import check_late_night
-from ci.nightly import KindReport
-from ci.notifications import channels, events
-from ci.notifications.channels import DELIVERY, SIGNATURE
-from ci.notifications.delivery import HOLD, LONGEST_RETRY, deliver, retry_after
-from ci.notifications.subscriptions import load_subscriptions
-from db.gate_records import GateLimit, GateRecord
-from db.outbox import EventInfo, add_event, address, claim, events_to_address, undelivered
-from db.records import CommitInfo, DeviceInfo
+from flexq_bench.ci.late_night import check_late_night
+from flexq_bench.ci.nightly import KindReport
+from flexq_bench.ci.notifications import channels, events
+from flexq_bench.ci.notifications.channels import DELIVERY, SIGNATURE
+from flexq_bench.ci.notifications.delivery import HOLD, LONGEST_RETRY, deliver, retry_after
+from flexq_bench.ci.notifications.subscriptions import load_subscriptions
+from flexq_bench.db.gate_records import GateLimit, GateRecord
+from flexq_bench.db.outbox import (
+    EventInfo,
+    add_event,
+    address,
+    claim,
+    events_to_address,
+    undelivered,
+)
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.errors import WorkloadError
 
 pytest.importorskip("requests")
 

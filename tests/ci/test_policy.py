@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ci.policy import load_policy
-from workloads.case import Case
-from workloads.errors import WorkloadError
-from workloads.gemm import GemmWorkload
+from flexq_bench.ci.policy import load_policy
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.gemm import GemmWorkload
 
 TOP = 'version = 1\nsuite = "smoke"\nslower_percent = 2\nowner = "all"\n'
 WAIVER = """

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ci.reports import MARKER, as_json, headline, junit, markdown
-from ci.reports.terminal import findings_table
+from flexq_bench.ci.reports import MARKER, as_json, headline, junit, markdown
+from flexq_bench.ci.reports.terminal import findings_table
 
 POLICY = """
 [[waiver]]

@@ -8,15 +8,15 @@ import random
 import re
 from pathlib import Path
 
+from flexq_bench.kernels.outside.described import DescribedKernel
+from flexq_bench.kernels.outside.loading import load
 from flexq_bench.measure import Measured, outside_kernels
 from flexq_bench.measure.ab.case_comparison import Block, SampleBatch
 from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.local_devices import device_info
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.worker import Worker
-from kernels.outside.described import DescribedKernel
-from kernels.outside.loading import load
-from workloads.probes import is_probe
+from flexq_bench.workloads.probes import is_probe
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "byo" / "make_repository.py"
 CASE = "acme.torch-w6a8 gemm cold m16n1024k1024"

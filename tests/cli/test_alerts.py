@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from db.engine import open_database
-from db.records import DeviceInfo
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night

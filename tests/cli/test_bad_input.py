@@ -208,7 +208,7 @@ def test_a_full_disk_is_no_wrong_usage(cli, measured, tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("db.jsonlines.write", full)
+    monkeypatch.setattr("flexq_bench.db.jsonlines.write", full)
 
     ran = cli("db", "export", str(tmp_path / "r.jsonl"))
 
@@ -363,7 +363,7 @@ def test_an_unexpected_error_is_one_line_unless_debug_asks_for_the_traceback(cli
     def broken() -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("workloads.suites.list_suites", broken)
+    monkeypatch.setattr("flexq_bench.workloads.suites.list_suites", broken)
 
     ran = cli("list", "suites")
 

@@ -89,7 +89,7 @@ def test_a_suite_without_end_is_refused_at_once(cli, tmp_path, content, says):
 
 
 def test_a_suite_of_many_groups_is_counted_before_it_is_made(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("workloads.suite._combine", None)
+    monkeypatch.setattr("flexq_bench.workloads.suite._combine", None)
     group = '[[group]]\nkernels = ["cublas-fp16"]\nm = "1:9999"\nshapes = ["8x8", "16x16"]\n'
     file = tmp_path / "bomb.toml"
     file.write_text('description = "many"\n' + group * 300)

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 import flexq_bench.measure.ab
-from db import queries
-from db.engine import open_database
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError
 from flexq_bench.fleet import local_pool, request_worker
 from flexq_bench.fleet.requests import Bisection, bisect_request, submit
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.verdicts import Comparison, confirm
-from workloads.case import Case
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.errors import WorkloadError
 
 CASE = "cublas-fp16 gemm hot m1n32k32"
 

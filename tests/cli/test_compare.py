@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import flexq_bench.measure.ab
-from db.engine import open_database
-from db.exchange import read_records, write_records
-from db.queries import runs
 from flexq_bench.cli.app import main
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.exchange import read_records, write_records
+from flexq_bench.db.queries import runs
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.measure.protocol import PROTOCOL_VERSION
 from flexq_bench.measure.worker_process import WorkerError

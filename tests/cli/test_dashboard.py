@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from db import queries
-from db.engine import open_database
 from flexq_bench.cli.app import app
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.exit_codes import ExitCode
 
 

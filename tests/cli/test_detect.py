@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from db.engine import open_database
-from db.store import add_record
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.store import add_record
 from flexq_bench.exit_codes import ExitCode
 
 STEP = [f"{100 + i % 3 * 0.1}" for i in range(20)] + [f"{110 + i % 3 * 0.1}" for i in range(20)]

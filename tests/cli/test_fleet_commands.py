@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from db.engine import open_database
-from db.fleet import Beat, JobInfo, WorkerInfo, add_jobs, beat, register_worker
-from db.records import CommitInfo, DeviceInfo, RunInfo
-from db.store import begin_run
 from flexq_bench.cli.app import main
 from flexq_bench.cli.measuring import RunOptions, report
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.fleet import Beat, JobInfo, WorkerInfo, add_jobs, beat, register_worker
+from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.store import begin_run
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.fleet import parse_times

@@ -12,7 +12,7 @@ import pytest
 
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure import ab as interleave
-from workloads.probes import is_probe
+from flexq_bench.workloads.probes import is_probe
 
 SUITE = 'description = "mine"\n[[group]]\nkernels = ["cublas-fp16"]\nm = "1"\nshapes = ["32x32"]\n'
 POLICY = 'version = 1\nsuite = "mine.toml"\nslower_percent = 2\n'

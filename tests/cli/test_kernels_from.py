@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.outside import installed
+from flexq_bench.kernels.outside.loading import load
 from flexq_bench.measure import outside_kernels
-from kernels import registry
-from kernels.outside import installed
-from kernels.outside.loading import load
 
 ROOT = Path(__file__).parents[2]
 SHAPE = ("--m", "1", "--n", "32", "--k", "32", "--backend", "cpu")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from made_projects import CASE, QUICK, made_repository
 
-from db import queries
-from db.engine import open_database
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 
 
 @pytest.fixture(autouse=True)

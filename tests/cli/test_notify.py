@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from db.engine import open_database
 from flexq_bench.cli.notify import send_if_subscribed
+from flexq_bench.db.engine import open_database
 
 pytest.importorskip("requests")
 TOKEN = "xoxb-very-secret"

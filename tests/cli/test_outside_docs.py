@@ -93,7 +93,7 @@ def test_every_command_of_the_page_runs(cli, files):
 
 
 def test_the_subscriptions_of_the_page_can_be_loaded(files):
-    from ci.notifications.subscriptions import load_subscriptions
+    from flexq_bench.ci.notifications.subscriptions import load_subscriptions
 
     assert [one.name for one in load_subscriptions("subscriptions.toml").entries] == [
         "flexq-team",

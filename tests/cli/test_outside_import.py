@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from db import queries
-from db.engine import open_database
-from db.records import CommitInfo
-from db.store import add_records
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.store import add_records
 from flexq_bench.runs.exports import EXPORTS
 from flexq_bench.runs.outside import Origin, outside_records, read_results
 from flexq_bench.runs.outside.records import file_hash

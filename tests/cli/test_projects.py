@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from made_projects import CASE, QUICK, made_repository
 
-from db.engine import open_database
-from db.outbox import events_to_address
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.outbox import events_to_address
 from flexq_bench.measure.machine_code import projects
 from flexq_bench.measure.outside_loader import Loader
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from db.exchange import read_records
+from flexq_bench.db.exchange import read_records
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from flexq_bench.measure import Meter
 from flexq_bench.measure.protocol import PROTOCOL_VERSION
@@ -127,7 +127,7 @@ def test_a_run_is_not_resumed_as_another_suite(cli):
 
 
 def test_a_wrong_kernel_is_a_regression_and_does_not_stop_the_others(cli, monkeypatch):
-    from kernels.cpu.dense import Fp16Gemm
+    from flexq_bench.kernels.cpu.dense import Fp16Gemm
 
     gemm = Fp16Gemm.gemm
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from db.engine import open_database
-from db.records import CommitInfo
-from db.writer import Writer
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.writer import Writer
 
 
 @pytest.fixture

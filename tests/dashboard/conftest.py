@@ -20,10 +20,10 @@ from browsing import dashboard_on, headless
 from made_results import COMMIT, H200, records_of
 from page_content import OpenPage
 
-from db.engine import Session, open_database
-from db.exchange import import_file, write_records
-from db.records import DeviceInfo, Record, RunInfo
-from db.store import begin_run
+from flexq_bench.db.engine import Session, open_database
+from flexq_bench.db.exchange import import_file, write_records
+from flexq_bench.db.records import DeviceInfo, Record, RunInfo
+from flexq_bench.db.store import begin_run
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import Night, record_night
 
@@ -109,7 +109,7 @@ def open_page(open_app: OpenPage) -> OpenPage:
 
     def opened(name: str, **link: str | list[str]) -> AppTest:
         app = AppTest.from_string(
-            f"from dashboard.views.{name}.page import page\npage()", default_timeout=30
+            f"from flexq_bench.dashboard.views.{name}.page import page\npage()", default_timeout=30
         )
         for key, value in link.items():
             app.query_params[key.replace("_", "-")] = value

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from made_results import COMMIT, H200, a_record, a_run
 
-from db.queries import HistoryPoint, ResultRow, SeriesName
-from db.records import Record
+from flexq_bench.db.queries import HistoryPoint, ResultRow, SeriesName
+from flexq_bench.db.records import Record
 from flexq_bench.runs.stored_noise import StoredNoise
 
 KERNELS = ("cublaslt-w8a8", "flexq-w6a6", "abq-w6a6")

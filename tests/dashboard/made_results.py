@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
 
 COMMIT = CommitInfo("c0ffee" + "0" * 34, None, 7, dirty=False, subject="A change", author="Ada")
 H200 = "NVIDIA H200"

@@ -12,9 +12,9 @@ from made_results import COMMIT, a_run, numbers
 from page_content import charts_by_axis, words
 from streamlit.testing.v1 import AppTest
 
-from db.accuracy_records import AccuracyRecord
-from db.accuracy_store import add_accuracy
-from db.releases import store_releases
+from flexq_bench.db.accuracy_records import AccuracyRecord
+from flexq_bench.db.accuracy_store import add_accuracy
+from flexq_bench.db.releases import store_releases
 
 
 def keep(store: Any, *records: AccuracyRecord) -> Any:

@@ -17,15 +17,15 @@ from made_results import H200, a_record, a_run, numbers
 from page_content import charts, table, words
 from streamlit.testing.v1 import AppTest
 
-from dashboard.database import current_database, write_alert
-from db import queries
-from db.errors import ReadOnlyError, StaleError
-from db.records import CommitInfo, DeviceInfo
-from db.verdict_store import set_alert_state
+from flexq_bench.dashboard.database import current_database, write_alert
+from flexq_bench.db import queries
+from flexq_bench.db.errors import ReadOnlyError, StaleError
+from flexq_bench.db.records import CommitInfo, DeviceInfo
+from flexq_bench.db.verdict_store import set_alert_state
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.reproduction import reproduction
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 NOW = datetime(2026, 1, 3, tzinfo=UTC)
 

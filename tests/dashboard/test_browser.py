@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from browsing import IN_A_BROWSER, ROOT, THEMES, dashboard_on, errors, look, wait_for
 
-from db.engine import Database, open_database
-from db.exchange import import_file
-from db.records import CommitInfo, DeviceInfo
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.exchange import import_file
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 

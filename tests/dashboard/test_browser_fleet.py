@@ -11,11 +11,11 @@ from browsing import IN_A_BROWSER, ROOT, THEMES, dashboard_on, errors, look, wai
 from made_models import LAYERS, a_decode, a_score, worse
 from made_results import COMMIT, H200, a_run
 
-from db.accuracy_store import add_accuracy
-from db.decode_store import add_decodes
-from db.engine import Session, open_database
-from db.exchange import import_file
-from db.fleet import (
+from flexq_bench.db.accuracy_store import add_accuracy
+from flexq_bench.db.decode_store import add_decodes
+from flexq_bench.db.engine import Session, open_database
+from flexq_bench.db.exchange import import_file
+from flexq_bench.db.fleet import (
     Beat,
     JobInfo,
     OffsetInfo,
@@ -25,8 +25,8 @@ from db.fleet import (
     beat,
     register_worker,
 )
-from db.records import DeviceInfo
-from db.store import begin_run
+from flexq_bench.db.records import DeviceInfo
+from flexq_bench.db.store import begin_run
 
 POINT = ".js-plotly-plot .scatterlayer .point"
 pytestmark = IN_A_BROWSER

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from browsing import IN_A_BROWSER, ROOT, THEMES, body, click, dashboard_on, errors, look, wait_for
 
-from db import queries
-from db.engine import open_database
-from db.exchange import import_file
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.exchange import import_file
 from flexq_bench.runs.published_numbers import store_published_numbers
 
 POINT = ".js-plotly-plot .scatterlayer .point"

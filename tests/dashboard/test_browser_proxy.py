@@ -12,9 +12,9 @@ import pytest
 from browsing import IN_A_BROWSER, ROOT, dashboard_on, errors, look, wait_for
 from proxying import NAME, PASSWORD, Proxy, proxied
 
-from db.engine import open_database
-from db.exchange import import_file
-from db.records import DeviceInfo
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.exchange import import_file
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 

@@ -12,11 +12,11 @@ import pytest
 from browsing import IN_A_BROWSER, ROOT, body, click, dashboard_on, errors, look, wait_for
 from sqlalchemy import func, select
 
-from db.engine import open_database
-from db.exchange import import_file
-from db.fleet import WorkerInfo, register_worker
-from db.records import DeviceInfo
-from db.tables import Base
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.exchange import import_file
+from flexq_bench.db.fleet import WorkerInfo, register_worker
+from flexq_bench.db.records import DeviceInfo
+from flexq_bench.db.tables import Base
 from flexq_bench.fleet.requests import LIMITS
 
 pytestmark = [*IN_A_BROWSER, pytest.mark.slow, pytest.mark.timeout(600)]

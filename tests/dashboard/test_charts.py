@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboard.shared.charts import log_axis
-from dashboard.shared.colors import kernel_styles
-from dashboard.shared.results_frame import COLUMNS
-from dashboard.views.kernels.speedup_map import speedup_map, widest_percent
-from dashboard.views.results import charts
+from flexq_bench.dashboard.shared.charts import log_axis
+from flexq_bench.dashboard.shared.colors import kernel_styles
+from flexq_bench.dashboard.shared.results_frame import COLUMNS
+from flexq_bench.dashboard.views.kernels.speedup_map import speedup_map, widest_percent
+from flexq_bench.dashboard.views.results import charts
 
 STYLES = kernel_styles(["base", "fast"], [("base", ""), ("fast", "")])
 

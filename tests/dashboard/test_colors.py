@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dashboard.shared.colors import PALETTE, kernel_styles
+from flexq_bench.dashboard.shared.colors import PALETTE, kernel_styles
 
 BACKGROUNDS = ("#FFFFFF", "#0E1117", "#171614")  # Streamlit's pages, 1.50 to 1.67
 # Linear RGB as seen without one kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).

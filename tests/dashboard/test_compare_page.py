@@ -14,7 +14,7 @@ from made_results import COMMIT, H200, a_record, a_run, records_of
 from page_content import charts, words
 from streamlit.testing.v1 import AppTest
 
-from dashboard.views.compare.frame import (
+from flexq_bench.dashboard.views.compare.frame import (
     APART,
     INTERLEAVED,
     ONE_RUN,
@@ -22,10 +22,10 @@ from dashboard.views.compare.frame import (
     mean_rows,
     pairs_of_runs,
 )
-from db import queries
-from db.accuracy_store import add_accuracy
-from db.decode_store import add_decodes
-from db.records import DeviceInfo
+from flexq_bench.db import queries
+from flexq_bench.db.accuracy_store import add_accuracy
+from flexq_bench.db.decode_store import add_decodes
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 

@@ -10,8 +10,8 @@ from made_results import H200, a_run, numbers
 from page_content import charts_by_axis, words
 from streamlit.testing.v1 import AppTest
 
-from db.decode_store import add_decodes
-from db.records import DeviceInfo
+from flexq_bench.db.decode_store import add_decodes
+from flexq_bench.db.records import DeviceInfo
 
 
 def keep(store: Any, *records: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from made_results import COMMIT, a_record, a_run, records_of
 from page_content import table, words
 
-from db.releases import store_releases
+from flexq_bench.db.releases import store_releases
 
 LATE = "2025-11-25T10:00:00+00:00"
 

@@ -10,8 +10,8 @@ import pytest
 from made_results import COMMIT, H200, a_record, a_run, numbers
 from page_content import table_rows, words
 
-from db import queries
-from db.fleet import (
+from flexq_bench.db import queries
+from flexq_bench.db.fleet import (
     Beat,
     JobInfo,
     OffsetInfo,
@@ -24,9 +24,9 @@ from db.fleet import (
     finish_jobs,
     register_worker,
 )
-from db.records import DeviceInfo
-from db.requests import Limits, RequestInfo, add_request
-from db.store import begin_run
+from flexq_bench.db.records import DeviceInfo
+from flexq_bench.db.requests import Limits, RequestInfo, add_request
+from flexq_bench.db.store import begin_run
 
 
 def now() -> datetime:

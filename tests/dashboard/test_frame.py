@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from made_results import a_record, a_run, records_of
 
-from dashboard.shared.results_frame import COLUMNS, as_csv, narrowed, results_frame
-from db import queries
-from db.engine import open_database
+from flexq_bench.dashboard.shared.results_frame import COLUMNS, as_csv, narrowed, results_frame
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 
 BASELINE = "cublaslt-w8a8"
 

@@ -11,10 +11,10 @@ from made_models import a_gate, a_score
 from made_results import COMMIT
 from page_content import table_rows
 
-from db.accuracy_store import add_accuracy
-from db.gate_records import GateRecord
-from db.gate_store import add_gates
-from db.releases import store_releases
+from flexq_bench.db.accuracy_store import add_accuracy
+from flexq_bench.db.gate_records import GateRecord
+from flexq_bench.db.gate_store import add_gates
+from flexq_bench.db.releases import store_releases
 
 LATER = replace(COMMIT, sha="d" * 40, topo_order=9)
 EVIL = "<img src=x onerror=alert(1)> **bold** [a](javascript:alert(1))"

@@ -10,7 +10,7 @@ from made_results import COMMIT, H200, a_record, a_run, numbers
 from page_content import chart, words
 from streamlit.testing.v1 import AppTest
 
-from db.releases import store_releases
+from flexq_bench.db.releases import store_releases
 
 EVER = "2025-11-21T10:00:00+00:00"
 

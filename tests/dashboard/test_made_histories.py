@@ -13,9 +13,9 @@ import pytest
 from made_history import KERNELS, made, names, noise_of, records, results
 from page_content import chart, table
 
-from dashboard.views.compare.frame import compare_frame, mean_rows, pairs_of_runs
-from dashboard.views.leaderboard.frame import leaderboard_frame
-from db.releases import store_releases
+from flexq_bench.dashboard.views.compare.frame import compare_frame, mean_rows, pairs_of_runs
+from flexq_bench.dashboard.views.leaderboard.frame import leaderboard_frame
+from flexq_bench.db.releases import store_releases
 from flexq_bench.runs.latest_rows import latest_rows
 from flexq_bench.runs.scoreboard import board_rows, case_changes
 

@@ -11,10 +11,10 @@ from made_results import a_record, a_run
 from page_content import words
 from streamlit.testing.v1 import AppTest
 
-from dashboard.views.paper.measured import measured_values
-from db.engine import open_database
-from db.queries import DecodeRow, ScoreRow
-from db.reference_store import ReferenceInfo
+from flexq_bench.dashboard.views.paper.measured import measured_values
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.queries import DecodeRow, ScoreRow
+from flexq_bench.db.reference_store import ReferenceInfo
 from flexq_bench.runs.published_numbers import store_published_numbers
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

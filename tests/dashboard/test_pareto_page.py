@@ -10,8 +10,8 @@ from made_results import numbers
 from page_content import charts_by_axis, words
 from streamlit.testing.v1 import AppTest
 
-from db.accuracy_store import add_accuracy
-from db.decode_store import add_decodes
+from flexq_bench.db.accuracy_store import add_accuracy
+from flexq_bench.db.decode_store import add_decodes
 
 HASHES = {"flexq-w6ax": "1a" * 32, "w4a16": "2b" * 32, "w8a16": "3c" * 32}
 INCREASE = "perplexity increase over fp16 (%)"

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from made_results import COMMIT, a_record, a_run
 
-from dashboard.shared.search import search
-from db.engine import open_database
+from flexq_bench.dashboard.shared.search import search
+from flexq_bench.db.engine import open_database
 
 
 @pytest.fixture

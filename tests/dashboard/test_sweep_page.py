@@ -12,11 +12,11 @@ from made_results import H200, a_record, a_run
 from page_content import words
 from streamlit.testing.v1 import AppTest
 
-from dashboard.settings import READ_ONLY_VARIABLE
-from db import queries
-from db.fleet import WorkerInfo, register_worker
-from db.records import DeviceInfo
-from db.requests import (
+from flexq_bench.dashboard.settings import READ_ONLY_VARIABLE
+from flexq_bench.db import queries
+from flexq_bench.db.fleet import WorkerInfo, register_worker
+from flexq_bench.db.records import DeviceInfo
+from flexq_bench.db.requests import (
     RequestInfo,
     add_request,
     claim_request,

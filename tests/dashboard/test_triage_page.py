@@ -10,10 +10,10 @@ import pytest
 from made_results import H200, a_record, a_run
 from page_content import table, words
 
-from dashboard.shared.alert_requests import LISTED
-from db import queries
-from db.queries import HistoryPoint
-from db.requests import Limits, RequestInfo, add_request
+from flexq_bench.dashboard.shared.alert_requests import LISTED
+from flexq_bench.db import queries
+from flexq_bench.db.queries import HistoryPoint
+from flexq_bench.db.requests import Limits, RequestInfo, add_request
 from flexq_bench.runs.alert_level import RECOVERED, STILL_SLOW, alert_level
 from flexq_bench.runs.stored_noise import StoredNoise
 

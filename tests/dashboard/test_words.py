@@ -6,7 +6,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dashboard.shared.formatting import as_code, as_text, local_time, short_commit, time_zone
+from flexq_bench.dashboard.shared.formatting import (
+    as_code,
+    as_text,
+    local_time,
+    short_commit,
+    time_zone,
+)
 
 MOMENT = datetime(2025, 11, 21, 10, tzinfo=UTC)
 

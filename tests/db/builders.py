@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from db.accuracy_records import AccuracyRecord
-from db.decode_records import DecodeRecord, ServingRecord
-from db.gate_records import GateLimit, GateRecord
-from db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.db.accuracy_records import AccuracyRecord
+from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
+from flexq_bench.db.gate_records import GateLimit, GateRecord
+from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
 
 NAMESPACE = uuid.UUID(int=0)
 

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
-from db.engine import Database, open_database, upgrade
+from flexq_bench.db.engine import Database, open_database, upgrade
 
 _numbers = itertools.count()
 

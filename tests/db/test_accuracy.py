@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from db import queries
-from db.accuracy_store import add_accuracy
-from db.errors import RecordError, RecordFormatError
-from db.exchange import import_file, read_records, write_records
-from db.queries import Filters
-from db.store import add_record
+from flexq_bench.db import queries
+from flexq_bench.db.accuracy_store import add_accuracy
+from flexq_bench.db.errors import RecordError, RecordFormatError
+from flexq_bench.db.exchange import import_file, read_records, write_records
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.store import add_record
 
 
 def test_an_accuracy_record_comes_back_as_it_was(session, build):

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from db.bulk import insert_rows
-from db.tables import Environment, Night, Run, Sample
+from flexq_bench.db.bulk import insert_rows
+from flexq_bench.db.tables import Environment, Night, Run, Sample
 
 AWKWARD = 'ü "quoted" \\n \\u0041 \u2028 ☃'
 
@@ -51,7 +51,7 @@ def test_times_and_what_the_database_refuses(session, run_id):
 
 @pytest.fixture
 def run_id(session, build):
-    from db.store import begin_run
+    from flexq_bench.db.store import begin_run
 
     begin_run(session, build.a_run(), build.a_commit())
     return session.scalar(select(Run.id))

@@ -5,17 +5,17 @@ import sys
 
 import pytest
 
-from db import schema
-from db.engine import open_database
-from db.exchange import write_records
-from db.maintenance import stats
+from flexq_bench.db import schema
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.exchange import write_records
+from flexq_bench.db.maintenance import stats
 
 # One record a transaction, as a run stores them.
 ONE_BY_ONE = """
 import sys
-from db.engine import open_database
-from db.exchange import read_records
-from db.store import add_record
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.exchange import read_records
+from flexq_bench.db.store import add_record
 url, path = sys.argv[1:]
 records = list(read_records(path))
 print("ready", flush=True)
@@ -28,8 +28,8 @@ with open_database(url) as database:
 # A whole file in one transaction.
 AT_ONCE = """
 import sys
-from db.engine import open_database
-from db.exchange import import_file
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.exchange import import_file
 url, path = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from db import queries
-from db.decode_records import ProcessDecode
-from db.decode_store import add_decodes
-from db.errors import RecordError, RecordFormatError
-from db.exchange import import_file, read_records, write_records
-from db.queries import Filters
+from flexq_bench.db import queries
+from flexq_bench.db.decode_records import ProcessDecode
+from flexq_bench.db.decode_store import add_decodes
+from flexq_bench.db.errors import RecordError, RecordFormatError
+from flexq_bench.db.exchange import import_file, read_records, write_records
+from flexq_bench.db.queries import Filters
 
 
 def test_decode_and_serving_records_come_back_as_they_were(session, build):

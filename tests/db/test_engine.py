@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, text
 
-from db.engine import network_file_system, open_database
-from db.errors import (
+from flexq_bench.db.engine import network_file_system, open_database
+from flexq_bench.db.errors import (
     LockedError,
     MissingDatabaseError,
     MissingDriverError,
@@ -19,10 +19,10 @@ from db.errors import (
     UnknownSchemeError,
     UnreachableError,
 )
-from db.queries.records import export_records
-from db.store import add_record
-from db.tables import Measurement
-from db.urls import ENVIRONMENT_VARIABLE, default_path
+from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.store import add_record
+from flexq_bench.db.tables import Measurement
+from flexq_bench.db.urls import ENVIRONMENT_VARIABLE, default_path
 
 NOBODY = 65534
 
@@ -271,7 +271,7 @@ def test_a_file_system_of_the_network_is_known_by_its_longest_mount(tmp_path, pa
 def test_a_new_file_on_the_network_has_no_write_ahead_log_and_says_why(
     tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("db.engine.network_file_system", lambda path: "nfs4")
+    monkeypatch.setattr("flexq_bench.db.engine.network_file_system", lambda path: "nfs4")
     with open_database(str(tmp_path / "far.sqlite")) as database, database.session() as session:
         mode = session.connection().exec_driver_sql("PRAGMA journal_mode").scalar()
 

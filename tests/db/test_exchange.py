@@ -11,13 +11,25 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import event
 
-from db import jsonlines
-from db.engine import open_database
-from db.errors import ConflictError, DatabaseError, RecordError, RecordFormatError, ResultsFileError
-from db.exchange import export_records, import_file, read_records, record_line, write_records
-from db.maintenance import stats
-from db.queries import Filters
-from db.store import add_record
+from flexq_bench.db import jsonlines
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.errors import (
+    ConflictError,
+    DatabaseError,
+    RecordError,
+    RecordFormatError,
+    ResultsFileError,
+)
+from flexq_bench.db.exchange import (
+    export_records,
+    import_file,
+    read_records,
+    record_line,
+    write_records,
+)
+from flexq_bench.db.maintenance import stats
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.store import add_record
 
 # What other programs rely on; fmt keeps it from filling a page.
 # fmt: off
@@ -213,7 +225,7 @@ def test_lines_that_are_empty_are_no_records(session, tmp_path, three):
 @pytest.fixture
 def stored_at_once(monkeypatch):
     """The good records of a file reach the database before its bad one is read."""
-    monkeypatch.setattr("db.writer._BATCH", 1)
+    monkeypatch.setattr("flexq_bench.db.writer._BATCH", 1)
 
 
 @pytest.mark.usefixtures("stored_at_once")

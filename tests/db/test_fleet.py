@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from db import queries
-from db.clock import database_time
-from db.errors import NotFoundError
-from db.fleet import (
+from flexq_bench.db import queries
+from flexq_bench.db.clock import database_time
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.fleet import (
     Beat,
     JobInfo,
     OffsetInfo,
@@ -25,8 +25,8 @@ from db.fleet import (
     reopen_jobs,
     return_jobs,
 )
-from db.queries.records import run_records
-from db.store import begin_run
+from flexq_bench.db.queries.records import run_records
+from flexq_bench.db.store import begin_run
 
 NOW = datetime(2025, 11, 21, 10, tzinfo=UTC)
 LEASE = timedelta(seconds=30)

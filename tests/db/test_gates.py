@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from db import queries
-from db.errors import RecordError
-from db.exchange import import_file, read_records, write_records
-from db.gate_store import add_gates
-from db.queries import Filters
+from flexq_bench.db import queries
+from flexq_bench.db.errors import RecordError
+from flexq_bench.db.exchange import import_file, read_records, write_records
+from flexq_bench.db.gate_store import add_gates
+from flexq_bench.db.queries import Filters
 
 
 def test_a_gate_record_comes_back_as_it_was(session, build):

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from db import queries
-from db.queries import Filters
-from db.store import add_record
+from flexq_bench.db import queries
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.store import add_record
 
 
 def at(hour: int, **changes):

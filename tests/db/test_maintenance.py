@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from db import schema
-from db.exchange import export_records, import_file, write_records
-from db.maintenance import compact, prune_samples, stats
-from db.store import add_record
+from flexq_bench.db import schema
+from flexq_bench.db.exchange import export_records, import_file, write_records
+from flexq_bench.db.maintenance import compact, prune_samples, stats
+from flexq_bench.db.store import add_record
 
 
 @pytest.fixture

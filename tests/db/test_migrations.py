@@ -9,12 +9,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, text
 
-from db import schema
-from db.engine import open_database, revision_of, upgrade
-from db.errors import NewerSchemaError, OlderSchemaError
-from db.queries.records import export_records
-from db.store import add_record
-from db.tables import Base
+from flexq_bench.db import schema
+from flexq_bench.db.engine import open_database, revision_of, upgrade
+from flexq_bench.db.errors import NewerSchemaError, OlderSchemaError
+from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.store import add_record
+from flexq_bench.db.tables import Base
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +135,7 @@ def test_an_empty_server_asks_for_an_upgrade(empty_postgresql):
 
 def test_the_migrations_are_found_from_any_folder(tmp_path):
     root = schema.MIGRATIONS.parents[1]
-    script = "from db.engine import open_database; open_database('here.sqlite').close()"
+    script = "from flexq_bench.db.engine import open_database; open_database('here.sqlite').close()"
 
     subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env={"PYTHONPATH": str(root)}, check=True

@@ -15,14 +15,14 @@ import streamlit as st
 from sqlalchemy import Connection, Engine, event
 from streamlit.testing.v1 import AppTest
 
-from dashboard.database import current_database
-from db.accuracy_store import add_accuracy
-from db.decode_store import add_decodes
-from db.engine import Database, open_database
-from db.gate_store import add_gates
-from db.records import DeviceInfo
-from db.releases import store_releases
-from db.store import add_record
+from flexq_bench.dashboard.database import current_database
+from flexq_bench.db.accuracy_store import add_accuracy
+from flexq_bench.db.decode_store import add_decodes
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.gate_store import add_gates
+from flexq_bench.db.records import DeviceInfo
+from flexq_bench.db.releases import store_releases
+from flexq_bench.db.store import add_record
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
@@ -87,7 +87,7 @@ def opened(filled: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
     def look(page: str, **link: str) -> list[Asked]:
         app = AppTest.from_string(
-            f"from dashboard.views.{page}.page import page\npage()", default_timeout=30
+            f"from flexq_bench.dashboard.views.{page}.page import page\npage()", default_timeout=30
         )
         for name, value in link.items():
             app.query_params[name] = value

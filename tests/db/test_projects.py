@@ -8,18 +8,18 @@ import pytest
 from alembic import command
 from sqlalchemy import create_engine, inspect, text
 
-from db import queries, schema
-from db.accuracy_store import add_accuracy
-from db.decisions import DecisionInfo
-from db.engine import open_database, upgrade
-from db.errors import NotFoundError
-from db.nightly import add_change_point
-from db.queries import Filters
-from db.queries.records import export_records
-from db.releases import store_releases
-from db.store import add_record, begin_run
-from db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
-from db.writer import series_identity
+from flexq_bench.db import queries, schema
+from flexq_bench.db.accuracy_store import add_accuracy
+from flexq_bench.db.decisions import DecisionInfo
+from flexq_bench.db.engine import open_database, upgrade
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.nightly import add_change_point
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.releases import store_releases
+from flexq_bench.db.store import add_record, begin_run
+from flexq_bench.db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
+from flexq_bench.db.writer import series_identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PROJECTS = ("", "acme", "acme.attention")  # a name that begins with another one's

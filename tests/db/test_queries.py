@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from db import queries
-from db.errors import AmbiguousError, NotFoundError
-from db.queries import Filters
-from db.store import add_record, begin_run, finish_run
+from flexq_bench.db import queries
+from flexq_bench.db.errors import AmbiguousError, NotFoundError
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.store import add_record, begin_run, finish_run
 
 
 def only_series(session):

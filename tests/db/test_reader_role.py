@@ -13,12 +13,12 @@ import streamlit as st
 from sqlalchemy import create_engine, text
 from streamlit.testing.v1 import AppTest
 
-from dashboard.database import current_database, write_alert
-from db import queries
-from db.engine import open_database
-from db.errors import ReadOnlyError
-from db.store import add_record
-from db.verdict_store import open_alert
+from flexq_bench.dashboard.database import current_database, write_alert
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.errors import ReadOnlyError
+from flexq_bench.db.store import add_record
+from flexq_bench.db.verdict_store import open_alert
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PAGE = Path(__file__).parents[2] / "docs" / "dashboard.md"
@@ -91,7 +91,7 @@ def test_pages_work_as_that_user(
     app_as_reader: None, one_scan_for_components: None, page: str
 ) -> None:
     app = AppTest.from_string(
-        f"from dashboard.views.{page}.page import page\npage()", default_timeout=30
+        f"from flexq_bench.dashboard.views.{page}.page import page\npage()", default_timeout=30
     ).run()
 
     assert not app.exception

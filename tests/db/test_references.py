@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from db import queries
-from db.reference_store import ReferenceInfo, store_reference_values
+from flexq_bench.db import queries
+from flexq_bench.db.reference_store import ReferenceInfo, store_reference_values
 
 
 def stated(m: int = 1, **changes) -> ReferenceInfo:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from db import queries
-from db.errors import NotFoundError
-from db.releases import store_releases
-from db.store import add_record
+from flexq_bench.db import queries
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.releases import store_releases
+from flexq_bench.db.store import add_record
 
 
 def test_tags_of_stored_commits_are_kept_newest_first(session, build):

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from db import queries
-from db.errors import LimitError, NotFoundError, RecordError
-from db.requests import (
+from flexq_bench.db import queries
+from flexq_bench.db.errors import LimitError, NotFoundError, RecordError
+from flexq_bench.db.requests import (
     Limits,
     RequestInfo,
     add_request,
@@ -19,7 +19,7 @@ from db.requests import (
     renew_request,
     set_request_run,
 )
-from db.store import begin_run
+from flexq_bench.db.store import begin_run
 
 NOW = datetime(2025, 11, 21, 10, tzinfo=UTC)
 LEASE = timedelta(minutes=10)

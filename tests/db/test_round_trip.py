@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from db.exchange import read_records, write_records
-from db.queries import Filters
-from db.queries.records import export_records
-from db.records import (
+from flexq_bench.db.exchange import read_records, write_records
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.records import (
     COMPARABLE_STATUSES,
     STATUSES,
     TIME_METRICS,
@@ -19,7 +19,7 @@ from db.records import (
     Record,
     RunInfo,
 )
-from db.store import add_record
+from flexq_bench.db.store import add_record
 
 text = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=12)
 word = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=12)

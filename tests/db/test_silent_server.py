@@ -9,10 +9,10 @@ import time
 import pytest
 from sqlalchemy import text
 
-from db import silent_server
-from db.engine import open_database
-from db.errors import AWAY, ReadOnlyError, StandbyError, UnreachableError
-from db.store import begin_run
+from flexq_bench.db import silent_server
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.errors import AWAY, ReadOnlyError, StandbyError, UnreachableError
+from flexq_bench.db.store import begin_run
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from db import queries
-from db.errors import ConflictError, NotFoundError, RecordError
-from db.queries.records import export_records
-from db.store import add_record, begin_run, finish_run
-from db.tables import Commit, Device, Epoch, Measurement, Run, Series
+from flexq_bench.db import queries
+from flexq_bench.db.errors import ConflictError, NotFoundError, RecordError
+from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.store import add_record, begin_run, finish_run
+from flexq_bench.db.tables import Commit, Device, Epoch, Measurement, Run, Series
 
 
 def count(session, table):

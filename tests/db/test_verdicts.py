@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import select
 
-from db import queries
-from db.decisions import DecisionInfo, FalseAlarmInfo, NoiseInfo
-from db.errors import NotFoundError, RecordError
-from db.exchange import export_records
-from db.queries import Filters
-from db.store import add_record
-from db.tables import Series
-from db.verdict_store import (
+from flexq_bench.db import queries
+from flexq_bench.db.decisions import DecisionInfo, FalseAlarmInfo, NoiseInfo
+from flexq_bench.db.errors import NotFoundError, RecordError
+from flexq_bench.db.exchange import export_records
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.store import add_record
+from flexq_bench.db.tables import Series
+from flexq_bench.db.verdict_store import (
     add_decision,
     add_false_alarm_rate,
     add_noise,
@@ -23,7 +23,7 @@ from db.verdict_store import (
     open_alert,
     set_alert_state,
 )
-from db.writer import series_identity
+from flexq_bench.db.writer import series_identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -15,15 +15,15 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import linear_kernel, load
 from flexq_bench.decode.model_weights import StateDictWeights
 from flexq_bench.decode.rounded_weights import RoundedWeights
-from flexq_bench.schemes.registry import resolve
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Backend,
     Config,
     LinearKernel,
     PackedOperand,
 )
-from kernels.decoder import DecoderOperations
-from kernels.formats import Operand
+from flexq_bench.kernels.decoder import DecoderOperations
+from flexq_bench.kernels.formats import Operand
+from flexq_bench.schemes.registry import resolve
 
 VOCAB = 320
 _OWN, _GROUP = "own.", 128

@@ -24,6 +24,9 @@ from flexq_bench.decode.loading import linear_kernel, load
 from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.decode.weights import WeightSource
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.contract import Backend, Config, LinearKernel, PackedOperand
+from flexq_bench.kernels.decoder.torch_operations import TorchOperations
+from flexq_bench.kernels.formats import NumberFormat, Operand, quantize
 from flexq_bench.schemes import Calibration
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
@@ -31,9 +34,6 @@ from flexq_bench.schemes.model_files import model_at
 from flexq_bench.schemes.model_map import replace_module
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.registry import layer_kernels, names, resolve
-from kernels.contract import Backend, Config, LinearKernel, PackedOperand
-from kernels.decoder.torch_operations import TorchOperations
-from kernels.formats import NumberFormat, Operand, quantize
 
 CPU = torch.device("cpu")
 IDS = prompts(2, 10, CPU)

@@ -27,8 +27,8 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.model_weights import open_weights
 from flexq_bench.decode.weights import WeightSource
-from kernels.contract import LinearKernel, PackedOperand
-from kernels.decoder.torch_operations import TorchOperations
+from flexq_bench.kernels.contract import LinearKernel, PackedOperand
+from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 
 CPU = torch.device("cpu")
 TOLERANCE = 2e-2  # of logits

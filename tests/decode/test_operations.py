@@ -16,9 +16,9 @@ from flexq_bench.decode import operations as of_stand
 from flexq_bench.decode.loading import Footprint, check_memory
 from flexq_bench.decode.operations import DecodeWorkerOperations
 from flexq_bench.errors import MeasureError, UsageError
+from flexq_bench.kernels.errors import KernelError
 from flexq_bench.measure.telemetry import DeviceState
-from kernels.errors import KernelError
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.errors import WorkloadError
 
 CPU = torch.device("cpu")
 GIB = 1 << 30

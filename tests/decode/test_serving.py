@@ -12,7 +12,7 @@ from flexq_bench.decode.continuous_batching import Scheduler, step_sizes
 from flexq_bench.decode.requests import Request, drawn_requests, read_requests
 from flexq_bench.decode.serving import serve, slots_within
 from flexq_bench.errors import MeasureError, UsageError
-from kernels.decoder.torch_operations import TorchOperations
+from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 
 CPU = torch.device("cpu")
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.decode.synthetic_source import SyntheticSource
 from flexq_bench.decode.weights import SyntheticWeights
 from flexq_bench.schemes.registry import resolve
-from workloads.model_spec import ModelSpec
+from flexq_bench.workloads.model_spec import ModelSpec
 
 CPU = torch.device("cpu")
 

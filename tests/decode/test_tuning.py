@@ -14,9 +14,9 @@ from flexq_bench.decode import tuning
 from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.tuning import StepTuner, step_us
+from flexq_bench.kernels.contract import Config, LinearKernel
+from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 from flexq_bench.measure.tuning import Tuning
-from kernels.contract import Config, LinearKernel
-from kernels.decoder.torch_operations import TorchOperations
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from db.engine import open_database, upgrade
+from flexq_bench.db.engine import open_database, upgrade
 from tests.faults.fleet_process import Order
 from tests.faults.proxy import Proxy
 

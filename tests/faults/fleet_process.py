@@ -19,11 +19,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from db.engine import open_database
-from db.fleet import JobInfo, add_jobs
-from db.records import CommitInfo, DeviceInfo, Record, RunInfo
-from db.tuning import ChoiceInfo
 from flexq_bench.cli.failures import exit_code_of
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.fleet import JobInfo, add_jobs
+from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD
 from flexq_bench.fleet.coordinator import Coordinator
@@ -34,8 +34,8 @@ from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import open_run
 from flexq_bench.runs.outage import through_outages
 from flexq_bench.runs.worker import Worker
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 GPU = "simulated"
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from db.engine import BUSY_TIMEOUT_S, open_database
-from db.exchange import import_file, read_records
+from flexq_bench.db.engine import BUSY_TIMEOUT_S, open_database
+from flexq_bench.db.exchange import import_file, read_records
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from flexq_bench.runs.resume import read_unfinished

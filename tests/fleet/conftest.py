@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from db import queries
-from db.engine import Database, open_database
-from db.fleet import JobInfo, add_jobs
-from db.records import CommitInfo, DeviceInfo, RunInfo
-from db.store import begin_run
-from db.tuning import ChoiceInfo
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.fleet import JobInfo, add_jobs
+from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.store import begin_run
+from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.coordinator import Coordinator
 from flexq_bench.fleet.pool import Work
@@ -31,8 +31,8 @@ from flexq_bench.fleet.workers import Event, Finished, Joined, Lost, ReadyWorker
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import OpenRun
 from flexq_bench.runs.worker import Worker
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
 OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)

@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from db.engine import Database, open_database
-from db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
 from flexq_bench.fleet.ray_worker import WorkerDescription
 from flexq_bench.fleet.workers import Report
@@ -23,8 +23,8 @@ from flexq_bench.measure import Measured
 from flexq_bench.repository.provenance import ROOT, source_hash
 from flexq_bench.runs.lifecycle import OnRecord, open_run
 from flexq_bench.runs.worker import Worker
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
 TIMES = Times(start=180, case=20, beat=1, lease=6, device=120, scan=1, database=120)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flexq_bench.fleet.backlog import Backlog, Job
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 A, B, C = (256, 64), (512, 64), (768, 64)
 

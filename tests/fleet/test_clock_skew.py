@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from db import queries
-from db.fleet import claim_jobs
+from flexq_bench.db import queries
+from flexq_bench.db.fleet import claim_jobs
 from flexq_bench.measure import Measured
 
 OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)

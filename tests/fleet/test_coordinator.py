@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text
 
-from db import queries
-from db.errors import FileMovedError, UnreachableError
-from db.tuning import ChoiceInfo
+from flexq_bench.db import queries
+from flexq_bench.db.errors import FileMovedError, UnreachableError
+from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.fleet.workers import Lost, Report
 from flexq_bench.measure import Measured

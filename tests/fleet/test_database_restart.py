@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from db.engine import open_database, upgrade
+from flexq_bench.db.engine import open_database, upgrade
 
 STOPPED_S = 30
 

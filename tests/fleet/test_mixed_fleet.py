@@ -14,8 +14,8 @@ from contextlib import suppress
 
 import pytest
 
-from db import queries
-from db.engine import open_database
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own pipes and deprecations
 

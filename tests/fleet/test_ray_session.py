@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from db import queries
-from db.engine import open_database
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.ray_session import _keep_private, _token, ray_session
 

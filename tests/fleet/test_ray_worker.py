@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from db.tuning import ChoiceInfo
+from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet import ray_worker as actor
 from flexq_bench.fleet.ray_actors import Actor
 from flexq_bench.fleet.ray_slots import Slot
 from flexq_bench.fleet.ray_worker import MeterActor
 from flexq_bench.fleet.ray_workers import RayWorkers
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.autotune import TuningKey, TuningMemory
+from flexq_bench.kernels.contract import Config
+from flexq_bench.kernels.outside.sources import KernelSource
 from flexq_bench.measure import Meter, Tuning
-from kernels import registry
-from kernels.autotune import TuningKey, TuningMemory
-from kernels.contract import Config
-from kernels.outside.sources import KernelSource
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 
 @dataclass(frozen=True, slots=True)

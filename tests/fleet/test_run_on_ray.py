@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from db.exchange import read_records
 from flexq_bench.cli.app import main
+from flexq_bench.db.exchange import read_records
 
 
 @pytest.mark.slow

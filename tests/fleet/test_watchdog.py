@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from db.fleet import Beat, JobInfo, WorkerInfo, add_jobs, beat, register_worker
-from db.records import CommitInfo, DeviceInfo, RunInfo
-from db.requests import Limits, RequestInfo, add_request
-from db.store import begin_run
 from flexq_bench.cli.app import main
+from flexq_bench.db.fleet import Beat, JobInfo, WorkerInfo, add_jobs, beat, register_worker
+from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.requests import Limits, RequestInfo, add_request
+from flexq_bench.db.store import begin_run
 from flexq_bench.fleet.watchdog import stalls
 from flexq_bench.runs.owner import this_process
 

@@ -12,10 +12,10 @@ import sys
 
 import torch
 
-from kernels.contract import LinearKernel, Probe
-from kernels.errors import UnsupportedError
-from kernels.registry import resolve
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import LinearKernel, Probe
+from flexq_bench.kernels.errors import UnsupportedError
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.workloads.gemm import GemmWorkload
 
 # A few tokens, some, many, hundreds: each has configurations of its own. N and K end inside a tile.
 # The last two have K long enough for blocks to share outputs. So have 20 tokens, which are in the

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from kernels.contract import LinearKernel
-from kernels.decoder import AttentionShape, Destination, Norm
-from kernels.decoder.cuda_operations import CudaOperations
-from kernels.decoder.kv import KV_BITS, empty_layer
-from kernels.registry import resolve
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.decoder import AttentionShape, Destination, Norm
+from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
+from flexq_bench.kernels.decoder.kv import KV_BITS, empty_layer
+from flexq_bench.kernels.registry import resolve
 
 DEVICE = torch.device("cuda")
 KERNELS = ("fp16", "flexq", "cublaslt-w8a8")  # one that takes each packing

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cuda.block_order import BlockOrders, BlockShuffle
-from kernels.runtime.gpu import current_gpu
+from flexq_bench.kernels.cuda.block_order import BlockOrders, BlockShuffle
+from flexq_bench.kernels.runtime.gpu import current_gpu
 
 SOURCE = r"""
 extern "C" __global__ void where(int* sm) {

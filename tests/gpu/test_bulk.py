@@ -8,14 +8,18 @@ import operands
 import pytest
 import torch
 
-from kernels.contract import LinearKernel
-from kernels.cuda.imma.configuration_choice import FLEXQ, TWO_LEVEL
-from kernels.cuda.imma.configurations import ClusterConfig, PersistentConfig, WgmmaConfig
-from kernels.formats import Operand
-from kernels.formats.dual_grained import int8_values
-from kernels.reference import reference_gemm
-from kernels.registry import resolve
-from kernels.runtime.gpu import current_gpu
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.cuda.imma.configuration_choice import FLEXQ, TWO_LEVEL
+from flexq_bench.kernels.cuda.imma.configurations import (
+    ClusterConfig,
+    PersistentConfig,
+    WgmmaConfig,
+)
+from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.formats.dual_grained import int8_values
+from flexq_bench.kernels.reference import reference_gemm
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.kernels.runtime.gpu import current_gpu
 
 PERSISTENT = [c for c in FLEXQ.every() if isinstance(c, PersistentConfig)]
 CLUSTERS = [c for c in FLEXQ.every() if isinstance(c, ClusterConfig)]

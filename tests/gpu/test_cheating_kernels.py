@@ -15,11 +15,11 @@ from cheats import (
     UnlessNan,
 )
 
+from flexq_bench.kernels import registry
 from flexq_bench.measure import PROTOCOL_CUDA, Meter
 from flexq_bench.measure.tuning import Tuning
-from kernels import registry
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 BRIEF = replace(PROTOCOL_CUDA, budget_s=1.0)  # its time is not what is tested
 

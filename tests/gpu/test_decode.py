@@ -21,8 +21,8 @@ from decoders import (
 
 from flexq_bench.decode.requests import Request
 from flexq_bench.decode.serving import serve
-from kernels.contract import LinearKernel
-from kernels.decoder.cuda_operations import CudaOperations
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 
 DEVICE = torch.device("cuda")
 TOLERANCE = 2e-2  # of logits, FP16

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import registry
-from kernels.contract import LinearKernel, PackedOperand
-from kernels.decoder import AttentionShape, Destination, HeadNorms, Norm
-from kernels.decoder.cuda_operations import CudaOperations
-from kernels.decoder.kv import KvLayer, decode, empty_layer
-from kernels.decoder.torch_operations import TorchOperations
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.contract import LinearKernel, PackedOperand
+from flexq_bench.kernels.decoder import AttentionShape, Destination, HeadNorms, Norm
+from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
+from flexq_bench.kernels.decoder.kv import KvLayer, decode, empty_layer
+from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 
 DEVICE = torch.device("cuda")
 # What packs in each way, and one whose activations only its own kernel packs.

@@ -9,11 +9,11 @@ import pytest
 import torch
 from cheats import Honest
 
+from flexq_bench.kernels.runtime.graph_capture import captured
 from flexq_bench.measure import PROTOCOL_CUDA, Meter
 from flexq_bench.measure.tuning import Tuning
-from kernels.runtime.graph_capture import captured
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 BRIEF = replace(PROTOCOL_CUDA, budget_s=0.5)  # its time is not what is tested
 GEMM = GemmWorkload(4, 512, 512)

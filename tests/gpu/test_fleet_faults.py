@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from db import queries
-from db.engine import open_database
-from db.records import CommitInfo, RunInfo
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.records import CommitInfo, RunInfo
 from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
 from flexq_bench.fleet.ray_worker import MeterActor
 from flexq_bench.measure import Tuning
 from flexq_bench.runs.lifecycle import open_run
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 pytest.importorskip("ray")
 

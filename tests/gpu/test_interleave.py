@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure.ab import InterleaveRules, compare_kernels
 from flexq_bench.verdicts import Verdict
-from kernels.registry import resolve
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 
 def test_the_spin_waits_its_cycles():

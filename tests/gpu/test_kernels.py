@@ -9,14 +9,14 @@ import operands
 import pytest
 import torch
 
-from kernels.contract import Config, LinearKernel
-from kernels.cuda.cublas.cublaslt import LtTypes, lt_candidates
-from kernels.errors import UnsupportedError
-from kernels.formats import Operand
-from kernels.formats.minifloat import minifloat_numbers
-from kernels.reference import reference_gemm
-from kernels.registry import labels, resolve
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import Config, LinearKernel
+from flexq_bench.kernels.cuda.cublas.cublaslt import LtTypes, lt_candidates
+from flexq_bench.kernels.errors import UnsupportedError
+from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.formats.minifloat import minifloat_numbers
+from flexq_bench.kernels.reference import reference_gemm
+from flexq_bench.kernels.registry import labels, resolve
+from flexq_bench.workloads.gemm import GemmWorkload
 
 
 def has_exact_sums(label: str) -> bool:

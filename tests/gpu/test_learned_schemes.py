@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes import graphed_callable, losses, straight_through, training_kernels
 from flexq_bench.schemes.block_training import BlockTrainer
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.registry import resolve
-from kernels.formats import NumberFormat
 
 SEGMENTS, EPOCHS = 6, 3
 

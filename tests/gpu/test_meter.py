@@ -7,11 +7,11 @@ import time
 import pytest
 import torch
 
+from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure import PROTOCOL_CUDA, Meter
 from flexq_bench.measure.clocks import CudaClock
-from kernels.registry import resolve
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.cuda.imma.configuration_choice import FLEXQ
-from kernels.cuda.imma.configurations import SIX_BITS, WGMMA_ARCH, ClusterConfig
-from kernels.resource_table import all_builds, resource_rows
-from kernels.runtime.gpu import current_gpu
-from kernels.runtime.nvrtc import compile_build
-from kernels.runtime.occupancy import TARGETS
+from flexq_bench.kernels.cuda.imma.configuration_choice import FLEXQ
+from flexq_bench.kernels.cuda.imma.configurations import SIX_BITS, WGMMA_ARCH, ClusterConfig
+from flexq_bench.kernels.resource_table import all_builds, resource_rows
+from flexq_bench.kernels.runtime.gpu import current_gpu
+from flexq_bench.kernels.runtime.nvrtc import compile_build
+from flexq_bench.kernels.runtime.occupancy import TARGETS
 
 EVERY = 8  # builds, sorted by name: all sources and most tile sizes are among them
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.errors import UnsupportedError
+from flexq_bench.kernels.registry import labels, resolve
 from flexq_bench.measure.check import check_linear
 from flexq_bench.measure.inputs import LinearInputs
-from kernels.contract import LinearKernel
-from kernels.errors import UnsupportedError
-from kernels.registry import labels, resolve
-from workloads.case import Stage
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Stage
+from flexq_bench.workloads.gemm import GemmWorkload
 
 PEERS = [label for label in labels("cuda") if resolve(label, "cuda").spec.package]
 

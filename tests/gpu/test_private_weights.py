@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.contract import KernelSpec, LinearKernel, PackedOperand
+from flexq_bench.kernels.formats import FP16
 from flexq_bench.measure import PROTOCOL_CUDA, Meter
 from flexq_bench.measure.tuning import Tuning
-from kernels import registry
-from kernels.contract import KernelSpec, LinearKernel, PackedOperand
-from kernels.formats import FP16
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 SOURCE = r"""
 // y[1,N] = x[1,K] . w[N,K]^T, FP16, a warp for each element. copies: private ones of all contents

@@ -12,13 +12,13 @@ import pytest
 import torch
 from edge_cases import EDGE_CASES
 
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.errors import UnsupportedError
+from flexq_bench.kernels.formats import NumberFormat, Operand, fused_rounding, quantize_symmetric
+from flexq_bench.kernels.formats.mixed import default_order
+from flexq_bench.kernels.registry import resolve
 from flexq_bench.schemes.straight_through import fake_quantize
 from flexq_bench.schemes.training_kernels import kernels_for
-from kernels.contract import LinearKernel
-from kernels.errors import UnsupportedError
-from kernels.formats import NumberFormat, Operand, fused_rounding, quantize_symmetric
-from kernels.formats.mixed import default_order
-from kernels.registry import resolve
 
 FORMATS = [
     NumberFormat(6, 128),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels.errors import UnsupportedError
-from kernels.registry import labels, resolve
+from flexq_bench.kernels.errors import UnsupportedError
+from flexq_bench.kernels.registry import labels, resolve
 
 HERE = Path(__file__).parent
 SANITIZER = shutil.which("compute-sanitizer") or shutil.which(

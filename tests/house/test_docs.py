@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from db.exchange import read_records
-from db.records import STATUSES
-from db.tables import Base
 from flexq_bench.cli.app import app
+from flexq_bench.db.exchange import read_records
+from flexq_bench.db.records import STATUSES
+from flexq_bench.db.tables import Base
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.kernels.formats import NumberFormat
+from flexq_bench.kernels.registry import labels
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA
 from flexq_bench.schemes.kernel_choice import kernel_label
 from flexq_bench.schemes.registry import resolve as resolve_scheme
-from kernels.formats import NumberFormat
-from kernels.registry import labels
-from workloads.patterns import matches_any
-from workloads.suites import read_suite
+from flexq_bench.workloads.patterns import matches_any
+from flexq_bench.workloads.suites import read_suite
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from kernels.formats import NumberFormat, Operand
-from kernels.formats.minifloat import minifloat_numbers
-from kernels.formats.mixed import GROUP, default_order, joined, tail_start
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.formats.minifloat import minifloat_numbers
+from flexq_bench.kernels.formats.mixed import GROUP, default_order, joined, tail_start
 
 BALANCED_TOP = 2  # the largest code of ABQ-LLM's W2*
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.contract import LinearKernel
-from kernels.errors import ShapeError
-from kernels.registry import resolve
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.workloads.gemm import GemmWorkload
 
 GEMM = GemmWorkload(1, 4096, 4096)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from kernels.autotune import TuningKey, TuningMemory, choose_config, preferring
-from kernels.contract import Config
+from flexq_bench.kernels.autotune import TuningKey, TuningMemory, choose_config, preferring
+from flexq_bench.kernels.contract import Config
 
 
 @dataclass(frozen=True, slots=True)

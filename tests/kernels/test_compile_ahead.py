@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernels.runtime.gpu import OF_TARGET, chosen_for
-from kernels.runtime.module import compile_ahead
-from kernels.runtime.nvrtc import Build
+from flexq_bench.kernels.runtime.gpu import OF_TARGET, chosen_for
+from flexq_bench.kernels.runtime.module import compile_ahead
+from flexq_bench.kernels.runtime.nvrtc import Build
 
 
 def test_builds_are_in_the_cache_and_one_that_fails_stops_no_other(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from kernels.cuda.imma.configuration_choice import (
+from flexq_bench.kernels.cuda.imma.configuration_choice import (
     DUAL_GRAINED,
     FLEXQ,
     TWO_LEVEL,
@@ -14,7 +14,7 @@ from kernels.cuda.imma.configuration_choice import (
     bucket_of,
     choose,
 )
-from kernels.cuda.imma.configurations import (
+from flexq_bench.kernels.cuda.imma.configurations import (
     SIX_BITS,
     AnyImmaConfig,
     ClusterConfig,
@@ -23,9 +23,9 @@ from kernels.cuda.imma.configurations import (
     TiledConfig,
     WgmmaConfig,
 )
-from kernels.runtime.gpu import Device
-from kernels.runtime.occupancy import occupancy
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.runtime.gpu import Device
+from flexq_bench.kernels.runtime.occupancy import occupancy
+from flexq_bench.workloads.gemm import GemmWorkload
 
 H100, H200 = Device(132, 3352), Device(132, 4917)
 TOKENS = (1, 3, 8, 9, 16, 17, 32, 33, 64, 100, 512, 4096)

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.contract import LinearKernel
-from kernels.errors import ShapeError
-from kernels.formats import Operand
-from kernels.reference import reference_gemm
-from kernels.registry import resolve
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.reference import reference_gemm
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.workloads.gemm import GemmWorkload
 
 ABQ_KERNELS = ("abq-w2a2", "abq-w2a8", "abq-w3a5", "abq-w6a6", "abq-w7a4", "abq-w8a8")
 INTEGER_KERNELS = ("flexq-w6a6", "flexq-w6a8", "cublaslt-w8a8", *ABQ_KERNELS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.runtime import nvrtc
-from kernels.runtime.nvrtc import Build, compile_build
+from flexq_bench.kernels.runtime import nvrtc
+from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
 
 BUILD, OTHER = Build.of("probes/spin.cu"), Build.of("probes/spin.cu", OTHER=1)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.contract import Packing
-from kernels.decoder import AttentionShape, kv
-from kernels.decoder.attention import attention_build, can_pack, split_count, tiles
-from kernels.decoder.cuda_operations import node_build
-from kernels.decoder.torch_operations import TorchOperations
-from kernels.errors import ShapeError, UnsupportedError
-from kernels.runtime.machine_code import resources
-from kernels.runtime.nvrtc import compile_build
+from flexq_bench.kernels.contract import Packing
+from flexq_bench.kernels.decoder import AttentionShape, kv
+from flexq_bench.kernels.decoder.attention import attention_build, can_pack, split_count, tiles
+from flexq_bench.kernels.decoder.cuda_operations import node_build
+from flexq_bench.kernels.decoder.torch_operations import TorchOperations
+from flexq_bench.kernels.errors import ShapeError, UnsupportedError
+from flexq_bench.kernels.runtime.machine_code import resources
+from flexq_bench.kernels.runtime.nvrtc import compile_build
 
 NORM, SILU_MUL, ATTENTION_SUM = 1, 3, 5
 HALVES = Packing("halves", 16, torch.empty(0))

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from kernels.contract import LinearKernel
-from kernels.registry import resolve
-from kernels.runtime.gpu import OF_TARGET, chosen_for
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.kernels.runtime.gpu import OF_TARGET, chosen_for
+from flexq_bench.workloads.gemm import GemmWorkload
 
 SHAPES = [
     (1, 1),

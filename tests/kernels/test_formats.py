@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.contract import LinearKernel
-from kernels.errors import ShapeError
-from kernels.formats import Operand, quantize_symmetric
-from kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
-from kernels.formats.symmetric_quantization import quantize_static
-from kernels.registry import resolve
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import Operand, quantize_symmetric
+from flexq_bench.kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
+from flexq_bench.kernels.formats.symmetric_quantization import quantize_static
+from flexq_bench.kernels.registry import resolve
 
 
 def test_an_operand_refuses_scales_of_another_shape() -> None:

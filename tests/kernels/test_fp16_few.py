@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from kernels.cuda.fp16 import FastestFp16Gemm, FewTokensConfig
-from kernels.runtime.gpu import OF_TARGET, chosen_for
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.cuda.fp16 import FastestFp16Gemm, FewTokensConfig
+from flexq_bench.kernels.runtime.gpu import OF_TARGET, chosen_for
+from flexq_bench.workloads.gemm import GemmWorkload
 
 SHAPES = [(1, 1), (100, 300), (5120, 13824), (15360, 5120), (27648, 5120), (32000, 4096)]
 DEEP = FewTokensConfig(3, 16, 4, 64, 0, 1, 1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.contract import checked_scales
-from kernels.errors import ShapeError
-from kernels.formats import NumberFormat, Operand, quantize_e4m3, quantize_symmetric
-from kernels.reference import reference_gemm
+from flexq_bench.kernels.contract import checked_scales
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import NumberFormat, Operand, quantize_e4m3, quantize_symmetric
+from flexq_bench.kernels.reference import reference_gemm
 
 
 def e4m3_numbers() -> torch.Tensor:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.errors import KernelError, UnsupportedError
-from kernels.runtime import driver as driver_module
-from kernels.runtime import launch_flags as module
-from kernels.runtime.driver import cuda_driver
-from kernels.runtime.launch_flags import launch_flags
+from flexq_bench.kernels.errors import KernelError, UnsupportedError
+from flexq_bench.kernels.runtime import driver as driver_module
+from flexq_bench.kernels.runtime import launch_flags as module
+from flexq_bench.kernels.runtime.driver import cuda_driver
+from flexq_bench.kernels.runtime.launch_flags import launch_flags
 
 
 class Machine:

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cuda.imma.configuration_choice import FLEXQ
-from kernels.cuda.imma.configurations import SIX_BITS, ClusterConfig
-from kernels.errors import CompileError, KernelError
-from kernels.registry import resolve
-from kernels.resource_table import (
+from flexq_bench.kernels.cuda.imma.configuration_choice import FLEXQ
+from flexq_bench.kernels.cuda.imma.configurations import SIX_BITS, ClusterConfig
+from flexq_bench.kernels.errors import CompileError, KernelError
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.kernels.resource_table import (
     all_builds,
     largest_builds,
     measure_resources,
     measure_table,
     read_table,
 )
-from kernels.runtime import nvrtc
-from kernels.runtime.machine_code import innermost_loops, instructions, resources
-from kernels.runtime.nvrtc import Build, compile_build
-from kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
-from kernels.runtime.resource_row import ResourceRow
+from flexq_bench.kernels.runtime import nvrtc
+from flexq_bench.kernels.runtime.machine_code import innermost_loops, instructions, resources
+from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
+from flexq_bench.kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
+from flexq_bench.kernels.runtime.resource_row import ResourceRow
 
 TABLE = Path(__file__).parent / "resources.csv"
 ONE_IN_EIGHT = slice(None, None, 8)  # of all builds, which take ten minutes of one core

@@ -6,13 +6,18 @@ import operands
 import pytest
 import torch
 
-from kernels.contract import LinearKernel, checked_scales
-from kernels.cuda.weight_only.minifloat import tile_minifloats
-from kernels.errors import ShapeError
-from kernels.formats import NumberFormat, Operand, quantize_minifloat, quantize_symmetric
-from kernels.formats.minifloat import minifloat_numbers
-from kernels.registry import resolve
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import LinearKernel, checked_scales
+from flexq_bench.kernels.cuda.weight_only.minifloat import tile_minifloats
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import (
+    NumberFormat,
+    Operand,
+    quantize_minifloat,
+    quantize_symmetric,
+)
+from flexq_bench.kernels.formats.minifloat import minifloat_numbers
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.workloads.gemm import GemmWorkload
 
 E3M2 = [0, 1 / 16, 2 / 16, 3 / 16]  # subnormal, then 2^e · (1, 1.25, 1.5, 1.75)
 E3M2 += [2.0**e * m for e in range(-2, 5) for m in (1, 1.25, 1.5, 1.75)]

@@ -8,12 +8,12 @@ import operands
 import pytest
 import torch
 
-from kernels.contract import LinearKernel, checked_scales
-from kernels.errors import ShapeError
-from kernels.formats import NumberFormat, Operand, quantize_mixed, quantize_symmetric
-from kernels.formats.mixed import ACTIVATION_CLIP, default_order
-from kernels.reference import reference_gemm
-from kernels.registry import resolve
+from flexq_bench.kernels.contract import LinearKernel, checked_scales
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import NumberFormat, Operand, quantize_mixed, quantize_symmetric
+from flexq_bench.kernels.formats.mixed import ACTIVATION_CLIP, default_order
+from flexq_bench.kernels.reference import reference_gemm
+from flexq_bench.kernels.registry import resolve
 
 SHAPES = [(16, 256), (37, 300), (3, 128), (1, 1)]
 

@@ -11,12 +11,12 @@ import operands
 import pytest
 import torch
 
-from kernels.contract import LinearKernel, PackedOperand
-from kernels.errors import ShapeError
-from kernels.formats import Operand, quantize_dual_grained
-from kernels.formats.dual_grained import int8_values
-from kernels.reference import reference_gemm
-from kernels.registry import resolve
+from flexq_bench.kernels.contract import LinearKernel, PackedOperand
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import Operand, quantize_dual_grained
+from flexq_bench.kernels.formats.dual_grained import int8_values
+from flexq_bench.kernels.reference import reference_gemm
+from flexq_bench.kernels.registry import resolve
 
 GROUP = 128
 WORD = 0xFFFFFFFF

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.contract import LinearKernel
-from kernels.errors import ShapeError
-from kernels.formats import (
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import (
     FP16,
     NumberFormat,
     Scaling,
@@ -22,8 +22,8 @@ from kernels.formats import (
     quantize_minifloat,
     quantize_symmetric,
 )
-from kernels.reference import reference_gemm
-from kernels.registry import labels, resolve
+from flexq_bench.kernels.reference import reference_gemm
+from flexq_bench.kernels.registry import labels, resolve
 
 
 def a_matrix(rows: int, k: int, seed: int = 0) -> torch.Tensor:

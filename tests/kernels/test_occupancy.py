@@ -11,15 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels.contract import LinearKernel
-from kernels.cuda.cublas import dense
-from kernels.errors import UnsupportedError
-from kernels.registry import labels, resolve
-from kernels.resource_table import read_table
-from kernels.runtime.gpu import OF_TARGET, chosen_for
-from kernels.runtime.nvrtc import Block, Build
-from kernels.runtime.occupancy import LIMITS, TARGETS, Occupancy, occupancy
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.cuda.cublas import dense
+from flexq_bench.kernels.errors import UnsupportedError
+from flexq_bench.kernels.registry import labels, resolve
+from flexq_bench.kernels.resource_table import read_table
+from flexq_bench.kernels.runtime.gpu import OF_TARGET, chosen_for
+from flexq_bench.kernels.runtime.nvrtc import Block, Build
+from flexq_bench.kernels.runtime.occupancy import LIMITS, TARGETS, Occupancy, occupancy
+from flexq_bench.workloads.gemm import GemmWorkload
 
 TABLE = Path(__file__).parent / "resources.csv"
 KB = 1024
@@ -141,7 +141,7 @@ def test_a_build_tells_of_the_block_that_is_launched(
         return SimpleNamespace(launch=launch)
 
     for name, imported in list(sys.modules.items()):
-        if name.startswith("kernels.cuda.") and hasattr(imported, "load_function"):
+        if name.startswith("flexq_bench.kernels.cuda.") and hasattr(imported, "load_function"):
             monkeypatch.setattr(imported, "load_function", load)
     on_device("sm_90")
     compared = set()

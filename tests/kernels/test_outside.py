@@ -10,19 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-import kernels
-from flexq_bench import api
+from flexq_bench import api, kernels
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.errors import SourceError
+from flexq_bench.kernels.outside import foreign_code
+from flexq_bench.kernels.outside.described import DescribedKernel, spec_as_plain, spec_of_plain
+from flexq_bench.kernels.outside.loading import load, load_installed
+from flexq_bench.kernels.outside.sources import KernelSource
+from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.measure import Meter
 from flexq_bench.measure.inputs import realistic_inputs
-from kernels import registry
-from kernels.errors import SourceError
-from kernels.outside import foreign_code
-from kernels.outside.described import DescribedKernel, spec_as_plain, spec_of_plain
-from kernels.outside.loading import load, load_installed
-from kernels.outside.sources import KernelSource
-from kernels.reference import reference_gemm
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 GEMM = GemmWorkload(3, 40, 200)
 CPU = torch.device("cpu")
@@ -255,7 +254,7 @@ def in_kernels(tmp_path, monkeypatch):
     """in_kernels(imports): a source kernels/fast.py with these imports, beside kernels/help_of.py,
     whose package has the name of ours."""
     monkeypatch.setattr(kernels, "__path__", list(kernels.__path__))
-    monkeypatch.delitem(sys.modules, "kernels.help_of", raising=False)
+    monkeypatch.delitem(sys.modules, "flexq_bench.kernels.help_of", raising=False)
     folder = tmp_path / "kernels"
     folder.mkdir()
     (folder / "help_of.py").write_text("value = 3")
@@ -266,17 +265,17 @@ def in_kernels(tmp_path, monkeypatch):
         return KernelSource.parse(str(folder / "fast.py"))
 
     yield write
-    sys.modules.pop("kernels.help_of", None)
+    sys.modules.pop("flexq_bench.kernels.help_of", None)
 
 
 @pytest.mark.parametrize("has_init", [True, False])
 def test_a_file_of_a_package_named_as_ours_may_import_from_it_by_its_name(in_kernels, has_init):
-    source = in_kernels("from kernels.help_of import value")
+    source = in_kernels("from flexq_bench.kernels.help_of import value")
     if has_init:
         (Path(source.place).parent / "__init__.py").touch()
 
     before, _ = load(source).kernels
-    sys.modules.pop("kernels.help_of")
+    sys.modules.pop("flexq_bench.kernels.help_of")
     Path(source.place).with_name("help_of.py").write_text("value = 3  # edited")
     after, _ = load(source).kernels
 
@@ -287,8 +286,14 @@ def test_a_file_of_a_package_named_as_ours_may_import_from_it_by_its_name(in_ker
 @pytest.mark.parametrize(
     ("imports", "said"),
     [
-        ("from kernels.errors import value", "imports from kernels.errors, which is flexq-bench's"),
-        ("from kernels.no_such import value", "imports from kernels.no_such, which is flexq-bench"),
+        (
+            "from flexq_bench.kernels.errors import value",
+            "imports from kernels.errors, which is flexq-bench's",
+        ),
+        (
+            "from flexq_bench.kernels.no_such import value",
+            "imports from kernels.no_such, which is flexq-bench",
+        ),
         ("from kernels import get_kernel", "imports from kernels, which is flexq-bench's here"),
     ],
 )
@@ -301,7 +306,7 @@ def test_what_only_ours_has_by_that_name_is_said_to_be_ours(in_kernels, imports,
 
 def test_a_module_in_a_package_named_as_ours_is_to_be_named_by_its_path():
     with pytest.raises(SourceError, match=r"by its path, such as kernels/no_such_one\.py$"):
-        load(KernelSource.parse("kernels.no_such_one"))
+        load(KernelSource.parse("flexq_bench.kernels.no_such_one"))
 
 
 def test_tuples_in_configurations_are_given_as_they_are_and_stored_as_lists():

@@ -9,19 +9,24 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from flexq_bench.kernels.errors import ShapeError, UnsupportedError
+from flexq_bench.kernels.formats import (
+    NumberFormat,
+    Operand,
+    quantize_minifloat,
+    quantize_symmetric,
+)
+from flexq_bench.kernels.formats.minifloat import minifloat_codes, minifloat_numbers
+from flexq_bench.kernels.peers import packages
+from flexq_bench.kernels.peers.bitsandbytes import Int8Gemm
+from flexq_bench.kernels.peers.humming import HummingGemm
+from flexq_bench.kernels.peers.packages import BITSANDBYTES, HUMMING, TORCHAO
+from flexq_bench.kernels.peers.torchao import TinyGemm
+from flexq_bench.kernels.reference import Reference, reference_gemm
+from flexq_bench.kernels.registry import labels, resolve
 from flexq_bench.measure.check import judge_error
 from flexq_bench.measure.inputs import realistic_inputs
-from kernels.errors import ShapeError, UnsupportedError
-from kernels.formats import NumberFormat, Operand, quantize_minifloat, quantize_symmetric
-from kernels.formats.minifloat import minifloat_codes, minifloat_numbers
-from kernels.peers import packages
-from kernels.peers.bitsandbytes import Int8Gemm
-from kernels.peers.humming import HummingGemm
-from kernels.peers.packages import BITSANDBYTES, HUMMING, TORCHAO
-from kernels.peers.torchao import TinyGemm
-from kernels.reference import Reference, reference_gemm
-from kernels.registry import labels, resolve
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.gemm import GemmWorkload
 
 PEERS = [label for label in labels("cuda") if resolve(label, "cuda").spec.package]
 HOPPER = (9, 0)

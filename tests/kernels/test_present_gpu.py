@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels.errors import KernelError
-from kernels.runtime.gpu import Gpu, present_gpu
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.kernels.runtime.gpu import Gpu, present_gpu
 
 driver = pytest.importorskip("cuda.bindings.driver")
 

@@ -13,12 +13,18 @@ import pytest
 import torch
 from edge_cases import EDGE_CASES
 
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import (
+    NumberFormat,
+    Operand,
+    assembled,
+    quantize,
+    quantize_symmetric,
+)
+from flexq_bench.kernels.registry import resolve
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.straight_through import fake_quantize
-from kernels.contract import LinearKernel
-from kernels.errors import ShapeError
-from kernels.formats import NumberFormat, Operand, assembled, quantize, quantize_symmetric
-from kernels.registry import resolve
 
 FORMATS = [
     NumberFormat.parse(name)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from kernels import registry
-from kernels.errors import UnknownKernelError, UnsupportedError
-from kernels.registry import labels, list_kernels, resolve
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.errors import UnknownKernelError, UnsupportedError
+from flexq_bench.kernels.registry import labels, list_kernels, resolve
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])

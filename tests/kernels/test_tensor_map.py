@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.errors import KernelError
-from kernels.runtime import tensor_map
-from kernels.runtime.tensor_map import plain_rows, swizzled_rows
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.kernels.runtime import tensor_map
+from flexq_bench.kernels.runtime.tensor_map import plain_rows, swizzled_rows
 
 
 class Driver:

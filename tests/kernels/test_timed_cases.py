@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels.cuda.imma.configuration_choice import (
+from flexq_bench.kernels.cuda.imma.configuration_choice import (
     ATOM,
     DUAL_GRAINED,
     FLEXQ,
@@ -17,7 +17,7 @@ from kernels.cuda.imma.configuration_choice import (
     TWO_LEVEL,
     Candidates,
 )
-from kernels.cuda.imma.configurations import (
+from flexq_bench.kernels.cuda.imma.configurations import (
     SIX_BITS,
     ClusterConfig,
     ManyConfig,
@@ -25,8 +25,8 @@ from kernels.cuda.imma.configurations import (
     TiledConfig,
     WgmmaConfig,
 )
-from kernels.cuda.imma.cost_model import Cost, cost_us, waves_of
-from kernels.cuda.imma.timed_cases import (
+from flexq_bench.kernels.cuda.imma.cost_model import Cost, cost_us, waves_of
+from flexq_bench.kernels.cuda.imma.timed_cases import (
     Cases,
     TimedCases,
     coordinates,
@@ -34,8 +34,8 @@ from kernels.cuda.imma.timed_cases import (
     read_cases,
     write_cases,
 )
-from kernels.runtime.gpu import Device
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.runtime.gpu import Device
+from flexq_bench.workloads.gemm import GemmWorkload
 
 H100, H200 = Device(132, 3352), Device(132, 4917)
 COSTS: dict[ManyConfig, Cost] = {

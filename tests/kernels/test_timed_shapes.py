@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from kernels.contract import Config
-from kernels.cuda.imma.configuration_choice import (
+from flexq_bench.kernels.contract import Config
+from flexq_bench.kernels.cuda.imma.configuration_choice import (
     ATOM,
     DUAL_GRAINED,
     FLEXQ,
@@ -18,9 +18,9 @@ from kernels.cuda.imma.configuration_choice import (
     MAX_NATURAL,
     TWO_LEVEL,
 )
-from kernels.cuda.imma.configurations import ImmaConfig, TiledConfig
-from kernels.cuda.imma.gemm import ImmaGemm
-from kernels.cuda.timed_shapes import (
+from flexq_bench.kernels.cuda.imma.configurations import ImmaConfig, TiledConfig
+from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
+from flexq_bench.kernels.cuda.timed_shapes import (
     Interpolation,
     Losses,
     choose_by_timed_shapes,
@@ -29,11 +29,11 @@ from kernels.cuda.timed_shapes import (
     settings_of,
     write_losses,
 )
-from kernels.cuda.weight_only.gemm import INT4_WEIGHTS, INT8_WEIGHTS, WeightOnlyConfig
-from kernels.cuda.weight_only.minifloat import FINE_MINIFLOATS, MINIFLOATS
-from kernels.registry import resolve
-from kernels.runtime.gpu import OF_TARGET, Device, chosen_for
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.cuda.weight_only.gemm import INT4_WEIGHTS, INT8_WEIGHTS, WeightOnlyConfig
+from flexq_bench.kernels.cuda.weight_only.minifloat import FINE_MINIFLOATS, MINIFLOATS
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.kernels.runtime.gpu import OF_TARGET, Device, chosen_for
+from flexq_bench.workloads.gemm import GemmWorkload
 
 KERNELS = {
     FLEXQ.timed: "flexq-imma-w6a6",

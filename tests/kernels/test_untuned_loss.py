@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from kernels.contract import Config
-from kernels.cuda.weight_only.gemm import WeightOnlyConfig
+from flexq_bench.kernels.contract import Config
+from flexq_bench.kernels.cuda.weight_only.gemm import WeightOnlyConfig
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "kernels"
 CONFIGS = [WeightOnlyConfig(tiles, 8, 2, 1, 0, 1) for tiles in range(1, 9)]

@@ -6,11 +6,11 @@ import operands
 import pytest
 import torch
 
-from kernels.contract import LinearKernel
-from kernels.cuda.weight_only.gemm import WeightOnlyGemm, tile_scales, tile_weights
-from kernels.formats import Operand
-from kernels.registry import resolve
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.cuda.weight_only.gemm import WeightOnlyGemm, tile_scales, tile_weights
+from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.registry import resolve
+from flexq_bench.workloads.gemm import GemmWorkload
 
 
 def operand_register(words: torch.Tensor, bits: int, mma: int, register: int) -> list[torch.Tensor]:

@@ -9,8 +9,8 @@ from abc import abstractmethod
 
 import torch
 
-from kernels.contract import KernelSpec, LinearKernel, PackedOperand
-from kernels.formats import NumberFormat
+from flexq_bench.kernels.contract import KernelSpec, LinearKernel, PackedOperand
+from flexq_bench.kernels.formats import NumberFormat
 
 INT6 = NumberFormat(6, 128)
 

@@ -10,14 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    PackedOperand,
+    Probe,
+    ProbeResult,
+)
+from flexq_bench.kernels.errors import UnknownKernelError
+from flexq_bench.kernels.formats import FP16, NumberFormat
 from flexq_bench.measure import PROTOCOL_CPU, Meter
 from flexq_bench.measure.protocol import WarmUp
-from kernels import registry
-from kernels.contract import Config, KernelSpec, LinearKernel, PackedOperand, Probe, ProbeResult
-from kernels.errors import UnknownKernelError
-from kernels.formats import FP16, NumberFormat
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 sys.path.insert(0, str(Path(__file__).parent))  # its helper `cheats`
 

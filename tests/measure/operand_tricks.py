@@ -158,7 +158,7 @@ cheat = Cheat()
         "its code changed the spec of cheats.cheat",
     ),
     "another floor": (
-        "from kernels.cpu.probes import ReadWeights\n"
+        "from flexq_bench.kernels.cpu.probes import ReadWeights\n"
         "real = ReadWeights.launch\n"
         "ReadWeights.launch = lambda self, *given: time.sleep(1e-4) or real(self, *given)\n"
         + HONEST
@@ -166,7 +166,7 @@ cheat = Cheat()
         "its code replaced kernels.cpu.probes.ReadWeights.launch",
     ),
     "a layer without a floor": (
-        "from workloads.gemm import GemmWorkload\n"
+        "from flexq_bench.workloads.gemm import GemmWorkload\n"
         "GemmWorkload.weight_bytes = lambda *given: 1\n" + HONEST + DECLARED,
         "its code replaced workloads.gemm.GemmWorkload.weight_bytes",
     ),

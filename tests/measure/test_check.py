@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from flexq_bench.api import linear_kernel
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.reference import Reference, reference_gemm
 from flexq_bench.measure.check import CheckResult, check_linear, judge_error, relative_error
 from flexq_bench.measure.inputs import full_range_inputs, realistic_inputs, small_sum_inputs
-from kernels import registry
-from kernels.reference import Reference, reference_gemm
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.gemm import GemmWorkload
 
 CPU = torch.device("cpu")
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA
 from flexq_bench.measure.clocks import Batch, CpuClock, fit_launches
 from flexq_bench.measure.cold_cache_rotation import copies_for
-from kernels.errors import UnsupportedError
 
 H200_L2 = 60 << 20
 

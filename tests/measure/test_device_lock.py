@@ -137,8 +137,8 @@ def test_whatever_comes_to_the_device_waits_for_who_has_it(folder, monkeypatch):
     from flexq_bench.measure.ab import InterleaveRules, compare_trees
     from flexq_bench.measure.ab.experiment import Side
     from flexq_bench.measure.local_devices import device_info
-    from workloads.case import Case
-    from workloads.gemm import GemmWorkload
+    from flexq_bench.workloads.case import Case
+    from flexq_bench.workloads.gemm import GemmWorkload
 
     held = HOLD.replace("GPU-1", device_info("cpu").uuid).format(shared=False)
     with subprocess.Popen(

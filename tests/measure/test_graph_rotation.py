@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flexq_bench.kernels.reference import reference_of
 from flexq_bench.measure import clocks, linear_buffers
 from flexq_bench.measure.check import judge_error
 from flexq_bench.measure.inputs import realistic_inputs
-from kernels.reference import reference_of
 
 
 class Recorded:

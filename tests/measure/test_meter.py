@@ -9,12 +9,12 @@ import torch
 
 from flexq_bench.errors import DeviceError, InfrastructureError, MeasureError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.kernels.contract import Config
+from flexq_bench.kernels.errors import UnsupportedError
+from flexq_bench.kernels.formats import FP16
 from flexq_bench.measure import Measured, Meter
 from flexq_bench.measure.clocks import CpuClock
 from flexq_bench.measure.protocol import WarmUp
-from kernels.contract import Config
-from kernels.errors import UnsupportedError
-from kernels.formats import FP16
 
 CHECK_LAUNCHES = 3  # realistic, full-range and small inputs
 

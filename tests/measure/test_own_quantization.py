@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.contract import KernelSpec, LinearKernel, PackedOperand
-from kernels.formats import NumberFormat, quantize
+from flexq_bench.kernels.contract import KernelSpec, LinearKernel, PackedOperand
+from flexq_bench.kernels.formats import NumberFormat, quantize
 
 INT4, INT8 = NumberFormat(4, 128), NumberFormat(8, 128)
 

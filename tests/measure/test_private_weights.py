@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pytest
 
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.outside.loading import load
+from flexq_bench.kernels.outside.sources import KernelSource
 from flexq_bench.measure import Meter, tampering
-from kernels import registry
-from kernels.outside.loading import load
-from kernels.outside.sources import KernelSource
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 SOURCE = """
 import torch

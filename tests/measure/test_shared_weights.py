@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from flexq_bench.kernels.contract import PackedOperand
+from flexq_bench.kernels.formats import Operand
 from flexq_bench.measure.shared_weights import Content, LayerWeights, SharedWeights
-from kernels.contract import PackedOperand
-from kernels.formats import Operand
 
 
 def weights(size=1000):

@@ -28,6 +28,13 @@ from operand_tricks import KERNEL, OPERAND_TRICKS, SPEC_TRICKS
 from table_tricks import TABLE_TRICKS
 from tricks import DECLARED, HONEST, PREAMBLE, REMEMBERED, STALE, TRICKS
 
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.cpu.probes import ReadWeights
+from flexq_bench.kernels.errors import SourceError
+from flexq_bench.kernels.outside import foreign_code
+from flexq_bench.kernels.outside.function_kernel import FunctionKernel
+from flexq_bench.kernels.outside.loading import load, load_installed
+from flexq_bench.kernels.outside.sources import KernelSource
 from flexq_bench.measure import (
     PROTOCOL_CPU,
     Meter,
@@ -37,14 +44,7 @@ from flexq_bench.measure import (
     prepared,
     tampering,
 )
-from kernels.contract import LinearKernel
-from kernels.cpu.probes import ReadWeights
-from kernels.errors import SourceError
-from kernels.outside import foreign_code
-from kernels.outside.function_kernel import FunctionKernel
-from kernels.outside.loading import load, load_installed
-from kernels.outside.sources import KernelSource
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.gemm import GemmWorkload
 
 # With codes and scales: right results, and what may not be written is written afterwards.
 DECLARED_TRICKS = OPERAND_TRICKS | TABLE_TRICKS

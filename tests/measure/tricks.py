@@ -324,14 +324,14 @@ def kernel(x, w, out):
         "its code replaced attributes of flexq_bench.measure.linear_buffers.LinearBuffers",
     ),
     "another rule of the formats": (
-        "from kernels.contract import LinearKernel\n"
+        "from flexq_bench.kernels.contract import LinearKernel\n"
         "real = LinearKernel.quantize_weight\n"
         "LinearKernel.quantize_weight = lambda self, w: real(self, torch.zeros_like(w))\n"
         "def kernel(x, w, out): out.zero_()",
         "its code replaced kernels.contract.LinearKernel.quantize_weight",
     ),
     "another look at what a function returned": (
-        "from kernels.outside.function_kernel import FunctionKernel\n"
+        "from flexq_bench.kernels.outside.function_kernel import FunctionKernel\n"
         "FunctionKernel._check = lambda *given: None\n" + HONEST,
         "its code replaced kernels.outside.function_kernel.FunctionKernel._check",
     ),

@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "dashboard"))
 
 from made_results import H200, records_of
 
-from db.engine import open_database
-from db.exchange import import_file, write_records
-from db.records import DeviceInfo
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.exchange import import_file, write_records
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.read_api.app import api_app
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night

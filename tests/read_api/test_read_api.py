@@ -13,11 +13,11 @@ import pytest
 from jsonschema import Draft202012Validator
 from made_results import H200, a_record, a_run
 
-from db import queries
-from db.engine import Database, open_database
-from db.errors import DatabaseError, UnreachableError
-from db.records import DeviceInfo
-from db.store import add_record
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.errors import DatabaseError, UnreachableError
+from flexq_bench.db.records import DeviceInfo
+from flexq_bench.db.store import add_record
 from flexq_bench.errors import UsageError
 from flexq_bench.read_api import app
 from flexq_bench.read_api.badge import badge_of

@@ -9,7 +9,7 @@ import pytest
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.repository.project import FILE, open_project, project_notes
 from flexq_bench.repository.project_builds import built_tree
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.errors import WorkloadError
 
 TOML = 'version = 1\nname = "Acme_Kernels"\nkernels = ["fast.py"]\nsuite = "smoke"\n'
 

@@ -26,7 +26,7 @@ from flexq_bench.repository.project import (
 )
 from flexq_bench.repository.project_builds import BuildError, built_tree
 from flexq_bench.repository.project_files import WORKFLOW, missing_kernels, write_first_files
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.errors import WorkloadError
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "bring-your-own.md"

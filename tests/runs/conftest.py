@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from db.records import CommitInfo, DeviceInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.fleet import request_worker
 from flexq_bench.fleet.local_pool import LocalPool
 from flexq_bench.measure import Measured
 from flexq_bench.runs import outage
 from flexq_bench.runs.process_meter import InProcessMeter
 from flexq_bench.runs.worker import Worker
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 sys.path.insert(0, str(Path(__file__).parent))  # its helper `serving`
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ci.requested_bisection import answered
-from db import queries
-from db.leases import REQUEST_LEASES
+from flexq_bench.ci.requested_bisection import answered
+from flexq_bench.db import queries
+from flexq_bench.db.leases import REQUEST_LEASES
 from flexq_bench.fleet.request_worker import serve_next
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.config_layers import layers_of_config
-from workloads.model_spec import ModelSpec
-from workloads.models import load_catalog
+from flexq_bench.workloads.model_spec import ModelSpec
+from flexq_bench.workloads.models import load_catalog
 
 # What transformers calls the dimensions, by the names of ModelSpec.
 KEYS = {

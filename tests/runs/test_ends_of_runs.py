@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from ci.nightly import Rules, measure_night
-from db import queries
-from db.records import DeviceInfo
 from flexq_bench import interrupts
 from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.records import Origin, execute
+from flexq_bench.ci.nightly import Rules, measure_night
 from flexq_bench.cli.app import main
+from flexq_bench.db import queries
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.decode import measurement
 from flexq_bench.errors import CancelledError, InfrastructureError, UsageError
 from flexq_bench.fleet.pool import Kind
@@ -29,7 +29,7 @@ from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Joined, ReadyWorker
 from flexq_bench.runs.lifecycle import new_run, open_run
 from flexq_bench.runs.sweep import Sweep
-from workloads.suite import Group, Shape, Suite
+from flexq_bench.workloads.suite import Group, Shape, Suite
 
 SHAPES = (Shape(256, 256, "o_proj"),)
 SMALL = Suite("made", "", "", (Group(("flexq-w6a6",), (1,), SHAPES),))
@@ -212,7 +212,7 @@ def test_a_second_interrupt_while_the_end_is_marked_changes_nothing(where, monke
 
 def test_a_run_that_was_left_running_is_gone_on_with(where):
     """As a process that was killed leaves it, or an earlier version that heard a broken pipe."""
-    from db.store import begin_run
+    from flexq_bench.db.store import begin_run
 
     run = new_run("smoke", "manual", ())
     with where.database.session() as session:

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from db import queries
-from db.errors import LockedError, StandbyError, UnreachableError
+from flexq_bench.db import queries
+from flexq_bench.db.errors import LockedError, StandbyError, UnreachableError
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs import lifecycle, outage

@@ -6,15 +6,15 @@ import shutil
 
 import pytest
 
-from db import queries
-from db.engine import open_database
-from db.errors import FileMovedError
-from db.exchange import import_file
-from db.store import begin_run
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.errors import FileMovedError
+from flexq_bench.db.exchange import import_file
+from flexq_bench.db.store import begin_run
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.suite_runs import measure_runs, plan_runs
 from flexq_bench.runs.lifecycle import new_run
-from workloads.suite import Group, Shape, Suite
+from flexq_bench.workloads.suite import Group, Shape, Suite
 
 SUITE = Suite("made", "", "", (Group(("flexq-w6a6",), (1, 2, 3), (Shape(256, 256, "o_proj"),)),))
 

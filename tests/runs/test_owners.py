@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from db import queries
-from db.fleet import JobInfo, add_jobs, claim_jobs
-from db.store import begin_run
 from flexq_bench.cli.app import main
+from flexq_bench.db import queries
+from flexq_bench.db.fleet import JobInfo, add_jobs, claim_jobs
+from flexq_bench.db.store import begin_run
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes
 from flexq_bench.runs.owner import is_alive, is_dead, this_process

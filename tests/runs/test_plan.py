@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.outside.described import DescribedKernel
 from flexq_bench.runs.plan import build_plan, cases_of_keys, is_probe
-from kernels import registry
-from kernels.outside.described import DescribedKernel
-from workloads.suite import Group, Shape, Suite
+from flexq_bench.workloads.suite import Group, Shape, Suite
 
 STAGES = (("gemm", "linear"), ("linear",))
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-from db import queries
-from db.errors import LockedError
-from db.records import DeviceInfo
+from flexq_bench.db import queries
+from flexq_bench.db.errors import LockedError
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.fleet import presence
 from flexq_bench.runs.worker import Worker
 

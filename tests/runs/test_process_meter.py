@@ -6,18 +6,18 @@ from dataclasses import asdict
 
 import pytest
 
-from db.records import DeviceInfo
+from flexq_bench.db.records import DeviceInfo
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.contract import KernelSpec
+from flexq_bench.kernels.formats import NumberFormat
+from flexq_bench.kernels.outside.described import DescribedKernel
+from flexq_bench.kernels.outside.sources import KernelSource
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.outside_kernels import Adopted
 from flexq_bench.runs import process_meter
 from flexq_bench.runs.process_meter import ProcessMeter, ProcessOptions
-from kernels import registry
-from kernels.contract import KernelSpec
-from kernels.formats import NumberFormat
-from kernels.outside.described import DescribedKernel
-from kernels.outside.sources import KernelSource
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 DESCRIBED = {
     "device": asdict(DeviceInfo("CPU-1", "A CPU", "cpu")),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from db import queries
+from flexq_bench.db import queries
 from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.worker import Outcome

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from serving import dies, lapse, served
 
-from db import queries
-from db.requests import cancel_request
+from flexq_bench.db import queries
+from flexq_bench.db.requests import cancel_request
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet import request_worker
 from flexq_bench.fleet.requests import (
@@ -21,8 +21,8 @@ from flexq_bench.fleet.requests import (
     submit,
 )
 from flexq_bench.fleet.retry_policy import MAX_DEATHS
-from workloads.case import Case
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.errors import WorkloadError
 
 COMMITS = [f"{number:040x}" for number in range(1, 9)]
 KEY = "flexq-w6a6 gemm cold m1n256k256"

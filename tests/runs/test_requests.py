@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 import pytest
 from serving import dies, served
 
-from db import queries
-from db.errors import LimitError, UnreachableError
-from db.requests import RequestInfo, add_request, cancel_request, renew_request
+from flexq_bench.db import queries
+from flexq_bench.db.errors import LimitError, UnreachableError
+from flexq_bench.db.requests import RequestInfo, add_request, cancel_request, renew_request
 from flexq_bench.errors import InfrastructureError, MeasureError, UsageError
 from flexq_bench.fleet import request_worker
 from flexq_bench.fleet.requests import (
@@ -22,8 +22,8 @@ from flexq_bench.fleet.requests import (
     sweep_request,
 )
 from flexq_bench.runs.sweep import Sweep, sweep_of
-from workloads.errors import WorkloadError
-from workloads.suite import Shape
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.suite import Shape
 
 SHAPE = Shape(64, 128, "o_proj", "llama-7b")
 SWEEP = Sweep(("flexq-w6a6",), (1, 2), (SHAPE,), ("gemm",), ("hot",))
@@ -86,7 +86,7 @@ def test_a_request_knows_its_size_and_refuses_to_be_too_large(database):
 def test_the_cases_of_a_request_are_counted_before_any_is_made(database, monkeypatch):
     sizes = tuple(range(1, 1001))
     shapes = tuple(Shape(n, 128, "") for n in sizes)
-    monkeypatch.setattr("workloads.suite._combine", None)
+    monkeypatch.setattr("flexq_bench.workloads.suite._combine", None)
 
     with (
         database.session() as session,

@@ -11,7 +11,7 @@ from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.table import problem_lines, published_table, results_table
 from flexq_bench.stats.baseline import BASELINE, compare_with_baseline
-from workloads.published import PublishedValue, published_speedups
+from flexq_bench.workloads.published import PublishedValue, published_speedups
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.registry import resolve
-from kernels.formats import NumberFormat
 
 
 def layers(model) -> dict[str, FakeQuantizedLinear]:

@@ -5,13 +5,13 @@ import re
 import pytest
 import torch
 
+from flexq_bench.kernels.formats import quantize
 from flexq_bench.schemes.activations import StaticActivation
 from flexq_bench.schemes.awq import AwqOptions, clip_and_round, output_error
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.input_samples import InputSamples
 from flexq_bench.schemes.model_map import ARCHITECTURES, map_model
 from flexq_bench.schemes.registry import resolve
-from kernels.formats import quantize
 
 SCHEMES = (
     "gptq-w4a16",

@@ -7,6 +7,7 @@ import torch
 
 import flexq_bench.accuracy
 import flexq_bench.schemes
+from flexq_bench.kernels.formats import NumberFormat, Operand, quantize, quantize_mixed
 from flexq_bench.schemes import registry
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 from flexq_bench.schemes.calibration import BlockStream, Statistics, calibration_segments
@@ -15,7 +16,6 @@ from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import ARCHITECTURES, map_model
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.uniform import UniformOptions
-from kernels.formats import NumberFormat, Operand, quantize, quantize_mixed
 
 
 def test_a_layer_keeps_codes_and_fp32_weights_when_the_model_becomes_fp16():

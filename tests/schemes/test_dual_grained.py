@@ -5,14 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexq_bench.kernels.formats import NumberFormat, quantize, quantize_dual_grained
+from flexq_bench.kernels.formats.dual_grained import int8_values
 from flexq_bench.schemes.awq import output_error
 from flexq_bench.schemes.dual_grained import (
     SearchOptions,
     search_dual_grained,
     search_six_bits,
 )
-from kernels.formats import NumberFormat, quantize, quantize_dual_grained
-from kernels.formats.dual_grained import int8_values
 
 QUICK = SearchOptions.of_steps(6, 12)
 SHARES = (1.0, 0.9, 0.8, 0.7)

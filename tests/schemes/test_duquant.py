@@ -11,12 +11,12 @@ from flexq_bench.accuracy.agreement import AgreementMeter, layer_errors, record_
 from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.decode.loading import label_of
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.schemes.calibration import calibration_segments
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.rotation import outlier_rotation
-from kernels.errors import ShapeError
 
 
 def inputs_with_outliers(channels):

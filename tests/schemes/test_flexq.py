@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from flexq_bench.kernels import registry as kernel_registry
+from flexq_bench.kernels.formats import FP16, NumberFormat, quantize
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import linear_at, map_model
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.registry import resolve
-from kernels import registry as kernel_registry
-from kernels.formats import FP16, NumberFormat, quantize
 
 GROUP = 128
 

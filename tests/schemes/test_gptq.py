@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import NumberFormat, format_of, quantize
 from flexq_bench.schemes.awq import output_error
 from flexq_bench.schemes.gptq import GptqOptions, gptq, gptq_together
-from kernels.errors import ShapeError
-from kernels.formats import NumberFormat, format_of, quantize
 
 K = 150  # no multiple of the group of 64
 FORMATS = (

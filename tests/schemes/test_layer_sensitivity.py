@@ -8,6 +8,7 @@ from scipy import stats
 from torch.nn import functional
 
 from flexq_bench.accuracy.sensitivity.restoring import restoring
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.layer_sensitivity import (
@@ -19,7 +20,6 @@ from flexq_bench.schemes.layer_sensitivity import (
 )
 from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.uniform import FULL_BITS, round_site
-from kernels.formats import NumberFormat
 
 
 def predicted(model, calibration, *, seed=0):

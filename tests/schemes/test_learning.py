@@ -5,14 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexq_bench.kernels.formats import NumberFormat, quantize
+from flexq_bench.kernels.formats.grouping import in_groups, safe_divisor
 from flexq_bench.schemes import block_training
 from flexq_bench.schemes.block_training import BlockTrainer
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.losses import attention_divergence, double_log_cosine
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.straight_through import fake_quantize
-from kernels.formats import NumberFormat, quantize
-from kernels.formats.grouping import in_groups, safe_divisor
 
 
 @settings(max_examples=25, deadline=None)

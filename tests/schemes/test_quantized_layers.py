@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.formats import Operand, format_of, quantize
+from flexq_bench.kernels.formats.minifloat import minifloat_numbers
+from flexq_bench.kernels.formats.mixed import tail_start
+from flexq_bench.kernels.reference import reference_gemm
+from flexq_bench.kernels.registry import labels
+from flexq_bench.kernels.registry import resolve as resolve_kernel
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.registry import resolve
-from kernels.contract import LinearKernel
-from kernels.formats import Operand, format_of, quantize
-from kernels.formats.minifloat import minifloat_numbers
-from kernels.formats.mixed import tail_start
-from kernels.reference import reference_gemm
-from kernels.registry import labels
-from kernels.registry import resolve as resolve_kernel
 
 # Formats of weights and activations of each scheme that a kernel runs.
 FORMATS = {

@@ -13,11 +13,11 @@ from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.decode.loading import label_of
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.rotation import HadamardRotation, online_rotation, residual_rotation
-from kernels.errors import ShapeError
 
 
 @pytest.mark.parametrize(

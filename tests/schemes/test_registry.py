@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from flexq_bench.kernels.formats import FP16, NumberFormat
+from flexq_bench.kernels.registry import resolve as kernel
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.registry import layer_kernels, named_schemes, resolve, without_cache
-from kernels.formats import FP16, NumberFormat
-from kernels.registry import resolve as kernel
 
 INT8 = NumberFormat(8)
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from db.engine import Database, Session, open_database
-from db.records import DeviceInfo
+from flexq_bench.db.engine import Database, Session, open_database
+from flexq_bench.db.records import DeviceInfo
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import Night, record_night
 

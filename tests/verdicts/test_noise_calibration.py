@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from db import queries
+from flexq_bench.db import queries
 from flexq_bench.verdicts.noise_calibration import WINDOW
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from db import queries
-from db.hashing import fingerprint
-from db.queries.verdicts import Decision, DecisionEvidence
+from flexq_bench.db import queries
+from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.queries.verdicts import Decision, DecisionEvidence
 from flexq_bench.measure.ab.case_comparison import InterleaveRules
 from flexq_bench.verdicts import Comparison, Evidence, alert_rule, judge_evidence, judge_together
 from flexq_bench.verdicts.evidence_plot import Panel, terminal_plot, write_png

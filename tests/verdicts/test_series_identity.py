@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from db.writer import series_identity
+from flexq_bench.db.writer import series_identity
 from flexq_bench.measure import Meter
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.record import build_record
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 
 @pytest.mark.parametrize("label", ["flexq-w6a6", "read-6"])

@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from workloads.suites import Suite, load_suite
+from flexq_bench.workloads.suites import Suite, load_suite
 
 SuiteFromText = Callable[[str], Suite]
 

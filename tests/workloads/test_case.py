@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.case import CacheMode, Case, Stage, kernel_label, parse_kernel_label
-from workloads.errors import WorkloadError
-from workloads.gemm import MAX_DIMENSION, GemmWorkload
+from flexq_bench.workloads.case import CacheMode, Case, Stage, kernel_label, parse_kernel_label
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.gemm import MAX_DIMENSION, GemmWorkload
 
 LABELS = ("flexq-w6a6", "flexq-w6a6[+evict-first]", "abq-w2*a8", "cublas-w8a8[gemmex]", "read-6")
 STAGES: tuple[Stage, ...] = ("gemm", "linear")

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.data_files import Amount, Count, DataTable, Entries, Text, Texts, must_be, validated
-from workloads.errors import WorkloadError
+from flexq_bench.workloads.data_files import (
+    Amount,
+    Count,
+    DataTable,
+    Entries,
+    Text,
+    Texts,
+    must_be,
+    validated,
+)
+from flexq_bench.workloads.errors import WorkloadError
 
 
 class Part(DataTable):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from workloads.errors import WorkloadError
-from workloads.family_files import read_family
-from workloads.model_spec import ModelSpec
-from workloads.models import get_model, load_catalog
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.family_files import read_family
+from flexq_bench.workloads.model_spec import ModelSpec
+from flexq_bench.workloads.models import get_model, load_catalog
 
 # Parameters, in units of 10^9. LLaMA: arXiv:2302.13971, Table 2. Llama 2 and 3: tensor sizes of the
 # checkpoints on the hub (Llama-2-*-hf, Meta-Llama-3-8B). Gemma 3: arXiv:2503.19786, Table 1, both

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from workloads.errors import WorkloadError
-from workloads.names import unknown
-from workloads.patterns import check_pattern, is_glob, matches, select
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.patterns import check_pattern, is_glob, matches, select
 
 LABELS = ("abq-w2a8", "abq-w2*a8", "abq-w3a8", "abq-w8a8", "abq-w10a8", "flexq", "flexq[w6a8]")
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from workloads import published
-from workloads.errors import WorkloadError
+from flexq_bench.workloads import published
+from flexq_bench.workloads.errors import WorkloadError
 
 
 @pytest.fixture

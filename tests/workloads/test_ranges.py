@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.errors import WorkloadError
-from workloads.gemm import MAX_DIMENSION
-from workloads.ranges import MAX_VALUES, parse_lines, parse_ranges
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.gemm import MAX_DIMENSION
+from flexq_bench.workloads.ranges import MAX_VALUES, parse_lines, parse_ranges
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from workloads.errors import WorkloadError
-from workloads.models import get_model
-from workloads.suite import MAX_CASES
-from workloads.suites import Group, Shape, Suite, layer_shapes, list_suites, load_suite
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.models import get_model
+from flexq_bench.workloads.suite import MAX_CASES
+from flexq_bench.workloads.suites import Group, Shape, Suite, layer_shapes, list_suites, load_suite
 
 LABELS = (
     "flexq-w6a6",

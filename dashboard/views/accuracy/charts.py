@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import error_bars, rule, set_layout
-from dashboard.shared.colors import Style
+from flexq_bench.dashboard.shared.charts import error_bars, rule, set_layout
+from flexq_bench.dashboard.shared.colors import Style
 
 _HEIGHT = 420
 _SPREAD = 0.6  # fraction of the distance between tasks over which its schemes are spread

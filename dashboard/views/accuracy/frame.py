@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from db.queries import Score
 from flexq_bench.accuracy import (
     FULL_PRECISION,
     LAYER_ERROR,
@@ -19,6 +18,7 @@ from flexq_bench.accuracy import (
     difference,
 )
 from flexq_bench.accuracy.results import REFERENCE, is_perplexity
+from flexq_bench.db.queries import Score
 
 Values = Mapping[int, tuple[float, ...]]
 

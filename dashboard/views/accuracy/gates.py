@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
 
-from dashboard.shared.formatting import local_time, short_commit
-from dashboard.shared.links import page_address
-from db.gate_records import GATE_OUTCOMES, GateLimit
-from db.queries import GateRow
+from flexq_bench.dashboard.shared.formatting import local_time, short_commit
+from flexq_bench.dashboard.shared.links import page_address
+from flexq_bench.db.gate_records import GATE_OUTCOMES, GateLimit
+from flexq_bench.db.queries import GateRow
 
 _MARKS = {"pass": "✓", "regression": "✗", "ambiguous": "?", "missing": "–"}
 

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
-from dashboard.shared.charts import draw_chart
-from dashboard.shared.colors import Style, kernel_styles
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, time_zone
-from dashboard.shared.tables import draw_table
-from dashboard.views.accuracy import charts
-from dashboard.views.accuracy.frame import (
+from flexq_bench.accuracy import FULL_PRECISION, PERPLEXITY
+from flexq_bench.accuracy.results import OF_TEXTS
+from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.shared.charts import draw_chart
+from flexq_bench.dashboard.shared.colors import Style, kernel_styles
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, as_text, time_zone
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.accuracy import charts
+from flexq_bench.dashboard.views.accuracy.frame import (
     Compared,
     Values,
     bases_of,
@@ -27,18 +29,16 @@ from dashboard.views.accuracy.frame import (
     newest,
     table_rows,
 )
-from dashboard.views.accuracy.gates import (
+from flexq_bench.dashboard.views.accuracy.gates import (
     gate_name,
     gate_rows,
     layer_rows,
     limit_rows,
     token_rows,
 )
-from db import queries
-from db.engine import Database
-from db.queries import GateRow, Score
-from flexq_bench.accuracy import FULL_PRECISION, PERPLEXITY
-from flexq_bench.accuracy.results import OF_TEXTS
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.queries import GateRow, Score
 from flexq_bench.runs import command_lines
 
 _COMMITS = 20  # newest commits in the history

@@ -6,8 +6,8 @@ import math
 
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY
-from dashboard.shared.colors import Style
+from flexq_bench.dashboard.shared.charts import GREY
+from flexq_bench.dashboard.shared.colors import Style
 from flexq_bench.verdicts import Comparison, Confirmation
 from flexq_bench.verdicts.evidence_plot import placements_of
 

@@ -9,16 +9,16 @@ import numpy as np
 import streamlit as st
 from numpy.typing import ArrayLike
 
-from dashboard.shared.charts import draw_chart
-from dashboard.shared.colors import kernel_styles
-from dashboard.shared.formatting import as_code, as_text
-from dashboard.views.alert.charts import block_changes
-from db.engine import Session
-from db.queries import DecisionRow
+from flexq_bench.dashboard.shared.charts import draw_chart
+from flexq_bench.dashboard.shared.colors import kernel_styles
+from flexq_bench.dashboard.shared.formatting import as_code, as_text
+from flexq_bench.dashboard.views.alert.charts import block_changes
+from flexq_bench.db.engine import Session
+from flexq_bench.db.queries import DecisionRow
 from flexq_bench.verdicts import Evidence
 from flexq_bench.verdicts.confirmation import judged_blocks
 from flexq_bench.verdicts.recompute import recompute_decision
-from workloads.case import kernel_label
+from flexq_bench.workloads.case import kernel_label
 
 
 def show_evidence(session: Session, member: DecisionRow, kernels: Sequence[str]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.database import is_read_only, write_alert
-from dashboard.shared.formatting import as_text
-from db.decisions import ALERT_STATES, STATES_WITH_A_REASON
-from db.errors import DatabaseError
-from db.queries import AlertRow
+from flexq_bench.dashboard.database import is_read_only, write_alert
+from flexq_bench.dashboard.shared.formatting import as_text
+from flexq_bench.db.decisions import ALERT_STATES, STATES_WITH_A_REASON
+from flexq_bench.db.errors import DatabaseError
+from flexq_bench.db.queries import AlertRow
 
 _SAVED = "alert-form.saved"  # message of the last save, shown once after the rerun
 _LONGEST_NOTE, _LONGEST_NAME = 10_000, 80  # characters; also enforced by the server

@@ -10,14 +10,14 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.shared import history_chart
-from dashboard.shared.charts import GREY, draw_chart
-from dashboard.shared.colors import Style, kernel_styles
-from dashboard.shared.formatting import as_code, as_text, short_commit
-from dashboard.shared.history_frame import history_frame
-from db import queries
-from db.engine import Session
-from db.queries import AlertRow, DecisionRow, HistoryPoint, SeriesName
+from flexq_bench.dashboard.shared import history_chart
+from flexq_bench.dashboard.shared.charts import GREY, draw_chart
+from flexq_bench.dashboard.shared.colors import Style, kernel_styles
+from flexq_bench.dashboard.shared.formatting import as_code, as_text, short_commit
+from flexq_bench.dashboard.shared.history_frame import history_frame
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Session
+from flexq_bench.db.queries import AlertRow, DecisionRow, HistoryPoint, SeriesName
 from flexq_bench.stats import change_points
 from flexq_bench.stats.level_model import FEWEST_POINTS
 from flexq_bench.stats.steps import HISTORY_RULES

@@ -8,10 +8,10 @@ from datetime import tzinfo
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, is_read_only
-from dashboard.shared.alert_requests import show_buttons, show_requests
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import (
+from flexq_bench.dashboard.database import current_database, errors_shown, is_read_only
+from flexq_bench.dashboard.shared.alert_requests import show_buttons, show_requests
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import (
     alert_title,
     as_change,
     as_code,
@@ -20,19 +20,19 @@ from dashboard.shared.formatting import (
     short_commit,
     time_zone,
 )
-from dashboard.shared.links import commit_url
-from dashboard.shared.tables import draw_table
-from dashboard.views.alert.evidence import show_evidence
-from dashboard.views.alert.form import show_form
-from dashboard.views.alert.history import show_series
-from db import queries
-from db.decisions import OPEN_STATES
-from db.engine import Database, Session
-from db.queries import AlertEventRow, AlertRow, CommitRow, DecisionRow
+from flexq_bench.dashboard.shared.links import commit_url
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.alert.evidence import show_evidence
+from flexq_bench.dashboard.views.alert.form import show_form
+from flexq_bench.dashboard.views.alert.history import show_series
+from flexq_bench.db import queries
+from flexq_bench.db.decisions import OPEN_STATES
+from flexq_bench.db.engine import Database, Session
+from flexq_bench.db.queries import AlertEventRow, AlertRow, CommitRow, DecisionRow
 from flexq_bench.runs import command_lines
 from flexq_bench.runs.reproduction import reproduction
 from flexq_bench.verdicts import history_verdict
-from workloads.case import kernel_label
+from flexq_bench.workloads.case import kernel_label
 
 _URL = "alert"
 

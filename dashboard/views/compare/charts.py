@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY, error_bars, log_axis
-from dashboard.shared.colors import Style
+from flexq_bench.dashboard.shared.charts import GREY, error_bars, log_axis
+from flexq_bench.dashboard.shared.colors import Style
 from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 
 _HEIGHT = 480

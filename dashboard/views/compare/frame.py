@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from dashboard.shared.results_frame import interval_cells
-from db.queries import DecisionRow, ResultRow
+from flexq_bench.dashboard.shared.results_frame import interval_cells
+from flexq_bench.db.queries import DecisionRow, ResultRow
 from flexq_bench.runs.stored_comparison import (
     StoredComparison,
     bases_of,
@@ -20,7 +20,7 @@ from flexq_bench.runs.stored_comparison import (
 from flexq_bench.runs.stored_noise import StoredNoise
 from flexq_bench.stats import Interval, geometric_mean, with_run_noise
 from flexq_bench.verdicts import Verdict
-from workloads.case import kernel_label
+from flexq_bench.workloads.case import kernel_label
 
 INTERLEAVED = "interleaved A/B, 99 %"
 ONE_RUN = "one run, 95 %"

@@ -8,17 +8,27 @@ from dataclasses import dataclass
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, show_empty_database
-from dashboard.shared.charts import draw_chart
-from dashboard.shared.colors import kernel_styles
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, short_commit, time_zone
-from dashboard.shared.latest_controls import choose_sweeps
-from dashboard.shared.model_places import models_and_layers, narrowed_to, places_of_frame
-from dashboard.shared.results_frame import narrowed
-from dashboard.shared.runs import OTHER_SUITES, choose_suite, default_runs, list_runs, run_title
-from dashboard.views.compare import charts
-from dashboard.views.compare.frame import (
+from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.shared.charts import draw_chart
+from flexq_bench.dashboard.shared.colors import kernel_styles
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, as_text, short_commit, time_zone
+from flexq_bench.dashboard.shared.latest_controls import choose_sweeps
+from flexq_bench.dashboard.shared.model_places import (
+    models_and_layers,
+    narrowed_to,
+    places_of_frame,
+)
+from flexq_bench.dashboard.shared.results_frame import narrowed
+from flexq_bench.dashboard.shared.runs import (
+    OTHER_SUITES,
+    choose_suite,
+    default_runs,
+    list_runs,
+    run_title,
+)
+from flexq_bench.dashboard.views.compare import charts
+from flexq_bench.dashboard.views.compare.frame import (
     APART,
     INTERLEAVED,
     ONE_RUN,
@@ -28,16 +38,16 @@ from dashboard.views.compare.frame import (
     pairs_of_labels,
     pairs_of_runs,
 )
-from dashboard.views.compare.tables import show_means, show_rows
-from db import queries
-from db.engine import Database
-from db.queries import SWEEP, CommitRow, Filters, ResultRow, RunName
+from flexq_bench.dashboard.views.compare.tables import show_means, show_rows
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.queries import SWEEP, CommitRow, Filters, ResultRow, RunName
 from flexq_bench.runs import command_lines
 from flexq_bench.runs.stored_comparison import newest_of_cases
 from flexq_bench.runs.stored_noise import StoredNoise, read_noise
 from flexq_bench.stats.baseline import BASELINE
-from workloads.case import kernel_label
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import is_probe
 
 _RUNS, _COMMITS, _KERNELS = "runs", "commits", "kernels"
 _LISTED = 200  # newest commits in the list; older ones can be opened by link

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from dashboard.shared.spreadsheet import to_csv
-from dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.shared.spreadsheet import to_csv
+from flexq_bench.dashboard.shared.tables import draw_table
 
 _ROW_PX = 35
 _MAX_PX = 760

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import log_axis, set_layout
-from dashboard.shared.colors import Style
-from db.queries import DecodeRow
+from flexq_bench.dashboard.shared.charts import log_axis, set_layout
+from flexq_bench.dashboard.shared.colors import Style
+from flexq_bench.db.queries import DecodeRow
 
 _HEIGHT = 400
 _GIB = 2**30

@@ -9,17 +9,17 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
-from dashboard.shared.charts import draw_chart
-from dashboard.shared.colors import Style, kernel_styles
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, local_time, time_zone
-from dashboard.shared.tables import draw_table
-from dashboard.views.decode import charts
-from dashboard.views.decode.serving import show_servings
-from db import queries
-from db.engine import Database
-from db.queries import DecodeRow
+from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.shared.charts import draw_chart
+from flexq_bench.dashboard.shared.colors import Style, kernel_styles
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, as_text, local_time, time_zone
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.decode import charts
+from flexq_bench.dashboard.views.decode.serving import show_servings
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.queries import DecodeRow
 from flexq_bench.runs import command_lines
 
 _GIB = 2**30

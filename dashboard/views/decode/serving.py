@@ -11,11 +11,11 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.shared.charts import draw_chart, set_layout
-from dashboard.shared.colors import Style
-from dashboard.shared.formatting import local_time
-from dashboard.shared.tables import draw_table
-from db.queries import ServingRow
+from flexq_bench.dashboard.shared.charts import draw_chart, set_layout
+from flexq_bench.dashboard.shared.colors import Style
+from flexq_bench.dashboard.shared.formatting import local_time
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.db.queries import ServingRow
 
 _GIB = 2**30
 _HEIGHT = 400

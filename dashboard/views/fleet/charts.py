@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY
-from db.queries import OffsetRow
+from flexq_bench.dashboard.shared.charts import GREY
+from flexq_bench.db.queries import OffsetRow
 
 _ROW_PX = 34
 _AROUND_PX = 120

@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
-from dashboard.shared.charts import draw_chart
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, time_zone
-from dashboard.shared.tables import draw_table
-from dashboard.views.fleet.charts import device_offsets
-from dashboard.views.fleet.tables import (
+from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.shared.charts import draw_chart
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, time_zone
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.fleet.charts import device_offsets
+from flexq_bench.dashboard.views.fleet.tables import (
     device_rows,
     has_ended,
     is_abandoned,
@@ -25,10 +25,10 @@ from dashboard.views.fleet.tables import (
     request_rows,
     worker_rows,
 )
-from db import queries
-from db.engine import Database
-from db.fleet import LIVE_WORKER_STATES
-from db.queries import OffsetRow, WorkerRow
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.fleet import LIVE_WORKER_STATES
+from flexq_bench.db.queries import OffsetRow, WorkerRow
 from flexq_bench.runs import command_lines
 from flexq_bench.runs.device_offsets import offsets_of_imported
 

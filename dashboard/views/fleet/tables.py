@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
-from dashboard.shared.formatting import as_age, local_time
-from db.fleet import LIVE_WORKER_STATES
-from db.queries import DeviceRow, JobRow, Progress, RequestRow, WorkerRow
+from flexq_bench.dashboard.shared.formatting import as_age, local_time
+from flexq_bench.db.fleet import LIVE_WORKER_STATES
+from flexq_bench.db.queries import DeviceRow, JobRow, Progress, RequestRow, WorkerRow
 
 SILENT_AFTER = timedelta(minutes=2)  # many times the heartbeat interval
 _GIB = 2**30

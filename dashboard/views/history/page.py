@@ -11,24 +11,24 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, show_empty_database
-from dashboard.shared import history_chart
-from dashboard.shared.charts import draw_chart
-from dashboard.shared.colors import kernel_styles
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, short_commit, time_zone
-from dashboard.shared.history_frame import history_frame
-from dashboard.shared.links import page_address
-from dashboard.shared.model_places import places_in_models
-from dashboard.shared.tables import draw_table
-from dashboard.views.history.patterns import NEWEST, pattern_frame
-from dashboard.views.measurement import page as measurement
-from db import queries
-from db.engine import Database
-from db.queries import HistoryPoint, ReleaseRow, SeriesName
+from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.shared import history_chart
+from flexq_bench.dashboard.shared.charts import draw_chart
+from flexq_bench.dashboard.shared.colors import kernel_styles
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, as_text, short_commit, time_zone
+from flexq_bench.dashboard.shared.history_frame import history_frame
+from flexq_bench.dashboard.shared.links import page_address
+from flexq_bench.dashboard.shared.model_places import places_in_models
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.history.patterns import NEWEST, pattern_frame
+from flexq_bench.dashboard.views.measurement import page as measurement
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.queries import HistoryPoint, ReleaseRow, SeriesName
 from flexq_bench.runs import command_lines
 from flexq_bench.verdicts import history_verdict
-from workloads.probes import is_probe
+from flexq_bench.workloads.probes import is_probe
 
 _FILTERS = {  # field (also its name in the URL) -> label
     "project": "Project",

@@ -10,8 +10,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.shared.charts import GREY
-from workloads.case import parse_kernel_label
+from flexq_bench.dashboard.shared.charts import GREY
+from flexq_bench.workloads.case import parse_kernel_label
 
 _FASTER, _SLOWER = "#0072B2", "#E05A00"
 _HEIGHT = 460

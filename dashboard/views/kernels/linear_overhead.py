@@ -8,13 +8,13 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import rule
-from dashboard.shared.colors import Style
-from dashboard.shared.layer_chart import by_layer
-from db.queries import ResultRow
+from flexq_bench.dashboard.shared.charts import rule
+from flexq_bench.dashboard.shared.colors import Style
+from flexq_bench.dashboard.shared.layer_chart import by_layer
+from flexq_bench.db.queries import ResultRow
 from flexq_bench.stats import ratio_interval
 from flexq_bench.stats.baseline import time_of
-from workloads.probes import is_probe
+from flexq_bench.workloads.probes import is_probe
 
 _GEMM, _LINEAR = "gemm", "linear"
 

@@ -8,29 +8,37 @@ from dataclasses import dataclass
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, show_empty_database
-from dashboard.shared.charts import draw_chart
-from dashboard.shared.colors import Style, kernel_styles
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, stage_in_words
-from dashboard.shared.latest_controls import (
+from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.shared.charts import draw_chart
+from flexq_bench.dashboard.shared.colors import Style, kernel_styles
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, as_text, stage_in_words
+from flexq_bench.dashboard.shared.latest_controls import (
     choose_regime,
     choose_sweeps,
     describe_regime,
     show_none_accepted,
 )
-from dashboard.shared.latest_frame import latest_frame, read_latest
-from dashboard.shared.layer_chart import places_of
-from dashboard.shared.model_places import models_and_layers, narrowed_to, places_of_frame
-from dashboard.shared.results_frame import narrowed
-from dashboard.shared.tables import draw_table
-from dashboard.views.kernels.ablation import steps_of, waterfall
-from dashboard.views.kernels.linear_overhead import overhead_by_layer, runs_of_linear, stages_frame
-from dashboard.views.kernels.roofline import roofline, roofline_frame
-from dashboard.views.kernels.speedup_map import speedup_map, widest_percent
-from db import queries
-from db.engine import Database
-from db.queries import Filters, ResultRow
+from flexq_bench.dashboard.shared.latest_frame import latest_frame, read_latest
+from flexq_bench.dashboard.shared.layer_chart import places_of
+from flexq_bench.dashboard.shared.model_places import (
+    models_and_layers,
+    narrowed_to,
+    places_of_frame,
+)
+from flexq_bench.dashboard.shared.results_frame import narrowed
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.kernels.ablation import steps_of, waterfall
+from flexq_bench.dashboard.views.kernels.linear_overhead import (
+    overhead_by_layer,
+    runs_of_linear,
+    stages_frame,
+)
+from flexq_bench.dashboard.views.kernels.roofline import roofline, roofline_frame
+from flexq_bench.dashboard.views.kernels.speedup_map import speedup_map, widest_percent
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.queries import Filters, ResultRow
 from flexq_bench.runs import command_lines
 
 _ROOFLINE, _MAP, _ABLATION, _STAGES = "roofline", "heat map", "ablation", "gemm against linear"
@@ -232,7 +240,7 @@ def _show_ablation(controls: Controls, shown: _Shown) -> None:
         to_url=lambda shape: f"{shape.n}x{shape.k}",
     )  # fmt: skip
     on_shape = of_kernel[(of_kernel["n"] == place.n) & (of_kernel["k"] == place.k)]
-    from kernels import registry  # imports torch, which other views don't need
+    from flexq_bench.kernels import registry  # imports torch, which other views don't need
 
     order = [*registry.labels("cuda"), *registry.labels("cpu")]
     by_tokens = {

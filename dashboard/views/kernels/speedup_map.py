@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.shared.layer_chart import Place, places_of
+from flexq_bench.dashboard.shared.layer_chart import Place, places_of
 
 # Orange: slower, blue: faster. Distinguishable with colour vision deficiencies, also by lightness.
 _COLORS = ("#B35806", "#FDB863", "#F7F7F7", "#92C5DE", "#2166AC")

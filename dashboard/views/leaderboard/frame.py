@@ -7,13 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from dashboard.shared.formatting import short_commit
-from dashboard.shared.links import page_address
-from db.queries import ResultRow
+from flexq_bench.dashboard.shared.formatting import short_commit
+from flexq_bench.dashboard.shared.links import page_address
+from flexq_bench.db.queries import ResultRow
 from flexq_bench.runs.latest_rows import LatestRow
 from flexq_bench.runs.stored_comparison import level_ratio
 from flexq_bench.runs.stored_noise import StoredNoise
-from workloads.case import kernel_label
+from flexq_bench.workloads.case import kernel_label
 
 # level_low, level_high: 95 % interval of the level, µs. slower: time / time of the fastest.
 COLUMNS = (

@@ -10,25 +10,25 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, show_empty_database
-from dashboard.shared.charts import draw_chart, error_bars
-from dashboard.shared.colors import Style, kernel_styles
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
-from dashboard.shared.latest_controls import (
+from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.shared.charts import draw_chart, error_bars
+from flexq_bench.dashboard.shared.colors import Style, kernel_styles
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
+from flexq_bench.dashboard.shared.latest_controls import (
     choose_regime,
     choose_sweeps,
     describe_regime,
     show_none_accepted,
 )
-from dashboard.shared.latest_frame import frame_of, read_latest, read_rows
-from dashboard.shared.model_places import models_and_layers, places_of_frame
-from dashboard.shared.spreadsheet import to_csv
-from dashboard.shared.tables import draw_table
-from dashboard.views.leaderboard.frame import leaderboard_frame
-from db import queries
-from db.engine import Database
-from db.queries import ResultRow
+from flexq_bench.dashboard.shared.latest_frame import frame_of, read_latest, read_rows
+from flexq_bench.dashboard.shared.model_places import models_and_layers, places_of_frame
+from flexq_bench.dashboard.shared.spreadsheet import to_csv
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.leaderboard.frame import leaderboard_frame
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.queries import ResultRow
 from flexq_bench.runs import command_lines
 from flexq_bench.runs.latest_rows import LatestRow
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY
-from dashboard.shared.colors import Style
-from db.queries import ResultRow
+from flexq_bench.dashboard.shared.charts import GREY
+from flexq_bench.dashboard.shared.colors import Style
+from flexq_bench.db.queries import ResultRow
 
 Placements = Sequence[Sequence[float]]
 _POINTS = 4000  # maximum drawn: more take a browser seconds without showing more

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
-from dashboard.shared.charts import draw_chart
-from dashboard.shared.colors import Style, kernel_styles
-from dashboard.shared.formatting import (
+from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.shared.charts import draw_chart
+from flexq_bench.dashboard.shared.colors import Style, kernel_styles
+from flexq_bench.dashboard.shared.formatting import (
     as_code,
     as_text,
     local_time,
@@ -20,14 +20,14 @@ from dashboard.shared.formatting import (
     throttle_in_words,
     time_zone,
 )
-from dashboard.shared.tables import draw_table
-from dashboard.views.measurement import charts
-from dashboard.views.results import page as results
-from db import queries
-from db.errors import NotFoundError
-from db.queries import ResultDetail, ResultRow
-from workloads.case import kernel_label
-from workloads.probes import is_probe
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.measurement import charts
+from flexq_bench.dashboard.views.results import page as results
+from flexq_bench.db import queries
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.queries import ResultDetail, ResultRow
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import is_probe
 
 URL = "measurement"
 _UUID = "uuid"  # in the link

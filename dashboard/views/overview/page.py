@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, show_empty_database
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import (
+from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import (
     alert_title,
     as_code,
     as_text,
@@ -19,14 +19,14 @@ from dashboard.shared.formatting import (
     short_commit,
     time_zone,
 )
-from dashboard.shared.runs import OTHER_SUITES, ShownRuns, advise, choose_suite
-from dashboard.shared.tables import draw_table
-from dashboard.views.alert import page as alert
-from dashboard.views.overview.tables import problem_rows, run_rows
-from db import queries
-from db.decisions import OPEN_STATES
-from db.engine import Database, Session
-from db.queries import SCHEDULED, SWEEP, AlertRow, FalseAlarmRow, NightRow, RunSummary
+from flexq_bench.dashboard.shared.runs import OTHER_SUITES, ShownRuns, advise, choose_suite
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.alert import page as alert
+from flexq_bench.dashboard.views.overview.tables import problem_rows, run_rows
+from flexq_bench.db import queries
+from flexq_bench.db.decisions import OPEN_STATES
+from flexq_bench.db.engine import Database, Session
+from flexq_bench.db.queries import SCHEDULED, SWEEP, AlertRow, FalseAlarmRow, NightRow, RunSummary
 from flexq_bench.runs import command_lines
 from flexq_bench.verdicts import Verdict
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
 
-from dashboard.shared.formatting import local_time, short_commit
-from db.queries import OutcomeRow, RunSummary
-from db.records import STATUSES
+from flexq_bench.dashboard.shared.formatting import local_time, short_commit
+from flexq_bench.db.queries import OutcomeRow, RunSummary
+from flexq_bench.db.records import STATUSES
 
 _TIMED = ("ok", "noisy")
 _NO_GPU = "(no result yet)"

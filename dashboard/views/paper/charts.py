@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY, error_bars, log_axis, wrap_text
+from flexq_bench.dashboard.shared.charts import GREY, error_bars, log_axis, wrap_text
 
 _MEASURED_COLOR = "#0072B2"
 _ROW_PX = 36  # two lines of a name

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from dashboard.shared.results_frame import interval_cells
-from dashboard.views.paper.measured import MeasuredValue
-from db.reference_store import ReferenceInfo
+from flexq_bench.dashboard.shared.results_frame import interval_cells
+from flexq_bench.dashboard.views.paper.measured import MeasuredValue
+from flexq_bench.db.reference_store import ReferenceInfo
 
 # published: of the paper. ours, ours_low, ours_high: measured here, with the 95 % interval.
 COLUMNS = {

@@ -7,15 +7,15 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from db.queries import DecodeRow, ResultRow, ScoreRow
-from db.reference_store import ReferenceInfo
+from flexq_bench.db.queries import DecodeRow, ResultRow, ScoreRow
+from flexq_bench.db.reference_store import ReferenceInfo
 from flexq_bench.runs.stored_comparison import bases_of, level_ratio, newest_of_cases
 from flexq_bench.runs.stored_noise import StoredNoise
 from flexq_bench.stats import Interval, geometric_mean, ratio_interval, with_run_noise
 from flexq_bench.stats.baseline import time_of
-from workloads.case import kernel_label
-from workloads.errors import WorkloadError
-from workloads.suites import load_suite
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.suites import load_suite
 
 _HUB_NAMES = {"wikitext2": "wikitext"}  # task -> name of the same text on the hub
 _PREFERRED_THROUGH = "reference"  # as in the papers

@@ -7,24 +7,24 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
-from dashboard.shared.charts import draw_chart
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text
-from dashboard.shared.spreadsheet import to_csv
-from dashboard.shared.tables import draw_table
-from dashboard.views.paper.charts import ratio_chart
-from dashboard.views.paper.frame import paper_frame
-from dashboard.views.paper.measured import SUCCESSORS, measured_values
-from db import queries
-from db.engine import Database
-from db.queries import SWEEP, Filters
-from db.reference_store import ReferenceInfo
+from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.shared.charts import draw_chart
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, as_text
+from flexq_bench.dashboard.shared.spreadsheet import to_csv
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.paper.charts import ratio_chart
+from flexq_bench.dashboard.views.paper.frame import paper_frame
+from flexq_bench.dashboard.views.paper.measured import SUCCESSORS, measured_values
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.queries import SWEEP, Filters
+from flexq_bench.db.reference_store import ReferenceInfo
 from flexq_bench.runs import command_lines
 from flexq_bench.runs.stored_noise import read_noise
-from workloads.case import parse_kernel_label
-from workloads.errors import WorkloadError
-from workloads.published import absent_tables
+from flexq_bench.workloads.case import parse_kernel_label
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.published import absent_tables
 
 _ROW_PX = 35
 _MAX_PX = 900

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import error_bars, set_layout
-from dashboard.shared.colors import Style
-from dashboard.views.pareto.frame import RANDOM_WEIGHTS, front
+from flexq_bench.dashboard.shared.charts import error_bars, set_layout
+from flexq_bench.dashboard.shared.colors import Style
+from flexq_bench.dashboard.views.pareto.frame import RANDOM_WEIGHTS, front
 
 _HEIGHT = 420
 

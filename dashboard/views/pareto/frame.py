@@ -8,17 +8,17 @@ from typing import Any
 
 import pandas as pd
 
-from dashboard.views.accuracy.frame import (
+from flexq_bench.accuracy.results import KERNELS
+from flexq_bench.dashboard.views.accuracy.frame import (
     Compared,
     bases_of,
     compared,
     needed_values,
     newest,
 )
-from db import queries
-from db.engine import Database
-from db.queries import SYNTHETIC, DecodeRow, Score
-from flexq_bench.accuracy.results import KERNELS
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.queries import SYNTHETIC, DecodeRow, Score
 
 RANDOM_WEIGHTS = "random weights"
 OWN_WEIGHTS = "the checkpoint"

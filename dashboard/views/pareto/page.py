@@ -5,22 +5,22 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
-from dashboard.shared.charts import draw_chart
-from dashboard.shared.colors import kernel_styles
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text
-from dashboard.shared.tables import draw_table
-from dashboard.views.pareto import charts
-from dashboard.views.pareto.frame import (
+from flexq_bench.accuracy import PERPLEXITY
+from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.shared.charts import draw_chart
+from flexq_bench.dashboard.shared.colors import kernel_styles
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, as_text
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.pareto import charts
+from flexq_bench.dashboard.views.pareto.frame import (
     RANDOM_WEIGHTS,
     Setting,
     pareto_frame,
     stored_checkpoints,
 )
-from db import queries
-from db.engine import Database
-from flexq_bench.accuracy import PERPLEXITY
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
 from flexq_bench.runs import command_lines
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import log_axis, rule
-from dashboard.shared.colors import Style
-from dashboard.shared.layer_chart import by_layer
+from flexq_bench.dashboard.shared.charts import log_axis, rule
+from flexq_bench.dashboard.shared.colors import Style
+from flexq_bench.dashboard.shared.layer_chart import by_layer
 
 
 def speedup_by_layer(frame: pd.DataFrame, baseline: str, styles: Mapping[str, Style]) -> go.Figure:

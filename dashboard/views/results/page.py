@@ -5,28 +5,28 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, show_empty_database
-from dashboard.shared.charts import draw_chart
-from dashboard.shared.colors import Style, kernel_styles
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
-from dashboard.shared.results_frame import as_csv, narrowed, results_frame
-from dashboard.shared.results_table import show_table
-from dashboard.shared.runs import (
+from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.shared.charts import draw_chart
+from flexq_bench.dashboard.shared.colors import Style, kernel_styles
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
+from flexq_bench.dashboard.shared.results_frame import as_csv, narrowed, results_frame
+from flexq_bench.dashboard.shared.results_table import show_table
+from flexq_bench.dashboard.shared.runs import (
     ShownRuns,
     advise,
     choose_runs,
     describe_runs,
     list_runs,
 )
-from dashboard.views.results import charts
-from db import queries
-from db.engine import Database
-from db.queries import ResultRow, RunName
+from flexq_bench.dashboard.views.results import charts
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.queries import ResultRow, RunName
 from flexq_bench.runs import command_lines
 from flexq_bench.stats.baseline import BASELINE
-from workloads.case import kernel_label
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import is_probe
 
 _FILTERS = {  # column (also its name in the URL) -> label
     "gpu": "GPU",

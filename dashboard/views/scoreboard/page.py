@@ -8,22 +8,22 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown, show_empty_database
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
-from dashboard.shared.freshness import show_freshness
-from dashboard.shared.tables import draw_table
-from dashboard.views.scoreboard.tables import change_rows, coverage_rows, score_rows
-from db import queries
-from db.decisions import OPEN_STATES
-from db.engine import Database
-from db.queries import SCHEDULED, AlertRow, ReleaseRow, SeriesName
+from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
+from flexq_bench.dashboard.shared.freshness import show_freshness
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.scoreboard.tables import change_rows, coverage_rows, score_rows
+from flexq_bench.db import queries
+from flexq_bench.db.decisions import OPEN_STATES
+from flexq_bench.db.engine import Database
+from flexq_bench.db.queries import SCHEDULED, AlertRow, ReleaseRow, SeriesName
 from flexq_bench.runs import command_lines
 from flexq_bench.runs.scoreboard import BoardRow, CaseChange, board_rows, case_changes
 from flexq_bench.runs.stored_noise import StoredNoise, read_noise
 from flexq_bench.verdicts import Verdict
-from workloads.case import kernel_label
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import is_probe
 
 _METRIC = "time"  # in regime boost; sustained times are another metric
 _LISTED = 10  # cases of each direction

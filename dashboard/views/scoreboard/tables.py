@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
 
-from dashboard.shared.formatting import as_interval, local_time, short_commit
-from dashboard.shared.links import page_address
-from dashboard.views.scoreboard.sparkline import sparkline
-from db.queries import AlertRow, RunSummary
+from flexq_bench.dashboard.shared.formatting import as_interval, local_time, short_commit
+from flexq_bench.dashboard.shared.links import page_address
+from flexq_bench.dashboard.views.scoreboard.sparkline import sparkline
+from flexq_bench.db.queries import AlertRow, RunSummary
 from flexq_bench.runs.scoreboard import BoardRow, CaseChange, Change
 from flexq_bench.verdicts import Verdict
-from workloads.case import kernel_label
+from flexq_bench.workloads.case import kernel_label
 
 _MARKS = {
     Verdict.SLOWER: "slower ▲",

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import error_bars, log_axis, set_layout
-from dashboard.shared.colors import Style
+from flexq_bench.dashboard.shared.charts import error_bars, log_axis, set_layout
+from flexq_bench.dashboard.shared.colors import Style
 
 AXES = {"m": "M (tokens)", "n": "N (output features)", "k": "K (input features)"}
 VALUES = {

@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from dashboard.database import is_read_only, write_request
-from dashboard.shared.formatting import as_code, as_text
-from dashboard.views.fleet.tables import is_silent
-from db import queries
-from db.engine import Database
-from db.errors import DatabaseError
-from db.queries import WorkerRow
-from db.requests import RequestInfo
+from flexq_bench.dashboard.database import is_read_only, write_request
+from flexq_bench.dashboard.shared.formatting import as_code, as_text
+from flexq_bench.dashboard.views.fleet.tables import is_silent
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.errors import DatabaseError
+from flexq_bench.db.queries import WorkerRow
+from flexq_bench.db.requests import RequestInfo
 from flexq_bench.errors import FlexqError, UsageError
+from flexq_bench.kernels.errors import KernelError
 from flexq_bench.runs import command_lines
 from flexq_bench.runs.sweep import CACHES, STAGES
 from flexq_bench.runs.sweep_text import parse_sweep, split_sizes
-from kernels.errors import KernelError
-from workloads.case import parse_kernel_label
-from workloads.errors import WorkloadError
-from workloads.models import load_catalog
-from workloads.names import unknown
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import parse_kernel_label
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.models import load_catalog
+from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.probes import is_probe
 
 if TYPE_CHECKING:
-    from kernels.contract import Backend
+    from flexq_bench.kernels.contract import Backend
 
 _SAVED = "sweep-form.saved"  # message of the last request, shown once after the rerun
 _MODEL, _SIZES = "a model's layers", "N and K"
@@ -120,7 +120,9 @@ class _Form:
 
 
 def _kernels_of(backend: Backend) -> list[str]:
-    from kernels import registry  # imports torch, which a page without workers doesn't need
+    from flexq_bench.kernels import (
+        registry,  # imports torch, which a page without workers doesn't need
+    )
 
     labels = registry.labels(backend)
     return [label for label in labels if not is_probe(parse_kernel_label(label)[0])]

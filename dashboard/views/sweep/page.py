@@ -7,20 +7,20 @@ from datetime import UTC, datetime, tzinfo
 
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
-from dashboard.shared.charts import draw_chart
-from dashboard.shared.colors import kernel_styles
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, local_time, time_zone
-from dashboard.shared.results_frame import results_frame
-from dashboard.shared.results_table import show_table
-from dashboard.views.sweep.charts import AXES, VALUES, curves, with_ends
-from dashboard.views.sweep.form import show_form
-from db import queries
-from db.engine import Database
-from db.errors import AmbiguousError, NotFoundError
-from db.queries import RequestRow
-from db.requests import OPEN_REQUEST_STATES
+from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.shared.charts import draw_chart
+from flexq_bench.dashboard.shared.colors import kernel_styles
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import as_code, as_text, local_time, time_zone
+from flexq_bench.dashboard.shared.results_frame import results_frame
+from flexq_bench.dashboard.shared.results_table import show_table
+from flexq_bench.dashboard.views.sweep.charts import AXES, VALUES, curves, with_ends
+from flexq_bench.dashboard.views.sweep.form import show_form
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
+from flexq_bench.db.errors import AmbiguousError, NotFoundError
+from flexq_bench.db.queries import RequestRow
+from flexq_bench.db.requests import OPEN_REQUEST_STATES
 from flexq_bench.stats.baseline import BASELINE
 
 _LISTED = 50  # newest requests in the list; older ones can be opened by link

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import (
+from flexq_bench.dashboard.database import (
     current_database,
     errors_shown,
     is_read_only,
     write_alert,
 )
-from dashboard.shared.alert_requests import LISTED, show_buttons, show_requests
-from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import alert_title, as_text, time_zone
-from dashboard.shared.freshness import show_freshness
-from dashboard.shared.tables import draw_table
-from dashboard.views.triage.tables import assignee, assignment_note, triage_rows
-from db import queries
-from db.decisions import ALERT_STATES, OPEN_STATES, STATES_WITH_A_REASON
-from db.engine import Database
-from db.errors import DatabaseError
-from db.queries import AlertRow
+from flexq_bench.dashboard.shared.alert_requests import LISTED, show_buttons, show_requests
+from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.formatting import alert_title, as_text, time_zone
+from flexq_bench.dashboard.shared.freshness import show_freshness
+from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.triage.tables import assignee, assignment_note, triage_rows
+from flexq_bench.db import queries
+from flexq_bench.db.decisions import ALERT_STATES, OPEN_STATES, STATES_WITH_A_REASON
+from flexq_bench.db.engine import Database
+from flexq_bench.db.errors import DatabaseError
+from flexq_bench.db.queries import AlertRow
 from flexq_bench.runs.alert_level import alert_level, series_of
 from flexq_bench.runs.stored_noise import read_noise
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
 
-from dashboard.shared.formatting import as_change, as_interval, local_time, short_commit
-from dashboard.shared.links import page_address
-from db.queries import AlertEventRow, AlertRow
+from flexq_bench.dashboard.shared.formatting import as_change, as_interval, local_time, short_commit
+from flexq_bench.dashboard.shared.links import page_address
+from flexq_bench.db.queries import AlertEventRow, AlertRow
 from flexq_bench.runs.alert_level import AlertLevel
 
 _ASSIGNED = "assigned to "

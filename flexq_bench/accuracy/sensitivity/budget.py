@@ -11,6 +11,7 @@ from torch import nn
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity
 from flexq_bench.accuracy.sensitivity.layer_kinds import OnStep
 from flexq_bench.accuracy.sensitivity.restoring import restoring
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.flexq import FlexqOptions, named_sites, paper_choice
 from flexq_bench.schemes.layer_sensitivity import (
@@ -23,7 +24,6 @@ from flexq_bench.schemes.layer_sensitivity import (
 from flexq_bench.schemes.model_map import ModelMap, map_model
 from flexq_bench.schemes.uniform import round_site
 from flexq_bench.stats import Interval, gap_closed_interval
-from kernels.formats import NumberFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from flexq_bench.checkpoints.foreign.folder import HALVES, FolderTensors
 from flexq_bench.checkpoints.foreign.integers import half_scales, integer_operand
 from flexq_bench.checkpoints.foreign.layer_reader import LayerReader
 from flexq_bench.checkpoints.packing import unpack_codes
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.formats import NumberFormat
 
 _BITS = 4
 _LAYOUT = "gemm"

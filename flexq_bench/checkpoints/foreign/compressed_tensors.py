@@ -37,13 +37,13 @@ from flexq_bench.checkpoints.foreign.integers import (
 )
 from flexq_bench.checkpoints.foreign.layer_reader import LayerReader
 from flexq_bench.checkpoints.packing import unpack_codes, words_of
+from flexq_bench.kernels.formats import Operand
 from flexq_bench.schemes.activations import (
     ActivationQuantizer,
     DynamicActivation,
     StaticActivation,
 )
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.formats import Operand
 
 _PARTS = (
     *("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx"),

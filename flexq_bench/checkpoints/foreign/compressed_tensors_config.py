@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_
 
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.foreign.layer_reader import matches
-from kernels.formats import Kind, NumberFormat
+from flexq_bench.kernels.formats import Kind, NumberFormat
 
 PACKED = "pack-quantized"
 _PLAIN = ("int-quantized", "float-quantized", "naive-quantized")

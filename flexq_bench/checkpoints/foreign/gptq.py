@@ -29,8 +29,8 @@ from flexq_bench.checkpoints.foreign.integers import (
 )
 from flexq_bench.checkpoints.foreign.layer_reader import LayerReader, matches
 from flexq_bench.checkpoints.packing import unpack_codes, words_of
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.formats import NumberFormat
 
 _WORD = 32
 _BITS = (2, 3, 4, 8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
-from kernels.formats import Operand
-from kernels.formats.asymmetric import asymmetric_types
+from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.formats.asymmetric import asymmetric_types
 
 _WORD = 32  # bits of an int32
 

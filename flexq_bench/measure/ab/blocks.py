@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from flexq_bench.measure.ab.case_comparison import Block, SampleBatch
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 
 class Worker(Protocol):

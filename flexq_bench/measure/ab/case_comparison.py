@@ -28,7 +28,7 @@ from flexq_bench.verdicts.alert_rule import (
     is_decided,
     pairs_for_clear,
 )
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from flexq_bench.measure.ab.experiment import ABExperiment, Side
 from flexq_bench.measure.ab.revisions import resolve_pair
 from flexq_bench.measure.device import find_device
 from flexq_bench.repository.worktrees import repository_of, worktree
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 _DEFAULT_RULES = InterleaveRules()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError
+from flexq_bench.kernels.outside.sources import KernelSource
 from flexq_bench.measure.ab.blocks import CasePair, CaseSide, measure_blocks, run_alone
 from flexq_bench.measure.ab.case_comparison import (
     Block,
@@ -28,8 +29,7 @@ from flexq_bench.measure.worker_process import RefusedError, WorkerError, Worker
 from flexq_bench.verdicts import Comparison, confirm
 from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
 from flexq_bench.verdicts.confirmation import CORRECTED
-from kernels.outside.sources import KernelSource
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 Identity = dict[str, Any]
 # This many cases share the start of a pair of processes; an interrupted comparison loses them.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from flexq_bench.kernels.formats import Operand
 from flexq_bench.measure.inputs import LinearInputs
-from kernels.formats import Operand
 
 
 def write_inputs(path: Path, inputs: LinearInputs) -> None:

@@ -19,8 +19,8 @@ from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.worker_messages import JUDGED_VERSION
 from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
 from flexq_bench.repository.worktrees import repository_of, worktree
-from workloads.case import Case
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import is_probe
 
 _DEFAULT_RULES = InterleaveRules()
 

@@ -19,6 +19,9 @@ from typing import Any
 
 import torch
 
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.reference import reference_of
+from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure.ab.blocks import CasePair, CaseSide, Worker
 from flexq_bench.measure.ab.case_comparison import SampleBatch
 from flexq_bench.measure.ab.given_inputs import read_output, write_inputs
@@ -30,11 +33,8 @@ from flexq_bench.measure.nvml import open_handle
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
 from flexq_bench.measure.worker_process import WorkerError
-from kernels.contract import LinearKernel
-from kernels.reference import reference_of
-from kernels.registry import resolve
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 # Checked elements of each turn's output: a kernel that leaves out 1 % of the columns passes one
 # turn in a hundred thousand.

@@ -15,7 +15,7 @@ from flexq_bench.measure.ab.case_comparison import (
 )
 from flexq_bench.measure.ab.experiment import ABExperiment, Side
 from flexq_bench.measure.device import find_device
-from workloads.case import Case, parse_kernel_label
+from flexq_bench.workloads.case import Case, parse_kernel_label
 
 _DEFAULT_RULES = InterleaveRules()
 

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import flexq_bench
-import kernels
+from flexq_bench.kernels.autotune import TuningMemory
+from flexq_bench.kernels.outside.sources import hash_of_folders
+from flexq_bench.kernels.registry import outside_labels
 from flexq_bench.measure import Meter
 from flexq_bench.measure.ab.given_inputs import read_inputs
 from flexq_bench.measure.prepared import Placed, PreparedCase
 from flexq_bench.measure.sampling import FreeClocks, batch_size, is_low, warm_up_under_boost
 from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
-from kernels.autotune import TuningMemory
-from kernels.outside.sources import hash_of_module
-from kernels.registry import outside_labels
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
+
+_PACKAGE = Path(flexq_bench.__file__).resolve().parent
 
 
 @dataclass
@@ -66,8 +67,8 @@ class WorkerOperations:
             "judged": JUDGED_VERSION,
             "waits_for_request": True,
             "protocol": self._meter.protocol.version,
-            "root": str(Path(flexq_bench.__file__).resolve().parents[1]),
-            "kernels": "" if outside_labels() else hash_of_module(kernels),
+            "root": str(_PACKAGE.parent),
+            "kernels": "" if outside_labels() else hash_of_folders([_PACKAGE / "kernels"]),
             "device": {"uuid": device.uuid, "sku": device.sku},
         }
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.kernels.outside.sources import KernelSource
 from flexq_bench.measure.ab.case_comparison import (
     CaseComparison,
     InterleaveRules,
@@ -22,10 +24,8 @@ from flexq_bench.measure.outside_kernels import described, program_root
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import built_tree
-from kernels.errors import KernelError
-from kernels.outside.sources import KernelSource
-from workloads.case import Case
-from workloads.probes import is_probe
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import is_probe
 
 _DEFAULT_RULES = InterleaveRules()
 

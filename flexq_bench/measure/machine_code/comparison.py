@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.runtime.files import cache_folder
+from flexq_bench.kernels.runtime.machine_code import instructions, resources
+from flexq_bench.kernels.runtime.nvrtc import Build, Cubin
+from flexq_bench.kernels.runtime.occupancy import TARGETS
+from flexq_bench.kernels.runtime.resource_row import resource_row
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.machine_code.differences import (
     Difference,
@@ -27,13 +32,8 @@ from flexq_bench.measure.machine_code.revision_builds import (
 )
 from flexq_bench.repository.provenance import is_dirty
 from flexq_bench.repository.worktrees import refuse_local_changes, resolve_revision, worktree
-from kernels.runtime.files import cache_folder
-from kernels.runtime.machine_code import instructions, resources
-from kernels.runtime.nvrtc import Build, Cubin
-from kernels.runtime.occupancy import TARGETS
-from kernels.runtime.resource_row import resource_row
-from workloads.names import unknown
-from workloads.patterns import matches, matches_any
+from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.patterns import matches, matches_any
 
 OnProgress = Callable[[int, int], None]  # number compiled so far, number to compile
 WORKING_TREE = "."  # the files as they are in the folder now

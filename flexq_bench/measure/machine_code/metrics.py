@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from kernels.runtime.resource_row import ResourceRow
+from flexq_bench.kernels.runtime.resource_row import ResourceRow
 
 Direction = Literal["lower", "higher"]
 

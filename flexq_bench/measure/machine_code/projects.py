@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.kernels.runtime.nvrtc import Build, Cubin
+from flexq_bench.kernels.runtime.occupancy import TARGETS
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.machine_code.comparison import (
     OnProgress,
@@ -21,8 +23,6 @@ from flexq_bench.measure.outside_kernels import LOAD_S, LOADER, program_root
 from flexq_bench.measure.worker_process import RefusedError, WorkerProcess
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import built_tree
-from kernels.runtime.nvrtc import Build, Cubin
-from kernels.runtime.occupancy import TARGETS
 
 _COMPILE_S = 10 * LOAD_S
 

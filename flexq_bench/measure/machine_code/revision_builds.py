@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.kernels.runtime.nvrtc import Block, Build, Cubin
+from flexq_bench.kernels.runtime.sources import source_hash
 from flexq_bench.measure.machine_code import worker
 from flexq_bench.measure.worker_process import WorkerProcess
-from kernels.runtime.nvrtc import Block, Build, Cubin
-from kernels.runtime.sources import source_hash
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.gemm import GemmWorkload
 
 # One token and many tokens are compiled differently; N and K are arguments of a launch.
 DEFAULT_SHAPES = (GemmWorkload(1, 4096, 4096), GemmWorkload(8, 4096, 4096))

@@ -1,4 +1,4 @@
-"""List and compile the builds of another revision, with that revision's own `kernels` package.
+"""List and compile the builds of another revision, with that revision's own kernels.
 
 Run as a script by its path, so that only the standard library and the packages of the revision are
 imported: `worker.py FOLDER`, FOLDER the revision's checkout. Requests and replies have the form of
@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -52,10 +54,18 @@ def main(folder: str) -> None:
             answers.write(json.dumps({"id": request["id"], "reply": reply}) + "\n")
 
 
-def _registry(folder: Path) -> Any:
-    """The revision's module of kernels."""
-    from kernels import registry
+def _module(name: str) -> Any:
+    """A module of the revision, by its name within flexq_bench.
 
+    Before version 2 the rooms were packages of their own.
+    """
+    if find_spec("flexq_bench.kernels") is None:
+        return import_module(name)
+    return import_module(f"flexq_bench.{name}")
+
+
+def _registry(folder: Path) -> Any:
+    registry = _module("kernels.registry")
     if not Path(registry.__file__).is_relative_to(folder):
         raise ImportError(f"kernels was imported from {registry.__file__}, not from {folder}")
     return registry
@@ -63,8 +73,7 @@ def _registry(folder: Path) -> Any:
 
 def _builds(registry: Any, shapes: list[list[int]]) -> dict[Any, dict[str, list[str]]]:
     """Each build with the kernels that have it, and with those of which it is the default."""
-    from workloads.gemm import GemmWorkload
-
+    gemm_workload = _module("workloads.gemm").GemmWorkload
     builds: dict[Any, dict[str, list[str]]] = {}
     for label in registry.labels("cuda"):
         kernel = registry.resolve(label, "cuda")
@@ -72,7 +81,7 @@ def _builds(registry: Any, shapes: list[list[int]]) -> dict[Any, dict[str, list[
             builds.setdefault(build, {"kernels": [], "default_of": []})["kernels"].append(label)
         if not kernel.builds():
             continue
-        for build in _defaults(kernel, [GemmWorkload(*sizes) for sizes in shapes]):
+        for build in _defaults(kernel, [gemm_workload(*sizes) for sizes in shapes]):
             owners = builds.setdefault(build, {"kernels": [], "default_of": []})
             owners["default_of"].append(label)
     return builds
@@ -81,14 +90,15 @@ def _builds(registry: Any, shapes: list[list[int]]) -> dict[Any, dict[str, list[
 def _defaults(kernel: Any, shapes: list[Any]) -> set[Any]:
     """The builds that run without tuning, on the GPU of any target."""
     try:
-        from kernels.runtime.gpu import OF_TARGET, chosen_for
-    except ImportError:
+        gpu_module = _module("kernels.runtime.gpu")
+        of_target, chosen_for = gpu_module.OF_TARGET, gpu_module.chosen_for
+    except (ImportError, AttributeError):
         # Older revisions can't describe a GPU; without one, some of their kernels can't choose.
         with suppress(AssertionError, RuntimeError):
             return {build for gemm in shapes for build in kernel.builds_for(gemm, None)}
         return set()
     builds: set[Any] = set()
-    for gpu in OF_TARGET.values():
+    for gpu in of_target.values():
         with chosen_for(gpu):
             builds.update(build for gemm in shapes for build in kernel.builds_for(gemm, None))
     return builds
@@ -118,8 +128,7 @@ def _compiled(work: list[tuple[int, Any, str]], out: Path) -> Iterator[dict[str,
 
 
 def _compile(out: Path, item: tuple[int, Any, str]) -> dict[str, Any]:
-    from kernels.runtime.nvrtc import compile_build
-
+    compile_build = _module("kernels.runtime.nvrtc").compile_build
     index, build, target = item
     answer: dict[str, Any] = {"index": index, "target": target}
     try:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from db.records import Record
+from flexq_bench.db.records import Record
 from flexq_bench.runs.exports.selection import label_of, newest_of_each_series, place_of, shortened
 
 _LONGEST = 1024  # maximum characters of a benchmark's name

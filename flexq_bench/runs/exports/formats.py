@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from db.exchange import replacing
-from db.records import Record
+from flexq_bench.db.exchange import replacing
+from flexq_bench.db.records import Record
 from flexq_bench.runs.exports import bencher, openmetrics, perfherder, pytorch_hud
 
 Export = Callable[[Iterable[Record]], tuple[str, int]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from db.records import Record
+from flexq_bench.db.records import Record
 from flexq_bench.runs.exports.selection import newest_of_each_series
 
 _S = 1e-6  # seconds in a microsecond

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from db.records import Record
+from flexq_bench.db.records import Record
 from flexq_bench.runs.exports.selection import label_of, newest_of_each_series, place_of, shortened
 
 FRAMEWORK = "flexq-bench"

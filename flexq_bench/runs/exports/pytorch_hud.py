@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from db.records import Record
+from flexq_bench.db.records import Record
 from flexq_bench.runs.exports.selection import comparable, label_of, place_of
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from db.records import Record
-from db.writer import series_identity
-from workloads.case import kernel_label
+from flexq_bench.db.records import Record
+from flexq_bench.db.writer import series_identity
+from flexq_bench.workloads.case import kernel_label
 
 _HASH = 8  # hexadecimal digits appended to a truncated name
 

@@ -32,7 +32,7 @@ from flexq_bench.runs.outside.result import (
     number,
 )
 from flexq_bench.runs.text_files import read_text
-from workloads.names import listed, unknown
+from flexq_bench.workloads.names import listed, unknown
 
 _WHAT = "a CSV file with the columns benchmark and value"
 _NEEDED = ("benchmark", "value")

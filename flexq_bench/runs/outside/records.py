@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.runs.outside.result import MOST_BYTES, OutsideResult
 from flexq_bench.runs.record import UNTIMED, record_uuid, tera_operations
-from workloads.case import kernel_label
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.gemm import GemmWorkload
 
 BACKEND = "outside"  # measured by another tool, with its own protocol
 UNKNOWN_DEVICE = "unknown device"

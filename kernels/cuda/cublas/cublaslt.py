@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.contract import Config
-from kernels.errors import KernelError, UnsupportedError
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import Config
+from flexq_bench.kernels.errors import KernelError, UnsupportedError
+from flexq_bench.workloads.gemm import GemmWorkload
 
 # cudaDataType and cublasComputeType values (CUDA library_types.h, cublas_api.h)
 _CUDA_TYPES = {

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
@@ -21,11 +21,11 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.cuda.cublas.cublaslt import LtConfig, LtTypes, lt_candidates, lt_problem
-from kernels.cuda.cublas.rows import INT8_ROWS
-from kernels.formats import FP16, NumberFormat, Operand
-from kernels.runtime.nvrtc import Build
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.cuda.cublas.cublaslt import LtConfig, LtTypes, lt_candidates, lt_problem
+from flexq_bench.kernels.cuda.cublas.rows import INT8_ROWS
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
+from flexq_bench.kernels.runtime.nvrtc import Build
+from flexq_bench.workloads.gemm import GemmWorkload
 
 INT8 = LtTypes(torch.int8, torch.int32)
 _FP16 = LtTypes(torch.float16, torch.float16)

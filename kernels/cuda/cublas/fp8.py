@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
@@ -24,13 +24,13 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.cuda.cublas.cublaslt import LtTypes, lt_candidates, lt_problem, lt_version
-from kernels.cuda.cublas.dense import PADDED_ROWS, padded
-from kernels.cuda.cublas.rows import FP8_ROWS
-from kernels.formats import NumberFormat, Operand
-from kernels.runtime.gpu import current_gpu
-from kernels.runtime.nvrtc import Build
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.cuda.cublas.cublaslt import LtTypes, lt_candidates, lt_problem, lt_version
+from flexq_bench.kernels.cuda.cublas.dense import PADDED_ROWS, padded
+from flexq_bench.kernels.cuda.cublas.rows import FP8_ROWS
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.runtime.gpu import current_gpu
+from flexq_bench.kernels.runtime.nvrtc import Build
+from flexq_bench.workloads.gemm import GemmWorkload
 
 Scaling = Literal["fused", "after"]
 _TYPES: dict[Scaling, LtTypes] = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
@@ -24,11 +24,11 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.cuda.cublas.dense import padded
-from kernels.cuda.cublas.rows import INT8_ROWS
-from kernels.errors import UnsupportedError
-from kernels.formats import NumberFormat, Operand
-from kernels.runtime.nvrtc import Build
+from flexq_bench.kernels.cuda.cublas.dense import padded
+from flexq_bench.kernels.cuda.cublas.rows import INT8_ROWS
+from flexq_bench.kernels.errors import UnsupportedError
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.runtime.nvrtc import Build
 
 _MULTIPLE = 4  # of both leading dimensions, required by cublasGemmEx for int8
 _INT8, _INT32 = 3, 10  # CUDA_R_8I, CUDA_R_32I

@@ -11,12 +11,17 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import Config, KernelSpec, PackedOperand, Probe, ProbeResult
-from kernels.cuda.cublas.cublaslt import LtConfig, lt_candidates, lt_problem
-from kernels.cuda.cublas.dense import INT8, PADDED_ROWS, Int8Gemm, padded
-from kernels.cuda.cublas.gemmex import multiply_int8, padded_size, padded_tokens, transposed_codes
-from kernels.formats import NumberFormat
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand, Probe, ProbeResult
+from flexq_bench.kernels.cuda.cublas.cublaslt import LtConfig, lt_candidates, lt_problem
+from flexq_bench.kernels.cuda.cublas.dense import INT8, PADDED_ROWS, Int8Gemm, padded
+from flexq_bench.kernels.cuda.cublas.gemmex import (
+    multiply_int8,
+    padded_size,
+    padded_tokens,
+    transposed_codes,
+)
+from flexq_bench.kernels.formats import NumberFormat
+from flexq_bench.workloads.gemm import GemmWorkload
 
 _NOT_WRITTEN = -(2**31)  # differs from every sum of int8 products
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.runtime.module import load_function
-from kernels.runtime.nvrtc import Build
+from flexq_bench.kernels.runtime.module import load_function
+from flexq_bench.kernels.runtime.nvrtc import Build
 
 _THREADS, _FEATURES = 128, 4  # of scale_sums: per block, per thread
 _ROW_THREADS = 1024  # of quantize_rows, one block per token

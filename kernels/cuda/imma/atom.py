@@ -13,15 +13,15 @@ from dataclasses import replace
 
 import torch
 
-from kernels.contract import KernelSpec, PackedOperand, checked_scales
-from kernels.cuda.imma.configuration_choice import ATOM
-from kernels.cuda.imma.configurations import GROUP, AnyImmaConfig, TileFormat
-from kernels.cuda.imma.four_bit import tile_nibbles
-from kernels.cuda.imma.gemm import ImmaGemm
-from kernels.cuda.weight_only.gemm import tile_scales
-from kernels.formats import NumberFormat, Operand
-from kernels.formats.mixed import ACTIVATION_CLIP, default_order, order_of, tail_start
-from kernels.runtime.nvrtc import Build
+from flexq_bench.kernels.contract import KernelSpec, PackedOperand, checked_scales
+from flexq_bench.kernels.cuda.imma.configuration_choice import ATOM
+from flexq_bench.kernels.cuda.imma.configurations import GROUP, AnyImmaConfig, TileFormat
+from flexq_bench.kernels.cuda.imma.four_bit import tile_nibbles
+from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
+from flexq_bench.kernels.cuda.weight_only.gemm import tile_scales
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.formats.mixed import ACTIVATION_CLIP, default_order, order_of, tail_start
+from flexq_bench.kernels.runtime.nvrtc import Build
 
 VARIANTS = ("", "int4-mma")
 _FORMAT = NumberFormat(4, GROUP, kind="mixed")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from kernels.cuda.imma.configurations import (
+from flexq_bench.kernels.cuda.imma.configurations import (
     CHUNK,
     MANY_KINDS,
     MMA_TOKENS,
@@ -35,11 +35,11 @@ from kernels.cuda.imma.configurations import (
     TileFormat,
     WgmmaConfig,
 )
-from kernels.cuda.imma.cost_model import Cost
-from kernels.cuda.imma.timed_cases import TimedCases
-from kernels.cuda.timed_shapes import TimedShapes, choose_by_timed_shapes
-from kernels.runtime.gpu import Device
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.cuda.imma.cost_model import Cost
+from flexq_bench.kernels.cuda.imma.timed_cases import TimedCases
+from flexq_bench.kernels.cuda.timed_shapes import TimedShapes, choose_by_timed_shapes
+from flexq_bench.kernels.runtime.gpu import Device
+from flexq_bench.workloads.gemm import GemmWorkload
 
 # Limits in tokens, from the records of `heuristic.py measure` on an H200 (examples/h200):
 MAX_FEW = 64  # for more tokens the kernel for few tokens was never the fastest
@@ -161,7 +161,9 @@ def choose(
 
 
 def _read_candidates() -> Mapping[str, Any]:
-    text = (resources.files("kernels") / "cuda" / "imma" / "candidates.toml").read_text()
+    text = (
+        resources.files("flexq_bench") / "kernels" / "cuda" / "imma" / "candidates.toml"
+    ).read_text()
     return tomllib.loads(text)
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from functools import cache
 
-from kernels.contract import Config
-from kernels.runtime.nvrtc import Block, Build
+from flexq_bench.kernels.contract import Config
+from flexq_bench.kernels.runtime.nvrtc import Block, Build
 
 GROUP = 128
 MMA_ROWS, MMA_TOKENS = 16, 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kernels.cuda.imma.configurations import (
+from flexq_bench.kernels.cuda.imma.configurations import (
     GROUP,
     ClusterConfig,
     ManyConfig,
@@ -16,7 +16,7 @@ from kernels.cuda.imma.configurations import (
     TileFormat,
     operand_bytes,
 )
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.gemm import GemmWorkload
 
 _REGISTERS = 65536  # of an SM
 _SM_SHARED_BYTES, _BLOCK_SHARED_BYTES = 227 * 1024, 1024  # usable; reserved for each block

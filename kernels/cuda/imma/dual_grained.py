@@ -12,20 +12,26 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.contract import Config, KernelSpec, PackedOperand, check_gemm, checked_scales
-from kernels.cuda.cublas import cublaslt
-from kernels.cuda.cublas.dense import INT8, padded
-from kernels.cuda.cublas.rows import INT8_ROWS
-from kernels.cuda.imma.configuration_choice import DUAL_GRAINED
-from kernels.cuda.imma.configurations import GROUP, MMA_ROWS, TileFormat
-from kernels.cuda.imma.four_bit import BITS, TokenScaledGemm, tile_nibbles
-from kernels.errors import ShapeError
-from kernels.formats import NumberFormat, Operand
-from kernels.formats.dual_grained import int8_values
-from kernels.formats.symmetric_quantization import STATIC_SCALE, quantize_static
-from kernels.runtime.module import load_function
-from kernels.runtime.nvrtc import Build
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.contract import (
+    Config,
+    KernelSpec,
+    PackedOperand,
+    check_gemm,
+    checked_scales,
+)
+from flexq_bench.kernels.cuda.cublas import cublaslt
+from flexq_bench.kernels.cuda.cublas.dense import INT8, padded
+from flexq_bench.kernels.cuda.cublas.rows import INT8_ROWS
+from flexq_bench.kernels.cuda.imma.configuration_choice import DUAL_GRAINED
+from flexq_bench.kernels.cuda.imma.configurations import GROUP, MMA_ROWS, TileFormat
+from flexq_bench.kernels.cuda.imma.four_bit import BITS, TokenScaledGemm, tile_nibbles
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.formats.dual_grained import int8_values
+from flexq_bench.kernels.formats.symmetric_quantization import STATIC_SCALE, quantize_static
+from flexq_bench.kernels.runtime.module import load_function
+from flexq_bench.kernels.runtime.nvrtc import Build
+from flexq_bench.workloads.gemm import GemmWorkload
 
 _LONGEST_K = (2**31 - 1) // 2**14  # number of products of int8 codes whose sum fits int32
 _MIN_WIDENED = 256  # tokens; for fewer, writing and reading int8 weights takes too long

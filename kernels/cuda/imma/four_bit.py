@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import KernelSpec, PackedOperand, checked_scales
-from kernels.cuda.cublas.dense import padded
-from kernels.cuda.cublas.rows import INT8_ROWS
-from kernels.cuda.imma.configuration_choice import GROUP_SCALED, MAX_FEW
-from kernels.cuda.imma.configurations import GROUP, MMA_ROWS, ImmaConfig, TileFormat
-from kernels.cuda.imma.gemm import ImmaGemm
-from kernels.cuda.weight_only.gemm import tile_scales
-from kernels.formats import NumberFormat, Operand
-from kernels.runtime.nvrtc import Build
+from flexq_bench.kernels.contract import KernelSpec, PackedOperand, checked_scales
+from flexq_bench.kernels.cuda.cublas.dense import padded
+from flexq_bench.kernels.cuda.cublas.rows import INT8_ROWS
+from flexq_bench.kernels.cuda.imma.configuration_choice import GROUP_SCALED, MAX_FEW
+from flexq_bench.kernels.cuda.imma.configurations import GROUP, MMA_ROWS, ImmaConfig, TileFormat
+from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
+from flexq_bench.kernels.cuda.weight_only.gemm import tile_scales
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.runtime.nvrtc import Build
 
 BITS, _MASK = 4, 15
 

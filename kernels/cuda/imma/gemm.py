@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
@@ -20,13 +20,13 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.cuda.imma.configuration_choice import (
+from flexq_bench.kernels.cuda.imma.configuration_choice import (
     FLEXQ,
     Candidates,
     bucket_of,
     choose,
 )
-from kernels.cuda.imma.configurations import (
+from flexq_bench.kernels.cuda.imma.configurations import (
     CHUNK,
     GROUP,
     MMA_ROWS,
@@ -40,13 +40,13 @@ from kernels.cuda.imma.configurations import (
     TileFormat,
     chunks_of,
 )
-from kernels.formats import NumberFormat, Operand
-from kernels.runtime.gpu import current_device, current_gpu
-from kernels.runtime.launch_flags import launch_flags
-from kernels.runtime.module import Argument, load_function
-from kernels.runtime.nvrtc import Build
-from kernels.runtime.tensor_map import NO_MAP, plain_rows, swizzled_rows
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.runtime.gpu import current_device, current_gpu
+from flexq_bench.kernels.runtime.launch_flags import launch_flags
+from flexq_bench.kernels.runtime.module import Argument, load_function
+from flexq_bench.kernels.runtime.nvrtc import Build
+from flexq_bench.kernels.runtime.tensor_map import NO_MAP, plain_rows, swizzled_rows
+from flexq_bench.workloads.gemm import GemmWorkload
 
 W_BITS = 6
 _QUANTIZE_WARPS = 8  # of a block of quantize_rows in csrc/imma/pack.cu

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernels.cuda.imma.configurations import (
+from flexq_bench.kernels.cuda.imma.configurations import (
     GROUP,
     MANY_KINDS,
     MMA_ROWS,
@@ -45,10 +45,10 @@ from kernels.cuda.imma.configurations import (
     operand_bytes,
     settings_of_kind,
 )
-from kernels.cuda.imma.cost_model import Cost, cost_us, read_us, waves_of
-from kernels.cuda.timed_shapes import Floats, json_rows, matern
-from kernels.runtime.gpu import Device
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.cuda.imma.cost_model import Cost, cost_us, read_us, waves_of
+from flexq_bench.kernels.cuda.timed_shapes import Floats, json_rows, matern
+from flexq_bench.kernels.runtime.gpu import Device
+from flexq_bench.workloads.gemm import GemmWorkload
 
 
 class Part(NamedTuple):
@@ -123,7 +123,14 @@ class TimedCases:
 
     @property
     def file(self) -> Traversable:
-        return resources.files("kernels") / "cuda" / "imma" / "timed_cases" / f"{self.name}.json"
+        return (
+            resources.files("flexq_bench")
+            / "kernels"
+            / "cuda"
+            / "imma"
+            / "timed_cases"
+            / f"{self.name}.json"
+        )
 
     def estimated_us(
         self,

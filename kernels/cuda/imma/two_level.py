@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from kernels.contract import KernelSpec, PackedOperand, checked_scales
-from kernels.cuda.cublas.dense import padded
-from kernels.cuda.imma.configuration_choice import TWO_LEVEL
-from kernels.cuda.imma.configurations import GROUP, MMA_ROWS, TileFormat
-from kernels.cuda.imma.dual_grained import check_longest_k, tile_pairs
-from kernels.cuda.imma.four_bit import TokenScaledGemm
-from kernels.formats import NumberFormat, Operand
-from kernels.formats.dual_grained import SIX_BITS, int8_values
+from flexq_bench.kernels.contract import KernelSpec, PackedOperand, checked_scales
+from flexq_bench.kernels.cuda.cublas.dense import padded
+from flexq_bench.kernels.cuda.imma.configuration_choice import TWO_LEVEL
+from flexq_bench.kernels.cuda.imma.configurations import GROUP, MMA_ROWS, TileFormat
+from flexq_bench.kernels.cuda.imma.dual_grained import check_longest_k, tile_pairs
+from flexq_bench.kernels.cuda.imma.four_bit import TokenScaledGemm
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.formats.dual_grained import SIX_BITS, int8_values
 
 _ZERO = 32  # unsigned code of 0
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from kernels.contract import (
+from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
@@ -21,13 +21,13 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.cuda.cublas.dense import activated, padded
-from kernels.cuda.timed_shapes import TimedShapes, choose_by_timed_shapes
-from kernels.formats import FP16, NumberFormat, Operand
-from kernels.runtime.gpu import current_device, current_gpu
-from kernels.runtime.module import load_function
-from kernels.runtime.nvrtc import Block, Build
-from workloads.gemm import GemmWorkload
+from flexq_bench.kernels.cuda.cublas.dense import activated, padded
+from flexq_bench.kernels.cuda.timed_shapes import TimedShapes, choose_by_timed_shapes
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
+from flexq_bench.kernels.runtime.gpu import current_device, current_gpu
+from flexq_bench.kernels.runtime.module import load_function
+from flexq_bench.kernels.runtime.nvrtc import Block, Build
+from flexq_bench.workloads.gemm import GemmWorkload
 
 INT8_WEIGHTS = TimedShapes("weight_only", "int8-weights")
 INT4_WEIGHTS = TimedShapes("weight_only", "int4-weights")

@@ -12,18 +12,18 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import KernelSpec
-from kernels.cuda.cublas.dense import padded
-from kernels.cuda.timed_shapes import TimedShapes
-from kernels.cuda.weight_only.gemm import (
+from flexq_bench.kernels.contract import KernelSpec
+from flexq_bench.kernels.cuda.cublas.dense import padded
+from flexq_bench.kernels.cuda.timed_shapes import TimedShapes
+from flexq_bench.kernels.cuda.weight_only.gemm import (
     MMA_ROWS,
     STEP_K,
     Choice,
     WeightOnlyConfig,
     WeightOnlyGemm,
 )
-from kernels.formats import FP16, NumberFormat
-from kernels.runtime.nvrtc import Build
+from flexq_bench.kernels.formats import FP16, NumberFormat
+from flexq_bench.kernels.runtime.nvrtc import Build
 
 MINIFLOATS = TimedShapes("weight_only", "minifloats")
 FINE_MINIFLOATS = TimedShapes("weight_only", "fine-minifloats")  # a scale per 128 k

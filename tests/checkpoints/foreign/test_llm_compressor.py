@@ -16,8 +16,8 @@ from compressed_tensors.quantization.utils import calculate_qparams
 
 from flexq_bench.checkpoints import open_checkpoint
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
-from kernels.formats import NumberFormat
 
 LAYER = "model.layers.1.mlp.down_proj"  # K = 256
 

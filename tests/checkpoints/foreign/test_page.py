@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.kernel_choice import kernel_label
-from kernels.formats import NumberFormat
 
 PAGE = Path(__file__).parents[3] / "docs" / "others-checkpoints.md"
 ROWS = re.findall(

@@ -17,7 +17,7 @@ from flexq_bench.measure.ab import InterleaveRules, compare_commits
 from flexq_bench.measure.ab.commits import compare_trees
 from flexq_bench.measure.ab.experiment import Side
 from flexq_bench.measure.worker_process import WorkerProcess
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 ROOT = Path(__file__).parents[3]
 COMMAND = (sys.executable, "-S", str(Path(__file__).with_name("fake_worker.py")))

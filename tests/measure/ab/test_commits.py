@@ -13,7 +13,7 @@ from flexq_bench.errors import BrokenRevisionError, UsageError
 from flexq_bench.measure.ab import InterleaveRules, compare_commits
 from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
 from flexq_bench.verdicts import Verdict
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")
 RULES = InterleaveRules(processes=5, looks=1, timeout_s=20.0)

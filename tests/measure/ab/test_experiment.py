@@ -15,7 +15,7 @@ from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.verdicts import Cause, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import FALSE_DISCOVERY_RATE
 from flexq_bench.verdicts.confirmation import CORRECTED
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")
 OTHER = Case.from_key("flexq-w6a8 gemm cold m1n64k64")

@@ -12,7 +12,7 @@ import pytest
 from flexq_bench.errors import MissingResultsError
 from flexq_bench.measure.ab import CaseComparison, InterleaveRules, compare_judged
 from flexq_bench.verdicts import Verdict
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 ROOT = Path(__file__).parents[3]
 KERNEL = "kernels/cpu/dense.py"

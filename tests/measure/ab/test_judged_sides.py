@@ -17,7 +17,7 @@ from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
 from flexq_bench.measure.ab.operations import WorkerOperations
 from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.worker_process import WorkerError
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 FAST = replace(
     PROTOCOL_CPU,

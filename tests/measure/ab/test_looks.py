@@ -8,13 +8,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ci.gate_perf import suffices
-from ci.policy import load_policy
+from flexq_bench.ci.gate_perf import suffices
+from flexq_bench.ci.policy import load_policy
 from flexq_bench.measure.ab import CaseComparison, InterleaveRules
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.verdicts import Comparison, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import pairs_for_clear
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")
 MOST = 24

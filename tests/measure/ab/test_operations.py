@@ -20,7 +20,7 @@ from flexq_bench.measure.clocks import Batch, _CpuRotation
 from flexq_bench.measure.protocol import WarmUp
 from flexq_bench.measure.worker_server import serve
 from flexq_bench.verdicts import Verdict
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 FP16 = "cublas-fp16 gemm hot m1n32k32"
 FAST = replace(

@@ -10,8 +10,8 @@ import pytest
 from flexq_bench.measure.ab import InterleaveRules, compare_judged_project, compare_project
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.repository.project import FILE, open_project, revision
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
 
 KERNEL = """
 from flexq_bench.api import linear_kernel

@@ -12,7 +12,7 @@ from flexq_bench.measure.ab import InterleaveRules, compare_judged
 from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.ab.worker_pairs import can_start_beside
 from flexq_bench.measure.worker_process import WorkerError
-from workloads.case import Case
+from flexq_bench.workloads.case import Case
 
 CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")
 OTHER = Case.from_key("flexq-w6a8 gemm cold m1n64k64")

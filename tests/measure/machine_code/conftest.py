@@ -18,7 +18,7 @@ COPIED = (
 )
 
 REGISTRY = """
-from kernels.runtime.nvrtc import Block, Build
+from flexq_bench.kernels.runtime.nvrtc import Block, Build
 
 BUILD = Build.of("tiny.cu", block=Block("tiny", THREADS, SHARED), COUNT=COUNT)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.gate_static import Limits, StaticReport, gate_static
+from flexq_bench.ci.gate_static import Limits, StaticReport, gate_static
 from flexq_bench.errors import InfrastructureError, UsageError
 
 ROOT = Path(__file__).parents[3]

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from db import queries
-from db.engine import open_database
-from db.records import CommitInfo
-from db.store import add_records, begin_run
 from flexq_bench.cli.app import main
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.store import add_records, begin_run
+from flexq_bench.kernels.runtime.occupancy import TARGETS
 from flexq_bench.measure.machine_code.metrics import KINDS, instruction_values
 from flexq_bench.runs import static_series as series
-from kernels.runtime.occupancy import TARGETS
 
 LABEL, TARGET = "flexq-w6a6", "sm_86"
 FEW_BUILDS = "cublaslt-w8a8"  # so that it is soon compiled for every target

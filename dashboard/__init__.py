@@ -1,1 +1,0 @@
-"""Streamlit app: pages and charts of the stored results."""

@@ -1,1 +1,0 @@
-"""Tables, sessions, migrations, named queries, import and export. No statistics."""

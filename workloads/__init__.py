@@ -1,1 +1,0 @@
-"""Model shapes, suites and workloads to measure. No torch, no CUDA."""
