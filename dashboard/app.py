@@ -27,14 +27,14 @@ from flexq_bench.dashboard.views.scoreboard import page as scoreboard
 from flexq_bench.dashboard.views.sweep import page as sweep
 from flexq_bench.dashboard.views.triage import page as triage
 from flexq_bench.db.errors import DatabaseError
-from flexq_bench.kernels.outside import installed
+from flexq_bench.kernels.external import installed
 
 if TYPE_CHECKING:
     from flexq_bench.kernels.contract import LinearKernel
 
 
 def _installed_kernels() -> Iterable[LinearKernel]:
-    from flexq_bench.measure.outside_kernels import describe_installed  # imports torch
+    from flexq_bench.measure.external_kernels import describe_installed  # imports torch
 
     return describe_installed()
 

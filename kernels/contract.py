@@ -15,9 +15,9 @@ from typing import Any, Literal
 import torch
 
 from flexq_bench.kernels.errors import ShapeError, UnsupportedError
+from flexq_bench.kernels.external_packages.packages import Package
+from flexq_bench.kernels.external_packages.packages import check as check_package
 from flexq_bench.kernels.formats import NumberFormat, Operand, format_of, quantize
-from flexq_bench.kernels.peers.packages import Package
-from flexq_bench.kernels.peers.packages import check as check_package
 from flexq_bench.kernels.runtime.nvrtc import Build
 from flexq_bench.workloads.case import Stage, kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload

@@ -29,9 +29,9 @@ from flexq_bench.kernels.cuda.imma import gemm as imma
 from flexq_bench.kernels.cuda.weight_only import gemm as weight_only
 from flexq_bench.kernels.cuda.weight_only import minifloat
 from flexq_bench.kernels.errors import UnknownKernelError, UnsupportedError
+from flexq_bench.kernels.external import installed
+from flexq_bench.kernels.external_packages import bitsandbytes, humming, torchao
 from flexq_bench.kernels.formats import FP16, NumberFormat
-from flexq_bench.kernels.outside import installed
-from flexq_bench.kernels.peers import bitsandbytes, humming, torchao
 from flexq_bench.workloads.case import kernel_label, parse_kernel_label
 from flexq_bench.workloads.probes import floor_kernel
 
@@ -216,7 +216,7 @@ _ENTRIES: tuple[_Entry, ...] = (
 )
 
 
-_outside: dict[str, _Entry] = {}  # external kernels by label
+_external: dict[str, _Entry] = {}  # external kernels by label
 _not_loaded: dict[str, str] = {}  # by package: the error with which its source failed to load
 
 
@@ -226,12 +226,12 @@ def add(kernels: Iterable[LinearKernel]) -> None:
     The cache of resolved kernels and their compiled functions is cleared.
     """
     for kernel in kernels:
-        label, known = kernel.spec.label, _outside.get(kernel.spec.label)
+        label, known = kernel.spec.label, _external.get(kernel.spec.label)
         entry = known or _Entry(label)
         factories: dict[str, Callable[[], Kernel]] = {
             kernel.spec.backend: partial(_identity, kernel)
         }
-        _outside[label] = replace(entry, **factories)  # type: ignore[arg-type]  # names are backends
+        _external[label] = replace(entry, **factories)  # type: ignore[arg-type]  # names are backends
     resolve.cache_clear()
 
 
@@ -246,14 +246,14 @@ def add_failure(package: str, reason: str) -> None:
 def remove(external_labels: Iterable[str]) -> None:
     """Unregister external kernels; unknown labels are ignored."""
     for label in external_labels:
-        _outside.pop(label, None)
+        _external.pop(label, None)
     resolve.cache_clear()
 
 
-def outside_labels() -> tuple[str, ...]:
+def external_labels() -> tuple[str, ...]:
     """Labels of the external kernels, on any backend."""
     _find_installed()
-    return tuple(_outside)
+    return tuple(_external)
 
 
 def labels(backend: Backend) -> tuple[str, ...]:
@@ -284,15 +284,15 @@ def resolve(label: str, backend: Backend) -> Kernel:
 
 def _entries() -> tuple[_Entry, ...]:
     _find_installed()
-    return (*_ENTRIES, *_outside.values())
+    return (*_ENTRIES, *_external.values())
 
 
 @cache
 def _find_installed() -> None:
     """Register the kernels of installed packages, once per process."""
-    known = dict(_outside)
+    known = dict(_external)
     add(installed.kernels())
-    _outside.update(known)
+    _external.update(known)
 
 
 def _identity(kernel: Kernel) -> Kernel:

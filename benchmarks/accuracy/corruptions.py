@@ -44,8 +44,8 @@ from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.references import ModelReference
 from flexq_bench.accuracy.results import KERNELS, ORIGINAL, REFERENCE, Through
 from flexq_bench.accuracy.setup import PreparedModel, best_device, prepare
-from flexq_bench.ci.accuracy_policy import AccuracyPolicy, load_accuracy_policy
-from flexq_bench.ci.gate_accuracy import AccuracyReport, gate_accuracy, planned_evaluation
+from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_accuracy, planned_evaluation
+from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, load_accuracy_policy
 from flexq_bench.ci.gate_perf import Outcome
 from flexq_bench.db.engine import open_database
 from flexq_bench.kernels.contract import LinearKernel

@@ -40,9 +40,9 @@ from flexq_bench.accuracy.bos import chosen_bos, text_tokens
 from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.accuracy.results import KL_QUANTILES
 from flexq_bench.accuracy.setup import best_device
-from flexq_bench.ci.accuracy_limits import clearly_beyond, far_end
-from flexq_bench.ci.accuracy_policy import AccuracyPolicy, PlannedPower
-from flexq_bench.ci.accuracy_power import GROWTH, PILOT, limit_alpha, shared_alpha
+from flexq_bench.ci.accuracy_gate.limits import clearly_beyond, far_end
+from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, PlannedPower
+from flexq_bench.ci.accuracy_gate.power import GROWTH, PILOT, limit_alpha, shared_alpha
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.stats import (
     Decision,

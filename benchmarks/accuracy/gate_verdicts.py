@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from flexq_bench.accuracy.setup import best_device
-from flexq_bench.ci.accuracy_policy import load_accuracy_policy
+from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
 from flexq_bench.cli.app import main as flexq_bench
 from flexq_bench.kernels.contract import Backend, LinearKernel, PackedOperand
 from flexq_bench.kernels.formats import Operand

@@ -40,8 +40,8 @@ from flexq_bench.db.tables import (
 )
 from flexq_bench.db.verdict_store import add_false_alarm_rate
 from flexq_bench.db.writer import Writer
+from flexq_bench.results.published_numbers import store_published_numbers
 from flexq_bench.runs.machine import Machine
-from flexq_bench.runs.published_numbers import store_published_numbers
 from flexq_bench.verdicts import alert_rule, judge_together
 from flexq_bench.verdicts.nightly import record_night
 

@@ -22,18 +22,18 @@ def fixed(windows: Floats, latest: Floats) -> Bools:
 def t_test(windows: Floats, latest: Floats) -> Bools:
     """Outside of the two-sided 99 % prediction interval of the last 64 nights."""
     reach = stats.t.ppf(0.995, LONGEST - 1) * np.sqrt(1 + 1 / LONGEST)
-    is_outside: Bools = np.abs(latest - windows.mean(axis=-1)) > reach * windows.std(
+    is_external_series: Bools = np.abs(latest - windows.mean(axis=-1)) > reach * windows.std(
         axis=-1, ddof=1
     )
-    return is_outside
+    return is_external_series
 
 
 def quartiles(windows: Floats, latest: Floats) -> Bools:
     """More than 3 interquartile ranges outside of the quartiles of the last 64 nights."""
     low, high = np.quantile(windows, (0.25, 0.75), axis=-1)
     reach = 3 * (high - low)
-    is_outside: Bools = (latest < low - reach) | (latest > high + reach)
-    return is_outside
+    is_external_series: Bools = (latest < low - reach) | (latest > high + reach)
+    return is_external_series
 
 
 SIMPLE: dict[str, Callable[[Floats, Floats], Bools]] = {

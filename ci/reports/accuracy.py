@@ -11,8 +11,8 @@ from rich import box
 from rich.table import Table
 
 from flexq_bench.accuracy.diagnosis import named_layers
-from flexq_bench.ci.accuracy_limits import LimitOutcome
-from flexq_bench.ci.gate_accuracy import AccuracyReport
+from flexq_bench.ci.accuracy_gate.gate import AccuracyReport
+from flexq_bench.ci.accuracy_gate.limits import LimitOutcome
 from flexq_bench.ci.gate_perf import Outcome
 from flexq_bench.ci.reports.headline import EXIT_WORDS
 from flexq_bench.ci.reports.junit import clean

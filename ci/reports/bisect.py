@@ -10,8 +10,8 @@ from typing import Any
 
 from flexq_bench.ci.bisect import BisectReport, Step
 from flexq_bench.measure.ab.revisions import MergedBranch, merged_branches, subject_of
+from flexq_bench.results.comparison_report import as_plain as comparison_as_plain
 from flexq_bench.runs.command_lines import command
-from flexq_bench.runs.comparison_report import as_plain as comparison_as_plain
 
 _SHA = 10
 

@@ -20,8 +20,8 @@ from flexq_bench.db.queries import AlertRow, DecisionRow, RequestRow
 from flexq_bench.db.requests import OPEN_REQUEST_STATES
 from flexq_bench.errors import FlexqError
 from flexq_bench.kernels.errors import KernelError
-from flexq_bench.runs.reproduction import case_of, is_reproducible
-from flexq_bench.runs.sweep import Sweep
+from flexq_bench.results.reproduction import case_of, is_reproducible
+from flexq_bench.sweeps.sweep import Sweep
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.suite import Shape

@@ -12,8 +12,8 @@ from flexq_bench.dashboard.shared.results_frame import COLUMNS, result_cells
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import SWEEP, Filters, ResultRow
-from flexq_bench.runs.latest_rows import LatestRow, latest_rows
-from flexq_bench.runs.stored_noise import StoredNoise, read_noise
+from flexq_bench.results.latest_rows import LatestRow, latest_rows
+from flexq_bench.results.stored_noise import StoredNoise, read_noise
 from flexq_bench.stats.baseline import BASELINE
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import floor_kernel, is_probe

@@ -24,9 +24,9 @@ from flexq_bench.measure.device import describe_device, describe_environment, fi
 from flexq_bench.measure.nvml import open_handle
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.lifecycle import new_run
-from flexq_bench.runs.sweep_text import split_names
 from flexq_bench.schemes.model_files import find_model
 from flexq_bench.schemes.registry import resolve
+from flexq_bench.sweeps.text import split_names
 
 PAPERS_TASKS = "zero-shot"  # short for all of ZERO_SHOT
 log = logging.getLogger(__name__)

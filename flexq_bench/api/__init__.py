@@ -26,8 +26,7 @@ from flexq_bench.kernels.contract import (
     checked_scales,
 )
 from flexq_bench.kernels.errors import KernelError, ShapeError, UnsupportedError
-from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, quantize
-from flexq_bench.kernels.outside.function_kernel import (
+from flexq_bench.kernels.external.function_kernel import (
     BACKENDS,
     Configurations,
     DefinitionError,
@@ -35,6 +34,7 @@ from flexq_bench.kernels.outside.function_kernel import (
     FunctionDefinition,
     Tensors,
 )
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, quantize
 from flexq_bench.kernels.reference import Reference, reference_gemm
 from flexq_bench.kernels.runtime.nvrtc import compile_cuda
 from flexq_bench.workloads.gemm import GemmWorkload

@@ -34,6 +34,6 @@ def open_checkpoint(path: Path | str) -> QuantizedCheckpoint:
         from flexq_bench.checkpoints.stored import StoredCheckpoint
 
         return StoredCheckpoint(folder)
-    from flexq_bench.checkpoints.foreign.checkpoint import ForeignCheckpoint
+    from flexq_bench.checkpoints.external.checkpoint import ExternalCheckpoint
 
-    return ForeignCheckpoint(folder, config, section)
+    return ExternalCheckpoint(folder, config, section)

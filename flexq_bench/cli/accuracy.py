@@ -43,7 +43,7 @@ from flexq_bench.cli.progress import progress as shown_progress
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from flexq_bench.interrupts import ended_by_terminate
-from flexq_bench.runs.sweep_text import split_names
+from flexq_bench.sweeps.text import split_names
 
 if TYPE_CHECKING:
     from rich.console import Console

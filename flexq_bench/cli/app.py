@@ -44,7 +44,7 @@ from flexq_bench.cli.failures import exit_code_of
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
-from flexq_bench.kernels.outside.foreign_code import before_import
+from flexq_bench.kernels.external.external_code import before_import
 from flexq_bench.logs import JsonFormatter
 from flexq_bench.packages import PACKAGE, explain_missing
 from flexq_bench.runs.command_lines import NAME

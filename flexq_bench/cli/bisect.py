@@ -67,7 +67,7 @@ def bisect(
     from flexq_bench.ci.bisect import bisect as find_change
     from flexq_bench.ci.reports import bisect as reports
     from flexq_bench.cli.case_selection import chosen_device
-    from flexq_bench.cli.outside import use_kernels_from
+    from flexq_bench.cli.external import use_kernels_from
     from flexq_bench.cli.project import refuse_beside_project, use_project
     from flexq_bench.measure.ab import InterleaveRules
     from flexq_bench.measure.ab.revisions import commits_between, resolve_pair

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from flexq_bench.cli.external import with_external
 from flexq_bench.cli.measuring import backend_of
 from flexq_bench.cli.options import BackendChoice
-from flexq_bench.cli.outside import with_outside
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet import device_name
 from flexq_bench.kernels.contract import Backend
@@ -38,7 +38,7 @@ def chosen_device(backend: BackendChoice, device: str | None) -> str:
 def chosen_cases(selection: CaseSelection, device: str) -> tuple[Case, ...]:
     """The selected cases of a suite; probes only if kernels are given."""
     kernels = selection.restrictions.get("kernels") or ()
-    return cases_of_suite(with_outside(load_suite(selection.suite), kernels), selection, device)
+    return cases_of_suite(with_external(load_suite(selection.suite), kernels), selection, device)
 
 
 def cases_of_suite(suite: Suite, selection: CaseSelection, device: str) -> tuple[Case, ...]:

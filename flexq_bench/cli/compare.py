@@ -33,7 +33,7 @@ from flexq_bench.cli.options import (
 )
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.command_lines import command
-from flexq_bench.runs.sweep_text import split_sizes
+from flexq_bench.sweeps.text import split_sizes
 
 if TYPE_CHECKING:
     from flexq_bench.cli.case_selection import CaseSelection
@@ -94,7 +94,7 @@ def compare(
     5: this machine, a commit's worker or the database failed; 130: interrupted.
     """
     from flexq_bench.cli.case_selection import CaseSelection
-    from flexq_bench.cli.outside import code_with_failures, known_patterns, use_kernels_from
+    from flexq_bench.cli.external import code_with_failures, known_patterns, use_kernels_from
     from flexq_bench.cli.project import refuse_beside_project
 
     use_kernels_from(kernels_from)
@@ -260,7 +260,7 @@ def _show(
 ) -> int:
     from flexq_bench.cli.output import console, plain, print_json, print_unbroken, say
     from flexq_bench.measure.ab import confirm_comparisons
-    from flexq_bench.runs import comparison_report as report
+    from flexq_bench.results import comparison_report as report
 
     position = {case: i for i, case in enumerate(cases)}
     night = confirm_comparisons(sorted(results, key=lambda result: position[result.case]), rules)
@@ -291,9 +291,9 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
     from flexq_bench.cli.output import console, print_json, print_unbroken, say
     from flexq_bench.db import queries
     from flexq_bench.db.engine import open_database
-    from flexq_bench.runs import comparison_report as report
-    from flexq_bench.runs.stored_comparison import compare_stored
-    from flexq_bench.runs.stored_noise import read_noise
+    from flexq_bench.results import comparison_report as report
+    from flexq_bench.results.stored_comparison import compare_stored
+    from flexq_bench.results.stored_noise import read_noise
 
     with open_database(db, read_only=True) as database, database.session() as session:
         runs = [queries.run_by_uuid_prefix(session, prefix) for prefix in (base, head)]

@@ -125,7 +125,7 @@ def _example_database() -> Iterator[Path]:
     from flexq_bench.db.engine import open_database
     from flexq_bench.db.errors import RecordFormatError
     from flexq_bench.db.exchange import import_file
-    from flexq_bench.runs.published_numbers import store_published_numbers
+    from flexq_bench.results.published_numbers import store_published_numbers
 
     files = _example_files()
     with tempfile.TemporaryDirectory(prefix="flexq-bench-examples-") as folder:

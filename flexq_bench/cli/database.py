@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli.options import DbOption, JsonFlag
-from flexq_bench.cli.output import console, print_json, say
-from flexq_bench.cli.outside_export import OWN_PROJECT, refuse_projects, write_outside
-from flexq_bench.cli.outside_import import (
+from flexq_bench.cli.external_export import OWN_PROJECT, refuse_projects, write_external
+from flexq_bench.cli.external_import import (
     AlertOption,
     CommitOption,
+    ExternalDeviceOption,
+    ExternalOptions,
     ImportFormatOption,
-    OutsideDeviceOption,
-    OutsideOptions,
     ProjectOption,
     RepositoryOption,
     SuiteOption,
     TimeOption,
-    import_outside,
+    import_external,
 )
+from flexq_bench.cli.options import DbOption, JsonFlag
+from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.sweep_text import split_names, split_sizes
+from flexq_bench.sweeps.text import split_names, split_sizes
 
 if TYPE_CHECKING:
     from flexq_bench.db.encoding import AnyRecord
@@ -43,7 +43,7 @@ app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args
 def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """Bring the tables up to this version."""
     from flexq_bench.db import engine
-    from flexq_bench.runs.published_numbers import store_published_numbers
+    from flexq_bench.results.published_numbers import store_published_numbers
 
     with (
         engine.open_database(db, check_schema=False, silence_s=STATEMENT_TIMEOUT_S) as database,
@@ -72,7 +72,7 @@ def import_(
     commit: CommitOption = None,
     project: ProjectOption = None,
     repository: RepositoryOption = None,
-    device: OutsideDeviceOption = None,
+    device: ExternalDeviceOption = None,
     time: TimeOption = None,
     alert: AlertOption = True,
     suite: SuiteOption = None,
@@ -88,13 +88,13 @@ def import_(
     """
     from flexq_bench.db.engine import open_database
     from flexq_bench.db.exchange import ImportSummary, import_file
-    from flexq_bench.runs.published_numbers import store_published_numbers
+    from flexq_bench.results.published_numbers import store_published_numbers
 
-    outside_options = OutsideOptions(commit, project, repository, device, time, alert, suite)
+    external_options = ExternalOptions(commit, project, repository, device, time, alert, suite)
     if format_name is not None:
-        import_outside(files, format_name, outside_options, db, as_json)
+        import_external(files, format_name, external_options, db, as_json)
         return
-    outside_options.refuse_any()
+    external_options.refuse_any()
     done: list[ImportSummary] = []
     with (
         open_database(db, silence_s=STATEMENT_TIMEOUT_S) as database,
@@ -190,7 +190,7 @@ def export(
         )
         if format_name is not None:
             refuse_projects(format_name, filters.projects)
-            count = write_outside(format_name, file, counted(export_records(session, filters)))
+            count = write_external(format_name, file, counted(export_records(session, filters)))
             if as_json:
                 print_json({"file": file, "format": format_name, "results": count})
             else:

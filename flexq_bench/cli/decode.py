@@ -31,7 +31,7 @@ from flexq_bench.cli.options import (
     tuning_of,
 )
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.sweep_text import split_sizes
+from flexq_bench.sweeps.text import split_sizes
 
 _MOST_REQUESTS = 100_000
 _MOST_TOKENS = 2**20  # of one sequence

@@ -19,10 +19,10 @@ from flexq_bench.decode.rounded_weights import runnable_formats
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
-from flexq_bench.runs.sweep_text import split_names
 from flexq_bench.schemes.model_files import ModelFiles, is_there, model_at
 from flexq_bench.schemes.registry import resolve, without_cache
 from flexq_bench.schemes.scheme import Scheme
+from flexq_bench.sweeps.text import split_names
 from flexq_bench.workloads.models import load_catalog
 
 _DEFAULT = "fp16,smoothquant-w8a8,flexq-w6ax"

@@ -16,8 +16,8 @@ from flexq_bench.cli.alerts import AlertArgument, commit_range
 from flexq_bench.cli.options import LARGEST_COUNT, DbOption, JsonFlag
 from flexq_bench.cli.output import console, plain, print_json, print_wrapped, say
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.results.reproduction import project_arguments
 from flexq_bench.runs.command_lines import command, database_arguments
-from flexq_bench.runs.reproduction import project_arguments
 from flexq_bench.workloads.case import kernel_label
 
 if TYPE_CHECKING:

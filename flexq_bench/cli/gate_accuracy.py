@@ -38,7 +38,7 @@ from flexq_bench.cli.report_files import check_files, write_reports
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.result_files import STDOUT
-from flexq_bench.runs.sweep_text import split_names
+from flexq_bench.sweeps.text import split_names
 
 
 def accuracy(
@@ -110,9 +110,9 @@ def accuracy(
     from flexq_bench.accuracy.results import ORIGINAL, as_through
     from flexq_bench.accuracy.setup import prepare, subjects
     from flexq_bench.checkpoints import is_checkpoint
-    from flexq_bench.ci.accuracy_policy import load_accuracy_policy
-    from flexq_bench.ci.gate_accuracy import gate_accuracy, planned_evaluation
-    from flexq_bench.ci.gate_accuracy_records import gate_records
+    from flexq_bench.ci.accuracy_gate.gate import gate_accuracy, planned_evaluation
+    from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
+    from flexq_bench.ci.accuracy_gate.records import gate_records
     from flexq_bench.ci.notifications import events
     from flexq_bench.ci.reports import accuracy as reports
     from flexq_bench.db.engine import open_database

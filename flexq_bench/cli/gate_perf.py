@@ -75,7 +75,7 @@ def perf(
     """
     from flexq_bench.ci.gate_perf import Outcome, gate_perf, suffices
     from flexq_bench.ci.judged import planned_cases
-    from flexq_bench.cli.outside import code_with_failures, use_kernels_from
+    from flexq_bench.cli.external import code_with_failures, use_kernels_from
     from flexq_bench.cli.project import refuse_beside_project
     from flexq_bench.db.engine import open_database
     from flexq_bench.measure.ab import InterleaveRules
@@ -157,7 +157,7 @@ def _input_of_repository(
     from flexq_bench.ci.base_policy import load_policy_of
     from flexq_bench.ci.judged import judged_commit
     from flexq_bench.ci.policy import load_policy
-    from flexq_bench.cli.outside import with_outside
+    from flexq_bench.cli.external import with_external
     from flexq_bench.measure import ab as interleave
 
     first, second = (judged_commit(tree, revision) for revision in (base, head))
@@ -166,7 +166,7 @@ def _input_of_repository(
     return _GateInput(
         first,
         second,
-        replace(rules, suite=with_outside(rules.suite, None)),
+        replace(rules, suite=with_external(rules.suite, None)),
         partial(compare, tree, first.sha, second.sha),
         () if trust_head else _notes(tree, first.sha, second.sha),
     )

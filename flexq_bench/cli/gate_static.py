@@ -21,7 +21,7 @@ from flexq_bench.cli.progress import progress
 from flexq_bench.cli.report_files import check_files, write_reports
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.result_files import STDOUT
-from flexq_bench.runs.sweep_text import split_names
+from flexq_bench.sweeps.text import split_names
 
 if TYPE_CHECKING:
     from flexq_bench.ci.gate_static import StaticReport

@@ -13,6 +13,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from flexq_bench.cli.external import adopted, use_kernels_from
 from flexq_bench.cli.options import (
     LARGEST_ID,
     BackendChoice,
@@ -23,7 +24,6 @@ from flexq_bench.cli.options import (
     given_options,
 )
 from flexq_bench.cli.output import console, print_json, print_wrapped, printable, say
-from flexq_bench.cli.outside import adopted, use_kernels_from
 from flexq_bench.errors import UsageError
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.names import unknown
@@ -143,8 +143,8 @@ def list_(
 
 def _describe_installed() -> None:
     """Register installed packages' kernels without importing their code in this process."""
-    from flexq_bench.kernels.outside import installed
-    from flexq_bench.measure.outside_kernels import describe_installed
+    from flexq_bench.kernels.external import installed
+    from flexq_bench.measure.external_kernels import describe_installed
 
     installed.find_by(describe_installed)
 

@@ -14,7 +14,7 @@ from typing import Literal
 from flexq_bench.db.engine import open_database, revision_of
 from flexq_bench.db.errors import DatabaseError, MissingDatabaseError
 from flexq_bench.kernels.errors import UnsupportedError
-from flexq_bench.kernels.peers.packages import PACKAGES, Package, check
+from flexq_bench.kernels.external_packages.packages import PACKAGES, Package, check
 from flexq_bench.repository.provenance import current_commit, package_version
 
 State = Literal["ok", "missing", "broken"]

@@ -23,15 +23,15 @@ from flexq_bench.fleet.pool import Pool
 from flexq_bench.fleet.suite_runs import PlannedRun, measure_runs, plan_runs
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.repository.provenance import current_commit
+from flexq_bench.results.published_numbers import store_published_numbers
 from flexq_bench.runs import command_lines as invocation
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.lifecycle import OnRecord, open_run, verdict_of_run, worst
-from flexq_bench.runs.published_numbers import store_published_numbers
 from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.runs.resume import read_unfinished
-from flexq_bench.runs.sweep_plot import write_plot
 from flexq_bench.runs.table import problem_lines, published_table, result_line, results_table
 from flexq_bench.stats.baseline import compare_with_baseline
+from flexq_bench.sweeps.plot import write_plot
 from flexq_bench.workloads.published import published_speedups
 from flexq_bench.workloads.suite import Suite
 

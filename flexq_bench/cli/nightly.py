@@ -33,7 +33,7 @@ from flexq_bench.cli.options import (
 )
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.runs.sweep_text import split_names
+from flexq_bench.sweeps.text import split_names
 
 if TYPE_CHECKING:
     from flexq_bench.ci.nightly import KindReport, Rules
@@ -116,9 +116,9 @@ def nightly(
     kernel; 4: planned results are missing; 5: a case failed; 130: interrupted (see --resume).
     """
     from flexq_bench.ci.nightly import Rules, conclude, measure_night
+    from flexq_bench.cli.external import code_with_failures, use_kernels_from, with_external
     from flexq_bench.cli.measuring import backend_of, progress
     from flexq_bench.cli.output import console, say
-    from flexq_bench.cli.outside import code_with_failures, use_kernels_from, with_outside
     from flexq_bench.cli.progress import progress as shown_progress
     from flexq_bench.cli.project import refuse_beside_project, use_project
     from flexq_bench.db.engine import open_database
@@ -147,7 +147,7 @@ def nightly(
         repository: Path | None = opened.project.root
     else:
         chosen, commit = (
-            with_outside(load_suite("nightly" if suite is None else suite), None),
+            with_external(load_suite("nightly" if suite is None else suite), None),
             current_commit(),
         )
         repository = _repository()
@@ -224,8 +224,8 @@ def _judge_and_notify(
     """Judge histories of other projects, and create and send the night's notifications."""
     from flexq_bench.ci.history_alerts import judge_histories
     from flexq_bench.ci.notifications import events
+    from flexq_bench.cli.external import failures_to_load
     from flexq_bench.cli.notify import send_if_subscribed
-    from flexq_bench.cli.outside import failures_to_load
 
     with database.session() as session:
         verdicts = judge_histories(session, alerting=alerting)

@@ -27,7 +27,7 @@ SubscriptionsOption = Annotated[
     typer.Option(
         "--subscriptions",
         metavar="FILE",
-        help="File of subscriptions (docs/outside-results.md). Default: "
+        help="File of subscriptions (docs/external-results.md). Default: "
         "$FLEXQ_BENCH_SUBSCRIPTIONS.",
         show_default=False,
         rich_help_panel=DATABASE,

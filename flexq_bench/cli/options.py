@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.sweep_text import split_names
+from flexq_bench.sweeps.text import split_names
 
 if TYPE_CHECKING:
     from flexq_bench.measure import Tuning  # imports torch, which would delay usage errors
@@ -315,7 +315,7 @@ def tuning_of(*, no_tune: bool, retune: bool) -> Tuning:
 
 def regimes_of(regime: str | None) -> tuple[Regime, ...] | None:
     """The requested regimes; None: not given. Raises UsageError for an unknown one."""
-    from flexq_bench.runs.sweep import REGIMES, select_words
+    from flexq_bench.sweeps.sweep import REGIMES, select_words
 
     names = split_names(regime)
     return None if names is None else select_words("regime", names, REGIMES)

@@ -29,7 +29,7 @@ class OpenedProject:
 
         A built-in suite is used with the project's kernels.
         """
-        from flexq_bench.cli.outside import adopted
+        from flexq_bench.cli.external import adopted
         from flexq_bench.workloads.suites import load_suite
 
         text = name or self.project.file.suite
@@ -62,7 +62,7 @@ def use_project(folder: str, revision: str = ".") -> OpenedProject:
     MissingResultsError if none of its kernels loads.
     """
     from flexq_bench.errors import MissingResultsError
-    from flexq_bench.measure import outside_kernels
+    from flexq_bench.measure import external_kernels
     from flexq_bench.repository import project as projects
     from flexq_bench.repository.project_builds import built_tree
 
@@ -70,14 +70,14 @@ def use_project(folder: str, revision: str = ".") -> OpenedProject:
     built_at = projects.revision(opened, revision)
     at = opened.at(built_at.checkout)
     built = built_tree(at, built_at.checkout)
-    outside_kernels.forget()
-    known = outside_kernels.adopt(built.sources, environment=built.environment())
+    external_kernels.forget()
+    known = external_kernels.adopt(built.sources, environment=built.environment())
     if not known.labels:
         reason = next(iter(known.failures.values()))
         build = at.file.build
         unbuilt = "" if build.command or build.packages else _UNBUILT
         raise MissingResultsError(f"{built_at.commit.sha[:10]} has no kernels: {reason}{unbuilt}")
-    outside_kernels.log_failures()
+    external_kernels.log_failures()
     return OpenedProject(at, built_at, built.folder)
 
 

@@ -34,7 +34,7 @@ from flexq_bench.cli.options import (
     tuning_of,
 )
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.sweep_text import split_names, split_sizes
+from flexq_bench.sweeps.text import split_names, split_sizes
 
 
 def run(
@@ -81,11 +81,11 @@ def run(
     or this machine or the database did; 130: interrupted (continue with --resume).
     """
     from flexq_bench.cli import measuring
-    from flexq_bench.cli.outside import (
+    from flexq_bench.cli.external import (
         code_with_failures,
         known_patterns,
         use_kernels_from,
-        with_outside,
+        with_external,
     )
     from flexq_bench.cli.project import refuse_beside_project, use_project
     from flexq_bench.fleet import PoolOptions
@@ -129,7 +129,7 @@ def run(
         raise UsageError(f"which suite? There are {', '.join(list_suites())}")
     patterns = restrictions["kernels"] or ()
     named = (
-        with_outside(load_suite(suite or ""), patterns) if opened is None else opened.suite(suite)
+        with_external(load_suite(suite or ""), patterns) if opened is None else opened.suite(suite)
     )
     chosen = named.restrict(m=sizes, **restrictions)
     if regimes is not None:

@@ -26,7 +26,7 @@ from flexq_bench.cli.output import console, plain, print_json, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.result_files import check_writable
-from flexq_bench.runs.sweep_text import split_names
+from flexq_bench.sweeps.text import split_names
 from flexq_bench.workloads.names import unknown
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flexq_bench.runs.sweep_text import split_sizes
 from flexq_bench.runs.text_files import read_text
+from flexq_bench.sweeps.text import split_sizes
 from flexq_bench.workloads.ranges import parse_lines
 
 _MOST_BYTES = 1 << 20  # ten times the size of a file with the largest number of sizes, 10,000

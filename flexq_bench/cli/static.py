@@ -11,10 +11,10 @@ from flexq_bench.cli.options import DbOption, JsonFileOption, KernelsOption
 from flexq_bench.cli.output import console, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.sweep_text import split_names
+from flexq_bench.sweeps.text import split_names
 
 if TYPE_CHECKING:
-    from flexq_bench.runs.static_series import OnStep
+    from flexq_bench.results.static_series import OnStep
 
 _ONLY_PLAIN = ("*",)  # variants are ablations, whose regressions don't matter
 
@@ -34,7 +34,7 @@ def static(
     from flexq_bench.db.store import add_records, begin_run, finish_run
     from flexq_bench.kernels.runtime.occupancy import TARGETS
     from flexq_bench.repository.provenance import current_commit
-    from flexq_bench.runs import static_series as series
+    from flexq_bench.results import static_series as series
     from flexq_bench.runs.result_files import ResultFiles
 
     files = ResultFiles(as_json)
@@ -60,7 +60,7 @@ def static(
 
 
 def _chosen(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    from flexq_bench.runs.static_series import kernels_with_code
+    from flexq_bench.results.static_series import kernels_with_code
     from flexq_bench.workloads.names import unknown
     from flexq_bench.workloads.patterns import matches, select
 

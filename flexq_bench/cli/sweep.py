@@ -29,7 +29,7 @@ from flexq_bench.cli.options import (
 from flexq_bench.cli.output import say
 from flexq_bench.cli.size_files import sizes_of
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.sweep_text import parse_sweep, split_names
+from flexq_bench.sweeps.text import parse_sweep, split_names
 from flexq_bench.workloads.model_spec import LayerShape
 from flexq_bench.workloads.suite import Shape
 
@@ -113,7 +113,7 @@ def sweep(
     like any others and never become a baseline. Exit codes as of `run`.
     """
     from flexq_bench.cli import measuring
-    from flexq_bench.cli.outside import code_with_failures, sweep_patterns, use_kernels_from
+    from flexq_bench.cli.external import code_with_failures, sweep_patterns, use_kernels_from
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.runs.result_files import ResultFiles
 
@@ -169,6 +169,6 @@ def _of_config(config: str | None, names: str) -> tuple[LayerShape, ...]:
     """The layers with these names of a configuration; empty without --config."""
     if config is None:
         return ()
-    from flexq_bench.runs.config_layers import chosen_layers, layers_of_config
+    from flexq_bench.model_configs.layers import chosen_layers, layers_of_config
 
     return chosen_layers(layers_of_config(config), split_names(names) or ())

@@ -12,7 +12,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet.requests import submit, sweep_request
 from flexq_bench.runs import command_lines as invocation
-from flexq_bench.runs.sweep import Sweep
+from flexq_bench.sweeps.sweep import Sweep
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
 from flexq_bench.workloads.suite import Group, Shape, Suite

@@ -55,9 +55,9 @@ def worker(
     It exits when its source code changes, to be restarted by its service manager.
     """
     from flexq_bench.ci.requested_bisection import answered
+    from flexq_bench.cli.external import use_kernels_from
     from flexq_bench.cli.measuring import backend_of
     from flexq_bench.cli.output import console, say
-    from flexq_bench.cli.outside import use_kernels_from
     from flexq_bench.db.engine import open_database
     from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.fleet.request_worker import serve_next, server_name

@@ -19,8 +19,8 @@ from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.external_kernels import adopted, carried
 from flexq_bench.measure.local_devices import device_info
-from flexq_bench.measure.outside_kernels import adopted, carried
 from flexq_bench.repository.project import Project
 from flexq_bench.runs.process_meter import InProcessMeter, ProcessMeter, ProcessOptions
 
@@ -133,7 +133,7 @@ def _local_pool(options: PoolOptions) -> Iterator[LocalPool]:
         )
     device, seed = device_name(options.backend, options.device), options.seed or 0
     uuid = device_info(device).uuid
-    if not registry.outside_labels():
+    if not registry.external_labels():
         # A meter allocates device memory, which would disturb a measurement by another process.
         with device_alone(uuid):
             meter = Meter(device, seed=seed, tuning=options.tuning)

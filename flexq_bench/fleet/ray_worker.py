@@ -15,8 +15,8 @@ from flexq_bench.kernels import registry
 from flexq_bench.kernels.autotune import TuningKey
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.kernels.errors import SourceError
-from flexq_bench.kernels.outside.loading import load
-from flexq_bench.kernels.outside.sources import KernelSource
+from flexq_bench.kernels.external.loading import load
+from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.process_limits import limit_memory

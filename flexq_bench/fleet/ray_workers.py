@@ -12,7 +12,7 @@ from flexq_bench.fleet.ray_worker import MeterActor, WorkerDescription
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import ReadyWorker
 from flexq_bench.kernels.contract import Backend
-from flexq_bench.kernels.outside.sources import KernelSource
+from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Tuning
 from flexq_bench.repository.provenance import ROOT, source_hash
 from flexq_bench.workloads.case import Case

@@ -20,7 +20,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.kernels.contract import Backend, Capability
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.plan import Plan, build_plan, offered_labels
-from flexq_bench.runs.sweep import Sweep, check_cases, check_fields, sweep_of
+from flexq_bench.sweeps.sweep import Sweep, check_cases, check_fields, sweep_of
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.names import unknown
 from flexq_bench.workloads.suite import Suite

@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from types import CodeType, FrameType
 
-from flexq_bench.kernels.outside.foreign_code import is_foreign, is_importing
+from flexq_bench.kernels.external.external_code import is_external, is_importing
 
 _READS = (
     *("sys._getframe", "sys._current_frames", "sys._current_exceptions"),
@@ -72,7 +72,7 @@ def _record(event: str, arguments: tuple[object, ...]) -> None:
         return
     _Reads.is_on = False  # the next line is itself such a read
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not (foreign := is_foreign(frame.f_code.co_filename)):
+    while frame is not None and not (foreign := is_external(frame.f_code.co_filename)):
         if not _is_between(frame.f_code):
             break
         frame = frame.f_back

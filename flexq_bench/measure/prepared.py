@@ -212,7 +212,7 @@ class PreparedCase:
             machine.gpu,
             # A choice made under another regime is invalid.
             f"{machine.software} {builds_hash(tuple(self.kernel.builds()))} "
-            f"protocol {self._protocol.version} {case.regime}{_of_outside(spec.source_hash)}",
+            f"protocol {self._protocol.version} {case.regime}{_of_external(spec.source_hash)}",
             "" if favourite is None else str(dict(favourite)),
         )
         timer = self._timer()
@@ -294,5 +294,5 @@ class PreparedCase:
             rotation.close()
 
 
-def _of_outside(source_hash: str | None) -> str:
+def _of_external(source_hash: str | None) -> str:
     return "" if source_hash is None else f" sources {source_hash}"

@@ -24,7 +24,7 @@ from typing import TypeGuard
 
 import torch
 
-from flexq_bench.kernels.outside import foreign_code
+from flexq_bench.kernels.external import external_code
 from flexq_bench.measure import frame_access
 
 # Prefixes of the modules whose functions and classes are stored: what measures, floors and the
@@ -37,7 +37,7 @@ _OURS = (
 _WITH_CONSTANTS = (
     *("flexq_bench.measure", "flexq_bench.stats"),
     *("flexq_bench.kernels.reference", "flexq_bench.kernels.formats"),
-    *("flexq_bench.kernels.contract", "flexq_bench.kernels.outside"),
+    *("flexq_bench.kernels.contract", "flexq_bench.kernels.external"),
     *("flexq_bench.kernels.cpu.probes", "flexq_bench.kernels.cuda.probes"),
 )
 _CLOCKS = (
@@ -128,8 +128,8 @@ def note_active() -> None:
     for length, at in stacks:
         kinds = [type(at(i)) for i in range(length)]
         # torch's own mode for the default device of tensors.
-        foreign_modes = (kind for kind in kinds if not kind.__module__.startswith("torch."))
-        _active.extend(f"the mode {kind.__name__} of torch" for kind in foreign_modes)
+        external_modes = (kind for kind in kinds if not kind.__module__.startswith("torch."))
+        _active.extend(f"the mode {kind.__name__} of torch" for kind in external_modes)
     if torch._C._dispatch_tls_local_include_set().raw_repr() & ~_DISPATCH_KEYS:
         _active.append("a dispatch key of torch")
     hearing = {"a trace function": sys.gettrace(), "a profile function": sys.getprofile()}
@@ -151,7 +151,7 @@ def _running_threads() -> Iterator[str]:
     for thread, frame in sys._current_frames().items():
         below: types.FrameType | None = frame
         while thread != threading.get_ident() and below is not None:
-            if foreign_code.is_foreign(below.f_code.co_filename):
+            if external_code.is_external(below.f_code.co_filename):
                 yield f"a thread in {below.f_code.co_name}"
             below = below.f_back
 
@@ -163,7 +163,7 @@ def _is_of_others(function: object) -> bool:
     function = getattr(function, "func", function)  # functools.partial
     called = function if hasattr(function, "__code__") else vars(type(function)).get("__call__")
     code = getattr(called, "__code__", None)
-    return isinstance(code, types.CodeType) and foreign_code.is_foreign(code.co_filename)
+    return isinstance(code, types.CodeType) and external_code.is_external(code.co_filename)
 
 
 def _same(first: _Meaning, second: _Meaning) -> bool:
@@ -330,4 +330,4 @@ def _parts_of_constant(value: object) -> Iterator[object]:
 
 
 # The registry imports the code of installed packages on first use.
-foreign_code.before_import(watch)
+external_code.before_import(watch)

@@ -20,7 +20,7 @@ JUDGED_VERSION = 3
 
 
 def printable(text: str) -> str:
-    """Foreign text for a terminal or a report: no control characters, on one line."""
+    """External text for a terminal or a report: no control characters, on one line."""
     return "".join(sign if sign.isprintable() else " " for sign in text)
 
 

@@ -38,7 +38,7 @@ from pydantic import Field
 
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import UsageError
-from flexq_bench.kernels.outside.sources import KernelSource, normalized
+from flexq_bench.kernels.external.sources import KernelSource, normalized
 from flexq_bench.repository.git import GitError, commits_with, git_output, run_git
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.repository.worktrees import is_shallow, repository_of, resolve_revision

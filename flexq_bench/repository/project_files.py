@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from flexq_bench.errors import UsageError
-from flexq_bench.kernels.outside.sources import normalized
+from flexq_bench.kernels.external.sources import normalized
 from flexq_bench.packages import PACKAGE
 from flexq_bench.repository.git import run_git
 from flexq_bench.repository.project import FILE, read_project_file

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from flexq_bench.errors import MeasureError
 from flexq_bench.measure import Meter, Tuning
-from flexq_bench.measure.outside_loader import add_kernels, add_option
+from flexq_bench.measure.external_loader import add_kernels, add_option
 from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 from flexq_bench.runs.worker import measure_case, worker_of

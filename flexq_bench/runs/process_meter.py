@@ -14,9 +14,9 @@ from flexq_bench.errors import MeasureError
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.kernels.errors import KernelError
-from flexq_bench.kernels.outside.sources import KernelSource
+from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Measured, Meter, Tuning
-from flexq_bench.measure.outside_kernels import Adopted, options_of, program_root
+from flexq_bench.measure.external_kernels import Adopted, options_of, program_root
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.runs.meter_worker import MODULE
 from flexq_bench.runs.worker import Worker, failed, measure_case, worker_of

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from flexq_bench.ci.accuracy_policy import load_accuracy_policy
-from flexq_bench.ci.accuracy_power import tokens_needed
+from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
+from flexq_bench.ci.accuracy_gate.power import tokens_needed
 from flexq_bench.workloads.errors import WorkloadError
 
 HEAD = 'version = 1\nschemes = ["flexq-w6ax"]\n'

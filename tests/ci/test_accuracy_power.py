@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from flexq_bench.ci.accuracy_policy import load_accuracy_policy
-from flexq_bench.ci.accuracy_power import PILOT, PowerSchedule
+from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
+from flexq_bench.ci.accuracy_gate.power import PILOT, PowerSchedule
 
 SEGMENTS = 60
 POLICY = """

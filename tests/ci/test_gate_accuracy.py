@@ -14,10 +14,10 @@ import pytest
 from flexq_bench.accuracy.errors import MissingTaskError
 from flexq_bench.accuracy.records import Origin
 from flexq_bench.accuracy.results import PERPLEXITY, MetricResult
-from flexq_bench.ci.accuracy_fidelity import judge_fidelity
-from flexq_bench.ci.accuracy_limits import Judged
-from flexq_bench.ci.accuracy_policy import FidelityLimit, load_accuracy_policy
-from flexq_bench.ci.gate_accuracy import AccuracyReport, gate_accuracy
+from flexq_bench.ci.accuracy_gate.fidelity import judge_fidelity
+from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_accuracy
+from flexq_bench.ci.accuracy_gate.limits import Judged
+from flexq_bench.ci.accuracy_gate.policy import FidelityLimit, load_accuracy_policy
 from flexq_bench.ci.gate_perf import Outcome
 from flexq_bench.ci.reports.accuracy import notes
 from flexq_bench.db.records import CommitInfo, DeviceInfo

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 from flexq_bench.accuracy.records import Origin
-from flexq_bench.ci.accuracy_policy import load_accuracy_policy
-from flexq_bench.ci.gate_accuracy import AccuracyReport, LimitOutcome
-from flexq_bench.ci.gate_accuracy_records import gate_records
+from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, LimitOutcome
+from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
+from flexq_bench.ci.accuracy_gate.records import gate_records
 from flexq_bench.ci.gate_perf import Outcome
 from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.runs.lifecycle import new_run

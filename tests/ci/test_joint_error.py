@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from flexq_bench.ci.accuracy_policy import AccuracyPolicy, load_accuracy_policy
-from flexq_bench.ci.accuracy_power import TextTest, shared_alpha, text_plans
+from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, load_accuracy_policy
+from flexq_bench.ci.accuracy_gate.power import TextTest, shared_alpha, text_plans
 from flexq_bench.stats import Decision, GroupSequentialTest, loss_p_value
 
 ALPHA, POWER, SEGMENTS, QUESTIONS = 0.06, 0.9, 400, 600

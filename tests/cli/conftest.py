@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # its helper: made_projects
 from made_projects import make_times
 
 from flexq_bench.cli.app import main
-from flexq_bench.measure import outside_kernels
+from flexq_bench.measure import external_kernels
 from flexq_bench.repository.provenance import current_commit
 
 
@@ -81,4 +81,4 @@ def made_times(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Times of kernels of projects are made from their sources."""
     make_times(monkeypatch)
     yield
-    outside_kernels.forget()
+    external_kernels.forget()

@@ -8,9 +8,9 @@ import random
 import re
 from pathlib import Path
 
-from flexq_bench.kernels.outside.described import DescribedKernel
-from flexq_bench.kernels.outside.loading import load
-from flexq_bench.measure import Measured, outside_kernels
+from flexq_bench.kernels.external.described import DescribedKernel
+from flexq_bench.kernels.external.loading import load
+from flexq_bench.measure import Measured, external_kernels
 from flexq_bench.measure.ab.case_comparison import Block, SampleBatch
 from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.local_devices import device_info
@@ -106,7 +106,7 @@ def make_times(monkeypatch):
     def described(source, **options):
         return tuple(DescribedKernel(kernel.spec) for kernel in load(source).kernels)
 
-    monkeypatch.setattr(outside_kernels, "described", described)
+    monkeypatch.setattr(external_kernels, "described", described)
     pools = importlib.import_module("flexq_bench.fleet.open_pool")  # the package has its function
     monkeypatch.setattr(pools, "ProcessMeter", MadeMeter)
     monkeypatch.setattr(ABExperiment, "_pair_of_processes", made_blocks)

@@ -138,7 +138,7 @@ def test_binary_sizes_are_not_quoted(cli, tmp_path):
     ],
 )
 def test_shapes_are_counted_before_they_are_made(cli, database, shape, says, monkeypatch):
-    monkeypatch.setattr("flexq_bench.runs.sweep_text.Shape", None)
+    monkeypatch.setattr("flexq_bench.sweeps.text.Shape", None)
 
     ran = cli("sweep", *shape, "--kernels", "cublas-fp16")
 

@@ -19,8 +19,8 @@ from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.measure.protocol import PROTOCOL_VERSION
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.repository.provenance import current_commit
-from flexq_bench.runs.comparison_report import exit_code_of_verdicts
-from flexq_bench.runs.stored_comparison import compare_stored
+from flexq_bench.results.comparison_report import exit_code_of_verdicts
+from flexq_bench.results.stored_comparison import compare_stored
 from flexq_bench.verdicts import Comparison, Verdict, confirm
 
 ONE_CASE = ("--kernels", "flexq-w6a6", "--m", "4", "--stage", "gemm", "--backend", "cpu")

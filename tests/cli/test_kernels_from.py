@@ -13,9 +13,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from flexq_bench.kernels import registry
-from flexq_bench.kernels.outside import installed
-from flexq_bench.kernels.outside.loading import load
-from flexq_bench.measure import outside_kernels
+from flexq_bench.kernels.external import installed
+from flexq_bench.kernels.external.loading import load
+from flexq_bench.measure import external_kernels
 
 ROOT = Path(__file__).parents[2]
 SHAPE = ("--m", "1", "--n", "32", "--k", "32", "--backend", "cpu")
@@ -205,7 +205,7 @@ def test_two_files_with_a_kernel_of_one_name_are_told_apart_by_a_line(cli, tmp_p
         path.write_text(HEAD)
         sources += ["--kernels-from", str(path)]
     # In this process, because each import in another one takes seconds.
-    monkeypatch.setattr(outside_kernels, "described", lambda source, **more: load(source).kernels)
+    monkeypatch.setattr(external_kernels, "described", lambda source, **more: load(source).kernels)
 
     ran = cli("list", "kernels", *sources, *sources[:2], "--json")
 

@@ -1,4 +1,4 @@
-"""The commands of docs/outside-results.md, run one after the other with files as it describes."""
+"""The commands of docs/external-results.md, run one after the other with files as it describes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("requests")
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "outside-results.md").read_text()
+PAGE = (ROOT / "docs" / "external-results.md").read_text()
 COMMANDS = [
     line
     for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S)

@@ -14,9 +14,9 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.store import add_records
-from flexq_bench.runs.exports import EXPORTS
-from flexq_bench.runs.outside import Origin, outside_records, read_results
-from flexq_bench.runs.outside.records import file_hash
+from flexq_bench.exchange.exports import EXPORTS
+from flexq_bench.exchange.external import Origin, external_records, read_results
+from flexq_bench.exchange.external.records import file_hash
 
 PROJECT = "their/kernels"
 OTHER = "elsewhere-gemms"
@@ -61,7 +61,7 @@ def history(cli, tmp_path, database):
             at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=order)
             origin = Origin(PROJECT, "nvbench", commit, "", at.isoformat(), file_hash(str(path)))
             reading = read_results("nvbench", str(path))
-            records += outside_records(reading.results, origin)
+            records += external_records(reading.results, origin)
         with open_database(str(database)) as opened, opened.session() as session:
             add_records(session, records)
         order, us = last

@@ -15,8 +15,8 @@ from made_projects import CASE, QUICK, made_repository
 
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.outbox import events_to_address
+from flexq_bench.measure.external_loader import Loader
 from flexq_bench.measure.machine_code import projects
-from flexq_bench.measure.outside_loader import Loader
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from made_results import COMMIT, H200, a_record, a_run
 
 from flexq_bench.db.queries import HistoryPoint, ResultRow, SeriesName
 from flexq_bench.db.records import Record
-from flexq_bench.runs.stored_noise import StoredNoise
+from flexq_bench.results.stored_noise import StoredNoise
 
 KERNELS = ("cublaslt-w8a8", "flexq-w6a6", "abq-w6a6")
 SHAPES = (("llama-7b", "o_proj", 4096, 4096), ("llama-7b", "down_proj", 4096, 11008))

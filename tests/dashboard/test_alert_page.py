@@ -22,8 +22,8 @@ from flexq_bench.db import queries
 from flexq_bench.db.errors import ReadOnlyError, StaleError
 from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.db.verdict_store import set_alert_state
+from flexq_bench.results.reproduction import reproduction
 from flexq_bench.runs.machine import Machine
-from flexq_bench.runs.reproduction import reproduction
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 

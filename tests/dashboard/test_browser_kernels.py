@@ -16,7 +16,7 @@ from browsing import IN_A_BROWSER, ROOT, THEMES, body, click, dashboard_on, erro
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.exchange import import_file
-from flexq_bench.runs.published_numbers import store_published_numbers
+from flexq_bench.results.published_numbers import store_published_numbers
 
 POINT = ".js-plotly-plot .scatterlayer .point"
 pytestmark = IN_A_BROWSER

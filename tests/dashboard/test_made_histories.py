@@ -16,8 +16,8 @@ from page_content import chart, table
 from flexq_bench.dashboard.views.compare.frame import compare_frame, mean_rows, pairs_of_runs
 from flexq_bench.dashboard.views.leaderboard.frame import leaderboard_frame
 from flexq_bench.db.releases import store_releases
-from flexq_bench.runs.latest_rows import latest_rows
-from flexq_bench.runs.scoreboard import board_rows, case_changes
+from flexq_bench.results.latest_rows import latest_rows
+from flexq_bench.results.scoreboard import board_rows, case_changes
 
 SEEDS = (1, 3)
 

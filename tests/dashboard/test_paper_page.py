@@ -15,7 +15,7 @@ from flexq_bench.dashboard.views.paper.measured import measured_values
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.queries import DecodeRow, ScoreRow
 from flexq_bench.db.reference_store import ReferenceInfo
-from flexq_bench.runs.published_numbers import store_published_numbers
+from flexq_bench.results.published_numbers import store_published_numbers
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 RATIO = {"source": "Paper", "source_table": "Table 1", "value": 2.0, "unit": "×"}

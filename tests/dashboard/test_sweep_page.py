@@ -222,7 +222,7 @@ def test_the_form_does_not_tell_which_files_there_are(staffed, open_sweep, tmp_p
 def test_shapes_beyond_the_limit_are_counted_and_not_made(staffed, open_sweep, monkeypatch, button):
     texts = {"N (output features)": "1:2000", "K (input features)": "1:2000", "M (tokens)": "1"}
     app = by_sizes(open_sweep(), **texts, **{"Your name": "Ada"})
-    monkeypatch.setattr("flexq_bench.runs.sweep_text.Shape", None)
+    monkeypatch.setattr("flexq_bench.sweeps.text.Shape", None)
 
     app = press(app, button)
 

@@ -14,8 +14,8 @@ from flexq_bench.dashboard.shared.alert_requests import LISTED
 from flexq_bench.db import queries
 from flexq_bench.db.queries import HistoryPoint
 from flexq_bench.db.requests import Limits, RequestInfo, add_request
-from flexq_bench.runs.alert_level import RECOVERED, STILL_SLOW, alert_level
-from flexq_bench.runs.stored_noise import StoredNoise
+from flexq_bench.results.alert_level import RECOVERED, STILL_SLOW, alert_level
+from flexq_bench.results.stored_noise import StoredNoise
 
 
 @pytest.fixture

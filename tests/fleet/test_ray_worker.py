@@ -16,7 +16,7 @@ from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.autotune import TuningKey, TuningMemory
 from flexq_bench.kernels.contract import Config
-from flexq_bench.kernels.outside.sources import KernelSource
+from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -112,7 +112,7 @@ def test_an_actor_measures_kernels_from_outside_where_their_file_is_not(tmp_path
     try:
         report = worker.measure(Case("theirs.dense", GemmWorkload(1, 32, 32)), ())
     finally:
-        registry.remove(registry.outside_labels())
+        registry.remove(registry.external_labels())
 
     assert report.measured.is_comparable, report.measured.detail  # ok, or noisy on a busy machine
     assert report.measured.source_hash

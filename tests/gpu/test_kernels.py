@@ -28,7 +28,7 @@ def has_exact_sums(label: str) -> bool:
 EVERY_LINEAR = [
     label for label in labels("cuda") if isinstance(resolve(label, "cuda"), LinearKernel)
 ]
-# Outside packages have tests of their own: test_peers.py.
+# Outside packages have tests of their own: test_external_packages.py.
 ALL_LINEAR = [label for label in EVERY_LINEAR if resolve(label, "cuda").spec.package is None]
 ABQ = [label for label in ALL_LINEAR if label.startswith("abq-")]
 # 49 widths of one source: these stand for all of them where there are many shapes.

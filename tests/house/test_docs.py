@@ -376,7 +376,7 @@ def cells(page, title):
 
 
 def test_the_kernels_for_checkpoints_of_other_tools_are_those_that_layers_get():
-    page = ROOT / "docs" / "others-checkpoints.md"
+    page = ROOT / "docs" / "external-checkpoints.md"
     checked = 0
     for weights, activation, kernel in cells(page, "Which kernel runs it"):
         if weights.startswith("any"):

@@ -13,10 +13,10 @@ import torch
 from flexq_bench import api, kernels
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.errors import SourceError
-from flexq_bench.kernels.outside import foreign_code
-from flexq_bench.kernels.outside.described import DescribedKernel, spec_as_plain, spec_of_plain
-from flexq_bench.kernels.outside.loading import load, load_installed
-from flexq_bench.kernels.outside.sources import KernelSource
+from flexq_bench.kernels.external import external_code
+from flexq_bench.kernels.external.described import DescribedKernel, spec_as_plain, spec_of_plain
+from flexq_bench.kernels.external.loading import load, load_installed
+from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.measure import Meter
 from flexq_bench.measure.inputs import realistic_inputs
@@ -137,7 +137,7 @@ def a_file(tmp_path):
         return KernelSource.parse(str(path))
 
     yield write
-    registry.remove(registry.outside_labels())
+    registry.remove(registry.external_labels())
 
 
 RIGHT = """
@@ -350,20 +350,20 @@ def test_a_file_is_written_anew_where_a_machine_has_another_one(a_file, tmp_path
 
 
 def test_code_of_others_is_what_lies_there_but_for_python_and_this_program(tmp_path, monkeypatch):
-    monkeypatch.setattr(foreign_code, "_places", set())
+    monkeypatch.setattr(external_code, "_places", set())
     (tmp_path / "files").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "files")
 
-    foreign_code.add_place(tmp_path / "link")
+    external_code.add_place(tmp_path / "link")
     for name in ("files", "link"):
-        assert foreign_code.is_foreign(str(tmp_path / name / "mine.py"))
-    assert not foreign_code.is_foreign(str(tmp_path / "link/.venv/site-packages/numpy/a.py"))
-    assert not foreign_code.is_foreign(str(tmp_path / "beside.py"))
+        assert external_code.is_external(str(tmp_path / name / "mine.py"))
+    assert not external_code.is_external(str(tmp_path / "link/.venv/site-packages/numpy/a.py"))
+    assert not external_code.is_external(str(tmp_path / "beside.py"))
 
-    foreign_code.add_place(Path("/"))  # a home folder may have them all
-    assert foreign_code.is_foreign(str(tmp_path / "beside.py"))
-    for module in (textwrap, foreign_code, api):
-        assert not foreign_code.is_foreign(module.__file__)
+    external_code.add_place(Path("/"))  # a home folder may have them all
+    assert external_code.is_external(str(tmp_path / "beside.py"))
+    for module in (textwrap, external_code, api):
+        assert not external_code.is_external(module.__file__)
 
 
 def test_installed_packages_bring_kernels_by_their_entry_points(tmp_path, monkeypatch, caplog):
@@ -374,7 +374,7 @@ def test_installed_packages_bring_kernels_by_their_entry_points(tmp_path, monkey
     points = "[flexq_bench.kernels]\nfast = acme_fast\nlost = no_such_module_of_acme\n"
     (info / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(foreign_code, "_calls", {})  # a watch would be on for the tests after this
+    monkeypatch.setattr(external_code, "_calls", {})  # a watch would be on for the tests after this
 
     labels = [kernel.spec.label for kernel in load_installed()]
 
@@ -390,16 +390,16 @@ def test_everything_public_is_there_and_versioned():
 
 def test_what_is_called_before_an_import_may_ask_for_a_call_itself(monkeypatch):
     """As the command line does: it imports what watches only then, and that asks to be called."""
-    monkeypatch.setattr(foreign_code, "_calls", {})
+    monkeypatch.setattr(external_code, "_calls", {})
     called = []
 
     def first():
         called.append("first")
-        foreign_code.before_import(lambda: called.append("second"))
+        external_code.before_import(lambda: called.append("second"))
 
-    foreign_code.before_import(first)
-    foreign_code.about_to_import()
+    external_code.before_import(first)
+    external_code.about_to_import()
 
     assert called[0] == "first"
-    foreign_code.about_to_import()
+    external_code.about_to_import()
     assert called.count("second") == 1

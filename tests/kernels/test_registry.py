@@ -29,7 +29,7 @@ def test_an_unknown_kernel_of_a_package_lists_those_of_the_package_alone(monkeyp
     one = resolve("flexq-w6a6", "cpu")
     named = copy.copy(one)
     named.spec = replace(one.spec, name="acme.fast-w6a6")  # type: ignore[misc]
-    monkeypatch.setattr(registry, "_outside", {})
+    monkeypatch.setattr(registry, "_external", {})
     registry.add([named])  # type: ignore[list-item]
 
     with pytest.raises(UnknownKernelError, match=r"'acme\.w6a6': acme has acme\.fast-w6a6 here; "):

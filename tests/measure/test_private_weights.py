@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from flexq_bench.kernels import registry
-from flexq_bench.kernels.outside.loading import load
-from flexq_bench.kernels.outside.sources import KernelSource
+from flexq_bench.kernels.external.loading import load
+from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Meter, tampering
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload

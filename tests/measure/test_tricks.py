@@ -31,10 +31,10 @@ from tricks import DECLARED, HONEST, PREAMBLE, REMEMBERED, STALE, TRICKS
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.cpu.probes import ReadWeights
 from flexq_bench.kernels.errors import SourceError
-from flexq_bench.kernels.outside import foreign_code
-from flexq_bench.kernels.outside.function_kernel import FunctionKernel
-from flexq_bench.kernels.outside.loading import load, load_installed
-from flexq_bench.kernels.outside.sources import KernelSource
+from flexq_bench.kernels.external import external_code
+from flexq_bench.kernels.external.function_kernel import FunctionKernel
+from flexq_bench.kernels.external.loading import load, load_installed
+from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import (
     PROTOCOL_CPU,
     Meter,
@@ -223,7 +223,7 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     while torch._C._len_torch_dispatch_stack():
         torch._C._pop_torch_dispatch_stack(None)
-    module = sys.modules.pop("flexq_bench_outside_cheats", None)
+    module = sys.modules.pop("flexq_bench_external_cheats", None)
     if module is not None:
         module.known["end"] = 0  # of a thread
     torch._C._dynamo.eval_frame.set_eval_frame(None)
@@ -319,7 +319,7 @@ def test_what_prepare_weight_made_is_incorrect_where_results_change(measured):
 
 @pytest.mark.parametrize("loaded", [loaded_file, loaded_package])
 def test_an_honest_kernel_is_right_and_nothing_is_found_replaced(measured, loaded, tmp_path):
-    foreign_code.add_place(tmp_path)  # as by another module of the package
+    external_code.add_place(tmp_path)  # as by another module of the package
     looks_at_import = "inspect.currentframe()\n"
 
     result = measured(looks_at_import + HONEST, loaded)

@@ -331,7 +331,7 @@ def kernel(x, w, out):
         "its code replaced kernels.contract.LinearKernel.quantize_weight",
     ),
     "another look at what a function returned": (
-        "from flexq_bench.kernels.outside.function_kernel import FunctionKernel\n"
+        "from flexq_bench.kernels.external.function_kernel import FunctionKernel\n"
         "FunctionKernel._check = lambda *given: None\n" + HONEST,
         "its code replaced kernels.outside.function_kernel.FunctionKernel._check",
     ),

@@ -15,7 +15,7 @@ import pytest
 
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.clean_environment import clean_environment
-from flexq_bench.measure.outside_kernels import program_root
+from flexq_bench.measure.external_kernels import program_root
 from flexq_bench.repository.project import (
     FILE,
     commits_after,

@@ -28,7 +28,7 @@ from flexq_bench.fleet.suite_runs import measure_runs, plan_runs
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Joined, ReadyWorker
 from flexq_bench.runs.lifecycle import new_run, open_run
-from flexq_bench.runs.sweep import Sweep
+from flexq_bench.sweeps.sweep import Sweep
 from flexq_bench.workloads.suite import Group, Shape, Suite
 
 SHAPES = (Shape(256, 256, "o_proj"),)

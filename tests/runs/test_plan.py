@@ -8,7 +8,7 @@ import pytest
 
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels import registry
-from flexq_bench.kernels.outside.described import DescribedKernel
+from flexq_bench.kernels.external.described import DescribedKernel
 from flexq_bench.runs.plan import build_plan, cases_of_keys, is_probe
 from flexq_bench.workloads.suite import Group, Shape, Suite
 

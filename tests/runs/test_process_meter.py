@@ -9,11 +9,11 @@ import pytest
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import KernelSpec
+from flexq_bench.kernels.external.described import DescribedKernel
+from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.kernels.formats import NumberFormat
-from flexq_bench.kernels.outside.described import DescribedKernel
-from flexq_bench.kernels.outside.sources import KernelSource
 from flexq_bench.measure import Tuning
-from flexq_bench.measure.outside_kernels import Adopted
+from flexq_bench.measure.external_kernels import Adopted
 from flexq_bench.runs import process_meter
 from flexq_bench.runs.process_meter import ProcessMeter, ProcessOptions
 from flexq_bench.workloads.case import Case
@@ -52,7 +52,7 @@ def started(monkeypatch):
     monkeypatch.setattr(process_meter, "WorkerProcess", MadeProcess)
     monkeypatch.setattr(process_meter, "measured_of", lambda values: type("", (), values)())
     yield MadeProcess.started
-    registry.remove(registry.outside_labels())
+    registry.remove(registry.external_labels())
 
 
 def a_kernel(name):

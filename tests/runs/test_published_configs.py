@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.config_layers import layers_of_config
+from flexq_bench.model_configs.layers import layers_of_config
 
 Sizes = set[tuple[int, int]]
 

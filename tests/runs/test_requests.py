@@ -21,7 +21,7 @@ from flexq_bench.fleet.requests import (
     submit,
     sweep_request,
 )
-from flexq_bench.runs.sweep import Sweep, sweep_of
+from flexq_bench.sweeps.sweep import Sweep, sweep_of
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.suite import Shape
 

@@ -29,8 +29,8 @@ from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.queries import AlertEventRow, AlertRow, CommitRow, DecisionRow
+from flexq_bench.results.reproduction import reproduction
 from flexq_bench.runs import command_lines
-from flexq_bench.runs.reproduction import reproduction
 from flexq_bench.verdicts import history_verdict
 from flexq_bench.workloads.case import kernel_label
 

@@ -11,13 +11,13 @@ import pandas as pd
 
 from flexq_bench.dashboard.shared.results_frame import interval_cells
 from flexq_bench.db.queries import DecisionRow, ResultRow
-from flexq_bench.runs.stored_comparison import (
+from flexq_bench.results.stored_comparison import (
     StoredComparison,
     bases_of,
     compare_labels,
     compare_stored,
 )
-from flexq_bench.runs.stored_noise import StoredNoise
+from flexq_bench.results.stored_noise import StoredNoise
 from flexq_bench.stats import Interval, geometric_mean, with_run_noise
 from flexq_bench.verdicts import Verdict
 from flexq_bench.workloads.case import kernel_label

@@ -42,9 +42,9 @@ from flexq_bench.dashboard.views.compare.tables import show_means, show_rows
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import SWEEP, CommitRow, Filters, ResultRow, RunName
+from flexq_bench.results.stored_comparison import newest_of_cases
+from flexq_bench.results.stored_noise import StoredNoise, read_noise
 from flexq_bench.runs import command_lines
-from flexq_bench.runs.stored_comparison import newest_of_cases
-from flexq_bench.runs.stored_noise import StoredNoise, read_noise
 from flexq_bench.stats.baseline import BASELINE
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe

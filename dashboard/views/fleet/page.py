@@ -29,8 +29,8 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.fleet import LIVE_WORKER_STATES
 from flexq_bench.db.queries import OffsetRow, WorkerRow
+from flexq_bench.results.device_offsets import offsets_of_imported
 from flexq_bench.runs import command_lines
-from flexq_bench.runs.device_offsets import offsets_of_imported
 
 _LISTED = 100  # of each kind, newest first
 _RUNS = 20

@@ -10,9 +10,9 @@ import pandas as pd
 from flexq_bench.dashboard.shared.formatting import short_commit
 from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.db.queries import ResultRow
-from flexq_bench.runs.latest_rows import LatestRow
-from flexq_bench.runs.stored_comparison import level_ratio
-from flexq_bench.runs.stored_noise import StoredNoise
+from flexq_bench.results.latest_rows import LatestRow
+from flexq_bench.results.stored_comparison import level_ratio
+from flexq_bench.results.stored_noise import StoredNoise
 from flexq_bench.workloads.case import kernel_label
 
 # level_low, level_high: 95 % interval of the level, µs. slower: time / time of the fastest.

@@ -29,8 +29,8 @@ from flexq_bench.dashboard.views.leaderboard.frame import leaderboard_frame
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import ResultRow
+from flexq_bench.results.latest_rows import LatestRow
 from flexq_bench.runs import command_lines
-from flexq_bench.runs.latest_rows import LatestRow
 
 _ROW_PX, _AROUND_PX = 28, 110
 _OTHER = "(shape by N × K)"

@@ -20,8 +20,8 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import SWEEP, Filters
 from flexq_bench.db.reference_store import ReferenceInfo
+from flexq_bench.results.stored_noise import read_noise
 from flexq_bench.runs import command_lines
-from flexq_bench.runs.stored_noise import read_noise
 from flexq_bench.workloads.case import parse_kernel_label
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.published import absent_tables

@@ -18,9 +18,9 @@ from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import SCHEDULED, AlertRow, ReleaseRow, SeriesName
+from flexq_bench.results.scoreboard import BoardRow, CaseChange, board_rows, case_changes
+from flexq_bench.results.stored_noise import StoredNoise, read_noise
 from flexq_bench.runs import command_lines
-from flexq_bench.runs.scoreboard import BoardRow, CaseChange, board_rows, case_changes
-from flexq_bench.runs.stored_noise import StoredNoise, read_noise
 from flexq_bench.verdicts import Verdict
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe

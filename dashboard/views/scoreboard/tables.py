@@ -10,7 +10,7 @@ from flexq_bench.dashboard.shared.formatting import as_interval, local_time, sho
 from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.dashboard.views.scoreboard.sparkline import sparkline
 from flexq_bench.db.queries import AlertRow, RunSummary
-from flexq_bench.runs.scoreboard import BoardRow, CaseChange, Change
+from flexq_bench.results.scoreboard import BoardRow, CaseChange, Change
 from flexq_bench.verdicts import Verdict
 from flexq_bench.workloads.case import kernel_label
 

@@ -20,8 +20,8 @@ from flexq_bench.db.requests import RequestInfo
 from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.runs import command_lines
-from flexq_bench.runs.sweep import CACHES, STAGES
-from flexq_bench.runs.sweep_text import parse_sweep, split_sizes
+from flexq_bench.sweeps.sweep import CACHES, STAGES
+from flexq_bench.sweeps.text import parse_sweep, split_sizes
 from flexq_bench.workloads.case import parse_kernel_label
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.models import load_catalog

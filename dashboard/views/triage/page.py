@@ -24,8 +24,8 @@ from flexq_bench.db.decisions import ALERT_STATES, OPEN_STATES, STATES_WITH_A_RE
 from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.queries import AlertRow
-from flexq_bench.runs.alert_level import alert_level, series_of
-from flexq_bench.runs.stored_noise import read_noise
+from flexq_bench.results.alert_level import alert_level, series_of
+from flexq_bench.results.stored_noise import read_noise
 
 _OPEN, _ALL = "open", "all"
 _KEEP = "(unchanged)"

@@ -9,7 +9,7 @@ from typing import Any
 from flexq_bench.dashboard.shared.formatting import as_change, as_interval, local_time, short_commit
 from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.db.queries import AlertEventRow, AlertRow
-from flexq_bench.runs.alert_level import AlertLevel
+from flexq_bench.results.alert_level import AlertLevel
 
 _ASSIGNED = "assigned to "
 

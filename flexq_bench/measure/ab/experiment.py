@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError
-from flexq_bench.kernels.outside.sources import KernelSource
+from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure.ab.blocks import CasePair, CaseSide, measure_blocks, run_alone
 from flexq_bench.measure.ab.case_comparison import (
     Block,
@@ -23,8 +23,8 @@ from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.ab.worker_pairs import WorkerPairs, Workers, can_start_beside
 from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.external_kernels import adopted, options_of
 from flexq_bench.measure.local_devices import device_info
-from flexq_bench.measure.outside_kernels import adopted, options_of
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.verdicts import Comparison, confirm
 from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS

@@ -12,8 +12,8 @@ from typing import Any
 
 import flexq_bench
 from flexq_bench.kernels.autotune import TuningMemory
-from flexq_bench.kernels.outside.sources import hash_of_folders
-from flexq_bench.kernels.registry import outside_labels
+from flexq_bench.kernels.external.sources import hash_of_folders
+from flexq_bench.kernels.registry import external_labels
 from flexq_bench.measure import Meter
 from flexq_bench.measure.ab.given_inputs import read_inputs
 from flexq_bench.measure.prepared import Placed, PreparedCase
@@ -68,7 +68,7 @@ class WorkerOperations:
             "waits_for_request": True,
             "protocol": self._meter.protocol.version,
             "root": str(_PACKAGE.parent),
-            "kernels": "" if outside_labels() else hash_of_folders([_PACKAGE / "kernels"]),
+            "kernels": "" if external_labels() else hash_of_folders([_PACKAGE / "kernels"]),
             "device": {"uuid": device.uuid, "sku": device.sku},
         }
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from flexq_bench.kernels.errors import KernelError
-from flexq_bench.kernels.outside.sources import KernelSource
+from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure.ab.case_comparison import (
     CaseComparison,
     InterleaveRules,
@@ -20,7 +20,7 @@ from flexq_bench.measure.ab.experiment import ABExperiment, Side
 from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.outside_kernels import described, program_root
+from flexq_bench.measure.external_kernels import described, program_root
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import built_tree

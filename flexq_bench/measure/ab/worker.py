@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from flexq_bench.measure import Meter
 from flexq_bench.measure.ab.operations import WorkerOperations
-from flexq_bench.measure.outside_loader import add_kernels, add_option
+from flexq_bench.measure.external_loader import add_kernels, add_option
 from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 

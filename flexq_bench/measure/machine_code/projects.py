@@ -12,6 +12,7 @@ from flexq_bench.errors import InfrastructureError
 from flexq_bench.kernels.runtime.nvrtc import Build, Cubin
 from flexq_bench.kernels.runtime.occupancy import TARGETS
 from flexq_bench.measure.clean_environment import clean_environment
+from flexq_bench.measure.external_kernels import LOAD_S, LOADER, program_root
 from flexq_bench.measure.machine_code.comparison import (
     OnProgress,
     RevisionComparison,
@@ -19,7 +20,6 @@ from flexq_bench.measure.machine_code.comparison import (
     comparison_of_builds,
 )
 from flexq_bench.measure.machine_code.revision_builds import Compiled, ListedBuild
-from flexq_bench.measure.outside_kernels import LOAD_S, LOADER, program_root
 from flexq_bench.measure.worker_process import RefusedError, WorkerProcess
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import built_tree

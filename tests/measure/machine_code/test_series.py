@@ -15,7 +15,7 @@ from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.store import add_records, begin_run
 from flexq_bench.kernels.runtime.occupancy import TARGETS
 from flexq_bench.measure.machine_code.metrics import KINDS, instruction_values
-from flexq_bench.runs import static_series as series
+from flexq_bench.results import static_series as series
 
 LABEL, TARGET = "flexq-w6a6", "sm_86"
 FEW_BUILDS = "cublaslt-w8a8"  # so that it is soon compiled for every target

@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from flexq_bench.errors import UsageError
+from flexq_bench.exchange.flashinfer_traces import (
+    gemm_shapes,
+    read_traces,
+    suite_text,
+    write_traces,
+)
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import resolve
-from flexq_bench.runs.flashinfer_traces import gemm_shapes, read_traces, suite_text, write_traces
 from flexq_bench.workloads.suites import read_suite
 
 VERSIONS = {name: resolve(name, "cuda").spec.version for name in ("flexq-w6a6", "w4a16")}

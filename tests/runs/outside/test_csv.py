@@ -7,7 +7,7 @@ import re
 import pytest
 
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.outside.result import Refused
+from flexq_bench.exchange.external.result import Refused
 
 
 def test_csv_rows_are_results(read):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.outside import FORMATS, read_results, result
+from flexq_bench.exchange.external import FORMATS, read_results, result
 
 MADE_BY_THE_TOOL = Path(__file__).parent
 

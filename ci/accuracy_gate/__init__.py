@@ -1,0 +1,1 @@
+"""The accuracy gate: its policy, the sample that it plans, its limits and its decisions."""

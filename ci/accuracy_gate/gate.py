@@ -1,0 +1,472 @@
+"""The accuracy gate: evaluate a model quantized by schemes and judge the results by a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from importlib.util import find_spec
+from pathlib import Path
+
+from flexq_bench.accuracy import (
+    FULL_PRECISION,
+    PERPLEXITY,
+    AccuracyError,
+    CalibrationPlan,
+    EvaluationPlan,
+    LoadedModel,
+    MetricResult,
+    MissingTaskError,
+    SiteParity,
+    check_tasks,
+    kernel_parity,
+)
+from flexq_bench.accuracy.diagnosis import (
+    Diagnosis,
+    TokenLoss,
+    differences_beside_layers,
+    is_foldable,
+    losses_of_layers,
+    worst_tokens,
+)
+from flexq_bench.accuracy.local_tasks import LOCAL_TASKS, where_data_lies
+from flexq_bench.accuracy.records import OnUnit, execute
+from flexq_bench.accuracy.results import ORIGINAL, REFERENCE, Through
+from flexq_bench.accuracy.setup import PreparedModel
+from flexq_bench.accuracy.texts import Text
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.ci.accuracy_gate.fidelity import judge_fidelity
+from flexq_bench.ci.accuracy_gate.limits import (
+    Judged,
+    LimitOutcome,
+    deciding,
+    judge_agreement,
+    judge_kl,
+    judge_task,
+    judge_text,
+)
+from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, ParityLimit, PerplexityLimit
+from flexq_bench.ci.accuracy_gate.power import PowerSchedule, TextTest, limit_alpha
+from flexq_bench.ci.accuracy_gate.segments import find
+from flexq_bench.ci.gate_perf import Outcome, exit_code_of
+from flexq_bench.db.engine import Database
+from flexq_bench.errors import FlexqError, MissingResultsError, UsageError, one_line
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.kernels.errors import KernelError
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyReport:
+    """Result of an accuracy gate."""
+
+    model: str
+    model_hash: str
+    base: str
+    policy: str
+    commit: str
+    device: str
+    judged: tuple[LimitOutcome, ...]
+    through: Through = REFERENCE
+    content_hashes: Mapping[str, str] = field(default_factory=dict)  # by scheme, where known
+    reference: str = ""  # name of the model to compare with; empty: the evaluated model
+    reference_hash: str | None = None  # of its files; None: there is none
+    warnings: tuple[str, ...] = ()  # about the evaluation
+    diagnoses: tuple[Diagnosis, ...] = ()  # of failing schemes
+    absent: tuple[str, ...] = ()  # texts and tasks of the policy without data, and what gives them
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Exit code of the worst outcome that counts, see `deciding`."""
+        return exit_code_of(deciding(self.judged))
+
+    def with_outcome(self, outcome: Outcome) -> tuple[LimitOutcome, ...]:
+        return tuple(one for one in self.judged if one.outcome is outcome)
+
+
+def planned_evaluation(
+    policy: AccuracyPolicy,
+    schemes: Sequence[str],
+    base: str,
+    texts: Sequence[Text],
+    task_data: Path | None,
+    *,
+    batch: int,
+    calibration: CalibrationPlan | None,
+    seed: int,
+    through: Through | None = None,
+    checkpoint: str | None = None,
+    original: bool = True,
+    reference: str | None = None,
+) -> tuple[EvaluationPlan, dict[str, str]]:
+    """Return the plan of the evaluation, and the reason for each text or task that is missing.
+
+    texts: available texts. task_data: folder with the tasks' data; None: lm-eval downloads it.
+    batch: questions per batch. through, checkpoint, original, reference: as in EvaluationPlan.
+    Raises UsageError if `base` is judged against itself or a text has no limit,
+    MissingResultsError if nothing can be evaluated.
+    """
+    if base in schemes:
+        raise UsageError(f"{base} can't be judged against itself: give another --base")
+    missing = {**_missing_texts(policy, texts), **_missing_tasks(policy, task_data)}
+    names = dict.fromkeys(limit.name for limit in policy.tasks)
+    tasks = tuple(name for name in names if name not in missing)
+    if not texts and not tasks:
+        raise MissingResultsError(
+            f"nothing of policy {policy.name} can be evaluated: "
+            + "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        )
+    plan = EvaluationPlan(
+        schemes=tuple(dict.fromkeys((base, *schemes))),
+        texts=tuple({text.name: text for text in texts}.values()),
+        tasks=tasks,
+        task_data=task_data,
+        context=policy.context,
+        max_tokens=policy.max_tokens,
+        limit=policy.limit,
+        chat_template=policy.chat_template,
+        few_shot=policy.few_shot,
+        batch=batch,
+        calibration=calibration,
+        seed=seed,
+        through=through,
+        checkpoint=checkpoint,
+        original=original,
+        reference=reference,
+        bos=policy.bos,
+    )
+    return plan, missing
+
+
+def _missing_texts(policy: AccuracyPolicy, texts: Sequence[Text]) -> dict[str, str]:
+    required = policy.texts
+    available = dict.fromkeys(text.name for text in texts)
+    for name in available:
+        if name not in required:
+            raise UsageError(
+                f"policy {policy.name} has no limit on a text called {name}: its texts are "
+                f"{', '.join(required) or 'none'}; name yours with --data "
+                f"{next(iter(required), 'NAME')}=FILE"
+            )
+    return {n: f"no text: give --data {n}=FILE" for n in required if n not in available}
+
+
+def _missing_tasks(policy: AccuracyPolicy, data: Path | None) -> dict[str, str]:
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys(limit.name for limit in policy.tasks):
+        try:
+            check_tasks([name], data)
+        except AccuracyError as error:  # not available on this machine, or not in lm-eval
+            missing[name] = str(error)
+    return missing
+
+
+def gate_accuracy(
+    policy: AccuracyPolicy,
+    setup: PreparedModel,
+    database: Database,
+    schemes: Sequence[str],
+    base: str,
+    missing: Mapping[str, str],
+    *,
+    on_unit: OnUnit,
+    diagnose: bool = True,
+) -> AccuracyReport:
+    """Evaluate the schemes, store the results, and judge every limit.
+
+    schemes, base: by name. missing: texts and tasks of the policy that can't be evaluated here,
+    with the reason. diagnose: also diagnose failing schemes. A scheme that can't be evaluated
+    fails, and the others are still judged. Raises errors of the base's evaluation and the database.
+    """
+    gate = _Gate(policy, setup, database, schemes, base, dict(missing), on_unit)
+    judged = gate.judge()
+    failing = [s for s in schemes if _fails(judged, s) and s not in gate.failures]
+    origin, reference = setup.origin, setup.plan.reference and setup.evaluator.reference
+    return AccuracyReport(
+        model=origin.model,
+        model_hash=origin.model_hash,
+        base=base,
+        policy=policy.name,
+        commit=origin.commit.sha,
+        device=origin.device.sku,
+        through=setup.evaluator.through,
+        content_hashes={one.scheme: one.content_hash for one in gate.results if one.content_hash},
+        judged=tuple(judged),
+        reference=reference.name if reference else "",
+        reference_hash=reference.content_hash if reference else None,
+        warnings=setup.warnings,
+        diagnoses=tuple(diagnose_scheme(setup, s) for s in failing) if diagnose else (),
+        absent=gate.absent(),
+    )
+
+
+def _fails(judged: Sequence[LimitOutcome], scheme: str) -> bool:
+    return any(one.scheme == scheme and one.outcome is Outcome.REGRESSION for one in judged)
+
+
+class _Gate:
+    """Evaluation state of one gate run."""
+
+    def __init__(
+        self,
+        policy: AccuracyPolicy,
+        setup: PreparedModel,
+        database: Database,
+        schemes: Sequence[str],
+        base: str,
+        missing: dict[str, str],
+        on_unit: OnUnit,
+    ) -> None:
+        self._policy, self._setup, self._database = policy, setup, database
+        self._schemes, self._base, self._missing = schemes, base, missing
+        self._on_unit = on_unit
+        self.results: list[MetricResult] = []
+        self.failures: dict[str, str] = {}  # by scheme, the reason why it could not be evaluated
+        self._parities: dict[str, LimitOutcome] = {}
+        evaluator = setup.evaluator
+        self._distinct_segments = cache(evaluator.distinct_segments)
+        compared = ORIGINAL if setup.plan.reference is not None else FULL_PRECISION
+        self._schedule = (
+            PowerSchedule(policy, self._distinct_segments, evaluator.context, self._is_undecided)
+            if policy.planned.detect is not None and policy.perplexities
+            else None
+        )
+        # Early stopping compares segment by segment with the reference, so that must be the base.
+        self._stops_early = self._schedule is not None and base == compared
+
+    def judge(self) -> list[LimitOutcome]:
+        """Evaluate all schemes; return the outcome of every limit of every scheme, in order."""
+        if self._stops_early:
+            self._setup.evaluator.schedule = self._schedule
+            for scheme in self._schemes:
+                self._evaluate_or_fail(scheme)
+            self._evaluate_base()
+        else:
+            self._evaluate_base()
+            for scheme in self._schemes:
+                self._evaluate_or_fail(scheme)
+        return [one for scheme in self._schemes for one in self._judged(scheme)]
+
+    def absent(self) -> tuple[str, ...]:
+        """Return the texts and tasks of the policy that have no data, and the option for each."""
+        texts = [name for name in self._policy.texts if name in self._missing]
+        tasks = [name for name in self._missing if name not in texts]
+        missing_data = [f"the text {name} (--data {name}=FILE)" for name in texts]
+        for name in tasks:
+            if name in LOCAL_TASKS and find_spec("lm_eval") is not None:
+                missing_data.append(
+                    f"the task {name} (--task-data DIR with {where_data_lies(name)})"
+                )
+            else:
+                missing_data.append(f"the task {name} ({self._missing[name]})")
+        return tuple(missing_data)
+
+    def _evaluate_or_fail(self, scheme: str) -> None:
+        try:
+            self._evaluate(scheme)
+            if self._policy.parity is not None and self._is_quantized(scheme):
+                # here, while the scheme's model is in memory
+                self._parities[scheme] = judge_parity(self._policy.parity, scheme, self._setup)
+        except CheckpointError:
+            raise  # a damaged file is not a failure of the scheme
+        except (UsageError, ValueError) as error:  # other schemes may still succeed
+            self.failures[scheme] = one_line(error)
+
+    def _evaluate_base(self) -> None:
+        try:
+            self._evaluate(self._base)
+        except AccuracyError:
+            # With a separate reference each scheme fails with its own reason, such as other tokens.
+            if self._setup.plan.reference is None:
+                raise
+
+    def _is_quantized(self, scheme: str) -> bool:
+        return scheme not in (FULL_PRECISION, ORIGINAL)
+
+    def _evaluate(self, scheme: str) -> None:
+        """Evaluate a scheme; a task that lm-eval can't evaluate is recorded as missing."""
+        setup = self._setup
+        for unit in (unit for unit in setup.plan.units if unit[0] == scheme):
+            if unit[1] in self._missing:
+                continue
+            try:
+                self.results += execute(
+                    self._database, setup.evaluator, [unit], setup.origin, on_unit=self._on_unit
+                )
+            except MissingTaskError as error:
+                self._missing[unit[1]] = str(error)
+
+    def _judged(self, scheme: str) -> Iterator[LimitOutcome]:
+        policy = self._policy
+        judged = self._bundle(scheme, self.results)
+        distinct = judged.without_repeats(self._distinct)
+        for limit in policy.perplexities:
+            test = self._test(judged, limit)  # leaves repeated segments out itself
+            yield judge_text(limit, distinct if test is None else judged, policy.planned, test)
+        yield from self._other_limits(distinct)
+        for task in policy.tasks:
+            yield judge_task(task, judged, policy)
+        if scheme in self._parities:
+            yield self._parities[scheme]
+
+    def _bundle(self, scheme: str, results: Sequence[MetricResult]) -> Judged:
+        """Bundle results of a scheme with those of the original quantized here by the scheme."""
+        own, unknown = self._reproduced_results(scheme, results)
+        failure = self.failures.get(scheme, "")
+        return Judged(scheme, self._base, results, self._missing, failure, own, unknown)
+
+    def _other_limits(
+        self, judged: Judged, text: str | None = None, share: float | None = None
+    ) -> list[LimitOutcome]:
+        """Judge the limits of divergence, agreement and fidelity. text: only limits on this text.
+
+        share: of the error probability of the first two to spend; None: what is left.
+        """
+        policy, alpha = self._policy, limit_alpha(self._policy)
+        outcomes: list[LimitOutcome] = []
+        kl, agreement, fidelity = policy.kl, policy.agreement, policy.fidelity
+        if kl is not None and text in (None, kl.text):
+            outcomes += judge_kl(kl, judged, alpha, share or self._share(judged.scheme, kl.text))
+        if agreement is not None and text in (None, agreement.text):
+            remaining_share = share or self._share(judged.scheme, agreement.text)
+            outcomes += judge_agreement(agreement, judged, alpha, remaining_share)
+        if fidelity is not None and text in (None, fidelity.text):
+            outcomes += judge_fidelity(fidelity, judged)
+        return outcomes
+
+    @cached_property
+    def _distinct(self) -> dict[str, tuple[Sequence[int], int]]:
+        """The distinct segments of each text of the policy that was given."""
+        given = [text for text in self._policy.texts if text not in self._missing]
+        return {text: self._distinct_segments(text) for text in given}
+
+    def _share(self, scheme: str, text: str) -> float:
+        result = find(self.results, scheme, text, PERPLEXITY)
+        if self._schedule is None or not self._stops_early or result is None:
+            return 1.0
+        return self._schedule.share(scheme, text, len(result.values))
+
+    def _is_undecided(
+        self, scheme: str, text: str, results: Sequence[MetricResult], share: float
+    ) -> bool:
+        """Return True if a limit besides the planned tests is still ambiguous (see Undecided)."""
+        judged = self._bundle(scheme, results).without_repeats(self._distinct)
+        outcomes = self._other_limits(judged, text, share)
+        return any(one.outcome is Outcome.AMBIGUOUS for one in outcomes)
+
+    def _test(self, judged: Judged, limit: PerplexityLimit) -> TextTest | None:
+        """Return the planned test, with all segments if it did not run during the evaluation."""
+        if self._schedule is None or limit.text in self._missing:
+            return None
+        test = self._schedule.test(judged.scheme, limit.text)
+        first, second = judged.pair(limit.text, PERPLEXITY)
+        if first is None or second is None or test is None:
+            return test
+        if test.evaluated < len(second.values) == len(first.values):
+            test.add(first.values, second.values)
+        return test
+
+    def _reproduced_results(
+        self, scheme: str, results: Sequence[MetricResult]
+    ) -> tuple[dict[str, list[MetricResult]], str]:
+        """Return results of the original quantized here by the scheme, or why there are none.
+
+        The results are by text. Both are empty if the policy has no fidelity limit, or the scheme
+        no result.
+        """
+        limit = self._policy.fidelity
+        plan, evaluator = self._setup.plan, self._setup.evaluator
+        if limit is None or scheme in self.failures:
+            return {}, ""
+        result = find(results, scheme, limit.text, PERPLEXITY)
+        if result is None or not result.values:
+            return {}, ""
+        stored = plan.checkpoint is not None and scheme == plan.schemes[-1]
+        if not stored and plan.reference is None and evaluator.through == REFERENCE:
+            return {}, "quantized here, from the original, through the reference"
+        try:
+            reproduced = evaluator.reproduced(scheme, limit.text, len(result.values))
+        except (UsageError, ValueError) as error:
+            return {}, one_line(error)
+        return {limit.text: [replace(one, scheme=scheme) for one in reproduced]}, ""
+
+
+def judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> LimitOutcome:
+    """Compare each quantized layer with the kernel for its formats."""
+    check = "parity of kernels"
+    limit_text = f"{limit.tolerance:g}"
+    evaluator = setup.evaluator
+    segment = evaluator.first_segment()
+    if segment is None:
+        reason = "no text makes inputs for the layers: give --data NAME=FILE"
+        return LimitOutcome(scheme, check, Outcome.MISSING, reason, limit_text)
+    try:
+        sites = kernel_parity(
+            _original(setup).model,
+            evaluator.model_under(scheme).model,
+            segment,
+            limit.kernels,
+            backend="cpu" if setup.origin.device.backend == "cpu" else "cuda",
+        )
+    except KernelError as error:
+        return LimitOutcome(scheme, check, Outcome.MISSING, str(error), limit_text)
+    return _parity_outcome(sites, scheme, check, limit.tolerance)
+
+
+def _parity_outcome(
+    sites: Sequence[SiteParity], scheme: str, check: str, tolerance: float
+) -> LimitOutcome:
+    limit_text = f"{tolerance:g}"
+    broken = [site for site in sites if site.kernel and site.max_rel_error is None]
+    wrong = [s for s in sites if s.max_rel_error is not None and s.max_rel_error > tolerance]
+    without = [site for site in sites if not site.kernel]
+    worst = max((s.max_rel_error for s in sites if s.max_rel_error is not None), default=None)
+    outcome, reason = Outcome.PASS, f"{len(sites)} layers"
+    if wrong:
+        outcome = Outcome.REGRESSION
+        reason = f"{wrong[0].kernel} differs at {wrong[0].site} ({len(wrong)} of {len(sites)})"
+    elif broken:
+        outcome = Outcome.MISSING
+        reason = f"{broken[0].kernel} at {broken[0].site}: {broken[0].detail}"
+    elif without:  # the evaluated model could not run with these kernels
+        outcome = Outcome.REGRESSION
+        reason = f"{without[0].site} ({len(without)} of {len(sites)}): {without[0].detail}"
+    return LimitOutcome(
+        scheme, check, outcome, reason, limit_text, value=worst, unit="relative error"
+    )
+
+
+def _original(setup: PreparedModel) -> LoadedModel:
+    reference = setup.evaluator.reference
+    if reference is not None and reference.model is not None:
+        return reference.model
+    return setup.evaluator.model_under(FULL_PRECISION)
+
+
+def diagnose_scheme(setup: PreparedModel, scheme: str) -> Diagnosis:
+    """Diagnose a scheme's loss on the first text, by layer, other differences and token."""
+    evaluator = setup.evaluator
+    if not setup.plan.texts:
+        return Diagnosis(scheme, None, (), (), (), "no text was evaluated")
+    text = setup.plan.texts[0].name
+    segments = evaluator.text_ids(text)
+    agreement = evaluator.agreement(scheme, text)
+    loaded = evaluator.model_under(scheme)
+    tokens: tuple[TokenLoss, ...] = ()
+    if agreement is not None:
+        bos = evaluator.bos == "segment"
+        tokens = worst_tokens(agreement, segments, loaded.tokenizer, bos=bos)
+    reference = evaluator.reference
+    if reference is None or reference.model is None:
+        note = "a stored reference has no layers: give the original model"
+        return Diagnosis(scheme, None, (), (), tokens, note)
+    original, model = reference.model.model, loaded.model
+    try:
+        differing = differences_beside_layers(original, model)
+        folds = evaluator.folds(scheme)
+        if not is_foldable(original, model, folds):
+            note = "scales are folded into the norms: layers can't be compared one by one"
+            return Diagnosis(scheme, None, (), differing, tokens, note)
+        kl, layers = losses_of_layers(original, model, folds, segments)
+    except (FlexqError, RuntimeError, ValueError, AttributeError) as error:
+        return Diagnosis(scheme, None, (), (), tokens, one_line(error))
+    return Diagnosis(scheme, kl, layers, differing, tokens)

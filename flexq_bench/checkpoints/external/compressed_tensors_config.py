@@ -1,0 +1,245 @@
+"""`quantization_config` of llm-compressor's folders: the quantization of each layer.
+
+The classes are the library's (compressed_tensors/quantization: quant_config, quant_scheme,
+quant_args); the rules of targets are those of match_targets and apply_quantization_config.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
+
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.external.layer_reader import matches
+from flexq_bench.kernels.formats import Kind, NumberFormat
+
+PACKED = "pack-quantized"
+_PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
+_BY_LAYER = "mixed-precision"  # of the whole model: each group has a format of its own
+_REGEX = "re:"
+# Locations that need no operation at run time: rotations of weights, with their inverse.
+_OFFLINE = ("weight_input", "weight_output")
+
+
+class _Section(BaseModel):
+    """Base class that raises ValidationError for unknown keys with a value."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    def unknown(self) -> list[str]:
+        extra = self.model_extra or {}
+        return [key for key in extra if key not in _SILENT and extra[key] not in _NOTHING]
+
+
+_NOTHING: tuple[Any, ...] = (None, False, {}, [], "")
+# Keys about the origin of the numbers, types of tensors described elsewhere, and records.
+_SILENT = (
+    *("observer", "observer_kwargs", "scale_dtype", "zp_dtype"),
+    *("quant_method", "quantization_status", "global_compression_ratio", "run_compressed"),
+    "version",
+)
+
+
+class Arguments(_Section):
+    """Arguments of weights or activations, as the library's QuantizationArgs."""
+
+    num_bits: int = 8
+    type: Literal["int", "float"] = "int"
+    symmetric: bool = True
+    strategy: str | None = None
+    group_size: int | None = None
+    block_structure: tuple[PositiveInt, PositiveInt] | None = None
+    dynamic: bool | str = False
+    actorder: bool | str | None = None
+
+    def number(self, group: int | None) -> NumberFormat:
+        """The number format of codes in these groups. Raises ShapeError if there is none."""
+        kind: Kind = "symmetric" if self.symmetric else "asymmetric"
+        if self.type == "float":
+            kind = "float"
+        return NumberFormat(self.num_bits, group, kind)
+
+    @property
+    def scope(self) -> str:
+        """Granularity of the scales, for example `tensor`, `channel` or `group`."""
+        if self.strategy is not None:
+            return self.strategy
+        if self.group_size is None:
+            return "tensor"
+        return "channel" if self.group_size == -1 else "group"
+
+    @property
+    def length(self) -> int | None:
+        """Values of k that share a scale; None: the whole row."""
+        if self.scope == "block" and self.block_structure is not None:
+            return self.block_structure[1]
+        return self.group_size if self.scope == "group" else None
+
+    @property
+    def has_group_order(self) -> bool:
+        """True if channels were grouped by their activations, with the groups in `weight_g_idx`."""
+        return self.actorder is True or self.actorder in ("group", "dynamic")
+
+    @field_validator("block_structure", mode="before")
+    @classmethod
+    def _as_numbers(cls, given: Any) -> Any:
+        """Parse the form 128x128 of early versions."""
+        return given.split("x") if isinstance(given, str) else given
+
+    @field_validator("type", "strategy", "dynamic", "actorder", mode="before")
+    @classmethod
+    def _in_lower_case(cls, given: Any) -> Any:
+        return given.lower() if isinstance(given, str) else given
+
+
+class Group(_Section):
+    """Layers with one quantization, as the library's QuantizationScheme."""
+
+    targets: tuple[str, ...]
+    weights: Arguments | None = None
+    input_activations: Arguments | None = None
+    output_activations: dict[str, Any] | None = None
+    format: str | None = None
+
+
+class Configuration(_Section):
+    """`quantization_config`, as the library's QuantizationConfig.
+
+    `read_configuration` raises CheckpointError for unsupported content: unknown keys, sparsity,
+    rotations of activations, quantized KV caches.
+    """
+
+    config_groups: dict[str, Group]
+    format: str | None = None
+    ignore: tuple[str, ...] | None = None
+    kv_cache_scheme: dict[str, Any] | None = None
+    sparsity_config: dict[str, Any] | None = None
+    transform_config: dict[str, Any] | None = None
+
+    def group_of(self, name: str, model: str) -> Group:
+        """The group of a layer: exact names first, then patterns, then classes.
+
+        Raises CheckpointError if there is none, or its weights are not supported.
+        """
+        if any(_matches(name, pattern) for pattern in self.ignore or ()):
+            raise CheckpointError(
+                f"{model}: {name} has codes, and its config.json says that it is not "
+                "quantized (ignore): copy the folder again"
+            )
+        # Of groups with the same target the library uses the last.
+        by_target = {target: group for group in self.config_groups.values()
+                     for target in group.targets}  # fmt: skip
+        targets = sorted(by_target, key=lambda target: (_REGEX in target, target))
+        of_class = "Embedding" if "embed" in name.rpartition(".")[2] else "Linear"
+        chosen = [by_target[target] for target in targets if _matches(name, target)]
+        chosen += [by_target[target] for target in targets if target == of_class]
+        if not chosen or chosen[0].weights is None:
+            raise CheckpointError(
+                f"{model}: {name} has codes, and no group of its config.json has weights for "
+                "it: copy the folder again"
+            )
+        self._check(name, chosen[0], chosen[0].weights, model)
+        return chosen[0]
+
+    def _check(self, name: str, group: Group, weights: Arguments, model: str) -> None:
+        form = self.format_of(group)
+        known = (PACKED, *_PLAIN)
+        if form is not None and form not in known:
+            raise CheckpointError(f"{model}: {name} is {form}; {', '.join(known)} are read here")
+        is_float, bits = weights.type == "float", weights.num_bits
+        if not (bits == 8 if is_float else 2 <= bits <= 8) or (is_float and form == PACKED):
+            raise CheckpointError(
+                f"{model}: {name} has {weights.type} weights of {weights.num_bits} bits in "
+                f"the format {form}: read here are integers of 2 to 8 bits and E4M3"
+            )
+        if group.output_activations is not None:
+            raise CheckpointError(
+                f"{model}: {name} rounds its output (output_activations), which is not "
+                "computed here"
+            )
+        inputs = group.input_activations
+        if inputs is not None and not (
+            inputs.num_bits == 8 if inputs.type == "float" else 2 <= inputs.num_bits <= 8
+        ):
+            raise CheckpointError(
+                f"{model}: {name} has {inputs.type} activations of {inputs.num_bits} bits: read "
+                "here are integers of 2 to 8 bits and E4M3"
+            )
+        for part in (group, weights, group.input_activations):
+            _refuse_unknown(part, f"{model}: {name}")
+
+    def format_of(self, group: Group) -> str | None:
+        """The format of a group's tensors; None: not specified."""
+        if group.format is not None:
+            return group.format
+        return None if self.format == _BY_LAYER else self.format
+
+
+def read_configuration(section: dict[str, Any], model: str) -> Configuration:
+    """The settings of a folder. Raises CheckpointError as Configuration."""
+    groups = section.get("config_groups")
+    for name, group in groups.items() if isinstance(groups, dict) else ():
+        if isinstance(group, list):
+            raise CheckpointError(
+                f"{model} names the preset {name!r:.40} in place of settings (config_groups): save "
+                "it with a version of llm-compressor that writes them out"
+            )
+    try:
+        config = Configuration.model_validate(section)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(
+            f"{model}: quantization_config.{place}: {first['msg']}: its version of "
+            "compressed-tensors is none that is read here (0.3 to 0.20)"
+        ) from error
+    _refuse_unsupported(config, model)
+    return config
+
+
+def _refuse_unsupported(config: Configuration, model: str) -> None:
+    if config.kv_cache_scheme is not None:
+        raise CheckpointError(
+            f"{model} has a quantized KV cache (kv_cache_scheme), whose scales are not "
+            "read here: remove it from config.json to judge weights and activations alone"
+        )
+    sparsity = (config.sparsity_config or {}).get("format", "dense")
+    if sparsity != "dense":
+        raise CheckpointError(f"{model} has sparse weights ({sparsity}): dense ones are read here")
+    transforms = (config.transform_config or {}).get("config_groups")
+    if transforms and not _are_offline(transforms):
+        raise CheckpointError(
+            f"{model} rotates activations when it runs (transform_config), which is not "
+            "computed here: quantize the model without transforms"
+        )
+    _refuse_unknown(config, model)
+
+
+def _are_offline(transforms: Any) -> bool:
+    """True if all rotations are in the weights, and none is needed at run time."""
+    try:
+        places = [use["location"] for scheme in transforms.values() for use in scheme["apply"]]
+    except (TypeError, KeyError, AttributeError):
+        return False
+    return all(place in _OFFLINE for place in places)
+
+
+def _refuse_unknown(section: _Section | None, where: str) -> None:
+    unknown = [] if section is None else section.unknown()
+    if unknown:
+        raise CheckpointError(
+            f"{where}: quantization_config has {unknown[0]!r:.60}, which no version of "
+            "compressed-tensors that is read here (0.3 to 0.20) writes: remove it if it says "
+            "nothing of the numbers"
+        )
+
+
+def _matches(name: str, target: str) -> bool:
+    """Return True if a target matches a name, by the library's rules.
+
+    A pattern matches from the start of a name; any other target must equal the whole name.
+    """
+    if target.startswith(_REGEX):
+        return matches(name, target.removeprefix(_REGEX))
+    return target == name

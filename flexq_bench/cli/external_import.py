@@ -1,0 +1,378 @@
+"""`flexq-bench db import --format`: results of other tools, at commits of other projects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.errors import UsageError
+from flexq_bench.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from flexq_bench.ci.history_alerts import HistoryVerdicts
+    from flexq_bench.db.engine import Database, Session
+    from flexq_bench.db.records import CommitInfo, Record
+    from flexq_bench.exchange.external import Reading
+
+OUTSIDE = "Results of other tools"
+TRACES = "flashinfer-bench"  # a folder, unlike the formats of runs.outside
+_STATEMENT_TIMEOUT_S = 3600.0  # statements over a large table take long
+_WHOLE = (40, 64)  # hexadecimal digits of a commit, by SHA-1 and SHA-256
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
+_SHA = re.compile(r"[0-9a-f]{7,64}")
+_SUITE_KERNELS = ("cublas-fp16", "cublaslt-w8a8", "flexq-w6a8")  # of a new suite file
+_MAX_CLOCK_SKEW = timedelta(days=1)  # between machines and time zones
+_MAX_PRINTED = 20  # refused results that are printed by name
+
+ImportFormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="nvbench, google-benchmark, pytest-benchmark, criterion, csv or flashinfer-bench (a "
+        "folder of traces).",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+CommitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--commit",
+        metavar="SHA",
+        help="The measured commit of the project.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+ProjectOption = Annotated[
+    str | None,
+    typer.Option(
+        "--project",
+        metavar="NAME",
+        help="Project of the results.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+RepositoryOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--repository",
+        metavar="FOLDER",
+        help="The project's clone, for the order of commits. Default: the current git tree, if "
+        "it has the commit.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+ExternalDeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="Device of the results. Default: the one in the file.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+TimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--time",
+        metavar="ISO",
+        help="Time of the results. Default: the one in the file, else now.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+SuiteOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--suite",
+        metavar="FILE",
+        help="flashinfer-bench: store nothing, but write the shapes of the GEMMs as a suite.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+AlertOption = Annotated[
+    bool,
+    typer.Option(
+        "--alert/--no-alert",
+        help="Open and close alerts by history alone.",
+        rich_help_panel=OUTSIDE,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalOptions:
+    """Values of the options that belong to --format."""
+
+    commit: str | None
+    project: str | None
+    repository: Path | None
+    device: str | None
+    time: str | None
+    alert: bool
+    suite: Path | None = None
+
+    def refuse_any(self) -> None:
+        """Raise UsageError if one is given, as they have no meaning without --format."""
+        for option in fields(self):
+            if getattr(self, option.name) not in (None, True):
+                name = "--no-alert" if option.name == "alert" else f"--{option.name}"
+                raise UsageError(f"{name} is of results of other tools: give --format, too")
+
+
+def import_external(
+    files: Sequence[str], format_name: str, options: ExternalOptions, db: str | None, as_json: bool
+) -> None:
+    """Read and store results, judge their histories, print a summary.
+
+    Raises typer.Exit(2) if results were refused, UsageError for missing or wrong options, and for a
+    file of another format.
+    """
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.exchange.external import FORMATS, read_results
+    from flexq_bench.exchange.flashinfer_traces import read_traces
+    from flexq_bench.workloads.names import unknown
+
+    if format_name not in (*FORMATS, TRACES):
+        raise UsageError(unknown("format", format_name, (*FORMATS, TRACES)))
+    if options.suite is not None:
+        _write_suite(files, format_name, options, as_json)
+        return
+    commit = _commit(options)
+    read = read_traces if format_name == TRACES else partial(read_results, format_name)
+    readings = []
+    for path in files:  # read all files before storing any
+        reading = read(path)
+        readings.append((path, reading, _records(path, reading, format_name, options, commit)))
+    imported = []
+    with open_database(db, silence_s=_STATEMENT_TIMEOUT_S) as database:
+        whole = _whole(database, commit)
+        for path, reading, _ in readings:
+            _note_other_commit(path, reading, whole)
+            _note_unknown_device(path, reading, options)
+        for path, reading, records_of_file in readings:
+            records = records_of_file
+            if whole != commit:
+                records = _records(path, reading, format_name, options, whole)
+            with database.session() as session:
+                added, verdicts = _store(session, records, alerting=options.alert)
+            summary = _Imported(
+                path, len(records), added, tuple(map(_as_text, reading.refused)), verdicts
+            )
+            imported.append(summary)
+            if not as_json:
+                _print_summary(summary, database)
+        if as_json:
+            print_json(imported)
+    if any(summary.refused for summary in imported):
+        raise typer.Exit(int(ExitCode.USAGE))
+
+
+def _write_suite(
+    files: Sequence[str], format_name: str, options: ExternalOptions, as_json: bool
+) -> None:
+    from flexq_bench.db.exchange import replacing
+    from flexq_bench.exchange.flashinfer_traces import suite_text
+
+    if format_name != TRACES or len(files) != 1 or options.suite is None:
+        raise UsageError(f"--suite is of one folder of traces: give --format {TRACES} FOLDER")
+    text = suite_text(files[0], _SUITE_KERNELS)
+    with replacing(options.suite) as file:
+        file.write(text.encode())
+    groups = text.count("[[group]]")
+    if as_json:
+        print_json({"file": str(options.suite), "shapes": groups})
+    else:
+        say(console(), f"{groups} shapes of N and K in {options.suite}: flexq-bench run it")
+
+
+@dataclass(frozen=True, slots=True)
+class _Imported:
+    """An imported file. read: valid results; added: new ones; refused: others with reasons."""
+
+    path: str
+    read: int
+    added: int
+    refused: tuple[str, ...]
+    verdicts: HistoryVerdicts
+
+
+def _store(
+    session: Session, records: Sequence[Record], *, alerting: bool
+) -> tuple[int, HistoryVerdicts]:
+    from flexq_bench.ci.history_alerts import HistoryVerdicts, judge_histories
+    from flexq_bench.ci.notifications import events
+    from flexq_bench.db import queries
+    from flexq_bench.db.store import add_records
+
+    if not records:
+        return 0, HistoryVerdicts()
+    added = add_records(session, records)
+    rows = queries.run_results(session, records[0].run.uuid)
+    series = {row.series_id for row in rows}
+    verdicts = judge_histories(session, series, alerting=alerting)
+    if alerting:
+        events.add_history_events(session, verdicts)
+    return added, verdicts
+
+
+def _records(
+    path: str, reading: Reading, format_name: str, options: ExternalOptions, commit: CommitInfo
+) -> list[Record]:
+    from flexq_bench.exchange.external.records import Origin, external_records, file_hash
+    from flexq_bench.exchange.flashinfer_traces import folder_hash
+
+    if not reading.results and not reading.refused:
+        raise UsageError(f"{path} has no results: did its tool run? Nothing was stored")
+    origin = Origin(
+        project=commit.project,
+        format=format_name,
+        commit=commit,
+        device=(options.device or "").strip()[:100],
+        created_at=_created_at(path, reading, options),
+        file_hash=folder_hash(path) if Path(path).is_dir() else file_hash(path),
+    )
+    return external_records(reading.results, origin)
+
+
+def _created_at(path: str, reading: Reading, options: ExternalOptions) -> str:
+    """The time of results, ISO 8601 in UTC. Raises UsageError."""
+    from flexq_bench.exchange.external.times import iso_time
+
+    now = datetime.now(UTC)
+    time = iso_time(options.time)
+    if options.time is not None and time is None:
+        raise UsageError(f"--time {options.time}: write it as 2026-01-31T02:00:00+00:00")
+    created_at = time or reading.created_at or now.isoformat()
+    # It would be ordered after all later results.
+    if datetime.fromisoformat(created_at) > now + _MAX_CLOCK_SKEW:
+        what = "--time" if time else f"{path}: its time"
+        raise UsageError(f"{what} is {created_at}, in the future: give --time")
+    return created_at
+
+
+def _commit(options: ExternalOptions) -> CommitInfo:
+    """The commit, with its data from the repository if possible. Raises UsageError."""
+    from dataclasses import replace
+
+    from flexq_bench.db.records import CommitInfo
+    from flexq_bench.repository.provenance import commit_at
+    from flexq_bench.repository.worktrees import repository_of, resolve_revision
+
+    if options.project is None or options.commit is None:
+        raise UsageError("whose results? Give --project NAME and --commit SHA with --format")
+    if not (options.device or "").isprintable():
+        raise UsageError(f"--device {options.device!r}: write a name without control characters")
+    if not _NAME.fullmatch(options.project):
+        raise UsageError(
+            f"--project {options.project!r}: letters, digits and . _ / - make a name, 100 at most"
+        )
+    try:
+        repository = repository_of(options.repository or Path.cwd())
+        sha = resolve_revision(repository, options.commit)
+        return replace(commit_at(repository, sha), project=options.project)
+    except UsageError:
+        if options.repository is not None:
+            raise
+    sha = options.commit.lower()
+    if not _SHA.fullmatch(sha):
+        raise UsageError(
+            f"--commit {options.commit!r} is no hexadecimal sha, and no revision of the git tree "
+            "you are in: give its sha, or --repository FOLDER"
+        )
+    return CommitInfo(sha, None, None, dirty=False, project=options.project)
+
+
+def _whole(database: Database, commit: CommitInfo) -> CommitInfo:
+    """Return an abbreviated commit in full if the database has it; else print a warning."""
+    from dataclasses import replace
+
+    from flexq_bench.db import queries
+
+    if len(commit.sha) in _WHOLE:
+        return commit
+    with database.session() as session:
+        known = queries.recent_commits(
+            session, limit=0, prefixes=[commit.sha], project=commit.project
+        )
+    if known:
+        return replace(commit, sha=known[0].sha)
+    say(
+        console(stderr=True),
+        f"commit {commit.sha} is abbreviated, and neither a repository here nor the database has "
+        "it: give the full id, or results with the full id will belong to another commit",
+    )
+    return commit
+
+
+def _note_other_commit(path: str, reading: Reading, commit: CommitInfo) -> None:
+    """Print a note on stderr if the file's tool ran at another commit than --commit."""
+    if reading.commit is None or reading.commit.startswith(commit.sha):
+        return
+    say(
+        console(stderr=True),
+        f"{path} was made at commit {reading.commit[:10]} and is stored as of {commit.sha[:10]}: "
+        f"if these are results of its own commit, give --commit {reading.commit}",
+    )
+
+
+def _note_unknown_device(path: str, reading: Reading, options: ExternalOptions) -> None:
+    """Print a note on stderr if neither the file nor --device names the device of its results."""
+    from flexq_bench.exchange.external.records import UNKNOWN_DEVICE
+
+    unknown = sum(not one.device for one in reading.results)
+    if not unknown or (options.device or "").strip():
+        return
+    machine = f" ({reading.machine})" if reading.machine else ""
+    which = "its results" if unknown == len(reading.results) else f"{unknown} of its results"
+    say(
+        console(stderr=True),
+        f"{path} names no device{machine}: {which} are stored in series of {UNKNOWN_DEVICE!r}; "
+        "give --device NAME to keep machines apart",
+    )
+
+
+def _print_summary(summary: _Imported, database: Database) -> None:
+    out = console()
+    say(out, f"{summary.path}: {summary.added} of {summary.read} results are new in {database.url}")
+    errors = console(stderr=True)
+    for text in summary.refused[:_MAX_PRINTED]:
+        say(errors, f"{summary.path}: refused {text}")
+    if len(summary.refused) > _MAX_PRINTED:
+        say(errors, f"{summary.path}: refused {len(summary.refused) - _MAX_PRINTED} more")
+    verdicts = summary.verdicts
+    say(out, f"{verdicts.series} series judged by history alone: {_alerts_text(verdicts)}")
+
+
+def _alerts_text(verdicts: HistoryVerdicts) -> str:
+    parts = [
+        f"{word} alert{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
+        for word, ids in (
+            ("opened", verdicts.opened),
+            ("joined", verdicts.joined),
+            ("fixed", verdicts.fixed),
+        )
+        if ids
+    ]
+    if not verdicts.steps:
+        return ", ".join(parts) or "no new change of level"
+    changes = f"{verdicts.steps} new change{'s' if verdicts.steps > 1 else ''} of level"
+    return ", ".join([changes, *parts])
+
+
+def _as_text(refused: Any) -> str:
+    return f"{refused.name}: {refused.reason}"

@@ -1,0 +1,125 @@
+"""Criterion.rs: the output of `cargo criterion --message-format=json`, or its folder of results.
+
+The messages, one JSON object per line, are described in its book ("External Tools",
+bheisler.github.io/criterion.rs/book): a `benchmark-complete` with samples and estimates for each
+benchmark. In target/criterion, which `cargo bench` writes, the newest results of a benchmark are in
+a folder `new`: benchmark.json contains its name, estimates.json and sample.json contain
+nanoseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flexq_bench.errors import UsageError
+from flexq_bench.exchange.external.result import (
+    MOST_BYTES,
+    BadResult,
+    ExternalResult,
+    Reading,
+    collect,
+    in_us,
+    number,
+    read_json,
+)
+from flexq_bench.runs.text_files import read_text
+
+_WHAT = "the output of cargo criterion --message-format=json, or the folder target/criterion"
+
+
+def read(path: str) -> Reading:
+    """Read medians with their intervals, and samples, by benchmark.
+
+    A benchmark `group/function/value` becomes a function of its group with a parameter. Other
+    messages are ignored. Raises UsageError for a file without any message, or a folder without
+    results.
+    """
+    if Path(path).is_dir():
+        files = sorted(Path(path).rglob("new/benchmark.json"))
+        if not files:
+            raise UsageError(f"{path} holds no new/benchmark.json: name {_WHAT}")
+        return collect((str(one.parent.parent), partial(_of_folder, one.parent)) for one in files)
+    lines = read_text(path, _WHAT, most_bytes=MOST_BYTES).splitlines()
+    messages = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not any('"reason"' in line for _, line in messages):
+        raise UsageError(f"{path} holds no message of Criterion: name {_WHAT}")
+    return collect(_entries(messages))
+
+
+def _entries(
+    messages: list[tuple[int, str]],
+) -> Iterator[tuple[str, Callable[[], ExternalResult | None]]]:
+    for place, line in messages:
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        name = message.get("id") if isinstance(message, dict) else None
+        yield str(name or f"line {place}"), partial(_result, message)
+
+
+def _result(message: object) -> ExternalResult | None:
+    if not isinstance(message, Mapping):
+        raise BadResult("it is no JSON object")
+    if message.get("reason") != "benchmark-complete":
+        return None
+    estimate: Mapping[str, Any] = message["median"]
+    unit = estimate["unit"]
+    counts = message.get("iteration_count") or ()
+    values = message.get("measured_values") or ()
+    times = _samples(values, counts, message.get("unit"))
+    return ExternalResult(
+        **_named(message["id"]),
+        median=in_us(estimate["estimate"], unit, "the median"),
+        low=in_us(estimate["lower_bound"], unit, "the lower bound"),
+        high=in_us(estimate["upper_bound"], unit, "the upper bound"),
+        samples=times,
+        n_samples=len(times),
+    )
+
+
+def _of_folder(folder: Path) -> ExternalResult:
+    try:
+        about, estimates, sample = (
+            read_json(str(folder / f"{name}.json"), _WHAT)
+            for name in ("benchmark", "estimates", "sample")
+        )
+    except UsageError as error:
+        raise BadResult(str(error)) from None
+    median = estimates["median"]
+    interval = median["confidence_interval"]
+    samples = _samples(sample["times"], sample["iters"], "ns")
+    return ExternalResult(
+        **_named(about["full_id"]),
+        median=in_us(median["point_estimate"], "ns", "the median"),
+        low=in_us(interval["lower_bound"], "ns", "the lower bound"),
+        high=in_us(interval["upper_bound"], "ns", "the upper bound"),
+        samples=samples,
+        n_samples=len(samples),
+    )
+
+
+def _samples(values: Sequence[Any], counts: Sequence[Any], unit: object) -> tuple[float, ...]:
+    """Return microseconds per iteration of each sample: its total time over its iterations."""
+    if len(counts) != len(values):
+        raise BadResult("it has not one measured value for each iteration count")
+    times = []
+    for value, iterations in zip(values, counts, strict=True):
+        launches = number(iterations, "an iteration count")
+        if launches < 1:
+            raise BadResult("an iteration count is below 1")
+        times.append(in_us(value, unit, "a measured value") / launches)
+    return tuple(times)
+
+
+def _named(identity: object) -> dict[str, Any]:
+    stem, _, parameter = str(identity).rpartition("/")
+    return {
+        "name": stem or parameter,
+        "variant": parameter if stem else "",
+        "environment": {"tool": "criterion", "statistic": "median"},
+    }

@@ -1,0 +1,252 @@
+"""Result of another tool, as every reader returns it, and the limits that apply to all readers."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flexq_bench.errors import UsageError
+from flexq_bench.runs.record import tera_operations
+from flexq_bench.runs.text_files import read_text
+
+MOST_BYTES = 1 << 26  # per file: 64 MiB
+MOST_RESULTS = 50_000  # per file
+MOST_SAMPLES = 1 << 20  # per result
+_LONGEST_NAME = 400
+_LONGEST_DETAIL = 300
+_SMALLEST_US, _LARGEST_US = 1e-6, 1e12  # 1 ps to 11 days
+_LARGEST_VALUE = 1e12  # of a metric other than time
+_LARGEST_SIZE = 2**31 - 1
+_LARGEST_TOPS = 1e9
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # address of an object: differs between processes
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}  # microseconds per unit
+
+
+class BadResult(ValueError):  # noqa: N818 (never leaves the reader: it becomes a Refused)
+    """A result of a file is invalid. The message is a phrase that follows the result's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalResult:
+    """One benchmark with its parameters. If metric is `time`, values are in microseconds.
+
+    median None: the benchmark failed, detail gives the reason. low, high: ends of the 95 %
+    interval; None: not in the file. samples: in measurement order; empty: not in the file. variant:
+    all parameters except m, n, k, as text. device: where it ran; empty: not in the file. cache: as
+    in records. created_at: ISO 8601 with its zone; None: not in the file.
+    """
+
+    name: str
+    variant: str
+    median: float | None
+    low: float | None = None
+    high: float | None = None
+    samples: tuple[float, ...] = ()
+    n_samples: int = 0
+    metric: str = "time"
+    unit: str = "us"
+    direction: str = "lower"
+    cache: str = ""
+    shape: tuple[int, int, int] = (1, 1, 1)  # m, n, k; 1 if a benchmark has no such parameter
+    device: str = ""
+    detail: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A rejected result of a file: its name there, and the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Content of a file. created_at: its creation time, commit: the commit that its tool ran at,
+    both as the file states it; None: it does not. machine: what the file states of its machine if
+    it names no device; empty: nothing."""
+
+    results: tuple[ExternalResult, ...]
+    refused: tuple[Refused, ...] = ()
+    created_at: str | None = None
+    commit: str | None = None
+    machine: str = ""
+
+
+def collect(
+    entries: Iterable[tuple[str, Callable[[], ExternalResult | Sequence[ExternalResult] | None]]],
+    *,
+    created_at: str | None = None,
+    machine: str = "",
+) -> Reading:
+    """Read the entries of a file one by one; an invalid one is refused, the others are still read.
+
+    entries: name and reader; a reader returns None for an entry without a result. Raises UsageError
+    for a file with more than 50,000 results.
+    """
+    results: dict[tuple[object, ...], ExternalResult] = {}
+    refused: list[Refused] = []
+    for name, read in entries:
+        try:
+            got = read()
+            for one in [got] if isinstance(got, ExternalResult) else got or ():
+                checked = _checked(one)
+                identity = (one.name, one.variant, one.metric, one.cache, one.device, one.shape)
+                if identity in results:
+                    raise BadResult("there is another result of this name and these parameters")
+                results[identity] = checked
+        except BadResult as error:
+            refused.append(Refused(_shown(name), str(error)))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else "it has another form"
+            refused.append(Refused(_shown(name), what))
+        if len(results) + len(refused) > MOST_RESULTS:
+            raise UsageError(f"more than {MOST_RESULTS:,} results in a file: split it")
+    return Reading(tuple(results.values()), tuple(refused), created_at, machine=machine)
+
+
+def read_json(path: str, what: str) -> dict[str, Any]:
+    """Read the object of a JSON file of at most 64 MiB. Raises UsageError.
+
+    what: the expected kind of file, for example `an nvbench file`.
+    """
+    text = read_text(path, what, most_bytes=MOST_BYTES)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path} is not JSON: name {what}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} holds no JSON object: name {what}")
+    return value
+
+
+def list_of(value: Mapping[str, Any], key: str, path: str, what: str) -> list[Any]:
+    """Return a list of a file's object. Raises UsageError if there is no list under the key."""
+    items = value.get(key)
+    if not isinstance(items, list):
+        raise UsageError(f"{path} has no list {key!r}: name {what}")
+    return items
+
+
+def number(value: object, name: str) -> float:
+    """Parse a finite number, which may be text. Raises BadResult."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise BadResult(f"{name} is no number")
+    try:
+        if "_" in str(value):  # Python's grouping of digits, which no other tool reads
+            raise ValueError
+        real = float(value)
+    except (ValueError, OverflowError):
+        hint = ": write it with a decimal point" if "," in str(value) else ""
+        raise BadResult(f"{name} is no number{hint}") from None
+    if not math.isfinite(real):
+        raise BadResult(f"{name} is {real}")
+    return real
+
+
+def count(value: object, name: str) -> int:
+    """Parse a non-negative integer, which may be text. Raises BadResult."""
+    real = number(value, name)
+    if real != int(real) or not 0 <= real <= 2**53:
+        raise BadResult(f"{name} is no count")
+    return int(real)
+
+
+def in_us(value: object, unit: object, name: str) -> float:
+    """Convert a time to microseconds. Raises BadResult if the unit is not one of time."""
+    if unit not in US:
+        raise BadResult(f"its unit is no time's: use one of {', '.join(dict.fromkeys(US))}")
+    return number(value, name) * US[str(unit)]
+
+
+def split_parameters(parameters: Mapping[str, object]) -> tuple[tuple[int, int, int], str]:
+    """Split named parameters into the shape (m, n, k) and the variant.
+
+    A parameter called m, n or k, in either case, is part of the shape if it is a count. All others
+    together are the variant, for example `BlockSize=64,T=I32`.
+    """
+    sizes, variant = {"m": 1, "n": 1, "k": 1}, []
+    for key, value in parameters.items():
+        text = _ADDRESS.sub("", str(value))
+        if key.lower() in sizes and re.fullmatch(r"[1-9][0-9]{0,9}", text):
+            sizes[key.lower()] = int(text)
+        else:
+            variant.append(f"{key}={text}")
+    return (sizes["m"], sizes["n"], sizes["k"]), ",".join(variant)
+
+
+def notches(median: float, q1: float, q3: float, n: int) -> tuple[float, float]:
+    """Compute the 95 % interval of a median from its quartiles: 1.57 IQR / sqrt(n).
+
+    Source: McGill, Tukey, Larsen 1978. The lower end stays above 0.
+    """
+    reach = 1.57 * (q3 - q1) / math.sqrt(n)
+    return max(median - reach, median / 1000), median + reach
+
+
+def of_samples(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Compute the median of samples and the ends of its 95 % interval (`notches`)."""
+    median = statistics.median(samples)
+    if len(samples) < 4:
+        return median, min(samples), max(samples)
+    q1, _, q3 = statistics.quantiles(samples, n=4, method="inclusive")
+    return (median, *notches(median, q1, q3, len(samples)))
+
+
+def _checked(one: ExternalResult) -> ExternalResult:
+    for what, text in (
+        ("its name", one.name),
+        ("its parameters", one.variant),
+        ("its device", one.device),
+        ("its metric", one.metric),
+        ("its unit", one.unit),
+    ):
+        if len(text) > _LONGEST_NAME:
+            raise BadResult(f"{what} has {len(text)} letters, {_LONGEST_NAME} are the most")
+        if _UNPRINTABLE.search(text) or not text.isprintable():
+            raise BadResult(f"{what} holds control characters")
+    if not one.name.strip():
+        raise BadResult("it has no name")
+    if not all(1 <= size <= _LARGEST_SIZE for size in one.shape):
+        raise BadResult(f"m, n and k are 1 to {_LARGEST_SIZE}")
+    if one.direction not in ("lower", "higher"):
+        raise BadResult("its direction is neither lower nor higher")
+    if len(one.samples) > MOST_SAMPLES:
+        raise BadResult(f"it has more than {MOST_SAMPLES:,} samples")
+    values = [v for v in (one.median, one.low, one.high, *one.samples) if v is not None]
+    if not all(map(math.isfinite, values)):
+        raise BadResult("a value of it is not finite")
+    if one.metric in ("time", "sustained_time"):
+        if one.unit != "us":
+            raise BadResult("its metric is a time, and its unit is none")
+        for value in values:
+            if not _SMALLEST_US <= value <= _LARGEST_US:
+                raise BadResult(f"{value:g} µs is not a plausible time")
+        tops = tera_operations(2 * math.prod(one.shape), one.median)
+        if tops is not None and tops > _LARGEST_TOPS:
+            raise BadResult(f"{one.median:g} µs is not a plausible time: {tops:.3g} TOPS")
+    elif any(abs(value) > _LARGEST_VALUE for value in values):
+        raise BadResult(f"a value of it exceeds {_LARGEST_VALUE:g}: give it in a larger unit")
+    elif one.median is not None and one.median <= 0:
+        raise BadResult(f"its value is {one.median:g}: only positive ones have a history")
+    if None not in (one.low, one.high, one.median) and not one.low <= one.median <= one.high:  # type: ignore[operator]  # none of them is None
+        raise BadResult("its median is outside of its interval")
+    return one
+
+
+def cleaned(text: object) -> str:
+    """Shorten untrusted text, and replace unprintable characters by question marks."""
+    shown = "".join(c if c.isprintable() else "?" for c in str(text))
+    return shown if len(shown) <= _LONGEST_DETAIL else f"{shown[: _LONGEST_DETAIL - 3]}..."
+
+
+def _shown(name: str) -> str:
+    return cleaned(name)[:120]

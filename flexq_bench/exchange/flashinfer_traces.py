@@ -1,0 +1,377 @@
+"""Trace sets of FlashInfer-Bench: import of their GEMMs and results, export of our results.
+
+A trace set is a folder of `definitions/**/*.json`, `solutions/**/*.json`,
+`workloads/**/*.jsonl` and `traces/**/*.jsonl`. The formats are those of the package
+`flashinfer-bench` (github.com/flashinfer-ai/flashinfer-bench, flashinfer_bench/data).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flexq_bench.db.exchange import replacing
+from flexq_bench.db.records import Record
+from flexq_bench.errors import UsageError
+from flexq_bench.exchange.exports.selection import comparable, label_of
+from flexq_bench.exchange.external.result import (
+    MOST_BYTES,
+    MOST_RESULTS,
+    BadResult,
+    ExternalResult,
+    Reading,
+    cleaned,
+    collect,
+    number,
+)
+from flexq_bench.exchange.external.times import iso_time
+from flexq_bench.runs.text_files import read_text
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.probes import is_probe
+
+if TYPE_CHECKING:
+    from flexq_bench.kernels.contract import Backend
+    from flexq_bench.kernels.formats.number_format import NumberFormat
+
+WHAT = "a folder of a FlashInfer-Bench trace set"
+_OP_TYPE = "gemm"
+_US_A_MS = 1e3
+_MOST_FILES = 10_000
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench flashinfer traces")
+_KINDS = ("symmetric", "dense")  # of number formats: codes with one scale per group, or FP16
+_REFERENCE = """import torch
+
+
+def _values(codes, scales):
+    group = codes.shape[1] // scales.shape[1]
+    return codes.to(torch.float64) * scales.to(torch.float64).repeat_interleave(group, dim=1)
+
+
+def run({arguments}):
+    return ({a} @ {b}.T).to(torch.float16)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmDefinition:
+    """C[m, n] = A[m, k] · B[n, k]^T. m, n, k: axis names. constants: sizes of constant axes."""
+
+    name: str
+    m: str
+    n: str
+    k: str
+    constants: Mapping[str, int]
+
+    def shape(self, axes: Mapping[str, Any]) -> tuple[int, int, int]:
+        """m, n and k of a workload. Raises BadResult if one is missing or not positive."""
+        sizes = []
+        for axis in (self.m, self.n, self.k):
+            value = self.constants.get(axis, axes.get(axis))
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise BadResult(f"axis {axis} has no size")
+            sizes.append(value)
+        return sizes[0], sizes[1], sizes[2]
+
+
+def read_traces(folder: str) -> Reading:
+    """Read the times of a trace set's GEMM solutions, by solution, definition, shape and hardware.
+
+    Several workloads of one shape are its samples. A trace that did not pass becomes a failed
+    result with its status. Raises UsageError for a folder that is no trace set.
+    """
+    definitions = gemm_definitions(folder)
+    groups: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
+    newest: str | None = None
+    bad: list[tuple[str, Callable[[], ExternalResult | None]]] = []
+    for place, trace in _json_lines(folder, "traces"):
+        try:
+            definition = trace["definition"]
+            if definition not in definitions:
+                continue  # not a GEMM
+            evaluation = trace["evaluation"]
+            axes = json.dumps(trace["workload"]["axes"], sort_keys=True)
+            hardware = evaluation["environment"]["hardware"]
+            key = (str(trace["solution"]), str(definition), axes, str(hardware))
+        except (KeyError, TypeError):
+            bad.append((place, _no_trace))
+            continue
+        groups.setdefault(key, []).append(evaluation)
+        newest = max(filter(None, (newest, iso_time(evaluation.get("timestamp")))), default=None)
+    entries = [
+        (f"{key[0]} of {key[1]} {key[2]}", partial(_result, key, evaluations, definitions[key[1]]))
+        for key, evaluations in groups.items()
+    ]
+    return collect([*bad, *entries], created_at=newest)
+
+
+def gemm_shapes(folder: str) -> dict[tuple[int, int], list[int]]:
+    """Sorted m of a trace set's GEMM workloads by (n, k). Raises UsageError."""
+    definitions = gemm_definitions(folder)
+    shapes: dict[tuple[int, int], set[int]] = {}
+    for _, trace in _json_lines(folder, "workloads"):
+        definition = definitions.get(str(trace.get("definition")))
+        if definition is None:
+            continue
+        try:
+            m, n, k = definition.shape(trace["workload"]["axes"])
+        except (BadResult, KeyError, TypeError, AttributeError):
+            continue
+        shapes.setdefault((n, k), set()).add(m)
+    return {place: sorted(sizes) for place, sizes in sorted(shapes.items())}
+
+
+def suite_text(folder: str, kernels: Sequence[str]) -> str:
+    """Format a suite file of these kernels on the GEMM shapes of a trace set.
+
+    Raises UsageError if it has none.
+    """
+    shapes = gemm_shapes(folder)
+    if not shapes:
+        raise UsageError(f"{folder} has no GEMM workload: name {WHAT} that has some")
+    lines = [
+        'description = "GEMM workloads of a FlashInfer-Bench trace set"',
+        'source = "imported"',
+    ]
+    for (n, k), sizes in shapes.items():
+        lines += [
+            "",
+            "[[group]]",
+            f"kernels = {json.dumps(list(kernels))}",
+            f'shapes = ["{n}x{k}"]',
+            f'm = "{",".join(map(str, sizes))}"',
+        ]
+    return "\n".join([*lines, ""])
+
+
+def folder_hash(folder: str) -> str:
+    """SHA-256 of the names and contents of a folder's definitions and traces."""
+    digest = hashlib.sha256()
+    for kind in ("definitions", "traces"):
+        for path in _files(folder, kind):
+            digest.update(f"{path.relative_to(folder)}\0".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(MOST_BYTES + 1))
+    return digest.hexdigest()
+
+
+def gemm_definitions(folder: str) -> dict[str, GemmDefinition]:
+    """Definitions of a single matrix product, by name. Raises UsageError if it is no trace set."""
+    if not (Path(folder) / "definitions").is_dir():
+        raise UsageError(f"{folder} has no folder definitions: name {WHAT}")
+    definitions = {}
+    for path in _files(folder, "definitions"):
+        try:
+            value = json.loads(read_text(str(path), WHAT, most_bytes=MOST_BYTES))
+            definition = _gemm(value)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise UsageError(f"{path} is no definition: name {WHAT}") from None
+        if definition is not None:
+            definitions[definition.name] = definition
+    return definitions
+
+
+def write_traces(folder: str | Path, records: Iterable[Record]) -> int:
+    """Write our GEMM results as a trace set; returns the number of traces.
+
+    A definition is N and K with the formats of both operands: int8 codes with FP16 scales, or FP16.
+    Its operands are quantized, so only results of stage `gemm` are written: measured with a cold
+    cache, of kernels with symmetric integer or FP16 formats whose output was checked. A solution is
+    a kernel's label. Times of the reference are not measured and written as 0. Raises
+    ResultsFileError.
+    """
+    root = Path(folder)
+    traces: dict[str, list[dict[str, Any]]] = {}
+    workloads: dict[str, dict[str, dict[str, Any]]] = {}
+    definitions: dict[str, dict[str, Any]] = {}
+    for record in comparable(records):
+        formats = _formats_of(record)
+        if formats is None:
+            continue
+        definition = _definition(record.n, record.k, *formats)
+        name = definition["name"]
+        definitions[name] = definition
+        workload = _workload(definition, record.m)
+        workloads.setdefault(name, {})[workload["uuid"]] = workload
+        traces.setdefault(name, []).append(_trace(name, workload, record))
+    for name, definition in definitions.items():
+        lines = [
+            {"definition": name, "workload": workload} for workload in workloads[name].values()
+        ]
+        _write(root / "definitions" / _OP_TYPE / f"{name}.json", [definition], indent=1)
+        _write(root / "workloads" / _OP_TYPE / f"{name}.jsonl", lines)
+        _write(root / "traces" / _OP_TYPE / f"{name}.jsonl", traces[name])
+    return sum(map(len, traces.values()))
+
+
+def _gemm(value: Mapping[str, Any]) -> GemmDefinition | None:
+    """Parse a definition; None: it is not a single matrix product."""
+    if not str(value["op_type"]).startswith(_OP_TYPE):
+        return None
+    inputs = [
+        tensor["shape"] for tensor in value["inputs"].values() if len(tensor["shape"] or ()) == 2
+    ]
+    outputs = [tensor["shape"] for tensor in value["outputs"].values()]
+    if len(outputs) != 1 or len(outputs[0] or ()) != 2:
+        return None
+    m, n = outputs[0]
+    shared = {k for rows, k in inputs if rows == m} & {k for rows, k in inputs if rows == n}
+    if len(shared) != 1:  # scales have axes of their own
+        return None
+    (k,) = shared
+    axes = value["axes"].items()
+    constants = {name: axis["value"] for name, axis in axes if axis["type"] == "const"}
+    return GemmDefinition(str(value["name"]), m, n, k, constants)
+
+
+def _result(
+    key: tuple[str, str, str, str],
+    evaluations: Sequence[Mapping[str, Any]],
+    definition: GemmDefinition,
+) -> ExternalResult:
+    solution, name, axes, hardware = key
+    shape = definition.shape(json.loads(axes))
+    common: dict[str, Any] = {
+        "name": solution,
+        "variant": name,
+        "shape": shape,
+        "device": hardware,
+        "environment": {"tool": "flashinfer-bench", "statistic": "median"},
+    }
+    failed = [evaluation for evaluation in evaluations if evaluation["status"] != "PASSED"]
+    if failed:
+        return ExternalResult(**common, median=None, detail=cleaned(failed[0]["status"]))
+    times = tuple(
+        number(evaluation["performance"]["latency_ms"], "latency_ms") * _US_A_MS
+        for evaluation in evaluations
+    )
+    return ExternalResult(
+        **common, median=statistics.median(times), samples=times, n_samples=len(times)
+    )
+
+
+def _no_trace() -> ExternalResult | None:
+    raise BadResult("it is no trace of a solution")
+
+
+def _json_lines(folder: str, kind: str) -> Iterator[tuple[str, Any]]:
+    """Yield each line's place and object from all files of a kind; {} if it is no JSON object."""
+    lines = 0
+    for path in _files(folder, kind):
+        for place, line in enumerate(
+            read_text(str(path), WHAT, most_bytes=MOST_BYTES).splitlines(), start=1
+        ):
+            if not line.strip():
+                continue
+            lines += 1
+            if lines > 10 * MOST_RESULTS:
+                raise UsageError(f"{folder} has more than {10 * MOST_RESULTS:,} {kind}: split it")
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                value = {}
+            yield f"{path.name}:{place}", value if isinstance(value, dict) else {}
+
+
+def _files(folder: str, kind: str) -> list[Path]:
+    suffix = ".json" if kind == "definitions" else ".jsonl"
+    files = sorted(p for p in (Path(folder) / kind).rglob(f"*{suffix}") if p.is_file())
+    if len(files) > _MOST_FILES:
+        raise UsageError(f"{folder}/{kind} has more than {_MOST_FILES:,} files: split it")
+    return files
+
+
+def _formats_of(record: Record) -> tuple[NumberFormat, NumberFormat] | None:
+    """Formats of X and W; None: no definition can describe the result."""
+    from flexq_bench.kernels.errors import KernelError
+    from flexq_bench.kernels.registry import resolve
+
+    compared = record.max_rel_error is not None or record.exact is not None
+    ours = not record.project and record.backend in ("cuda", "cpu")
+    exported = (record.stage, record.cache, record.metric) == ("gemm", "cold", "time")
+    if not (compared and ours and exported) or is_probe(record.kernel):
+        return None
+    try:
+        backend: Backend = "cpu" if record.backend == "cpu" else "cuda"
+        spec = resolve(kernel_label(record.kernel, record.variant), backend).spec
+    except KernelError:  # of an earlier version, or of a package that is not installed
+        return None
+    formats = (spec.activation, spec.weight)
+    known = spec.version == record.kernel_version
+    divisible = all(record.k % (fmt.group or record.k) == 0 for fmt in formats)
+    return formats if known and divisible and all(fmt.kind in _KINDS for fmt in formats) else None
+
+
+def _definition(n: int, k: int, x: NumberFormat, w: NumberFormat) -> dict[str, Any]:
+    axes: dict[str, Any] = {
+        "M": {"type": "var", "description": "tokens"},
+        "N": {"type": "const", "value": n, "description": "output features"},
+        "K": {"type": "const", "value": k, "description": "input features"},
+    }
+    inputs: dict[str, Any] = {}
+    values = []
+    for name, rows, numbers in (("A", "M", x), ("B", "N", w)):
+        coded = numbers.kind != "dense"
+        inputs[name] = {"shape": [rows, "K"], "dtype": "int8" if coded else "float16"}
+        values.append(f"{name}.to(torch.float64)")
+        if coded:
+            axis = f"{name}_groups"
+            groups = k // (numbers.group or k)
+            axes[axis] = {"type": "const", "value": groups, "description": f"groups of {name}"}
+            inputs[f"{name}_scales"] = {"shape": [rows, axis], "dtype": "float16"}
+            values[-1] = f"_values({name}, {name}_scales)"
+    names = "_".join(fmt.name.replace("/", "g") for fmt in (w, x))
+    return {
+        "name": f"gemm_{names}_n{n}_k{k}",
+        "op_type": _OP_TYPE,
+        "axes": axes,
+        "inputs": inputs,
+        "outputs": {"C": {"shape": ["M", "N"], "dtype": "float16"}},
+        "reference": _REFERENCE.format(arguments=", ".join(inputs), a=values[0], b=values[1]),
+        "description": f"C = A · B^T of {w.name} weights and {x.name} activations.",
+    }
+
+
+def _workload(definition: Mapping[str, Any], m: int) -> dict[str, Any]:
+    return {
+        "axes": {"M": m},
+        "inputs": {name: {"type": "random"} for name in definition["inputs"]},
+        "uuid": str(uuid.uuid5(_NAMESPACE, f"{definition['name']} {m}")),
+    }
+
+
+def _trace(definition: str, workload: dict[str, Any], record: Record) -> dict[str, Any]:
+    return {
+        "definition": definition,
+        "workload": workload,
+        "solution": label_of(record),
+        "evaluation": {
+            "status": "PASSED",
+            "environment": {"hardware": record.gpu, "libs": dict(record.environment)},
+            "timestamp": record.created_at,
+            "log": "",
+            "correctness": {
+                "max_relative_error": record.max_rel_error or 0.0,
+                "max_absolute_error": "NaN",  # not measured
+                "extra": {"exact": record.exact, "commit": record.commit.sha},
+            },
+            "performance": {
+                "latency_ms": (record.median_us or 0.0) / _US_A_MS,
+                "reference_latency_ms": 0.0,
+                "speedup_factor": 0.0,
+            },
+        },
+    }
+
+
+def _write(path: Path, values: Sequence[Mapping[str, Any]], indent: int | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        for value in values:
+            file.write(json.dumps(value, indent=indent, ensure_ascii=False).encode() + b"\n")

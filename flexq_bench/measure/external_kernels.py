@@ -1,0 +1,186 @@
+"""External kernels in this process: known by their descriptions, run only in worker processes.
+
+The import of an external file may run any code. A separate process imports it and describes its
+kernels; this process never runs its code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import flexq_bench
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.errors import KernelError
+from flexq_bench.kernels.external.described import DescribedKernel, spec_of_plain
+from flexq_bench.kernels.external.loading import ENTRY_POINTS, refuse_taken
+from flexq_bench.kernels.external.sources import KernelSource
+from flexq_bench.kernels.runtime.files import cache_folder
+from flexq_bench.measure.worker_messages import printable
+from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
+from flexq_bench.packages import PACKAGE
+
+LOADER = (sys.executable, "-m", "flexq_bench.measure.external_loader")
+LOAD_S = 180.0  # for the import of a file, which may build an extension
+OPTION = "--kernels-from"
+_SHOWN = 80  # characters of a file's output
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Kernel sources that were loaded or failed. labels: of the kernels, by source.
+
+    failures: the reason why a source has no kernels. environment: of the processes that run them;
+    None: ours.
+    """
+
+    labels: dict[KernelSource, tuple[str, ...]]
+    failures: dict[KernelSource, str]
+    environment: Mapping[str, str] | None = None
+
+    @property
+    def sources(self) -> tuple[KernelSource, ...]:
+        return tuple(self.labels)
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(label for some in self.labels.values() for label in some))
+
+
+_NOTHING = Adopted({}, {})
+_state = _NOTHING
+
+
+def adopted() -> Adopted:
+    """The sources whose kernels are registered in this process."""
+    return _state
+
+
+def adopt(
+    sources: Iterable[KernelSource],
+    *,
+    timeout_s: float = LOAD_S,
+    environment: Mapping[str, str] | None = None,
+) -> Adopted:
+    """Register the kernels of sources.
+
+    A source that can't be loaded, or has a kernel of an earlier one, is among the failures; the
+    others are registered. timeout_s: for the import of each. environment: of the processes that
+    run them; None: ours.
+    """
+    global _state
+    labels, failures = dict(_state.labels), dict(_state.failures)
+    owners: dict[tuple[str, str], KernelSource] = {}
+    for source in (one.at_hand() for one in sources):
+        try:
+            kernels = described(source, timeout_s=timeout_s, environment=environment)
+            refuse_taken(kernels, source, owners)
+        except (RefusedError, WorkerError, KernelError) as error:
+            failures[source] = str(error)
+            continue
+        registry.add(kernels)
+        labels[source] = tuple(dict.fromkeys(kernel.spec.label for kernel in kernels))
+    _state = Adopted(labels, failures, environment)
+    return _state
+
+
+def log_failures() -> None:
+    """Log one line for each source that could not be loaded."""
+    for reason in _state.failures.values():
+        log.warning("%s", reason)
+
+
+def forget() -> None:
+    """Unregister all adopted kernels."""
+    global _state
+    registry.remove(_state.all_labels)
+    _state = _NOTHING
+
+
+def described(
+    source: KernelSource,
+    *,
+    timeout_s: float = LOAD_S,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[DescribedKernel, ...]:
+    """The kernels of a source as another process describes them.
+
+    environment: of that process; None: ours. Raises RefusedError or WorkerError with one line: the
+    source does not import, ends its process, has no kernel, or takes longer than timeout_s.
+    """
+    name = Path(source.place).name if source.is_file else source.place
+    loader = WorkerProcess(
+        name, program_root(), LOADER, timeout_s=timeout_s, environment=environment
+    )
+    with loader:
+        reply = loader.ask("load", source=source.argument)
+    printed = " ".join(str(reply["printed"]).split())
+    if printed:
+        log.warning("%s printed when it was imported: %s", name, printable(printed)[:_SHOWN])
+    return _kernels_of(reply, name)
+
+
+def describe_installed() -> tuple[DescribedKernel, ...]:
+    """The kernels of installed packages as another process describes them, without the database.
+
+    For a process that measures nothing: the registry calls this through
+    `kernels.outside.installed.find_by`. Packages that can't be described are left out, with one
+    line in the log.
+    """
+    if not metadata.entry_points(group=ENTRY_POINTS):
+        return ()
+    name = "installed packages with kernels"
+    loader = WorkerProcess(name, program_root(), LOADER, timeout_s=LOAD_S)
+    try:
+        with loader:
+            return _kernels_of(loader.ask("installed"), name)
+    except (RefusedError, WorkerError) as error:
+        log.warning("%s", error)
+        return ()
+
+
+def _kernels_of(reply: Mapping[str, Any], name: str) -> tuple[DescribedKernel, ...]:
+    try:
+        return tuple(DescribedKernel(spec_of_plain(spec)) for spec in reply["specs"])
+    except (KeyError, TypeError, KernelError) as error:
+        raise WorkerError(f"{name}: its description can't be read: {error}") from None
+
+
+def program_root(packages: Path | None = None) -> Path:
+    """A folder with a link to the package of this process, and nothing else.
+
+    packages: the folder that contains the package; None: that of this file. It comes first on a
+    worker's path, and must not hide packages that a project has, or has installed.
+    """
+    root = packages or Path(flexq_bench.__file__).resolve().parents[1]
+    digest = hashlib.sha256(str(root).encode()).hexdigest()[:16]
+    links = cache_folder() / "program" / digest
+    links.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        (links / PACKAGE).symlink_to(root / PACKAGE)
+    return links
+
+
+def options_of(sources: Sequence[KernelSource]) -> tuple[str, ...]:
+    """Options that make a worker process load the sources."""
+    return tuple(part for source in sources for part in (OPTION, source.argument))
+
+
+def without_failed(patterns: Sequence[str], loaded: Adopted) -> tuple[str, ...]:
+    """Labels and globs without those of failed sources, which are known to be missing."""
+    lost = tuple(f"{source.prefix}." for source in loaded.failures)
+    return tuple(pattern for pattern in patterns if not pattern.startswith(lost or ("\0",)))
+
+
+def carried(sources: Sequence[KernelSource]) -> tuple[KernelSource, ...]:
+    """The sources, with their contents for machines that don't have the files."""
+    return tuple(source.carried() for source in sources)

@@ -1,0 +1,1 @@
+"""Configurations of Hugging Face models, and the linear layers that they describe."""

@@ -1,0 +1,1 @@
+"""Stored results: levels, comparisons, noise, the scoreboard, and series of static metrics."""

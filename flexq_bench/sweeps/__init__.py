@@ -1,0 +1,1 @@
+"""Sweeps: kernels on shapes chosen by the user, from texts, and their plots."""

@@ -1,0 +1,32 @@
+"""Discovery of kernels in installed packages: by import, unless find_by sets another finder.
+
+This module imports nothing heavy: a process calls find_by before it needs any kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flexq_bench.kernels.contract import LinearKernel
+
+
+def _imported() -> Iterable[LinearKernel]:
+    from flexq_bench.kernels.external.loading import load_installed
+
+    return load_installed()
+
+
+_find: Callable[[], Iterable[LinearKernel]] = _imported
+
+
+def find_by(finder: Callable[[], Iterable[LinearKernel]]) -> None:
+    """Set the finder of the registry, if the registry has not searched yet."""
+    global _find
+    _find = finder
+
+
+def kernels() -> Iterable[LinearKernel]:
+    """The kernels of installed packages."""
+    return _find()

@@ -1,0 +1,1 @@
+"""Kernels of external packages, called by their public API (docs/kernels/external-packages.md)."""
