@@ -163,12 +163,12 @@ cheat = Cheat()
         "ReadWeights.launch = lambda self, *given: time.sleep(1e-4) or real(self, *given)\n"
         + HONEST
         + DECLARED,
-        "its code replaced kernels.cpu.probes.ReadWeights.launch",
+        "its code replaced flexq_bench.kernels.cpu.probes.ReadWeights.launch",
     ),
     "a layer without a floor": (
         "from flexq_bench.workloads.gemm import GemmWorkload\n"
         "GemmWorkload.weight_bytes = lambda *given: 1\n" + HONEST + DECLARED,
-        "its code replaced workloads.gemm.GemmWorkload.weight_bytes",
+        "its code replaced flexq_bench.workloads.gemm.GemmWorkload.weight_bytes",
     ),
     "another waiting time": (
         "import resource\n"

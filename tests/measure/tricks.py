@@ -328,12 +328,12 @@ def kernel(x, w, out):
         "real = LinearKernel.quantize_weight\n"
         "LinearKernel.quantize_weight = lambda self, w: real(self, torch.zeros_like(w))\n"
         "def kernel(x, w, out): out.zero_()",
-        "its code replaced kernels.contract.LinearKernel.quantize_weight",
+        "its code replaced flexq_bench.kernels.contract.LinearKernel.quantize_weight",
     ),
     "another look at what a function returned": (
         "from flexq_bench.kernels.external.function_kernel import FunctionKernel\n"
         "FunctionKernel._check = lambda *given: None\n" + HONEST,
-        "its code replaced kernels.outside.function_kernel.FunctionKernel._check",
+        "its code replaced flexq_bench.kernels.external.function_kernel.FunctionKernel._check",
     ),
     "another assertion of torch": (
         "torch.testing.assert_close = lambda *given, **named: None\n"

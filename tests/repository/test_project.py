@@ -390,7 +390,7 @@ def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
         'brück "e.py',  # git quotes it, TOML too
         ".venv/lib/site-packages/flexq_bench/api.py",  # of no kernel
         "tests/test_fast.py",  # nor has a test one of its own
-        "kernels/fast.py",  # beside ours of that name
+        "kernels/fast.py",
         "src/acme/gemm/fast.py",
         "src/acme/gemm/not-a-module.py",
         "src/spaced/deep/fast.py",  # a package without __init__.py
@@ -405,7 +405,7 @@ def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
     write_first_files(tmp_path)
 
     assert set(open_project(str(tmp_path)).file.kernels) == {
-        *("mine.py", files[0], files[3], "acme.gemm.fast", files[5], "spaced.deep.fast")
+        *("mine.py", files[0], "kernels.fast", "acme.gemm.fast", files[5], "spaced.deep.fast")
     }
     assert "flexq-bench gate perf --project ." in (tmp_path / WORKFLOW).read_text()
     with pytest.raises(UsageError, match="is there already"):
@@ -452,13 +452,13 @@ def test_first_files_of_a_folder_lie_in_it_and_its_workflow_at_the_root(tmp_path
 
 def test_an_installed_program_hides_nothing_that_a_project_has_installed(tmp_path, cache):
     packages = tmp_path / "site-packages"
-    for name in ("flexq_bench", "kernels", "workloads", "db", "torch"):
+    for name in ("flexq_bench", "kernels", "torch"):
         (packages / name).mkdir(parents=True)
 
     root = program_root(packages)
 
-    assert {link.name for link in root.iterdir()} == {"flexq_bench", "kernels", "workloads", "db"}
-    assert (root / "kernels").resolve() == packages / "kernels"
+    assert [link.name for link in root.iterdir()] == ["flexq_bench"]
+    assert (root / "flexq_bench").resolve() == packages / "flexq_bench"
     assert program_root(packages) == root
 
 

@@ -93,8 +93,8 @@ def test_a_shallow_clone_does_not_pretend_to_know_its_order(tree, tmp_path_facto
 
 
 def test_outside_of_a_tree_the_sources_name_the_code(tmp_path):
-    (tmp_path / "kernels").mkdir()
-    source = tmp_path / "kernels" / "gemm.cu"
+    (tmp_path / "flexq_bench" / "kernels").mkdir(parents=True)
+    source = tmp_path / "flexq_bench" / "kernels" / "gemm.cu"
     source.write_text("a")
     before = commit_of(tmp_path)
     source.write_text("b")
@@ -125,7 +125,7 @@ def test_packages_inside_somebody_elses_repository_are_not_its_commit(tree):
     ],
 )
 def test_code_that_decides_a_result_is_in_the_hash_of_the_sources(tmp_path, path):
-    source = tmp_path / path
+    source = tmp_path / "flexq_bench" / path
     source.parent.mkdir(parents=True)
     source.write_text("a")
     before = source_hash(tmp_path)

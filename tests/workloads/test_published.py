@@ -11,7 +11,8 @@ def file(monkeypatch, tmp_path):
     """A function that puts a text in place of the file."""
 
     def put(text):
-        (tmp_path / "published.toml").write_text(text, encoding="utf-8")
+        (tmp_path / "workloads").mkdir(exist_ok=True)
+        (tmp_path / "workloads" / "published.toml").write_text(text, encoding="utf-8")
         monkeypatch.setattr(published.resources, "files", lambda _: tmp_path)
         published.published_values.cache_clear()
         published.absent_tables.cache_clear()

@@ -99,9 +99,10 @@ def repository(tmp_path: Path, toolchain: None, git: Callable[..., str]) -> Repo
     for path in COPIED:
         (made.folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, made.folder / path)
-    made.write("kernels/__init__.py", "")
+    made.write("flexq_bench/__init__.py", "")
+    for room in ("kernels", "workloads"):
+        (made.folder / "flexq_bench" / room).symlink_to(Path("..", room))
     made.write("kernels/runtime/__init__.py", "")
-    made.write("workloads/__init__.py", "")
     made.write("workloads/gemm.py", "class GemmWorkload:\n    def __init__(self, *sizes): pass\n")
     made.git("init", "-q", "-b", "main")
     return made
