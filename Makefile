@@ -5,6 +5,7 @@
 #   TORCH_INDEX  package index to take torch from, where the default one's CUDA is too new
 #   SUITE        what `make bench` measures
 #   WORKERS      processes that `make test` spreads its files over; a third of them waits most of the time
+#   GPU_WORKERS  processes of `make test-gpu`: they compile kernels on the CPU
 #   ROUNDS       seeded rounds of each fault that `make test-faults` goes through
 #   ARGS         more arguments for what `make bench`, `make test` or `make dashboard` starts
 
@@ -12,6 +13,7 @@ PYTHON ?=
 TORCH_INDEX ?=
 SUITE ?= smoke
 WORKERS ?= 3
+GPU_WORKERS ?= 12
 ROUNDS ?= 1
 ARGS ?=
 
@@ -29,10 +31,10 @@ TESTING := $(STAMPS)/testing-$(MACHINE)
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help bench dashboard test test-slow test-gpu test-faults lint clean
+.PHONY: help bench dashboard test test-slow test-gpu test-gpu-all test-faults lint clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 bench: $(PACKAGE) ## set up .venv, measure the smoke suite here, print a table and what to do next
 	@$(VENV)/bin/flexq-bench run $(SUITE) $(ARGS)
@@ -48,8 +50,15 @@ test: lint ## set up .venv for tests, check style, types and imports, run the fa
 test-slow: $(TESTING) ## the tests that take longer
 	$(PY) -m pytest -m "slow and not gpu and not faults" $(ARGS)
 
-test-gpu: $(TESTING) ## the tests that need an NVIDIA GPU
-	$(PY) -m pytest -m gpu $(ARGS)
+GPU_TESTS = $(PY) -m pytest tests/gpu -p no:benchmark
+
+test-gpu: $(TESTING) ## the tests that need an NVIDIA GPU, on cases that cover each option
+	$(GPU_TESTS) -m "not alone" -n $(GPU_WORKERS) --dist worksteal $(ARGS)
+	$(GPU_TESTS) -m alone $(ARGS)
+
+test-gpu-all: $(TESTING) ## all cases of the tests that need an NVIDIA GPU: an hour; ARGS="--shard 1/2"
+	$(GPU_TESTS) -m "not alone" --every-case -n $(GPU_WORKERS) --dist worksteal $(ARGS)
+	$(GPU_TESTS) -m alone --every-case $(ARGS)
 
 test-faults: $(TESTING) ## kills, outages, cuts and 2,000 inputs of nonsense; ROUNDS=20 rounds
 	FAULT_ROUNDS=$(ROUNDS) $(PY) -m pytest -m faults $(ARGS)

@@ -29,9 +29,11 @@ percent = 30
 
 @pytest.fixture
 def wrong_kernels(tmp_path):
-    """A folder with a copy of the package `kernels` whose weight-only GEMM has the defect."""
+    """A folder with a copy of the package whose weight-only GEMM has the defect."""
     skipped = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "kernels", tmp_path / "tree" / "kernels", ignore=skipped)
+    for room in ("flexq_bench", "kernels", "workloads", "db", "ci", "dashboard"):
+        copy = tmp_path / "tree" / room
+        shutil.copytree(ROOT / room, copy, ignore=skipped, symlinks=True)
     source = tmp_path / "tree" / "kernels" / SOURCE
     text = source.read_text()
     assert text.count(RIGHT) == 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from flexq_bench.kernels.cuda.block_order import BlockOrders, BlockShuffle
 from flexq_bench.kernels.runtime.gpu import current_gpu
+
+pytestmark = pytest.mark.alone
 
 SOURCE = r"""
 extern "C" __global__ void where(int* sm) {

@@ -15,6 +15,8 @@ from flexq_bench.runs.lifecycle import open_run
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 
+pytestmark = pytest.mark.alone
+
 pytest.importorskip("ray")
 
 HANGS, BREAKS, TOO_LARGE = 1024, 1152, 1280  # by their N

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from flexq_bench.kernels.registry import resolve
@@ -9,6 +10,8 @@ from flexq_bench.measure.ab import InterleaveRules, compare_kernels
 from flexq_bench.verdicts import Verdict
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
+
+pytestmark = pytest.mark.alone
 
 
 def test_the_spin_waits_its_cycles():

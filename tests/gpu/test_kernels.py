@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import product
+from typing import Any
 
 import operands
 import pytest
@@ -17,6 +19,8 @@ from flexq_bench.kernels.formats.minifloat import minifloat_numbers
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import labels, resolve
 from flexq_bench.workloads.gemm import GemmWorkload
+
+Choose = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def has_exact_sums(label: str) -> bool:
@@ -109,14 +113,16 @@ def relative_error(out: torch.Tensor, x: Operand, w: Operand) -> float:
 
 
 @pytest.mark.parametrize("label", CODED_WEIGHTS)
-@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-def test_integer_sums_are_exact(label: str, m: int, n: int, k: int) -> None:
+def test_integer_sums_are_exact(label: str, choose: Choose) -> None:
     kernel = linear_kernel(label)
-    x, w = coded_operands(kernel, m, n, k, 2.0**-10)
+    wrong = []
+    for shape in choose(SHAPES):
+        x, w = coded_operands(kernel, *shape, 2.0**-10)
+        with suppress(pytest.skip.Exception):  # a library has no kernel of this shape
+            if not torch.equal(multiply(kernel, x, w), exact_product(x, w)):
+                wrong.append(shape)
 
-    out = multiply(kernel, x, w)
-
-    assert torch.equal(out, exact_product(x, w))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("label", ABQ)
@@ -134,14 +140,14 @@ def test_every_pair_of_widths_is_exact(label: str) -> None:
     ("m", "n", "k"),
     [(1, 100, 300), (4, 1000, 1111), (16, 72, 4096), (31, 72, 640), (48, 72, 640), (300, 264, 576)],
 )
-def test_every_configuration_is_exact(label: str, m: int, n: int, k: int) -> None:
+def test_every_configuration_is_exact(label: str, m: int, n: int, k: int, choose: Choose) -> None:
     kernel = linear_kernel(label)
     x, w = coded_operands(kernel, m, n, k, 2.0**-10)
     expected = exact_product(x, w)
 
     wrong = [
         config
-        for config in configs_of(kernel, GemmWorkload(m, n, k))
+        for config in choose(configs_of(kernel, GemmWorkload(m, n, k)))
         if not torch.equal(multiply(kernel, x, w, config), expected)
     ]
 

@@ -13,6 +13,8 @@ from flexq_bench.measure.clocks import CudaClock
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def meter():

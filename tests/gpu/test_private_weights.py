@@ -13,6 +13,8 @@ from flexq_bench.measure.tuning import Tuning
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 
+pytestmark = pytest.mark.alone
+
 SOURCE = r"""
 // y[1,N] = x[1,K] . w[N,K]^T, FP16, a warp for each element. copies: private ones of all contents
 // of the weights; the one is used whose first 16 bytes are those of w. count 0: w itself.

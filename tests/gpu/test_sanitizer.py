@@ -24,9 +24,10 @@ ABQ = ("abq-w2a2", "abq-w3a5", "abq-w6a6", "abq-w8a8")
 OF_A_LIBRARY = {("racecheck", label) for label in ("cublaslt-fp8", "cublas-fp16", "fp16")}
 PARTLY_OURS = ("fp16",)
 
-pytestmark = pytest.mark.skipif(
-    SANITIZER is None, reason="needs compute-sanitizer (NVIDIA's CUDA toolkit)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(SANITIZER is None, reason="needs compute-sanitizer (NVIDIA's CUDA toolkit)"),
+]
 
 
 def watched() -> list[str]:
