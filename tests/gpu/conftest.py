@@ -85,13 +85,14 @@ class _FailuresAtOnce:
     """Print each failure as it happens, because a run that is cut off prints no summary."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._terminal = config.pluginmanager.get_plugin("terminalreporter")
+        self._plugins = config.pluginmanager
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and self._terminal is not None:
+        terminal = self._plugins.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
             crash = getattr(report.longrepr, "reprcrash", None)
             message = crash.message.splitlines()[0] if crash else ""
-            self._terminal.write_line(f"\nFAILED {report.nodeid}: {message[:200]}", red=True)
+            terminal.write_line(f"\nFAILED {report.nodeid}: {message[:200]}", red=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

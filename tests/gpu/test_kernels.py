@@ -100,11 +100,11 @@ def coded_operands(
 
 
 def exact_product(x: Operand, w: Operand) -> torch.Tensor:
-    return (x.dequantize() @ w.dequantize().T).half()
+    return (x.to("cuda").dequantize() @ w.to("cuda").dequantize().T).cpu().half()
 
 
 def relative_error(out: torch.Tensor, x: Operand, w: Operand) -> float:
-    reference = reference_gemm(x, w)
+    reference, out = reference_gemm(x.to("cuda"), w.to("cuda")), out.to("cuda")
     cancellation = 2.0 ** (14 - reference.sum_bits)
     scale = torch.maximum(reference.y.abs(), reference.magnitude * cancellation).clamp(min=2.0**-14)
     error = (out.double() - reference.y).abs() / scale
