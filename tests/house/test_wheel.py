@@ -95,6 +95,41 @@ def test_wheel_holds_one_package(wheel):
     assert {top for top in tops if not top.endswith(".dist-info")} == {"flexq_bench"}
 
 
+@pytest.fixture
+def hugging_face(tmp_path):
+    """A wheel of a distribution `kernels` that has one function, as Hugging Face's has."""
+    path = tmp_path / "kernels-0.9-py3-none-any.whl"
+    described = {
+        "METADATA": "Metadata-Version: 2.1\nName: kernels\nVersion: 0.9\n",
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files = {"kernels/__init__.py": "def get_kernel(name): return name\n"}
+    files |= {f"kernels-0.9.dist-info/{name}": text for name, text in described.items()}
+    files["kernels-0.9.dist-info/RECORD"] = "".join(f"{name},,\n" for name in files)
+    with zipfile.ZipFile(path, "w") as packed:
+        for name, text in files.items():
+            packed.writestr(name, text)
+    return path
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_wheel_and_hugging_face_kernels_leave_each_other_alone(
+    wheel, hugging_face, tmp_path, ours_first
+):
+    environment = tmp_path / "venv"
+    venv.create(environment, with_pip=False)
+    python = str(environment / "bin" / "python")
+    pip = (sys.executable, "-m", "pip", "--python", python, "--quiet")
+    script = "import flexq_bench.exit_codes; from kernels import get_kernel"
+
+    for file in (wheel, hugging_face) if ours_first else (hugging_face, wheel):
+        subprocess.run([*pip, "install", "--no-index", "--no-deps", str(file)], check=True)
+    subprocess.run([python, "-c", script], cwd=tmp_path, check=True)
+    subprocess.run([*pip, "uninstall", "-y", "flexq-bench"], check=True)
+
+    subprocess.run([python, "-c", "from kernels import get_kernel"], cwd=tmp_path, check=True)
+
+
 def test_installed_program_runs_the_wheel_s_code(installed):
     findings = {found["name"]: found for found in json.loads(installed("doctor", "--json"))}
 
