@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
-from flexq_bench.db.encoding import AnyRecord, decode_record, encode_record
+from flexq_bench.db.encoding import decode_record, encode_record
 from flexq_bench.db.errors import RecordError, RecordFormatError
+from flexq_bench.db.records import AnyRecord
 
 LONGEST_LINE = 64 << 20  # maximum bytes of a record; usual ones have some thousands
 

@@ -11,7 +11,7 @@ from flexq_bench.ci.accuracy_gate.gate import AccuracyReport
 from flexq_bench.ci.accuracy_gate.limits import LimitOutcome, deciding
 from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy
 from flexq_bench.ci.gate_perf import Outcome, exit_code_of
-from flexq_bench.db.gate_records import GateLimit, GateRecord
+from flexq_bench.db.records import GateLimit, GateRecord
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy gate")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from flexq_bench.db.queries.accuracy import accuracy_results, export_accuracy
 from flexq_bench.db.queries.costs import capability_of, case_seconds
-from flexq_bench.db.queries.decodes import decode_results, export_decodes, serving_results
 from flexq_bench.db.queries.details import ResultDetail, result_detail
 from flexq_bench.db.queries.devices import DeviceRow, devices
 from flexq_bench.db.queries.filters import Filters
@@ -21,7 +19,7 @@ from flexq_bench.db.queries.fleet import (
     runs_on_several_devices,
     workers,
 )
-from flexq_bench.db.queries.gates import GateRow, export_gates, gate_history
+from flexq_bench.db.queries.gates import GateRow, gate_history
 from flexq_bench.db.queries.health import Health, health, last_results
 from flexq_bench.db.queries.histories import noise_sigmas, recent_histories
 from flexq_bench.db.queries.latest import (
@@ -54,7 +52,7 @@ from flexq_bench.db.queries.noise import (
     false_alarm_rates,
     noise_floors,
 )
-from flexq_bench.db.queries.records import run_records
+from flexq_bench.db.queries.records import run_records, stored_records
 from flexq_bench.db.queries.references import reference_values
 from flexq_bench.db.queries.releases import ReleaseRow, releases
 from flexq_bench.db.queries.requests import RequestRow, request_by_uuid_prefix, requests
@@ -174,7 +172,6 @@ __all__ = [
     "ServingRow",
     "WorkerRow",
     "aa_calibration",
-    "accuracy_results",
     "alert_by_id",
     "alert_decisions",
     "alert_events",
@@ -189,15 +186,11 @@ __all__ = [
     "decision_evidence",
     "decisions_between",
     "decisions_by_uuid",
-    "decode_results",
     "decoded_models",
     "decoded_schemes",
     "device_medians",
     "device_offsets",
     "devices",
-    "export_accuracy",
-    "export_decodes",
-    "export_gates",
     "false_alarm_rates",
     "filter_values",
     "first_run_sharing_cases",
@@ -256,7 +249,7 @@ __all__ = [
     "series_history",
     "series_identity_of",
     "series_names",
-    "serving_results",
+    "stored_records",
     "suite_names",
     "trusted_base",
     "verdicts_of_commit",

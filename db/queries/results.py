@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.queries.filters import Filters, is_latest_attempt
-from flexq_bench.db.samples import PackedSamples, unpack
+from flexq_bench.db.samples import unpack
 from flexq_bench.db.tables import Commit, Measurement, Run, Sample, Series
 
 
@@ -135,4 +135,4 @@ def samples_of(session: Session, measurement_uuid: str) -> tuple[tuple[float, ..
     ).one_or_none()
     if row is None:
         raise NotFoundError(f"no measurement {measurement_uuid} is stored")
-    return () if row.data is None else unpack(PackedSamples(row.data, row.placement_counts))
+    return () if row.data is None else unpack(row.data, row.placement_counts)

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from flexq_bench.db.samples import PackedSamples, unpack
+from flexq_bench.db.samples import unpack
 from flexq_bench.db.tables import AccuracyResult, AccuracySample, Commit, Device, Run
 
 
@@ -77,4 +77,4 @@ def score_values(session: Session, score_ids: Sequence[int]) -> dict[int, tuple[
     """Return values per segment, question or layer by score id; scores without any are left out."""
     query = select(AccuracySample.accuracy_result_id, AccuracySample.data, AccuracySample.count)
     rows = session.execute(query.where(AccuracySample.accuracy_result_id.in_(list(score_ids))))
-    return {score: unpack(PackedSamples(data, [count]))[0] for score, data, count in rows}
+    return {score: unpack(data, [count])[0] for score, data, count in rows}

@@ -37,5 +37,5 @@ class AccuracyGate(Base):
     policy_hash: Mapped[str]  # of the policy's content
     verdict: Mapped[str]  # the worst outcome of its limits
     exit_code: Mapped[int] = mapped_column(BigInteger)
-    limits: Mapped[list[Any]] = mapped_column(JSON)  # of db.gate_records.GateLimit
+    limits: Mapped[list[Any]] = mapped_column(JSON)  # of db.records.GateLimit
     diagnosis: Mapped[dict[str, Any] | None] = mapped_column(JSON)  # of the loss; null: passed

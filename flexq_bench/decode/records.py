@@ -12,8 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from flexq_bench.db.decode_records import DecodeRecord, ProcessDecode, ServingRecord
-from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.records import (
+    CommitInfo,
+    DecodeRecord,
+    DeviceInfo,
+    ProcessDecode,
+    RunInfo,
+    ServingRecord,
+)
 from flexq_bench.decode.case import PROTOCOL_VERSION, DecodeCase, Setup
 from flexq_bench.decode.requests import Request
 from flexq_bench.stats.bootstrap import hierarchical_interval

@@ -20,7 +20,6 @@ from flexq_bench.ci.notifications import channels, events
 from flexq_bench.ci.notifications.channels import DELIVERY, SIGNATURE
 from flexq_bench.ci.notifications.delivery import HOLD, LONGEST_RETRY, deliver, retry_after
 from flexq_bench.ci.notifications.subscriptions import load_subscriptions
-from flexq_bench.db.gate_records import GateLimit, GateRecord
 from flexq_bench.db.outbox import (
     EventInfo,
     add_event,
@@ -29,7 +28,7 @@ from flexq_bench.db.outbox import (
     events_to_address,
     undelivered,
 )
-from flexq_bench.db.records import CommitInfo, DeviceInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo, GateLimit, GateRecord
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night

@@ -5,10 +5,17 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from flexq_bench.db.accuracy_records import AccuracyRecord
-from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
-from flexq_bench.db.gate_records import GateLimit, GateRecord
-from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.db.records import (
+    AccuracyRecord,
+    CommitInfo,
+    DecodeRecord,
+    DeviceInfo,
+    GateLimit,
+    GateRecord,
+    Record,
+    RunInfo,
+    ServingRecord,
+)
 
 NAMESPACE = uuid.UUID(int=0)
 

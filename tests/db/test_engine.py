@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, text
 
+from flexq_bench.db import queries
 from flexq_bench.db.engine import network_file_system, open_database
 from flexq_bench.db.errors import (
     LockedError,
@@ -19,7 +20,7 @@ from flexq_bench.db.errors import (
     UnknownSchemeError,
     UnreachableError,
 )
-from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.records import Record
 from flexq_bench.db.store import add_record
 from flexq_bench.db.tables import Measurement
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE, default_path
@@ -56,7 +57,7 @@ def test_a_missing_file_is_made_with_its_folder_and_tables(tmp_path, build):
         assert database.url == str(path)
 
     with open_database(f"sqlite:///{path}") as database, database.session() as session:
-        assert list(export_records(session)) == [build.a_record()]
+        assert list(queries.stored_records(session, Record)) == [build.a_record()]
 
 
 def test_an_empty_file_gets_its_tables(path):
@@ -96,7 +97,7 @@ def test_a_session_that_raises_leaves_nothing(path, build):
         with pytest.raises(RecordError), database.session() as session:
             add_record(session, build.a_record()) and add_record(session, build.a_record(m=0))
         with database.session() as session:
-            assert list(export_records(session)) == []
+            assert list(queries.stored_records(session, Record)) == []
 
 
 @pytest.mark.parametrize("content", ["hello", "hello, this is a text file\n" * 1000])
@@ -139,7 +140,7 @@ def test_a_writer_that_waits_longer_than_the_timeout_gives_up(make_url, build):
         with pytest.raises(LockedError, match="is locked: another"), second.session() as session:
             add_record(session, build.a_record("two"))
         with second.session() as session:
-            assert list(export_records(session)) == []  # a reader need not wait
+            assert list(queries.stored_records(session, Record)) == []  # a reader need not wait
 
 
 def test_a_read_only_file_is_refused_before_any_work(path, unprivileged):
@@ -162,7 +163,7 @@ def test_a_read_only_folder_is_refused_for_writing_and_works_for_reading(path, b
     with pytest.raises(ReadOnlyError, match=r"db\.sqlite is read-only, its folder"):
         open_database(str(path))
     with open_database(str(path), read_only=True) as database, database.session() as session:
-        assert list(export_records(session)) == [build.a_record()]
+        assert list(queries.stored_records(session, Record)) == [build.a_record()]
     _as_owner(lambda: path.parent.chmod(0o755))
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import event
 
-from flexq_bench.db import jsonlines
+from flexq_bench.db import jsonlines, queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.errors import (
     ConflictError,
@@ -21,7 +21,6 @@ from flexq_bench.db.errors import (
     ResultsFileError,
 )
 from flexq_bench.db.exchange import (
-    export_records,
     import_file,
     read_records,
     record_line,
@@ -29,6 +28,7 @@ from flexq_bench.db.exchange import (
 )
 from flexq_bench.db.maintenance import stats
 from flexq_bench.db.queries import Filters
+from flexq_bench.db.records import Record
 from flexq_bench.db.store import add_record
 
 # What other programs rely on; fmt keeps it from filling a page.
@@ -77,12 +77,12 @@ def test_importing_twice_changes_nothing(session, tmp_path, three, suffix):
     write_records(path, three)
 
     first = import_file(session, path)
-    stored = list(export_records(session))
+    stored = list(queries.stored_records(session, Record))
     second = import_file(session, path)
 
     assert (first.read, first.added, first.runs) == (3, 3, (three[0].run.uuid,))
     assert (second.read, second.added) == (3, 0)
-    assert list(export_records(session)) == stored
+    assert list(queries.stored_records(session, Record)) == stored
 
 
 @pytest.mark.parametrize("order", list(permutations(("running", "interrupted", "complete"))))
@@ -92,7 +92,7 @@ def test_files_of_a_run_on_its_way_leave_it_as_it_ended(session, tmp_path, build
         write_records(tmp_path / "r.jsonl", [record])
         import_file(session, tmp_path / "r.jsonl")
 
-    assert {record.run.status for record in export_records(session)} == {"complete"}
+    assert {record.run.status for record in queries.stored_records(session, Record)} == {"complete"}
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -108,11 +108,11 @@ def test_export_import_export_is_the_same_file(make_url, tmp_path, build, suffix
     write_records(tmp_path / "given.jsonl", records)
     with open_database(make_url()) as database, database.session() as session:
         import_file(session, tmp_path / "given.jsonl")
-        write_records(first, export_records(session))
+        write_records(first, queries.stored_records(session, Record))
 
     with open_database(make_url()) as database, database.session() as session:
         import_file(session, first)
-        write_records(second, export_records(session))
+        write_records(second, queries.stored_records(session, Record))
 
     assert first.read_bytes() == second.read_bytes()
 
@@ -125,7 +125,7 @@ def test_an_export_depends_on_what_is_stored_and_not_on_the_order_it_came_in(mak
         with open_database(make_url()) as database, database.session() as session:
             for record in arriving:
                 add_record(session, record)
-            assert list(export_records(session)) == [older, early, late]
+            assert list(queries.stored_records(session, Record)) == [older, early, late]
 
 
 def test_export_narrows_by_run_kernel_and_time(session, tmp_path, build):
@@ -140,7 +140,7 @@ def test_export_narrows_by_run_kernel_and_time(session, tmp_path, build):
     import_file(session, tmp_path / "r.jsonl")
 
     def exported(**filters):
-        return list(export_records(session, Filters(**filters)))
+        return list(queries.stored_records(session, Record, Filters(**filters)))
 
     assert exported(runs=(other.uuid,)) == [records[1]]
     assert exported(kernels=("abq-w6a6",)) == [records[2]]
@@ -241,7 +241,9 @@ def test_a_file_that_is_cut_off_is_refused_whole(session, tmp_path, build, three
     with pytest.raises(RecordFormatError, match=f"{path.name}.*(cut off|empty).*: copy"):
         import_file(session, path)
 
-    assert [r.uuid for r in export_records(session)] == [build.a_record("before").uuid]
+    assert [r.uuid for r in queries.stored_records(session, Record)] == [
+        build.a_record("before").uuid
+    ]
 
 
 @pytest.mark.usefixtures("stored_at_once")
@@ -359,7 +361,7 @@ def test_the_first_of_two_lines_with_one_uuid_is_kept(session, tmp_path, build):
 
     import_file(session, tmp_path / "a.jsonl")
 
-    assert [record.median_us for record in export_records(session)] == [6.0]
+    assert [record.median_us for record in queries.stored_records(session, Record)] == [6.0]
 
 
 @pytest.mark.usefixtures("stored_at_once")
@@ -372,7 +374,7 @@ def test_a_file_with_a_conflict_leaves_nothing_of_itself(session, tmp_path, buil
     with pytest.raises(ConflictError):
         import_file(session, tmp_path / "b.jsonl")
 
-    assert len(list(export_records(session))) == 1
+    assert len(list(queries.stored_records(session, Record))) == 1
 
 
 def test_a_record_that_can_not_be_written_leaves_the_file_that_was_there(tmp_path, build):

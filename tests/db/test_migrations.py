@@ -9,10 +9,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, text
 
-from flexq_bench.db import schema
+from flexq_bench.db import queries, schema
 from flexq_bench.db.engine import open_database, revision_of, upgrade
 from flexq_bench.db.errors import NewerSchemaError, OlderSchemaError
-from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.records import Record
 from flexq_bench.db.store import add_record
 from flexq_bench.db.tables import Base
 
@@ -90,7 +90,7 @@ def test_an_upgrade_keeps_what_is_stored(old, build, tmp_path):
     with open_database(old, check_schema=False) as database:
         upgrade(database)
         with database.session() as session:
-            assert list(export_records(session)) == [record]
+            assert list(queries.stored_records(session, Record)) == [record]
 
 
 def test_upgrading_twice_changes_nothing(database):

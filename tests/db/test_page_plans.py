@@ -16,13 +16,10 @@ from sqlalchemy import Connection, Engine, event
 from streamlit.testing.v1 import AppTest
 
 from flexq_bench.dashboard.database import current_database
-from flexq_bench.db.accuracy_store import add_accuracy
-from flexq_bench.db.decode_store import add_decodes
 from flexq_bench.db.engine import Database, open_database
-from flexq_bench.db.gate_store import add_gates
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.db.releases import store_releases
-from flexq_bench.db.store import add_record
+from flexq_bench.db.store import add_record, add_records
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
@@ -66,9 +63,9 @@ def filled(make_url: Callable[[], str], build: Any, compared: Any, commits: Any)
                     )  # fmt: skip
         add_record(session, build.a_record(uuid=MEASURED, m=16))
         add_record(session, build.a_record("linear", stage="linear", case="linear"))
-        add_accuracy(session, [build.an_accuracy_record()])
-        add_gates(session, [build.a_gate_record()])
-        add_decodes(session, [build.a_decode_record(), build.a_serving_record()])
+        add_records(session, [build.an_accuracy_record()])
+        add_records(session, [build.a_gate_record()])
+        add_records(session, [build.a_decode_record(), build.a_serving_record()])
         store_releases(session, {"v1": build.a_commit(2).sha})
         machine = Machine("cuda", DeviceInfo("GPU-1", GPUS[0], "cuda"))
         slow = compared("flexq-w6a6", 1.05, shape=(1, 4096, 4096))

@@ -9,15 +9,14 @@ from alembic import command
 from sqlalchemy import create_engine, inspect, text
 
 from flexq_bench.db import queries, schema
-from flexq_bench.db.accuracy_store import add_accuracy
 from flexq_bench.db.decisions import DecisionInfo
 from flexq_bench.db.engine import open_database, upgrade
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.nightly import add_change_point
 from flexq_bench.db.queries import Filters
-from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.records import Record
 from flexq_bench.db.releases import store_releases
-from flexq_bench.db.store import add_record, begin_run
+from flexq_bench.db.store import add_record, add_records, begin_run
 from flexq_bench.db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
 from flexq_bench.db.writer import series_identity
 
@@ -49,7 +48,7 @@ def fill(build):
             add_change_point(session, project, second.sha, before=1.0, after=2.0)
             # A night on a device that was absent: a run without results.
             begin_run(session, build.a_run(f"{project} absent", suite=suite), second)
-        add_accuracy(session, [build.an_accuracy_record(commit=build.a_commit(2))])
+        add_records(session, [build.an_accuracy_record(commit=build.a_commit(2))])
         store_releases(session, {"v1": build.a_commit(1).sha})
 
     return store
@@ -78,7 +77,7 @@ def test_each_has_its_own(filled, build, project):
     }
     [alert] = [one for one in queries.alerts(filled) if one.bad.project == project]
     assert alert.good.project == project
-    [record] = export_records(filled, Filters(projects=(project,)))
+    [record] = queries.stored_records(filled, Record, Filters(projects=(project,)))
     assert (record.project, record.commit.project) == (project, project)
 
 
@@ -104,7 +103,7 @@ def test_a_result_whose_commit_names_another_project_is_stored_in_its_own(sessio
     commit = build.a_commit(project="acme")
     add_record(session, build.a_record(project="gemm", commit=commit))
 
-    [record] = export_records(session)
+    [record] = queries.stored_records(session, Record)
     assert record.commit.project == "gemm"
     assert queries.recent_commits(session, limit=9, project="acme") == []
 
@@ -140,7 +139,7 @@ def _references(connection):
 def test_shared_rows_are_divided_by_an_upgrade_and_merged_by_a_downgrade(database, fill):
     with database.session() as session:
         fill(session)
-        records = list(export_records(session))
+        records = list(queries.stored_records(session, Record))
     with database.engine.connect() as connection:
         before = _references(connection)
     address = f"sqlite:///{database.path}" if database.path else database.engine.url
@@ -169,7 +168,7 @@ def test_shared_rows_are_divided_by_an_upgrade_and_merged_by_a_downgrade(databas
         row for row in before if row[0] != "release"
     ]
     with open_database(_address(database)) as again, again.session() as session:
-        assert list(export_records(session)) == records
+        assert list(queries.stored_records(session, Record)) == records
 
 
 def _address(database):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flexq_bench.db import queries
 from flexq_bench.db.exchange import read_records, write_records
 from flexq_bench.db.queries import Filters
-from flexq_bench.db.queries.records import export_records
 from flexq_bench.db.records import (
     COMPARABLE_STATUSES,
     STATUSES,
@@ -154,7 +154,7 @@ def test_a_file_gives_back_the_records_to_the_bit(tmp_path, suffix, written):
 def test_a_database_gives_back_the_record_to_the_bit(session, record):
     add_record(session, record)
 
-    stored = list(export_records(session, Filters(runs=(record.run.uuid,))))
+    stored = list(queries.stored_records(session, Record, Filters(runs=(record.run.uuid,))))
     session.rollback()
 
     assert stored == [record]

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from flexq_bench.db import queries
 from flexq_bench.db.errors import ConflictError, NotFoundError, RecordError
-from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.records import Record
 from flexq_bench.db.store import add_record, begin_run, finish_run
 from flexq_bench.db.tables import Commit, Device, Epoch, Measurement, Run, Series
 
@@ -25,7 +25,7 @@ def test_adding_a_record_twice_stores_it_once(session, build):
     assert add_record(session, record) is False
 
     assert count(session, Measurement) == 1
-    assert list(export_records(session)) == [record]
+    assert list(queries.stored_records(session, Record)) == [record]
 
 
 def test_a_stored_record_is_not_changed_by_another_of_the_same_uuid(session, build):
@@ -34,7 +34,7 @@ def test_a_stored_record_is_not_changed_by_another_of_the_same_uuid(session, bui
 
     add_record(session, dataclasses.replace(record, median_us=99.0))
 
-    assert [r.median_us for r in export_records(session)] == [record.median_us]
+    assert [r.median_us for r in queries.stored_records(session, Record)] == [record.median_us]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,10 @@ def test_a_device_under_another_power_limit_is_another_row(session, build):
     add_record(session, build.a_record("two", device=build.a_device(power_limit_w=500.0)))
 
     assert count(session, Device) == 2
-    assert {r.device.power_limit_w for r in export_records(session)} == {700.0, 500.0}
+    assert {r.device.power_limit_w for r in queries.stored_records(session, Record)} == {
+        700.0,
+        500.0,
+    }
 
 
 def test_beginning_a_run_again_goes_on_with_the_stored_one(session, build):
@@ -192,7 +195,7 @@ def test_finishing_an_unknown_run_or_with_an_unknown_status_is_refused(session, 
 def test_an_error_relative_to_an_output_that_is_not_finite_is_stored_as_null(session, build):
     add_record(session, build.a_record(status="incorrect", max_rel_error=math.nan))
 
-    assert [r.max_rel_error for r in export_records(session)] == [None]
+    assert [r.max_rel_error for r in queries.stored_records(session, Record)] == [None]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +233,7 @@ def test_numpy_values_and_other_time_zones_are_stored_as_plain_ones(session, bui
     )
     add_record(session, record)
 
-    (stored,) = export_records(session)
+    (stored,) = queries.stored_records(session, Record)
     assert (stored.median_us, stored.n_samples, stored.exact) == (0.5, 2, True)
     assert stored.samples_us == ((0.5, 0.25),)
     assert stored.created_at == "2025-11-21T10:00:00+00:00"

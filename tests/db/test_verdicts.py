@@ -11,8 +11,8 @@ from sqlalchemy import select
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import DecisionInfo, FalseAlarmInfo, NoiseInfo
 from flexq_bench.db.errors import NotFoundError, RecordError
-from flexq_bench.db.exchange import export_records
 from flexq_bench.db.queries import Filters
+from flexq_bench.db.records import Record
 from flexq_bench.db.store import add_record
 from flexq_bench.db.tables import Series
 from flexq_bench.db.verdict_store import (
@@ -223,10 +223,10 @@ def test_a_series_that_joins_an_explained_alert_gets_its_epoch_too(session, buil
 
 def test_what_records_say_is_not_changed_by_verdicts(session, build, alert):
     a_history(session, build, 3)
-    before = list(export_records(session))
+    before = list(queries.stored_records(session, Record))
     give(session, alert, "explained")
 
-    assert list(export_records(session)) == before
+    assert list(queries.stored_records(session, Record)) == before
 
 
 def base_order(session, series):
