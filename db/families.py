@@ -96,7 +96,7 @@ def _processes(rows: Sequence[DecodeSample]) -> tuple[ProcessDecode, ...]:
     )
 
 
-FAMILIES: Mapping[type[AnyRecord], Family] = {
+FAMILIES: Mapping[type, Family] = {
     Record: Family(
         Measurement,
         Samples(
@@ -122,7 +122,7 @@ FAMILIES: Mapping[type[AnyRecord], Family] = {
 
 
 @cache
-def _stored_fields(kind: type[AnyRecord], table: Any) -> Mapping[str, Any]:
+def _stored_fields(kind: type, table: type) -> Mapping[str, Any]:
     """Return the type of each field of a record that is a column of the table."""
     columns = inspect(table).column_attrs.keys()
     hints = get_type_hints(kind)
@@ -138,13 +138,13 @@ def column_values(record: AnyRecord) -> Row:
     }
 
 
-def field_values(kind: type[AnyRecord], row: Any) -> Row:
+def field_values(kind: type, row: Any) -> Row:
     """Return the fields of a record that are columns of a row of its table, or of its series."""
     values = {}
     for name, hint in _stored_fields(kind, type(row)).items():
         value = getattr(row, name)
         if get_origin(hint) is tuple:
-            item = get_args(hint)[0]
+            item: Any = get_args(hint)[0]
             value = tuple(item(**entry) if is_dataclass(item) else entry for entry in value)
         values[name] = value
     return values

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from flexq_bench.db.encoding import DEVICE_KEY, NESTED, decode_record, encode_record
 from flexq_bench.db.errors import RecordError, RecordFormatError
-from flexq_bench.db.hashing import canonical_json
+from flexq_bench.db.identity import canonical_json
 from flexq_bench.db.records import SCHEMA_VERSION, AnyRecord, Record
 
 _VERSION_KEY = b"flexq_bench.schema_version"

@@ -20,7 +20,7 @@ from flexq_bench.db.decisions import (
 )
 from flexq_bench.db.encoding import canonical
 from flexq_bench.db.errors import NotFoundError, RecordError, StaleError
-from flexq_bench.db.hashing import canonical_json, fingerprint
+from flexq_bench.db.identity import canonical_json, fingerprint
 from flexq_bench.db.locking import lock_for_writing
 from flexq_bench.db.tables import (
     Alert,

@@ -18,7 +18,7 @@ from flexq_bench.db.bulk import insert_rows
 from flexq_bench.db.encoding import INT64
 from flexq_bench.db.errors import ConflictError
 from flexq_bench.db.families import FAMILIES, column_values
-from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.locking import lock_for_writing
 from flexq_bench.db.records import (
     AnyRecord,

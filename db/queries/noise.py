@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, exists, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.tables import FalseAlarmRate, Noise, Series
 
 

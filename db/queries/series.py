@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from flexq_bench.db.decisions import OPEN_STATES
-from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.queries.filters import Filters
 from flexq_bench.db.records import TIME_METRICS
 from flexq_bench.db.tables import (

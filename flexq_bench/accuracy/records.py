@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from flexq_bench.accuracy.results import FULL_PRECISION, ORIGINAL, Direction, Me
 from flexq_bench.accuracy.tasks import task_name
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
+from flexq_bench.db.identity import name_uuid
 from flexq_bench.db.queries import Filters
 from flexq_bench.db.records import AccuracyRecord, CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.db.store import add_records
@@ -24,7 +24,6 @@ from flexq_bench.runs.lifecycle import OpenRun, open_run
 
 Unit = tuple[str, str]  # scheme and task
 OnUnit = Callable[[Unit, Sequence[MetricResult]], None]
-_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy")
 _OBSERVED = "observed"
 _BOS = "bos"
 _OF_SCHEMES = ("through", "content_hash", "scheme_version")
@@ -118,7 +117,7 @@ def build_record(finding: MetricResult, origin: Origin, attempt: int = 1) -> Acc
     """Build the record of a result, created now. attempt: from 1 within the run."""
     identity = f"{origin.run.uuid} {finding.scheme} {finding.task} {finding.metric} {attempt}"
     return AccuracyRecord(
-        uuid=str(uuid.uuid5(_NAMESPACE, identity)),
+        uuid=name_uuid(identity, kind="accuracy"),
         model=origin.model,
         model_hash=origin.model_hash,
         scheme=finding.scheme,

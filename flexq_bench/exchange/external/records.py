@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flexq_bench.db.identity import content_uuid
 from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.exchange.external.result import MOST_BYTES, ExternalResult
 from flexq_bench.runs.record import UNTIMED, record_uuid, tera_operations
@@ -43,7 +43,7 @@ def external_records(results: Sequence[ExternalResult], origin: Origin) -> list[
     The records are the same whenever and wherever the file is imported.
     """
     name = f"{_VERSION} {origin.project} {origin.format} {origin.commit.sha} {origin.file_hash}"
-    identity = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{BACKEND} {name} {origin.device}"))
+    identity = content_uuid(f"{BACKEND} {name} {origin.device}")
     run = RunInfo(
         uuid=identity,
         suite=origin.project,
