@@ -122,29 +122,30 @@ FAMILIES: Mapping[type, Family] = {
 
 
 @cache
-def _stored_fields(kind: type, table: type) -> Mapping[str, Any]:
+def _stored_fields(kind: Any, table: Any) -> Mapping[str, Any]:
     """Return the type of each field of a record that is a column of the table."""
-    columns = inspect(table).column_attrs.keys()
+    columns: list[str] = inspect(table).column_attrs.keys()
     hints = get_type_hints(kind)
     return {name: hints[name] for name in hints if name in columns and name != "created_at"}
 
 
 def column_values(record: AnyRecord) -> Row:
     """Return the columns of a record's row, without references and creation time."""
-    kind = type(record)
+    kind: Any = type(record)
     return {
         name: plain_value(getattr(record, name))
         for name in _stored_fields(kind, FAMILIES[kind].table)
     }
 
 
-def field_values(kind: type, row: Any) -> Row:
+def field_values(kind: Any, row: Any) -> Row:
     """Return the fields of a record that are columns of a row of its table, or of its series."""
     values = {}
-    for name, hint in _stored_fields(kind, type(row)).items():
+    table: Any = type(row)
+    for name, hint in _stored_fields(kind, table).items():
         value = getattr(row, name)
         if get_origin(hint) is tuple:
             item: Any = get_args(hint)[0]
-            value = tuple(item(**entry) if is_dataclass(item) else entry for entry in value)
+            value = tuple(item(**entry) for entry in value) if is_dataclass(item) else tuple(value)
         values[name] = value
     return values
