@@ -146,6 +146,7 @@ def field_values(kind: Any, row: Any) -> Row:
         value = getattr(row, name)
         if get_origin(hint) is tuple:
             item: Any = get_args(hint)[0]
-            value = tuple(item(**entry) for entry in value) if is_dataclass(item) else tuple(value)
+            of_objects = is_dataclass(item)
+            value = tuple(item(**entry) if of_objects else entry for entry in value)
         values[name] = value
     return values

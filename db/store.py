@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from flexq_bench.db.encoding import canonical
 from flexq_bench.db.errors import NotFoundError, RecordError
 from flexq_bench.db.locking import lock_for_writing
-from flexq_bench.db.queries.runs import run_info
+from flexq_bench.db.queries.runs_and_plans import run_info
 from flexq_bench.db.records import RUN_STATUSES, AnyRecord, CommitInfo, RunInfo, RunOwner
 from flexq_bench.db.tables import Run
 from flexq_bench.db.writer import Writer

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from flexq_bench.db.families import FAMILIES, field_values
 from flexq_bench.db.queries.filters import Filters
-from flexq_bench.db.queries.runs import run_info
+from flexq_bench.db.queries.runs_and_plans import run_info
 from flexq_bench.db.records import AnyRecord, CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.db.tables import Commit, Device, Environment, Epoch, Run, Series
 
