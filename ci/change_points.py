@@ -16,13 +16,12 @@ import numpy as np
 from scipy import special
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import DecisionInfo
+from flexq_bench.db.decisions import DecisionInfo, add_decision
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point, restore_change_point, retract_change_point
 from flexq_bench.db.queries import HistoryPoint
 from flexq_bench.db.records import CommitInfo, DeviceInfo
-from flexq_bench.db.verdict_store import add_decision
 from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 from flexq_bench.stats.level_model import (
     DeviceChange,

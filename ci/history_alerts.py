@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import OPEN_STATES, DecisionInfo
+from flexq_bench.db.decisions import OPEN_STATES, DecisionInfo, add_decision, set_alert_state
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point
 from flexq_bench.db.queries import AlertRow, HistoryPoint, ProjectSeries
 from flexq_bench.db.records import CommitInfo, DeviceInfo
-from flexq_bench.db.verdict_store import add_decision, set_alert_state
 from flexq_bench.stats.segments import SHORTEST_SEGMENT
 from flexq_bench.verdicts import Verdict
 from flexq_bench.verdicts.alert_rule import Group, kernel_family

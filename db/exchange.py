@@ -12,9 +12,9 @@ from typing import BinaryIO
 from sqlalchemy.orm import Session
 
 from flexq_bench.db import jsonlines
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.errors import ResultsFileError
 from flexq_bench.db.jsonlines import record_line
-from flexq_bench.db.locking import lock_for_writing
 from flexq_bench.db.records import AnyRecord
 from flexq_bench.db.store import advance_run
 from flexq_bench.db.writer import Writer

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.encoding import canonical
-from flexq_bench.db.errors import NotFoundError, RecordError
-from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.errors import RecordError
 from flexq_bench.db.queries.runs_and_plans import run_info
 from flexq_bench.db.records import RUN_STATUSES, AnyRecord, CommitInfo, RunInfo, RunOwner
 from flexq_bench.db.tables import Run
-from flexq_bench.db.writer import Writer
+from flexq_bench.db.writer import Writer, stored_run_id
 
 _STATUS_ORDER = ("running", "interrupted", "failed", "complete")
 
@@ -94,13 +94,6 @@ def finish_run(
     if status not in RUN_STATUSES:
         raise RecordError(f"status is {status!r}, not one of {', '.join(RUN_STATUSES)}")
     lock_for_writing(session.connection())
-    run_id = _run_id(session, run_uuid)
+    run_id = stored_run_id(session, run_uuid)
     values = {"status": status, "finished_at": finished_at or datetime.now(UTC)}
     session.execute(update(Run).where(Run.id == run_id).values(values))
-
-
-def _run_id(session: Session, run_uuid: str) -> int:
-    run_id = session.scalar(select(Run.id).where(Run.uuid == run_uuid))
-    if run_id is None:
-        raise NotFoundError(f"no run {run_uuid} is stored: name another database with --db")
-    return run_id

@@ -14,12 +14,11 @@ from typing import Any
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
-from flexq_bench.db.bulk import insert_rows
+from flexq_bench.db.dialects import insert_rows, lock_for_writing
 from flexq_bench.db.encoding import INT64
-from flexq_bench.db.errors import ConflictError
+from flexq_bench.db.errors import ConflictError, NotFoundError
 from flexq_bench.db.families import FAMILIES, column_values
 from flexq_bench.db.identity import fingerprint
-from flexq_bench.db.locking import lock_for_writing
 from flexq_bench.db.records import (
     AnyRecord,
     CommitInfo,
@@ -402,6 +401,14 @@ def _device_row(info: DeviceInfo) -> dict[str, Any]:
 
 def _series_key(identity: Mapping[str, Any]) -> tuple[object, ...]:
     return ("series", *(identity[name] for name in _IDENTITY), identity.get(_PROJECT, ""))
+
+
+def stored_run_id(session: Session, run_uuid: str) -> int:
+    """Return the id of a run. Raises NotFoundError if it is not stored."""
+    run_id = session.scalar(select(Run.id).where(Run.uuid == run_uuid))
+    if run_id is None:
+        raise NotFoundError(f"no run {run_uuid} is stored: name another database with --db")
+    return run_id
 
 
 def _sample_rows(record: AnyRecord, result_id: int) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from made_up import Place
 from other_rows import fill_fleet, fill_models
 from sqlalchemy import insert, select, text
 
-from flexq_bench.db.decisions import FalseAlarmInfo
+from flexq_bench.db.decisions import FalseAlarmInfo, add_false_alarm_rate
 from flexq_bench.db.engine import Session, open_database, revision_of, upgrade
 from flexq_bench.db.identity import canonical_json, fingerprint
 from flexq_bench.db.records import RunInfo
@@ -38,7 +38,6 @@ from flexq_bench.db.tables import (
     Noise,
     Sample,
 )
-from flexq_bench.db.verdict_store import add_false_alarm_rate
 from flexq_bench.db.writer import Writer
 from flexq_bench.results.published_numbers import store_published_numbers
 from flexq_bench.runs.machine import Machine

@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from flexq_bench.db.clock import database_time
+from flexq_bench.db.dialects import database_time
 from flexq_bench.db.errors import AmbiguousError, NotFoundError
 from flexq_bench.db.fleet import OPEN_JOB_STATES
 from flexq_bench.db.leases import JOB_LEASES
@@ -264,18 +264,6 @@ def leased_jobs(session: Session, run_uuid: str) -> int:
         .where(Run.uuid == run_uuid, JOB_LEASES.is_live(database_time(session)))
     )
     return session.scalars(query).one()
-
-
-def run_by_idempotency_key(session: Session, key: str) -> RunInfo | None:
-    """Return the run with this idempotency key; None: there is none."""
-    uuid = session.scalar(select(Run.uuid).where(Run.idempotency_key == key))
-    return None if uuid is None else run_info(session, uuid)
-
-
-def run_cases_received(session: Session, run_uuid: str) -> frozenset[str]:
-    """Return the keys of the cases with a result of any status in the run."""
-    query = select(Measurement.case_key).join(Run).where(Run.uuid == run_uuid).distinct()
-    return frozenset(session.scalars(query))
 
 
 def missing_cases(session: Session, run_uuid: str) -> tuple[str, ...]:

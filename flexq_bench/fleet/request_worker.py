@@ -16,10 +16,9 @@ from pathlib import Path
 from threading import Event, Thread
 
 from flexq_bench.db import queries
-from flexq_bench.db.clock import database_time
+from flexq_bench.db.dialects import database_time, lock_for_writing
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import AWAY, DatabaseError
-from flexq_bench.db.locking import lock_for_writing
 from flexq_bench.db.records import CommitInfo, Record
 from flexq_bench.db.requests import (
     ClaimedRequest,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
-from flexq_bench.db.clock import database_time
+from flexq_bench.db.dialects import database_time, lock_for_writing
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import AWAY, DatabaseError
 from flexq_bench.db.fleet import (
@@ -23,7 +23,6 @@ from flexq_bench.db.fleet import (
     register_worker,
     return_jobs,
 )
-from flexq_bench.db.locking import lock_for_writing
 from flexq_bench.db.records import Record
 from flexq_bench.db.tuning import ChoiceInfo, add_choices
 from flexq_bench.errors import InfrastructureError

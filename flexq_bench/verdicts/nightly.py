@@ -8,11 +8,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import OPEN_STATES, DecisionInfo
+from flexq_bench.db.decisions import (
+    OPEN_STATES,
+    DecisionInfo,
+    add_decision,
+    join_alert,
+    open_alert,
+    set_alert_state,
+)
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.records import CommitInfo
-from flexq_bench.db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
 from flexq_bench.verdicts import alert_rule
 from flexq_bench.verdicts.alert_rule import Group, alert_of, groups_of, is_fixed
 from flexq_bench.verdicts.compared import Compared, ComparisonDevice

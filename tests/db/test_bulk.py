@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from flexq_bench.db.bulk import insert_rows
+from flexq_bench.db.dialects import insert_rows
 from flexq_bench.db.tables import Environment, Night, Run, Sample
 
 AWKWARD = 'ü "quoted" \\n \\u0041 \u2028 ☃'

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flexq_bench.db import queries
-from flexq_bench.db.clock import database_time
+from flexq_bench.db.dialects import database_time
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.fleet import (
     Beat,

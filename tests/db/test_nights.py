@@ -8,11 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import DecisionInfo
+from flexq_bench.db.decisions import DecisionInfo, add_alert_note, add_decision, open_alert
 from flexq_bench.db.errors import NotFoundError, RecordError
 from flexq_bench.db.queries import NightRow, OutcomeRow
 from flexq_bench.db.store import add_record
-from flexq_bench.db.verdict_store import add_alert_note, add_decision, open_alert
 from flexq_bench.db.writer import series_identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,7 +9,13 @@ from alembic import command
 from sqlalchemy import create_engine, inspect, text
 
 from flexq_bench.db import queries, schema
-from flexq_bench.db.decisions import DecisionInfo
+from flexq_bench.db.decisions import (
+    DecisionInfo,
+    add_decision,
+    join_alert,
+    open_alert,
+    set_alert_state,
+)
 from flexq_bench.db.engine import open_database, upgrade
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.nightly import add_change_point
@@ -17,7 +23,6 @@ from flexq_bench.db.queries import Filters
 from flexq_bench.db.records import Record
 from flexq_bench.db.releases import store_releases
 from flexq_bench.db.store import add_record, add_records, begin_run
-from flexq_bench.db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
 from flexq_bench.db.writer import series_identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -15,10 +15,10 @@ from streamlit.testing.v1 import AppTest
 
 from flexq_bench.dashboard.database import current_database, write_alert
 from flexq_bench.db import queries
+from flexq_bench.db.decisions import open_alert
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.errors import ReadOnlyError
 from flexq_bench.db.store import add_record
-from flexq_bench.db.verdict_store import open_alert
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PAGE = Path(__file__).parents[2] / "docs" / "dashboard.md"

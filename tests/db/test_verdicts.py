@@ -9,13 +9,10 @@ import pytest
 from sqlalchemy import select
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import DecisionInfo, FalseAlarmInfo, NoiseInfo
-from flexq_bench.db.errors import NotFoundError, RecordError
-from flexq_bench.db.queries import Filters
-from flexq_bench.db.records import Record
-from flexq_bench.db.store import add_record
-from flexq_bench.db.tables import Series
-from flexq_bench.db.verdict_store import (
+from flexq_bench.db.decisions import (
+    DecisionInfo,
+    FalseAlarmInfo,
+    NoiseInfo,
     add_decision,
     add_false_alarm_rate,
     add_noise,
@@ -23,6 +20,11 @@ from flexq_bench.db.verdict_store import (
     open_alert,
     set_alert_state,
 )
+from flexq_bench.db.errors import NotFoundError, RecordError
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.records import Record
+from flexq_bench.db.store import add_record
+from flexq_bench.db.tables import Series
 from flexq_bench.db.writer import series_identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
