@@ -26,13 +26,13 @@ def test_text_numbers_and_nested_values_are_kept(session):
     assert [{"content": c, "fingerprint": f} for c, f in stored] == rows
 
 
-def test_nothing_to_insert_is_no_statement(session):
+def test_empty_list_of_rows_is_inserted(session):
     insert_rows(session.connection(), Environment.__table__, [])
 
     assert session.scalars(select(Environment.id)).all() == []
 
 
-def test_times_and_what_the_database_refuses(session, run_id):
+def test_times_are_kept_and_invalid_rows_refused(session, run_id):
     at = datetime(2025, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
     row = {"key": "k", "name": "n", "suite": "s", "gpu": "g", "run_id": run_id, "state": "done",
            "report": {"a": [1.5]}, "updated_at": at}  # fmt: skip

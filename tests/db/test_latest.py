@@ -9,7 +9,7 @@ def at(hour: int, **changes):
     return {"created_at": f"2025-11-21T{hour:02}:00:00+00:00", **changes}
 
 
-def test_the_newest_accepted_result_of_each_series_and_nothing_else(session, build):
+def test_latest_results_are_the_newest_accepted_of_each_series(session, build):
     add_record(session, build.a_record("old", run=build.a_run("1"), median_us=9.0, **at(1)))
     add_record(session, build.a_record("new", run=build.a_run("2"), median_us=8.0, **at(2)))
     rejected = at(3, median_us=1.0, accepted=False)
@@ -21,7 +21,7 @@ def test_the_newest_accepted_result_of_each_series_and_nothing_else(session, bui
     assert [(row.m, row.median_us) for row in found] == [(1, 8.0), (8, 7.0)]
 
 
-def test_what_compilers_made_of_kernels_is_no_time(session, build):
+def test_static_metrics_are_not_times(session, build):
     add_record(session, build.a_record(metric="registers", unit="", gpu="sm_90"))
 
     assert queries.latest_results(session) == []
@@ -38,7 +38,7 @@ def test_series_filters_narrow(session, build):
     assert queries.gpu_names(session) == ("NVIDIA A100", "NVIDIA H200")
 
 
-def test_results_at_a_commit_leave_other_commits_suites_and_dirty_trees_out(session, build):
+def test_results_at_a_commit_exclude_dirty_trees_and_other_suites(session, build):
     for order, median in ((1, 9.0), (2, 8.0)):
         commit = build.a_commit(order)
         record = build.a_record(

@@ -54,7 +54,7 @@ def test_prune_without_a_condition_is_refused(session, four):
     assert stats(session).rows["sample"] == 4
 
 
-def test_importing_again_does_not_bring_pruned_samples_back(session, four, tmp_path):
+def test_import_does_not_restore_pruned_samples(session, four, tmp_path):
     write_records(tmp_path / "r.jsonl", queries.stored_records(session, Record))
     prune_samples(session, keep_accepted=True)
 

@@ -47,7 +47,7 @@ def decide(session, build):
     return store
 
 
-def test_the_latest_night_of_each_gpu_is_counted_by_verdict(session, decide):
+def test_latest_night_of_each_gpu_counts_verdicts(session, decide):
     decide(verdict="faster", night=1)
     decide(night=2)
     decide(base=2, head=3, night=2)
@@ -65,7 +65,7 @@ def test_the_latest_night_of_each_gpu_is_counted_by_verdict(session, decide):
     ]
 
 
-def test_pull_requests_and_commits_beside_themselves_are_no_night(session, decide):
+def test_latest_nights_exclude_pull_requests_and_canaries(session, decide):
     decide(night=1)
     decide(night=2, watched=False)
     decide(night=3, base=2, head=2)
@@ -89,7 +89,7 @@ def test_outcomes_are_grouped_by_status_and_reason(session, build):
     ]
 
 
-def test_only_the_last_attempt_at_a_case_is_an_outcome(session, build):
+def test_run_outcomes_count_only_the_last_attempt(session, build):
     first = {"status": "failed", "detail": "boom", "accepted": False}
     add_record(session, build.a_record("first", **first))
     add_record(session, build.a_record("second", created_at="2025-11-21T11:00:00+00:00"))
@@ -98,7 +98,7 @@ def test_only_the_last_attempt_at_a_case_is_an_outcome(session, build):
     assert (outcome.status, outcome.cases) == ("ok", 1)
 
 
-def test_the_latest_run_of_each_gpu_counts_however_it_ended(session, build):
+def test_latest_run_of_each_gpu_includes_failed_runs(session, build):
     def run(name, day, **changes):
         return build.a_run(name, created_at=f"2025-11-2{day}T10:00:00+00:00", **changes)
 
@@ -118,7 +118,7 @@ def test_the_latest_run_of_each_gpu_counts_however_it_ended(session, build):
     assert queries.suite_names(session) == ("nightly", "smoke", "static")
 
 
-def test_commits_between_are_those_after_the_first_up_to_the_second(session, build):
+def test_commits_between_excludes_the_first_and_includes_the_last(session, build):
     for order in (4, 2, 3, 1, 5):
         commit = build.a_commit(order)
         add_record(session, build.a_record(run=build.a_run(str(order)), commit=commit))
@@ -130,7 +130,7 @@ def test_commits_between_are_those_after_the_first_up_to_the_second(session, bui
     assert [commit.subject for commit in found] == ["Change 3", "Change 4"]
 
 
-def test_series_are_named_without_a_measurement_being_needed(session, build, decide):
+def test_series_names_need_no_measurement(session, build, decide):
     decide()
     add_record(session, build.a_record(kernel="abq-w6a6", m=8))
 
@@ -142,7 +142,7 @@ def test_series_are_named_without_a_measurement_being_needed(session, build, dec
     ]
 
 
-def test_a_note_is_kept_and_leaves_the_state(session, build, decide):
+def test_note_is_kept_and_leaves_the_state(session, build, decide):
     decide()
     alert = open_alert(session, "flexq", build.a_commit(1).sha, build.a_commit(2).sha, NOW)
 
@@ -154,7 +154,7 @@ def test_a_note_is_kept_and_leaves_the_state(session, build, decide):
     assert (last.state, last.person, last.note) == ("new", "Ada", "seen")
 
 
-def test_an_empty_note_and_one_about_nothing_are_refused(session):
+def test_empty_note_and_unknown_alert_are_refused(session):
     with pytest.raises(RecordError, match="the note on alert 1 is empty"):
         add_alert_note(session, 1, person="Ada", note=" ", at=NOW)
     with pytest.raises(NotFoundError, match="no alert 999"):

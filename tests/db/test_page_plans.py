@@ -147,7 +147,7 @@ def test_no_page_scans_the_measurements_or_reads_samples(
         assert [found for one in asked for found in scans(connection, one)] == []
 
 
-def test_a_scan_would_be_noticed(database: Database) -> None:
+def test_scan_of_measurements_is_detected(database: Database) -> None:
     everything = Asked("SELECT median_us FROM measurement WHERE detail = ''", ())
     through_an_index = Asked("SELECT created_at FROM measurement ORDER BY created_at", ())
 

@@ -66,7 +66,7 @@ def filled(session, fill):
 
 
 @pytest.mark.parametrize("project", PROJECTS)
-def test_each_has_its_own(filled, build, project):
+def test_each_project_has_its_own_rows(filled, build, project):
     sha = build.a_commit(2).sha
 
     assert len(queries.commits_between(filled, 0, 9, project=project)) == 2
@@ -86,7 +86,7 @@ def test_each_has_its_own(filled, build, project):
     assert (record.project, record.commit.project) == (project, project)
 
 
-def test_what_another_project_has_stored_is_not_found(filled, build):
+def test_commits_of_other_projects_are_not_found(filled, build):
     sha = build.a_commit(2).sha
 
     assert queries.results_at_commit(filled, sha, project="other") == []
@@ -95,7 +95,7 @@ def test_what_another_project_has_stored_is_not_found(filled, build):
         open_alert(filled, "w6a8", sha, sha, NOW, project="other")
 
 
-def test_a_tag_of_one_project_moves_no_other_s(filled, build):
+def test_tag_of_one_project_leaves_other_projects(filled, build):
     moved = {"v1": build.a_commit(2).sha}
 
     assert store_releases(filled, moved, project="acme") == ["v1"]
@@ -103,7 +103,7 @@ def test_a_tag_of_one_project_moves_no_other_s(filled, build):
     assert shas == {**dict.fromkeys(PROJECTS, build.a_commit(1).sha), "acme": moved["v1"]}
 
 
-def test_a_result_whose_commit_names_another_project_is_stored_in_its_own(session, build):
+def test_commit_is_stored_in_the_project_of_its_record(session, build):
     """As files that were exported while projects shared the rows of commits have it."""
     commit = build.a_commit(project="acme")
     add_record(session, build.a_record(project="gemm", commit=commit))
@@ -141,7 +141,7 @@ def _references(connection):
     return sorted(rows)
 
 
-def test_shared_rows_are_divided_by_an_upgrade_and_merged_by_a_downgrade(database, fill):
+def test_upgrade_splits_shared_commits_and_downgrade_merges_them(database, fill):
     with database.session() as session:
         fill(session)
         records = list(queries.stored_records(session, Record))

@@ -10,7 +10,7 @@ from flexq_bench.db.releases import store_releases
 from flexq_bench.db.store import add_record
 
 
-def test_tags_of_stored_commits_are_kept_newest_first(session, build):
+def test_releases_are_tags_of_stored_clean_commits(session, build):
     for order in (1, 2):
         add_record(session, build.a_record(f"{order}", commit=build.a_commit(order)))
     add_record(session, build.a_record("dirty", m=2, commit=build.a_commit(3, dirty=True)))
@@ -21,7 +21,7 @@ def test_tags_of_stored_commits_are_kept_newest_first(session, build):
     assert [(r.name, r.topo_order) for r in queries.releases(session)] == [("v2", 2), ("v1", 1)]
 
 
-def test_a_tag_that_moved_is_moved_and_the_same_changes_nothing(session, build):
+def test_moved_tag_is_updated_and_an_equal_one_changes_nothing(session, build):
     for order in (1, 2):
         add_record(session, build.a_record(f"{order}", commit=build.a_commit(order)))
     store_releases(session, {"v1": build.a_commit(1).sha})
@@ -31,7 +31,7 @@ def test_a_tag_that_moved_is_moved_and_the_same_changes_nothing(session, build):
     assert [r.sha for r in queries.releases(session)] == [build.a_commit(2).sha]
 
 
-def test_a_measurement_has_its_device_and_what_was_kept_beside(session, build):
+def test_result_detail_has_device_environment_and_extra(session, build):
     record = build.a_record(extra={"before": {"sm_clock_mhz": 1980.0}})
     add_record(session, record)
 
@@ -45,6 +45,6 @@ def test_a_measurement_has_its_device_and_what_was_kept_beside(session, build):
     assert found.extra == {"before": {"sm_clock_mhz": 1980.0}}
 
 
-def test_a_measurement_that_is_not_stored_is_an_error(session):
+def test_measurement_that_is_not_stored_is_an_error(session):
     with pytest.raises(NotFoundError, match="no measurement nowhere is stored"):
         queries.result_detail(session, "nowhere")

@@ -141,7 +141,7 @@ quick = settings(
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".parquet"])
 @quick
 @given(written=st.lists(records(), min_size=1, max_size=2))
-def test_a_file_gives_back_the_records_to_the_bit(tmp_path, suffix, written):
+def test_file_round_trip_is_exact(tmp_path, suffix, written):
     path = tmp_path / f"{uuid.uuid4()}{suffix}"
 
     assert write_records(path, written) == len(written)
@@ -151,7 +151,7 @@ def test_a_file_gives_back_the_records_to_the_bit(tmp_path, suffix, written):
 
 @quick
 @given(record=records())
-def test_a_database_gives_back_the_record_to_the_bit(session, record):
+def test_database_round_trip_is_exact(session, record):
     add_record(session, record)
 
     stored = list(queries.stored_records(session, Record, Filters(runs=(record.run.uuid,))))
