@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import UTC, datetime, timedelta
+from itertools import count
 
 import pytest
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import DecisionInfo, add_alert_note, add_decision, open_alert
+from flexq_bench.db.decisions import add_alert_note, add_decision, open_alert
 from flexq_bench.db.errors import NotFoundError, RecordError
 from flexq_bench.db.queries import NightRow, OutcomeRow
 from flexq_bench.db.store import add_record
-from flexq_bench.db.writer import series_identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -20,29 +19,12 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 @pytest.fixture
 def decide(session, build):
     """decide(base=1, head=2, gpu="NVIDIA H200", night=1): stores a decision."""
-    count = iter(range(1000))
+    numbers = count()
 
-    def store(*, base=1, head=2, gpu="NVIDIA H200", night=1, **changes):
-        info = DecisionInfo(
-            uuid=f"decision {next(count)}",
-            series=series_identity(build.a_record(gpu=gpu)),
-            base=build.a_commit(base),
-            head=build.a_commit(head),
-            device=build.a_device(sku=gpu),
-            watched=True,
-            detector="interleaved",
-            detector_version=1,
-            parameters={},
-            evidence={},
-            verdict="slower",
-            cause="code",
-            reason="",
-            log_ratio=0.05,
-            log_ratio_low=0.04,
-            log_ratio_high=0.06,
-            created_at=NOW + timedelta(days=night),
-        )
-        add_decision(session, dataclasses.replace(info, **changes))
+    def store(*, gpu="NVIDIA H200", night=1, **changes):
+        record = build.a_record(gpu=gpu, device=build.a_device(sku=gpu))
+        changes |= {"uuid": f"decision {next(numbers)}", "created_at": NOW + timedelta(days=night)}
+        add_decision(session, build.a_decision(record, **changes))
 
     return store
 

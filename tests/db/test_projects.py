@@ -10,7 +10,6 @@ from sqlalchemy import create_engine, inspect, text
 
 from flexq_bench.db import queries, schema
 from flexq_bench.db.decisions import (
-    DecisionInfo,
     add_decision,
     join_alert,
     open_alert,
@@ -23,7 +22,6 @@ from flexq_bench.db.queries import Filters
 from flexq_bench.db.records import Record
 from flexq_bench.db.releases import store_releases
 from flexq_bench.db.store import add_record, add_records, begin_run
-from flexq_bench.db.writer import series_identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PROJECTS = ("", "acme", "acme.attention")  # a name that begins with another one's
@@ -40,12 +38,7 @@ def fill(build):
             run = build.a_run(project, suite=suite)
             record = build.a_record(project, run=run, commit=second, project=project)
             add_record(session, record)
-            info = DecisionInfo(
-                uuid=project, series=series_identity(record), base=first, head=second,
-                device=record.device, watched=True, detector="interleaved", detector_version=1,
-                parameters={}, evidence={}, verdict="slower", cause="code", reason="+10 %",
-                log_ratio=0.1, log_ratio_low=0.05, log_ratio_high=0.2, created_at=NOW,
-            )  # fmt: skip
+            info = build.a_decision(record, uuid=project)
             add_decision(session, info)
             alert = open_alert(session, "w6a8", first.sha, second.sha, NOW, project=project)
             join_alert(session, alert, [project])

@@ -10,7 +10,6 @@ from sqlalchemy import select
 
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import (
-    DecisionInfo,
     FalseAlarmInfo,
     NoiseInfo,
     add_decision,
@@ -34,27 +33,8 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def decide(session, build):
     """decide("uuid", base=1, head=2, m=8, verdict="slower"): stores a decision."""
 
-    def store(uuid="one", *, base=1, head=2, m=1, **changes):
-        info = DecisionInfo(
-            uuid=uuid,
-            series=series_identity(build.a_record(m=m)),
-            base=build.a_commit(base),
-            head=build.a_commit(head),
-            device=build.a_device(),
-            watched=True,
-            detector="interleaved",
-            detector_version=1,
-            parameters={"confidence": 0.99},
-            evidence={"base_us": [1 / 3], "note": "ü"},
-            verdict="slower",
-            cause="code",
-            reason="+5 %",
-            log_ratio=0.05,
-            log_ratio_low=0.04,
-            log_ratio_high=0.06,
-            created_at=NOW,
-        )
-        return add_decision(session, dataclasses.replace(info, **changes))
+    def store(uuid="one", *, m=1, **changes):
+        return add_decision(session, build.a_decision(build.a_record(m=m), uuid=uuid, **changes))
 
     return store
 
