@@ -159,7 +159,7 @@ def claim_jobs(
     result.
     """
     lock_for_writing(session.connection())
-    unconfirmed = (Job.state == JOB_LEASES.held) & Job.worker.in_(list(own_workers))
+    unconfirmed = (Job.state == JOB_LEASES.leased_state) & Job.worker.in_(list(own_workers))
     free = session.execute(
         select(Job.id, Job.attempts).where(
             Job.id.in_(list(claims)), or_(JOB_LEASES.is_free(at), unconfirmed)

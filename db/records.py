@@ -23,6 +23,8 @@ COMPARABLE_STATUSES = ("ok", "noisy")
 
 TIME_METRICS = {"boost": "time", "sustained": "sustained_time"}  # by regime
 
+EXTERNAL_BACKEND = "outside"  # of results measured by another tool, with its own protocol
+
 RUN_STATUSES = (
     "running",  # started, not finished
     "complete",  # the whole plan was processed
@@ -51,7 +53,8 @@ class DeviceInfo:
 
     uuid: str
     sku: str  # NVML name, for example "NVIDIA H200"; a CPU's model name
-    backend: str  # "cuda" | "cpu"; "static": metric of the machine code, nothing ran; "outside"
+    # "cuda" | "cpu"; "static": metric of the machine code, nothing ran; or EXTERNAL_BACKEND
+    backend: str
     vbios: str | None = None
     power_limit_w: float | None = None
     ecc: bool | None = None

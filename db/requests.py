@@ -147,7 +147,7 @@ def claim_request(
     ).one_or_none()
     if oldest is None:
         return None
-    deaths = oldest.deaths + int(oldest.state == REQUEST_LEASES.held)
+    deaths = oldest.deaths + int(oldest.state == REQUEST_LEASES.leased_state)
     REQUEST_LEASES.claim(
         session,
         {oldest.id: server},
@@ -175,9 +175,11 @@ def renew_request(
 def return_requests(session: Session, server: str) -> None:
     """Queue the requests leased to a server again; not counted as a death."""
     lock_for_writing(session.connection())
-    held = Request.state == REQUEST_LEASES.held
+    is_running = Request.state == REQUEST_LEASES.leased_state
     session.execute(
-        update(Request).where(Request.server == server, held).values(state=QUEUED, lease_until=None)
+        update(Request)
+        .where(Request.server == server, is_running)
+        .values(state=QUEUED, lease_until=None)
     )
 
 
@@ -190,10 +192,10 @@ def set_request_run(session: Session, uuid: str, run_uuid: str) -> None:
 def set_request_detail(session: Session, uuid: str, server: str, detail: str) -> None:
     """Set the progress text of a request; no effect if this server does not hold it."""
     lock_for_writing(session.connection())
-    held = Request.state == REQUEST_LEASES.held
+    is_running = Request.state == REQUEST_LEASES.leased_state
     session.execute(
         update(Request)
-        .where(Request.uuid == uuid, Request.server == server, held)
+        .where(Request.uuid == uuid, Request.server == server, is_running)
         .values(detail=detail)
     )
 

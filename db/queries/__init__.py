@@ -103,7 +103,6 @@ from flexq_bench.db.queries.runs_and_plans import (
     suite_names,
 )
 from flexq_bench.db.queries.series import (
-    OUTSIDE,
     FilterValues,
     HistoryPoint,
     ProjectSeries,
@@ -139,3 +138,4 @@ from flexq_bench.db.queries.verdicts import (
     latest_decisions_from,
     noise_floors,
 )
+from flexq_bench.db.records import EXTERNAL_BACKEND

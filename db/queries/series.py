@@ -18,7 +18,7 @@ from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.queries.filters import Filters
 from flexq_bench.db.queries.results import SWEEP
 from flexq_bench.db.queries.rows import columns_of, rows_of
-from flexq_bench.db.records import TIME_METRICS
+from flexq_bench.db.records import EXTERNAL_BACKEND, TIME_METRICS
 from flexq_bench.db.tables import (
     Alert,
     Commit,
@@ -32,8 +32,7 @@ from flexq_bench.db.tables import (
     Series,
 )
 
-OUTSIDE = "outside"  # backend of results measured by another tool
-TRAIL = 5  # nightly runs within which a step of 2 % is detected (docs/statistics.md)
+BASE_LAG_COMMITS = 5  # nightly runs within which a step of 2 % is detected (docs/statistics.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,7 @@ def project_series(session: Session) -> list[ProjectSeries]:
     """Return all series measured by another tool, by id. Reads no measurement."""
     query = (
         select(*columns_of(ProjectSeries, Series))
-        .where(Series.project != "", Series.backend == OUTSIDE)
+        .where(Series.project != "", Series.backend == EXTERNAL_BACKEND)
         .order_by(Series.id)
     )
     return rows_of(session, ProjectSeries, query)
@@ -183,7 +182,7 @@ def main_project(session: Session) -> str:
     query = (
         select(func.min(Series.project))
         .where(Series.metric.in_(TIME_METRICS.values()))
-        .where(Series.backend != OUTSIDE)
+        .where(Series.backend != EXTERNAL_BACKEND)
     )
     return session.scalar(query) or ""
 
@@ -272,10 +271,10 @@ def epoch_environments(session: Session, series_ids: Sequence[int]) -> dict[int,
     return {epoch: hashes[environment] for epoch, environment in of_epoch.items()}
 
 
-def trusted_base(session: Session, series_id: int, *, trail: int = TRAIL) -> str | None:
+def trusted_base(session: Session, series_id: int, *, lag: int = BASE_LAG_COMMITS) -> str | None:
     """Return the base commit for the next nightly comparison of a series; None: there is none yet.
 
-    The base is the newest commit of the newest epoch that is `trail` commits older than the latest
+    The base is the newest commit of the newest epoch that is `lag` commits older than the latest
     one, and not newer than the last good commit of any open alert on the series. Without this
     distance, a step that was not confirmed in its first night would be part of the base of the
     second night (docs/statistics.md).
@@ -284,7 +283,7 @@ def trusted_base(session: Session, series_id: int, *, trail: int = TRAIL) -> str
     if not points:
         return None
     shas = list(dict.fromkeys(p.commit for p in points if p.epoch == points[-1].epoch))
-    trusted = shas[: max(len(shas) - trail, 1)]
+    trusted = shas[: max(len(shas) - lag, 1)]
     orders = {p.commit: p.topo_order for p in points}
     limit = session.scalar(
         select(func.min(Commit.topo_order))

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from flexq_bench.db.dialects import database_time, lock_for_writing
 from flexq_bench.db.engine import Database, Session
-from flexq_bench.db.errors import AWAY, DatabaseError
+from flexq_bench.db.errors import UNAVAILABLE, DatabaseError
 from flexq_bench.db.fleet import (
     Beat,
     WorkerInfo,
@@ -128,7 +128,7 @@ class WriteBuffer:
         try:
             with self._database.session() as session:
                 flushed = self._write(session, claims, beats, own_workers)
-        except AWAY as error:
+        except UNAVAILABLE as error:
             self._handle_outage(error)
             return None
         if self._away_since is not None:
@@ -142,7 +142,7 @@ class WriteBuffer:
         try:
             with self._database.session() as session:
                 return query(session)
-        except AWAY as error:
+        except UNAVAILABLE as error:
             self._handle_outage(error)
             return None
 

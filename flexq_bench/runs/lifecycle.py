@@ -30,7 +30,7 @@ from typing import NoReturn
 
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session
-from flexq_bench.db.errors import AWAY, DatabaseError, FileMovedError, ResultsFileError
+from flexq_bench.db.errors import UNAVAILABLE, DatabaseError, FileMovedError, ResultsFileError
 from flexq_bench.db.exchange import write_records
 from flexq_bench.db.queries import Filters, OwnedRun, stored_records
 from flexq_bench.db.records import MODEL_KINDS, AnyRecord, CommitInfo, Record, RunInfo
@@ -116,7 +116,7 @@ def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[O
     the file that the run's results were written to instead.
     """
     with ended_by_terminate():
-        with suppress(*AWAY):  # the next run repeats it
+        with suppress(*UNAVAILABLE):  # the next run repeats it
             end_dead_runs(database)
         info = through_outages(
             database,

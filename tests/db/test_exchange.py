@@ -295,7 +295,7 @@ def test_file_of_another_program_is_refused(tmp_path, content):
 
 @pytest.mark.parametrize("opened", [open, gzip.open], ids=["plain", "gzip"])
 def test_endless_line_is_refused_without_reading_it(tmp_path, monkeypatch, opened):
-    monkeypatch.setattr(jsonlines, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(jsonlines, "MAX_LINE_BYTES", 1000)
     path = tmp_path / ("a.jsonl.gz" if opened is gzip.open else "a.jsonl")
     with opened(path, "wb") as file:
         file.write(b"\n" + b" " * 10_000_000)

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from flexq_bench.db import silent_server
 from flexq_bench.db.engine import open_database
-from flexq_bench.db.errors import AWAY, ReadOnlyError, StandbyError, UnreachableError
+from flexq_bench.db.errors import UNAVAILABLE, ReadOnlyError, StandbyError, UnreachableError
 from flexq_bench.db.store import begin_run
 
 
@@ -55,5 +55,5 @@ def test_read_only_server_is_a_standby(url, build):
     with pytest.raises(StandbyError, match="is read-only"), database.session() as session:
         begin_run(session, build.a_run(), build.a_commit())
     database.close()
-    assert issubclass(StandbyError, AWAY)
-    assert not issubclass(ReadOnlyError, AWAY)
+    assert issubclass(StandbyError, UNAVAILABLE)
+    assert not issubclass(ReadOnlyError, UNAVAILABLE)

@@ -212,7 +212,7 @@ def test_verdicts_do_not_change_records(session, build, alert):
 
 
 def base_order(session, series):
-    base = queries.trusted_base(session, series, trail=2)
+    base = queries.trusted_base(session, series, lag=2)
     return None if base is None else int(base, 16)
 
 
