@@ -84,7 +84,8 @@ class Leases:
         return session.connection().execute(statement).rowcount > 0
 
     def _column(self, name: str) -> Column[Any]:
-        return self.table.columns[name]
+        column: Column[Any] = self.table.columns[name]
+        return column
 
 
 JOB_LEASES = Leases(Job.__table__, leased_state="leased", holder="worker")

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flexq_bench.db import queries
-from flexq_bench.db.dialects import database_time
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.fleet import (
     Beat,
@@ -112,13 +111,6 @@ def test_coordinator_reclaims_unconfirmed_leases_of_its_own_workers(session, job
     again = claim_jobs(session, {job: "w2"}, until=NOW + LEASE, at=NOW, own_workers={"w1", "w2"})
 
     assert again == {job: 2}
-
-
-def test_database_time_is_close_to_the_host_s_clock(database):
-    with database.session() as session:
-        apart = abs(database_time(session) - datetime.now(UTC))
-
-    assert apart < timedelta(seconds=60)
 
 
 def test_only_the_first_result_of_a_job_is_kept(session, build, run, jobs):

@@ -1,11 +1,6 @@
-"""Which commits people named, and one measurement in full."""
-
 from __future__ import annotations
 
-import pytest
-
 from flexq_bench.db import queries
-from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.releases import store_releases
 from flexq_bench.db.store import add_record
 
@@ -29,22 +24,3 @@ def test_moved_tag_is_updated_and_an_equal_one_changes_nothing(session, build):
     assert store_releases(session, {"v1": build.a_commit(1).sha}) == []
     assert store_releases(session, {"v1": build.a_commit(2).sha}) == ["v1"]
     assert [r.sha for r in queries.releases(session)] == [build.a_commit(2).sha]
-
-
-def test_result_detail_has_device_environment_and_extra(session, build):
-    record = build.a_record(extra={"before": {"sm_clock_mhz": 1980.0}})
-    add_record(session, record)
-
-    found = queries.result_detail(session, record.uuid)
-
-    assert found.result.kernel == record.kernel
-    assert found.device == record.device.uuid
-    assert found.sm_clock_mhz == record.sm_clock_mhz
-    assert found.placement_medians_us == record.placement_medians_us
-    assert found.environment == record.environment
-    assert found.extra == {"before": {"sm_clock_mhz": 1980.0}}
-
-
-def test_measurement_that_is_not_stored_is_an_error(session):
-    with pytest.raises(NotFoundError, match="no measurement nowhere is stored"):
-        queries.result_detail(session, "nowhere")

@@ -1,14 +1,15 @@
-"""Rows that go in with one statement come out as they went in, on either database."""
+"""Operations that SQLite and PostgreSQL do differently."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from flexq_bench.db.dialects import insert_rows
+from flexq_bench.db.dialects import database_time, insert_rows
+from flexq_bench.db.store import begin_run
 from flexq_bench.db.tables import Environment, Night, Run, Sample
 
 AWKWARD = 'ü "quoted" \\n \\u0041 \u2028 ☃'
@@ -51,7 +52,12 @@ def test_times_are_kept_and_invalid_rows_refused(session, run_id):
 
 @pytest.fixture
 def run_id(session, build):
-    from flexq_bench.db.store import begin_run
-
     begin_run(session, build.a_run(), build.a_commit())
     return session.scalar(select(Run.id))
+
+
+def test_database_time_is_close_to_the_host_s_clock(database):
+    with database.session() as session:
+        apart = abs(database_time(session) - datetime.now(UTC))
+
+    assert apart < timedelta(seconds=60)
