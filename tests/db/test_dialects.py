@@ -17,7 +17,9 @@ AWKWARD = 'ü "quoted" \\n \\u0041 \u2028 ☃'
 
 def test_text_numbers_and_nested_values_are_kept(session):
     contents = [{"text": AWKWARD}, {"number": 0.1, "list": [1, 1e300, None]}, {}]
-    rows = [{"content": one, "fingerprint": f"{AWKWARD}{i}"} for i, one in enumerate(contents)]
+    rows = [
+        {"content": content, "fingerprint": f"{AWKWARD}{i}"} for i, content in enumerate(contents)
+    ]
 
     insert_rows(session.connection(), Environment.__table__, rows)
 

@@ -63,11 +63,15 @@ def test_import_does_not_restore_pruned_samples(session, four, tmp_path):
 
 
 def test_stats_count_rows_and_bytes_and_name_the_revision(session, four):
-    found = stats(session)
+    statistics = stats(session)
 
-    assert (found.rows["measurement"], found.rows["series"], found.rows["alert"]) == (4, 1, 0)
-    assert found.revision == schema.revisions()[-1]
-    assert found.size_bytes > 10_000
+    assert (
+        statistics.rows["measurement"],
+        statistics.rows["series"],
+        statistics.rows["alert"],
+    ) == (4, 1, 0)
+    assert statistics.revision == schema.revisions()[-1]
+    assert statistics.size_bytes > 10_000
 
 
 def test_compact_gives_the_space_of_pruned_samples_back(database, build):

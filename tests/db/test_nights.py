@@ -92,7 +92,7 @@ def test_latest_run_of_each_gpu_includes_failed_runs(session, build):
     add_record(session, build.a_record(run=static, gpu="sm_90"))
 
     def latest(**narrowed):
-        return {gpu: found.uuid for gpu, found in queries.latest_runs(session, **narrowed).items()}
+        return {gpu: run.uuid for gpu, run in queries.latest_runs(session, **narrowed).items()}
 
     timed = latest(without_suites=["static"])
     assert timed == {"NVIDIA A100": done.uuid, "NVIDIA H200": broken.uuid}
@@ -107,9 +107,9 @@ def test_commits_between_excludes_the_first_and_includes_the_last(session, build
     dirty = build.a_commit(3, dirty=True)
     add_record(session, build.a_record(run=build.a_run("dirty"), commit=dirty))
 
-    found = queries.commits_between(session, 2, 4)
+    commits = queries.commits_between(session, 2, 4)
 
-    assert [commit.subject for commit in found] == ["Change 3", "Change 4"]
+    assert [commit.subject for commit in commits] == ["Change 3", "Change 4"]
 
 
 def test_series_names_need_no_measurement(session, build, decide):
@@ -118,7 +118,7 @@ def test_series_names_need_no_measurement(session, build, decide):
 
     named = queries.series_names(session)
 
-    assert [(one.kernel, one.m, one.unit) for one in named] == [
+    assert [(series.kernel, series.m, series.unit) for series in named] == [
         ("abq-w6a6", 8, "us"),
         ("flexq-w6a6", 1, "us"),
     ]

@@ -73,7 +73,7 @@ def test_each_project_has_its_own_rows(filled, build, project):
     assert result.series_id in {
         row.id for row in queries.list_series(filled, Filters(projects=(project,)))
     }
-    [alert] = [one for one in queries.alerts(filled) if one.bad.project == project]
+    [alert] = [alert for alert in queries.alerts(filled) if alert.bad.project == project]
     assert alert.good.project == project
     [record] = queries.stored_records(filled, Record, Filters(projects=(project,)))
     assert (record.project, record.commit.project) == (project, project)
@@ -92,7 +92,7 @@ def test_tag_of_one_project_leaves_other_projects(filled, build):
     moved = {"v1": build.a_commit(2).sha}
 
     assert store_releases(filled, moved, project="acme") == ["v1"]
-    shas = {one: queries.releases(filled, project=one)[0].sha for one in PROJECTS}
+    shas = {name: queries.releases(filled, project=name)[0].sha for name in PROJECTS}
     assert shas == {**dict.fromkeys(PROJECTS, build.a_commit(1).sha), "acme": moved["v1"]}
 
 
@@ -147,7 +147,7 @@ def test_upgrade_splits_shared_commits_and_downgrade_merges_them(database, fill)
         rows = connection.execute(text('SELECT id, sha, project FROM "commit"')).all()
         assert len(rows) == 2
         unique = inspect(connection).get_unique_constraints("release")
-        assert [one["column_names"] for one in unique] == [["name"]]
+        assert [constraint["column_names"] for constraint in unique] == [["name"]]
         # The first project to store a commit need not have been this repository.
         connection.execute(text("UPDATE \"commit\" SET project = 'acme'"))
         assert {project for _, project in _references(connection)} == {"acme"}

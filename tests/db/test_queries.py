@@ -82,14 +82,14 @@ def test_runs_are_filtered_by_suite_status_gpu_and_limit(session, build):
         run = build.a_run(name, suite=suite, status=status)
         add_record(session, build.a_record(run=run, gpu=gpu))
 
-    def found(**options):
+    def uuids(**options):
         return {run.uuid for run in queries.runs(session, **options)}
 
     one, two, three = (build.a_run(name).uuid for name in ("one", "two", "three"))
-    assert found(suite="smoke") == {one, three}
-    assert found(status="failed") == {three}
-    assert found(gpu="NVIDIA A100") == {two, three}
-    assert len(found(limit=2)) == 2
+    assert uuids(suite="smoke") == {one, three}
+    assert uuids(status="failed") == {three}
+    assert uuids(gpu="NVIDIA A100") == {two, three}
+    assert len(uuids(limit=2)) == 2
 
 
 def test_run_is_found_by_a_unique_prefix(session, build):
@@ -286,20 +286,23 @@ def test_later_attempt_replaces_one_of_an_unknown_kernel(session, build):
     assert row.status == "ok"
 
 
-def at(hour: int, **changes):
+def created_at(hour: int, **changes):
+    """Return changes of a record with the hour of its measurement."""
     return {"created_at": f"2025-11-21T{hour:02}:00:00+00:00", **changes}
 
 
 def test_latest_results_are_the_newest_accepted_of_each_series(session, build):
-    add_record(session, build.a_record("old", run=build.a_run("1"), median_us=9.0, **at(1)))
-    add_record(session, build.a_record("new", run=build.a_run("2"), median_us=8.0, **at(2)))
-    rejected = at(3, median_us=1.0, accepted=False)
+    add_record(session, build.a_record("old", run=build.a_run("1"), median_us=9.0, **created_at(1)))
+    add_record(session, build.a_record("new", run=build.a_run("2"), median_us=8.0, **created_at(2)))
+    rejected = created_at(3, median_us=1.0, accepted=False)
     add_record(session, build.a_record("bad", run=build.a_run("3"), **rejected))
-    add_record(session, build.a_record("other", m=8, run=build.a_run("1"), median_us=7.0, **at(1)))
+    add_record(
+        session, build.a_record("other", m=8, run=build.a_run("1"), median_us=7.0, **created_at(1))
+    )
 
-    found = queries.latest_results(session)
+    rows = queries.latest_results(session)
 
-    assert [(row.m, row.median_us) for row in found] == [(1, 8.0), (8, 7.0)]
+    assert [(row.m, row.median_us) for row in rows] == [(1, 8.0), (8, 7.0)]
 
 
 def test_static_metrics_are_not_times(session, build):
@@ -313,9 +316,9 @@ def test_series_filters_narrow(session, build):
     for gpu in ("NVIDIA H200", "NVIDIA A100"):
         add_record(session, build.a_record(gpu, run=build.a_run(gpu), gpu=gpu))
 
-    found = queries.latest_results(session, Filters(gpus=("NVIDIA A100",)))
+    rows = queries.latest_results(session, Filters(gpus=("NVIDIA A100",)))
 
-    assert [row.gpu for row in found] == ["NVIDIA A100"]
+    assert [row.gpu for row in rows] == ["NVIDIA A100"]
     assert queries.gpu_names(session) == ("NVIDIA A100", "NVIDIA H200")
 
 
@@ -323,12 +326,17 @@ def test_results_at_a_commit_exclude_dirty_trees_and_other_suites(session, build
     for order, median in ((1, 9.0), (2, 8.0)):
         commit = build.a_commit(order)
         record = build.a_record(
-            str(order), run=build.a_run(str(order)), commit=commit, median_us=median, **at(order)
+            str(order),
+            run=build.a_run(str(order)),
+            commit=commit,
+            median_us=median,
+            **created_at(order),
         )
         add_record(session, record)
     dirty = build.a_commit(1, dirty=True)
     add_record(
-        session, build.a_record("d", run=build.a_run("d"), commit=dirty, median_us=1.0, **at(5))
+        session,
+        build.a_record("d", run=build.a_run("d"), commit=dirty, median_us=1.0, **created_at(5)),
     )
 
     sha = build.a_commit(1).sha
@@ -341,14 +349,14 @@ def test_result_detail_has_device_environment_and_extra(session, build):
     record = build.a_record(extra={"before": {"sm_clock_mhz": 1980.0}})
     add_record(session, record)
 
-    found = queries.result_detail(session, record.uuid)
+    detail = queries.result_detail(session, record.uuid)
 
-    assert found.result.kernel == record.kernel
-    assert found.device == record.device.uuid
-    assert found.sm_clock_mhz == record.sm_clock_mhz
-    assert found.placement_medians_us == record.placement_medians_us
-    assert found.environment == record.environment
-    assert found.extra == {"before": {"sm_clock_mhz": 1980.0}}
+    assert detail.result.kernel == record.kernel
+    assert detail.device == record.device.uuid
+    assert detail.sm_clock_mhz == record.sm_clock_mhz
+    assert detail.placement_medians_us == record.placement_medians_us
+    assert detail.environment == record.environment
+    assert detail.extra == {"before": {"sm_clock_mhz": 1980.0}}
 
 
 def test_measurement_that_is_not_stored_is_an_error(session):

@@ -24,7 +24,7 @@ def test_corrected_value_replaces_the_old_one(session):
 
     assert store_reference_values(session, [stated(value=1.6)]) is True
 
-    assert [one.value for one in queries.reference_values(session)] == [1.6]
+    assert [row.value for row in queries.reference_values(session)] == [1.6]
 
 
 def test_duplicate_published_value_is_refused(session):
