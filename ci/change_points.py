@@ -7,7 +7,6 @@ devices changed differently.
 from __future__ import annotations
 
 import math
-import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +16,12 @@ import numpy as np
 from scipy import special
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import DecisionInfo
+from flexq_bench.db.decisions import DecisionInfo, add_decision
 from flexq_bench.db.engine import Session
-from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point, restore_change_point, retract_change_point
 from flexq_bench.db.queries import HistoryPoint
 from flexq_bench.db.records import CommitInfo, DeviceInfo
-from flexq_bench.db.verdict_store import add_decision
 from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 from flexq_bench.stats.level_model import (
     DeviceChange,
@@ -51,7 +49,6 @@ _REACH = SHORTEST_SEGMENT - 1
 _NEARBY = 10
 _FEWEST_OTHERS = 5
 _LONGEST = 600  # newest results of a series that are analysed
-_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +214,7 @@ def _store(
         "p_value": step.p_value,
     }
     name = f"{NAME} {VERSION} {series_id} {fingerprint(evidence)}"
-    identity = str(uuid.uuid5(_NAMESPACE, name))
+    identity = name_uuid(name)
     slower = step.after > step.before
     add_decision(
         session,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import OPEN_STATES, DecisionInfo
+from flexq_bench.db.decisions import OPEN_STATES, DecisionInfo, add_decision, set_alert_state
 from flexq_bench.db.engine import Session
-from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point
 from flexq_bench.db.queries import AlertRow, HistoryPoint, ProjectSeries
 from flexq_bench.db.records import CommitInfo, DeviceInfo
-from flexq_bench.db.verdict_store import add_decision, set_alert_state
 from flexq_bench.stats.segments import SHORTEST_SEGMENT
 from flexq_bench.verdicts import Verdict
 from flexq_bench.verdicts.alert_rule import Group, kernel_family
@@ -30,7 +28,6 @@ from flexq_bench.verdicts.history_verdict import (
 from flexq_bench.verdicts.nightly import open_or_join_alerts
 
 _LONGEST = 300  # newest results of a series that are analysed
-_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +128,7 @@ def _new_steps(
             step,
         )
         name = f"{DETECTOR} {DETECTOR_VERSION} {row.id} {fingerprint(evidence)}"
-        identity = str(uuid.uuid5(_NAMESPACE, name))
+        identity = name_uuid(name)
         info = DecisionInfo(
             uuid=identity,
             series=queries.series_identity_of(session, row.id),

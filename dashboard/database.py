@@ -17,11 +17,11 @@ import streamlit as st
 
 from flexq_bench.dashboard.settings import READ_ONLY_VARIABLE, SERVER_VARIABLE
 from flexq_bench.dashboard.shared.formatting import as_code, as_text
+from flexq_bench.db.decisions import decide_on_alert
 from flexq_bench.db.engine import Database, Session, open_database
 from flexq_bench.db.errors import DatabaseError, ReadOnlyError
 from flexq_bench.db.requests import RequestInfo
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
-from flexq_bench.db.verdict_store import decide_on_alert
 from flexq_bench.runs import command_lines
 
 

@@ -1,13 +1,36 @@
-"""Plain values of stored decisions, alert states and the A/A calibration."""
+"""Decisions, alerts and A/A calibrations: their plain values, and functions that write them.
+
+Each call takes the writer's lock, like db.store.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from flexq_bench.db.dialects import lock_for_writing
+from flexq_bench.db.encoding import canonical
+from flexq_bench.db.errors import NotFoundError, RecordError, StaleError
+from flexq_bench.db.identity import canonical_json, fingerprint
 from flexq_bench.db.records import CommitInfo, DeviceInfo
+from flexq_bench.db.tables import (
+    Alert,
+    AlertEvent,
+    Base,
+    Commit,
+    Decision,
+    DecisionEvidence,
+    EpochBreak,
+    FalseAlarmRate,
+    Noise,
+)
+from flexq_bench.db.writer import Writer
 
 OPEN_STATES = (
     "new",  # not yet reviewed
@@ -20,6 +43,7 @@ CLOSED_STATES = (
 )
 ALERT_STATES = OPEN_STATES + CLOSED_STATES
 STATES_WITH_A_REASON = ("explained", "false-alarm")  # a note must give the reason
+_FIRST_STATE = ALERT_STATES[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +104,234 @@ class FalseAlarmInfo:
     low: float  # bounds of the interval at `confidence`
     high: float
     confidence: float
+
+
+def add_decision(session: Session, info: DecisionInfo) -> bool:
+    """Store a decision with its evidence; return False if its uuid is stored.
+
+    Its commits are those of its series' project. Raises ValueError if the evidence is not plain
+    JSON.
+    """
+    writer = Writer(session)
+    if session.scalar(select(Decision.id).where(Decision.uuid == info.uuid)) is not None:
+        return False
+    project = str(info.series.get("project", ""))
+    base, head = (
+        writer.commit(replace(canonical(commit), project=project))
+        for commit in (info.base, info.head)
+    )
+    columns = Decision.__table__.columns
+    row = {name: getattr(info, name) for name in info.__slots__ if name in columns} | {
+        "series_id": writer.series(info.series),
+        "base_commit_id": base,
+        "head_commit_id": head,
+        "device_id": writer.device(info.device),
+        "parameters": dict(info.parameters),
+        "input_hash": fingerprint(info.evidence),
+    }
+    decision_id = session.scalars(insert(Decision).values(row).returning(Decision.id)).one()
+    data = zlib.compress(canonical_json(info.evidence).encode())
+    session.execute(insert(DecisionEvidence).values(decision_id=decision_id, data=data))
+    return True
+
+
+def open_alert(
+    session: Session,
+    family: str,
+    good_sha: str,
+    bad_sha: str,
+    opened_at: datetime,
+    *,
+    project: str = "",
+) -> int:
+    """Return the id of the alert of this range and family, created as `new` if there is none.
+
+    project: of both commits; empty: this repository. Raises NotFoundError unless both are stored,
+    without local changes.
+    """
+    lock_for_writing(session.connection())
+    of = {"project": project} if project else {}
+    key = fingerprint({"family": family, "good": good_sha, "bad": bad_sha} | of)
+    stored_id = session.scalar(select(Alert.id).where(Alert.group_key == key))
+    if stored_id is not None:
+        return stored_id
+    row = {
+        "group_key": key,
+        "family": family,
+        "state": _FIRST_STATE,
+        "good_commit_id": clean_commit_id(session, good_sha, project),
+        "bad_commit_id": clean_commit_id(session, bad_sha, project),
+        "opened_at": opened_at,
+        "note": "",
+    }
+    alert_id = session.scalars(insert(Alert).values(row).returning(Alert.id)).one()
+    _add_event(session, alert_id, _FIRST_STATE, "", "", opened_at)
+    return alert_id
+
+
+def join_alert(session: Session, alert_id: int, decision_uuids: Iterable[str]) -> None:
+    """Assign decisions to an alert; those of another alert are left unchanged."""
+    lock_for_writing(session.connection())
+    alert = _alert(session, alert_id)
+    session.execute(
+        update(Decision)
+        .where(Decision.uuid.in_(list(decision_uuids)), Decision.alert_id.is_(None))
+        .values(alert_id=alert_id)
+    )
+    if alert["state"] == "explained":
+        _break_epochs(session, alert_id, alert["bad_commit_id"])
+
+
+def set_alert_state(
+    session: Session, alert_id: int, state: str, *, person: str, note: str, at: datetime
+) -> None:
+    """Set the state of an alert, and record person, time and note as an event.
+
+    `explained` opens an epoch at the first bad commit in every series of the alert; any later
+    state undoes that. Raises NotFoundError if there is no such alert, RecordError if the state is
+    unknown or already set.
+    """
+    if state not in ALERT_STATES[1:]:
+        raise RecordError(
+            f"an alert can't be made {state!r}, only {', '.join(ALERT_STATES[1:])}: use one"
+        )
+    lock_for_writing(session.connection())
+    alert = _alert(session, alert_id)
+    if alert["state"] == state:
+        raise RecordError(f"alert {alert_id} is {state} already: nothing to change")
+    closed_at = None if state in OPEN_STATES else at
+    values = {"state": state, "closed_at": closed_at, "note": note or alert["note"]}
+    session.execute(update(Alert).where(Alert.id == alert_id).values(values))
+    _add_event(session, alert_id, state, person, note, at)
+    if state == "explained":
+        _break_epochs(session, alert_id, alert["bad_commit_id"])
+    else:
+        session.execute(delete(EpochBreak).where(EpochBreak.alert_id == alert_id))
+
+
+def add_alert_note(
+    session: Session, alert_id: int, *, person: str, note: str, at: datetime
+) -> None:
+    """Add a note to an alert without changing its state.
+
+    The note becomes the alert's current note; earlier notes stay in its events. Raises
+    NotFoundError, RecordError if the note is empty.
+    """
+    if not note.strip():
+        raise RecordError(f"the note on alert {alert_id} is empty: write one, or set a state")
+    lock_for_writing(session.connection())
+    state = _alert(session, alert_id)["state"]
+    session.execute(update(Alert).where(Alert.id == alert_id).values(note=note))
+    _add_event(session, alert_id, state, person, note, at)
+
+
+def decide_on_alert(
+    session: Session,
+    alert_id: int,
+    state: str,
+    *,
+    seen_events: int,
+    person: str,
+    note: str,
+    at: datetime,
+) -> None:
+    """Set an alert's state and note, unless the alert changed since it was read.
+
+    state: the current one adds only the note. seen_events: number of the alert's events when it was
+    read. Raises StaleError if it has another number now; else like set_alert_state and
+    add_alert_note.
+    """
+    lock_for_writing(session.connection())
+    stored = _alert(session, alert_id)["state"]
+    events = select(func.count()).where(AlertEvent.alert_id == alert_id)
+    if session.scalars(events).one() != seen_events:
+        raise StaleError(
+            f"alert {alert_id} was changed meanwhile and is {stored}: reload the page, read its "
+            "events, and decide again"
+        )
+    if state == stored:
+        add_alert_note(session, alert_id, person=person, note=note, at=at)
+    else:
+        set_alert_state(session, alert_id, state, person=person, note=note, at=at)
+
+
+def add_noise(session: Session, info: NoiseInfo) -> bool:
+    """Store the noise of a series; return False if one from the same decisions is stored."""
+    row = _without(info, "decisions") | {"comparisons": len(info.decisions)}
+    return _add_derived(session, Noise, row, {"decisions": sorted(info.decisions)})
+
+
+def add_false_alarm_rate(session: Session, info: FalseAlarmInfo) -> bool:
+    """Store the rate; return False if one of the same canaries is stored."""
+    row = _without(info, "decisions") | {"canaries": len(info.decisions)}
+    return _add_derived(session, FalseAlarmRate, row, {"decisions": sorted(info.decisions)})
+
+
+def _add_derived(
+    session: Session, table: type[Base], row: dict[str, Any], inputs: Mapping[str, Any]
+) -> bool:
+    lock_for_writing(session.connection())
+    columns = table.__table__.columns
+    row["input_hash"] = fingerprint(inputs)
+    same = [columns["input_hash"] == row["input_hash"]]
+    if "series_id" in row:
+        same.append(columns["series_id"] == row["series_id"])
+    if session.scalar(select(columns["id"]).where(*same)) is not None:
+        return False
+    session.execute(insert(table).values(row))
+    return True
+
+
+def _without(info: NoiseInfo | FalseAlarmInfo, excluded: str) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in info.__slots__ if name != excluded}
+
+
+def _alert(session: Session, alert_id: int) -> Mapping[str, Any]:
+    query = select(*Alert.__table__.columns).where(Alert.id == alert_id)
+    row = session.execute(query).mappings().one_or_none()
+    if row is None:
+        last = session.scalar(select(func.max(Alert.id)))
+        there = f"the last one is {last}" if last else "there are none yet"
+        raise NotFoundError(
+            f"no alert {alert_id}: {there}, `flexq-bench alerts list` shows those that are open"
+        )
+    return dict(row)
+
+
+def _break_epochs(session: Session, alert_id: int, commit_id: int) -> None:
+    known = select(EpochBreak.series_id).where(EpochBreak.alert_id == alert_id)
+    series = session.scalars(
+        select(Decision.series_id)
+        .where(
+            Decision.alert_id == alert_id,
+            Decision.series_id.is_not(None),
+            Decision.series_id.not_in(known),
+        )
+        .distinct()
+    ).all()
+    rows = [{"series_id": s, "commit_id": commit_id, "alert_id": alert_id} for s in series]
+    if rows:
+        session.execute(insert(EpochBreak), rows)
+
+
+def _add_event(
+    session: Session, alert_id: int, state: str, person: str, note: str, at: datetime
+) -> None:
+    row = {
+        "alert_id": alert_id,
+        "state": state,
+        "person": person,
+        "note": note,
+        "created_at": at,
+    }
+    session.execute(insert(AlertEvent).values(row))
+
+
+def clean_commit_id(session: Session, sha: str, project: str) -> int:
+    """Return the id of a commit without local changes. Raises NotFoundError."""
+    query = select(Commit.id).where(Commit.sha == sha, ~Commit.dirty, Commit.project == project)
+    commit_id = session.scalar(query)
+    if commit_id is None:
+        of = f" of project {project}" if project else ""
+        raise NotFoundError(f"no commit {sha}{of} is stored: name another database with --db")
+    return commit_id

@@ -21,34 +21,34 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from flexq_bench.db.accuracy_records import ACCURACY_STATUSES, THROUGH, AccuracyRecord
-from flexq_bench.db.decode_records import DECODE_STATUSES, DecodeRecord, ServingRecord
 from flexq_bench.db.errors import RecordError
-from flexq_bench.db.gate_records import GATE_OUTCOMES, GateLimit, GateRecord
 from flexq_bench.db.ranges import check_number, check_numbers
 from flexq_bench.db.records import (
+    ACCURACY_STATUSES,
     COMPARABLE_STATUSES,
+    DECODE_STATUSES,
+    GATE_OUTCOMES,
+    MODEL_KINDS,
     RUN_STATUSES,
     SCHEMA_VERSION,
     STATUSES,
+    THROUGH,
     TIME_METRICS,
+    AccuracyRecord,
+    AnyRecord,
+    DecodeRecord,
+    GateLimit,
+    GateRecord,
     Record,
     RunInfo,
+    ServingRecord,
 )
 
 T = TypeVar("T")
-AnyRecord = Record | AccuracyRecord | DecodeRecord | ServingRecord | GateRecord
-
 # Record field -> key of the full object, and the attribute that is written under the field's name.
 NESTED = {"run": ("run_info", "uuid"), "commit": ("commit_info", "sha")}
 DEVICE_KEY = "device_info"
 KIND_KEY = "kind"  # absent in measurements
-_KINDS: dict[str, type[AccuracyRecord | DecodeRecord | ServingRecord | GateRecord]] = {
-    "accuracy": AccuracyRecord,
-    "decode": DecodeRecord,
-    "serving": ServingRecord,
-    "gate": GateRecord,
-}
 _TIMES = {"created_at", "committed_at"}
 _CHOICES = {
     (Record, "status"): STATUSES,
@@ -85,7 +85,7 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
     """Return a record as a flat mapping, in the order of its fields. Raises RecordError."""
     record = canonical(record)
     flat: dict[str, Any] = {"schema_version": record.schema_version}
-    kind = next((name for name, owner in _KINDS.items() if isinstance(record, owner)), None)
+    kind = next((name for name, owner in MODEL_KINDS.items() if isinstance(record, owner)), None)
     if kind is not None:
         flat[KIND_KEY] = kind
     infos: dict[str, Any] = {}
@@ -94,13 +94,11 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
         if item.name in NESTED:
             key, part = NESTED[item.name]
             flat[item.name] = getattr(value, part)
-            infos[key] = _plain(value)
+            infos[key] = plain_value(value)
         elif item.name == "device":
-            infos[DEVICE_KEY] = _plain(value)
-        elif item.name == "limits":
-            flat[item.name] = [_plain(limit) for limit in value]
+            infos[DEVICE_KEY] = plain_value(value)
         else:
-            flat[item.name] = _nested(value)
+            flat[item.name] = plain_value(value)
     return flat | infos
 
 
@@ -133,19 +131,22 @@ def decode_record(flat: Mapping[str, Any]) -> AnyRecord:
 def _record_type(kind: object) -> type[AnyRecord]:
     if kind is None:
         return Record
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise RecordError(f"kind is {kind!r}, not one of {', '.join(_KINDS)}: upgrade flexq-bench")
-    return _KINDS[kind]
+    if not isinstance(kind, str) or kind not in MODEL_KINDS:
+        raise RecordError(
+            f"kind is {kind!r}, not one of {', '.join(MODEL_KINDS)}: upgrade flexq-bench"
+        )
+    return MODEL_KINDS[kind]
 
 
-def _plain(info: Any) -> dict[str, Any]:
-    return {f.name: getattr(info, f.name) for f in fields(info)}
+def plain_value(value: Any) -> Any:
+    """Return a dataclass as a mapping of its fields, a tuple of dataclasses as a list of mappings.
 
-
-def _nested(value: Any) -> Any:
-    """Return a field's value; a tuple of dataclasses as a list of mappings."""
+    Any other value is returned as it is.
+    """
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     return value
 
 
@@ -228,7 +229,7 @@ def _info(value: Any, kind: Any, name: str) -> Any:
         # Consecutive results of a run share their run, commit and device objects: check each once.
         last = _LAST_INFO.get(kind)
         if last is None or last[0] is not value:
-            last = _LAST_INFO[kind] = value, _built(_plain(value), kind, name)
+            last = _LAST_INFO[kind] = value, _built(plain_value(value), kind, name)
         return last[1]
     return _built(value, kind, name)
 

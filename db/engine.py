@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session as Session  # re-exported for annotations of 
 from sqlalchemy.pool import QueuePool
 
 from flexq_bench.db import schema
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.errors import (
     FileMovedError,
     MissingDatabaseError,
@@ -26,7 +27,6 @@ from flexq_bench.db.errors import (
     ReadOnlyError,
     SchemaError,
 )
-from flexq_bench.db.locking import lock_for_writing
 from flexq_bench.db.translate import translated
 from flexq_bench.db.urls import SQLITE, display, resolve_url
 

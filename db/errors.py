@@ -111,4 +111,4 @@ class RecordFormatError(RecordError):
 
 
 # Callers keep the data that is to be stored, and retry.
-AWAY = (LockedError, StandbyError, UnreachableError)
+UNAVAILABLE = (LockedError, StandbyError, UnreachableError)

@@ -12,23 +12,15 @@ from typing import BinaryIO
 from sqlalchemy.orm import Session
 
 from flexq_bench.db import jsonlines
-from flexq_bench.db.accuracy_records import AccuracyRecord
-from flexq_bench.db.accuracy_store import AccuracyWriter
-from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
-from flexq_bench.db.decode_store import DecodeWriter
-from flexq_bench.db.encoding import AnyRecord
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.errors import ResultsFileError
-from flexq_bench.db.gate_records import GateRecord
-from flexq_bench.db.gate_store import GateWriter
 from flexq_bench.db.jsonlines import record_line
-from flexq_bench.db.locking import lock_for_writing
-from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.records import AnyRecord
 from flexq_bench.db.store import advance_run
 from flexq_bench.db.writer import Writer
 
 __all__ = [
     "ImportSummary",
-    "export_records",
     "import_file",
     "read_records",
     "record_line",
@@ -95,25 +87,14 @@ def import_file(session: Session, path: str | Path) -> ImportSummary:
     read = 0
     with session.begin_nested():
         writer = Writer(session)
-        accuracy = AccuracyWriter(session, writer)
-        decodes = DecodeWriter(session, writer)
-        gates = GateWriter(session, writer)
         for record in read_records(path):
-            if isinstance(record, AccuracyRecord):
-                accuracy.add(record)
-            elif isinstance(record, DecodeRecord | ServingRecord):
-                decodes.add(record)
-            elif isinstance(record, GateRecord):
-                gates.add(record)
-            else:
-                writer.add(record)
+            writer.add(record)
             runs[record.run.uuid] = record.run.status
             read += 1
         writer.flush()
         for uuid, status in runs.items():
             advance_run(session, uuid, status)
-    added = sum(w.added for w in (writer, accuracy, decodes, gates))
-    return ImportSummary(str(path), read, added, tuple(runs))
+    return ImportSummary(str(path), read, writer.added, tuple(runs))
 
 
 def _format(path: Path) -> tuple[str, bool]:

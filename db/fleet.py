@@ -13,13 +13,12 @@ from datetime import datetime
 from sqlalchemy import bindparam, exists, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.encoding import canonical
-from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.leases import JOB_LEASES
-from flexq_bench.db.locking import lock_for_writing
 from flexq_bench.db.records import DeviceInfo, Record
-from flexq_bench.db.tables import DeviceOffset, Job, Measurement, Run, Worker
-from flexq_bench.db.writer import Writer
+from flexq_bench.db.tables import DeviceOffset, Job, Measurement, Worker
+from flexq_bench.db.writer import Writer, stored_run_id
 
 # The other states are final: done; quarantined (too many workers died on it); no-device (no GPU of
 # the pool could run it).
@@ -81,7 +80,7 @@ class OffsetInfo:
 def add_jobs(session: Session, run_uuid: str, jobs: Iterable[JobInfo]) -> int:
     """Add the jobs that the run does not have, and return their number. Raises NotFoundError."""
     lock_for_writing(session.connection())
-    run_id = _run_id(session, run_uuid)
+    run_id = stored_run_id(session, run_uuid)
     stored = session.execute(select(Job.case_key, Job.repetition).where(Job.run_id == run_id))
     known = {(key, repetition) for key, repetition in stored}
     rows = [
@@ -110,7 +109,7 @@ def reopen_jobs(session: Session, run_uuid: str, reasons: Mapping[str, str]) -> 
     one whose case already has a measurement becomes done. Raises NotFoundError.
     """
     lock_for_writing(session.connection())
-    run_id = _run_id(session, run_uuid)
+    run_id = stored_run_id(session, run_uuid)
     measured = exists().where(
         Measurement.run_id == run_id, Measurement.case_key == Job.case_key, Job.repetition == 1
     )
@@ -139,7 +138,7 @@ def abandon_jobs(session: Session, run_uuid: str, reason: str) -> None:
     lock_for_writing(session.connection())
     session.execute(
         update(Job)
-        .where(Job.run_id == _run_id(session, run_uuid), Job.state == "queued")
+        .where(Job.run_id == stored_run_id(session, run_uuid), Job.state == "queued")
         .values(state="no-device", reason=reason)
     )
 
@@ -160,7 +159,7 @@ def claim_jobs(
     result.
     """
     lock_for_writing(session.connection())
-    unconfirmed = (Job.state == JOB_LEASES.held) & Job.worker.in_(list(own_workers))
+    unconfirmed = (Job.state == JOB_LEASES.leased_state) & Job.worker.in_(list(own_workers))
     free = session.execute(
         select(Job.id, Job.attempts).where(
             Job.id.in_(list(claims)), or_(JOB_LEASES.is_free(at), unconfirmed)
@@ -319,7 +318,7 @@ def add_offsets(
     Raises NotFoundError if the run is not stored.
     """
     writer = Writer(session)
-    run_id = _run_id(session, run_uuid)
+    run_id = stored_run_id(session, run_uuid)
     for offset in offsets:
         values = {
             "cases": offset.cases,
@@ -334,10 +333,3 @@ def add_offsets(
         )
         if changed.first() is None:
             session.execute(insert(DeviceOffset).values(**key, **values))
-
-
-def _run_id(session: Session, run_uuid: str) -> int:
-    run_id = session.scalar(select(Run.id).where(Run.uuid == run_uuid))
-    if run_id is None:
-        raise NotFoundError(f"no run {run_uuid} is stored: name another database with --db")
-    return run_id

@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
-from flexq_bench.db.encoding import AnyRecord, decode_record, encode_record
+from flexq_bench.db.encoding import decode_record, encode_record
 from flexq_bench.db.errors import RecordError, RecordFormatError
+from flexq_bench.db.records import AnyRecord
 
-LONGEST_LINE = 64 << 20  # maximum bytes of a record; usual ones have some thousands
+MAX_LINE_BYTES = 64 << 20  # maximum bytes of a record; usual ones have some thousands
 
 
 def record_line(record: AnyRecord) -> str:
@@ -44,11 +45,11 @@ def read(path: Path, *, compressed: bool) -> Iterator[AnyRecord]:
     number, has_record = 0, False
     try:
         with gzip.open(path) if compressed else path.open("rb") as file:
-            lines = iter(partial(file.readline, LONGEST_LINE + 1), b"")
+            lines = iter(partial(file.readline, MAX_LINE_BYTES + 1), b"")
             for number, line in enumerate(lines, start=1):
-                if len(line) > LONGEST_LINE:  # a small gzip file may expand to an endless line
+                if len(line) > MAX_LINE_BYTES:  # a small gzip file may expand to an endless line
                     raise RecordFormatError(
-                        f"{path}:{number}: a line of more than {LONGEST_LINE:,} bytes: this is "
+                        f"{path}:{number}: a line of more than {MAX_LINE_BYTES:,} bytes: this is "
                         "not a file of FlexQ Bench results"
                     )
                 if line.strip():  # skip blank lines

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, FromClause, Table, bindparam, or_, update
+from sqlalchemy import Column, ColumnElement, bindparam, or_, update
 from sqlalchemy.orm import Session
 
 from flexq_bench.db.tables import Job, Request
@@ -23,21 +23,21 @@ QUEUED = "queued"
 class Leases:
     """Leases on the rows of a table with the columns state and lease_until.
 
-    held: state of a leased row. holder: name of the column with the holder.
+    leased_state: state of a leased row. holder: name of the column with the holder.
     """
 
-    table: FromClause
-    held: str
+    table: Any
+    leased_state: str
     holder: str
 
     def is_free(self, at: datetime) -> ColumnElement[bool]:
         """Return the condition that a row is free at this time."""
         state, until = self._column("state"), self._column("lease_until")
-        return or_(state == QUEUED, (state == self.held) & (until < at))
+        return or_(state == QUEUED, (state == self.leased_state) & (until < at))
 
     def is_live(self, at: datetime) -> ColumnElement[bool]:
         """Return the condition that a row is leased at this time."""
-        return (self._column("state") == self.held) & (self._column("lease_until") >= at)
+        return (self._column("state") == self.leased_state) & (self._column("lease_until") >= at)
 
     def claim(
         self, session: Session, holders: Mapping[int, str], *, until: datetime, **changes: Any
@@ -46,11 +46,11 @@ class Leases:
         if not holders:
             return
         statement = (
-            update(self._table)
+            update(self.table)
             .where(self._column("id") == bindparam("row"))
             .values(
                 {
-                    "state": self.held,
+                    "state": self.leased_state,
                     self.holder: bindparam("by"),
                     "lease_until": until,
                     **changes,
@@ -73,22 +73,20 @@ class Leases:
         only: further conditions on the rows. changes: further columns to set.
         """
         statement = (
-            update(self._table)
+            update(self.table)
             .where(
-                self._column(self.holder).in_(holders), self._column("state") == self.held, *only
+                self._column(self.holder).in_(holders),
+                self._column("state") == self.leased_state,
+                *only,
             )
             .values({"lease_until": until, **changes})
         )
         return session.connection().execute(statement).rowcount > 0
 
-    @property
-    def _table(self) -> Table:
-        assert isinstance(self.table, Table)
-        return self.table
-
     def _column(self, name: str) -> Column[Any]:
-        return self._table.columns[name]
+        column: Column[Any] = self.table.columns[name]
+        return column
 
 
-JOB_LEASES = Leases(Job.__table__, held="leased", holder="worker")
-REQUEST_LEASES = Leases(Request.__table__, held="running", holder="server")
+JOB_LEASES = Leases(Job.__table__, leased_state="leased", holder="worker")
+REQUEST_LEASES = Leases(Request.__table__, leased_state="running", holder="server")

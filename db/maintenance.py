@@ -8,8 +8,8 @@ from datetime import datetime
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.engine import Database
-from flexq_bench.db.locking import lock_for_writing
 from flexq_bench.db.schema import current_revision
 from flexq_bench.db.tables import Base, Measurement, Sample
 from flexq_bench.db.translate import translated

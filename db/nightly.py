@@ -10,10 +10,11 @@ from typing import Any
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
+from flexq_bench.db.decisions import clean_commit_id
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.errors import NotFoundError, RecordError
-from flexq_bench.db.locking import lock_for_writing
-from flexq_bench.db.tables import ChangePoint, Decision, Night, Run, Series
-from flexq_bench.db.verdict_store import clean_commit_id
+from flexq_bench.db.tables import ChangePoint, Decision, Night, Series
+from flexq_bench.db.writer import stored_run_id
 
 NIGHT_STATES = (
     "measuring",  # its run is not complete
@@ -48,9 +49,7 @@ def set_night(
     if state not in NIGHT_STATES:
         raise RecordError(f"state is {state!r}, not one of {', '.join(NIGHT_STATES)}")
     lock_for_writing(session.connection())
-    run_id = session.scalar(select(Run.id).where(Run.uuid == info.run))
-    if run_id is None:
-        raise NotFoundError(f"no run {info.run} is stored: name another database with --db")
+    run_id = stored_run_id(session, info.run)
     values: dict[str, Any] = {"state": state, "run_id": run_id, "updated_at": at}
     if report is not None:
         values["report"] = dict(report)

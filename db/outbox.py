@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
-from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.tables import Delivery, Event
 
 EVENT_KINDS = (
@@ -169,17 +169,6 @@ def mark_failed(session: Session, delivery_uuid: str, detail: str, *, due_at: da
         .where(Delivery.subscription == name, Delivery.state == "waiting", Delivery.due_at < due_at)
         .values(due_at=due_at)
     )
-
-
-def undelivered(session: Session) -> list[DeliveryRow]:
-    """Return the unsent deliveries; the one that has been due longest comes first."""
-    query = (
-        select(Delivery, Event)
-        .join(Event, Delivery.event_id == Event.id)
-        .where(Delivery.state != "sent")
-        .order_by(Delivery.due_at, Delivery.id)
-    )
-    return [_delivery(delivery, event) for delivery, event in session.execute(query)]
 
 
 def delivery_counts(session: Session) -> dict[str, int]:

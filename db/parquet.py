@@ -15,10 +15,10 @@ from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flexq_bench.db.encoding import DEVICE_KEY, NESTED, AnyRecord, decode_record, encode_record
+from flexq_bench.db.encoding import DEVICE_KEY, NESTED, decode_record, encode_record
 from flexq_bench.db.errors import RecordError, RecordFormatError
-from flexq_bench.db.hashing import canonical_json
-from flexq_bench.db.records import SCHEMA_VERSION, Record
+from flexq_bench.db.identity import canonical_json
+from flexq_bench.db.records import SCHEMA_VERSION, AnyRecord, Record
 
 _VERSION_KEY = b"flexq_bench.schema_version"
 _BATCH = 1000  # rows in memory at once

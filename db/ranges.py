@@ -16,78 +16,47 @@ _BYTES = 2**60
 _VERSION = 2**31 - 1
 _SIZE = 2**31 - 1
 
-_RANGES: dict[str, tuple[float, float]] = {
+# lower and upper bound, inclusive, and names of fields
+_FIELDS: tuple[tuple[float, float, str], ...] = (
     # the case and its versions
-    "kernel_version": (0, _VERSION),
-    "protocol_version": (0, _VERSION),
-    "scheme_version": (0, _VERSION),
-    "policy_version": (0, _VERSION),
-    "m": (1, _SIZE),
-    "n": (1, _SIZE),
-    "k": (1, _SIZE),
-    "weight_bits": (0, 64),
-    "act_bits": (0, 64),
-    "kv_bits": (1, 64),
-    "group": (1, 2**24),
-    "seed": (0, 2**63 - 1),
-    "exit_code": (0, 255),
-    # times
-    "median_us": (-_DAYS_US, _DAYS_US),  # negative only for metrics other than time
-    "ci_low_us": (-_DAYS_US, _DAYS_US),
-    "ci_high_us": (-_DAYS_US, _DAYS_US),
-    "floor_us": (0, _DAYS_US),
-    "launch_us": (0, _DAYS_US),
-    "sample_gap_us": (0, _DAYS_US),
-    "placement_medians_us": (0, _DAYS_US),
-    "samples_us": (0, _DAYS_US),
-    "prefill_ms": (0, _DAYS_US),
-    "step_ms": (0, _DAYS_US),
-    "token_ms": (0, _DAYS_US),
-    "token_ci_low_ms": (0, _DAYS_US),
-    "token_ci_high_ms": (0, _DAYS_US),
-    "token_p50_ms": (0, _DAYS_US),
-    "token_p95_ms": (0, _DAYS_US),
-    "ttft_p50_ms": (0, _DAYS_US),
-    "ttft_p95_ms": (0, _DAYS_US),
-    "process_medians_ms": (0, _DAYS_US),
-    "latency_p50_s": (0, _DAYS_US),
-    "latency_p95_s": (0, _DAYS_US),
-    "latency_p99_s": (0, _DAYS_US),
+    (0, _VERSION, "kernel_version protocol_version scheme_version policy_version"),
+    (1, _SIZE, "m n k"),
+    (0, 64, "weight_bits act_bits"),
+    (1, 64, "kv_bits"),
+    (1, 2**24, "group"),
+    (0, 255, "exit_code"),
+    # times; negative only for metrics other than time
+    (-_DAYS_US, _DAYS_US, "median_us ci_low_us ci_high_us"),
+    (
+        0,
+        _DAYS_US,
+        "floor_us launch_us sample_gap_us placement_medians_us samples_us prefill_ms step_ms "
+        "token_ms token_ci_low_ms token_ci_high_ms token_p50_ms token_p95_ms ttft_p50_ms "
+        "ttft_p95_ms process_medians_ms latency_p50_s latency_p95_s latency_p99_s",
+    ),
     # derived from times
-    "pct_of_floor": (0, 1e9),
-    "tops": (0, 1e9),
-    "tokens_per_s": (0, 1e12),
-    "max_rel_error": (0, 1e300),
-    "standard_error": (0, 1e300),
-    "launch_j": (0, 1e9),
-    "energy_j": (0, 1e12),
-    "energy_j_per_token": (0, 1e12),
+    (0, 1e9, "pct_of_floor tops launch_j"),
+    (0, 1e12, "tokens_per_s energy_j energy_j_per_token"),
+    (0, 1e300, "max_rel_error standard_error"),
     # counts
-    "n_samples": (0, _COUNT),
-    "n_invalid": (0, _COUNT),
-    "n_items": (0, _COUNT),
-    "topo_order": (0, _COUNT),
-    "number": (0, _COUNT),
-    "batch": (1, _COUNT),
-    "batch_limit": (1, _COUNT),
-    "requests": (1, _COUNT),
-    "prompt_tokens": (0, _COUNT),
-    "new_tokens": (0, _COUNT),
+    (
+        0,
+        _COUNT,
+        "n_samples n_invalid n_items topo_order number prompt_tokens new_tokens sm_count",
+    ),
+    (1, _COUNT, "batch batch_limit requests"),
     # the device
-    "sm_clock_mhz": (0, 1e6),
-    "mem_clock_mhz": (0, 1e6),
-    "power_w": (0, 1e6),
-    "power_limit_w": (0, 1e6),
-    "temperature_c": (-273.15, 1e6),
-    "throttle_mask": (0, 2**63 - 1),
-    "sm_count": (0, _COUNT),
-    "memory_bytes": (0, _BYTES),
-    "l2_bytes": (0, _BYTES),
-    "weights_bytes": (0, _BYTES),
-    "steady_memory_bytes": (0, _BYTES),
-    "peak_memory_bytes": (0, _BYTES),
-    "memory_limit_bytes": (0, _BYTES),
-}
+    (0, 1e6, "sm_clock_mhz mem_clock_mhz power_w power_limit_w"),
+    (-273.15, 1e6, "temperature_c"),
+    (0, 2**63 - 1, "seed throttle_mask"),
+    (
+        0,
+        _BYTES,
+        "memory_bytes l2_bytes weights_bytes steady_memory_bytes peak_memory_bytes "
+        "memory_limit_bytes",
+    ),
+)
+_RANGES = {name: (low, high) for low, high, names in _FIELDS for name in names.split()}
 
 
 def check_number(name: str, value: float) -> None:

@@ -1,4 +1,4 @@
-"""Result record: one per measurement, in the files of `run --json`, `db export` and `db import`.
+"""Records of results of all kinds, in the files of `run --json`, `db export` and `db import`.
 
 A record is self-contained: importing a file of records recreates the same rows and uuids in any
 database, and importing it twice changes nothing.
@@ -22,6 +22,8 @@ STATUSES = (
 COMPARABLE_STATUSES = ("ok", "noisy")
 
 TIME_METRICS = {"boost": "time", "sustained": "sustained_time"}  # by regime
+
+EXTERNAL_BACKEND = "outside"  # of results measured by another tool, with its own protocol
 
 RUN_STATUSES = (
     "running",  # started, not finished
@@ -51,7 +53,8 @@ class DeviceInfo:
 
     uuid: str
     sku: str  # NVML name, for example "NVIDIA H200"; a CPU's model name
-    backend: str  # "cuda" | "cpu"; "static": metric of the machine code, nothing ran; "outside"
+    # "cuda" | "cpu"; "static": metric of the machine code, nothing ran; or EXTERNAL_BACKEND
+    backend: str
     vbios: str | None = None
     power_limit_w: float | None = None
     ecc: bool | None = None
@@ -159,3 +162,194 @@ class Record:
     project: str = ""  # tool or repository of an external result; empty: measured here
     # Sources of a kernel from outside of the repository; None: a kernel of the commit.
     source_hash: str | None = None
+
+
+ACCURACY_STATUSES = (
+    "ok",  # evaluated
+    "failed",  # evaluation raised, or the metric is not finite; see detail
+)
+THROUGH = (
+    "reference",  # dequantized weights, activations rounded in torch
+    "kernels",  # every quantized layer runs its kernel
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyRecord:
+    """One metric of one task of a model under a scheme."""
+
+    uuid: str  # uuid5 of run uuid, scheme, task and metric: equal in every database
+    model: str
+    model_hash: str  # of the loaded files
+    scheme: str  # "fp16": the unquantized model
+    task: str  # for example wikitext, piqa
+    task_version: str
+    data_hash: str  # of the evaluation data
+    metric: str  # for example perplexity, acc
+    direction: str  # "lower" | "higher": which way is better
+    status: str  # one of ACCURACY_STATUSES
+    detail: str  # reason if the status is not ok; empty otherwise
+    value: float | None  # None: not evaluated, see status and detail
+    standard_error: float | None  # None: not reported by the task
+    n_items: int  # tokens or questions
+    values: tuple[float, ...]  # per segment or question, in order; empty: not reported
+    seed: int
+    parameters: dict[str, Any]  # of quantization and evaluation
+    created_at: str
+    run: RunInfo
+    commit: CommitInfo
+    device: DeviceInfo
+    environment: dict[str, str]
+    through: str = "reference"  # one of THROUGH; the unquantized model has "reference"
+    content_hash: str | None = None  # of the evaluated checkpoint; None: fp16, or unknown
+    scheme_version: int | None = None  # None: fp16, or not recorded
+    # Position of the BOS token: segment, text, none. None: not a text task, or not recorded.
+    bos: str | None = None
+    schema_version: int = SCHEMA_VERSION
+
+
+DECODE_STATUSES = (
+    "ok",  # decoded and timed
+    "refused",  # can't run on this device, for example for lack of memory; see detail
+    "failed",  # it raised; see detail
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessDecode:
+    """Measurements of a decode case in one fresh process."""
+
+    number: int  # index of the process within the run, from 0
+    gpu: str  # uuid of the device
+    prefill_ms: float
+    step_ms: tuple[float, ...]  # per token after the first; empty: only one token was generated
+    steady_memory_bytes: int | None  # None: unknown (CPU)
+    peak_memory_bytes: int | None  # None: unknown (CPU)
+    energy_j: float | None  # of all tokens including the prompt; None: no energy counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """Fields common to DecodeRecord and ServingRecord."""
+
+    uuid: str  # uuid5 of run uuid and case: equal in every database
+    case: str  # unique within the run
+    model: str
+    weights: str  # "synthetic": random values in the model's shapes; else their source
+    scheme: str
+    kernels: dict[str, Any]  # kernel label by linear layer
+    backend: str  # "cuda" | "cpu"
+    kv_bits: int
+    protocol_version: int
+    status: str  # one of DECODE_STATUSES
+    detail: str  # reason if the status is not ok; empty otherwise
+    weights_bytes: int | None  # None: nothing was loaded
+    steady_memory_bytes: int | None  # None: unknown (CPU)
+    parameters: dict[str, Any]  # seed, tuning, load time and other settings
+    created_at: str  # of the last measurement: of two records with one uuid the newer is kept
+    run: RunInfo
+    commit: CommitInfo
+    device: DeviceInfo
+    environment: dict[str, str]
+    content_hash: str | None = None  # of the decoded checkpoint; None: unknown
+    scheme_version: int | None = None  # None: not recorded
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRecord(ModelRecord):
+    """Greedy decoding of a batch of equal prompts. Times in ms; None: not timed."""
+
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    prefill_ms: float | None  # time to first token, median over processes
+    token_ms: float | None  # median over processes of the median over tokens
+    token_ci_low_ms: float | None
+    token_ci_high_ms: float | None
+    token_p95_ms: float | None  # over the tokens of all processes
+    process_medians_ms: tuple[float, ...]
+    tokens_per_s: float | None  # whole batch, after the first token
+    peak_memory_bytes: int | None  # while decoding; None: unknown (CPU)
+    energy_j_per_token: float | None  # per token of one sequence; None: no energy counter
+    parts: tuple[dict[str, Any], ...]  # part, count and us of one step; empty: no profiler
+    processes: tuple[ProcessDecode, ...] = ()  # in measurement order; empty: not recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingRecord(ModelRecord):
+    """Continuous batching of requests that all arrive at the start, served in order."""
+
+    batch_limit: int  # maximum number of concurrent sequences
+    memory_limit_bytes: int | None  # None: no limit
+    requests: int
+    prompt_tokens: int  # of all requests
+    new_tokens: int
+    lengths: str  # source of the requests' lengths
+    tokens_per_s: float | None  # new tokens over the time from first arrival to last token
+    latency_p50_s: float | None  # per request, from admission to last token
+    latency_p95_s: float | None
+    latency_p99_s: float | None
+    token_p50_ms: float | None  # between consecutive tokens of one request
+    token_p95_ms: float | None
+    # From a request's admission to its first token; None also in records older than these fields.
+    ttft_p50_ms: float | None = None
+    ttft_p95_ms: float | None = None
+
+
+GATE_OUTCOMES = ("missing", "regression", "ambiguous", "pass")  # worst first
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimit:
+    """One limit of the policy. change, low, high: in `unit`."""
+
+    check: str  # for example "perplexity of wikitext", "parity of kernels"
+    limit: str  # in words
+    outcome: str  # one of GATE_OUTCOMES
+    reason: str  # explanation; may be empty
+    base: float | None  # None: not evaluated, see reason
+    value: float | None  # None: not evaluated, see reason
+    change: float | None  # None: not evaluated, or not defined for this check
+    low: float | None  # bounds of the 95 % interval; None: no interval
+    high: float | None
+    unit: str
+    detectable: float | None = None  # smallest detectable loss; None: not defined for this limit
+
+
+@dataclass(frozen=True, slots=True)
+class GateRecord:
+    """One verdict on one scheme of a model."""
+
+    uuid: str  # uuid5 of run uuid, policy, base, scheme and time: equal in every database
+    model: str
+    model_hash: str  # of the loaded files
+    scheme: str
+    base: str  # scheme it is compared with
+    policy: str  # name
+    policy_version: int  # of the policy's file format
+    policy_hash: str  # of the policy's content
+    verdict: str  # one of GATE_OUTCOMES: the worst of its limits
+    exit_code: int  # of the gate command
+    limits: tuple[GateLimit, ...]
+    created_at: str
+    run: RunInfo  # in which the model was evaluated
+    commit: CommitInfo
+    device: DeviceInfo
+    environment: dict[str, str]
+    through: str = "reference"  # one of THROUGH
+    content_hash: str | None = None  # of the judged checkpoint; None: unknown
+    reference: str | None = None  # reference model; None: the unquantized model itself
+    reference_hash: str | None = None  # of its files, or of the stored predictions
+    diagnosis: dict[str, Any] | None = None  # layers that lose accuracy; None: no loss, or unknown
+    schema_version: int = SCHEMA_VERSION
+
+
+ModelResultRecord = AccuracyRecord | DecodeRecord | ServingRecord | GateRecord
+AnyRecord = Record | ModelResultRecord
+MODEL_KINDS: dict[str, type[ModelResultRecord]] = {
+    "accuracy": AccuracyRecord,
+    "decode": DecodeRecord,
+    "serving": ServingRecord,
+    "gate": GateRecord,
+}  # records of whole models, by their `kind` in a file; a measurement has none

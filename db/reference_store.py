@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from flexq_bench.db.hashing import fingerprint
-from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.dialects import lock_for_writing
+from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.tables import ReferenceValue
 
 _NOT_IN_KEY = ("value", "note")

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
-from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.tables import Commit, Release
 
 

@@ -13,10 +13,11 @@ from typing import Any
 from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.errors import LimitError, NotFoundError, RecordError
 from flexq_bench.db.leases import QUEUED, REQUEST_LEASES
-from flexq_bench.db.locking import lock_for_writing
 from flexq_bench.db.tables import Request, Run
+from flexq_bench.db.writer import stored_run_id
 
 REQUEST_KINDS = ("sweep", "suite", "bisect")
 REQUEST_STATES = (
@@ -113,16 +114,8 @@ def add_request(session: Session, info: RequestInfo, *, limits: Limits) -> None:
         )
     session.execute(
         insert(Request).values(
-            uuid=info.uuid,
-            kind=info.kind,
-            content=dict(info.content),
-            requester=info.requester,
-            gpu=info.gpu,
-            state="queued",
-            cases=info.cases,
-            expected_s=info.expected_s,
-            created_at=info.created_at,
-            detail="",
+            {name: getattr(info, name) for name in info.__slots__}
+            | {"content": dict(info.content), "state": "queued", "detail": ""}
         )
     )
 
@@ -154,7 +147,7 @@ def claim_request(
     ).one_or_none()
     if oldest is None:
         return None
-    deaths = oldest.deaths + int(oldest.state == REQUEST_LEASES.held)
+    deaths = oldest.deaths + int(oldest.state == REQUEST_LEASES.leased_state)
     REQUEST_LEASES.claim(
         session,
         {oldest.id: server},
@@ -182,28 +175,27 @@ def renew_request(
 def return_requests(session: Session, server: str) -> None:
     """Queue the requests leased to a server again; not counted as a death."""
     lock_for_writing(session.connection())
-    held = Request.state == REQUEST_LEASES.held
+    is_running = Request.state == REQUEST_LEASES.leased_state
     session.execute(
-        update(Request).where(Request.server == server, held).values(state=QUEUED, lease_until=None)
+        update(Request)
+        .where(Request.server == server, is_running)
+        .values(state=QUEUED, lease_until=None)
     )
 
 
 def set_request_run(session: Session, uuid: str, run_uuid: str) -> None:
     """Set the run of a request. Raises NotFoundError if either is not stored."""
     lock_for_writing(session.connection())
-    run_id = session.scalar(select(Run.id).where(Run.uuid == run_uuid))
-    if run_id is None:
-        raise NotFoundError(f"no run {run_uuid} is stored: name another database with --db")
-    _set(session, uuid, {"run_id": run_id})
+    _set(session, uuid, {"run_id": stored_run_id(session, run_uuid)})
 
 
 def set_request_detail(session: Session, uuid: str, server: str, detail: str) -> None:
     """Set the progress text of a request; no effect if this server does not hold it."""
     lock_for_writing(session.connection())
-    held = Request.state == REQUEST_LEASES.held
+    is_running = Request.state == REQUEST_LEASES.leased_state
     session.execute(
         update(Request)
-        .where(Request.uuid == uuid, Request.server == server, held)
+        .where(Request.uuid == uuid, Request.server == server, is_running)
         .values(detail=detail)
     )
 

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.encoding import canonical
-from flexq_bench.db.errors import NotFoundError, RecordError
-from flexq_bench.db.locking import lock_for_writing
-from flexq_bench.db.queries.runs import run_info
-from flexq_bench.db.records import RUN_STATUSES, CommitInfo, Record, RunInfo, RunOwner
+from flexq_bench.db.errors import RecordError
+from flexq_bench.db.queries.runs_and_plans import run_info
+from flexq_bench.db.records import RUN_STATUSES, AnyRecord, CommitInfo, RunInfo, RunOwner
 from flexq_bench.db.tables import Run
-from flexq_bench.db.writer import Writer
+from flexq_bench.db.writer import Writer, stored_run_id
 
 _STATUS_ORDER = ("running", "interrupted", "failed", "complete")
 
@@ -67,20 +67,18 @@ def advance_run(session: Session, run_uuid: str, status: str) -> None:
     )
 
 
-def add_record(session: Session, record: Record) -> bool:
+def add_record(session: Session, record: AnyRecord) -> bool:
     """Store a record and the rows it references; return False if its uuid is stored.
 
-    An environment that is new to the series opens an epoch. Raises RecordError if a field can't be
+    An environment that is new to the series of a measurement opens an epoch. A decode or serving
+    record replaces a stored one with an earlier created_at. Raises RecordError if a field can't be
     stored, ConflictError if another run has the idempotency key of the record's run.
     """
-    writer = Writer(session)
-    writer.add(canonical(record))
-    writer.flush()
-    return writer.added == 1
+    return add_records(session, [record]) == 1
 
 
-def add_records(session: Session, records: Iterable[Record]) -> int:
-    """Store records and return the number of new ones. Raises like add_record."""
+def add_records(session: Session, records: Iterable[AnyRecord]) -> int:
+    """Store records and return the number of new and replaced ones. Raises like add_record."""
     writer = Writer(session)
     writer.add_all(map(canonical, records))
     return writer.added
@@ -96,13 +94,6 @@ def finish_run(
     if status not in RUN_STATUSES:
         raise RecordError(f"status is {status!r}, not one of {', '.join(RUN_STATUSES)}")
     lock_for_writing(session.connection())
-    run_id = _run_id(session, run_uuid)
+    run_id = stored_run_id(session, run_uuid)
     values = {"status": status, "finished_at": finished_at or datetime.now(UTC)}
     session.execute(update(Run).where(Run.id == run_id).values(values))
-
-
-def _run_id(session: Session, run_uuid: str) -> int:
-    run_id = session.scalar(select(Run.id).where(Run.uuid == run_uuid))
-    if run_id is None:
-        raise NotFoundError(f"no run {run_uuid} is stored: name another database with --db")
-    return run_id

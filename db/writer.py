@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
-from flexq_bench.db.bulk import insert_rows
+from flexq_bench.db.dialects import insert_rows, lock_for_writing
 from flexq_bench.db.encoding import INT64
-from flexq_bench.db.errors import ConflictError
-from flexq_bench.db.hashing import fingerprint
-from flexq_bench.db.locking import lock_for_writing
-from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
-from flexq_bench.db.samples import pack
+from flexq_bench.db.errors import ConflictError, NotFoundError
+from flexq_bench.db.families import FAMILIES, column_values
+from flexq_bench.db.identity import fingerprint
+from flexq_bench.db.records import (
+    AnyRecord,
+    CommitInfo,
+    DeviceInfo,
+    ModelResultRecord,
+    Record,
+    RunInfo,
+)
 from flexq_bench.db.tables import (
     Base,
     Commit,
@@ -41,26 +47,6 @@ _IDENTITY = tuple(
     for column in Series.__table__.columns
     if column.name not in {"id", "identity_hash", _PROJECT}
 )
-_COPIED = tuple(
-    name
-    for name in (item.name for item in fields(Record))
-    if name in Measurement.__table__.columns and name != "created_at"
-)
-
-
-class RecordReferences(Protocol):
-    """Protocol of all kinds of records: the rows a record references, and its creation time."""
-
-    @property
-    def run(self) -> RunInfo: ...
-    @property
-    def commit(self) -> CommitInfo: ...
-    @property
-    def device(self) -> DeviceInfo: ...
-    @property
-    def environment(self) -> Mapping[str, str]: ...
-    @property
-    def created_at(self) -> str: ...
 
 
 def series_identity(record: Record) -> dict[str, Any]:
@@ -84,13 +70,19 @@ class Writer:
         self._pending: dict[str, Record] = {}
         self.added = 0
 
-    def add(self, record: Record) -> None:
-        """Queue a canonical record; queued records are stored in batches, the rest by `flush`."""
+    def add(self, record: AnyRecord) -> None:
+        """Store a canonical record, or queue it if it is a measurement.
+
+        Queued records are stored in batches, the rest by `flush`. Raises ConflictError like `run`.
+        """
+        if not isinstance(record, Record):
+            self._add_model_result(record)
+            return
         self._pending.setdefault(record.uuid, record)  # the first is kept, as of two files
         if len(self._pending) >= _BATCH:
             self.flush()
 
-    def add_all(self, records: Iterable[Record]) -> None:
+    def add_all(self, records: Iterable[AnyRecord]) -> None:
         """Store canonical records."""
         for record in records:
             self.add(record)
@@ -119,7 +111,7 @@ class Writer:
         new = [record.uuid for record in records]
         query = select(Measurement.uuid, Measurement.id).where(Measurement.uuid.in_(new))
         ids = {row.uuid: row.id for row in self._session.execute(query)}
-        samples = [_sample_row(ids[r.uuid], r) for r in records if r.samples_us]
+        samples = [row for record in records for row in _sample_rows(record, ids[record.uuid])]
         self._add_rows(Sample, samples)
         self.added += len(records)
 
@@ -193,21 +185,6 @@ class Writer:
             self._ids[key] = self._row_id(Environment, row, by=("fingerprint",))
         return self._ids[key]
 
-    def references(self, record: RecordReferences) -> dict[str, Any]:
-        """Return the foreign keys and creation time of a row from a canonical record.
-
-        For results other than measurements. Referenced rows are inserted if missing. Raises
-        ConflictError like `run`.
-        """
-        commit_id = self.commit(record.commit)
-        return {
-            "run_id": self.run(record.run, commit_id),
-            "commit_id": commit_id,
-            "device_id": self.device(record.device),
-            "environment_id": self.environment(record.environment),
-            "created_at": datetime.fromisoformat(record.created_at),
-        }
-
     def series(self, identity: Mapping[str, Any]) -> int:
         """Return the id of a series by its full identity (see `series_identity`)."""
         key = _series_key(identity)
@@ -215,6 +192,37 @@ class Writer:
             row = {_PROJECT: "", **identity, "identity_hash": fingerprint(identity)}
             self._ids[key] = self._row_id(Series, row, by=("identity_hash",))
         return self._ids[key]
+
+    def _add_model_result(self, record: ModelResultRecord) -> None:
+        """Store a result of a whole model, unless its uuid is stored (see Family.is_replaced)."""
+        family = FAMILIES[type(record)]
+        table = family.table
+        created_at = _parse_time(record.created_at)
+        stored = self._session.execute(
+            select(table.id, table.created_at).where(table.uuid == record.uuid)
+        ).one_or_none()
+        if stored is not None and not (family.is_replaced and stored.created_at < created_at):
+            return
+        commit_id = self.commit(record.commit)
+        row = column_values(record) | {
+            "run_id": self.run(record.run, commit_id),
+            "commit_id": commit_id,
+            "device_id": self.device(record.device),
+            "environment_id": self.environment(record.environment),
+            "created_at": created_at,
+        }
+        if stored is None:
+            result_id = self._insert(table, row)
+        else:
+            result_id = stored.id
+            self._session.execute(update(table).where(table.id == result_id).values(row))
+        if family.samples is not None:
+            samples = family.samples.table
+            same_result = getattr(samples, family.samples.result_id) == result_id
+            self._session.execute(delete(samples).where(same_result))
+            for sample in _sample_rows(record, result_id):
+                self._session.execute(insert(samples).values(sample))
+        self.added += 1
 
     def _first_of_each_repetition(self, records: Sequence[Record]) -> list[Record]:
         runs = [self.run(record.run, self._commit_of(record)) for record in records]
@@ -317,7 +325,7 @@ class Writer:
         run_id = self.run(record.run, commit_id)
         series_id = self.series(series_identity(record))
         created_at = _parse_time(record.created_at)
-        return {name: getattr(record, name) for name in _COPIED} | {
+        return column_values(record) | {
             "run_id": run_id,
             "case_key": record.case,
             "repetition": _repetition(record),
@@ -395,14 +403,20 @@ def _series_key(identity: Mapping[str, Any]) -> tuple[object, ...]:
     return ("series", *(identity[name] for name in _IDENTITY), identity.get(_PROJECT, ""))
 
 
-def _sample_row(measurement_id: int, record: Record) -> dict[str, Any]:
-    packed = pack(record.samples_us)
-    return {
-        "measurement_id": measurement_id,
-        "count": packed.count,
-        "placement_counts": packed.placement_counts,
-        "data": packed.data,
-    }
+def stored_run_id(session: Session, run_uuid: str) -> int:
+    """Return the id of a run. Raises NotFoundError if it is not stored."""
+    run_id = session.scalar(select(Run.id).where(Run.uuid == run_uuid))
+    if run_id is None:
+        raise NotFoundError(f"no run {run_uuid} is stored: name another database with --db")
+    return run_id
+
+
+def _sample_rows(record: AnyRecord, result_id: int) -> list[dict[str, Any]]:
+    samples = FAMILIES[type(record)].samples
+    if samples is None:
+        return []
+    rows = samples.to_rows(getattr(record, samples.field))
+    return [{samples.result_id: result_id} | row for row in rows]
 
 
 def _parse_time(text: str) -> datetime:

@@ -24,9 +24,9 @@ from made_up import Place
 from other_rows import fill_fleet, fill_models
 from sqlalchemy import insert, select, text
 
-from flexq_bench.db.decisions import FalseAlarmInfo
+from flexq_bench.db.decisions import FalseAlarmInfo, add_false_alarm_rate
 from flexq_bench.db.engine import Session, open_database, revision_of, upgrade
-from flexq_bench.db.hashing import canonical_json, fingerprint
+from flexq_bench.db.identity import canonical_json, fingerprint
 from flexq_bench.db.records import RunInfo
 from flexq_bench.db.samples import pack
 from flexq_bench.db.tables import (
@@ -38,7 +38,6 @@ from flexq_bench.db.tables import (
     Noise,
     Sample,
 )
-from flexq_bench.db.verdict_store import add_false_alarm_rate
 from flexq_bench.db.writer import Writer
 from flexq_bench.results.published_numbers import store_published_numbers
 from flexq_bench.runs.machine import Machine
@@ -168,13 +167,14 @@ def _measurement(place: Place, night: int, position: int, median: float) -> dict
 def _samples(night: int, ids: Sequence[int], medians: np.ndarray) -> list[dict[str, Any]]:
     rows = []
     for measurement_id, values in zip(ids, made_up.samples(night, medians), strict=True):
-        packed = pack(values.tolist())
+        placements = values.tolist()
+        counts = [len(placement) for placement in placements]
         rows.append(
             {
                 "measurement_id": measurement_id,
-                "count": packed.count,
-                "placement_counts": packed.placement_counts,
-                "data": packed.data,
+                "count": sum(counts),
+                "placement_counts": counts,
+                "data": pack(placements),
             }
         )
     return rows

@@ -10,10 +10,6 @@ import made_up
 import numpy as np
 from sqlalchemy import update
 
-from flexq_bench.db.accuracy_records import AccuracyRecord
-from flexq_bench.db.accuracy_store import add_accuracy
-from flexq_bench.db.decode_records import DecodeRecord
-from flexq_bench.db.decode_store import add_decodes
 from flexq_bench.db.engine import Session
 from flexq_bench.db.fleet import (
     JobInfo,
@@ -23,10 +19,9 @@ from flexq_bench.db.fleet import (
     add_offsets,
     register_worker,
 )
-from flexq_bench.db.gate_records import GateLimit, GateRecord
-from flexq_bench.db.gate_store import add_gates
-from flexq_bench.db.records import RunInfo
+from flexq_bench.db.records import AccuracyRecord, DecodeRecord, GateLimit, GateRecord, RunInfo
 from flexq_bench.db.releases import store_releases
+from flexq_bench.db.store import add_records
 from flexq_bench.db.tables import Job, Worker
 
 RELEASE_EVERY = 20  # nights; then models are evaluated, too
@@ -62,9 +57,9 @@ def fill_models(session: Session, nights: int) -> None:
     """Releases, and what models scored, how they decoded and what gates said at each of them."""
     released = range(0, nights, RELEASE_EVERY)
     for night in released:
-        add_accuracy(session, _scores(night))
-        add_decodes(session, _decodes(night))
-        add_gates(session, _gates(night))
+        add_records(session, _scores(night))
+        add_records(session, _decodes(night))
+        add_records(session, _gates(night))
     tags = {f"v1.{i}": made_up.commit(night).sha for i, night in enumerate(released)}
     store_releases(session, tags)
 

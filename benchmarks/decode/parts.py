@@ -13,8 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from flexq_bench.db.decode_records import DecodeRecord
 from flexq_bench.db.exchange import read_records
+from flexq_bench.db.records import DecodeRecord
 from flexq_bench.decode.architecture import Architecture, of_catalog
 from flexq_bench.decode.loading import linear_kernel, packed_bytes
 from flexq_bench.decode.weights import layer_sizes

@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from rules import LONGEST, SIMPLE
 
-from flexq_bench.db.queries.series import TRAIL
+from flexq_bench.db.queries.series import BASE_LAG_COMMITS
 from flexq_bench.measure.ab import CaseComparison, InterleaveRules
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.verdicts import (
@@ -160,7 +160,7 @@ def young(
             looked = trigger(row[: night - 1], float(row[night - 1]))
             if looked.verdict is not Verdict.CANDIDATE:
                 continue
-            left = shift if max(night - TRAIL, 1) < first else 0.0
+            left = shift if max(night - BASE_LAG_COMMITS, 1) < first else 0.0
             suspect = candidate_of("Gaussian", rng, left, PROCESS_SIGMA, rules)
             if decide([suspect], rules)[0][0].verdict in ALERTS:
                 found += 1

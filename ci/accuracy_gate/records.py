@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -11,9 +10,8 @@ from flexq_bench.ci.accuracy_gate.gate import AccuracyReport
 from flexq_bench.ci.accuracy_gate.limits import LimitOutcome, deciding
 from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy
 from flexq_bench.ci.gate_perf import Outcome, exit_code_of
-from flexq_bench.db.gate_records import GateLimit, GateRecord
-
-_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy gate")
+from flexq_bench.db.identity import name_uuid
+from flexq_bench.db.records import GateLimit, GateRecord
 
 
 def gate_records(
@@ -39,7 +37,7 @@ def _record(
     outcomes = set(deciding(judged))
     identity = (origin.run.uuid, policy.fingerprint, report.base, scheme, at.isoformat())
     return GateRecord(
-        uuid=str(uuid.uuid5(_NAMESPACE, " ".join(identity))),
+        uuid=name_uuid(" ".join(identity), kind="accuracy gate"),
         model=report.model,
         model_hash=report.model_hash,
         scheme=scheme,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flexq_bench.ci.gate_perf import GateReport
     from flexq_bench.ci.history_alerts import HistoryVerdicts
     from flexq_bench.ci.nightly import KindReport
-    from flexq_bench.db.gate_records import GateRecord
+    from flexq_bench.db.records import GateRecord
 
 CRITICAL_CHANGE = math.log(1.10)  # slow-down from which an event is `critical`, else `warning`
 _SHA = 10

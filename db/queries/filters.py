@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, exists, or_
 from sqlalchemy.orm import aliased
 
-from flexq_bench.db.tables import Measurement, Run, Series
+from flexq_bench.db.tables import Device, Measurement, Run, Series
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,19 @@ class Filters:
             projects=self.projects,
         )
         return self == applicable and (not self.projects or "" in self.projects)
+
+    def on_model_results(self, table: Any) -> list[ColumnElement[bool]]:
+        """Return the conditions on columns of a table of whole-model results, Run and Device."""
+        return [
+            column.in_(values)
+            for column, values in (
+                (Run.uuid, self.runs),
+                (Run.suite, self.suites),
+                (table.model, self.models),
+                (Device.sku, self.gpus),
+            )
+            if values
+        ]
 
     def on_measurement(self) -> list[ColumnElement[bool]]:
         """Return the conditions on columns of Measurement and Run."""

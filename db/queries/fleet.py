@@ -1,18 +1,30 @@
-"""Queries for the fleet: workers, jobs, progress of runs, time offsets of GPUs."""
+"""Queries for the fleet: workers, devices, jobs, requests, progress of runs, offsets of GPUs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
+from flexq_bench.db.errors import AmbiguousError, NotFoundError
 from flexq_bench.db.fleet import LIVE_WORKER_STATES
+from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.records import DeviceInfo
-from flexq_bench.db.tables import Commit, Device, DeviceOffset, Job, Measurement, Run, Worker
+from flexq_bench.db.tables import (
+    Commit,
+    Device,
+    DeviceOffset,
+    Job,
+    Measurement,
+    Request,
+    Run,
+    Worker,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +61,6 @@ class JobRow:
     worker: str | None
     lease_until: datetime | None
     reason: str
-
-
-_JOB = tuple(Job.__table__.columns[name] for name in JobRow.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,54 +107,39 @@ class OffsetRow:
 def workers(session: Session, *, live: bool = False, limit: int | None = None) -> list[WorkerRow]:
     """Return the workers, latest heartbeat first. live: only those that have not ended."""
     query = (
-        select(
-            Worker.uuid,
-            Worker.host,
-            Worker.pid,
-            Worker.gpu,
-            Device.uuid.label("device"),
-            Worker.state,
-            Worker.detail,
-            Worker.case_key,
-            Worker.started_at,
-            Worker.heartbeat_at,
-            Worker.lease_until,
-            Worker.temperature_c,
-            Worker.finished,
-            Worker.measuring_s,
-        )
+        select(*columns_of(WorkerRow, Worker, device=Device.uuid))
         .join(Device, Worker.device_id == Device.id)
         .order_by(Worker.heartbeat_at.desc(), Worker.id.desc())
         .limit(limit)
     )
     if live:
         query = query.where(Worker.state.in_(LIVE_WORKER_STATES))
-    return [WorkerRow(**row) for row in session.execute(query).mappings()]
+    return rows_of(session, WorkerRow, query)
 
 
 def jobs_of(session: Session, run_uuid: str, *, states: Sequence[str] = ()) -> list[JobRow]:
     """Return the jobs of a run in plan order. states: only these; empty: all."""
     query = (
-        select(*_JOB).join(Run, Job.run_id == Run.id).where(Run.uuid == run_uuid).order_by(Job.id)
+        select(*columns_of(JobRow, Job))
+        .join(Run, Job.run_id == Run.id)
+        .where(Run.uuid == run_uuid)
+        .order_by(Job.id)
     )
     if states:
         query = query.where(Job.state.in_(list(states)))
-    return [JobRow(**row) for row in session.execute(query).mappings()]
+    return rows_of(session, JobRow, query)
 
 
 def quarantined_jobs(session: Session, *, limit: int | None = None) -> list[tuple[str, JobRow]]:
     """Return jobs on which too many workers died, each with its run's uuid, newest first."""
     query = (
-        select(*_JOB, Run.uuid.label("run"))
+        select(Run.uuid, *columns_of(JobRow, Job))
         .join(Run, Job.run_id == Run.id)
         .where(Job.state == "quarantined")
         .order_by(Job.id.desc())
         .limit(limit)
     )
-    rows = session.execute(query).mappings()
-    return [
-        (row["run"], JobRow(**{name: row[name] for name in row if name != "run"})) for row in rows
-    ]
+    return [(run, JobRow(*values)) for run, *values in session.execute(query)]
 
 
 def progress(
@@ -157,15 +151,7 @@ def progress(
     """
     having_jobs = select(Job.run_id).distinct()
     query = (
-        select(
-            Run.id,
-            Run.uuid.label("run"),
-            Run.suite,
-            Run.trigger,
-            Run.status,
-            Commit.sha.label("commit"),
-            Run.created_at,
-        )
+        select(Run.id, *columns_of(Progress, Run, run=Run.uuid, commit=Commit.sha))
         .join(Commit, Run.commit_id == Commit.id)
         .where(Run.id.in_(having_jobs))
         .order_by(Run.created_at.desc(), Run.id.desc())
@@ -209,9 +195,8 @@ def progress(
 
 def device_medians(session: Session, run_uuid: str) -> list[tuple[str, DeviceInfo, float]]:
     """Return case, device and median (us) of each correct, timed result of a run."""
-    columns = [Device.__table__.columns[field.name] for field in fields(DeviceInfo)]
     query = (
-        select(Measurement.case_key, Measurement.median_us, *columns)
+        select(Measurement.case_key, Measurement.median_us, *columns_of(DeviceInfo, Device))
         .join(Run, Measurement.run_id == Run.id)
         .join(Device, Measurement.device_id == Device.id)
         .where(
@@ -222,8 +207,7 @@ def device_medians(session: Session, run_uuid: str) -> list[tuple[str, DeviceInf
         .order_by(Measurement.id)
     )
     return [
-        (row["case_key"], DeviceInfo(**{c.name: row[c.name] for c in columns}), row["median_us"])
-        for row in session.execute(query).mappings()
+        (case, DeviceInfo(*settings), median) for case, median, *settings in session.execute(query)
     ]
 
 
@@ -251,14 +235,7 @@ def device_offsets(
     """Return the time offsets of single GPUs in runs, newest first. gpu: only of this SKU."""
     query = (
         select(
-            Run.uuid.label("run"),
-            Device.uuid.label("device"),
-            Device.sku.label("gpu"),
-            DeviceOffset.cases,
-            DeviceOffset.log_offset,
-            DeviceOffset.low,
-            DeviceOffset.high,
-            DeviceOffset.computed_at,
+            *columns_of(OffsetRow, DeviceOffset, run=Run.uuid, device=Device.uuid, gpu=Device.sku)
         )
         .join(Run, DeviceOffset.run_id == Run.id)
         .join(Device, DeviceOffset.device_id == Device.id)
@@ -267,4 +244,155 @@ def device_offsets(
     )
     if gpu is not None:
         query = query.where(Device.sku == gpu)
-    return [OffsetRow(**row) for row in session.execute(query).mappings()]
+    return rows_of(session, OffsetRow, query)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """A device with one set of settings; None as in db.tables.Device.
+
+    last_seen: last heartbeat of a worker on it; None: no worker ran on it.
+    """
+
+    uuid: str
+    sku: str
+    backend: str
+    compute_capability: str | None
+    memory_bytes: int | None
+    power_limit_w: float | None
+    ecc: bool | None
+    mig: bool | None
+    vbios: str | None
+    last_seen: datetime | None
+
+
+def devices(session: Session, *, limit: int | None = None) -> list[DeviceRow]:
+    """Return all devices by last_seen, newest first; devices without one come last."""
+    seen = (
+        select(Worker.device_id, func.max(Worker.heartbeat_at).label("last_seen"))
+        .group_by(Worker.device_id)
+        .subquery()
+    )
+    query = (
+        select(*columns_of(DeviceRow, Device, last_seen=seen.c.last_seen))
+        .outerjoin(seen, seen.c.device_id == Device.id)
+        .order_by(seen.c.last_seen.desc().nulls_last(), Device.sku, Device.uuid, Device.id)
+        .limit(limit)
+    )
+    return rows_of(session, DeviceRow, query)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """A request and its state; None as in db.tables.Request. run: uuid of its run."""
+
+    uuid: str
+    kind: str
+    content: dict[str, Any]
+    requester: str
+    gpu: str
+    state: str
+    cases: int
+    expected_s: float | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    server: str | None
+    run: str | None
+    detail: str
+
+
+def requests(
+    session: Session,
+    *,
+    states: Sequence[str] = (),
+    requester: str | None = None,
+    requester_prefix: str = "",
+    limit: int | None = None,
+) -> list[RequestRow]:
+    """Return requests, newest first. states: only these; empty: all.
+
+    requester: only this requester's. requester_prefix: only names with this prefix.
+    """
+    query = _stored().order_by(Request.created_at.desc(), Request.id.desc()).limit(limit)
+    if states:
+        query = query.where(Request.state.in_(list(states)))
+    if requester is not None:
+        query = query.where(Request.requester == requester)
+    if requester_prefix:
+        query = query.where(Request.requester.startswith(requester_prefix, autoescape=True))
+    return rows_of(session, RequestRow, query)
+
+
+def request_by_uuid_prefix(session: Session, prefix: str) -> RequestRow:
+    """Return the request whose uuid begins with `prefix`. Raises NotFoundError, AmbiguousError."""
+    begins = Request.uuid.startswith(prefix, autoescape=True)
+    rows = rows_of(session, RequestRow, _stored().where(begins).limit(2))
+    if not rows:
+        raise NotFoundError(f"no request begins with {prefix!r}: check it, or name another --db")
+    if len(rows) > 1:
+        raise AmbiguousError(f"several requests begin with {prefix!r}: write more of it")
+    return rows[0]
+
+
+def _stored() -> Select[Any]:
+    columns = columns_of(RequestRow, Request, run=Run.uuid)
+    return select(*columns).outerjoin(Run, Request.run_id == Run.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Counts for health monitoring.
+
+    runs: by status. quarantined, queued_jobs: jobs. lease_until: earliest expiry of a job's lease;
+    None: no job is leased.
+    """
+
+    runs: dict[str, int]
+    quarantined: int
+    queued_jobs: int
+    queued_requests: int
+    lease_until: datetime | None
+
+
+def health(session: Session) -> Health:
+    """Count runs, and waiting jobs and requests."""
+    run_rows = session.execute(
+        select(Run.status, func.count().label("runs")).group_by(Run.status)
+    ).all()
+    job_rows = session.execute(
+        select(Job.state, func.count(), func.min(Job.lease_until))
+        .where(Job.state.in_(("queued", "leased", "quarantined")))
+        .group_by(Job.state)
+    ).all()
+    jobs = {state: count for state, count, _ in job_rows}
+    waiting = select(func.count()).where(Request.state == "queued")
+    return Health(
+        {row.status: row.runs for row in run_rows},
+        jobs.get("quarantined", 0),
+        jobs.get("queued", 0),
+        session.scalar(waiting) or 0,
+        next((until for state, _, until in job_rows if state == "leased"), None),
+    )
+
+
+def last_results(session: Session, run_uuids: Sequence[str]) -> dict[str, datetime]:
+    """Return the time of each run's newest result; runs without a result are left out."""
+    newest = (
+        select(Run.uuid, func.max(Measurement.created_at).label("newest"))
+        .join(Measurement, Measurement.run_id == Run.id)
+        .where(Run.uuid.in_(list(run_uuids)))
+        .group_by(Run.uuid)
+    )
+    return {row.uuid: row.newest for row in session.execute(newest)}
+
+
+def capability_of(session: Session, gpu: str) -> tuple[int, int] | None:
+    """Return the compute capability of a SKU; None: no such device is stored, or it is a CPU."""
+    text = session.scalar(
+        select(Device.compute_capability).where(Device.sku == gpu).order_by(Device.id.desc())
+    )
+    if text is None:
+        return None
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)

@@ -1,108 +1,102 @@
-"""Stored measurements as records."""
+"""Stored results of all kinds as records."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from typing import Any, TypeVar
 
-from sqlalchemy import RowMapping, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from flexq_bench.db.families import FAMILIES, field_values
 from flexq_bench.db.queries.filters import Filters
-from flexq_bench.db.queries.runs import run_info
-from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
-from flexq_bench.db.samples import PackedSamples, unpack
-from flexq_bench.db.tables import (
-    Commit,
-    Device,
-    Environment,
-    Epoch,
-    Measurement,
-    Run,
-    Sample,
-    Series,
-)
+from flexq_bench.db.queries.runs_and_plans import run_info
+from flexq_bench.db.records import AnyRecord, CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.db.tables import Commit, Device, Environment, Epoch, Run, Series
 
+R = TypeVar("R", bound=AnyRecord)
 _BATCH = 500  # records in memory at once
-_SERIES_FIELDS = tuple(f.name for f in fields(Record) if f.name in Series.__table__.columns)
-_DEVICE_FIELDS = tuple(f.name for f in fields(DeviceInfo))
-_MEASUREMENT_FIELDS = tuple(
-    f.name
-    for f in fields(Record)
-    if f.name in Measurement.__table__.columns and f.name not in {"created_at", *_SERIES_FIELDS}
-)
 
 
-def export_records(session: Session, filters: Filters | None = None) -> Iterator[Record]:
+def stored_records(session: Session, kind: type[R], filters: Filters | None = None) -> Iterator[R]:
     """Iterate over matching records, including repeated attempts; pruned samples are empty.
 
-    The order (run, then time of measurement) is the same in every copy of the data.
+    The order (run, then time of measurement) is the same in every copy of the data. Results of
+    whole models: none if a filter does not apply to them.
     """
     filters = filters or Filters()
-    ids = session.scalars(
-        select(Measurement.id)
-        .join(Run, Measurement.run_id == Run.id)
-        .join(Series, Measurement.series_id == Series.id)
-        .where(*filters.on_series(), *filters.on_measurement())
-        .order_by(Run.created_at, Run.uuid, Measurement.created_at, Measurement.uuid)
-    ).all()
+    table = FAMILIES[kind].table
+    query = (
+        select(table.id)
+        .join(Run, table.run_id == Run.id)
+        .join(Device, table.device_id == Device.id)
+        .order_by(Run.created_at, Run.uuid, table.created_at, table.uuid)
+    )
+    if kind is Record:
+        query = query.join(Series, table.series_id == Series.id)
+        query = query.where(*filters.on_series(), *filters.on_measurement())
+    elif filters.can_match_models():
+        query = query.where(*filters.on_model_results(table))
+    else:
+        return
+    ids = session.scalars(query).all()
     runs: dict[str, RunInfo] = {}
     for start in range(0, len(ids), _BATCH):
-        for row in _load(session, ids[start : start + _BATCH]):
-            uuid = row["run_uuid"]
-            if uuid not in runs:
-                runs[uuid] = run_info(session, uuid)
-            yield _record(row, runs[uuid])
+        yield from _load(session, kind, ids[start : start + _BATCH], runs)
 
 
 def run_records(session: Session, run_uuid: str) -> Iterator[Record]:
-    """Iterate over the records of a run, including repeated attempts, in measurement order."""
-    return export_records(session, Filters(runs=(run_uuid,)))
+    """Iterate over the measurements of a run, including repeated attempts, in their order."""
+    return stored_records(session, Record, Filters(runs=(run_uuid,)))
 
 
-def _load(session: Session, ids: Sequence[int]) -> Iterator[RowMapping]:
+def _load(
+    session: Session, kind: type[R], ids: Sequence[int], runs: dict[str, RunInfo]
+) -> Iterator[R]:
+    """Iterate over the records of these results. runs: those that were read already, by uuid."""
+    table, samples = FAMILIES[kind].table, FAMILIES[kind].samples
     query = (
-        select(Measurement, Series, Commit, Device, Environment, Sample, Run.uuid.label("run_uuid"))
-        .join(Series, Measurement.series_id == Series.id)
-        .join(Commit, Measurement.commit_id == Commit.id)
-        .join(Device, Measurement.device_id == Device.id)
-        .join(Epoch, Measurement.epoch_id == Epoch.id)
-        .join(Environment, Epoch.environment_id == Environment.id)
-        .join(Run, Measurement.run_id == Run.id)
-        .outerjoin(Sample, Sample.measurement_id == Measurement.id)
-        .where(Measurement.id.in_(ids))
+        select(table, Commit, Device, Environment, Run.uuid)
+        .join(Commit, table.commit_id == Commit.id)
+        .join(Device, table.device_id == Device.id)
+        .join(Run, table.run_id == Run.id)
+        .where(table.id.in_(ids))
         .execution_options(populate_existing=True)  # rows may have changed since they were loaded
     )
-    rows = {row["Measurement"].id: row for row in session.execute(query).mappings()}
-    return (rows[measurement_id] for measurement_id in ids)
+    if kind is Record:
+        query = query.add_columns(Series).join(Series, table.series_id == Series.id)
+        query = query.join(Epoch, table.epoch_id == Epoch.id)
+        query = query.join(Environment, Epoch.environment_id == Environment.id)
+    else:
+        query = query.join(Environment, table.environment_id == Environment.id)
+    rows = {row[0].id: row for row in session.execute(query)}
+    sample_rows: dict[int, list[Any]] = defaultdict(list)
+    if samples is not None:
+        result_id = getattr(samples.table, samples.result_id)
+        for sample in session.scalars(select(samples.table).where(result_id.in_(ids))):
+            sample_rows[getattr(sample, samples.result_id)].append(sample)
+    for result_id in ids:
+        result, commit, device, environment, run_uuid, *series = rows[result_id]
+        if run_uuid not in runs:
+            runs[run_uuid] = run_info(session, run_uuid)
+        values = field_values(kind, result)
+        if series:
+            values |= field_values(kind, series[0]) | {"case": result.case_key}
+        if samples is not None:
+            values[samples.field] = samples.from_rows(sample_rows[result_id])
+        yield kind(
+            **values,
+            created_at=result.created_at.isoformat(),
+            run=runs[run_uuid],
+            commit=_commit_info(commit),
+            device=DeviceInfo(**{f.name: getattr(device, f.name) for f in fields(DeviceInfo)}),
+            environment=environment.content,
+        )
 
 
-def _record(row: RowMapping, run: RunInfo) -> Record:
-    measurement: Measurement = row["Measurement"]
-    device: Device = row["Device"]
-    values = {name: getattr(row["Series"], name) for name in _SERIES_FIELDS}
-    values |= {name: getattr(measurement, name) for name in _MEASUREMENT_FIELDS}
-    values |= {
-        "case": measurement.case_key,
-        "placement_medians_us": tuple(measurement.placement_medians_us),
-        "samples_us": _samples(row["Sample"]),
-        "created_at": measurement.created_at.isoformat(),
-        "run": run,
-        "commit": commit_info(row["Commit"]),
-        "device": DeviceInfo(**{name: getattr(device, name) for name in _DEVICE_FIELDS}),
-        "environment": row["Environment"].content,
-    }
-    return Record(**values)
-
-
-def _samples(sample: Sample | None) -> tuple[tuple[float, ...], ...]:
-    if sample is None:
-        return ()
-    return unpack(PackedSamples(sample.data, sample.placement_counts))
-
-
-def commit_info(commit: Commit) -> CommitInfo:
-    """Convert a stored commit to the form used in records."""
+def _commit_info(commit: Commit) -> CommitInfo:
     return CommitInfo(
         sha=commit.sha,
         parent=commit.parent_sha,

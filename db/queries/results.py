@@ -1,18 +1,30 @@
-"""Queries for measurements: summaries, and the raw samples of one measurement."""
+"""Queries for measurements: newest results, tables, details, raw samples and durations."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.queries.filters import Filters, is_latest_attempt
-from flexq_bench.db.samples import PackedSamples, unpack
-from flexq_bench.db.tables import Commit, Measurement, Run, Sample, Series
+from flexq_bench.db.queries.rows import columns_of, rows_of
+from flexq_bench.db.records import TIME_METRICS
+from flexq_bench.db.samples import unpack
+from flexq_bench.db.tables import (
+    Commit,
+    Device,
+    Environment,
+    Epoch,
+    Measurement,
+    Run,
+    Sample,
+    Series,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,44 +70,13 @@ class ResultRow:
     regime: str | None
 
 
-RESULT_COLUMNS = (
-    Measurement.uuid,
-    Run.uuid,
-    Run.suite,
-    Measurement.case_key,
-    Measurement.series_id,
-    Series.kernel,
-    Series.variant,
-    Series.backend,
-    Series.stage,
-    Series.cache,
-    Series.gpu,
-    Measurement.model,
-    Measurement.layer,
-    Series.m,
-    Series.n,
-    Series.k,
-    Series.weight_bits,
-    Series.act_bits,
-    Measurement.status,
-    Measurement.detail,
-    Measurement.accepted,
-    Measurement.median_us,
-    Measurement.ci_low_us,
-    Measurement.ci_high_us,
-    Measurement.n_samples,
-    Measurement.floor_us,
-    Measurement.pct_of_floor,
-    Measurement.launch_us,
-    Measurement.tops,
-    Measurement.max_rel_error,
-    Measurement.exact,
-    Measurement.config,
-    Commit.sha,
-    Commit.dirty,
-    Measurement.created_at,
-    Series.protocol_version,
-    Measurement.regime,
+_RESULT_COLUMNS = columns_of(
+    *(ResultRow, Measurement, Series),
+    run=Run.uuid,
+    suite=Run.suite,
+    case=Measurement.case_key,
+    commit=Commit.sha,
+    dirty=Commit.dirty,
 )
 
 
@@ -105,7 +86,7 @@ def results_table(
     """Return one row per run and case (its last measurement), newest run first."""
     filters = filters or Filters()
     query = (
-        select(*RESULT_COLUMNS)
+        select(*_RESULT_COLUMNS)
         .select_from(Measurement)
         .join(Run, Measurement.run_id == Run.id)
         .join(Series, Measurement.series_id == Series.id)
@@ -114,7 +95,7 @@ def results_table(
         .order_by(Run.created_at.desc(), Run.id.desc(), Measurement.created_at, Measurement.id)
         .limit(limit)
     )
-    return [ResultRow(*row) for row in session.execute(query)]
+    return rows_of(session, ResultRow, query)
 
 
 def run_results(session: Session, run_uuid: str) -> list[ResultRow]:
@@ -135,4 +116,187 @@ def samples_of(session: Session, measurement_uuid: str) -> tuple[tuple[float, ..
     ).one_or_none()
     if row is None:
         raise NotFoundError(f"no measurement {measurement_uuid} is stored")
-    return () if row.data is None else unpack(PackedSamples(row.data, row.placement_counts))
+    return () if row.data is None else unpack(row.data, row.placement_counts)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultDetail:
+    """A result with the state of its device; units and None as in db.records.Record.
+
+    environment: name -> text. extra: additional data, for example the device state before and
+    after, and the indices of invalid samples.
+    """
+
+    result: ResultRow
+    device: str  # uuid
+    n_invalid: int
+    placement_medians_us: tuple[float, ...]
+    seed: int
+    sm_clock_mhz: float | None
+    mem_clock_mhz: float | None
+    power_w: float | None
+    temperature_c: float | None
+    throttle_mask: int | None
+    environment: dict[str, str]
+    extra: dict[str, Any]
+
+
+def result_detail(session: Session, measurement_uuid: str) -> ResultDetail:
+    """Return the details of a measurement. Raises NotFoundError if it is not stored."""
+    query = (
+        select(
+            Device.uuid,
+            Measurement.n_invalid,
+            Measurement.placement_medians_us,
+            Measurement.seed,
+            Measurement.sm_clock_mhz,
+            Measurement.mem_clock_mhz,
+            Measurement.power_w,
+            Measurement.temperature_c,
+            Measurement.throttle_mask,
+            Environment.content,
+            Measurement.extra,
+            *_RESULT_COLUMNS,
+        )
+        .select_from(Measurement)
+        .join(Run, Measurement.run_id == Run.id)
+        .join(Series, Measurement.series_id == Series.id)
+        .join(Commit, Measurement.commit_id == Commit.id)
+        .join(Device, Measurement.device_id == Device.id)
+        .join(Epoch, Measurement.epoch_id == Epoch.id)
+        .join(Environment, Epoch.environment_id == Environment.id)
+        .where(Measurement.uuid == measurement_uuid)
+    )
+    row = session.execute(query).one_or_none()
+    if row is None:
+        raise NotFoundError(f"no measurement {measurement_uuid} is stored")
+    device, n_invalid, medians, *state = row[: -len(_RESULT_COLUMNS)]
+    result = ResultRow(*row[-len(_RESULT_COLUMNS) :])
+    return ResultDetail(result, device, n_invalid, tuple(medians), *state)
+
+
+BOOST = "boost"
+SCHEDULED = "nightly"  # trigger of scheduled runs
+SWEEP = "sweep"  # trigger of one-off runs by users
+_GPU_BACKEND = "cuda"
+_NEWEST_RUNS = 5  # more than one: the newest may have no result yet
+
+
+def latest_results(
+    session: Session, filters: Filters | None = None, *, regime: str = BOOST
+) -> list[ResultRow]:
+    """Return the newest accepted time of every series, ordered by kernel, GPU, shape.
+
+    Newest by time of measurement, over all runs; series without one are left out. Uses one index
+    lookup per series, no table scan. filters: only those on series, suites and triggers apply.
+    regime: only times of this regime; protocol 1, without regimes, counts as `boost`.
+    """
+    return _newest_of_series(session, filters or Filters(), [], regime)
+
+
+def gpu_names(session: Session) -> tuple[str, ...]:
+    """Return all SKUs with timed series: GPUs before CPUs, then by name, without a table scan.
+
+    The SKU of the newest scheduled run comes first: it is the usual choice on a page.
+    """
+    timed = Series.metric.in_(TIME_METRICS.values())
+    kinds = session.execute(select(Series.gpu, Series.backend).where(timed).distinct()).all()
+    scheduled = session.scalar(
+        select(Series.gpu)
+        .select_from(Run)
+        .join(Measurement, Measurement.run_id == Run.id)
+        .join(Series, Measurement.series_id == Series.id)
+        .where(Run.trigger == SCHEDULED, Series.backend == _GPU_BACKEND)
+        .order_by(Run.created_at.desc(), Run.id.desc())
+        .limit(1)
+    )
+    order = sorted(
+        (kind.gpu != scheduled, kind.backend != _GPU_BACKEND, kind.gpu) for kind in kinds
+    )
+    return tuple(dict.fromkeys(gpu for _, _, gpu in order))
+
+
+def newest_result_at(session: Session) -> datetime | None:
+    """Return the time of the newest result of the newest runs; None: there is none."""
+    newest = select(Run.id).order_by(Run.created_at.desc(), Run.id.desc()).limit(_NEWEST_RUNS)
+    query = select(func.max(Measurement.created_at)).where(
+        Measurement.run_id.in_(newest.scalar_subquery())
+    )
+    return session.scalar(query)
+
+
+def regimes_of(session: Session, gpu: str) -> tuple[str, ...]:
+    """Return the regimes with timed series on a SKU, boost first. Reads no measurement."""
+    metrics = set(session.scalars(select(Series.metric).where(Series.gpu == gpu).distinct()))
+    return tuple(regime for regime, metric in TIME_METRICS.items() if metric in metrics)
+
+
+def results_at_commit(
+    session: Session, sha: str, filters: Filters | None = None, *, project: str = ""
+) -> list[ResultRow]:
+    """Return the newest accepted time of every series at a clean commit, as latest_results.
+
+    project: of the commit; empty: this repository.
+    """
+    of_sha = select(Commit.id).where(Commit.sha == sha, Commit.dirty.is_(False))
+    at = of_sha.where(Commit.project == project).scalar_subquery()
+    return _newest_of_series(session, filters or Filters(), [_newest.commit_id == at], BOOST)
+
+
+_newest = aliased(Measurement)
+
+
+def _newest_of_series(
+    session: Session, filters: Filters, conditions: Sequence[ColumnElement[bool]], regime: str
+) -> list[ResultRow]:
+    run_conditions = []
+    if filters.suites:
+        run_conditions.append(Run.suite.in_(filters.suites))
+    if filters.without_triggers:
+        run_conditions.append(Run.trigger.not_in(filters.without_triggers))
+    on_run = [_newest.run_id.in_(select(Run.id).where(*run_conditions))] if run_conditions else []
+    newest = (
+        select(_newest.id)
+        .where(
+            _newest.series_id == Series.id,
+            _newest.accepted,
+            *conditions,
+            *on_run,
+        )
+        .order_by(_newest.created_at.desc(), _newest.id.desc())
+        .limit(1)
+        .correlate(Series)
+        .scalar_subquery()
+    )
+    query = (
+        select(*_RESULT_COLUMNS)
+        .select_from(Series)
+        .join(Measurement, Measurement.id == newest)
+        .join(Run, Measurement.run_id == Run.id)
+        .join(Commit, Measurement.commit_id == Commit.id)
+        .where(Series.metric == TIME_METRICS[regime], *filters.on_series())
+        .order_by(
+            Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
+        )
+    )
+    return rows_of(session, ResultRow, query)
+
+
+WALL_S = "wall_s"  # in a measurement's `extra`: seconds from its start to its end
+
+
+def case_seconds(
+    session: Session, gpu: str | None = None, *, limit: int = 20_000
+) -> list[tuple[str, float]]:
+    """Return case keys and wall times (s) of measurements, newest first. gpu: only on this SKU."""
+    seconds = Measurement.extra[WALL_S].as_float()
+    query = (
+        select(Measurement.case_key, seconds)
+        .join(Series, Measurement.series_id == Series.id)
+        .where(seconds >= 0)
+        .order_by(Measurement.created_at.desc(), Measurement.id.desc())
+        .limit(limit)
+    )
+    if gpu is not None:
+        query = query.where(Series.gpu == gpu)
+    return [(key, float(value)) for key, value in session.execute(query)]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.decisions import OPEN_STATES
-from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.queries.filters import Filters
-from flexq_bench.db.records import TIME_METRICS
+from flexq_bench.db.queries.results import SWEEP
+from flexq_bench.db.queries.rows import columns_of, rows_of
+from flexq_bench.db.records import EXTERNAL_BACKEND, TIME_METRICS
 from flexq_bench.db.tables import (
     Alert,
     Commit,
@@ -23,12 +27,12 @@ from flexq_bench.db.tables import (
     Epoch,
     EpochBreak,
     Measurement,
+    Noise,
     Run,
     Series,
 )
 
-OUTSIDE = "outside"  # backend of results measured by another tool
-TRAIL = 5  # nightly runs within which a step of 2 % is detected (docs/statistics.md)
+BASE_LAG_COMMITS = 5  # nightly runs within which a step of 2 % is detected (docs/statistics.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,34 +145,33 @@ def list_series(session: Session, filters: Filters | None = None) -> list[Series
     if on_measurement:
         counted = counted.join(Run, Measurement.run_id == Run.id).where(*on_measurement)
     counts = counted.subquery()
-    columns = [c for c in Series.__table__.columns if c.name != "identity_hash"]
     query = (
-        select(*columns, counts.c.measurements)
+        select(*columns_of(SeriesRow, Series, measurements=counts.c.measurements))
         .join(counts, counts.c.series_id == Series.id)
         .where(*filters.on_series())
         .order_by(
             Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
         )
     )
-    return [SeriesRow(**row) for row in session.execute(query).mappings()]
+    return rows_of(session, SeriesRow, query)
 
 
 def series_names(session: Session) -> list[SeriesName]:
     """Return all series, ordered by kernel, GPU, shape. Reads no measurement."""
-    query = select(*(Series.__table__.columns[field.name] for field in fields(SeriesName)))
-    ordered = query.order_by(
+    query = select(*columns_of(SeriesName, Series)).order_by(
         Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
     )
-    return [SeriesName(**row) for row in session.execute(ordered).mappings()]
+    return rows_of(session, SeriesName, query)
 
 
 def project_series(session: Session) -> list[ProjectSeries]:
     """Return all series measured by another tool, by id. Reads no measurement."""
-    columns = (Series.__table__.columns[field.name] for field in fields(ProjectSeries))
     query = (
-        select(*columns).where(Series.project != "", Series.backend == OUTSIDE).order_by(Series.id)
+        select(*columns_of(ProjectSeries, Series))
+        .where(Series.project != "", Series.backend == EXTERNAL_BACKEND)
+        .order_by(Series.id)
     )
-    return [ProjectSeries(*row) for row in session.execute(query)]
+    return rows_of(session, ProjectSeries, query)
 
 
 def main_project(session: Session) -> str:
@@ -179,7 +182,7 @@ def main_project(session: Session) -> str:
     query = (
         select(func.min(Series.project))
         .where(Series.metric.in_(TIME_METRICS.values()))
-        .where(Series.backend != OUTSIDE)
+        .where(Series.backend != EXTERNAL_BACKEND)
     )
     return session.scalar(query) or ""
 
@@ -268,10 +271,10 @@ def epoch_environments(session: Session, series_ids: Sequence[int]) -> dict[int,
     return {epoch: hashes[environment] for epoch, environment in of_epoch.items()}
 
 
-def trusted_base(session: Session, series_id: int, *, trail: int = TRAIL) -> str | None:
+def trusted_base(session: Session, series_id: int, *, lag: int = BASE_LAG_COMMITS) -> str | None:
     """Return the base commit for the next nightly comparison of a series; None: there is none yet.
 
-    The base is the newest commit of the newest epoch that is `trail` commits older than the latest
+    The base is the newest commit of the newest epoch that is `lag` commits older than the latest
     one, and not newer than the last good commit of any open alert on the series. Without this
     distance, a step that was not confirmed in its first night would be part of the base of the
     second night (docs/statistics.md).
@@ -280,7 +283,7 @@ def trusted_base(session: Session, series_id: int, *, trail: int = TRAIL) -> str
     if not points:
         return None
     shas = list(dict.fromkeys(p.commit for p in points if p.epoch == points[-1].epoch))
-    trusted = shas[: max(len(shas) - trail, 1)]
+    trusted = shas[: max(len(shas) - lag, 1)]
     orders = {p.commit: p.topo_order for p in points}
     limit = session.scalar(
         select(func.min(Commit.topo_order))
@@ -332,3 +335,84 @@ def filter_values(session: Session) -> FilterValues:
         m=distinct(Series.m),
         projects=distinct(Series.project),
     )
+
+
+_BATCH = 500  # series per statement
+
+
+def recent_histories(
+    session: Session, series_ids: Iterable[int], *, results: int = 30
+) -> dict[int, list[HistoryPoint]]:
+    """Return the newest accepted results by series, in order of ancestry, without sweeps.
+
+    results: number per series; more if several have the same time. Series without a result are left
+    out. Epochs count from 1 within the returned points. Older measurements are not read.
+    """
+    ids = sorted(set(series_ids))
+    histories: dict[int, list[HistoryPoint]] = {}
+    for start in range(0, len(ids), _BATCH):
+        histories |= _histories(session, ids[start : start + _BATCH], results)
+    return histories
+
+
+def noise_sigmas(session: Session, series_ids: Sequence[int]) -> dict[int, tuple[float, int]]:
+    """Return the newest A/A sigma of ln(head / base) and its number of comparisons, by series."""
+    query = (
+        select(Noise.series_id, Noise.estimate_sigma, Noise.comparisons)
+        .where(Noise.series_id.in_(list(series_ids)))
+        .order_by(Noise.computed_at, Noise.id)
+    )
+    return {row.series_id: (row.estimate_sigma, row.comparisons) for row in session.execute(query)}
+
+
+def _histories(
+    session: Session, series_ids: Sequence[int], results: int
+) -> dict[int, list[HistoryPoint]]:
+    measurement = aliased(Measurement)
+    last = (
+        select(measurement.created_at)
+        .where(
+            measurement.series_id == Series.id,
+            measurement.accepted,
+            measurement.median_us.is_not(None),
+        )
+        .order_by(measurement.created_at.desc())
+        .offset(results - 1)
+        .limit(1)
+        .correlate(Series)
+        .scalar_subquery()
+    )
+    first = (
+        select(func.min(measurement.created_at))
+        .where(measurement.series_id == Series.id)
+        .correlate(Series)
+        .scalar_subquery()
+    )
+    query = (
+        select(Measurement.series_id, *history_columns())
+        .select_from(Series)
+        .join(Measurement, Measurement.series_id == Series.id)
+        .join(Commit, Measurement.commit_id == Commit.id)
+        .join(Run, Measurement.run_id == Run.id)
+        .where(
+            Series.id.in_(series_ids),
+            Measurement.series_id.in_(series_ids),  # so that PostgreSQL uses this index
+            Measurement.created_at >= func.coalesce(last, first),
+            Measurement.accepted,
+            Measurement.median_us.is_not(None),
+            Run.trigger != SWEEP,
+        )
+        .order_by(
+            Measurement.series_id,
+            Commit.topo_order.nulls_last(),
+            Measurement.created_at,
+            Measurement.uuid,
+        )
+    )
+    breaks = explained_orders(session, series_ids)
+    environments = epoch_environments(session, series_ids)
+    rows = session.connection().execute(query).all()  # Core, not ORM: faster
+    return {
+        series: points_of((row[1:] for row in group), breaks.get(series, ()), environments)
+        for series, group in groupby(rows, key=itemgetter(0))
+    }

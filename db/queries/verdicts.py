@@ -1,31 +1,32 @@
-"""Queries for decisions and alerts."""
+"""Queries for decisions, alerts and the A/A calibration."""
 
 from __future__ import annotations
 
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.errors import NotFoundError
-from flexq_bench.db.tables import Alert, AlertEvent, Commit, Decision, DecisionEvidence, Series
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRow:
-    """A commit for display. topo_order None: not in a git tree. project: as in CommitInfo."""
-
-    sha: str
-    topo_order: int | None
-    subject: str
-    author: str
-    project: str = ""
+from flexq_bench.db.identity import fingerprint
+from flexq_bench.db.queries.commits import CommitRow
+from flexq_bench.db.queries.rows import columns_of, rows_of
+from flexq_bench.db.tables import (
+    Alert,
+    AlertEvent,
+    Commit,
+    Decision,
+    DecisionEvidence,
+    FalseAlarmRate,
+    Noise,
+    Series,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,32 +119,11 @@ def alert_by_id(session: Session, alert_id: int) -> AlertRow:
 def alert_events(session: Session, alert_id: int) -> list[AlertEventRow]:
     """Return the events of an alert, oldest first."""
     query = (
-        select(AlertEvent.state, AlertEvent.person, AlertEvent.note, AlertEvent.created_at)
+        select(*columns_of(AlertEventRow, AlertEvent))
         .where(AlertEvent.alert_id == alert_id)
         .order_by(AlertEvent.created_at, AlertEvent.id)
     )
-    return [AlertEventRow(*row) for row in session.execute(query)]
-
-
-def commits_between(
-    session: Session, after: int, up_to: int, *, project: str = ""
-) -> list[CommitRow]:
-    """Return stored commits with after < topo_order <= up_to, oldest first.
-
-    project: name of an external project; empty: this repository. Commits without any measurement
-    are not stored.
-    """
-    query = (
-        select(Commit.sha, Commit.topo_order, Commit.subject, Commit.author)
-        .where(
-            Commit.topo_order > after,
-            Commit.topo_order <= up_to,
-            ~Commit.dirty,
-            Commit.project == project,
-        )
-        .order_by(Commit.topo_order, Commit.sha)
-    )
-    return [CommitRow(*row) for row in session.execute(query)]
+    return rows_of(session, AlertEventRow, query)
 
 
 def alert_decisions(session: Session, alert_id: int) -> list[DecisionRow]:
@@ -197,24 +177,6 @@ def decisions_between(session: Session, base_sha: str, head_sha: str) -> dict[in
         order=(Decision.created_at, Decision.id),
     )
     return {row.series_id: row for row in rows}
-
-
-def recent_commits(
-    session: Session, *, limit: int, prefixes: Sequence[str] = (), project: str = ""
-) -> list[CommitRow]:
-    """Return the newest clean commits by ancestry, then one commit per sha prefix.
-
-    project: name of an external project; empty: this repository.
-    """
-    query = select(Commit.sha, Commit.topo_order, Commit.subject, Commit.author).where(
-        ~Commit.dirty, Commit.project == project
-    )
-    newest = query.order_by(Commit.topo_order.desc().nulls_last(), Commit.id.desc()).limit(limit)
-    rows = list(session.execute(newest))
-    for prefix in prefixes:
-        matching = query.where(Commit.sha.startswith(prefix, autoescape=True)).limit(1)
-        rows += session.execute(matching)
-    return list(dict.fromkeys(CommitRow(*row) for row in rows))
 
 
 def canaries(
@@ -278,11 +240,9 @@ def _kernels(members: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _commits(session: Session, ids: Iterable[int | None]) -> dict[int | None, CommitRow]:
-    query = select(
-        Commit.id, Commit.sha, Commit.topo_order, Commit.subject, Commit.author, Commit.project
-    )
+    query = select(Commit.id, *columns_of(CommitRow, Commit))
     rows = session.execute(query.where(Commit.id.in_([i for i in ids if i is not None])))
-    return {row.id: CommitRow(*row[1:]) for row in rows}
+    return {commit_id: CommitRow(*values) for commit_id, *values in rows}
 
 
 def _decisions(
@@ -291,31 +251,12 @@ def _decisions(
     base = aliased(Commit)
     query = (
         select(
-            Decision.uuid,
-            Decision.series_id,
-            Series.kernel,
-            Series.variant,
-            Series.stage,
-            Series.cache,
-            Series.gpu,
-            Series.m,
-            Series.n,
-            Series.k,
-            base.sha.label("base"),
-            Commit.sha.label("head"),
-            Commit.topo_order.label("head_order"),
-            Decision.alert_id,
-            Decision.detector,
-            Decision.detector_version,
-            Decision.parameters,
-            Decision.input_hash,
-            Decision.verdict,
-            Decision.cause,
-            Decision.reason,
-            Decision.log_ratio,
-            Decision.log_ratio_low,
-            Decision.log_ratio_high,
-            Decision.created_at,
+            *columns_of(
+                *(DecisionRow, Decision, Series),
+                base=base.sha,
+                head=Commit.sha,
+                head_order=Commit.topo_order,
+            )
         )
         .select_from(Decision)
         .join(Series, Decision.series_id == Series.id)
@@ -324,4 +265,84 @@ def _decisions(
         .where(*conditions)
         .order_by(*order)
     )
-    return [DecisionRow(**row) for row in session.execute(query).mappings()]
+    return rows_of(session, DecisionRow, query)
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseRow:
+    """The newest A/A calibration of a series; units and None as in db.tables.Noise."""
+
+    series_id: int
+    kernel: str
+    variant: str
+    stage: str
+    cache: str
+    m: int
+    n: int
+    k: int
+    gpu: str
+    comparisons: int
+    block_sigma: float | None
+    placement_sigma: float | None
+    comparison_sigma: float | None
+    estimate_sigma: float
+    noise_floor: float | None
+    smallest_step: float | None
+    computed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FalseAlarmRow:
+    """False-alarm rate (alarms per canary) at one time, with its interval."""
+
+    since: datetime
+    until: datetime
+    canaries: int
+    alarms: int
+    rate: float
+    low: float
+    high: float
+    confidence: float
+
+
+def aa_calibration(session: Session) -> list[NoiseRow]:
+    """Return the newest calibration of every series that has one, by kernel, GPU, shape."""
+    query = (
+        select(*columns_of(NoiseRow, Noise, Series))
+        .join(Series, Noise.series_id == Series.id)
+        .where(_is_newest())
+        .order_by(
+            Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
+        )
+    )
+    return rows_of(session, NoiseRow, query)
+
+
+def noise_floors(session: Session, identities: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the noise floor (natural log) of each series identity; 0 if it is unknown."""
+    hashes = [fingerprint(identity) for identity in identities]
+    query = (
+        select(Series.identity_hash, Noise.noise_floor)
+        .join(Series, Noise.series_id == Series.id)
+        .where(_is_newest(), Noise.noise_floor.is_not(None), Series.identity_hash.in_(set(hashes)))
+    )
+    known = {row.identity_hash: row.noise_floor for row in session.execute(query)}
+    return [known.get(identity, 0.0) for identity in hashes]
+
+
+def false_alarm_rates(session: Session, *, limit: int | None = None) -> list[FalseAlarmRow]:
+    """Return the live false-alarm rate over time, newest first."""
+    newest = (FalseAlarmRate.until.desc(), FalseAlarmRate.id.desc())
+    query = select(*columns_of(FalseAlarmRow, FalseAlarmRate)).order_by(*newest).limit(limit)
+    return rows_of(session, FalseAlarmRow, query)
+
+
+def _is_newest() -> ColumnElement[bool]:
+    later = aliased(Noise)
+    return ~exists().where(
+        later.series_id == Noise.series_id,
+        or_(
+            later.computed_at > Noise.computed_at,
+            (later.computed_at == Noise.computed_at) & (later.id > Noise.id),
+        ),
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,16 +14,16 @@ from flexq_bench.accuracy.evaluator import Evaluator
 from flexq_bench.accuracy.results import FULL_PRECISION, ORIGINAL, Direction, MetricResult
 from flexq_bench.accuracy.tasks import task_name
 from flexq_bench.db import queries
-from flexq_bench.db.accuracy_records import AccuracyRecord
-from flexq_bench.db.accuracy_store import add_accuracy
 from flexq_bench.db.engine import Database
-from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.identity import name_uuid
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.records import AccuracyRecord, CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.store import add_records
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.lifecycle import OpenRun, open_run
 
 Unit = tuple[str, str]  # scheme and task
 OnUnit = Callable[[Unit, Sequence[MetricResult]], None]
-_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy")
 _OBSERVED = "observed"
 _BOS = "bos"
 _OF_SCHEMES = ("through", "content_hash", "scheme_version")
@@ -55,7 +54,9 @@ class Recording:
     def __init__(self, run: OpenRun, origin: Origin) -> None:
         self._run, self._origin = run, origin
         with run.database.session() as session:
-            self._stored = _by_unit(queries.accuracy_results(session, runs=[run.info.uuid]))
+            self._stored = _by_unit(
+                queries.stored_records(session, AccuracyRecord, Filters(runs=(run.info.uuid,)))
+            )
 
     def reusable(self, unit: Unit, parameters: Mapping[str, Any]) -> list[MetricResult]:
         """Return the run's results of a unit under these parameters; empty: failed or missing.
@@ -72,7 +73,7 @@ class Recording:
         """
         attempt = self._of(unit).attempts + 1
         records = [build_record(finding, origin, attempt) for finding in findings]
-        self._run.store(lambda session: add_accuracy(session, records))
+        self._run.store(lambda session: add_records(session, records))
         if any(finding.value is None for finding in findings):
             self._run.status = "failed"
 
@@ -116,7 +117,7 @@ def build_record(finding: MetricResult, origin: Origin, attempt: int = 1) -> Acc
     """Build the record of a result, created now. attempt: from 1 within the run."""
     identity = f"{origin.run.uuid} {finding.scheme} {finding.task} {finding.metric} {attempt}"
     return AccuracyRecord(
-        uuid=str(uuid.uuid5(_NAMESPACE, identity)),
+        uuid=name_uuid(identity, kind="accuracy"),
         model=origin.model,
         model_hash=origin.model_hash,
         scheme=finding.scheme,

@@ -262,6 +262,8 @@ def _evaluate_and_report(
     database: Database, run: RunInfo, evaluate: Evaluate, files: ResultFiles
 ) -> int:
     from flexq_bench.db import queries
+    from flexq_bench.db.queries import Filters
+    from flexq_bench.db.records import AccuracyRecord
 
     out = console(stderr=files.uses_stdout)
     try:
@@ -273,7 +275,7 @@ def _evaluate_and_report(
         return INTERRUPTED
     print_tables(results, out)
     with database.session() as session:
-        files.write(queries.accuracy_results(session, runs=[run.uuid]))
+        files.write(queries.stored_records(session, AccuracyRecord, Filters(runs=(run.uuid,))))
     for path in files.paths:
         say(out, f"records: {path}")
     say(out, f"stored {len(results)} results of run {run.uuid[:8]} in {database.url}")

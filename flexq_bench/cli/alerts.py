@@ -123,9 +123,8 @@ def false_alarm(
 
 def _set(alert: int, state: str, note: str, by: str | None, db: str | None, as_json: bool) -> None:
     from flexq_bench.db import queries
-    from flexq_bench.db.decisions import STATES_WITH_A_REASON
+    from flexq_bench.db.decisions import STATES_WITH_A_REASON, set_alert_state
     from flexq_bench.db.engine import open_database
-    from flexq_bench.db.verdict_store import set_alert_state
 
     if state in STATES_WITH_A_REASON and not note.strip():
         raise UsageError(f"--note is empty: give the reason why alert {alert} is {state}")

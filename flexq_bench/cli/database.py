@@ -31,8 +31,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.sweeps.text import split_names, split_sizes
 
 if TYPE_CHECKING:
-    from flexq_bench.db.encoding import AnyRecord
-    from flexq_bench.db.records import Record
+    from flexq_bench.db.records import AnyRecord, Record
 
 STATEMENT_TIMEOUT_S = 3600.0  # statements on a large table take long even on a healthy server
 
@@ -159,8 +158,9 @@ def export(
     """
     from flexq_bench.db import queries
     from flexq_bench.db.engine import open_database
-    from flexq_bench.db.exchange import export_records, write_records
+    from flexq_bench.db.exchange import write_records
     from flexq_bench.db.queries import Filters
+    from flexq_bench.db.records import MODEL_KINDS, Record
 
     def counted(records: Iterable[Record]) -> Iterator[Record]:
         for record in records:
@@ -190,20 +190,23 @@ def export(
         )
         if format_name is not None:
             refuse_projects(format_name, filters.projects)
-            count = write_external(format_name, file, counted(export_records(session, filters)))
+            count = write_external(
+                format_name, file, counted(queries.stored_records(session, Record, filters))
+            )
             if as_json:
                 print_json({"file": file, "format": format_name, "results": count})
             else:
                 say(console(), f"{count} results in {file} ({format_name})")
             return
         other_records = [
-            *queries.export_accuracy(session, filters),
-            *queries.export_decodes(session, filters),
-            *queries.export_gates(session, filters),
+            record
+            for kind in MODEL_KINDS.values()
+            for record in queries.stored_records(session, kind, filters)
         ]
         left_out = len(other_records) if file.endswith(".parquet") else 0
         records: Iterable[AnyRecord] = chain(
-            counted(export_records(session, filters)), [] if left_out else other_records
+            counted(queries.stored_records(session, Record, filters)),
+            [] if left_out else other_records,
         )
         count = write_records(file, records)
     if as_json:

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 
 from flexq_bench.cli.output import console, print_unbroken, say
 from flexq_bench.cli.progress import progress
-from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
 from flexq_bench.db.engine import Database, open_database
-from flexq_bench.db.records import RunInfo
+from flexq_bench.db.records import DecodeRecord, RunInfo, ServingRecord
 from flexq_bench.decode import report
 from flexq_bench.decode.case import DecodeCase, Setup
 from flexq_bench.decode.measurement import count_missing

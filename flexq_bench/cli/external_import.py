@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flexq_bench.db.records import CommitInfo, Record
     from flexq_bench.exchange.external import Reading
 
-OUTSIDE = "Results of other tools"
+EXTERNAL_BACKEND = "Results of other tools"
 TRACES = "flashinfer-bench"  # a folder, unlike the formats of runs.outside
 _STATEMENT_TIMEOUT_S = 3600.0  # statements over a large table take long
 _WHOLE = (40, 64)  # hexadecimal digits of a commit, by SHA-1 and SHA-256
@@ -40,7 +40,7 @@ ImportFormatOption = Annotated[
         help="nvbench, google-benchmark, pytest-benchmark, criterion, csv or flashinfer-bench (a "
         "folder of traces).",
         show_default=False,
-        rich_help_panel=OUTSIDE,
+        rich_help_panel=EXTERNAL_BACKEND,
     ),
 ]
 CommitOption = Annotated[
@@ -50,7 +50,7 @@ CommitOption = Annotated[
         metavar="SHA",
         help="The measured commit of the project.",
         show_default=False,
-        rich_help_panel=OUTSIDE,
+        rich_help_panel=EXTERNAL_BACKEND,
     ),
 ]
 ProjectOption = Annotated[
@@ -60,7 +60,7 @@ ProjectOption = Annotated[
         metavar="NAME",
         help="Project of the results.",
         show_default=False,
-        rich_help_panel=OUTSIDE,
+        rich_help_panel=EXTERNAL_BACKEND,
     ),
 ]
 RepositoryOption = Annotated[
@@ -71,7 +71,7 @@ RepositoryOption = Annotated[
         help="The project's clone, for the order of commits. Default: the current git tree, if "
         "it has the commit.",
         show_default=False,
-        rich_help_panel=OUTSIDE,
+        rich_help_panel=EXTERNAL_BACKEND,
     ),
 ]
 ExternalDeviceOption = Annotated[
@@ -81,7 +81,7 @@ ExternalDeviceOption = Annotated[
         metavar="NAME",
         help="Device of the results. Default: the one in the file.",
         show_default=False,
-        rich_help_panel=OUTSIDE,
+        rich_help_panel=EXTERNAL_BACKEND,
     ),
 ]
 TimeOption = Annotated[
@@ -91,7 +91,7 @@ TimeOption = Annotated[
         metavar="ISO",
         help="Time of the results. Default: the one in the file, else now.",
         show_default=False,
-        rich_help_panel=OUTSIDE,
+        rich_help_panel=EXTERNAL_BACKEND,
     ),
 ]
 SuiteOption = Annotated[
@@ -101,7 +101,7 @@ SuiteOption = Annotated[
         metavar="FILE",
         help="flashinfer-bench: store nothing, but write the shapes of the GEMMs as a suite.",
         show_default=False,
-        rich_help_panel=OUTSIDE,
+        rich_help_panel=EXTERNAL_BACKEND,
     ),
 ]
 AlertOption = Annotated[
@@ -109,7 +109,7 @@ AlertOption = Annotated[
     typer.Option(
         "--alert/--no-alert",
         help="Open and close alerts by history alone.",
-        rich_help_panel=OUTSIDE,
+        rich_help_panel=EXTERNAL_BACKEND,
     ),
 ]
 

@@ -116,7 +116,7 @@ def accuracy(
     from flexq_bench.ci.notifications import events
     from flexq_bench.ci.reports import accuracy as reports
     from flexq_bench.db.engine import open_database
-    from flexq_bench.db.gate_store import add_gates
+    from flexq_bench.db.store import add_records
 
     use_own_schemes(schemes_from)
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
@@ -169,7 +169,7 @@ def accuracy(
             )
         decided = gate_records(report, rules, setup.origin, at=datetime.now(UTC))
         with database.session() as session:
-            add_gates(session, decided)
+            add_records(session, decided)
             events.add_accuracy_gate_events(session, decided)
     writers = {
         "--markdown": reports.markdown,

@@ -79,13 +79,13 @@ def status(
 def _metrics(db: str | None) -> str:
     """The metrics; if the database is unavailable, print that metric and raise."""
     from flexq_bench.db.engine import open_database
-    from flexq_bench.db.errors import AWAY
+    from flexq_bench.db.errors import UNAVAILABLE
     from flexq_bench.fleet.prometheus import OUTAGE, prometheus_text
 
     try:
         with open_database(db, read_only=True) as database, database.session() as session:
             return prometheus_text(session)
-    except AWAY:
+    except UNAVAILABLE:
         typer.echo(OUTAGE, nl=False)
         raise
 

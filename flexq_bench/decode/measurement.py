@@ -8,8 +8,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from flexq_bench.db.decode_records import DecodeRecord, ProcessDecode, ServingRecord
-from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.records import (
+    CommitInfo,
+    DecodeRecord,
+    DeviceInfo,
+    ProcessDecode,
+    RunInfo,
+    ServingRecord,
+)
 from flexq_bench.decode.case import DecodeCase, Setup
 from flexq_bench.decode.continuous_batching import step_sizes
 from flexq_bench.decode.records import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,14 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from flexq_bench.db.decode_records import DecodeRecord, ProcessDecode, ServingRecord
-from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.db.identity import name_uuid
+from flexq_bench.db.records import (
+    CommitInfo,
+    DecodeRecord,
+    DeviceInfo,
+    ProcessDecode,
+    RunInfo,
+    ServingRecord,
+)
 from flexq_bench.decode.case import PROTOCOL_VERSION, DecodeCase, Setup
 from flexq_bench.decode.requests import Request
 from flexq_bench.stats.bootstrap import hierarchical_interval
 from flexq_bench.workloads.models import load_catalog
-
-_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,7 @@ def _shared(
 ) -> dict[str, Any]:
     synthetic = loaded.get("is_synthetic", setup.model in load_catalog())
     return {
-        "uuid": str(uuid.uuid5(_NAMESPACE, f"{source.run.uuid} {key}")),
+        "uuid": name_uuid(f"{source.run.uuid} {key}"),
         "case": key,
         "model": loaded.get("model") or (setup.model if synthetic else _name_of(setup.model)),
         "weights": "synthetic" if synthetic else str(setup.model),

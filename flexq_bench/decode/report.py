@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
+from flexq_bench.db.records import DecodeRecord, ServingRecord
 
 _GIB = 1 << 30
 

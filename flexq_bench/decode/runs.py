@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexq_bench.db import queries
-from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
-from flexq_bench.db.decode_store import add_decodes
 from flexq_bench.db.engine import Database
-from flexq_bench.db.records import RunInfo
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.records import DecodeRecord, RunInfo, ServingRecord
+from flexq_bench.db.store import add_records
 from flexq_bench.decode import SUITE, measurement
 from flexq_bench.decode.case import DecodeCase, Setup
 from flexq_bench.decode.records import ServingCase
@@ -81,13 +81,19 @@ def run_to_measure(database: Database, keys: Sequence[str], resume: str | None) 
 def stored_decodes(database: Database, run: RunInfo) -> dict[str, DecodeRecord]:
     """Stored decodes of a run by case."""
     with database.session() as session:
-        return {r.case: r for r in queries.decode_results(session, runs=[run.uuid])}
+        return {
+            r.case: r
+            for r in queries.stored_records(session, DecodeRecord, Filters(runs=(run.uuid,)))
+        }
 
 
 def stored_servings(database: Database, run: RunInfo) -> dict[str, ServingRecord]:
     """Stored servings of a run by case."""
     with database.session() as session:
-        return {r.case: r for r in queries.serving_results(session, runs=[run.uuid])}
+        return {
+            r.case: r
+            for r in queries.stored_records(session, ServingRecord, Filters(runs=(run.uuid,)))
+        }
 
 
 def measure_decodes(
@@ -128,4 +134,4 @@ def measure_servings(
 
 
 def _store(run: OpenRun, record: DecodeRecord | ServingRecord) -> None:
-    run.store(lambda session: add_decodes(session, [record]))
+    run.store(lambda session: add_records(session, [record]))

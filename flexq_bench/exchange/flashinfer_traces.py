@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flexq_bench.db.exchange import replacing
+from flexq_bench.db.identity import name_uuid
 from flexq_bench.db.records import Record
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.exports.selection import comparable, label_of
@@ -44,7 +44,6 @@ WHAT = "a folder of a FlashInfer-Bench trace set"
 _OP_TYPE = "gemm"
 _US_A_MS = 1e3
 _MOST_FILES = 10_000
-_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench flashinfer traces")
 _KINDS = ("symmetric", "dense")  # of number formats: codes with one scale per group, or FP16
 _REFERENCE = """import torch
 
@@ -342,7 +341,7 @@ def _workload(definition: Mapping[str, Any], m: int) -> dict[str, Any]:
     return {
         "axes": {"M": m},
         "inputs": {name: {"type": "random"} for name in definition["inputs"]},
-        "uuid": str(uuid.uuid5(_NAMESPACE, f"{definition['name']} {m}")),
+        "uuid": name_uuid(f"{definition['name']} {m}", kind="flashinfer traces"),
     }
 
 

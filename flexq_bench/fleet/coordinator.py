@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from flexq_bench.db import queries
-from flexq_bench.db.clock import database_time
+from flexq_bench.db.dialects import database_time
 from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import DatabaseError, FileMovedError
 from flexq_bench.db.fleet import OPEN_JOB_STATES, Beat, WorkerInfo

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from flexq_bench.db.clock import database_time
+from flexq_bench.db.dialects import database_time
 from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.fleet import Beat, WorkerInfo, beat, end_worker, register_worker

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from flexq_bench.db import queries
-from flexq_bench.db.clock import database_time
 from flexq_bench.db.decisions import OPEN_STATES
+from flexq_bench.db.dialects import database_time
 from flexq_bench.db.engine import Session
 from flexq_bench.db.records import RUN_STATUSES
 from flexq_bench.fleet.watchdog import stalls

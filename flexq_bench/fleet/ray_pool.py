@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from flexq_bench.db import queries
-from flexq_bench.db.clock import database_time
+from flexq_bench.db.dialects import database_time
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.fleet import JobInfo, add_jobs, forget_silent_workers, reopen_jobs

@@ -16,10 +16,9 @@ from pathlib import Path
 from threading import Event, Thread
 
 from flexq_bench.db import queries
-from flexq_bench.db.clock import database_time
+from flexq_bench.db.dialects import database_time, lock_for_writing
 from flexq_bench.db.engine import Database, Session
-from flexq_bench.db.errors import AWAY, DatabaseError
-from flexq_bench.db.locking import lock_for_writing
+from flexq_bench.db.errors import UNAVAILABLE, DatabaseError
 from flexq_bench.db.records import CommitInfo, Record
 from flexq_bench.db.requests import (
     ClaimedRequest,
@@ -149,7 +148,7 @@ def serve_next(
         return Served(request.uuid, "cancelled", run_uuid, str(error))
     except BaseException as error:
         _return_request(database, server, error)
-        if isinstance(error, AWAY):
+        if isinstance(error, UNAVAILABLE):
             return Served(request.uuid, "queued", run_uuid, str(error))
         raise
     return _finish(database, request, "done", run_uuid, "")
@@ -262,7 +261,7 @@ class _LeaseRenewer:
                 with self._database.session() as session:
                     if not _renew_in(session, self._request, self._server):
                         return
-            except AWAY:
+            except UNAVAILABLE:
                 continue
             except DatabaseError as error:
                 log.warning("request %s: no beat was stored: %s", self._request.uuid[:8], error)
@@ -324,7 +323,7 @@ def _claim(database: Database, kind: Kind, server: str) -> ClaimedRequest | None
                 lock_for_writing(session.connection())  # first, as waiting for the lock takes time
                 now = database_time(session)
                 return claim_request(session, server, (kind.gpu,), until=now + LEASE, at=now)
-        except AWAY as error:
+        except UNAVAILABLE as error:
             log.warning("%s; requests are served when it is back", error)
         # If only the acknowledgement of the commit was lost, a request is leased to this server:
         # return it. Then wait until other servers have renewed their leases, which may have expired
@@ -346,7 +345,7 @@ def _return_request(database: Database, server: str, error: BaseException) -> No
     if isinstance(error, KeyboardInterrupt):
         with suppress(DatabaseError), database.session() as session:
             return_requests(session, server)
-    elif isinstance(error, (InfrastructureError, *AWAY)):
+    elif isinstance(error, (InfrastructureError, *UNAVAILABLE)):
         with suppress(DatabaseError):
             _return_requests(database, server)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from flexq_bench.db import queries
-from flexq_bench.db.clock import database_time
+from flexq_bench.db.dialects import database_time
 from flexq_bench.db.engine import Session
 from flexq_bench.runs.owner import is_dead
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
-from flexq_bench.db.clock import database_time
+from flexq_bench.db.dialects import database_time, lock_for_writing
 from flexq_bench.db.engine import Database, Session
-from flexq_bench.db.errors import AWAY, DatabaseError
+from flexq_bench.db.errors import UNAVAILABLE, DatabaseError
 from flexq_bench.db.fleet import (
     Beat,
     WorkerInfo,
@@ -23,7 +23,6 @@ from flexq_bench.db.fleet import (
     register_worker,
     return_jobs,
 )
-from flexq_bench.db.locking import lock_for_writing
 from flexq_bench.db.records import Record
 from flexq_bench.db.tuning import ChoiceInfo, add_choices
 from flexq_bench.errors import InfrastructureError
@@ -129,7 +128,7 @@ class WriteBuffer:
         try:
             with self._database.session() as session:
                 flushed = self._write(session, claims, beats, own_workers)
-        except AWAY as error:
+        except UNAVAILABLE as error:
             self._handle_outage(error)
             return None
         if self._away_since is not None:
@@ -143,7 +142,7 @@ class WriteBuffer:
         try:
             with self._database.session() as session:
                 return query(session)
-        except AWAY as error:
+        except UNAVAILABLE as error:
             self._handle_outage(error)
             return None
 

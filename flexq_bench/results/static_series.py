@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from flexq_bench.db.identity import content_uuid
 from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.kernels.contract import KernelSpec
 from flexq_bench.kernels.registry import labels, resolve
@@ -89,7 +90,7 @@ def static_run(commit: CommitInfo, values: Iterable[StaticValue]) -> RunInfo:
     cases = sorted(value.case for value in values)
     salt = uuid.uuid4().hex if commit.dirty else ""
     key = f"{SUITE} {VERSION} {commit.sha} {_environment()} {cases} {salt}"
-    identity = str(uuid.uuid5(uuid.NAMESPACE_OID, key))
+    identity = content_uuid(key)
     return RunInfo(
         uuid=identity,
         suite=SUITE,

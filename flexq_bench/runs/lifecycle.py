@@ -29,13 +29,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from flexq_bench.db import queries
-from flexq_bench.db.encoding import AnyRecord
 from flexq_bench.db.engine import Database, Session
-from flexq_bench.db.errors import AWAY, DatabaseError, FileMovedError, ResultsFileError
+from flexq_bench.db.errors import UNAVAILABLE, DatabaseError, FileMovedError, ResultsFileError
 from flexq_bench.db.exchange import write_records
-from flexq_bench.db.queries import Filters, OwnedRun, export_accuracy, export_decodes
-from flexq_bench.db.queries.records import export_records
-from flexq_bench.db.records import CommitInfo, Record, RunInfo
+from flexq_bench.db.queries import Filters, OwnedRun, stored_records
+from flexq_bench.db.records import MODEL_KINDS, AnyRecord, CommitInfo, Record, RunInfo
 from flexq_bench.db.store import add_record, begin_run, end_runs_of, finish_run
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.exit_codes import ExitCode
@@ -118,7 +116,7 @@ def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[O
     the file that the run's results were written to instead.
     """
     with ended_by_terminate():
-        with suppress(*AWAY):  # the next run repeats it
+        with suppress(*UNAVAILABLE):  # the next run repeats it
             end_dead_runs(database)
         info = through_outages(
             database,
@@ -240,9 +238,9 @@ def _write_rescue_file(run: OpenRun, error: FileMovedError) -> NoReturn:
             write(session)
         filters = Filters(runs=(run.info.uuid,))
         records: list[AnyRecord] = [
-            *export_records(session, filters),
-            *export_accuracy(session, filters),
-            *export_decodes(session, filters),
+            record
+            for kind in (Record, *MODEL_KINDS.values())
+            for record in stored_records(session, kind, filters)
         ]
     if not records:
         raise InfrastructureError(f"{error}; run {run.info.uuid[:8]} had no results yet") from error

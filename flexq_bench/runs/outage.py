@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from flexq_bench.db.engine import Database, Session
-from flexq_bench.db.errors import AWAY
+from flexq_bench.db.errors import UNAVAILABLE
 from flexq_bench.errors import InfrastructureError
 
 LONGEST_S = 600.0  # longest outage, as in flexq_bench.fleet.timeouts
@@ -37,7 +37,7 @@ def through_outages(
         try:
             with database.session() as session:
                 return work(session)
-        except AWAY as error:
+        except UNAVAILABLE as error:
             now = time.monotonic()
             if now - started > longest_s:
                 raise InfrastructureError(

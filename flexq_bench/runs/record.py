@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,12 +9,12 @@ from typing import Any
 
 from flexq_bench.db.encoding import canonical
 from flexq_bench.db.errors import RecordError
+from flexq_bench.db.identity import name_uuid
 from flexq_bench.db.records import TIME_METRICS, CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.measure import Measured
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
 
-_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 _OPERATIONS_A_TERA = 1e12
 _US_A_SECOND = 1e6
 # Fields of a record that are null for values not timed by our protocol.
@@ -47,7 +46,7 @@ UNTIMED: Mapping[str, Any] = dict.fromkeys(_TIMING_FIELDS) | {
 def record_uuid(run_uuid: str, case_key: str, attempt: int, repetition: int = 1) -> str:
     """The deterministic uuid of a measurement."""
     suffix = f" repetition {repetition}" if repetition > 1 else ""
-    return str(uuid.uuid5(_NAMESPACE, f"{run_uuid} {case_key} {attempt}{suffix}"))
+    return name_uuid(f"{run_uuid} {case_key} {attempt}{suffix}")
 
 
 def build_record(

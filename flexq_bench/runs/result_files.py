@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexq_bench.db.encoding import AnyRecord
 from flexq_bench.db.exchange import record_line, write_records
+from flexq_bench.db.records import AnyRecord
 from flexq_bench.errors import UsageError
 
 STDOUT = "-"

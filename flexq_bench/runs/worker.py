@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from time import perf_counter  # by name: external kernels may replace it in `time`
 
-from flexq_bench.db.queries.costs import WALL_S
+from flexq_bench.db.queries.results import WALL_S
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.errors import MeasureError
 from flexq_bench.kernels import registry

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import OPEN_STATES, DecisionInfo
+from flexq_bench.db.decisions import (
+    OPEN_STATES,
+    DecisionInfo,
+    add_decision,
+    join_alert,
+    open_alert,
+    set_alert_state,
+)
 from flexq_bench.db.engine import Session
-from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.records import CommitInfo
-from flexq_bench.db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
 from flexq_bench.verdicts import alert_rule
 from flexq_bench.verdicts.alert_rule import Group, alert_of, groups_of, is_fixed
 from flexq_bench.verdicts.compared import Compared, ComparisonDevice
@@ -21,7 +26,6 @@ from flexq_bench.verdicts.detector import Judged, judge_together
 from flexq_bench.verdicts.noise_calibration import update_calibration
 
 _MEASURED = ("case", "base_binary", "head_binary", "base_config", "head_config", "detail")
-_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def _decision(
         )
     )
     return DecisionInfo(
-        uuid=str(uuid.uuid5(_NAMESPACE, name)),
+        uuid=name_uuid(name),
         series=series,
         base=commits[compared.base],
         head=commits[compared.head],

@@ -6,10 +6,9 @@ from collections import defaultdict
 from datetime import datetime, timedelta
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import FalseAlarmInfo, NoiseInfo
+from flexq_bench.db.decisions import FalseAlarmInfo, NoiseInfo, add_false_alarm_rate, add_noise
 from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import DecisionRow
-from flexq_bench.db.verdict_store import add_false_alarm_rate, add_noise
 from flexq_bench.stats import proportion_interval
 from flexq_bench.verdicts.evidence import Evidence
 from flexq_bench.verdicts.noise import noise_levels

@@ -9,7 +9,7 @@ from typing import Any
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Session
 from flexq_bench.db.errors import NotFoundError
-from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.queries import DecisionRow
 from flexq_bench.verdicts import alert_rule, history_verdict
 from flexq_bench.verdicts.confirmation import Confirmation

@@ -13,6 +13,7 @@ from flexq_bench.checkpoints import CheckpointWriter, StoredScheme
 from flexq_bench.cli.app import main
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
+from flexq_bench.db.records import AccuracyRecord
 from flexq_bench.schemes import FakeQuantizedLinear, calibration_segments, resolve
 
 
@@ -117,6 +118,6 @@ def stored(tmp_path):
 
     def load():
         with open_database(str(tmp_path / "flexq.sqlite")) as database, database.session() as s:
-            return list(queries.accuracy_results(s))
+            return list(queries.stored_records(s, AccuracyRecord))
 
     return load

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from sqlalchemy import select
 
 from flexq_bench.ci.late_night import check_late_night
 from flexq_bench.ci.nightly import KindReport
@@ -20,16 +21,15 @@ from flexq_bench.ci.notifications import channels, events
 from flexq_bench.ci.notifications.channels import DELIVERY, SIGNATURE
 from flexq_bench.ci.notifications.delivery import HOLD, LONGEST_RETRY, deliver, retry_after
 from flexq_bench.ci.notifications.subscriptions import load_subscriptions
-from flexq_bench.db.gate_records import GateLimit, GateRecord
 from flexq_bench.db.outbox import (
     EventInfo,
     add_event,
     address,
     claim,
     events_to_address,
-    undelivered,
 )
-from flexq_bench.db.records import CommitInfo, DeviceInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo, GateLimit, GateRecord
+from flexq_bench.db.tables import Delivery
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
@@ -290,8 +290,7 @@ def test_a_receiver_that_cannot_be_reached_is_told_without_its_url(
 
     (why,) = sent.failures.values()
     with database.session() as session:
-        (row,) = undelivered(session)
-    assert why == row.detail
+        assert session.scalars(select(Delivery.detail)).all() == [why]
     assert "can't be reached" in why
     assert "token" not in why
     assert "127.0.0.1" not in why

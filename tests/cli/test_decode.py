@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from flexq_bench.checkpoints import open_checkpoint
-from flexq_bench.db.decode_records import DecodeRecord
 from flexq_bench.db.exchange import read_records
+from flexq_bench.db.records import DecodeRecord
 from flexq_bench.decode import measurement as measuring
 from flexq_bench.decode.report import decode_table, explain, explanation_table, explanations
 

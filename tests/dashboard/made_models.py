@@ -8,10 +8,14 @@ from typing import Any
 
 from made_results import COMMIT, H200, a_run
 
-from flexq_bench.db.accuracy_records import AccuracyRecord
-from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
-from flexq_bench.db.gate_records import GateLimit, GateRecord
-from flexq_bench.db.records import DeviceInfo
+from flexq_bench.db.records import (
+    AccuracyRecord,
+    DecodeRecord,
+    DeviceInfo,
+    GateLimit,
+    GateRecord,
+    ServingRecord,
+)
 
 GIB = 2**30
 FP16_NLL = (2.0, 3.0, 2.5, 2.6, 2.4)

@@ -12,14 +12,14 @@ from made_results import COMMIT, a_run, numbers
 from page_content import charts_by_axis, words
 from streamlit.testing.v1 import AppTest
 
-from flexq_bench.db.accuracy_records import AccuracyRecord
-from flexq_bench.db.accuracy_store import add_accuracy
+from flexq_bench.db.records import AccuracyRecord
 from flexq_bench.db.releases import store_releases
+from flexq_bench.db.store import add_records
 
 
 def keep(store: Any, *records: AccuracyRecord) -> Any:
     with store.session() as session:
-        add_accuracy(session, records)
+        add_records(session, records)
     return store
 
 

@@ -19,9 +19,9 @@ from streamlit.testing.v1 import AppTest
 
 from flexq_bench.dashboard.database import current_database, write_alert
 from flexq_bench.db import queries
+from flexq_bench.db.decisions import set_alert_state
 from flexq_bench.db.errors import ReadOnlyError, StaleError
 from flexq_bench.db.records import CommitInfo, DeviceInfo
-from flexq_bench.db.verdict_store import set_alert_state
 from flexq_bench.results.reproduction import reproduction
 from flexq_bench.runs.machine import Machine
 from flexq_bench.workloads.case import Case

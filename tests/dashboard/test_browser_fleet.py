@@ -11,8 +11,6 @@ from browsing import IN_A_BROWSER, ROOT, THEMES, dashboard_on, errors, look, wai
 from made_models import LAYERS, a_decode, a_score, worse
 from made_results import COMMIT, H200, a_run
 
-from flexq_bench.db.accuracy_store import add_accuracy
-from flexq_bench.db.decode_store import add_decodes
 from flexq_bench.db.engine import Session, open_database
 from flexq_bench.db.exchange import import_file
 from flexq_bench.db.fleet import (
@@ -26,7 +24,7 @@ from flexq_bench.db.fleet import (
     register_worker,
 )
 from flexq_bench.db.records import DeviceInfo
-from flexq_bench.db.store import begin_run
+from flexq_bench.db.store import add_records, begin_run
 
 POINT = ".js-plotly-plot .scatterlayer .point"
 pytestmark = IN_A_BROWSER
@@ -49,12 +47,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def _evaluate(session: Session) -> None:
     errors_of_layers = {"values": (0.3, 0.1, 0.01), "value": 0.3, "parameters": {"layers": LAYERS}}
-    add_accuracy(
+    add_records(
         session,
         [a_score("fp16"), a_score("flexq-w6ax", **worse(0.03)), a_score("w4a4", **worse(0.4)),
          a_score("w4a4", "layer_error", **errors_of_layers)],
     )  # fmt: skip
-    add_decodes(
+    add_records(
         session,
         [a_decode(scheme, batch, ms + batch) for scheme, ms in (("fp16", 20), ("flexq-w6ax", 10))
          for batch in (1, 4, 16)],

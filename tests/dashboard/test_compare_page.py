@@ -23,9 +23,8 @@ from flexq_bench.dashboard.views.compare.frame import (
     pairs_of_runs,
 )
 from flexq_bench.db import queries
-from flexq_bench.db.accuracy_store import add_accuracy
-from flexq_bench.db.decode_store import add_decodes
 from flexq_bench.db.records import DeviceInfo
+from flexq_bench.db.store import add_records
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
@@ -88,8 +87,8 @@ def test_two_runs_are_compared_case_by_case_and_the_worst_comes_first(two_nights
 def test_runs_of_whole_models_are_not_among_those_compared(two_nights, open_compare):
     later = {"created_at": "2025-11-23T10:00:00+00:00"}
     with two_nights.session() as session:
-        add_decodes(session, [a_decode("fp16", run=a_run("decode", suite="decode", **later))])
-        add_accuracy(session, [a_score("fp16", run=a_run("accuracy", suite="accuracy", **later))])
+        add_records(session, [a_decode("fp16", run=a_run("decode", suite="decode", **later))])
+        add_records(session, [a_score("fp16", run=a_run("accuracy", suite="accuracy", **later))])
 
     app = open_compare()
 

@@ -10,13 +10,13 @@ from made_results import H200, a_run, numbers
 from page_content import charts_by_axis, words
 from streamlit.testing.v1 import AppTest
 
-from flexq_bench.db.decode_store import add_decodes
 from flexq_bench.db.records import DeviceInfo
+from flexq_bench.db.store import add_records
 
 
 def keep(store: Any, *records: Any) -> Any:
     with store.session() as session:
-        add_decodes(session, records)
+        add_records(session, records)
     return store
 
 

@@ -11,10 +11,9 @@ from made_models import a_gate, a_score
 from made_results import COMMIT
 from page_content import table_rows
 
-from flexq_bench.db.accuracy_store import add_accuracy
-from flexq_bench.db.gate_records import GateRecord
-from flexq_bench.db.gate_store import add_gates
+from flexq_bench.db.records import GateRecord
 from flexq_bench.db.releases import store_releases
+from flexq_bench.db.store import add_records
 
 LATER = replace(COMMIT, sha="d" * 40, topo_order=9)
 EVIL = "<img src=x onerror=alert(1)> **bold** [a](javascript:alert(1))"
@@ -26,8 +25,8 @@ def keep(store: Any) -> Callable[..., None]:
 
     def kept(*gates: GateRecord) -> None:
         with store.session() as session:
-            add_accuracy(session, [a_score("fp16")])
-            add_gates(session, gates)
+            add_records(session, [a_score("fp16")])
+            add_records(session, gates)
 
     return kept
 

@@ -20,10 +20,10 @@ from streamlit.testing.v1 import AppTest
 from flexq_bench.dashboard.shared.results_frame import as_csv, results_frame
 from flexq_bench.dashboard.shared.spreadsheet import as_cell, harmless
 from flexq_bench.db import queries
+from flexq_bench.db.decisions import set_alert_state
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.requests import RequestInfo, add_request
-from flexq_bench.db.verdict_store import set_alert_state
 from flexq_bench.fleet.requests import LIMITS
 
 HTML = "<script>alert(1)</script><img src=x onerror=alert(1)>"

@@ -9,8 +9,7 @@ from made_results import H200, a_record, a_run, records_of
 from page_content import markdown, table
 from streamlit.testing.v1 import AppTest
 
-from flexq_bench.db.decisions import FalseAlarmInfo
-from flexq_bench.db.verdict_store import add_false_alarm_rate, set_alert_state
+from flexq_bench.db.decisions import FalseAlarmInfo, add_false_alarm_rate, set_alert_state
 
 NOW = datetime(2026, 1, 3, tzinfo=UTC)
 

@@ -10,8 +10,7 @@ from made_results import numbers
 from page_content import charts_by_axis, words
 from streamlit.testing.v1 import AppTest
 
-from flexq_bench.db.accuracy_store import add_accuracy
-from flexq_bench.db.decode_store import add_decodes
+from flexq_bench.db.store import add_records
 
 HASHES = {"flexq-w6ax": "1a" * 32, "w4a16": "2b" * 32, "w8a16": "3c" * 32}
 INCREASE = "perplexity increase over fp16 (%)"
@@ -38,8 +37,8 @@ def keep(store: Any) -> Any:
 
     def keeping(scores: Any, decodes: Any) -> None:
         with store.session() as session:
-            add_accuracy(session, scores)
-            add_decodes(session, decodes)
+            add_records(session, scores)
+            add_records(session, decodes)
 
     return keeping
 

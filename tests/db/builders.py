@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 
-from flexq_bench.db.accuracy_records import AccuracyRecord
-from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
-from flexq_bench.db.gate_records import GateLimit, GateRecord
-from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.db.decisions import DecisionInfo
+from flexq_bench.db.records import (
+    AccuracyRecord,
+    CommitInfo,
+    DecodeRecord,
+    DeviceInfo,
+    GateLimit,
+    GateRecord,
+    Record,
+    RunInfo,
+    ServingRecord,
+)
+from flexq_bench.db.writer import series_identity
 
 NAMESPACE = uuid.UUID(int=0)
 
@@ -59,7 +69,7 @@ def a_record(name: str = "record", **changes: Any) -> Record:
     run = changes.get("run", a_run())
     case = changes.get("case", f"{kernel} gemm cold m{m}n4096k4096")
     fields: dict[str, Any] = {
-        "uuid": str(uuid.uuid5(NAMESPACE, f"{name} {run.uuid} {case}")),
+        **_origin(f"{name} {run.uuid} {case}", run),
         "case": case,
         "kernel": kernel,
         "variant": "",
@@ -107,11 +117,6 @@ def a_record(name: str = "record", **changes: Any) -> Record:
         "temperature_c": 41.0,
         "throttle_mask": 4,
         "n_invalid": 0,
-        "created_at": "2025-11-21T10:00:05+00:00",
-        "run": run,
-        "commit": a_commit(),
-        "device": a_device(),
-        "environment": {"driver": "580.1", "torch": "2.13.0"},
     }
     return Record(**fields | changes)
 
@@ -119,7 +124,7 @@ def a_record(name: str = "record", **changes: Any) -> Record:
 def an_accuracy_record(name: str = "record", **changes: Any) -> AccuracyRecord:
     run = changes.get("run", a_run(suite="accuracy"))
     fields: dict[str, Any] = {
-        "uuid": str(uuid.uuid5(NAMESPACE, f"accuracy {name} {run.uuid}")),
+        **_origin(f"accuracy {name} {run.uuid}", run),
         "model": "tiny-llama",
         "model_hash": "ab" * 32,
         "scheme": "w6a6",
@@ -136,11 +141,6 @@ def an_accuracy_record(name: str = "record", **changes: Any) -> AccuracyRecord:
         "values": (2.5, 2.75, 1 / 3),
         "seed": 0,
         "parameters": {"context": 256, "options": {"group": 128}},
-        "created_at": "2025-11-21T10:00:05+00:00",
-        "run": run,
-        "commit": a_commit(),
-        "device": a_device(),
-        "environment": {"driver": "580.1", "torch": "2.13.0"},
     }
     return AccuracyRecord(**fields | changes)
 
@@ -154,7 +154,7 @@ def a_gate_record(name: str = "record", **changes: Any) -> GateRecord:
         "parity of kernels", "0.001", "regression", "28 layers", None, None, None, None, None, ""
     )
     fields: dict[str, Any] = {
-        "uuid": str(uuid.uuid5(NAMESPACE, f"gate {name} {run.uuid}")),
+        **_origin(f"gate {name} {run.uuid}", run),
         "model": "tiny-llama",
         "model_hash": "ab" * 32,
         "scheme": "w6a6",
@@ -165,11 +165,6 @@ def a_gate_record(name: str = "record", **changes: Any) -> GateRecord:
         "verdict": "regression",
         "exit_code": 1,
         "limits": (passed, lost),
-        "created_at": "2025-11-21T10:01:05+00:00",
-        "run": run,
-        "commit": a_commit(),
-        "device": a_device(),
-        "environment": {"driver": "580.1", "torch": "2.13.0"},
     }
     return GateRecord(**fields | changes)
 
@@ -191,7 +186,6 @@ def a_decode_record(name: str = "record", **changes: Any) -> DecodeRecord:
         "peak_memory_bytes": 11 << 30,
         "energy_j_per_token": 0.4,
         "parts": ({"part": "norm", "count": 81, "us": 120.5},),
-        "run": run,
     }
     return DecodeRecord(**fields | changes)
 
@@ -212,14 +206,13 @@ def a_serving_record(name: str = "record", **changes: Any) -> ServingRecord:
         "latency_p99_s": 6.0,
         "token_p50_ms": 9.0,
         "token_p95_ms": 11.0,
-        "run": run,
     }
     return ServingRecord(**fields | changes)
 
 
 def _of_a_model(kind: str, name: str, run: RunInfo) -> dict[str, Any]:
     return {
-        "uuid": str(uuid.uuid5(NAMESPACE, f"{kind} {name} {run.uuid}")),
+        **_origin(f"{kind} {name} {run.uuid}", run),
         "case": f"{kind} tiny-llama {name}",
         "model": "tiny-llama",
         "weights": "synthetic",
@@ -233,8 +226,40 @@ def _of_a_model(kind: str, name: str, run: RunInfo) -> dict[str, Any]:
         "weights_bytes": 10 << 30,
         "steady_memory_bytes": 11 << 30,
         "parameters": {"seed": 0, "processes": 2},
+    }
+
+
+def _origin(name: str, run: RunInfo) -> dict[str, Any]:
+    """Return the fields that all kinds of records have. name: the uuid is made of it."""
+    return {
+        "uuid": str(uuid.uuid5(NAMESPACE, name)),
         "created_at": "2025-11-21T10:00:05+00:00",
+        "run": run,
         "commit": a_commit(),
         "device": a_device(),
         "environment": {"driver": "580.1", "torch": "2.13.0"},
     }
+
+
+def a_decision(record: Record, *, base: int = 1, head: int = 2, **changes: Any) -> DecisionInfo:
+    """Return a decision on the series of a record. base, head: order of the commits."""
+    fields: dict[str, Any] = {
+        "uuid": "one",
+        "series": series_identity(record),
+        "base": a_commit(base, project=record.project),
+        "head": a_commit(head, project=record.project),
+        "device": record.device,
+        "watched": True,
+        "detector": "interleaved",
+        "detector_version": 1,
+        "parameters": {"confidence": 0.99},
+        "evidence": {"base_us": [1 / 3], "note": "ü"},
+        "verdict": "slower",
+        "cause": "code",
+        "reason": "+5 %",
+        "log_ratio": 0.05,
+        "log_ratio_low": 0.04,
+        "log_ratio_high": 0.06,
+        "created_at": datetime(2026, 1, 1, tzinfo=UTC),
+    }
+    return DecisionInfo(**fields | changes)

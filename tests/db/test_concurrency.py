@@ -60,7 +60,7 @@ def together(script, arguments):
 
 
 @pytest.mark.parametrize("script", [ONE_BY_ONE, AT_ONCE], ids=["one by one", "at once"])
-def test_two_processes_may_add_the_same_series_at_once(make_url, tmp_path, build, script):
+def test_two_processes_add_the_same_series_concurrently(make_url, tmp_path, build, script):
     shapes = range(1, 26)
     # One goes up, one goes down: with row locks alone they would wait for each other in a circle.
     up = [build.a_record("up", m=m, run=build.a_run("up")) for m in shapes]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, text
 
+from flexq_bench.db import queries
 from flexq_bench.db.engine import network_file_system, open_database
 from flexq_bench.db.errors import (
     LockedError,
@@ -19,7 +20,7 @@ from flexq_bench.db.errors import (
     UnknownSchemeError,
     UnreachableError,
 )
-from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.records import Record
 from flexq_bench.db.store import add_record
 from flexq_bench.db.tables import Measurement
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE, default_path
@@ -47,7 +48,7 @@ def unprivileged(tmp_path):
     os.seteuid(0)
 
 
-def test_a_missing_file_is_made_with_its_folder_and_tables(tmp_path, build):
+def test_missing_file_is_created_with_folder_and_tables(tmp_path, build):
     path = tmp_path / "a folder" / "100%" / "db.sqlite"
 
     with open_database(str(path)) as database:
@@ -56,23 +57,23 @@ def test_a_missing_file_is_made_with_its_folder_and_tables(tmp_path, build):
         assert database.url == str(path)
 
     with open_database(f"sqlite:///{path}") as database, database.session() as session:
-        assert list(export_records(session)) == [build.a_record()]
+        assert list(queries.stored_records(session, Record)) == [build.a_record()]
 
 
-def test_an_empty_file_gets_its_tables(path):
+def test_empty_file_gets_its_tables(path):
     path.touch()
 
     with open_database(str(path)) as database, database.session() as session:
         assert session.scalars(select(Measurement.id)).all() == []
 
 
-def test_sqlite_keeps_a_write_ahead_log_and_foreign_keys(path):
+def test_sqlite_uses_wal_and_foreign_keys(path):
     with open_database(str(path)) as database, database.session() as session:
         assert session.scalar(text("PRAGMA journal_mode")) == "wal"
         assert session.scalar(text("PRAGMA foreign_keys")) == 1
 
 
-def test_without_a_url_the_environment_decides_then_the_user_folder(path, monkeypatch, tmp_path):
+def test_default_database_is_from_the_environment_or_user_folder(path, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(path))
     with open_database() as database:
@@ -84,24 +85,24 @@ def test_without_a_url_the_environment_decides_then_the_user_folder(path, monkey
     assert default_path() == tmp_path / "data" / "flexq-bench" / "flexq-bench.sqlite"
 
 
-def test_a_missing_file_is_not_made_for_a_reader(path):
+def test_missing_file_is_not_created_for_a_reader(path):
     for options in ({"read_only": True}, {"create": False}):
         with pytest.raises(MissingDatabaseError, match=r"no database at .*db\.sqlite: measure"):
             open_database(str(path), **options)
     assert not path.exists()
 
 
-def test_a_session_that_raises_leaves_nothing(path, build):
+def test_session_that_raises_leaves_nothing(path, build):
     with open_database(str(path)) as database:
         with pytest.raises(RecordError), database.session() as session:
             add_record(session, build.a_record()) and add_record(session, build.a_record(m=0))
         with database.session() as session:
-            assert list(export_records(session)) == []
+            assert list(queries.stored_records(session, Record)) == []
 
 
 @pytest.mark.parametrize("content", ["hello", "hello, this is a text file\n" * 1000])
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_file_of_something_else_is_refused_and_left_as_it_is(path, content, read_only):
+def test_file_that_is_no_database_is_refused_unchanged(path, content, read_only):
     path.write_text(content)
 
     with pytest.raises(NotADatabaseError, match=r"db\.sqlite is not a SQLite database: name"):
@@ -110,7 +111,7 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(path, content, re
     assert path.read_text() == content
 
 
-def test_somebody_elses_database_is_refused_and_left_as_it_is(path):
+def test_database_of_another_program_is_refused_unchanged(path):
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE recipe (id INTEGER)")
     connection.close()
@@ -122,12 +123,12 @@ def test_somebody_elses_database_is_refused_and_left_as_it_is(path):
     assert path.read_bytes() == before
 
 
-def test_a_folder_is_not_a_database(tmp_path):
+def test_folder_is_not_a_database(tmp_path):
     with pytest.raises(NotADatabaseError, match="is a folder: name a file in it"):
         open_database(str(tmp_path))
 
 
-def test_a_writer_that_waits_longer_than_the_timeout_gives_up(make_url, build):
+def test_writer_raises_locked_error_after_the_timeout(make_url, build):
     url = make_url()
     with (
         open_database(url) as first,
@@ -139,10 +140,10 @@ def test_a_writer_that_waits_longer_than_the_timeout_gives_up(make_url, build):
         with pytest.raises(LockedError, match="is locked: another"), second.session() as session:
             add_record(session, build.a_record("two"))
         with second.session() as session:
-            assert list(export_records(session)) == []  # a reader need not wait
+            assert list(queries.stored_records(session, Record)) == []  # a reader need not wait
 
 
-def test_a_read_only_file_is_refused_before_any_work(path, unprivileged):
+def test_read_only_file_is_refused_before_any_work(path, unprivileged):
     _as_owner(lambda: open_database(str(path)).close())
     _as_owner(lambda: (path.chmod(0o444), path.parent.chmod(0o755)))
 
@@ -150,7 +151,7 @@ def test_a_read_only_file_is_refused_before_any_work(path, unprivileged):
         open_database(str(path))
 
 
-def test_a_read_only_folder_is_refused_for_writing_and_works_for_reading(path, build, unprivileged):
+def test_read_only_folder_can_only_be_read(path, build, unprivileged):
     def prepare():
         with open_database(str(path)) as database, database.session() as session:
             add_record(session, build.a_record())
@@ -162,18 +163,18 @@ def test_a_read_only_folder_is_refused_for_writing_and_works_for_reading(path, b
     with pytest.raises(ReadOnlyError, match=r"db\.sqlite is read-only, its folder"):
         open_database(str(path))
     with open_database(str(path), read_only=True) as database, database.session() as session:
-        assert list(export_records(session)) == [build.a_record()]
+        assert list(queries.stored_records(session, Record)) == [build.a_record()]
     _as_owner(lambda: path.parent.chmod(0o755))
 
 
-def test_a_folder_that_can_not_be_made_is_one_line(tmp_path, unprivileged):
+def test_folder_that_can_not_be_created_is_reported(tmp_path, unprivileged):
     _as_owner(lambda: tmp_path.chmod(0o555))
     with pytest.raises(ReadOnlyError, match=r"db\.sqlite can't be created: Permission denied"):
         open_database(str(tmp_path / "new" / "db.sqlite"))
     _as_owner(lambda: tmp_path.chmod(0o755))
 
 
-def test_a_reader_can_not_write(database, build):
+def test_reader_can_not_write(database, build):
     url = database.path or database.engine.url.render_as_string(hide_password=False)
     with (
         open_database(str(url), read_only=True) as reader,
@@ -193,7 +194,7 @@ def test_a_reader_can_not_write(database, build):
         ("", "'' names no database: write a path"),
     ],
 )
-def test_an_unknown_scheme_is_refused_without_showing_the_password(url, message):
+def test_unknown_scheme_is_refused_without_showing_the_password(url, message):
     with pytest.raises(UnknownSchemeError) as caught:
         open_database(url)
 
@@ -201,7 +202,7 @@ def test_an_unknown_scheme_is_refused_without_showing_the_password(url, message)
     assert "secret" not in str(caught.value)
 
 
-def test_a_sqlite_url_without_a_file_is_refused():
+def test_sqlite_url_without_a_file_is_refused():
     for url in ("sqlite://", "sqlite:///:memory:"):
         with pytest.raises(NotADatabaseError, match="write sqlite:///PATH"):
             open_database(url)
@@ -211,7 +212,7 @@ def test_a_sqlite_url_without_a_file_is_refused():
     "postgresql://ann:secret@127.0.0.1:1/x",
     "postgres://ann@127.0.0.1:1/x?password=secret",
 ])  # fmt: skip
-def test_a_server_that_does_not_answer_is_one_line_without_the_password(url):
+def test_unreachable_server_is_reported_without_its_password(url):
     pytest.importorskip("psycopg", reason="psycopg is not installed: flexq-bench[postgres]")
     with pytest.raises(UnreachableError, match=r"can't be reached: .*refused") as caught:
         open_database(url)
@@ -220,12 +221,12 @@ def test_a_server_that_does_not_answer_is_one_line_without_the_password(url):
     assert "\n" not in str(caught.value)
 
 
-def test_a_database_that_the_server_lacks_is_one_line(postgresql_server):
+def test_unknown_database_of_a_server_is_reported(postgresql_server):
     with pytest.raises(UnreachableError, match='database "nope" does not exist'):
         open_database(postgresql_server.format(database="nope"))
 
 
-def test_postgresql_without_its_driver_says_what_to_install(monkeypatch):
+def test_postgresql_without_driver_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
 
     with pytest.raises(MissingDriverError, match=r"pip install 'flexq-bench\[postgres\]'"):
@@ -242,7 +243,7 @@ def _as_owner(work):
         os.seteuid(effective)
 
 
-def test_a_path_may_begin_with_the_home_folder(monkeypatch, tmp_path):
+def test_path_may_begin_with_the_home_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
 
     with open_database("~/db.sqlite") as database:
@@ -258,7 +259,7 @@ def test_a_path_may_begin_with_the_home_folder(monkeypatch, tmp_path):
         ("/database/flexq.sqlite", None),
     ],
 )
-def test_a_file_system_of_the_network_is_known_by_its_longest_mount(tmp_path, path, kind):
+def test_network_file_system_is_that_of_the_longest_mount_point(tmp_path, path, kind):
     mounts = tmp_path / "mounts"
     mounts.write_text(
         "/dev/sda1 / ext4 rw 0 0\nserver:/data /data nfs4 rw 0 0\n"
@@ -268,9 +269,7 @@ def test_a_file_system_of_the_network_is_known_by_its_longest_mount(tmp_path, pa
     assert network_file_system(Path(path), mounts) == kind
 
 
-def test_a_new_file_on_the_network_has_no_write_ahead_log_and_says_why(
-    tmp_path, monkeypatch, caplog
-):
+def test_new_file_on_a_network_file_system_has_no_wal(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("flexq_bench.db.engine.network_file_system", lambda path: "nfs4")
     with open_database(str(tmp_path / "far.sqlite")) as database, database.session() as session:
         mode = session.connection().exec_driver_sql("PRAGMA journal_mode").scalar()

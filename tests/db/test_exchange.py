@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import event
 
-from flexq_bench.db import jsonlines
+from flexq_bench.db import jsonlines, queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.errors import (
     ConflictError,
@@ -21,7 +21,6 @@ from flexq_bench.db.errors import (
     ResultsFileError,
 )
 from flexq_bench.db.exchange import (
-    export_records,
     import_file,
     read_records,
     record_line,
@@ -29,6 +28,7 @@ from flexq_bench.db.exchange import (
 )
 from flexq_bench.db.maintenance import stats
 from flexq_bench.db.queries import Filters
+from flexq_bench.db.records import Record
 from flexq_bench.db.store import add_record
 
 # What other programs rely on; fmt keeps it from filling a page.
@@ -48,7 +48,7 @@ def three(build):
     return [build.a_record(m=m, run=run, samples_us=((0.1 * m, 1e-9),)) for m in (1, 2, 4)]
 
 
-def test_a_json_line_has_the_flat_names_and_whole_infos_beside_them(build):
+def test_json_line_has_flat_names_and_complete_infos(build):
     record = build.a_record()
 
     flat = json.loads(record_line(record))
@@ -61,7 +61,7 @@ def test_a_json_line_has_the_flat_names_and_whole_infos_beside_them(build):
     assert flat["environment"] == {"driver": "580.1", "torch": "2.13.0"}
 
 
-def test_a_parquet_file_has_the_flat_names_as_columns_and_samples_as_lists(tmp_path, three):
+def test_parquet_columns_are_flat_names_and_lists_of_samples(tmp_path, three):
     write_records(tmp_path / "r.parquet", three)
 
     table = pq.read_table(tmp_path / "r.parquet")
@@ -77,22 +77,22 @@ def test_importing_twice_changes_nothing(session, tmp_path, three, suffix):
     write_records(path, three)
 
     first = import_file(session, path)
-    stored = list(export_records(session))
+    stored = list(queries.stored_records(session, Record))
     second = import_file(session, path)
 
     assert (first.read, first.added, first.runs) == (3, 3, (three[0].run.uuid,))
     assert (second.read, second.added) == (3, 0)
-    assert list(export_records(session)) == stored
+    assert list(queries.stored_records(session, Record)) == stored
 
 
 @pytest.mark.parametrize("order", list(permutations(("running", "interrupted", "complete"))))
-def test_files_of_a_run_on_its_way_leave_it_as_it_ended(session, tmp_path, build, order):
+def test_run_status_advances_whatever_the_order_of_imports(session, tmp_path, build, order):
     for m, status in enumerate(order, start=1):
         record = build.a_record(m=m, run=build.a_run(status=status))
         write_records(tmp_path / "r.jsonl", [record])
         import_file(session, tmp_path / "r.jsonl")
 
-    assert {record.run.status for record in export_records(session)} == {"complete"}
+    assert {record.run.status for record in queries.stored_records(session, Record)} == {"complete"}
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -108,16 +108,16 @@ def test_export_import_export_is_the_same_file(make_url, tmp_path, build, suffix
     write_records(tmp_path / "given.jsonl", records)
     with open_database(make_url()) as database, database.session() as session:
         import_file(session, tmp_path / "given.jsonl")
-        write_records(first, export_records(session))
+        write_records(first, queries.stored_records(session, Record))
 
     with open_database(make_url()) as database, database.session() as session:
         import_file(session, first)
-        write_records(second, export_records(session))
+        write_records(second, queries.stored_records(session, Record))
 
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_an_export_depends_on_what_is_stored_and_not_on_the_order_it_came_in(make_url, build):
+def test_export_order_is_independent_of_the_order_of_insertion(make_url, build):
     late = build.a_record("late", created_at="2025-11-21T11:00:00+00:00")
     early = build.a_record("early")
     older = build.a_record(run=build.a_run("older", created_at="2025-11-20T00:00:00+00:00"))
@@ -125,10 +125,10 @@ def test_an_export_depends_on_what_is_stored_and_not_on_the_order_it_came_in(mak
         with open_database(make_url()) as database, database.session() as session:
             for record in arriving:
                 add_record(session, record)
-            assert list(export_records(session)) == [older, early, late]
+            assert list(queries.stored_records(session, Record)) == [older, early, late]
 
 
-def test_export_narrows_by_run_kernel_and_time(session, tmp_path, build):
+def test_export_is_filtered_by_run_kernel_and_time(session, tmp_path, build):
     other = build.a_run("other")
     records = [
         build.a_record(),
@@ -140,7 +140,7 @@ def test_export_narrows_by_run_kernel_and_time(session, tmp_path, build):
     import_file(session, tmp_path / "r.jsonl")
 
     def exported(**filters):
-        return list(export_records(session, Filters(**filters)))
+        return list(queries.stored_records(session, Record, Filters(**filters)))
 
     assert exported(runs=(other.uuid,)) == [records[1]]
     assert exported(kernels=("abq-w6a6",)) == [records[2]]
@@ -176,7 +176,7 @@ def test_export_narrows_by_run_kernel_and_time(session, tmp_path, build):
     ],
     ids=str,
 )
-def test_a_result_that_no_measurement_has_is_refused(session, tmp_path, build, change, says):
+def test_impossible_result_is_refused(session, tmp_path, build, change, says):
     flat = json.loads(record_line(build.a_record())) | change
     (tmp_path / "r.jsonl").write_text(json.dumps(flat) + "\n")
 
@@ -185,7 +185,7 @@ def test_a_result_that_no_measurement_has_is_refused(session, tmp_path, build, c
 
 
 @pytest.mark.parametrize("value", [0, -3.0])
-def test_a_metric_that_is_no_time_may_be_zero(session, tmp_path, build, value):
+def test_metric_other_than_time_may_be_zero_or_negative(session, tmp_path, build, value):
     flat = json.loads(record_line(build.a_record())) | {
         "metric": "spill_bytes", "unit": "bytes", "median_us": value, "floor_us": None,
     }  # fmt: skip
@@ -194,7 +194,7 @@ def test_a_metric_that_is_no_time_may_be_zero(session, tmp_path, build, value):
     assert import_file(session, tmp_path / "r.jsonl").added == 1
 
 
-def test_an_import_that_fills_the_disk_says_so_and_stores_nothing(tmp_path, build):
+def test_import_on_a_full_disk_stores_nothing(tmp_path, build):
     records = [build.a_record(str(i), case=str(i), detail="x" * 1000) for i in range(500)]
     write_records(tmp_path / "r.jsonl", records)
     with open_database(str(tmp_path / "db.sqlite")) as database:
@@ -211,7 +211,7 @@ def test_an_import_that_fills_the_disk_says_so_and_stores_nothing(tmp_path, buil
             assert stats(session).rows["measurement"] == 0
 
 
-def test_lines_that_are_empty_are_no_records(session, tmp_path, three):
+def test_blank_lines_are_skipped(session, tmp_path, three):
     path = tmp_path / "r.jsonl"
     path.write_text("\n" + "\n\r\n".join(map(record_line, three)) + "\n\n")
 
@@ -231,7 +231,7 @@ def stored_at_once(monkeypatch):
 @pytest.mark.usefixtures("stored_at_once")
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.97])
-def test_a_file_that_is_cut_off_is_refused_whole(session, tmp_path, build, three, suffix, kept):
+def test_truncated_file_is_refused_as_a_whole(session, tmp_path, build, three, suffix, kept):
     path = tmp_path / f"r{suffix}"
     write_records(tmp_path / "before.jsonl", [build.a_record("before")])
     import_file(session, tmp_path / "before.jsonl")
@@ -241,11 +241,13 @@ def test_a_file_that_is_cut_off_is_refused_whole(session, tmp_path, build, three
     with pytest.raises(RecordFormatError, match=f"{path.name}.*(cut off|empty).*: copy"):
         import_file(session, path)
 
-    assert [r.uuid for r in export_records(session)] == [build.a_record("before").uuid]
+    assert [r.uuid for r in queries.stored_records(session, Record)] == [
+        build.a_record("before").uuid
+    ]
 
 
 @pytest.mark.usefixtures("stored_at_once")
-def test_a_wrong_line_is_named_and_nothing_of_its_file_is_stored(session, tmp_path, three):
+def test_invalid_line_is_named_and_its_file_is_not_stored(session, tmp_path, three):
     path = tmp_path / "r.jsonl"
     flat = json.loads(record_line(three[2]))
     del flat["kernel"]
@@ -273,7 +275,7 @@ def test_a_wrong_line_is_named_and_nothing_of_its_file_is_stored(session, tmp_pa
         ({"run_info": {"uuid": "r", "status": "done"}, "run": "r"}, "run: created_at is missing"),
     ],
 )
-def test_a_line_that_is_not_a_record_is_refused_with_its_reason(tmp_path, build, change, message):
+def test_line_that_is_no_record_is_refused_with_its_reason(tmp_path, build, change, message):
     path = tmp_path / "r.jsonl"
     flat = json.loads(record_line(build.a_record())) | change
     path.write_text(json.dumps(flat) + "\n")
@@ -283,7 +285,7 @@ def test_a_line_that_is_not_a_record_is_refused_with_its_reason(tmp_path, build,
 
 
 @pytest.mark.parametrize("content", ["hello\n", "[1]\n", '{"a": 1}\n', "7\n", "[" * 100_000 + "\n"])
-def test_a_file_of_something_else_is_not_ours(tmp_path, content):
+def test_file_of_another_program_is_refused(tmp_path, content):
     path = tmp_path / "r.jsonl"
     path.write_text(content)
 
@@ -292,8 +294,8 @@ def test_a_file_of_something_else_is_not_ours(tmp_path, content):
 
 
 @pytest.mark.parametrize("opened", [open, gzip.open], ids=["plain", "gzip"])
-def test_a_line_without_end_is_refused_before_it_is_read(tmp_path, monkeypatch, opened):
-    monkeypatch.setattr(jsonlines, "LONGEST_LINE", 1000)
+def test_endless_line_is_refused_without_reading_it(tmp_path, monkeypatch, opened):
+    monkeypatch.setattr(jsonlines, "MAX_LINE_BYTES", 1000)
     path = tmp_path / ("a.jsonl.gz" if opened is gzip.open else "a.jsonl")
     with opened(path, "wb") as file:
         file.write(b"\n" + b" " * 10_000_000)
@@ -306,7 +308,7 @@ def test_a_line_without_end_is_refused_before_it_is_read(tmp_path, monkeypatch, 
     assert most < 1_000_000
 
 
-def test_a_parquet_file_of_something_else_or_of_another_version_is_refused(tmp_path, three):
+def test_parquet_file_of_another_program_or_version_is_refused(tmp_path, three):
     path = tmp_path / "r.parquet"
     write_records(path, three)
     table = pq.read_table(path)
@@ -324,7 +326,7 @@ def test_a_parquet_file_of_something_else_or_of_another_version_is_refused(tmp_p
         list(read_records(path))
 
 
-def test_damage_inside_a_file_is_one_line_too(tmp_path, three):
+def test_damaged_file_is_reported_in_one_line(tmp_path, three):
     for suffix in (".parquet", ".jsonl.gz"):
         path = tmp_path / f"r{suffix}"
         write_records(path, three)
@@ -336,7 +338,7 @@ def test_damage_inside_a_file_is_one_line_too(tmp_path, three):
         assert "\n" not in str(caught.value)
 
 
-def test_a_flipped_bit_of_a_sample_is_found(tmp_path, three):
+def test_flipped_bit_of_a_sample_is_detected(tmp_path, three):
     path = tmp_path / "r.parquet"
     write_records(path, three)
     content, end = path.read_bytes(), pq.ParquetFile(path).metadata.row_group(0).column(0)
@@ -353,17 +355,17 @@ def test_a_flipped_bit_of_a_sample_is_found(tmp_path, three):
     assert refused > 20
 
 
-def test_the_first_of_two_lines_with_one_uuid_is_kept(session, tmp_path, build):
+def test_first_of_two_records_with_one_uuid_is_kept(session, tmp_path, build):
     records = [build.a_record("one", median_us=us) for us in (6.0, 999.0)]
     write_records(tmp_path / "a.jsonl", records)
 
     import_file(session, tmp_path / "a.jsonl")
 
-    assert [record.median_us for record in export_records(session)] == [6.0]
+    assert [record.median_us for record in queries.stored_records(session, Record)] == [6.0]
 
 
 @pytest.mark.usefixtures("stored_at_once")
-def test_a_file_with_a_conflict_leaves_nothing_of_itself(session, tmp_path, build):
+def test_file_with_a_conflict_is_not_stored(session, tmp_path, build):
     write_records(tmp_path / "a.jsonl", [build.a_record(run=build.a_run("a", idempotency_key="x"))])
     both = [build.a_record("ok"), build.a_record(run=build.a_run("b", idempotency_key="x"))]
     write_records(tmp_path / "b.jsonl", both)
@@ -372,10 +374,10 @@ def test_a_file_with_a_conflict_leaves_nothing_of_itself(session, tmp_path, buil
     with pytest.raises(ConflictError):
         import_file(session, tmp_path / "b.jsonl")
 
-    assert len(list(export_records(session))) == 1
+    assert len(list(queries.stored_records(session, Record))) == 1
 
 
-def test_a_record_that_can_not_be_written_leaves_the_file_that_was_there(tmp_path, build):
+def test_invalid_record_leaves_the_existing_file_unchanged(tmp_path, build):
     path = tmp_path / "r.jsonl"
     write_records(path, [build.a_record()])
     before = path.read_bytes()
@@ -387,7 +389,7 @@ def test_a_record_that_can_not_be_written_leaves_the_file_that_was_there(tmp_pat
     assert [p.name for p in tmp_path.iterdir()] == ["r.jsonl"]
 
 
-def test_a_gzip_file_depends_on_its_records_alone(tmp_path, three):
+def test_gzip_file_depends_only_on_its_records(tmp_path, three):
     for name in ("a.jsonl.gz", "b.jsonl.gz"):
         write_records(tmp_path / name, three)
 
@@ -395,7 +397,7 @@ def test_a_gzip_file_depends_on_its_records_alone(tmp_path, three):
     assert gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes()).count(b"\n") == 3
 
 
-def test_a_file_that_can_not_be_opened_or_has_no_known_suffix_is_one_line(tmp_path, build):
+def test_unreadable_file_and_unknown_suffix_are_reported(tmp_path, build):
     with pytest.raises(ResultsFileError, match=r"use \.jsonl, \.jsonl\.gz or \.parquet"):
         write_records(tmp_path / "r.csv", [build.a_record()])
     with pytest.raises(ResultsFileError, match=r"can't read .*r\.jsonl: No such file"):

@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from flexq_bench.db import schema
-from flexq_bench.db.exchange import export_records, import_file, write_records
+from flexq_bench.db import queries, schema
+from flexq_bench.db.exchange import import_file, write_records
 from flexq_bench.db.maintenance import compact, prune_samples, stats
+from flexq_bench.db.records import Record
 from flexq_bench.db.store import add_record
 
 
@@ -40,7 +41,7 @@ def four(session, build):
 def test_prune_deletes_raw_samples_and_no_summary(session, four, options, left):
     pruned = prune_samples(session, **options)
 
-    by_uuid = {record.uuid: record for record in export_records(session)}
+    by_uuid = {record.uuid: record for record in queries.stored_records(session, Record)}
     assert pruned == left.count(False)
     assert [bool(by_uuid[record.uuid].samples_us) for record in four] == left
     assert {r.median_us for r in by_uuid.values()} == {6.1}
@@ -53,8 +54,8 @@ def test_prune_without_a_condition_is_refused(session, four):
     assert stats(session).rows["sample"] == 4
 
 
-def test_importing_again_does_not_bring_pruned_samples_back(session, four, tmp_path):
-    write_records(tmp_path / "r.jsonl", export_records(session))
+def test_import_does_not_restore_pruned_samples(session, four, tmp_path):
+    write_records(tmp_path / "r.jsonl", queries.stored_records(session, Record))
     prune_samples(session, keep_accepted=True)
 
     assert import_file(session, tmp_path / "r.jsonl").added == 0
@@ -62,11 +63,15 @@ def test_importing_again_does_not_bring_pruned_samples_back(session, four, tmp_p
 
 
 def test_stats_count_rows_and_bytes_and_name_the_revision(session, four):
-    found = stats(session)
+    statistics = stats(session)
 
-    assert (found.rows["measurement"], found.rows["series"], found.rows["alert"]) == (4, 1, 0)
-    assert found.revision == schema.revisions()[-1]
-    assert found.size_bytes > 10_000
+    assert (
+        statistics.rows["measurement"],
+        statistics.rows["series"],
+        statistics.rows["alert"],
+    ) == (4, 1, 0)
+    assert statistics.revision == schema.revisions()[-1]
+    assert statistics.size_bytes > 10_000
 
 
 def test_compact_gives_the_space_of_pruned_samples_back(database, build):

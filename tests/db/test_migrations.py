@@ -9,10 +9,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, text
 
-from flexq_bench.db import schema
+from flexq_bench.db import queries, schema
 from flexq_bench.db.engine import open_database, revision_of, upgrade
 from flexq_bench.db.errors import NewerSchemaError, OlderSchemaError
-from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.records import Record
 from flexq_bench.db.store import add_record
 from flexq_bench.db.tables import Base
 
@@ -41,7 +41,7 @@ def test_models_and_migrations_make_the_same_tables(database):
         assert compare_metadata(context, Base.metadata) == []
 
 
-def test_a_difference_between_models_and_migrations_would_be_seen(database):
+def test_difference_between_models_and_migrations_is_detected(database):
     with database.engine.connect() as connection:
         connection.execute(text("DROP INDEX ix_measurement_model_layer"))
         connection.execute(text('ALTER TABLE measurement ADD COLUMN "extra column" VARCHAR'))
@@ -50,11 +50,11 @@ def test_a_difference_between_models_and_migrations_would_be_seen(database):
         assert sorted(kind for kind, *_ in differences) == ["add_index", "remove_column"]
 
 
-def test_the_revisions_are_one_line_from_first_to_last():
+def test_revisions_are_a_single_line():
     assert schema.revisions() == tuple(sorted(schema.revisions()))
 
 
-def test_an_older_database_is_refused_until_it_is_upgraded(old, build):
+def test_older_database_is_refused_until_it_is_upgraded(old, build):
     with pytest.raises(OlderSchemaError, match=r"needs .*: run `flexq-bench db upgrade`"):
         open_database(old)
 
@@ -82,7 +82,7 @@ def copy_rows(source, target):
     engine.dispose()
 
 
-def test_an_upgrade_keeps_what_is_stored(old, build, tmp_path):
+def test_upgrade_keeps_what_is_stored(old, build, tmp_path):
     record, new = build.a_record(), str(tmp_path / "new.sqlite")
     with open_database(new) as database, database.session() as session:
         add_record(session, record)
@@ -90,14 +90,14 @@ def test_an_upgrade_keeps_what_is_stored(old, build, tmp_path):
     with open_database(old, check_schema=False) as database:
         upgrade(database)
         with database.session() as session:
-            assert list(export_records(session)) == [record]
+            assert list(queries.stored_records(session, Record)) == [record]
 
 
 def test_upgrading_twice_changes_nothing(database):
     assert upgrade(database).changed is False
 
 
-def test_an_upgrade_that_breaks_leaves_the_old_tables(old, monkeypatch):
+def test_failed_upgrade_leaves_the_old_tables(old, monkeypatch):
     real = command.upgrade
 
     def breaking(config, revision):
@@ -112,7 +112,7 @@ def test_an_upgrade_that_breaks_leaves_the_old_tables(old, monkeypatch):
         assert "decision" not in inspect(database.engine).get_table_names()
 
 
-def test_a_database_of_a_later_version_is_refused_and_left_as_it_is(database):
+def test_database_of_a_later_version_is_refused_unchanged(database):
     url = str(database.path or database.engine.url.render_as_string(hide_password=False))
     with database.session() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
@@ -124,7 +124,7 @@ def test_a_database_of_a_later_version_is_refused_and_left_as_it_is(database):
     assert revision_of(database) == "9999"
 
 
-def test_an_empty_server_asks_for_an_upgrade(empty_postgresql):
+def test_empty_server_asks_for_an_upgrade(empty_postgresql):
     with pytest.raises(OlderSchemaError, match="holds no tables yet: run `flexq-bench db upgrade`"):
         open_database(empty_postgresql)
 
@@ -133,7 +133,7 @@ def test_an_empty_server_asks_for_an_upgrade(empty_postgresql):
     open_database(empty_postgresql).close()
 
 
-def test_the_migrations_are_found_from_any_folder(tmp_path):
+def test_migrations_are_found_from_any_folder(tmp_path):
     root = schema.MIGRATIONS.parents[1]
     script = "from flexq_bench.db.engine import open_database; open_database('here.sqlite').close()"
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import UTC, datetime, timedelta
+from itertools import count
 
 import pytest
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import DecisionInfo
+from flexq_bench.db.decisions import add_alert_note, add_decision, open_alert
 from flexq_bench.db.errors import NotFoundError, RecordError
 from flexq_bench.db.queries import NightRow, OutcomeRow
 from flexq_bench.db.store import add_record
-from flexq_bench.db.verdict_store import add_alert_note, add_decision, open_alert
-from flexq_bench.db.writer import series_identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -21,34 +19,17 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 @pytest.fixture
 def decide(session, build):
     """decide(base=1, head=2, gpu="NVIDIA H200", night=1): stores a decision."""
-    count = iter(range(1000))
+    numbers = count()
 
-    def store(*, base=1, head=2, gpu="NVIDIA H200", night=1, **changes):
-        info = DecisionInfo(
-            uuid=f"decision {next(count)}",
-            series=series_identity(build.a_record(gpu=gpu)),
-            base=build.a_commit(base),
-            head=build.a_commit(head),
-            device=build.a_device(sku=gpu),
-            watched=True,
-            detector="interleaved",
-            detector_version=1,
-            parameters={},
-            evidence={},
-            verdict="slower",
-            cause="code",
-            reason="",
-            log_ratio=0.05,
-            log_ratio_low=0.04,
-            log_ratio_high=0.06,
-            created_at=NOW + timedelta(days=night),
-        )
-        add_decision(session, dataclasses.replace(info, **changes))
+    def store(*, gpu="NVIDIA H200", night=1, **changes):
+        record = build.a_record(gpu=gpu, device=build.a_device(sku=gpu))
+        changes |= {"uuid": f"decision {next(numbers)}", "created_at": NOW + timedelta(days=night)}
+        add_decision(session, build.a_decision(record, **changes))
 
     return store
 
 
-def test_the_latest_night_of_each_gpu_is_counted_by_verdict(session, decide):
+def test_latest_night_of_each_gpu_counts_verdicts(session, decide):
     decide(verdict="faster", night=1)
     decide(night=2)
     decide(base=2, head=3, night=2)
@@ -66,7 +47,7 @@ def test_the_latest_night_of_each_gpu_is_counted_by_verdict(session, decide):
     ]
 
 
-def test_pull_requests_and_commits_beside_themselves_are_no_night(session, decide):
+def test_latest_nights_exclude_pull_requests_and_canaries(session, decide):
     decide(night=1)
     decide(night=2, watched=False)
     decide(night=3, base=2, head=2)
@@ -90,7 +71,7 @@ def test_outcomes_are_grouped_by_status_and_reason(session, build):
     ]
 
 
-def test_only_the_last_attempt_at_a_case_is_an_outcome(session, build):
+def test_run_outcomes_count_only_the_last_attempt(session, build):
     first = {"status": "failed", "detail": "boom", "accepted": False}
     add_record(session, build.a_record("first", **first))
     add_record(session, build.a_record("second", created_at="2025-11-21T11:00:00+00:00"))
@@ -99,7 +80,7 @@ def test_only_the_last_attempt_at_a_case_is_an_outcome(session, build):
     assert (outcome.status, outcome.cases) == ("ok", 1)
 
 
-def test_the_latest_run_of_each_gpu_counts_however_it_ended(session, build):
+def test_latest_run_of_each_gpu_includes_failed_runs(session, build):
     def run(name, day, **changes):
         return build.a_run(name, created_at=f"2025-11-2{day}T10:00:00+00:00", **changes)
 
@@ -111,7 +92,7 @@ def test_the_latest_run_of_each_gpu_counts_however_it_ended(session, build):
     add_record(session, build.a_record(run=static, gpu="sm_90"))
 
     def latest(**narrowed):
-        return {gpu: found.uuid for gpu, found in queries.latest_runs(session, **narrowed).items()}
+        return {gpu: run.uuid for gpu, run in queries.latest_runs(session, **narrowed).items()}
 
     timed = latest(without_suites=["static"])
     assert timed == {"NVIDIA A100": done.uuid, "NVIDIA H200": broken.uuid}
@@ -119,31 +100,31 @@ def test_the_latest_run_of_each_gpu_counts_however_it_ended(session, build):
     assert queries.suite_names(session) == ("nightly", "smoke", "static")
 
 
-def test_commits_between_are_those_after_the_first_up_to_the_second(session, build):
+def test_commits_between_excludes_the_first_and_includes_the_last(session, build):
     for order in (4, 2, 3, 1, 5):
         commit = build.a_commit(order)
         add_record(session, build.a_record(run=build.a_run(str(order)), commit=commit))
     dirty = build.a_commit(3, dirty=True)
     add_record(session, build.a_record(run=build.a_run("dirty"), commit=dirty))
 
-    found = queries.commits_between(session, 2, 4)
+    commits = queries.commits_between(session, 2, 4)
 
-    assert [commit.subject for commit in found] == ["Change 3", "Change 4"]
+    assert [commit.subject for commit in commits] == ["Change 3", "Change 4"]
 
 
-def test_series_are_named_without_a_measurement_being_needed(session, build, decide):
+def test_series_names_need_no_measurement(session, build, decide):
     decide()
     add_record(session, build.a_record(kernel="abq-w6a6", m=8))
 
     named = queries.series_names(session)
 
-    assert [(one.kernel, one.m, one.unit) for one in named] == [
+    assert [(series.kernel, series.m, series.unit) for series in named] == [
         ("abq-w6a6", 8, "us"),
         ("flexq-w6a6", 1, "us"),
     ]
 
 
-def test_a_note_is_kept_and_leaves_the_state(session, build, decide):
+def test_note_is_kept_and_leaves_the_state(session, build, decide):
     decide()
     alert = open_alert(session, "flexq", build.a_commit(1).sha, build.a_commit(2).sha, NOW)
 
@@ -155,7 +136,7 @@ def test_a_note_is_kept_and_leaves_the_state(session, build, decide):
     assert (last.state, last.person, last.note) == ("new", "Ada", "seen")
 
 
-def test_an_empty_note_and_one_about_nothing_are_refused(session):
+def test_empty_note_and_unknown_alert_are_refused(session):
     with pytest.raises(RecordError, match="the note on alert 1 is empty"):
         add_alert_note(session, 1, person="Ada", note=" ", at=NOW)
     with pytest.raises(NotFoundError, match="no alert 999"):

@@ -1,5 +1,7 @@
-"""What the pages of the dashboard ask, as each kind of database plans it: no page may scan the
-measurements, and raw samples are read by who asks for those of one result, and by nobody else."""
+"""Query plans of the dashboard's pages in each kind of database.
+
+No page scans the measurements; only the page of one result reads raw samples.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,10 @@ from sqlalchemy import Connection, Engine, event
 from streamlit.testing.v1 import AppTest
 
 from flexq_bench.dashboard.database import current_database
-from flexq_bench.db.accuracy_store import add_accuracy
-from flexq_bench.db.decode_store import add_decodes
 from flexq_bench.db.engine import Database, open_database
-from flexq_bench.db.gate_store import add_gates
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.db.releases import store_releases
-from flexq_bench.db.store import add_record
+from flexq_bench.db.store import add_record, add_records
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
@@ -42,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_scan_for_components")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Query:
     statement: str
     parameters: Any
 
@@ -66,9 +65,9 @@ def filled(make_url: Callable[[], str], build: Any, compared: Any, commits: Any)
                     )  # fmt: skip
         add_record(session, build.a_record(uuid=MEASURED, m=16))
         add_record(session, build.a_record("linear", stage="linear", case="linear"))
-        add_accuracy(session, [build.an_accuracy_record()])
-        add_gates(session, [build.a_gate_record()])
-        add_decodes(session, [build.a_decode_record(), build.a_serving_record()])
+        add_records(session, [build.an_accuracy_record()])
+        add_records(session, [build.a_gate_record()])
+        add_records(session, [build.a_decode_record(), build.a_serving_record()])
         store_releases(session, {"v1": build.a_commit(2).sha})
         machine = Machine("cuda", DeviceInfo("GPU-1", GPUS[0], "cuda"))
         slow = compared("flexq-w6a6", 1.05, shape=(1, 4096, 4096))
@@ -77,15 +76,15 @@ def filled(make_url: Callable[[], str], build: Any, compared: Any, commits: Any)
 
 
 @pytest.fixture
-def opened(filled: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Asked]]]:
-    """Opens a page and gives back what it asked."""
+def opened(filled: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Query]]]:
+    """Open a page and return its queries: opened("history", show="levels")."""
     monkeypatch.setenv("FLEXQ_BENCH_DB", filled)
-    asked: list[Asked] = []
+    queries: list[Query] = []
 
     def listen(_c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        asked.append(Asked(statement, parameters))
+        queries.append(Query(statement, parameters))
 
-    def look(page: str, **link: str) -> list[Asked]:
+    def open_page(page: str, **link: str) -> list[Query]:
         app = AppTest.from_string(
             f"from flexq_bench.dashboard.views.{page}.page import page\npage()", default_timeout=30
         )
@@ -98,31 +97,31 @@ def opened(filled: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
             event.remove(Engine, "before_cursor_execute", listen)
         assert not app.exception, app.exception
         assert not app.error, app.error
-        return [one for one in asked if one.statement.lstrip().startswith(("SELECT", "WITH"))]
+        return [q for q in queries if q.statement.lstrip().startswith(("SELECT", "WITH"))]
 
     st.cache_resource.clear()
-    yield look
+    yield open_page
     current_database().close()
     st.cache_resource.clear()
 
 
 @pytest.fixture
 def database(filled: str) -> Iterator[Database]:
-    with open_database(filled) as found:
-        yield found
+    with open_database(filled) as opened_database:
+        yield opened_database
 
 
-def scans(connection: Connection, asked: Asked) -> list[str]:
-    """The parts of the plan that go through all measurements."""
+def scans(connection: Connection, query: Query) -> list[str]:
+    """Return the parts of the plan that scan all measurements."""
     if connection.dialect.name == "sqlite":
-        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {asked.statement}", asked.parameters)
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query.statement}", query.parameters)
         return [row.detail for row in plan if row.detail.startswith("SCAN measurement")]
-    # So few rows are best read whole; what it would do with many shows where it may not.
+    # PostgreSQL scans a table of few rows; without that option its plan is that for many rows.
     connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
-    plan = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {asked.statement}", asked.parameters)
-    found = plan.scalar_one()
-    root = json.loads(found) if isinstance(found, str) else found
-    return [str(node) for node in _nodes(root[0]["Plan"]) if _goes_through_all(node)]
+    plan = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {query.statement}", query.parameters)
+    content = plan.scalar_one()
+    root = json.loads(content) if isinstance(content, str) else content
+    return [str(node) for node in _nodes(root[0]["Plan"]) if _scans_all(node)]
 
 
 def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -131,28 +130,30 @@ def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _nodes(part)
 
 
-def _goes_through_all(node: dict[str, Any]) -> bool:
-    """Of an index it must look up a value: an index can be gone through from end to end too."""
+def _scans_all(node: dict[str, Any]) -> bool:
+    """Return True unless a node looks up values in an index; an index can be scanned too."""
     reads = node.get("Relation Name") == "measurement"
     return reads and not {"Index Cond", "Recheck Cond"} & node.keys()
 
 
-@pytest.mark.parametrize(("page", "link"), [*((one, LINKS.get(one, {})) for one in PAGES), *MORE])
+@pytest.mark.parametrize(
+    ("page", "link"), [*((page, LINKS.get(page, {})) for page in PAGES), *MORE]
+)
 def test_no_page_scans_the_measurements_or_reads_samples(
-    opened: Callable[..., list[Asked]], database: Database, page: str, link: dict[str, str]
+    opened: Callable[..., list[Query]], database: Database, page: str, link: dict[str, str]
 ) -> None:
-    asked = opened(page, **link)
+    queries = opened(page, **link)
 
-    assert asked, "the page asked nothing"
-    reads_samples = [one.statement for one in asked if RAW_SAMPLES.search(one.statement)]
+    assert queries
+    reads_samples = [query.statement for query in queries if RAW_SAMPLES.search(query.statement)]
     assert bool(reads_samples) == (page == DRILL_DOWN)
     with database.engine.connect() as connection:
-        assert [found for one in asked for found in scans(connection, one)] == []
+        assert [scan for query in queries for scan in scans(connection, query)] == []
 
 
-def test_a_scan_would_be_noticed(database: Database) -> None:
-    everything = Asked("SELECT median_us FROM measurement WHERE detail = ''", ())
-    through_an_index = Asked("SELECT created_at FROM measurement ORDER BY created_at", ())
+def test_scan_of_measurements_is_detected(database: Database) -> None:
+    everything = Query("SELECT median_us FROM measurement WHERE detail = ''", ())
+    through_an_index = Query("SELECT created_at FROM measurement ORDER BY created_at", ())
 
     with database.engine.connect() as connection:
         assert scans(connection, everything)

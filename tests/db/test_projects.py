@@ -9,17 +9,19 @@ from alembic import command
 from sqlalchemy import create_engine, inspect, text
 
 from flexq_bench.db import queries, schema
-from flexq_bench.db.accuracy_store import add_accuracy
-from flexq_bench.db.decisions import DecisionInfo
+from flexq_bench.db.decisions import (
+    add_decision,
+    join_alert,
+    open_alert,
+    set_alert_state,
+)
 from flexq_bench.db.engine import open_database, upgrade
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.nightly import add_change_point
 from flexq_bench.db.queries import Filters
-from flexq_bench.db.queries.records import export_records
+from flexq_bench.db.records import Record
 from flexq_bench.db.releases import store_releases
-from flexq_bench.db.store import add_record, begin_run
-from flexq_bench.db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
-from flexq_bench.db.writer import series_identity
+from flexq_bench.db.store import add_record, add_records, begin_run
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PROJECTS = ("", "acme", "acme.attention")  # a name that begins with another one's
@@ -36,12 +38,7 @@ def fill(build):
             run = build.a_run(project, suite=suite)
             record = build.a_record(project, run=run, commit=second, project=project)
             add_record(session, record)
-            info = DecisionInfo(
-                uuid=project, series=series_identity(record), base=first, head=second,
-                device=record.device, watched=True, detector="interleaved", detector_version=1,
-                parameters={}, evidence={}, verdict="slower", cause="code", reason="+10 %",
-                log_ratio=0.1, log_ratio_low=0.05, log_ratio_high=0.2, created_at=NOW,
-            )  # fmt: skip
+            info = build.a_decision(record, uuid=project)
             add_decision(session, info)
             alert = open_alert(session, "w6a8", first.sha, second.sha, NOW, project=project)
             join_alert(session, alert, [project])
@@ -49,7 +46,7 @@ def fill(build):
             add_change_point(session, project, second.sha, before=1.0, after=2.0)
             # A night on a device that was absent: a run without results.
             begin_run(session, build.a_run(f"{project} absent", suite=suite), second)
-        add_accuracy(session, [build.an_accuracy_record(commit=build.a_commit(2))])
+        add_records(session, [build.an_accuracy_record(commit=build.a_commit(2))])
         store_releases(session, {"v1": build.a_commit(1).sha})
 
     return store
@@ -62,7 +59,7 @@ def filled(session, fill):
 
 
 @pytest.mark.parametrize("project", PROJECTS)
-def test_each_has_its_own(filled, build, project):
+def test_each_project_has_its_own_rows(filled, build, project):
     sha = build.a_commit(2).sha
 
     assert len(queries.commits_between(filled, 0, 9, project=project)) == 2
@@ -76,13 +73,13 @@ def test_each_has_its_own(filled, build, project):
     assert result.series_id in {
         row.id for row in queries.list_series(filled, Filters(projects=(project,)))
     }
-    [alert] = [one for one in queries.alerts(filled) if one.bad.project == project]
+    [alert] = [alert for alert in queries.alerts(filled) if alert.bad.project == project]
     assert alert.good.project == project
-    [record] = export_records(filled, Filters(projects=(project,)))
+    [record] = queries.stored_records(filled, Record, Filters(projects=(project,)))
     assert (record.project, record.commit.project) == (project, project)
 
 
-def test_what_another_project_has_stored_is_not_found(filled, build):
+def test_commits_of_other_projects_are_not_found(filled, build):
     sha = build.a_commit(2).sha
 
     assert queries.results_at_commit(filled, sha, project="other") == []
@@ -91,20 +88,20 @@ def test_what_another_project_has_stored_is_not_found(filled, build):
         open_alert(filled, "w6a8", sha, sha, NOW, project="other")
 
 
-def test_a_tag_of_one_project_moves_no_other_s(filled, build):
+def test_tag_of_one_project_leaves_other_projects(filled, build):
     moved = {"v1": build.a_commit(2).sha}
 
     assert store_releases(filled, moved, project="acme") == ["v1"]
-    shas = {one: queries.releases(filled, project=one)[0].sha for one in PROJECTS}
+    shas = {name: queries.releases(filled, project=name)[0].sha for name in PROJECTS}
     assert shas == {**dict.fromkeys(PROJECTS, build.a_commit(1).sha), "acme": moved["v1"]}
 
 
-def test_a_result_whose_commit_names_another_project_is_stored_in_its_own(session, build):
+def test_commit_is_stored_in_the_project_of_its_record(session, build):
     """As files that were exported while projects shared the rows of commits have it."""
     commit = build.a_commit(project="acme")
     add_record(session, build.a_record(project="gemm", commit=commit))
 
-    [record] = export_records(session)
+    [record] = queries.stored_records(session, Record)
     assert record.commit.project == "gemm"
     assert queries.recent_commits(session, limit=9, project="acme") == []
 
@@ -137,10 +134,10 @@ def _references(connection):
     return sorted(rows)
 
 
-def test_shared_rows_are_divided_by_an_upgrade_and_merged_by_a_downgrade(database, fill):
+def test_upgrade_splits_shared_commits_and_downgrade_merges_them(database, fill):
     with database.session() as session:
         fill(session)
-        records = list(export_records(session))
+        records = list(queries.stored_records(session, Record))
     with database.engine.connect() as connection:
         before = _references(connection)
     address = f"sqlite:///{database.path}" if database.path else database.engine.url
@@ -150,7 +147,7 @@ def test_shared_rows_are_divided_by_an_upgrade_and_merged_by_a_downgrade(databas
         rows = connection.execute(text('SELECT id, sha, project FROM "commit"')).all()
         assert len(rows) == 2
         unique = inspect(connection).get_unique_constraints("release")
-        assert [one["column_names"] for one in unique] == [["name"]]
+        assert [constraint["column_names"] for constraint in unique] == [["name"]]
         # The first project to store a commit need not have been this repository.
         connection.execute(text("UPDATE \"commit\" SET project = 'acme'"))
         assert {project for _, project in _references(connection)} == {"acme"}
@@ -169,7 +166,7 @@ def test_shared_rows_are_divided_by_an_upgrade_and_merged_by_a_downgrade(databas
         row for row in before if row[0] != "release"
     ]
     with open_database(_address(database)) as again, again.session() as session:
-        assert list(export_records(session)) == records
+        assert list(queries.stored_records(session, Record)) == records
 
 
 def _address(database):

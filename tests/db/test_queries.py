@@ -32,9 +32,7 @@ def test_history_is_ordered_by_ancestry_not_by_clock(session, build):
     assert [p.median_us for p in points] == [1.0, 2.0, 3.0]
 
 
-def test_history_has_commits_outside_of_a_tree_last_and_nothing_that_is_not_accepted(
-    session, build
-):
+def test_history_has_accepted_results_and_commits_without_order_last(session, build):
     wheel = build.a_commit(None, sha="pkg-1.0.0-abc")
     add_record(session, build.a_record("wheel", commit=wheel))
     add_record(session, build.a_record("tree", commit=build.a_commit(5)))
@@ -46,17 +44,16 @@ def test_history_has_commits_outside_of_a_tree_last_and_nothing_that_is_not_acce
     assert [p.commit for p in points] == [build.a_commit(5).sha, "pkg-1.0.0-abc"]
 
 
-def test_missing_cases_are_those_planned_and_not_received_in_the_plans_order(session, build):
+def test_missing_cases_are_planned_and_not_received_in_plan_order(session, build):
     run = build.a_run(plan=("c", "b", "a"))
     begin_run(session, run, build.a_commit())
     add_record(session, build.a_record(run=run, case="b", status="failed", median_us=None))
     add_record(session, build.a_record(run=run, case="not planned"))
 
     assert queries.missing_cases(session, run.uuid) == ("c", "a")
-    assert queries.run_cases_received(session, run.uuid) == {"b", "not planned"}
 
 
-def test_runs_come_newest_first_with_how_far_they_came(session, build):
+def test_runs_are_newest_first_with_their_progress(session, build):
     old = build.a_run("old", created_at="2025-11-20T00:00:00+00:00", suite="nightly")
     new = build.a_run("new", status="running", plan=("a", "b", "c"))
     add_record(session, build.a_record(run=old, gpu="NVIDIA A100"))
@@ -76,7 +73,7 @@ def test_runs_come_newest_first_with_how_far_they_came(session, build):
     assert first.created_at == datetime(2025, 11, 21, 10, tzinfo=UTC)
 
 
-def test_runs_narrow_by_suite_status_and_gpu_and_stop_at_the_limit(session, build):
+def test_runs_are_filtered_by_suite_status_gpu_and_limit(session, build):
     for name, suite, status, gpu in (
         ("one", "smoke", "complete", "NVIDIA H200"),
         ("two", "nightly", "complete", "NVIDIA A100"),
@@ -85,17 +82,17 @@ def test_runs_narrow_by_suite_status_and_gpu_and_stop_at_the_limit(session, buil
         run = build.a_run(name, suite=suite, status=status)
         add_record(session, build.a_record(run=run, gpu=gpu))
 
-    def found(**options):
+    def uuids(**options):
         return {run.uuid for run in queries.runs(session, **options)}
 
     one, two, three = (build.a_run(name).uuid for name in ("one", "two", "three"))
-    assert found(suite="smoke") == {one, three}
-    assert found(status="failed") == {three}
-    assert found(gpu="NVIDIA A100") == {two, three}
-    assert len(found(limit=2)) == 2
+    assert uuids(suite="smoke") == {one, three}
+    assert uuids(status="failed") == {three}
+    assert uuids(gpu="NVIDIA A100") == {two, three}
+    assert len(uuids(limit=2)) == 2
 
 
-def test_a_run_is_found_by_a_prefix_that_is_unique(session, build):
+def test_run_is_found_by_a_unique_prefix(session, build):
     for uuid in ("abc-1", "abc-12", "b%d"):
         begin_run(session, build.a_run(uuid=uuid, idempotency_key=uuid), build.a_commit())
 
@@ -109,7 +106,7 @@ def test_a_run_is_found_by_a_prefix_that_is_unique(session, build):
         queries.run_by_uuid_prefix(session, "%")
 
 
-def test_the_latest_complete_run_of_each_gpu_skips_those_that_lack_results(session, build):
+def test_latest_complete_run_skips_runs_with_missing_cases(session, build):
     def a_run(name, hour, gpu, **changes):
         run = build.a_run(name, created_at=f"2025-11-21T0{hour}:00:00+00:00", **changes)
         add_record(session, build.a_record(run=run, gpu=gpu, case="a"))
@@ -131,7 +128,7 @@ def test_the_latest_complete_run_of_each_gpu_skips_those_that_lack_results(sessi
     assert queries.latest_runs(session, complete=True, suite="nightly") == {}
 
 
-def test_a_case_measured_again_counts_once_with_its_last_result(session, build):
+def test_repeated_case_counts_once_with_its_last_result(session, build):
     run = build.a_run()
     hours = {"third": "12", "second": "11", "first": "10"}
     for name, hour in hours.items():
@@ -145,7 +142,7 @@ def test_a_case_measured_again_counts_once_with_its_last_result(session, build):
     assert len(list(queries.run_records(session, run.uuid))) == 3
 
 
-def test_a_result_row_says_what_the_record_says(session, build):
+def test_result_row_says_what_the_record_says(session, build):
     record = build.a_record(commit=build.a_commit(4, dirty=True), accepted=False)
     add_record(session, record)
 
@@ -180,7 +177,7 @@ def test_a_result_row_says_what_the_record_says(session, build):
         (Filters(kernels=("flexq-w6a6",), statuses=("ok",)), {"plain"}),
     ],
 )
-def test_the_results_table_narrows_by_each_filter(session, build, filters, names):
+def test_results_table_applies_each_filter(session, build, filters, names):
     add_record(session, build.a_record(detail="plain"))
     nightly = build.a_run("nightly", suite="nightly")
     other = build.a_record(
@@ -197,7 +194,7 @@ def test_the_results_table_narrows_by_each_filter(session, build, filters, names
     assert {row.detail for row in queries.results_table(session, filters)} == names
 
 
-def test_series_are_listed_with_the_number_of_results_that_pass(session, build):
+def test_series_are_listed_with_the_number_of_matching_results(session, build):
     for name in ("one", "two"):
         add_record(session, build.a_record(name, group=None))
     add_record(session, build.a_record("dirty", group=None, accepted=False))
@@ -223,7 +220,7 @@ def test_filter_values_are_those_that_occur(session, build):
     assert (values.suites, values.statuses) == (("smoke",), ("ok",))
 
 
-def test_kernel_names_are_each_kernel_once_whatever_its_variants(session, build):
+def test_kernel_names_are_distinct_without_variants(session, build):
     for kernel, variant in (("flexq-w6a6", ""), ("flexq-w6a6", "vanilla"), ("abq-w6a6", "")):
         record = build.a_record(kernel=kernel, variant=variant, case=f"{kernel}[{variant}]")
         add_record(session, record)
@@ -231,7 +228,7 @@ def test_kernel_names_are_each_kernel_once_whatever_its_variants(session, build)
     assert queries.kernel_names(session) == ("abq-w6a6", "flexq-w6a6")
 
 
-def test_samples_come_back_by_placement_and_empty_where_none_were_taken(session, build):
+def test_samples_are_returned_by_placement(session, build):
     timed = build.a_record("timed", samples_us=((0.1, 0.2), (), (0.3,)))
     untimed = build.a_record("untimed", status="failed", median_us=None, samples_us=())
     for record in (timed, untimed):
@@ -243,13 +240,12 @@ def test_samples_come_back_by_placement_and_empty_where_none_were_taken(session,
         queries.samples_of(session, "nope")
 
 
-def test_an_unknown_run_is_said_to_be_so(session):
+def test_run_info_of_an_unknown_run_is_refused(session):
     with pytest.raises(NotFoundError, match="no run nope is stored"):
         queries.run_info(session, "nope")
-    assert queries.run_by_idempotency_key(session, "nope") is None
 
 
-def test_a_finished_run_knows_when(session, build):
+def test_finished_run_has_its_time(session, build):
     run = build.a_run(status="running")
     begin_run(session, run, build.a_commit())
     moment = datetime(2025, 11, 21, 11, tzinfo=UTC)
@@ -260,7 +256,7 @@ def test_a_finished_run_knows_when(session, build):
     assert (summary.status, summary.finished_at) == ("interrupted", moment)
 
 
-def test_each_kind_of_gpu_has_its_own_last_attempt(session, build):
+def test_last_attempt_is_chosen_per_gpu(session, build):
     run = build.a_run(plan=("a",))
     for name, gpu, status in (
         ("h200 first", "NVIDIA H200", "failed"),
@@ -279,9 +275,7 @@ def test_each_kind_of_gpu_has_its_own_last_attempt(session, build):
     assert summary.statuses == {"ok": 1, "noisy": 1}
 
 
-def test_an_attempt_that_failed_before_its_kernel_was_known_gives_way_to_a_later_one(
-    session, build
-):
+def test_later_attempt_replaces_one_of_an_unknown_kernel(session, build):
     run = build.a_run(plan=("a",))
     unknown = build.a_record("1", run=run, case="a", status="failed", kernel_version=0)
     add_record(session, unknown)
@@ -290,3 +284,81 @@ def test_an_attempt_that_failed_before_its_kernel_was_known_gives_way_to_a_later
     (row,) = queries.run_results(session, run.uuid)
 
     assert row.status == "ok"
+
+
+def created_at(hour: int, **changes):
+    """Return changes of a record with the hour of its measurement."""
+    return {"created_at": f"2025-11-21T{hour:02}:00:00+00:00", **changes}
+
+
+def test_latest_results_are_the_newest_accepted_of_each_series(session, build):
+    add_record(session, build.a_record("old", run=build.a_run("1"), median_us=9.0, **created_at(1)))
+    add_record(session, build.a_record("new", run=build.a_run("2"), median_us=8.0, **created_at(2)))
+    rejected = created_at(3, median_us=1.0, accepted=False)
+    add_record(session, build.a_record("bad", run=build.a_run("3"), **rejected))
+    add_record(
+        session, build.a_record("other", m=8, run=build.a_run("1"), median_us=7.0, **created_at(1))
+    )
+
+    rows = queries.latest_results(session)
+
+    assert [(row.m, row.median_us) for row in rows] == [(1, 8.0), (8, 7.0)]
+
+
+def test_static_metrics_are_not_times(session, build):
+    add_record(session, build.a_record(metric="registers", unit="", gpu="sm_90"))
+
+    assert queries.latest_results(session) == []
+    assert queries.gpu_names(session) == ()
+
+
+def test_series_filters_narrow(session, build):
+    for gpu in ("NVIDIA H200", "NVIDIA A100"):
+        add_record(session, build.a_record(gpu, run=build.a_run(gpu), gpu=gpu))
+
+    rows = queries.latest_results(session, Filters(gpus=("NVIDIA A100",)))
+
+    assert [row.gpu for row in rows] == ["NVIDIA A100"]
+    assert queries.gpu_names(session) == ("NVIDIA A100", "NVIDIA H200")
+
+
+def test_results_at_a_commit_exclude_dirty_trees_and_other_suites(session, build):
+    for order, median in ((1, 9.0), (2, 8.0)):
+        commit = build.a_commit(order)
+        record = build.a_record(
+            str(order),
+            run=build.a_run(str(order)),
+            commit=commit,
+            median_us=median,
+            **created_at(order),
+        )
+        add_record(session, record)
+    dirty = build.a_commit(1, dirty=True)
+    add_record(
+        session,
+        build.a_record("d", run=build.a_run("d"), commit=dirty, median_us=1.0, **created_at(5)),
+    )
+
+    sha = build.a_commit(1).sha
+    assert [row.median_us for row in queries.results_at_commit(session, sha)] == [9.0]
+    other = Filters(suites=("nightly",))
+    assert queries.results_at_commit(session, sha, other) == []
+
+
+def test_result_detail_has_device_environment_and_extra(session, build):
+    record = build.a_record(extra={"before": {"sm_clock_mhz": 1980.0}})
+    add_record(session, record)
+
+    detail = queries.result_detail(session, record.uuid)
+
+    assert detail.result.kernel == record.kernel
+    assert detail.device == record.device.uuid
+    assert detail.sm_clock_mhz == record.sm_clock_mhz
+    assert detail.placement_medians_us == record.placement_medians_us
+    assert detail.environment == record.environment
+    assert detail.extra == {"before": {"sm_clock_mhz": 1980.0}}
+
+
+def test_measurement_that_is_not_stored_is_an_error(session):
+    with pytest.raises(NotFoundError, match="no measurement nowhere is stored"):
+        queries.result_detail(session, "nowhere")

@@ -15,10 +15,10 @@ from streamlit.testing.v1 import AppTest
 
 from flexq_bench.dashboard.database import current_database, write_alert
 from flexq_bench.db import queries
+from flexq_bench.db.decisions import open_alert
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.errors import ReadOnlyError
 from flexq_bench.db.store import add_record
-from flexq_bench.db.verdict_store import open_alert
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PAGE = Path(__file__).parents[2] / "docs" / "dashboard.md"
@@ -62,7 +62,7 @@ def app_as_reader(reader: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     st.cache_resource.clear()
 
 
-def test_the_user_reads_and_is_refused_every_write(reader: str, build: Any) -> None:
+def test_reader_role_reads_and_can_not_write(reader: str, build: Any) -> None:
     with open_database(reader) as database:
         with database.session() as session:
             assert len(queries.runs(session)) == 1
@@ -76,7 +76,7 @@ def test_the_user_reads_and_is_refused_every_write(reader: str, build: Any) -> N
                 session.execute(text(f"DELETE FROM {table}"))
 
 
-def test_the_user_reads_what_later_migrations_add(owned: str, reader: str) -> None:
+def test_user_reads_what_later_migrations_add(owned: str, reader: str) -> None:
     engine = create_engine(owned)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE added_later (id integer)"))
@@ -98,6 +98,6 @@ def test_pages_work_as_that_user(
     assert not app.error
 
 
-def test_a_note_is_refused_even_where_the_form_is_open(app_as_reader: None) -> None:
+def test_write_is_refused_for_the_reader_role(app_as_reader: None) -> None:
     with pytest.raises(ReadOnlyError):
         write_alert(1, "fixed", seen_events=1, person="Ada", note="")

@@ -19,14 +19,14 @@ def test_storing_the_same_values_twice_writes_nothing(session):
     assert queries.reference_values(session) == values
 
 
-def test_a_corrected_value_replaces_the_old_one(session):
+def test_corrected_value_replaces_the_old_one(session):
     store_reference_values(session, [stated(value=1.5), stated(4)])
 
     assert store_reference_values(session, [stated(value=1.6)]) is True
 
-    assert [one.value for one in queries.reference_values(session)] == [1.6]
+    assert [row.value for row in queries.reference_values(session)] == [1.6]
 
 
-def test_two_values_of_one_thing_are_refused(session):
+def test_duplicate_published_value_is_refused(session):
     with pytest.raises(ValueError, match="two published values"):
         store_reference_values(session, [stated(value=1.5), stated(value=1.6)])

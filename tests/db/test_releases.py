@@ -1,16 +1,11 @@
-"""Which commits people named, and one measurement in full."""
-
 from __future__ import annotations
 
-import pytest
-
 from flexq_bench.db import queries
-from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.releases import store_releases
 from flexq_bench.db.store import add_record
 
 
-def test_tags_of_stored_commits_are_kept_newest_first(session, build):
+def test_releases_are_tags_of_stored_clean_commits(session, build):
     for order in (1, 2):
         add_record(session, build.a_record(f"{order}", commit=build.a_commit(order)))
     add_record(session, build.a_record("dirty", m=2, commit=build.a_commit(3, dirty=True)))
@@ -21,7 +16,7 @@ def test_tags_of_stored_commits_are_kept_newest_first(session, build):
     assert [(r.name, r.topo_order) for r in queries.releases(session)] == [("v2", 2), ("v1", 1)]
 
 
-def test_a_tag_that_moved_is_moved_and_the_same_changes_nothing(session, build):
+def test_moved_tag_is_updated_and_an_equal_one_changes_nothing(session, build):
     for order in (1, 2):
         add_record(session, build.a_record(f"{order}", commit=build.a_commit(order)))
     store_releases(session, {"v1": build.a_commit(1).sha})
@@ -29,22 +24,3 @@ def test_a_tag_that_moved_is_moved_and_the_same_changes_nothing(session, build):
     assert store_releases(session, {"v1": build.a_commit(1).sha}) == []
     assert store_releases(session, {"v1": build.a_commit(2).sha}) == ["v1"]
     assert [r.sha for r in queries.releases(session)] == [build.a_commit(2).sha]
-
-
-def test_a_measurement_has_its_device_and_what_was_kept_beside(session, build):
-    record = build.a_record(extra={"before": {"sm_clock_mhz": 1980.0}})
-    add_record(session, record)
-
-    found = queries.result_detail(session, record.uuid)
-
-    assert found.result.kernel == record.kernel
-    assert found.device == record.device.uuid
-    assert found.sm_clock_mhz == record.sm_clock_mhz
-    assert found.placement_medians_us == record.placement_medians_us
-    assert found.environment == record.environment
-    assert found.extra == {"before": {"sm_clock_mhz": 1980.0}}
-
-
-def test_a_measurement_that_is_not_stored_is_an_error(session):
-    with pytest.raises(NotFoundError, match="no measurement nowhere is stored"):
-        queries.result_detail(session, "nowhere")

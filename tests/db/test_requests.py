@@ -49,7 +49,7 @@ def claim(session, server="s1", gpus=("NVIDIA H200",), at=NOW):
     return claim_request(session, server, gpus, until=at + LEASE, at=at)
 
 
-def test_one_requester_cannot_fill_the_queue(session):
+def test_requester_s_open_requests_are_limited(session):
     add(session, a_request(1), a_request(2), a_request(3, requester="bob"))
 
     with pytest.raises(LimitError, match="ada has 2 open requests of 20 cases"):
@@ -59,7 +59,7 @@ def test_one_requester_cannot_fill_the_queue(session):
     add(session, a_request(1))  # known: changes nothing
 
 
-def test_one_request_is_no_larger_than_allowed_whoever_sends_it(session):
+def test_request_larger_than_the_limit_is_refused(session):
     with pytest.raises(LimitError, match="this request has 99 cases, and one may have 98"):
         add(session, a_request(1, cases=99))
     for cases in (0, -50):  # would make room for others
@@ -68,7 +68,7 @@ def test_one_request_is_no_larger_than_allowed_whoever_sends_it(session):
     assert queries.requests(session) == []
 
 
-def test_many_names_do_not_make_many_requests(session):
+def test_limits_apply_to_all_requesters_together(session):
     add(session, *(a_request(i, requester=f"ada {i}", cases=30) for i in range(1, 4)))
 
     with pytest.raises(LimitError, match=r"3 requests of 90 cases are open.* 4 of 150: 61 more"):
@@ -80,12 +80,12 @@ def test_many_names_do_not_make_many_requests(session):
     add(session, a_request(6, requester="eve"))
 
 
-def test_an_unknown_kind_is_refused(session):
+def test_unknown_kind_is_refused(session):
     with pytest.raises(RecordError, match="not one of sweep, suite"):
         add(session, a_request(kind="shell"))
 
 
-def test_the_oldest_request_that_fits_is_served_first_and_by_one(session):
+def test_oldest_matching_request_is_claimed_by_one_server(session):
     add(session, a_request(1, gpu="NVIDIA A100-SXM4-80GB"), a_request(2))
     first = claim(session)
 
@@ -94,7 +94,7 @@ def test_the_oldest_request_that_fits_is_served_first_and_by_one(session):
     assert claim(session, "s2", gpus=("NVIDIA A100-SXM4-80GB",)).uuid == a_request(1).uuid
 
 
-def test_a_request_whose_server_died_is_served_again_with_its_run(session, build):
+def test_request_of_a_dead_server_is_claimed_with_its_run(session, build):
     add(session, a_request())
     run = begin_run(session, build.a_run(), build.a_commit())
     set_request_run(session, claim(session).uuid, run.uuid)
@@ -105,7 +105,7 @@ def test_a_request_whose_server_died_is_served_again_with_its_run(session, build
     assert not renew_request(session, a_request().uuid, "s1", until=NOW + 9 * LEASE)
 
 
-def test_a_cancelled_request_stays_cancelled(session):
+def test_cancelled_request_stays_cancelled(session):
     add(session, a_request())
     claim(session)
 
@@ -119,7 +119,7 @@ def test_a_cancelled_request_stays_cancelled(session):
         cancel_request(session, row.uuid, person="bob", at=NOW)
 
 
-def test_a_finished_request_says_how_it_ended(session):
+def test_finished_request_says_how_it_ended(session):
     add(session, a_request(1), a_request(2))
     finish_request(session, a_request(1).uuid, "failed", detail="no kernel 'x'", at=NOW)
 

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from flexq_bench.db import silent_server
 from flexq_bench.db.engine import open_database
-from flexq_bench.db.errors import AWAY, ReadOnlyError, StandbyError, UnreachableError
+from flexq_bench.db.errors import UNAVAILABLE, ReadOnlyError, StandbyError, UnreachableError
 from flexq_bench.db.store import begin_run
 
 
@@ -23,7 +23,7 @@ def url(postgresql_template, make_url):
     return made
 
 
-def test_a_server_that_hangs_is_given_up_and_said_meanwhile(url, monkeypatch, caplog):
+def test_silent_server_is_logged_and_given_up(url, monkeypatch, caplog):
     monkeypatch.setattr(silent_server, "_LOG_INTERVAL_S", 0.3)
     with open_database(url, silence_s=1.0) as database:
         began = time.monotonic()
@@ -45,15 +45,15 @@ def test_a_server_that_hangs_is_given_up_and_said_meanwhile(url, monkeypatch, ca
             assert session.scalar(text("SELECT 1")) == 1
 
 
-def test_a_server_that_is_slow_and_answers_is_waited_for(url):
+def test_slow_server_is_waited_for(url):
     with open_database(url, silence_s=2.0) as database, database.session() as session:
         session.execute(text("SELECT pg_sleep(1)"))
 
 
-def test_a_server_that_takes_no_writes_is_away_and_a_missing_right_is_not(url, build):
+def test_read_only_server_is_a_standby(url, build):
     database = open_database(url, read_only=True)
     with pytest.raises(StandbyError, match="is read-only"), database.session() as session:
         begin_run(session, build.a_run(), build.a_commit())
     database.close()
-    assert issubclass(StandbyError, AWAY)
-    assert not issubclass(ReadOnlyError, AWAY)
+    assert issubclass(StandbyError, UNAVAILABLE)
+    assert not issubclass(ReadOnlyError, UNAVAILABLE)

@@ -9,13 +9,9 @@ import pytest
 from sqlalchemy import select
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import DecisionInfo, FalseAlarmInfo, NoiseInfo
-from flexq_bench.db.errors import NotFoundError, RecordError
-from flexq_bench.db.exchange import export_records
-from flexq_bench.db.queries import Filters
-from flexq_bench.db.store import add_record
-from flexq_bench.db.tables import Series
-from flexq_bench.db.verdict_store import (
+from flexq_bench.db.decisions import (
+    FalseAlarmInfo,
+    NoiseInfo,
     add_decision,
     add_false_alarm_rate,
     add_noise,
@@ -23,6 +19,11 @@ from flexq_bench.db.verdict_store import (
     open_alert,
     set_alert_state,
 )
+from flexq_bench.db.errors import NotFoundError, RecordError
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.records import Record
+from flexq_bench.db.store import add_record
+from flexq_bench.db.tables import Series
 from flexq_bench.db.writer import series_identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -32,27 +33,8 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def decide(session, build):
     """decide("uuid", base=1, head=2, m=8, verdict="slower"): stores a decision."""
 
-    def store(uuid="one", *, base=1, head=2, m=1, **changes):
-        info = DecisionInfo(
-            uuid=uuid,
-            series=series_identity(build.a_record(m=m)),
-            base=build.a_commit(base),
-            head=build.a_commit(head),
-            device=build.a_device(),
-            watched=True,
-            detector="interleaved",
-            detector_version=1,
-            parameters={"confidence": 0.99},
-            evidence={"base_us": [1 / 3], "note": "ü"},
-            verdict="slower",
-            cause="code",
-            reason="+5 %",
-            log_ratio=0.05,
-            log_ratio_low=0.04,
-            log_ratio_high=0.06,
-            created_at=NOW,
-        )
-        return add_decision(session, dataclasses.replace(info, **changes))
+    def store(uuid="one", *, m=1, **changes):
+        return add_decision(session, build.a_decision(build.a_record(m=m), uuid=uuid, **changes))
 
     return store
 
@@ -70,7 +52,7 @@ def give(session, alert, state, *, note="because", at=NOW):
     set_alert_state(session, alert, state, person="Ada", note=note, at=at)
 
 
-def test_a_decision_comes_back_with_its_exact_evidence(session, decide):
+def test_decision_comes_back_with_its_exact_evidence(session, decide):
     assert decide() is True
 
     (row,) = decisions(session)
@@ -80,7 +62,7 @@ def test_a_decision_comes_back_with_its_exact_evidence(session, decide):
     assert queries.decision_evidence(session, "one") == {"base_us": [1 / 3], "note": "ü"}
 
 
-def test_a_decision_stored_twice_changes_nothing(session, decide):
+def test_decision_stored_twice_changes_nothing(session, decide):
     decide()
 
     assert decide(verdict="same") is False
@@ -93,12 +75,12 @@ def decisions(session):
     return queries.latest_decisions_from(session, f"{1:040x}", series).values()
 
 
-def test_evidence_that_json_cannot_hold_is_refused(decide):
+def test_evidence_that_is_not_json_is_refused(decide):
     with pytest.raises(ValueError, match="not JSON compliant"):
         decide(evidence={"x": float("nan")})
 
 
-def test_a_decision_and_a_record_share_their_series_commits_and_device(session, build, decide):
+def test_decision_and_record_share_series_commits_and_device(session, build, decide):
     add_record(session, build.a_record())
     decide()
 
@@ -118,7 +100,7 @@ def test_unknown_evidence_and_alerts_are_not_found(session, alert):
         open_alert(session, "flexq", "nothing", "nothing", NOW)
 
 
-def test_an_alert_opens_once(session, build, alert):
+def test_alert_opens_once(session, build, alert):
     again = open_alert(session, "flexq", build.a_commit(1).sha, build.a_commit(2).sha, NOW)
     other = open_alert(session, "abq", build.a_commit(1).sha, build.a_commit(2).sha, NOW)
 
@@ -126,7 +108,7 @@ def test_an_alert_opens_once(session, build, alert):
     assert [event.state for event in queries.alert_events(session, alert)] == ["new"]
 
 
-def test_an_alert_tells_what_it_holds(session, decide, alert):
+def test_alert_summarizes_its_decisions(session, decide, alert):
     decide("two", m=8, log_ratio=0.2)
     decide("three", m=8, verdict="incorrect", log_ratio=None)
     join_alert(session, alert, ["two", "three"])
@@ -138,14 +120,14 @@ def test_an_alert_tells_what_it_holds(session, decide, alert):
     assert order == ["three", "two", "one"]
 
 
-def test_a_decision_stays_in_its_first_alert(session, build, decide, alert):
+def test_decision_stays_in_its_first_alert(session, build, decide, alert):
     other = open_alert(session, "abq", build.a_commit(1).sha, build.a_commit(2).sha, NOW)
     join_alert(session, other, ["one"])
 
     assert queries.alert_decisions(session, other) == []
 
 
-def test_the_life_of_an_alert_is_kept(session, alert):
+def test_events_of_an_alert_are_kept(session, alert):
     give(session, alert, "acknowledged", note="on it")
     give(session, alert, "fixed", note="", at=NOW + timedelta(hours=1))
 
@@ -157,7 +139,7 @@ def test_the_life_of_an_alert_is_kept(session, alert):
     ]  # fmt: skip
 
 
-def test_a_closed_alert_can_be_opened_again(session, alert):
+def test_closed_alert_can_be_opened_again(session, alert):
     give(session, alert, "false-alarm")
     give(session, alert, "acknowledged")
 
@@ -165,19 +147,19 @@ def test_a_closed_alert_can_be_opened_again(session, alert):
 
 
 @pytest.mark.parametrize("state", ["new", "done"])
-def test_only_states_that_people_give_are_taken(session, alert, state):
+def test_invalid_state_of_an_alert_is_refused(session, alert, state):
     with pytest.raises(RecordError, match="acknowledged, explained, fixed, false-alarm"):
         give(session, alert, state)
 
 
-def test_the_state_that_it_has_is_refused(session, alert):
+def test_current_state_of_an_alert_is_refused(session, alert):
     give(session, alert, "fixed")
 
     with pytest.raises(RecordError, match=f"alert {alert} is fixed already"):
         give(session, alert, "fixed")
 
 
-def test_alerts_are_found_by_state_and_family_the_newest_first(session, build, alert):
+def test_alerts_are_filtered_and_newest_first(session, build, alert):
     later = open_alert(
         session, "abq", build.a_commit(1).sha, build.a_commit(2).sha, NOW + timedelta(days=1)
     )
@@ -196,7 +178,7 @@ def a_history(session, build, count, *, m=1, **changes):
     return queries.list_series(session, Filters(m=(m,)))[0].id
 
 
-def test_explained_opens_an_epoch_in_the_alert_s_series_only(session, build, alert):
+def test_explained_alert_opens_an_epoch_in_its_series_only(session, build, alert):
     series, other = a_history(session, build, 4), a_history(session, build, 4, m=8)
     give(session, alert, "explained")
 
@@ -204,7 +186,7 @@ def test_explained_opens_an_epoch_in_the_alert_s_series_only(session, build, ale
     assert [p.epoch for p in queries.series_history(session, other)] == [1, 1, 1, 1]
 
 
-def test_another_state_takes_the_epoch_back(session, build, alert):
+def test_other_state_removes_the_epoch(session, build, alert):
     series = a_history(session, build, 4)
     give(session, alert, "explained")
     give(session, alert, "false-alarm")
@@ -212,7 +194,7 @@ def test_another_state_takes_the_epoch_back(session, build, alert):
     assert {p.epoch for p in queries.series_history(session, series)} == {1}
 
 
-def test_a_series_that_joins_an_explained_alert_gets_its_epoch_too(session, build, decide, alert):
+def test_series_that_joins_an_explained_alert_gets_an_epoch(session, build, decide, alert):
     series = a_history(session, build, 3, m=8)
     give(session, alert, "explained")
     decide("two", m=8)
@@ -221,28 +203,26 @@ def test_a_series_that_joins_an_explained_alert_gets_its_epoch_too(session, buil
     assert [p.epoch for p in queries.series_history(session, series)] == [1, 2, 2]
 
 
-def test_what_records_say_is_not_changed_by_verdicts(session, build, alert):
+def test_verdicts_do_not_change_records(session, build, alert):
     a_history(session, build, 3)
-    before = list(export_records(session))
+    before = list(queries.stored_records(session, Record))
     give(session, alert, "explained")
 
-    assert list(export_records(session)) == before
+    assert list(queries.stored_records(session, Record)) == before
 
 
 def base_order(session, series):
-    base = queries.trusted_base(session, series, trail=2)
+    base = queries.trusted_base(session, series, lag=2)
     return None if base is None else int(base, 16)
 
 
-def test_the_trusted_base_trails_the_newest_result(session, build):
+def test_trusted_base_trails_the_newest_result(session, build):
     assert queries.trusted_base(session, 1) is None
     assert base_order(session, a_history(session, build, 1)) == 1
     assert base_order(session, a_history(session, build, 8)) == 6
 
 
-def test_the_trusted_base_is_not_later_than_the_last_good_commit_of_an_open_alert(
-    session, build, alert
-):
+def test_trusted_base_is_at_most_the_alert_s_good_commit(session, build, alert):
     series = a_history(session, build, 8)
     assert base_order(session, series) == 1
 
@@ -250,7 +230,7 @@ def test_the_trusted_base_is_not_later_than_the_last_good_commit_of_an_open_aler
     assert base_order(session, series) == 6
 
 
-def test_the_trusted_base_is_of_the_newest_epoch(session, build, decide):
+def test_trusted_base_is_in_the_newest_epoch(session, build, decide):
     series = a_history(session, build, 8)
     decide("late", base=6, head=7)
     late = open_alert(session, "flexq", build.a_commit(6).sha, build.a_commit(7).sha, NOW)
@@ -277,7 +257,7 @@ def a_noise(series_id, **changes):
     return NoiseInfo(**fields | changes)
 
 
-def test_the_noise_book_opens_at_the_newest_page_of_a_series(session, build):
+def test_aa_calibration_returns_the_newest_noise_of_a_series(session, build):
     series = a_history(session, build, 1)
     later = NOW + timedelta(days=1)
 
@@ -290,14 +270,14 @@ def test_the_noise_book_opens_at_the_newest_page_of_a_series(session, build):
     assert (page.comparisons, page.noise_floor, page.kernel) == (2, 0.02, "flexq-w6a6")
 
 
-def test_the_floor_of_a_series_is_found_by_its_identity(session, build):
+def test_noise_floor_is_found_by_series_identity(session, build):
     add_noise(session, a_noise(a_history(session, build, 1), noise_floor=0.02))
     known, unknown = (series_identity(build.a_record(m=m)) for m in (1, 8))
 
     assert queries.noise_floors(session, [unknown, known, known]) == [0.0, 0.02, 0.02]
 
 
-def test_the_false_alarm_rate_is_kept_over_time(session):
+def test_false_alarm_rates_are_stored_over_time(session):
     rate = FalseAlarmInfo(NOW, NOW, ("one", "two"), 1, 0.5, 0.01, 0.99, 0.95)
 
     assert add_false_alarm_rate(session, rate) is True
@@ -307,7 +287,7 @@ def test_the_false_alarm_rate_is_kept_over_time(session):
     assert [row.canaries for row in queries.false_alarm_rates(session)] == [1, 2]
 
 
-def test_a_commit_beside_itself_is_a_canary(session, decide):
+def test_comparison_of_a_commit_with_itself_is_a_canary(session, decide):
     decide("same", base=2, head=2)
     decide("other", base=1, head=2)
 

@@ -9,8 +9,7 @@ from typing import Any, Self
 
 import pytest
 
-from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
-from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.records import CommitInfo, DecodeRecord, ServingRecord
 from flexq_bench.decode import measurement as measuring
 from flexq_bench.decode.case import CachedScheme, Setup, read_scheme
 from flexq_bench.decode.records import ServingCase

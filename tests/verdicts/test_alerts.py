@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from flexq_bench.db import queries
+from flexq_bench.db.decisions import set_alert_state
 from flexq_bench.db.records import DeviceInfo
-from flexq_bench.db.verdict_store import set_alert_state
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.alert_rule import kernel_family
 from flexq_bench.verdicts.nightly import record_night

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flexq_bench.db import queries
-from flexq_bench.db.hashing import fingerprint
+from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.queries.verdicts import Decision, DecisionEvidence
 from flexq_bench.measure.ab.case_comparison import InterleaveRules
 from flexq_bench.verdicts import Comparison, Evidence, alert_rule, judge_evidence, judge_together

@@ -8,8 +8,8 @@ from typing import Any
 
 from flexq_bench.dashboard.shared.formatting import local_time, short_commit
 from flexq_bench.dashboard.shared.links import page_address
-from flexq_bench.db.gate_records import GATE_OUTCOMES, GateLimit
 from flexq_bench.db.queries import GateRow
+from flexq_bench.db.records import GATE_OUTCOMES, GateLimit
 
 _MARKS = {"pass": "✓", "regression": "✗", "ambiguous": "?", "missing": "–"}
 

@@ -239,7 +239,7 @@ def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) 
         known = [
             s
             for s in queries.series_names(session)
-            if s.metric == "time" and s.project == project and s.backend != queries.OUTSIDE
+            if s.metric == "time" and s.project == project and s.backend != queries.EXTERNAL_BACKEND
         ]
     labels = sorted({kernel_label(s.kernel, s.variant) for s in known if not is_probe(s.kernel)})
     if not labels:

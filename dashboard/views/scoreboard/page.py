@@ -47,7 +47,7 @@ def page() -> None:
                 for series in queries.series_names(session)
                 if series.metric == _METRIC
                 and series.project == project
-                and series.backend != queries.OUTSIDE
+                and series.backend != queries.EXTERNAL_BACKEND
                 and not is_probe(series.kernel)
             ]
         if not known:

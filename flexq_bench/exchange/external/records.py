@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.db.identity import content_uuid
+from flexq_bench.db.records import EXTERNAL_BACKEND, CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.exchange.external.result import MOST_BYTES, ExternalResult
 from flexq_bench.runs.record import UNTIMED, record_uuid, tera_operations
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
 
-BACKEND = "outside"  # measured by another tool, with its own protocol
 UNKNOWN_DEVICE = "unknown device"
 _VERSION = 1  # of the conversion; increased when the same file gives other series
 
@@ -43,7 +42,7 @@ def external_records(results: Sequence[ExternalResult], origin: Origin) -> list[
     The records are the same whenever and wherever the file is imported.
     """
     name = f"{_VERSION} {origin.project} {origin.format} {origin.commit.sha} {origin.file_hash}"
-    identity = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{BACKEND} {name} {origin.device}"))
+    identity = content_uuid(f"{EXTERNAL_BACKEND} {name} {origin.device}")
     run = RunInfo(
         uuid=identity,
         suite=origin.project,
@@ -60,7 +59,7 @@ def _record(one: ExternalResult, origin: Origin, run: RunInfo) -> Record:
     m, n, k = one.shape
     label = kernel_label(one.name, one.variant)
     case = " ".join(
-        filter(None, (label, BACKEND, one.cache, f"m{m}n{n}k{k}", one.metric, f"on {sku}"))
+        filter(None, (label, EXTERNAL_BACKEND, one.cache, f"m{m}n{n}k{k}", one.metric, f"on {sku}"))
     )
     ok = one.median is not None
     is_gemm = one.metric == "time" and min(one.shape) > 1
@@ -71,7 +70,7 @@ def _record(one: ExternalResult, origin: Origin, run: RunInfo) -> Record:
         kernel=one.name,
         variant=one.variant,
         kernel_version=_VERSION,
-        backend=BACKEND,
+        backend=EXTERNAL_BACKEND,
         stage="",
         cache=one.cache,
         metric=one.metric,
@@ -99,7 +98,7 @@ def _record(one: ExternalResult, origin: Origin, run: RunInfo) -> Record:
         created_at=origin.created_at,
         run=run,
         commit=origin.commit,
-        device=DeviceInfo(uuid=f"{BACKEND} {sku}", sku=sku, backend=BACKEND),
+        device=DeviceInfo(uuid=f"{EXTERNAL_BACKEND} {sku}", sku=sku, backend=EXTERNAL_BACKEND),
         environment=dict(one.environment),
         extra=dict(one.extra),
         project=origin.project,

@@ -10,11 +10,12 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from flexq_bench.db.clock import database_time
+from flexq_bench.db.dialects import database_time
 from flexq_bench.db.errors import AmbiguousError, NotFoundError
 from flexq_bench.db.fleet import OPEN_JOB_STATES
 from flexq_bench.db.leases import JOB_LEASES
 from flexq_bench.db.queries.filters import is_latest_attempt
+from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.records import RunInfo, RunOwner
 from flexq_bench.db.tables import Commit, Job, Measurement, PlannedCase, Run, Series
 
@@ -75,13 +76,13 @@ def run_names(
 ) -> list[RunName]:
     """Return runs, newest first, without reading results. without_suites: exclude these suites."""
     query = (
-        select(Run.uuid, Run.suite, Run.status, Run.created_at, Run.trigger)
+        select(*columns_of(RunName, Run))
         .order_by(Run.created_at.desc(), Run.id.desc())
         .limit(limit)
     )
     if without_suites:
         query = query.where(Run.suite.not_in(without_suites))
-    return [RunName(*row) for row in session.execute(query)]
+    return rows_of(session, RunName, query)
 
 
 def runs_by_uuid(session: Session, uuids: Sequence[str]) -> list[RunSummary]:
@@ -265,18 +266,6 @@ def leased_jobs(session: Session, run_uuid: str) -> int:
     return session.scalars(query).one()
 
 
-def run_by_idempotency_key(session: Session, key: str) -> RunInfo | None:
-    """Return the run with this idempotency key; None: there is none."""
-    uuid = session.scalar(select(Run.uuid).where(Run.idempotency_key == key))
-    return None if uuid is None else run_info(session, uuid)
-
-
-def run_cases_received(session: Session, run_uuid: str) -> frozenset[str]:
-    """Return the keys of the cases with a result of any status in the run."""
-    query = select(Measurement.case_key).join(Run).where(Run.uuid == run_uuid).distinct()
-    return frozenset(session.scalars(query))
-
-
 def missing_cases(session: Session, run_uuid: str) -> tuple[str, ...]:
     """Return the keys of the planned cases without a result, in plan order."""
     query = (
@@ -344,18 +333,7 @@ def _has_missing() -> ColumnElement[bool]:
 def _summaries(session: Session, run_ids: Sequence[int]) -> list[RunSummary]:
     """Return the summaries of runs in the order of `run_ids`."""
     rows = session.execute(
-        select(
-            Run.id,
-            Run.uuid,
-            Run.suite,
-            Run.trigger,
-            Run.status,
-            Run.created_at,
-            Run.finished_at,
-            Commit.sha.label("commit"),
-            Commit.project,
-            Commit.dirty,
-        )
+        select(Run.id, *columns_of(RunSummary, Run, Commit, commit=Commit.sha))
         .join(Commit, Run.commit_id == Commit.id)
         .where(Run.id.in_(run_ids))
     ).mappings()

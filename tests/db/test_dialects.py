@@ -1,14 +1,15 @@
-"""Rows that go in with one statement come out as they went in, on either database."""
+"""Operations that SQLite and PostgreSQL do differently."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from flexq_bench.db.bulk import insert_rows
+from flexq_bench.db.dialects import database_time, insert_rows
+from flexq_bench.db.store import begin_run
 from flexq_bench.db.tables import Environment, Night, Run, Sample
 
 AWKWARD = 'ü "quoted" \\n \\u0041 \u2028 ☃'
@@ -16,7 +17,9 @@ AWKWARD = 'ü "quoted" \\n \\u0041 \u2028 ☃'
 
 def test_text_numbers_and_nested_values_are_kept(session):
     contents = [{"text": AWKWARD}, {"number": 0.1, "list": [1, 1e300, None]}, {}]
-    rows = [{"content": one, "fingerprint": f"{AWKWARD}{i}"} for i, one in enumerate(contents)]
+    rows = [
+        {"content": content, "fingerprint": f"{AWKWARD}{i}"} for i, content in enumerate(contents)
+    ]
 
     insert_rows(session.connection(), Environment.__table__, rows)
 
@@ -26,13 +29,13 @@ def test_text_numbers_and_nested_values_are_kept(session):
     assert [{"content": c, "fingerprint": f} for c, f in stored] == rows
 
 
-def test_nothing_to_insert_is_no_statement(session):
+def test_empty_list_of_rows_is_inserted(session):
     insert_rows(session.connection(), Environment.__table__, [])
 
     assert session.scalars(select(Environment.id)).all() == []
 
 
-def test_times_and_what_the_database_refuses(session, run_id):
+def test_times_are_kept_and_invalid_rows_refused(session, run_id):
     at = datetime(2025, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
     row = {"key": "k", "name": "n", "suite": "s", "gpu": "g", "run_id": run_id, "state": "done",
            "report": {"a": [1.5]}, "updated_at": at}  # fmt: skip
@@ -51,7 +54,12 @@ def test_times_and_what_the_database_refuses(session, run_id):
 
 @pytest.fixture
 def run_id(session, build):
-    from flexq_bench.db.store import begin_run
-
     begin_run(session, build.a_run(), build.a_commit())
     return session.scalar(select(Run.id))
+
+
+def test_database_time_is_close_to_the_host_s_clock(database):
+    with database.session() as session:
+        apart = abs(database_time(session) - datetime.now(UTC))
+
+    assert apart < timedelta(seconds=60)

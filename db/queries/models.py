@@ -1,17 +1,29 @@
-"""Queries for whole models: the newest score, decode and serving result of each kind."""
+"""Queries for whole models: scores, decodes, servings, and decisions of accuracy gates."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, func, select, union
+from sqlalchemy import RowMapping, Select, func, select, union
 from sqlalchemy.orm import Session
 
-from flexq_bench.db.tables import AccuracyResult, DecodeResult, Device, Run, ServingResult
+from flexq_bench.db.queries.rows import columns_of, rows_of
+from flexq_bench.db.records import GateLimit
+from flexq_bench.db.samples import unpack
+from flexq_bench.db.tables import (
+    AccuracyGate,
+    AccuracyResult,
+    AccuracySample,
+    Commit,
+    DecodeResult,
+    Device,
+    Run,
+    ServingResult,
+)
 
 SYNTHETIC = "synthetic"  # decode weights: random values in the model's shapes
 
@@ -97,17 +109,13 @@ def latest_scores(session: Session, models: Sequence[str]) -> list[ScoreRow]:
     """Return the newest valid score for each model, scheme, through, task, metric and GPU."""
     table = AccuracyResult
     query = (
-        select(
-            table.model, table.scheme, table.through, table.task, table.metric, table.value,
-            table.standard_error,
-            Device.sku.label("gpu"), Run.uuid.label("run"), table.created_at,
-        )
+        select(*columns_of(ScoreRow, table, gpu=Device.sku, run=Run.uuid))
         .join(Device, table.device_id == Device.id)
         .join(Run, table.run_id == Run.id)
         .where(table.model.in_(list(models)), table.status == "ok", table.value.is_not(None))
         .order_by(table.created_at, table.id)
-    )  # fmt: skip
-    rows = [ScoreRow(**row) for row in session.execute(query).mappings()]
+    )
+    rows = rows_of(session, ScoreRow, query)
     return list({(r.model, r.scheme, r.through, r.task, r.metric, r.gpu): r for r in rows}.values())
 
 
@@ -123,7 +131,7 @@ def latest_decodes(
         query = query.where(DecodeResult.model == model)
     if not also_failed:
         query = query.where(DecodeResult.status == "ok")
-    rows = [DecodeRow(**row) for row in session.execute(query).mappings()]
+    rows = rows_of(session, DecodeRow, query)
     return list(
         {
             (r.model, r.weights, r.scheme, r.kv_bits, r.batch, r.prompt_tokens, r.new_tokens,
@@ -145,7 +153,7 @@ def checkpoint_decodes(session: Session, model: str, hashes: Sequence[str]) -> l
         table.token_ms.is_not(None),
         table.content_hash.in_(list(hashes)) | synthetic,
     )
-    rows = [DecodeRow(**row) for row in session.execute(query).mappings()]
+    rows = rows_of(session, DecodeRow, query)
     return list(
         {
             (r.content_hash, r.scheme, r.kv_bits, r.batch, r.prompt_tokens, r.new_tokens, r.gpu): r
@@ -157,7 +165,7 @@ def checkpoint_decodes(session: Session, model: str, hashes: Sequence[str]) -> l
 def latest_servings(session: Session, *, model: str) -> list[ServingRow]:
     """Return the newest serving for each weights, scheme, KV cache, limits, requests and GPU."""
     query = _with_gpu_and_run(ServingResult, ServingRow).where(ServingResult.model == model)
-    rows = [ServingRow(**row) for row in session.execute(query).mappings()]
+    rows = rows_of(session, ServingRow, query)
     return list(
         {
             (r.weights, r.scheme, r.kv_bits, r.batch_limit, r.memory_limit_bytes, r.requests,
@@ -171,10 +179,8 @@ def _with_gpu_and_run(
     table: type[DecodeResult] | type[ServingResult], row: type[DecodeRow] | type[ServingRow]
 ) -> Select[Any]:
     """Select the columns of a row, oldest result first."""
-    columns = table.__table__.columns
-    own = [f.name for f in fields(row) if f.name in columns and f.name != "run"]
     return (
-        select(*(columns[name] for name in own), Device.sku.label("gpu"), Run.uuid.label("run"))
+        select(*columns_of(row, table, gpu=Device.sku, run=Run.uuid))
         .join(Device, table.device_id == Device.id)
         .join(Run, table.run_id == Run.id)
         .order_by(table.created_at, table.id)
@@ -217,3 +223,131 @@ def model_results(session: Session, run_uuids: Sequence[str]) -> dict[str, Model
             counts[uuid] += count
             gpus[uuid].add(gpu)
     return {uuid: ModelResults(count, tuple(sorted(gpus[uuid]))) for uuid, count in counts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One metric of one task of a model under a scheme; None as in db.tables.AccuracyResult."""
+
+    id: int
+    scheme: str
+    content_hash: str | None
+    through: str
+    task: str
+    task_version: str
+    data_hash: str
+    metric: str
+    direction: str
+    status: str
+    detail: str
+    value: float | None
+    standard_error: float | None
+    n_items: int
+    parameters: dict[str, Any]
+    created_at: datetime
+    commit: str  # sha
+    topo_order: int | None  # None: not in a git tree
+    gpu: str  # SKU
+    run: str  # uuid
+
+
+def scored_models(session: Session) -> tuple[str, ...]:
+    """Return all evaluated models, sorted."""
+    query = select(AccuracyResult.model).distinct().order_by(AccuracyResult.model)
+    return tuple(session.scalars(query))
+
+
+def scored_schemes(session: Session) -> tuple[str, ...]:
+    """Return all evaluated schemes, sorted."""
+    query = select(AccuracyResult.scheme).distinct().order_by(AccuracyResult.scheme)
+    return tuple(session.scalars(query))
+
+
+def model_scores(session: Session, model: str) -> list[Score]:
+    """Return all scores of a model, oldest commit first (ancestry, not clock), then by time."""
+    query = (
+        select(
+            *columns_of(
+                *(Score, AccuracyResult, Commit), commit=Commit.sha, gpu=Device.sku, run=Run.uuid
+            )
+        )
+        .join(Commit, AccuracyResult.commit_id == Commit.id)
+        .join(Device, AccuracyResult.device_id == Device.id)
+        .join(Run, AccuracyResult.run_id == Run.id)
+        .where(AccuracyResult.model == model)
+        .order_by(Commit.topo_order.nulls_last(), AccuracyResult.created_at, AccuracyResult.id)
+    )
+    return rows_of(session, Score, query)
+
+
+def score_values(session: Session, score_ids: Sequence[int]) -> dict[int, tuple[float, ...]]:
+    """Return values per segment, question or layer by score id; scores without any are left out."""
+    query = select(AccuracySample.accuracy_result_id, AccuracySample.data, AccuracySample.count)
+    rows = session.execute(query.where(AccuracySample.accuracy_result_id.in_(list(score_ids))))
+    return {score: unpack(data, [count])[0] for score, data, count in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class GateRow:
+    """One verdict on a scheme of a model; None as in db.records."""
+
+    uuid: str
+    scheme: str
+    content_hash: str | None
+    through: str
+    base: str
+    policy: str
+    policy_version: int
+    policy_hash: str
+    verdict: str
+    exit_code: int
+    limits: tuple[GateLimit, ...]
+    created_at: datetime
+    commit: str  # sha
+    dirty: bool
+    gpu: str  # SKU
+    run: str  # uuid
+    reference: str | None = None
+    reference_hash: str | None = None
+    diagnosis: dict[str, Any] | None = None
+
+
+def gate_history(session: Session, model: str, *, limit: int) -> list[GateRow]:
+    """Return the newest gate verdicts on a model, newest first."""
+    query = (
+        select(
+            AccuracyGate,
+            Commit.sha,
+            Commit.dirty,
+            Device.sku.label("gpu"),
+            Run.uuid.label("run_uuid"),
+        )
+        .join(Commit, AccuracyGate.commit_id == Commit.id)
+        .join(Device, AccuracyGate.device_id == Device.id)
+        .join(Run, AccuracyGate.run_id == Run.id)
+        .where(AccuracyGate.model == model)
+        .order_by(AccuracyGate.created_at.desc(), AccuracyGate.id.desc())
+        .limit(limit)
+    )
+    return [_history_row(row) for row in session.execute(query).mappings()]
+
+
+def _history_row(row: RowMapping) -> GateRow:
+    gate: AccuracyGate = row["AccuracyGate"]
+    own = {
+        name: getattr(gate, name)
+        for name in GateRow.__slots__
+        if name in AccuracyGate.__table__.columns and name != "limits"
+    }
+    return GateRow(
+        **own,
+        limits=_limits(gate),
+        commit=row["sha"],
+        dirty=row["dirty"],
+        gpu=row["gpu"],
+        run=row["run_uuid"],
+    )
+
+
+def _limits(gate: AccuracyGate) -> tuple[GateLimit, ...]:
+    return tuple(GateLimit(**limit) for limit in gate.limits)

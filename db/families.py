@@ -1,0 +1,152 @@
+"""Tables of each kind of record, and conversion between the fields of a record and its columns.
+
+A field is stored in the column of its name, as JSON if it is a list or a mapping; the raw samples
+of a record have a table of their own. `run`, `commit`, `device` and `environment` are references to
+rows that records share (db.writer). To add a kind of record: its dataclass and its name in files
+(db.records), its tables (db.tables) with a migration, and its entry in FAMILIES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+from sqlalchemy import inspect
+
+from flexq_bench.db.encoding import plain_value
+from flexq_bench.db.records import (
+    AccuracyRecord,
+    AnyRecord,
+    DecodeRecord,
+    GateRecord,
+    ProcessDecode,
+    Record,
+    ServingRecord,
+)
+from flexq_bench.db.samples import pack, unpack
+from flexq_bench.db.tables import (
+    AccuracyGate,
+    AccuracyResult,
+    AccuracySample,
+    DecodeResult,
+    DecodeSample,
+    Measurement,
+    Sample,
+    ServingResult,
+)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Raw samples of a record: their field, their table, and the conversion of one to the other.
+
+    result_id: name of the table's column with the id of the result.
+    """
+
+    field: str
+    table: Any
+    result_id: str
+    to_rows: Callable[[Any], list[Row]]
+    from_rows: Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A kind of record and its tables.
+
+    is_replaced: a record takes the place of a stored one with its uuid and an earlier created_at,
+    as a resumed run writes it again; else the first one is kept.
+    """
+
+    table: Any
+    samples: Samples | None = None
+    is_replaced: bool = False
+
+
+def _placement_rows(placements: Sequence[Sequence[float]]) -> list[Row]:
+    counts = [len(placement) for placement in placements]
+    row = {"count": sum(counts), "placement_counts": counts, "data": pack(placements)}
+    return [row] if placements else []
+
+
+def _value_rows(values: Sequence[float]) -> list[Row]:
+    return [{"count": len(values), "data": pack((values,))}] if values else []
+
+
+def _process_rows(processes: Sequence[ProcessDecode]) -> list[Row]:
+    rows = []
+    for process in processes:
+        row = plain_value(process)
+        steps = row.pop("step_ms")
+        rows.append(row | {"count": len(steps), "data": pack((steps,))})
+    return rows
+
+
+def _processes(rows: Sequence[DecodeSample]) -> tuple[ProcessDecode, ...]:
+    names = [field.name for field in fields(ProcessDecode) if field.name != "step_ms"]
+    return tuple(
+        ProcessDecode(
+            **{name: getattr(row, name) for name in names}, step_ms=unpack(row.data, [row.count])[0]
+        )
+        for row in sorted(rows, key=lambda row: row.number)
+    )
+
+
+FAMILIES: Mapping[type, Family] = {
+    Record: Family(
+        Measurement,
+        Samples(
+            *("samples_us", Sample, "measurement_id", _placement_rows),
+            lambda rows: unpack(rows[0].data, rows[0].placement_counts) if rows else (),
+        ),
+    ),
+    AccuracyRecord: Family(
+        AccuracyResult,
+        Samples(
+            *("values", AccuracySample, "accuracy_result_id", _value_rows),
+            lambda rows: unpack(rows[0].data, [rows[0].count])[0] if rows else (),
+        ),
+    ),
+    DecodeRecord: Family(
+        DecodeResult,
+        Samples("processes", DecodeSample, "decode_result_id", _process_rows, _processes),
+        is_replaced=True,
+    ),
+    ServingRecord: Family(ServingResult, is_replaced=True),
+    GateRecord: Family(AccuracyGate),
+}
+
+
+@cache
+def _stored_fields(kind: Any, table: Any) -> Mapping[str, Any]:
+    """Return the type of each field of a record that is a column of the table."""
+    columns: list[str] = inspect(table).column_attrs.keys()
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in hints if name in columns and name != "created_at"}
+
+
+def column_values(record: AnyRecord) -> Row:
+    """Return the columns of a record's row, without references and creation time."""
+    kind: Any = type(record)
+    return {
+        name: plain_value(getattr(record, name))
+        for name in _stored_fields(kind, FAMILIES[kind].table)
+    }
+
+
+def field_values(kind: Any, row: Any) -> Row:
+    """Return the fields of a record that are columns of a row of its table, or of its series."""
+    values = {}
+    table: Any = type(row)
+    for name, hint in _stored_fields(kind, table).items():
+        value = getattr(row, name)
+        if get_origin(hint) is tuple:
+            item: Any = get_args(hint)[0]
+            of_objects = is_dataclass(item)
+            value = tuple(item(**entry) if of_objects else entry for entry in value)
+        values[name] = value
+    return values

@@ -1,0 +1,32 @@
+"""Identities that are equal on any machine: hashes of content, and uuids of names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+
+def canonical_json(value: Any) -> str:
+    """Return JSON with sorted keys and no spaces. Raises ValueError on NaN and infinities."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+
+
+def fingerprint(value: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the canonical JSON as 64 hexadecimal digits."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def name_uuid(name: str, *, kind: str = "") -> str:
+    """Return the uuid5 of a name. kind: names of different kinds never have the same uuid."""
+    namespace = uuid.uuid5(uuid.NAMESPACE_DNS, f"flexq-bench {kind}" if kind else "flexq-bench")
+    return str(uuid.uuid5(namespace, name))
+
+
+def content_uuid(content: str) -> str:
+    """Return the uuid5 of a run that is identified by its content, without an origin of its own."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, content))
