@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from flexq_bench.kernels.autotune import TuningKey, TuningMemory, choose_config, preferring
+from flexq_bench.kernels.autotune import TuningKey, TuningMemory, choose_fastest, preferring
 from flexq_bench.kernels.contract import Config
 
 
@@ -38,13 +38,13 @@ def test_a_favourite_wins_unless_another_is_clearly_faster(favourite_us, chosen)
     times = {8: favourite_us, 16: 100.0}
     timed = preferring(lambda tile: times[tile.size], {"size": 8})
 
-    assert choose_config([Tile(16), Tile(8)], timed) == Tile(chosen)
+    assert choose_fastest([Tile(16), Tile(8)], timed) == Tile(chosen)
 
 
 def test_without_a_favourite_the_fastest_wins():
     timed = preferring(lambda tile: 100.0 + tile.size, None)
 
-    assert choose_config([Tile(16), Tile(8)], timed) == Tile(8)
+    assert choose_fastest([Tile(16), Tile(8)], timed) == Tile(8)
 
 
 def test_a_choice_is_made_once_and_read_by_the_next_process(tmp_path):
@@ -103,14 +103,14 @@ def test_only_what_comes_near_at_a_glance_is_timed():
     timer = Timer(t8=100.0, t16=99.0)
     glances = Timer(t8=100.0, t16=103.0, t32=105.0)
 
-    assert choose_config([*TILES, Tile(32)], timer, glances) == Tile(16)
+    assert choose_fastest([*TILES, Tile(32)], timer, glances) == Tile(16)
     assert (timer.asked, glances.asked) == (2, 3)
 
 
 def test_the_only_one_that_is_near_is_not_timed():
     timer = Timer()
 
-    assert choose_config(TILES, timer, Timer(t8=100.0, t16=110.0)) == Tile(8)
+    assert choose_fastest(TILES, timer, Timer(t8=100.0, t16=110.0)) == Tile(8)
     assert timer.asked == 0
 
 
@@ -120,6 +120,6 @@ def test_one_that_raises_at_a_glance_is_passed_over_and_all_that_do_say_why():
             raise RuntimeError("too much shared memory")
         return 100.0
 
-    assert choose_config(TILES, Timer(t16=1.0), glance) == Tile(16)
+    assert choose_fastest(TILES, Timer(t16=1.0), glance) == Tile(16)
     with pytest.raises(RuntimeError, match="too much shared memory"):
-        choose_config([Tile(8)], Timer(), glance)
+        choose_fastest([Tile(8)], Timer(), glance)

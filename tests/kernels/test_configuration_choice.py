@@ -12,7 +12,7 @@ from flexq_bench.kernels.cuda.imma.configuration_choice import (
     TWO_LEVEL,
     Candidates,
     bucket_of,
-    choose,
+    choose_untuned,
 )
 from flexq_bench.kernels.cuda.imma.configurations import (
     SIX_BITS,
@@ -51,7 +51,9 @@ def test_every_shape_gets_one_of_the_configurations_that_the_gpu_can_run(sms, in
     for m in TOKENS:
         for n, k in SHAPES:
             can_run = configs_for(FLEXQ, m, n, k, in_mma_order=in_mma_order, sms=sms)
-            assert choose(can_run, GemmWorkload(m, n, k), Device(sms, 2000), FLEXQ) in can_run
+            assert (
+                choose_untuned(can_run, GemmWorkload(m, n, k), Device(sms, 2000), FLEXQ) in can_run
+            )
 
 
 @pytest.mark.parametrize("in_mma_order", [False, True])
@@ -61,7 +63,7 @@ def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(candidates, in
         for n, k in SHAPES:
             fit = configs_for(candidates, m, n, k, in_mma_order=in_mma_order)
             can_run = [c for c in fit if not isinstance(c, ImmaConfig)]
-            chosen = choose(can_run, GemmWorkload(m, n, k), H200, candidates)
+            chosen = choose_untuned(can_run, GemmWorkload(m, n, k), H200, candidates)
             assert chosen in can_run
             assert not isinstance(chosen, WgmmaConfig) or chosen.stages > 2
 
@@ -69,14 +71,21 @@ def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(candidates, in
 def test_without_clusters_the_choice_has_none():
     for m in TOKENS:
         can_run = [c for c in configs_for(FLEXQ, m, in_mma_order=False) if c.k_split == 1]
-        assert choose(can_run, GemmWorkload(m, 4096, 4096), Device(84, 1008), FLEXQ).k_split == 1
+        assert (
+            choose_untuned(can_run, GemmWorkload(m, 4096, 4096), Device(84, 1008), FLEXQ).k_split
+            == 1
+        )
 
 
 def test_many_rows_and_more_than_16_tokens_take_the_kernel_that_shares_weights():
     configs = configs_for(FLEXQ, 32, in_mma_order=False)
 
-    assert isinstance(choose(configs, GemmWorkload(32, 28672, 8192), H200, FLEXQ), TiledConfig)
-    assert isinstance(choose(configs, GemmWorkload(32, 2048, 8192), H200, FLEXQ), ImmaConfig)
+    assert isinstance(
+        choose_untuned(configs, GemmWorkload(32, 28672, 8192), H200, FLEXQ), TiledConfig
+    )
+    assert isinstance(
+        choose_untuned(configs, GemmWorkload(32, 2048, 8192), H200, FLEXQ), ImmaConfig
+    )
 
 
 def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
@@ -97,7 +106,9 @@ def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
     ],
 )
 def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
-    chosen = choose(configs_for(FLEXQ, m, in_mma_order=True), GemmWorkload(m, n, k), H200, FLEXQ)
+    chosen = choose_untuned(
+        configs_for(FLEXQ, m, in_mma_order=True), GemmWorkload(m, n, k), H200, FLEXQ
+    )
 
     assert isinstance(chosen, kind)
 
@@ -121,7 +132,7 @@ def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
 def test_tens_of_tokens_take_what_was_fastest(m, n, k, config):
     can_run = configs_for(FLEXQ, m, n, k, in_mma_order=True)
 
-    assert choose(can_run, GemmWorkload(m, n, k), H200, FLEXQ) == config
+    assert choose_untuned(can_run, GemmWorkload(m, n, k), H200, FLEXQ) == config
 
 
 @pytest.mark.parametrize(
@@ -191,7 +202,7 @@ def test_17_to_24_tokens_have_tiles_of_their_own_where_k_is_long():
     assert {c.col_tiles for c in configs} == {3}
     assert {c.col_tiles for c in FLEXQ.for_few(24, 4095)} == {4}
     assert {c.col_tiles for c in TWO_LEVEL.for_few(24, 4096)} == {4}
-    assert choose(configs, GemmWorkload(24, 4096, 4096), H200, FLEXQ) in configs
+    assert choose_untuned(configs, GemmWorkload(24, 4096, 4096), H200, FLEXQ) in configs
 
 
 CLUSTERS = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig)]

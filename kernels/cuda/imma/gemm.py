@@ -24,7 +24,7 @@ from flexq_bench.kernels.cuda.imma.configuration_choice import (
     FLEXQ,
     Candidates,
     bucket_of,
-    choose,
+    choose_untuned,
 )
 from flexq_bench.kernels.cuda.imma.configurations import (
     CHUNK,
@@ -188,7 +188,7 @@ class ImmaGemm(LinearKernel):
         return bucket_of(m)
 
     def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        return choose(self.fitting(gemm), gemm, current_device(), self.choice, self.tiles)
+        return choose_untuned(self.fitting(gemm), gemm, current_device(), self.choice, self.tiles)
 
     def builds(self) -> Sequence[Build]:
         return [

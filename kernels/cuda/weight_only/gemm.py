@@ -22,7 +22,7 @@ from flexq_bench.kernels.contract import (
     checked_scales,
 )
 from flexq_bench.kernels.cuda.cublas.dense import activated, padded
-from flexq_bench.kernels.cuda.timed_shapes import TimedShapes, choose_by_timed_shapes
+from flexq_bench.kernels.cuda.shape_interpolation import TimedShapes, choose_by_timed_shapes
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
 from flexq_bench.kernels.runtime.gpu import current_device, current_gpu
 from flexq_bench.kernels.runtime.module import load_function

@@ -25,13 +25,15 @@ from flexq_bench.kernels.cuda.imma.configurations import (
     TiledConfig,
     WgmmaConfig,
 )
-from flexq_bench.kernels.cuda.imma.cost_model import Cost, cost_us, waves_of
-from flexq_bench.kernels.cuda.imma.timed_cases import (
+from flexq_bench.kernels.cuda.imma.time_estimates import (
     Cases,
+    Cost,
     TimedCases,
     coordinates,
+    cost_us,
     load_cases,
     read_cases,
+    waves_of,
     write_cases,
 )
 from flexq_bench.kernels.runtime.gpu import Device

@@ -20,7 +20,7 @@ from flexq_bench.kernels.cuda.imma.configuration_choice import (
 )
 from flexq_bench.kernels.cuda.imma.configurations import ImmaConfig, TiledConfig
 from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
-from flexq_bench.kernels.cuda.timed_shapes import (
+from flexq_bench.kernels.cuda.shape_interpolation import (
     Interpolation,
     Losses,
     choose_by_timed_shapes,

@@ -1,5 +1,8 @@
 """Choice of a configuration for few tokens by interpolation between timed shapes.
 
+Where nothing was tuned, `choose_by_timed_shapes` is called by the `default_config` of the
+weight-only kernels (weight_only/gemm.py) and, for csrc/imma, by imma/configuration_choice.py.
+
 The kernels for few tokens share a structure: a block computes rows of tiles, its warps split K. In
 the tiled kernel, which competes with them at 17 to 32 tokens, warps share the rows instead. The
 logarithm of a configuration's time, relative to the mean over all configurations at the shape, is
