@@ -294,7 +294,7 @@ class Probe(ABC):
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         """Return the builds that run for this shape and configuration."""
-        return ()
+        return self.builds()
 
 
 Kernel = LinearKernel | Probe

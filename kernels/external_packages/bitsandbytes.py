@@ -21,8 +21,8 @@ from flexq_bench.kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from flexq_bench.kernels.external_packages.half_activations import HalfActivationKernel, store
-from flexq_bench.kernels.external_packages.packages import BITSANDBYTES, load
+from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
+from flexq_bench.kernels.external_packages.packages import BITSANDBYTES, load, store
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
 
 _LARGEST = 127.0  # bitsandbytes stores largest magnitudes, 127 times our scales

@@ -18,8 +18,8 @@ from flexq_bench.kernels.contract import (
     check_gemm,
     checked_scales,
 )
+from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
 from flexq_bench.kernels.errors import ShapeError, UnsupportedError
-from flexq_bench.kernels.external_packages.half_activations import HalfActivationKernel
 from flexq_bench.kernels.external_packages.packages import HUMMING, load
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
 from flexq_bench.kernels.formats.minifloat import minifloat_codes

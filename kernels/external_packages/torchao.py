@@ -13,8 +13,8 @@ import torch
 from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand, check_gemm
 from flexq_bench.kernels.contract import checked_scales as checked
 from flexq_bench.kernels.cuda.cublas.dense import padded
-from flexq_bench.kernels.external_packages.half_activations import HalfActivationKernel, store
-from flexq_bench.kernels.external_packages.packages import TORCHAO, load
+from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
+from flexq_bench.kernels.external_packages.packages import TORCHAO, load, store
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
 
 _GROUP, _OFFSET = 128, 8  # the kernel reads code c in 0 … 15 as c - 8
@@ -37,6 +37,9 @@ class TinyGemm(HalfActivationKernel):
         package=TORCHAO,
         rounds_to=_BF16_BITS,
     )
+
+    def quantize_activation(self, x: torch.Tensor) -> Operand:
+        return Operand(x.to(self.dtype).float(), None, 16, None)
 
     def quantize_weight(self, weight: torch.Tensor) -> Operand:
         operand = quantize_symmetric(weight, 4, _GROUP)
