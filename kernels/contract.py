@@ -70,7 +70,7 @@ class KernelSpec:
 
     @property
     def is_external(self) -> bool:
-        """True for a kernel of a file or package outside this project."""
+        """True for a kernel of a file or package that isn't of this project."""
         return self.source_hash is not None
 
     def check_capability(self, capability: Capability | None) -> None:

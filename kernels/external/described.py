@@ -8,12 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from flexq_bench.kernels.contract import (
-    Config,
-    KernelSpec,
-    LinearKernel,
-    PackedOperand,
-)
+from flexq_bench.kernels.contract import Config, KernelSpec, LinearKernel, PackedOperand
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.formats import NumberFormat, Operand
 
@@ -52,17 +47,17 @@ class DescribedKernel(LinearKernel):
 
     def _refuse(self) -> NoReturn:
         raise UnsupportedError(
-            f"{self.spec.label} comes from outside and runs in a worker process only"
+            f"{self.spec.label} is an external kernel, which runs in a worker process only"
         )
 
 
 def spec_as_plain(spec: KernelSpec) -> dict[str, Any]:
-    """A spec as JSON values; `spec_of_plain` is the inverse."""
+    """Return a spec as JSON values; `spec_of_plain` is the inverse."""
     return {**asdict(spec), "package": None}
 
 
 def spec_of_plain(values: Mapping[str, Any]) -> KernelSpec:
-    """A spec from the plain values that another process wrote. Raises TypeError and ShapeError."""
+    """Return the spec of another process's plain values. Raises TypeError and ShapeError."""
     formats = {name: NumberFormat(**values[name]) for name in _FORMATS}
     tuples = {name: tuple(values[name]) for name in _TUPLES}
     return KernelSpec(**{**values, **formats, **tuples})

@@ -101,7 +101,10 @@ class FunctionDefinition:
         if not callable(self.configurations):
             _check_configurations(self.name, self.configurations)
         capability = self.min_capability
-        if not isinstance(capability, Sequence) or [type(one) for one in capability] != [int, int]:
+        if not isinstance(capability, Sequence) or [type(number) for number in capability] != [
+            int,
+            int,
+        ]:
             raise DefinitionError(
                 f"{self.name}: min_capability must be two integers, as (8, 0), got {capability!r}"
             )
@@ -139,7 +142,7 @@ class FunctionKernel(LinearKernel):
             backend=backend,
             weight=definition.weight,
             activation=definition.activation,
-            summary=definition.summary or first_line.rstrip(".") or "a kernel from outside",
+            summary=definition.summary or first_line.rstrip(".") or "an external kernel",
             stages=definition.stages,
             min_capability=definition.min_capability,
             rounds_to=definition.rounds_to,
@@ -218,7 +221,7 @@ class FunctionKernel(LinearKernel):
         if callable(configurations):
             configurations = configurations(gemm)
             _check_configurations(self.spec.label, configurations)
-        return tuple(FunctionConfig(tuple(one.items())) for one in configurations)
+        return tuple(FunctionConfig(tuple(arguments.items())) for arguments in configurations)
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
         return next(iter(self.candidates(gemm)), None)
@@ -243,14 +246,14 @@ class FunctionKernel(LinearKernel):
 def _check_configurations(name: str, configurations: object) -> None:
     """Raise DefinitionError unless they are dicts that JSON can store and that compare by value."""
     if not isinstance(configurations, Sequence) or not all(
-        isinstance(one, Mapping) and all(isinstance(key, str) for key in one)
-        for one in configurations
+        isinstance(arguments, Mapping) and all(isinstance(key, str) for key in arguments)
+        for arguments in configurations
     ):
         raise DefinitionError(
             f"{name}: configurations must be a list of dicts of keyword arguments, "
             f"got {configurations!r:.80}"
         )
-    for key, value in (item for one in configurations for item in one.items()):
+    for key, value in (item for arguments in configurations for item in arguments.items()):
         if not _is_plain(value):
             raise DefinitionError(
                 f"{name}: configurations: {key} must be a number, a text, None or a tuple of "
@@ -265,7 +268,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _as_json(value: object) -> object:
-    return [_as_json(one) for one in value] if isinstance(value, tuple | list) else value
+    return [_as_json(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _buffers(operand: Operand, fmt: NumberFormat) -> dict[str, torch.Tensor]:

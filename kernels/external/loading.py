@@ -15,7 +15,7 @@ from types import ModuleType
 
 from flexq_bench.kernels.contract import LinearKernel, is_plain
 from flexq_bench.kernels.errors import SourceError
-from flexq_bench.kernels.external.external_code import about_to_import, add_place
+from flexq_bench.kernels.external.external_code import add_place, notify_before_import
 from flexq_bench.kernels.external.function_kernel import FunctionDefinition
 from flexq_bench.kernels.external.sources import (
     KernelSource,
@@ -70,7 +70,7 @@ def load_installed() -> Iterator[LinearKernel]:
     """
     points = metadata.entry_points(group=ENTRY_POINTS)
     if points:
-        about_to_import()
+        notify_before_import()
     for point in points:
         package = point.dist.name if point.dist is not None else point.module
         what = f"{package}'s entry point {point.name}"

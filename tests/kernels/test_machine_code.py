@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from stored_resources import stored_resources
 
 from flexq_bench.kernels.cuda.imma.configuration_choice import FLEXQ
 from flexq_bench.kernels.cuda.imma.configurations import SIX_BITS, ClusterConfig
@@ -18,7 +19,6 @@ from flexq_bench.kernels.resource_table import (
     largest_builds,
     measure_resources,
     measure_table,
-    read_table,
 )
 from flexq_bench.kernels.runtime import nvrtc
 from flexq_bench.kernels.runtime.machine_code import innermost_loops, instructions, resources
@@ -26,7 +26,6 @@ from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
 from flexq_bench.kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
 from flexq_bench.kernels.runtime.resource_row import ResourceRow
 
-TABLE = Path(__file__).parent / "resources.csv"
 ONE_IN_EIGHT = slice(None, None, 8)  # of all builds, which take ten minutes of one core
 HOPPERS = ("wgmma", "cluster", "persistent")  # imma/group_gemm_*.cu with warpgroup MMA
 
@@ -54,14 +53,14 @@ def measured() -> list[ResourceRow]:
 
 
 def test_nothing_spills_on_any_target(measured: list[ResourceRow]) -> None:
-    rows = [*measured, *read_table(TABLE)]
+    rows = [*measured, *stored_resources()]
 
     assert [row for row in rows if row.stack_bytes or row.local_bytes] == []
 
 
 def test_resources_are_those_of_the_checked_in_table(measured: list[ResourceRow]) -> None:
     of_measured = {(row.build, row.target) for row in measured}
-    stored = [row for row in read_table(TABLE) if (row.build, row.target) in of_measured]
+    stored = [row for row in stored_resources() if (row.build, row.target) in of_measured]
 
     changed = sorted(set(measured) ^ set(stored))
 
@@ -72,12 +71,12 @@ def test_the_table_has_every_build_for_every_target_that_it_runs_on() -> None:
     builds = {(b.name, t) for b in all_builds() for t in RUN_TARGETS if b.runs_on(t)}
     builds |= {(b.name, target) for target in COMPILED_ONLY for b in largest_builds(target)}
 
-    assert {(row.build, row.target) for row in read_table(TABLE)} == builds
+    assert {(row.build, row.target) for row in stored_resources()} == builds
 
 
 @pytest.mark.slow
 def test_every_row_of_the_table_is_what_the_compiler_makes() -> None:
-    changed = sorted(set(measure_table()) ^ set(read_table(TABLE)))
+    changed = sorted(set(measure_table()) ^ set(stored_resources()))
 
     assert changed == [], "if this is meant: python benchmarks/kernels/resources.py"
 
