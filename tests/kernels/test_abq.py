@@ -26,7 +26,7 @@ def defines_of(label: str, gemm: GemmWorkload = GEMM) -> dict[str, int]:
 
 @pytest.mark.parametrize("w_bits", range(2, 9))
 @pytest.mark.parametrize("a_bits", range(2, 9))
-def test_a_label_names_the_bits_it_computes_with_one_scale_a_row(w_bits: int, a_bits: int) -> None:
+def test_abq_label_states_bits_with_row_scales(w_bits: int, a_bits: int) -> None:
     label = f"abq-w{w_bits}a{a_bits}"
     spec, defines = resolve(label, "cuda").spec, defines_of(label)
 
@@ -36,7 +36,7 @@ def test_a_label_names_the_bits_it_computes_with_one_scale_a_row(w_bits: int, a_
 
 
 @pytest.mark.parametrize(("label", "longest"), [("abq-w8a8", 131_071), ("abq-w6a6", 2_097_151)])
-def test_k_is_refused_where_the_lowest_codes_would_overflow_int32(label: str, longest: int) -> None:
+def test_k_that_could_overflow_int32_is_refused(label: str, longest: int) -> None:
     kernel, device = abq(label), torch.device("cpu")
     product = 4 ** (kernel.spec.weight.bits - 1)
 

@@ -9,7 +9,7 @@ from flexq_bench.kernels.runtime.module import compile_ahead
 from flexq_bench.kernels.runtime.nvrtc import Build
 
 
-def test_builds_are_in_the_cache_and_one_that_fails_stops_no_other(tmp_path, monkeypatch):
+def test_failing_build_stops_no_other_build(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
     builds = [Build.of("probes/read.cu", UNROLL=unroll, OVERLAP=0) for unroll in (2, 3)]
     unbuildable = Build.of("weight_only/gemm.cu")  # its defines are missing

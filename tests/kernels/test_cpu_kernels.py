@@ -151,7 +151,7 @@ def test_operands_of_different_k_are_refused(label: str) -> None:
         kernel.gemm(x, w, torch.empty(1, 4).half())
 
 
-def test_the_reference_scales_each_group_by_itself_and_adds_all() -> None:
+def test_reference_is_the_sum_over_scaled_groups() -> None:
     x = operands.unit_operand(operands.random_codes(4, 300, 6, seed=1), 6, 128)
     w = operands.unit_operand(operands.random_codes(5, 300, 6, seed=2), 6, 128)
 

@@ -41,7 +41,7 @@ def kernel_on() -> Iterator[Callable[[str, str], LinearKernel]]:
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
 @pytest.mark.parametrize("label", [*LABELS, "fp6-w6a16", "fp6-w6a16[fine]", "fp5-w5a16"])
-def test_what_runs_without_tuning_is_a_candidate(
+def test_untuned_configuration_is_a_candidate(
     kernel_on: Callable[[str, str], LinearKernel], label: str, target: str
 ) -> None:
     kernel = kernel_on(label, target)
@@ -53,7 +53,7 @@ def test_what_runs_without_tuning_is_a_candidate(
 
 
 @pytest.mark.parametrize("label", ["dgq-w4a8", "fp6-w6a16"])
-def test_where_an_sm_has_few_rows_more_warps_share_one(
+def test_few_rows_per_sm_use_more_warps(
     kernel_on: Callable[[str, str], LinearKernel], label: str
 ) -> None:
     kernel = kernel_on(label, "sm_90")

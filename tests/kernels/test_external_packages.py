@@ -56,7 +56,7 @@ def test_five_kernels_of_three_packages_are_registered():
     assert {resolve(label, "cuda").spec.package for label in PEERS} == set(packages.PACKAGES)
 
 
-def test_a_missing_package_is_named_with_how_to_get_it(monkeypatch):
+def test_missing_package_is_named_with_command(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
@@ -65,7 +65,7 @@ def test_a_missing_package_is_named_with_how_to_get_it(monkeypatch):
         resolve("torchao-w4a16", "cuda").spec.check_capability(HOPPER)
 
 
-def test_a_version_that_we_do_not_know_is_refused(monkeypatch):
+def test_unsupported_package_version_is_refused(monkeypatch):
     install(monkeypatch, BITSANDBYTES, "0.41.0")
     with pytest.raises(UnsupportedError, match=r"bitsandbytes 0\.41\.0 is not supported"):
         Int8Gemm.spec.check_capability(HOPPER)
@@ -221,7 +221,7 @@ def test_humming_gets_the_codes_that_its_types_mean(monkeypatch, fmt, quantize):
     assert judge_error(out, reference_gemm(x, w), 1e-3).is_correct
 
 
-def test_humming_refuses_what_it_would_pad_and_a_code_of_minus_eight(monkeypatch):
+def test_humming_refuses_padding_and_code_minus_eight(monkeypatch):
     kernel = resolve("humming-w4a16", "cuda")
     assert isinstance(kernel, HummingGemm)
     with pytest.raises(UnsupportedError, match="multiples of 64"):

@@ -40,7 +40,7 @@ def test_planes_hold_the_bits_of_twos_complement(bits: int, rows: int, k: int, s
     assert torch.equal(rebuilt, codes.long())
 
 
-def test_a_plane_has_the_lowest_k_in_the_lowest_bit() -> None:
+def test_lowest_k_is_in_the_lowest_bit() -> None:
     codes = torch.zeros(1, 9, dtype=torch.int8)
     codes[0, 0] = 1
     codes[0, 8] = 1
@@ -83,6 +83,6 @@ def test_a_static_scale_is_every_rows_and_saturates() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, 0.1, math.nan, math.inf])
-def test_a_static_scale_that_is_no_fp16_number_is_refused(scale: float) -> None:
+def test_static_scale_beyond_fp16_is_refused(scale: float) -> None:
     with pytest.raises(ShapeError, match="positive FP16 number"):
         quantize_static(torch.ones(1, 4), 8, scale)

@@ -60,7 +60,7 @@ def test_codes_stand_for_what_the_format_says(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [6, 5])
-def test_numbers_are_the_nearest_and_ties_go_to_the_even_code(bits: int) -> None:
+def test_minifloats_are_nearest_with_ties_to_even(bits: int) -> None:
     numbers = torch.tensor(E3M2 if bits == 6 else E3M1, dtype=torch.float64)
     ties = (numbers[1:] + numbers[:-1]) / 2
     generator = torch.Generator().manual_seed(1)

@@ -29,7 +29,7 @@ def some_order(k: int, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("k", [1, 2, 128, 300, 1111, 28672])
-def test_the_default_order_has_every_channel_once_and_neighbours_far_apart(k: int) -> None:
+def test_default_order_is_a_permutation_with_distant_neighbours(k: int) -> None:
     order = default_order(k).long()
 
     assert torch.equal(order.sort().values, torch.arange(k))
@@ -37,7 +37,7 @@ def test_the_default_order_has_every_channel_once_and_neighbours_far_apart(k: in
         assert int((order[1:] - order[:-1]).abs().min()) > k // 4
 
 
-def test_groups_have_4_bits_and_the_last_one_8_in_the_order_given() -> None:
+def test_mixed_groups_have_4_bits_and_the_last_8() -> None:
     matrix = torch.randn(5, 300, generator=torch.Generator().manual_seed(1)).half()
     order = some_order(300, seed=2)
 
@@ -60,7 +60,7 @@ def test_an_order_that_is_no_permutation_is_refused(order: list[int]) -> None:
         quantize_mixed(torch.ones(1, 3), torch.tensor(order))
 
 
-def test_mixed_codes_are_not_taken_for_4_bit_ones() -> None:
+def test_mixed_codes_are_not_accepted_as_4_bit_codes() -> None:
     mixed = quantize_mixed(torch.ones(2, 300).half())
 
     with pytest.raises(ShapeError, match="need codes of format int4/128, got mixed4/128"):
@@ -76,7 +76,7 @@ def test_operands_in_different_orders_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_a_tail_of_8_bits_is_two_tiles_of_nibbles(n: int, k: int) -> None:
+def test_8_bit_tail_is_two_tiles_of_nibbles(n: int, k: int) -> None:
     w = operands.random_mixed(n, k, seed=n)
 
     packed = atom("cuda").pack_weight(w)
@@ -116,7 +116,7 @@ def test_sums_are_exact_on_the_cpu(n: int, k: int) -> None:
     assert torch.equal(out, product.half())
 
 
-def test_a_calibrated_order_of_the_weight_is_what_the_input_is_read_in() -> None:
+def test_input_is_read_in_the_calibrated_channel_order() -> None:
     kernel = atom("cpu")
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(3, 300, generator=generator).half()
@@ -131,7 +131,7 @@ def test_a_calibrated_order_of_the_weight_is_what_the_input_is_read_in() -> None
     assert torch.equal(out, reference.y.half())
 
 
-def test_a_weight_without_an_order_has_its_channels_in_their_own() -> None:
+def test_weight_without_order_keeps_channel_order() -> None:
     kernel = atom("cpu")
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(3, 300, generator=generator).half()
@@ -145,7 +145,7 @@ def test_a_weight_without_an_order_has_its_channels_in_their_own() -> None:
     assert torch.equal(out, expected.y.half())
 
 
-def test_activations_of_4_bit_groups_span_the_share_that_atom_keeps() -> None:
+def test_atom_clips_4_bit_activation_groups() -> None:
     x = torch.randn(3, 300, generator=torch.Generator().manual_seed(4)).half()
     order = torch.arange(300)
     whole, clipped = (quantize_mixed(x, order, clip=share) for share in (1.0, ACTIVATION_CLIP))

@@ -168,7 +168,7 @@ def test_weights_that_would_overflow_int8_are_refused(
     ("field", "value", "message"),
     [("values", 16, "codes"), ("zero_points", 1, "zero points"), ("scales", 1.5, "scales")],
 )
-def test_what_is_no_dual_grained_code_is_refused(field: str, value: float, message: str) -> None:
+def test_invalid_dual_grained_codes_are_refused(field: str, value: float, message: str) -> None:
     good = operands.random_dual_grained(2, 130, GROUP, seed=1)
     changed = getattr(good, field).clone()
     changed[0, 0] = value
@@ -182,7 +182,7 @@ def test_what_is_no_dual_grained_code_is_refused(field: str, value: float, messa
     [("values", -32, "codes"), ("scales", 5, "scales"), ("scales", 0, "scales")],
 )
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
-def test_what_is_no_two_level_code_is_refused(
+def test_invalid_two_level_codes_are_refused(
     backend: str, field: str, value: float, message: str
 ) -> None:
     kernel = resolve("dual-w6a8", backend)  # type: ignore[arg-type]

@@ -112,7 +112,7 @@ def test_the_reference_multiplies_codes_with_zero_points() -> None:
         (NumberFormat(4, 64), torch.ones(2, 5)),
     ],
 )
-def test_codes_that_no_operand_has_are_refused(
+def test_codes_of_other_formats_are_refused(
     number: NumberFormat, shares: torch.Tensor | None
 ) -> None:
     with pytest.raises(ShapeError):
@@ -133,7 +133,7 @@ def test_clipping_shrinks_the_range_and_saturates() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from([5, 6]), st.floats(-40, 40, width=16))
-def test_small_floats_round_to_the_nearest_number_ties_to_even(bits: int, value: float) -> None:
+def test_small_floats_round_to_nearest_even(bits: int, value: float) -> None:
     known = all_numbers(2 if bits == 6 else 1)
     magnitude = min(abs(value), known[-1])
     nearest = min(range(len(known)), key=lambda code: (abs(known[code] - magnitude), code % 2))
@@ -208,7 +208,7 @@ def test_formats_that_make_no_sense_are_refused(
         (FP16, "fp16"),
     ],
 )
-def test_a_format_has_a_name_that_names_it_again(number: NumberFormat, name: str) -> None:
+def test_format_name_parses_to_the_format(number: NumberFormat, name: str) -> None:
     assert number.name == name
     assert NumberFormat.parse(name) == number
 

@@ -54,7 +54,7 @@ SHAPES = [GemmWorkload(m, 512, 512) for m in (1, 2, 4, 8, 16, 64)]
         ("sm_90", 16, 1025, 0, Occupancy(0, 0)),
     ],
 )
-def test_what_runs_out_first_decides(
+def test_occupancy_is_limited_by_the_scarcest_resource(
     target: str, registers: int, threads: int, shared: int, expected: Occupancy
 ) -> None:
     found = occupancy(target, registers=registers, threads=threads, shared_bytes=shared)
@@ -103,7 +103,7 @@ def test_no_candidate_needs_more_than_the_target_has(
             assert too_large.isdisjoint(build.name for build in builds)
 
 
-def test_candidates_that_fit_only_a_larger_gpu_are_left_out_of_a_smaller_one(
+def test_smaller_gpus_have_fewer_candidates(
     on_device: Callable[[str], None],
 ) -> None:
     kernel = resolve("abq-w8a8", "cuda")
@@ -126,7 +126,7 @@ def test_the_table_marks_what_does_not_fit() -> None:
         assert row.fits or needed > 99 * KB or row.registers * (row.threads or 0) > 65536
 
 
-def test_a_build_tells_of_the_block_that_is_launched(
+def test_build_states_the_launched_block(
     on_device: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: dict[tuple[Build, str], set[tuple[int, int]]] = {}

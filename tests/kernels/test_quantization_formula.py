@@ -124,7 +124,7 @@ def test_ties_go_to_the_even_code() -> None:
     assert quantize_symmetric(row, 6).values.tolist() == [[31, 0, 2, 2, 0, -2, -2]]
 
 
-def test_a_group_that_is_all_zero_has_codes_and_scale_zero() -> None:
+def test_zero_group_has_zero_codes_and_scale() -> None:
     matrix = torch.zeros(1, 256)
     matrix[0, 128:] = 3.0
 
@@ -160,7 +160,7 @@ def test_values_past_an_fp16_scale_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("bits", "group"), [(1, 128), (9, 128), (6, 0)])
-def test_bits_and_groups_that_make_no_sense_are_refused(bits: int, group: int) -> None:
+def test_invalid_bits_and_groups_are_refused(bits: int, group: int) -> None:
     with pytest.raises(ShapeError):
         quantize_symmetric(torch.ones(1, 4), bits, group)
 
@@ -194,7 +194,7 @@ def test_kernels_quantize_activations_as_the_reference(name: str, case: str) -> 
 
 @pytest.mark.parametrize("share", [0.9, 0.5])
 @every_case
-def test_clipped_ranges_are_the_same_in_training_and_in_evaluation(case: str, share: float) -> None:
+def test_clipping_is_equal_in_training_and_evaluation(case: str, share: float) -> None:
     matrix, number = EDGE_CASES[case].double(), NumberFormat(4, 100, clip=share)
     groups = -(-matrix.shape[1] // 100)
     learned = torch.full((matrix.shape[0], groups), share, dtype=torch.float64)

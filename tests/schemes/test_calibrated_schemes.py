@@ -8,8 +8,8 @@ import torch
 from flexq_bench.kernels.formats import quantize
 from flexq_bench.schemes.activations import StaticActivation
 from flexq_bench.schemes.awq import AwqOptions, clip_and_round, output_error
+from flexq_bench.schemes.calibration import InputSamples
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.input_samples import InputSamples
 from flexq_bench.schemes.model_map import ARCHITECTURES, map_model
 from flexq_bench.schemes.registry import resolve
 
@@ -97,9 +97,7 @@ def logits_error(build, name, calibration, text) -> float:
         ("abq-w2*a8[epochs=2]", "abq-w2a8[epochs=2]"),
     ],
 )
-def test_what_a_scheme_adds_lowers_the_error_of_the_logits(
-    better, worse, tiny_llama, calibration, text
-):
+def test_scheme_lowers_logit_error(better, worse, tiny_llama, calibration, text):
     assert logits_error(tiny_llama, better, calibration, text) < logits_error(
         tiny_llama, worse, calibration, text
     )
@@ -154,7 +152,7 @@ def test_scheme_without_calibration_data_is_refused(name, tiny_llama):
         resolve(name).quantize(tiny_llama())
 
 
-def test_options_that_make_no_sense_are_refused_in_one_line():
+def test_invalid_options_are_refused_in_one_line():
     for name in ("dgq-w4a8[outliers=1]", "smoothquant-w6a6[alpha=2]", "atom-w4a4[kv_bits=5]"):
         with pytest.raises(QuantizeError, match="got"):
             resolve(name)
@@ -174,6 +172,6 @@ def test_options_that_make_no_sense_are_refused_in_one_line():
         "omniquant-w6a6[clip_rate=inf]",
     ],
 )
-def test_options_that_can_not_be_are_refused_before_anything_is_quantized(name):
+def test_impossible_options_are_refused_before_quantizing(name):
     with pytest.raises(QuantizeError, match=re.escape(name)):
         resolve(name)

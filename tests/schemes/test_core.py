@@ -18,7 +18,7 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.uniform import UniformOptions
 
 
-def test_a_layer_keeps_codes_and_fp32_weights_when_the_model_becomes_fp16():
+def test_quantized_layer_stays_fp32_when_model_becomes_fp16():
     weight = quantize(torch.randn(4, 256), NumberFormat(6, 128))
     layer = FakeQuantizedLinear("layer", QuantizedLayer(weight))
 
@@ -41,7 +41,7 @@ def test_codes_follow_a_layer_to_its_device():
     assert {tensor.device.type for tensor in (*tensors, layer.weight, layer.order)} == {"meta"}
 
 
-def test_inputs_are_taken_in_the_order_of_the_codes_and_rounded_there():
+def test_inputs_are_reordered_before_rounding():
     scales = torch.ones(2, 2, dtype=torch.float16)
     codes, order = torch.tensor([[1, 10], [0, 1]]), torch.tensor([1, 0])
     weight = Operand(codes.to(torch.int8), scales, 5, 1, order=order.to(torch.int32))
@@ -54,7 +54,7 @@ def test_inputs_are_taken_in_the_order_of_the_codes_and_rounded_there():
     assert layer(torch.tensor([[2.0, 3.0]])).tolist()[0] == pytest.approx([22, 2], rel=1e-3)
 
 
-def test_what_fp16_can_not_hold_is_refused_with_the_layers_name(tiny_opt):
+def test_weights_beyond_fp16_are_refused_with_the_layer(tiny_opt):
     model = tiny_opt()
     model.model.decoder.layers[1].fc1.bias.data[0] = 1e6
 
@@ -129,7 +129,7 @@ def test_segments_are_pieces_of_the_text_each_once():
     assert torch.equal(again.tokens, found.tokens)
 
 
-def test_a_text_too_short_to_calibrate_on_is_refused():
+def test_too_short_calibration_text_is_refused():
     with pytest.raises(QuantizeError, match="needs 3 segments of 64 tokens, the text has 130"):
         calibration_segments(torch.arange(130), segments=3, length=64)
 

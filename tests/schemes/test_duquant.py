@@ -39,7 +39,7 @@ def test_a_rotation_from_outliers_is_orthogonal_and_spreads_them(channels, block
     assert float(rotation.apply(x).abs().max()) < 0.5 * float(x.abs().max())
 
 
-def test_the_permutation_deals_outliers_to_all_blocks():
+def test_permutation_distributes_outliers_over_blocks():
     x = inputs_with_outliers(64)
     rotation = outlier_rotation(x, 16, steps=4, seed=0)
     within = torch.cat([x[:, :16] @ rotation.blocks[0, 0].double().T, x[:, 16:]], dim=1)

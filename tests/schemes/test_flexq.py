@@ -90,7 +90,7 @@ def test_a_layer_computes_what_the_kernel_computes(a_bits, k):
         (1e6, r"inputs reach 1e\+06, kernels take FP16 up to 65,504"),
     ],
 )
-def test_inputs_that_fp16_can_not_hold_are_refused_with_the_layers_name(bad, reason):
+def test_inputs_beyond_fp16_are_refused_with_the_layer(bad, reason):
     layer = FakeQuantizedLinear(
         "model.layers.3.fc2",
         QuantizedLayer(quantize(torch.ones(2, 4), FP16), DynamicActivation(NumberFormat(6))),
@@ -154,7 +154,7 @@ def test_kinds_with_eight_bits_can_be_named(tiny_llama):
     assert {kind for kind, bits in a_bits_of(model).items() if bits == 8} == {"v_proj", "o_proj"}
 
 
-def test_every_layer_is_rounded_and_head_and_embeddings_are_not(tiny_llama):
+def test_layers_are_rounded_but_not_head_and_embeddings(tiny_llama):
     model, dense = tiny_llama(), tiny_llama()
 
     resolve("flexq-w6ax").quantize(model)

@@ -24,7 +24,7 @@ from flexq_bench.schemes.rotation import HadamardRotation, online_rotation, resi
     ("channels", "block"),
     [(64, 1), (576, 36), (1536, 12), (1792, 28), (160, 20), (344, 43), (9, 9)],
 )
-def test_a_rotation_keeps_lengths_and_its_blocks_are_hadamard_matrices(channels, block):
+def test_rotation_is_orthogonal_with_hadamard_blocks(channels, block):
     rotation = residual_rotation(channels, seed=3)
     whole = rotation.apply(torch.eye(channels, dtype=torch.float64))
 
@@ -37,7 +37,7 @@ def test_a_rotation_keeps_lengths_and_its_blocks_are_hadamard_matrices(channels,
         torch.testing.assert_close(whole.abs(), flat, rtol=1e-5, atol=0)
 
 
-def test_a_rotation_refuses_channels_that_its_block_does_not_make():
+def test_rotation_refuses_wrong_number_of_channels():
     with pytest.raises(ShapeError, match="12 times a power of two channels, got 36"):
         online_rotation(1536).apply(torch.ones(2, 36))
 
@@ -105,7 +105,7 @@ def test_decode_refuses_an_input_that_is_rotated():
         label_of("down_proj", formats)
 
 
-def test_models_that_a_rotation_does_not_pass_are_refused(tiny_opt):
+def test_models_that_cannot_be_rotated_are_refused(tiny_opt):
     with pytest.raises(QuantizeError, match=r"rotates LlamaForCausalLM, .*, not OPTForCausalLM"):
         resolve("quarot-w4a4").quantize(tiny_opt())
 

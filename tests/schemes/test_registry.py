@@ -60,7 +60,7 @@ def test_formats_without_a_kernel_say_why(weight, activation, words):
         raise AssertionError(no_kernel_reason(weight, activation))
 
 
-def test_a_kernel_of_a_scheme_takes_its_formats_on_both_backends():
+def test_kernel_of_a_scheme_has_its_formats_on_both_backends():
     for named in named_schemes():
         for row in (*named.gated, *named.plain):
             assert bool(row.kernel) != bool(row.reason)
@@ -84,7 +84,7 @@ def test_a_scale_a_row_is_what_w8a16_means():
     assert by_kind("w8a16[group=128]", gated=True)["q_proj"] == ""
 
 
-def test_weights_in_groups_meet_activations_of_one_scale_a_token(tiny_llama):
+def test_grouped_weights_with_per_token_activations(tiny_llama):
     model = tiny_llama()
     scheme = resolve("w4a8[group=32,per_token=true]")
     scheme.quantize(model)
@@ -123,6 +123,6 @@ def test_a_name_says_its_cache(name, bits, base):
         ("flexq", "no scheme 'flexq': there are flexq-w6a"),
     ],
 )
-def test_names_that_mean_nothing_are_answered_in_one_line(name, words):
+def test_unknown_scheme_names_are_answered_in_one_line(name, words):
     with pytest.raises(QuantizeError, match=words):
         resolve(name)
