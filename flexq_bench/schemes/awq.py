@@ -74,10 +74,7 @@ class Awq(Scheme):
 
     source = "AWQ, arXiv:2306.00978, section 3.2"
     options: AwqOptions
-
-    @property
-    def needs_calibration(self) -> bool:
-        return True
+    needs_calibration = True
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
         return LayerFormats(self.options.number())

@@ -57,10 +57,7 @@ class Dgq(Scheme):
     version = 2  # 2: without the search, weights are rounded as by the kernels' packing
     source = "DGQ, arXiv:2310.04836, sections 3.2 to 3.4"
     options: DgqOptions
-
-    @property
-    def needs_calibration(self) -> bool:
-        return True
+    needs_calibration = True
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
         dual = NumberFormat(4, self.options.group, "dual")

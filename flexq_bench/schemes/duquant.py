@@ -17,11 +17,10 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.kernels.formats import quantize
-from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.activations import dynamic
 from flexq_bench.schemes.architectures import SiteInput
-from flexq_bench.schemes.calibration import Statistics
+from flexq_bench.schemes.calibration import InputSamples, Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
-from flexq_bench.schemes.input_samples import InputSamples
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.quarot import QuaRotOptions
@@ -58,10 +57,7 @@ class DuQuant(Scheme):
 
     source = "DuQuant, arXiv:2406.01721, section 3"
     options: DuQuantOptions
-
-    @property
-    def needs_calibration(self) -> bool:
-        return True
+    needs_calibration = True
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
         return LayerFormats(self.options.weight, self.options.activation, rotated=True)
@@ -96,8 +92,7 @@ class DuQuant(Scheme):
         if first.name in seen:
             x = x / seen[first.name].to(device)
         rotation = outlier_rotation(x, options.block, options.steps, state.seed)
-        number = options.activation
-        activation = None if number.is_dense else DynamicActivation(number)
+        activation = dynamic(options.activation)
         for site in readers:
             rotated = rotation.apply(weight_of(state.model, site).double())
             rounded = quantize(rotated, options.weight)

@@ -14,8 +14,7 @@ import torch
 
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.architectures import SiteInput
-from flexq_bench.schemes.calibration import Statistics
-from flexq_bench.schemes.input_samples import InputSamples
+from flexq_bench.schemes.calibration import InputSamples, Statistics
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
@@ -60,10 +59,7 @@ class SmoothQuant(Scheme):
 
     source = "SmoothQuant, arXiv:2211.10438, section 4"
     options: SmoothQuantOptions
-
-    @property
-    def needs_calibration(self) -> bool:
-        return True
+    needs_calibration = True
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
         options = self.options
