@@ -21,8 +21,8 @@ from flexq_bench.kernels.contract import Config
 from flexq_bench.kernels.runtime.files import cache_folder, write_atomically
 
 TimeUs = Callable[[Config], float]
-_MIN_ADVANTAGE = 0.01  # over the favourite
-NEAR = 0.04  # of the fastest coarse time; coarse times are right to a percent or two
+_MIN_ADVANTAGE = 0.01  # relative, over the favourite
+NEAR = 0.04  # relative to the fastest coarse time; coarse times are right to a percent or two
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class TuningMemory:
 
     @property
     def chosen(self) -> Mapping[TuningKey, Config]:
-        """All choices that this process made or read, in order."""
+        """Return all choices that this process made or read, in order."""
         return dict(self._chosen)
 
     def offer(self, key: TuningKey, config: Mapping[str, Any]) -> None:

@@ -296,7 +296,7 @@ _QWEN_3_MOE = Architecture(
 
 
 def _with_shared_expert(path: str, mixture: Architecture = _QWEN_3_MOE) -> Architecture:
-    """One expert reads every token, beside those that the router chooses."""
+    """Add an expert that reads every token to those that the router chooses."""
     return replace(
         mixture,
         linears=(

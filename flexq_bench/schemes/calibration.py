@@ -55,7 +55,7 @@ def contained_segments(hashes: Sequence[str], length: int, tokens: torch.Tensor)
     data, width = _id_bytes(tokens), 8 * min(_HASHED_TOKENS, length)
     starts = range(0, len(data) - width + 1, 8) if hashes else ()
     present = {_hash(data[start : start + width]) for start in starts}
-    return sum(one in present for one in hashes)
+    return sum(digest in present for digest in hashes)
 
 
 def _id_bytes(tokens: torch.Tensor) -> bytes:

@@ -144,7 +144,7 @@ def _few_tokens_configs(m: int) -> list[FewTokensConfig]:
     if m > _MAX_TOKENS:
         return []
     configs = [FewTokensConfig(*choice, _col_tiles(m)) for choice in _CHOICES]
-    # The sums of two column tiles do not fit beside the ring buffers of persistent blocks.
+    # The sums of two column tiles do not fit next to the ring buffers of persistent blocks.
     return [c for c in configs if c.col_tiles == 1 or not c.blocks_an_sm]
 
 

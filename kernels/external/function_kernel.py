@@ -119,7 +119,7 @@ class FunctionDefinition:
         return ("gemm", "linear") if makes_codes else ("gemm",)
 
     def kernels(self) -> tuple[LinearKernel, ...]:
-        """The kernel on each of its backends."""
+        """Return the kernel on each of its backends."""
         return tuple(FunctionKernel(self, backend) for backend in self.backends)
 
 
@@ -272,7 +272,7 @@ def _as_json(value: object) -> object:
 
 
 def _buffers(operand: Operand, fmt: NumberFormat) -> dict[str, torch.Tensor]:
-    """The tensors of an operand that a function gets, in order."""
+    """Return the tensors of an operand that a function gets, in order."""
     if fmt.is_dense:
         return {"values": operand.values}
     buffers = {"codes": operand.values, "scales": checked_scales(operand, fmt)}

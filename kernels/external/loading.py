@@ -63,7 +63,7 @@ def load(source: KernelSource) -> LoadedKernels:
 
 
 def load_installed() -> Iterator[LinearKernel]:
-    """Kernels of installed packages with an entry point in the group `flexq_bench.kernels`.
+    """Yield kernels of installed packages with an entry point in the group `flexq_bench.kernels`.
 
     An entry point names a module, or one kernel in it. A package that does not import is left out,
     with one line in the log.
@@ -91,7 +91,7 @@ def load_installed() -> Iterator[LinearKernel]:
 def named_kernels(
     values: dict[str, object], package: str, source_hash: str
 ) -> Iterator[LinearKernel]:
-    """The kernels among the values of a module, each once, as `<package>.<name>`.
+    """Yield the kernels among the values of a module, each once, as `<package>.<name>`.
 
     Raises SourceError for a name that is no valid label, or that two kernels of a backend have, and
     for a spec by which nearly any result or time would be right.

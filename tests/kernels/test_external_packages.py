@@ -1,4 +1,4 @@
-"""Outside packages: what is said where they are missing, and how they are called where they are."""
+"""Kernels of external packages: errors if these are missing, and calls of stand-ins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexq_bench.measure.check import judge_error
 from flexq_bench.measure.inputs import realistic_inputs
 from flexq_bench.workloads.gemm import GemmWorkload
 
-PEERS = [label for label in labels("cuda") if resolve(label, "cuda").spec.package]
+EXTERNAL = [label for label in labels("cuda") if resolve(label, "cuda").spec.package]
 HOPPER = (9, 0)
 
 
@@ -52,8 +52,8 @@ def install(monkeypatch, package, version, **modules):
 
 
 def test_five_kernels_of_three_packages_are_registered():
-    assert len(PEERS) == 5
-    assert {resolve(label, "cuda").spec.package for label in PEERS} == set(packages.PACKAGES)
+    assert len(EXTERNAL) == 5
+    assert {resolve(label, "cuda").spec.package for label in EXTERNAL} == set(packages.PACKAGES)
 
 
 def test_missing_package_is_named_with_command(monkeypatch):

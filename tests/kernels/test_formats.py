@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 
+import operands
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import Operand, quantize_symmetric
 from flexq_bench.kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
 from flexq_bench.kernels.formats.symmetric_quantization import quantize_static
-from flexq_bench.kernels.registry import resolve
 
 
 def test_an_operand_refuses_scales_of_another_shape() -> None:
@@ -64,8 +63,7 @@ def test_balanced_codes_have_as_many_levels_on_either_side() -> None:
 
 
 def test_balanced_kernels_refuse_codes_past_two() -> None:
-    kernel = resolve("abq-w2*a8", "cpu")
-    assert isinstance(kernel, LinearKernel)
+    kernel = operands.linear_kernel("abq-w2*a8", "cpu")
 
     kernel.pack_weight(quantize_symmetric(torch.ones(1, 4), 3, None, top=2))
     with pytest.raises(ShapeError, match="within ±2, got one of 3"):

@@ -243,17 +243,3 @@ def test_cluster_step_has_few_instructions_besides_scaling() -> None:
 def test_defines_that_are_missing_are_a_compile_error() -> None:
     with pytest.raises(CompileError, match="define A_BITS, TOKENS"):
         compile_build(Build.of("btc/gemm.cu"), "sm_90")
-
-
-def test_machine_code_comes_from_the_cache_the_second_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
-    build = Build.of("cublas/rows.cu")
-    compile_build.cache_clear()
-    first = compile_build(build, "sm_80")
-    compile_build.cache_clear()
-    monkeypatch.setattr(nvrtc, "_run_nvrtc", lambda *_: pytest.fail("compiled again"))
-
-    assert compile_build(build, "sm_80") == first
-    compile_build.cache_clear()

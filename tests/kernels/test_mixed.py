@@ -8,20 +8,13 @@ import operands
 import pytest
 import torch
 
-from flexq_bench.kernels.contract import LinearKernel, checked_scales
+from flexq_bench.kernels.contract import checked_scales
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import NumberFormat, Operand, quantize_mixed, quantize_symmetric
 from flexq_bench.kernels.formats.mixed import ACTIVATION_CLIP, default_order
 from flexq_bench.kernels.reference import reference_gemm
-from flexq_bench.kernels.registry import resolve
 
 SHAPES = [(16, 256), (37, 300), (3, 128), (1, 1)]
-
-
-def atom(backend: str) -> LinearKernel:
-    kernel = resolve("atom-w4a4", backend)  # type: ignore[arg-type]
-    assert isinstance(kernel, LinearKernel)
-    return kernel
 
 
 def some_order(k: int, seed: int) -> torch.Tensor:
@@ -79,7 +72,7 @@ def test_operands_in_different_orders_are_refused() -> None:
 def test_8_bit_tail_is_two_tiles_of_nibbles(n: int, k: int) -> None:
     w = operands.random_mixed(n, k, seed=n)
 
-    packed = atom("cuda").pack_weight(w)
+    packed = operands.linear_kernel("atom-w4a4", "cuda").pack_weight(w)
 
     tiles = packed.buffers["tiles"]
     row_tiles, of_row = tiles.shape[:2]
@@ -105,7 +98,7 @@ def test_8_bit_tail_is_two_tiles_of_nibbles(n: int, k: int) -> None:
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_sums_are_exact_on_the_cpu(n: int, k: int) -> None:
-    kernel = atom("cpu")
+    kernel = operands.linear_kernel("atom-w4a4", "cpu")
     x = operands.random_mixed(4, k, seed=1, scale=2.0**-10)
     w = operands.random_mixed(n, k, seed=2)
     out = torch.empty(4, n).half()
@@ -117,7 +110,7 @@ def test_sums_are_exact_on_the_cpu(n: int, k: int) -> None:
 
 
 def test_input_is_read_in_the_calibrated_channel_order() -> None:
-    kernel = atom("cpu")
+    kernel = operands.linear_kernel("atom-w4a4", "cpu")
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(3, 300, generator=generator).half()
     x[:, 7] *= 100  # an outlier, whose channel the order puts last
@@ -132,7 +125,7 @@ def test_input_is_read_in_the_calibrated_channel_order() -> None:
 
 
 def test_weight_without_order_keeps_channel_order() -> None:
-    kernel = atom("cpu")
+    kernel = operands.linear_kernel("atom-w4a4", "cpu")
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(3, 300, generator=generator).half()
     ordered = quantize_mixed(torch.randn(8, 300, generator=generator), torch.arange(300))
@@ -150,7 +143,9 @@ def test_atom_clips_4_bit_activation_groups() -> None:
     order = torch.arange(300)
     whole, clipped = (quantize_mixed(x, order, clip=share) for share in (1.0, ACTIVATION_CLIP))
 
-    assert atom("cpu").spec.activation == NumberFormat(4, 128, "mixed", ACTIVATION_CLIP)
+    assert operands.linear_kernel("atom-w4a4", "cpu").spec.activation == NumberFormat(
+        4, 128, "mixed", ACTIVATION_CLIP
+    )
     assert clipped.scales is not None
     assert whole.scales is not None
     expected = (x[:, :256].float().view(3, 2, 128).abs().amax(2) * 0.9 / 7).half()

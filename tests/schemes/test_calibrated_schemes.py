@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
@@ -146,32 +144,13 @@ def test_samples_are_spread_over_segments_and_hold_first_tokens(tiny_llama):
     assert samples.of(site)[:, 0].tolist() == [0, 2, 4, 6, 100, 102]
 
 
-@pytest.mark.parametrize("name", ["gptq-w4a16", "fp6[gptq=true]", "smoothquant-w6a6", "dgq-w4a8"])
-def test_scheme_without_calibration_data_is_refused(name, tiny_llama):
-    with pytest.raises(QuantizeError, match="needs calibration"):
-        resolve(name).quantize(tiny_llama())
-
-
-def test_invalid_options_are_refused_in_one_line():
-    for name in ("dgq-w4a8[outliers=1]", "smoothquant-w6a6[alpha=2]", "atom-w4a4[kv_bits=5]"):
-        with pytest.raises(QuantizeError, match="got"):
-            resolve(name)
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        "dgq-w4a8[group=0]",
-        "dual-w6a8[search=no]",
-        "gptq-w4a16[damping=inf]",
-        "atom-w4a4[group=none]",
-        "atom-w4a4[weight_clip=0]",
-        "awq-w4a16[steps=0]",
-        "awq-w4a16[clip_steps=-1]",
-        "abq-w6a6[compensated_blocks=-1]",
-        "omniquant-w6a6[clip_rate=inf]",
+        *("gptq-w4a16", "fp6[gptq=true]", "smoothquant-w6a6", "dgq-w4a8"),
+        "flexq-w6ax[a8_budget=0.25]",
     ],
 )
-def test_impossible_options_are_refused_before_quantizing(name):
-    with pytest.raises(QuantizeError, match=re.escape(name)):
-        resolve(name)
+def test_scheme_without_calibration_data_is_refused(name, tiny_llama):
+    with pytest.raises(QuantizeError, match="needs calibration"):
+        resolve(name).quantize(tiny_llama())

@@ -111,7 +111,7 @@ def test_sensitivity_accepts_own_scheme(cli, file):
     assert "mine-w6a6" in ran.out
 
 
-def test_the_gate_judges_one(cli, file, tmp_path):
+def test_accuracy_gate_accepts_own_scheme(cli, file, tmp_path):
     policy = tmp_path / "mine.toml"
     policy.write_text(
         'version = 1\nschemes = ["mine-w6a6"]\nmax_tokens = 255\n'

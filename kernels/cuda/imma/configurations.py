@@ -299,7 +299,7 @@ class ClusterConfig(GroupGemmConfig):
     def launched_blocks(self, shares: Shares, sms: int) -> int:
         """Return the blocks of a launch, including those without work.
 
-        If blocks of the next launch fit beside this one's, every SM must get one of each launch.
+        If the SMs have room for blocks of the next launch, every SM must get one of each launch.
         """
         return sms // self.k_split * self.k_split if self.resident > 1 else shares.blocks
 

@@ -147,9 +147,9 @@ _PARTS = (
 _CONSTANT = 0.00734  # variance
 _NOISE = 0.00159
 # Additional noise where clusters of the warpgroup kernel fill only a part of the SMs, for each
-# factor of e below all of them: blocks of two clusters may be on one SM beside empty ones. At 96
-# tokens with three stages flexq took 9.4 us at 768x4480 and 15.6 at 640x4992, with four stages 14.9
-# and 11.5 (H100).
+# factor of e below all of them: blocks of two clusters may be on one SM while others are empty. At
+# 96 tokens with three stages flexq took 9.4 us at 768x4480 and 15.6 at 640x4992, with four stages
+# 14.9 and 11.5 (H100).
 _PLACEMENT_NOISE = 0.00948
 _L2_BYTES = 50e6  # of an H100
 _LEAST_REREAD_SHARE, _MOST_BEYOND_L2 = 0.37, 0.7  # limits of coordinates
