@@ -6,10 +6,11 @@ from abc import abstractmethod
 
 import torch
 
-from flexq_bench.kernels.contract import Config, LinearKernel, PackedOperand, check_gemm
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
+from flexq_bench.kernels.contract import Config, PackedOperand
 
 
-class TorchGemm(LinearKernel):
+class TorchGemm(CheckedGemm):
     """Kernel without configurations whose `activate` quantizes, packs and copies."""
 
     @abstractmethod
@@ -23,15 +24,7 @@ class TorchGemm(LinearKernel):
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         packed.copy_from(self.pack_activation(self.quantize_activation(x)))
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, _ = call
         y = self.multiply(x, w)
         out.copy_(y if bias is None else y + bias.to(y.dtype))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from flexq_bench.kernels.contract import Config, LinearKernel, PackedOperand
+from flexq_bench.kernels.checked_gemm import CheckedGemm
+from flexq_bench.kernels.contract import Config, PackedOperand
 from flexq_bench.kernels.formats import Operand
 
 _ALIGNMENT = 16  # bytes, of a row that a kernel reads without a copy
 
 
-class HalfActivationKernel(LinearKernel):
+class HalfActivationKernel(CheckedGemm):
     """Base class of weight-only and dense kernels: activations are `values` [>= M, padded K].
 
     dtype: of the activations. k_multiple: K is padded to a multiple of it. min_rows: rows that are

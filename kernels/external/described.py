@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-import torch
-
-from flexq_bench.kernels.contract import Config, KernelSpec, LinearKernel, PackedOperand
+from flexq_bench.kernels.contract import KernelSpec, LinearKernel
 from flexq_bench.kernels.errors import UnsupportedError
-from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.formats import NumberFormat
 
 _FORMATS = ("weight", "activation")
 _TUPLES = ("stages", "min_capability", "max_capability")
@@ -22,33 +20,12 @@ class DescribedKernel(LinearKernel):
     def __init__(self, spec: KernelSpec) -> None:
         self.spec = spec
 
-    def pack_weight(self, weight: Operand) -> PackedOperand:
-        self._refuse()
-
-    def pack_activation(self, x: Operand) -> PackedOperand:
-        self._refuse()
-
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        self._refuse()
-
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        self._refuse()
-
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *arguments: Any, **named: Any) -> NoReturn:
         raise UnsupportedError(
             f"{self.spec.label} is an external kernel, which runs in a worker process only"
         )
+
+    pack_weight = pack_activation = empty_activation = activate = gemm = _refuse
 
 
 def spec_as_plain(spec: KernelSpec) -> dict[str, Any]:

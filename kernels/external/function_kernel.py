@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Backend,
     Capability,
@@ -15,7 +16,6 @@ from flexq_bench.kernels.contract import (
     KernelSpec,
     LinearKernel,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
 from flexq_bench.kernels.errors import KernelError, ShapeError
@@ -123,7 +123,7 @@ class FunctionDefinition:
         return tuple(FunctionKernel(self, backend) for backend in self.backends)
 
 
-class FunctionKernel(LinearKernel):
+class FunctionKernel(CheckedGemm):
     """Calls the function of a definition with the tensors of its formats.
 
     For an operand these are codes and scales [rows, groups], for a dense format only FP16 values,
@@ -195,16 +195,8 @@ class FunctionKernel(LinearKernel):
             self.activate(x, packed)
         self.gemm(packed, w, out, bias=bias, config=config)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, _ = call
         before = _identity(out)
         arguments = dict(config.arguments) if isinstance(config, FunctionConfig) else {}
         tensors = (*x.buffers.values(), *w.buffers.values(), out)

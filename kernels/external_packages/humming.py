@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
 from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
@@ -83,16 +83,8 @@ class HummingGemm(HalfActivationKernel):
         }
         return PackedOperand(buffers, n, k)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, _ = call
         forward = load(HUMMING, "forward").humming_forward
         layout = self._layouts[w.rows, w.k]
         forward(layout, inputs=x.buffers["values"], outputs=out, **w.buffers)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand, check_gemm
+from flexq_bench.kernels.checked_gemm import GemmCall
+from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand
 from flexq_bench.kernels.contract import checked_scales as checked
 from flexq_bench.kernels.cuda.cublas.dense import padded
 from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
@@ -61,16 +62,8 @@ class TinyGemm(HalfActivationKernel):
         }
         return PackedOperand(buffers, weight.rows, weight.k)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, _ = call
         y = torch.ops.aten._weight_int4pack_mm(
             x.buffers["values"], w.buffers["tiles"], _GROUP, w.buffers["scales"]
         )

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
     Packing,
-    check_gemm,
     checked_scales,
 )
 from flexq_bench.kernels.cuda.cublas.cublaslt import LtConfig, LtTypes, lt_candidates, lt_problem
@@ -33,7 +32,7 @@ _FP16 = LtTypes(torch.float16, torch.float16)
 PADDED_ROWS = 16  # the largest padding of M that is tried; activations are allocated for it
 
 
-class _LtGemm(LinearKernel):
+class _LtGemm(CheckedGemm):
     """Common base of the cuBLASLt kernels: padding, candidates and the library call."""
 
     types: LtTypes
@@ -116,16 +115,8 @@ class Int8Gemm(_LtGemm):
     def builds(self) -> Sequence[Build]:
         return [INT8_ROWS.build]
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         chosen = self._config(shape, config)
         sums = torch.empty(chosen.m_padded, shape.n, dtype=torch.int32, device=out.device)
         self._multiply(shape, w.buffers["codes"], x.buffers["codes"], sums, chosen)
@@ -172,16 +163,8 @@ class Fp16Gemm(HalfActivationKernel, _LtGemm):
             packed = self.activated(x, packed)
         self.gemm(packed, w, out, bias=bias, config=chosen)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         chosen = self._config(shape, config)
         y = out
         if chosen.m_padded != shape.m:

@@ -15,12 +15,11 @@ from functools import cache
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
 from flexq_bench.kernels.cuda.cublas.cublaslt import WORKSPACE_BYTES, bindings, workspace
@@ -93,7 +92,7 @@ def multiply_int8(x: torch.Tensor, w: torch.Tensor, sums: torch.Tensor) -> None:
         ) from error
 
 
-class GemmExGemm(LinearKernel):
+class GemmExGemm(CheckedGemm):
     """`cublas-w8a8[gemmex]`: the authors' call, then the kernel that applies both scales."""
 
     spec = KernelSpec(
@@ -129,16 +128,8 @@ class GemmExGemm(LinearKernel):
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         INT8_ROWS.quantize(x, packed.buffers["codes"], packed.buffers["scales"])
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         codes = w.buffers["codes"]
         sums = torch.empty(shape.m, codes.shape[1], dtype=torch.int32, device=out.device)
         multiply_int8(x.buffers["codes"], codes, sums)

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     PackedOperand,
     Packing,
-    check_gemm,
     checked_scales,
 )
 from flexq_bench.kernels.cuda.cublas.dense import padded
@@ -189,16 +189,8 @@ class WeightOnlyGemm(HalfActivationKernel):
         defines = {"W_BITS": weight.bits, "GROUPED": int(weight.group is not None)}
         return defines | ({"ZEROS": 1} if weight.kind == "asymmetric" else {})
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         c = config if isinstance(config, WeightOnlyConfig) else self.default_config(shape)
         blocks = -(-shape.n // (MMA_ROWS * c.row_tiles)) * c.k_split
         chunks = -(-shape.m // (c.col_tiles * MMA_TOKENS))
