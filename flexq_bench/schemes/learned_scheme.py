@@ -21,8 +21,8 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.linear_layers import experts_in
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
-from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
-from flexq_bench.schemes.smoothing import check_share, gather, smoothquant_scale, unrounded
+from flexq_bench.schemes.site_inputs import fold_scale, head_size, largest_magnitudes, observe_block
+from flexq_bench.schemes.smoothing import check_share, smoothquant_scale, unrounded
 from flexq_bench.schemes.uniform import FULL_BITS
 
 
@@ -142,13 +142,8 @@ class LearnedScheme(Scheme):
         observe_block(state, block, statistics, state.original)
         start = {}
         for site_input in state.layout.scalable_inputs(block):
-            readers = readers_of(state, block, site_input)
-            weights = torch.stack([weight_of(state.model, r).abs().amax(dim=0) for r in readers])
-            start[site_input.source] = smoothquant_scale(
-                gather(statistics.absmax[readers[0].name].float(), site_input, head_size(state)),
-                gather(weights.amax(dim=0).float(), site_input, head_size(state)),
-                self.options.alpha,
-            )
+            largest = largest_magnitudes(state, block, site_input, statistics)
+            start[site_input.source] = smoothquant_scale(*largest, self.options.alpha)
         return start
 
     def _apply_learned(self, state: QuantizationState, block: int, learned: Learned) -> None:

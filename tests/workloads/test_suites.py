@@ -6,8 +6,8 @@ import pytest
 
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.models import get_model
-from flexq_bench.workloads.suite import MAX_CASES
-from flexq_bench.workloads.suites import Group, Shape, Suite, layer_shapes, list_suites, load_suite
+from flexq_bench.workloads.suite import MAX_CASES, Group, Shape, Suite, layer_shapes
+from flexq_bench.workloads.suites import list_suites, load_suite
 
 LABELS = (
     "flexq-w6a6",
