@@ -17,7 +17,6 @@ from flexq_bench.kernels.formats import (
     quantization,
     quantize,
     quantize_minifloat,
-    quantize_symmetric,
 )
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import labels, resolve
@@ -29,19 +28,6 @@ def a_matrix(rows: int, k: int, seed: int = 0) -> torch.Tensor:
     matrix = torch.randn(rows, k, generator=generator, dtype=torch.float64) ** 3
     matrix[-1] = 0
     return matrix
-
-
-@pytest.mark.parametrize("bits", [2, 4, 6, 8])
-@pytest.mark.parametrize("group", [None, 128, 48])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_symmetric_rounding_is_what_kernels_are_given(
-    bits: int, group: int | None, dtype: torch.dtype
-) -> None:
-    matrix = a_matrix(5, 300).to(dtype)
-
-    rounded = NumberFormat(bits, group).round(matrix)
-
-    assert torch.equal(rounded.double(), quantize_symmetric(matrix, bits, group).dequantize())
 
 
 @pytest.mark.parametrize("bits", [6, 5])

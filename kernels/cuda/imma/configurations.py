@@ -325,16 +325,13 @@ class PersistentConfig(GroupGemmConfig):
     source = "imma/group_gemm_persistent.cu"
     function = "flexq_imma_bulk"
     only_on_hopper = True
+    warpgroups = 2  # consumers; one more has the producer
+    contributors = 1  # warps that reduce their partial sums before they are stored
 
     @property
     def stages(self) -> int:
         """Stages of the ring buffer, which with the rest fills the shared memory of an SM."""
         return 6 if self.granules == 1 else 4
-
-    @property
-    def warpgroups(self) -> int:
-        """Number of consumer warpgroups; one more has the producer."""
-        return 2
 
     @property
     def threads(self) -> int:
@@ -352,11 +349,6 @@ class PersistentConfig(GroupGemmConfig):
         # The ring buffer, outputs, mbarriers and constants.
         sums = self.warpgroups * 4 * _sums_bytes(self.tokens, contributors=1)
         return _ring_bytes(self, tiles) + sums + self.stages * 16 + 32
-
-    @property
-    def contributors(self) -> int:
-        """Warps that reduce their partial sums before they are stored to global memory."""
-        return 1
 
     @property
     def k_parts(self) -> int:
