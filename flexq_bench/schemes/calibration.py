@@ -226,20 +226,20 @@ class InputSamples:
 
     def __init__(self, rows: int, per_segment: int = 64) -> None:
         self._rows, self._per_segment = rows, per_segment
-        self._kept: dict[str, list[torch.Tensor]] = {}
+        self._parts: dict[str, list[torch.Tensor]] = {}
 
     def __call__(self, site: LinearSite, rows: torch.Tensor) -> None:
         """Store some of the input rows [tokens, K] of a site."""
-        kept = self._kept.setdefault(site.name, [])
-        room = self._rows - sum(part.shape[0] for part in kept)
+        parts = self._parts.setdefault(site.name, [])
+        room = self._rows - sum(part.shape[0] for part in parts)
         step = max(1, -(-rows.shape[0] // self._per_segment))
         if room > 0:
-            kept.append(rows[::step][:room].clone())
+            parts.append(rows[::step][:room].clone())
 
     def of(self, site: LinearSite) -> torch.Tensor:
         """Return rows [<= rows, K] of a site's input; no rows for an expert without tokens."""
-        kept = self._kept.get(site.name)
-        return torch.empty(0, site.k) if kept is None else torch.cat(kept)
+        parts = self._parts.get(site.name)
+        return torch.empty(0, site.k) if parts is None else torch.cat(parts)
 
 
 class _Captured(Exception):  # noqa: N818 - it ends a forward pass on purpose, nothing is wrong

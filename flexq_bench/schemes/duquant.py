@@ -67,12 +67,12 @@ class DuQuant(Scheme):
         observe_block(state, block, statistics)
         state.inputs.observe(samples)
         with unrounded(state.layout.block_module(state.model, block)):
-            seen: dict[str, torch.Tensor] = {}
+            divisors: dict[str, torch.Tensor] = {}
             for site_input in state.layout.scalable_inputs(block):
                 alpha = self.options.alpha
-                seen |= smooth_input(state, block, site_input, statistics, alpha)
+                divisors |= smooth_input(state, block, site_input, statistics, alpha)
             for site_input in state.layout.inputs_of(block):
-                self._rotate(state, block, site_input, samples, seen)
+                self._rotate(state, block, site_input, samples, divisors)
 
     def _rotate(
         self,
@@ -80,17 +80,17 @@ class DuQuant(Scheme):
         block: int,
         site_input: SiteInput,
         samples: InputSamples,
-        seen: dict[str, torch.Tensor],
+        divisors: dict[str, torch.Tensor],
     ) -> None:
-        """Fold the rotation of an input into its readers. seen: divisors of inputs, by reader."""
+        """Fold the rotation of an input into its readers. divisors: of inputs, by reader."""
         options, readers = self.options, readers_of(state, block, site_input)
         first = readers[0]
         device = weight_of(state.model, first).device
         x = samples.of(first).to(device).double()
         if not len(x):  # an expert without tokens
             x = torch.zeros(1, first.k, dtype=torch.float64, device=device)
-        if first.name in seen:
-            x = x / seen[first.name].to(device)
+        if first.name in divisors:
+            x = x / divisors[first.name].to(device)
         rotation = outlier_rotation(x, options.block, options.steps, state.seed)
         activation = dynamic(options.activation)
         for site in readers:

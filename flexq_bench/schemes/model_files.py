@@ -57,8 +57,8 @@ class ModelFiles:
 
     def tokenizer_files(self) -> list[Path]:
         """The tokenizer's files next to the weights, sorted by name."""
-        found = {path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)}
-        return sorted(path for path in found if path.is_file())
+        paths = {path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)}
+        return sorted(path for path in paths if path.is_file())
 
     def content_hash(self) -> str:
         """SHA-256 over names and contents of the weights, the configuration and the tokenizer."""

@@ -93,8 +93,8 @@ def fold_scale(
         norm_offset=state.layout.names.norm_offset,
         head_dim=head,
     )
-    seen = {reader.name: spread(scale, site_input, head).double() for reader in readers}
-    state.folds.inputs.update(seen)
+    divisors = {reader.name: spread(scale, site_input, head).double() for reader in readers}
+    state.folds.inputs.update(divisors)
     if site_input.through == "linear":
         state.folds.outputs[source] = scale.double()
-    return seen
+    return divisors

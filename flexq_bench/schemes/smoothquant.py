@@ -109,12 +109,12 @@ class SmoothQuant(Scheme):
         x = samples.of(readers[0]).float()
         errors = []
         for alpha in ALPHAS:
-            seen = spread(smoothquant_scale(*largest, alpha), site_input, head_size(state))
-            rounded_inputs = input_format.round(x / seen)
+            divisor = spread(smoothquant_scale(*largest, alpha), site_input, head_size(state))
+            rounded_inputs = input_format.round(x / divisor)
             error = 0.0
             for reader in readers:
                 weight = weight_of(state.model, reader).float()
-                rounded = weight_format.round(weight * seen)
+                rounded = weight_format.round(weight * divisor)
                 error += float((rounded_inputs @ rounded.T - x @ weight.T).square().sum())
             errors.append(error)
         return ALPHAS[errors.index(min(errors))]
