@@ -1,6 +1,10 @@
-"""Choice of a configuration by timing the candidates, and a cache of the choices.
+"""Choice of a kernel's configuration by timing its candidates, and a cache of the choices.
 
-The caller passes the function that times a configuration.
+`TuningMemory.choose` is called for each measured case (flexq_bench/measure/prepared.py) and each
+layer of a decoded model (flexq_bench/decode/tuning.py), with the kernel's `candidates` and a
+function that times them (flexq_bench/measure/tuning.py). Without tuning (`--no-tune`, `gemm` with
+config None), the kernel's own `default_config` chooses: see kernels/cuda/imma/
+configuration_choice.py and kernels/cuda/shape_interpolation.py.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ from flexq_bench.kernels.contract import Config
 from flexq_bench.kernels.runtime.files import cache_folder, write_atomically
 
 TimeUs = Callable[[Config], float]
-_MIN_ADVANTAGE = 0.01  # over the favourite
-NEAR = 0.04  # of the fastest coarse time; coarse times are right to a percent or two
+_MIN_ADVANTAGE = 0.01  # relative, over the favourite
+NEAR = 0.04  # relative to the fastest coarse time; coarse times are right to a percent or two
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class TuningKey:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def choose_config(
+def choose_fastest(
     candidates: Sequence[Config],
     time_us: TimeUs,
     coarse_us: TimeUs | None = None,
@@ -116,7 +120,7 @@ class TuningMemory:
 
     @property
     def chosen(self) -> Mapping[TuningKey, Config]:
-        """All choices that this process made or read, in order."""
+        """Return all choices that this process made or read, in order."""
         return dict(self._chosen)
 
     def offer(self, key: TuningKey, config: Mapping[str, Any]) -> None:
@@ -131,10 +135,10 @@ class TuningMemory:
         coarse_us: TimeUs | None = None,
         near: float = NEAR,
     ) -> Config:
-        """Return the cached choice of `key` if it is a candidate, else choose_config's."""
+        """Return the cached choice of `key` if it is a candidate, else choose_fastest's."""
         known = self._chosen.get(key) or self._read(key, candidates)
         if known is None or known not in candidates:
-            known = choose_config(candidates, time_us, coarse_us, near)
+            known = choose_fastest(candidates, time_us, coarse_us, near)
             self._write(key, known)
         self._chosen[key] = known
         return known

@@ -70,7 +70,7 @@ class KernelSpec:
 
     @property
     def is_external(self) -> bool:
-        """True for a kernel of a file or package outside this project."""
+        """True for a kernel of a file or package that isn't of this project."""
         return self.source_hash is not None
 
     def check_capability(self, capability: Capability | None) -> None:
@@ -229,7 +229,10 @@ class LinearKernel(ABC):
         return None
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        """Return the configurations to time for this shape; empty: there is only one."""
+        """Return the configurations from which kernels/autotune.py chooses by timing them.
+
+        Empty: there is only one.
+        """
         return ()
 
     def tuning_bucket(self, m: int) -> int:
@@ -237,7 +240,7 @@ class LinearKernel(ABC):
         return m
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
-        """Return the configuration that `config=None` selects for this shape."""
+        """Return the configuration for this shape without tuning; `config=None` selects it."""
         return None
 
     def builds(self) -> Sequence[Build]:
@@ -291,7 +294,7 @@ class Probe(ABC):
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         """Return the builds that run for this shape and configuration."""
-        return ()
+        return self.builds()
 
 
 Kernel = LinearKernel | Probe

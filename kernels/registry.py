@@ -4,7 +4,7 @@ A label is `name` or `name[variant]`. The same name may have a CUDA and a CPU im
 are two backends of one kernel and are never compared with each other.
 
 External kernels are named `package.name`. Those of installed packages are registered on the first
-lookup, others by `add` (see `kernels.outside`).
+lookup, others by `add` (see kernels/external).
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 from flexq_bench.kernels.cuda.block_order import BUILD as ORDER_BUILD
 from flexq_bench.kernels.cuda.clock_stamps import BUILD as CLOCK_BUILD
@@ -21,8 +20,6 @@ from flexq_bench.kernels.runtime.machine_code import resources
 from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
 from flexq_bench.kernels.runtime.occupancy import RUN_TARGETS, TARGETS
 from flexq_bench.kernels.runtime.resource_row import ResourceRow, resource_row
-
-_TEXT_COLUMNS = ("build", "target", "function")
 
 
 def all_builds() -> tuple[Build, ...]:
@@ -81,20 +78,5 @@ def write_table(path: Path, rows: Iterable[ResourceRow]) -> None:
         writer.writerows(asdict(row) for row in rows)
 
 
-def read_table(path: Path) -> list[ResourceRow]:
-    """Read a table that write_table wrote."""
-    with path.open(newline="") as handle:
-        return [
-            ResourceRow(**{name: _value(name, cell) for name, cell in row.items()})
-            for row in csv.DictReader(handle)
-        ]
-
-
 def _requested_bytes(build: Build) -> tuple[int, str]:
     return build.block.shared_bytes if build.block else 0, build.name
-
-
-def _value(column: str, cell: str) -> Any:
-    if column in _TEXT_COLUMNS:
-        return cell
-    return int(cell) if cell else None

@@ -5,22 +5,19 @@ from __future__ import annotations
 from importlib.resources.abc import Traversable
 from typing import Annotated, ClassVar
 
-from pydantic import Field
-
 from flexq_bench.workloads.blocks import BLOCK_TYPES, BlockType
 from flexq_bench.workloads.data_files import (
     Count,
     DataTable,
     Entries,
     Flag,
+    Natural,
     Text,
     must_be,
     read_toml,
     validated,
 )
 from flexq_bench.workloads.model_spec import Experts, LatentAttention, ModelSpec
-
-_UpToAll = Annotated[int, Field(strict=True, ge=0), must_be("an integer of at least 0")]
 
 
 class _ExpertsTable(DataTable):
@@ -29,8 +26,8 @@ class _ExpertsTable(DataTable):
     count: Count
     active: Count
     ffn: Count
-    shared: _UpToAll = 0
-    dense_blocks: _UpToAll = 0
+    shared: Natural = 0
+    dense_blocks: Natural = 0
 
 
 class _LatentTable(DataTable):

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from flexq_bench.workloads.blocks import LAYERS, Block, BlockType, Projection
+from flexq_bench.workloads.blocks import LAYERS, BlockType, Projection
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.names import unknown
-
-__all__ = ["Block", "BlockType", "Experts", "LatentAttention", "LayerShape", "ModelSpec"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,6 @@ from flexq_bench.workloads.patterns import check_patterns
 from flexq_bench.workloads.ranges import parse_ranges
 from flexq_bench.workloads.suite import Group, Shape, Suite, layer_shapes
 
-__all__ = ["Group", "Shape", "Suite", "layer_shapes", "list_suites", "load_suite"]
-
 _STAGES: tuple[Stage, ...] = get_args(Stage)
 _CACHES: tuple[CacheMode, ...] = get_args(CacheMode)
 _REGIMES: tuple[Regime, ...] = get_args(Regime)

@@ -62,16 +62,15 @@ from untuned_loss import (
 )
 
 from flexq_bench.kernels.contract import Config
-from flexq_bench.kernels.cuda.imma.configuration_choice import MAX_NATURAL, choose
+from flexq_bench.kernels.cuda.imma.configuration_choice import MAX_NATURAL, choose_untuned
 from flexq_bench.kernels.cuda.imma.configurations import (
     AnyImmaConfig,
     ClusterConfig,
     TiledConfig,
 )
-from flexq_bench.kernels.cuda.imma.cost_model import read_us, waves_of
 from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
-from flexq_bench.kernels.cuda.imma.timed_cases import Cases, write_cases
-from flexq_bench.kernels.cuda.timed_shapes import (
+from flexq_bench.kernels.cuda.imma.time_estimates import Cases, read_us, waves_of, write_cases
+from flexq_bench.kernels.cuda.shape_interpolation import (
     Losses,
     choose_by_timed_shapes,
     settings_of,
@@ -250,7 +249,7 @@ def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, device: D
     found = resolve(kernel, "cuda")
     if isinstance(found, ImmaGemm):
         of_imma = [c for c in configs if isinstance(c, AnyImmaConfig)]
-        return choose(of_imma, gemm, device, found.choice, found.tiles, unseen=True)
+        return choose_untuned(of_imma, gemm, device, found.choice, found.tiles, unseen=True)
     of_floats = [c for c in configs if isinstance(c, WeightOnlyConfig)]
     return choose_by_timed_shapes(of_floats, gemm, device, own_configs(kernel)[1], unseen=True)
 
@@ -342,7 +341,7 @@ def is_for_few_outputs(config: Config) -> bool:
 
 
 def estimated_us(costs: np.ndarray, waves: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Estimate times as cost_us of cost_model.py, from arrays whose last axis is one
+    """Estimate times as cost_us of time_estimates.py, from arrays whose last axis is one
     configuration's costs or the fields of its Waves. floor: of reading, in microseconds."""
     start, alone, each = np.moveaxis(costs, -1, 0)
     whole, resident, last, steps, starts = np.moveaxis(waves, -1, 0)

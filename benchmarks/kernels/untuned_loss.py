@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 
 from flexq_bench.kernels.contract import Config
-from flexq_bench.kernels.cuda.imma.configuration_choice import bucket_of, choose
+from flexq_bench.kernels.cuda.imma.configuration_choice import bucket_of, choose_untuned
 from flexq_bench.kernels.cuda.imma.configurations import ImmaConfig, TiledConfig
 from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
-from flexq_bench.kernels.cuda.imma.timed_cases import load_cases
-from flexq_bench.kernels.cuda.timed_shapes import (
+from flexq_bench.kernels.cuda.imma.time_estimates import load_cases
+from flexq_bench.kernels.cuda.shape_interpolation import (
     TimedShapes,
     choose_by_timed_shapes,
     load_losses,
@@ -94,7 +94,7 @@ def left_out_cases(kernel: str) -> dict[int, list[float]]:
     lost: dict[int, list[float]] = {}
     for gemm, device, row in zip(table.cases, table.devices, table.us.tolist(), strict=True):
         there = {c: us for c, us in zip(table.configs, row, strict=True) if not math.isnan(us)}
-        chosen = choose([*there], gemm, device, found.choice, found.tiles, unseen=True)
+        chosen = choose_untuned([*there], gemm, device, found.choice, found.tiles, unseen=True)
         assert not isinstance(chosen, ImmaConfig), "few tokens are in no table of cases"
         lost.setdefault(bucket_of(gemm.m), []).append(there[chosen] / min(there.values()) - 1)
     return dict(sorted(lost.items()))

@@ -36,7 +36,7 @@ def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None
     external_kernels.forget()
     sources = [KernelSource.parse(text) for text in texts]
     for source in sources:
-        source.check_there()
+        source.check_exists()
     sources_adopted = external_kernels.adopt(sources)
     if only and not sources_adopted.labels:
         raise UsageError(next(iter(sources_adopted.failures.values())))

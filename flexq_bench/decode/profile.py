@@ -21,7 +21,7 @@ from flexq_bench.kernels.decoder.cuda_operations import (
     RELU,
     SILU_MUL,
 )
-from flexq_bench.workloads.model_spec import Block
+from flexq_bench.workloads.blocks import Block
 
 _ON_GPU = "CUDA"  # device type of torch.profiler
 EMBEDDING, SAMPLING, HEAD = "embedding", "sampling", "lm_head"

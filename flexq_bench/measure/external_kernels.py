@@ -80,7 +80,7 @@ def adopt(
     global _state
     labels, failures = dict(_state.labels), dict(_state.failures)
     owners: dict[tuple[str, str], KernelSource] = {}
-    for source in (one.at_hand() for one in sources):
+    for source in (source.on_this_machine() for source in sources):
         try:
             kernels = described(source, timeout_s=timeout_s, environment=environment)
             refuse_taken(kernels, source, owners)
@@ -133,7 +133,7 @@ def describe_installed() -> tuple[DescribedKernel, ...]:
     """The kernels of installed packages as another process describes them, without the database.
 
     For a process that measures nothing: the registry calls this through
-    `kernels.outside.installed.find_by`. Packages that can't be described are left out, with one
+    `kernels.external.installed.find_by`. Packages that can't be described are left out, with one
     line in the log.
     """
     if not metadata.entry_points(group=ENTRY_POINTS):
@@ -183,4 +183,4 @@ def without_failed(patterns: Sequence[str], loaded: Adopted) -> tuple[str, ...]:
 
 def carried(sources: Sequence[KernelSource]) -> tuple[KernelSource, ...]:
     """The sources, with their contents for machines that don't have the files."""
-    return tuple(source.carried() for source in sources)
+    return tuple(source.with_content() for source in sources)

@@ -1,4 +1,7 @@
-"""Timing of a kernel's candidates: briefly, on the buffers that are measured afterwards."""
+"""Brief timing of a kernel's candidates, on the buffers that are measured afterwards.
+
+kernels/autotune.py chooses by these times. `Tuning` is the source of a measured configuration.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class Tuning(StrEnum):
 
     REMEMBERED = "remembered"  # timed once for a GPU, sources and shape, then read from disk
     FRESH = "fresh"  # timed anew in this process, and stored
-    NONE = "none"  # the kernel's own heuristic
+    NONE = "none"  # the kernel's default_config, without timing
 
     def memory(self) -> TuningMemory:
         """Return the initial tuning memory of a process."""

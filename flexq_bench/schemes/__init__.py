@@ -19,25 +19,22 @@ if TYPE_CHECKING:
     from flexq_bench.schemes.errors import QuantizeError
     from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
     from flexq_bench.schemes.flexq import FlexqOptions
-    from flexq_bench.schemes.model_map import LinearSite, ModelMap, map_model
+    from flexq_bench.schemes.model_map import map_model
     from flexq_bench.schemes.own_schemes import LayerStatistics, own_scheme
     from flexq_bench.schemes.quantized_layer import QuantizedLayer
     from flexq_bench.schemes.registry import named_schemes, resolve
-    from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, SchemeOptions
+    from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme
 
 __all__ = [
     "Calibration",
     "FakeQuantizedLinear",
     "FlexqOptions",
     "LayerStatistics",
-    "LinearSite",
-    "ModelMap",
     "Progress",
     "QuantizationState",
     "QuantizeError",
     "QuantizedLayer",
     "Scheme",
-    "SchemeOptions",
     "calibration_segments",
     "map_model",
     "named_schemes",
@@ -50,14 +47,11 @@ _MODULES = {
     "FakeQuantizedLinear": "fake_quantization",
     "FlexqOptions": "flexq",
     "LayerStatistics": "own_schemes",
-    "LinearSite": "model_map",
-    "ModelMap": "model_map",
     "Progress": "scheme",
     "QuantizationState": "scheme",
     "QuantizeError": "errors",
     "QuantizedLayer": "quantized_layer",
     "Scheme": "scheme",
-    "SchemeOptions": "scheme",
     "calibration_segments": "calibration",
     "map_model": "model_map",
     "named_schemes": "registry",

@@ -53,3 +53,8 @@ class StaticActivation:
 
 
 ActivationQuantizer = DynamicActivation | StaticActivation
+
+
+def dynamic(number: NumberFormat | None) -> DynamicActivation | None:
+    """Return the dynamic quantizer to a format; None for None and for dense formats."""
+    return None if number is None or number.is_dense else DynamicActivation(number)

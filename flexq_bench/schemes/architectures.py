@@ -85,51 +85,42 @@ _LLAMA = Architecture(
     ),
     gated=True,
 )
-_GEMMA = Architecture(
-    _LLAMA.blocks, _LLAMA.linears, _LLAMA.site_inputs, gated=True, norm_offset=1.0
-)
+_GEMMA = replace(_LLAMA, norm_offset=1.0)
 # Norms after attention and before the feed-forward are different modules here.
-_GEMMA_2 = Architecture(
-    _LLAMA.blocks,
-    _LLAMA.linears,
-    (
+_GEMMA_2 = replace(
+    _GEMMA,
+    site_inputs=(
         *_LLAMA.site_inputs[:2],
         SiteInput("pre_feedforward_layernorm", ("gate_proj", "up_proj"), "norm"),
         _LLAMA.site_inputs[3],
     ),
-    gated=True,
-    norm_offset=1.0,
 )
 # Norms come after attention and the feed-forward, and their outputs are added to what both read.
-_OLMO_2 = Architecture(
-    _LLAMA.blocks,
-    _LLAMA.linears,
-    (
+_OLMO_2 = replace(
+    _LLAMA,
+    site_inputs=(
         replace(_LLAMA.site_inputs[0], source="", through=None),
         _LLAMA.site_inputs[1],
         replace(_LLAMA.site_inputs[2], through=None),
         _LLAMA.site_inputs[3],
     ),
-    gated=True,
 )
 # Attention and feed-forward read the output of one norm. StableLM's may be one after the other.
-_COHERE = Architecture(
-    _LLAMA.blocks,
-    _LLAMA.linears,
-    (
+_COHERE = replace(
+    _LLAMA,
+    site_inputs=(
         SiteInput(
             "input_layernorm", ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), "norm"
         ),
         _LLAMA.site_inputs[1],
         _LLAMA.site_inputs[3],
     ),
-    gated=True,
 )
 # No gate; the square of a ReLU passes no scale through as it is.
-_ARCEE = Architecture(
-    _LLAMA.blocks,
-    (*_LLAMA.linears[:4], "mlp.up_proj", "mlp.down_proj"),
-    (
+_ARCEE = replace(
+    _LLAMA,
+    linears=(*_LLAMA.linears[:4], "mlp.up_proj", "mlp.down_proj"),
+    site_inputs=(
         *_LLAMA.site_inputs[:2],
         SiteInput("post_attention_layernorm", ("up_proj",), "norm"),
         SiteInput("mlp.up_proj", ("down_proj",), None),
@@ -138,31 +129,28 @@ _ARCEE = Architecture(
 )
 _NEMOTRON = replace(_ARCEE, norm_offset=1.0)
 # Fused layers: only some of their rows are channels of the next one.
-_GLM = Architecture(
-    _LLAMA.blocks,
-    (*_LLAMA.linears[:4], "mlp.gate_up_proj", "mlp.down_proj"),
-    (
+_GLM = replace(
+    _LLAMA,
+    linears=(*_LLAMA.linears[:4], "mlp.gate_up_proj", "mlp.down_proj"),
+    site_inputs=(
         *_LLAMA.site_inputs[:2],
         SiteInput("post_attention_layernorm", ("gate_up_proj",), "norm"),
         SiteInput("mlp.gate_up_proj", ("down_proj",), None),
     ),
-    gated=True,
 )
-_PHI_3 = Architecture(
-    _LLAMA.blocks,
-    ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
-    (
+_PHI_3 = replace(
+    _GLM,
+    linears=("self_attn.qkv_proj", "self_attn.o_proj", *_GLM.linears[4:]),
+    site_inputs=(
         SiteInput("input_layernorm", ("qkv_proj",), "norm"),
         SiteInput("self_attn.qkv_proj", ("o_proj",), None),
-        SiteInput("post_attention_layernorm", ("gate_up_proj",), "norm"),
-        SiteInput("mlp.gate_up_proj", ("down_proj",), None),
+        *_GLM.site_inputs[2:],
     ),
-    gated=True,
 )
-_STARCODER_2 = Architecture(
-    _LLAMA.blocks,
-    (*_LLAMA.linears[:4], "mlp.c_fc", "mlp.c_proj"),
-    (
+_STARCODER_2 = replace(
+    _LLAMA,
+    linears=(*_LLAMA.linears[:4], "mlp.c_fc", "mlp.c_proj"),
+    site_inputs=(
         *_LLAMA.site_inputs[:2],
         SiteInput("post_attention_layernorm", ("c_fc",), "norm"),
         SiteInput("mlp.c_fc", ("c_proj",), None),  # GELU passes no scale through
@@ -230,10 +218,10 @@ _GPT_NEOX = Architecture(
     stored=(("lm_head.", "embed_out."),),
 )
 # Phi 1 to 2: attention and feed-forward read the output of one norm.
-_PHI = Architecture(
-    _LLAMA.blocks,
-    (*_LLAMA.linears[:3], "self_attn.dense", "mlp.fc1", "mlp.fc2"),
-    (
+_PHI = replace(
+    _LLAMA,
+    linears=(*_LLAMA.linears[:3], "self_attn.dense", "mlp.fc1", "mlp.fc2"),
+    site_inputs=(
         SiteInput("input_layernorm", ("q_proj", "k_proj", "v_proj", "fc1"), "norm"),
         SiteInput("self_attn.v_proj", ("dense",), "linear"),
         SiteInput("mlp.fc1", ("fc2",), None),
@@ -285,18 +273,17 @@ _BLOOM = _falcon_with_norms("input_layernorm", "post_attention_layernorm")
 
 # Mixtures of experts: as LLaMA but for the feed-forward. The router reads what the experts read, so
 # no scale passes there.
-_QWEN_3_MOE = Architecture(
-    _LLAMA.blocks,
-    _LLAMA.linears[:4],
-    _LLAMA.site_inputs[:2],
-    gated=True,
+_QWEN_3_MOE = replace(
+    _LLAMA,
+    linears=_LLAMA.linears[:4],
+    site_inputs=_LLAMA.site_inputs[:2],
     experts="mlp.experts",
     dense=_LLAMA,
 )
 
 
 def _with_shared_expert(path: str, mixture: Architecture = _QWEN_3_MOE) -> Architecture:
-    """One expert reads every token, beside those that the router chooses."""
+    """Add an expert that reads every token to those that the router chooses."""
     return replace(
         mixture,
         linears=(

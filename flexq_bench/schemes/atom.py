@@ -75,10 +75,7 @@ class Atom(Scheme):
     version = 2  # 2: outliers are the last group of K; keys are rounded after the rotary embedding
     source = "Atom, arXiv:2310.19102, sections 4.1 to 4.4"
     options: AtomOptions
-
-    @property
-    def needs_calibration(self) -> bool:
-        return True
+    needs_calibration = True
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
         return LayerFormats(self.options.weight, self.options.activation)

@@ -74,10 +74,7 @@ class Awq(Scheme):
 
     source = "AWQ, arXiv:2306.00978, section 3.2"
     options: AwqOptions
-
-    @property
-    def needs_calibration(self) -> bool:
-        return True
+    needs_calibration = True
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
         return LayerFormats(self.options.number())
@@ -86,25 +83,25 @@ class Awq(Scheme):
         statistics = Statistics(hessian=True)
         observe_block(state, block, statistics)
         with unrounded(state.layout.block_module(state.model, block)):
-            seen = self._scale_inputs(state, block, statistics)
+            divisors = self._scale_inputs(state, block, statistics)
             # After folding all scales, which changes rows of layers that produce a site's input.
             for site in state.layout.of_block(block):
                 moments = statistics.hessian[site.name]
-                if site.name in seen:
-                    moments = moments / torch.outer(seen[site.name], seen[site.name])
+                if site.name in divisors:
+                    moments = moments / torch.outer(divisors[site.name], divisors[site.name])
                 self._quantize(state, site, moments.float())
 
     def _scale_inputs(
         self, state: QuantizationState, block: int, statistics: Statistics
     ) -> dict[str, torch.Tensor]:
         """Fold the best scales; returns the divisors of each site's inputs, float64 [K]."""
-        seen: dict[str, torch.Tensor] = {}
+        divisors: dict[str, torch.Tensor] = {}
         for site_input in state.layout.scalable_inputs(block):
             readers = readers_of(state, block, site_input)
-            seen |= fold_scale(
+            divisors |= fold_scale(
                 state, block, site_input, self._best_scale(state, site_input, readers, statistics)
             )
-        return seen
+        return divisors
 
     def _best_scale(
         self,
@@ -124,9 +121,9 @@ class Awq(Scheme):
         for step in range(self.options.steps):
             scale = magnitude ** (step / self.options.steps)
             scale = scale / (scale.max() * scale.min()).sqrt()
-            seen = spread(scale, site_input, head)
+            divisor = spread(scale, site_input, head)
             error = sum(
-                output_error(number.round(weight * seen) / seen - weight, moments)
+                output_error(number.round(weight * divisor) / divisor - weight, moments)
                 for weight in weights
             )
             if error < least:

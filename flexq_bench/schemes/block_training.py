@@ -275,10 +275,10 @@ class BlockTrainer:
         tensors[f"{site_input.source}.weight"] = source
         if f"{site_input.source}.bias" in tensors:
             tensors[f"{site_input.source}.bias"] = tensors[f"{site_input.source}.bias"] / s
-        seen = spread(s, site_input, self._head_dim)
+        divisor = spread(s, site_input, self._head_dim)
         for name, kind in self._linears.items():
             if kind in site_input.kinds:
-                tensors[f"{name}.weight"] = tensors[f"{name}.weight"] * seen
+                tensors[f"{name}.weight"] = tensors[f"{name}.weight"] * divisor
 
     def _run(
         self,

@@ -55,7 +55,7 @@ def contained_segments(hashes: Sequence[str], length: int, tokens: torch.Tensor)
     data, width = _id_bytes(tokens), 8 * min(_HASHED_TOKENS, length)
     starts = range(0, len(data) - width + 1, 8) if hashes else ()
     present = {_hash(data[start : start + width]) for start in starts}
-    return sum(one in present for one in hashes)
+    return sum(digest in present for digest in hashes)
 
 
 def _id_bytes(tokens: torch.Tensor) -> bytes:
@@ -216,6 +216,30 @@ class Statistics:
             work = rows.double()
             outer = work.T @ work
             self.hessian[name] = outer + self.hessian.get(name, 0)
+
+
+class InputSamples:
+    """Observer that stores the same number of rows of every segment, `rows` in total at most.
+
+    Rows are spread evenly over a segment and include its first token, which has the largest values.
+    """
+
+    def __init__(self, rows: int, per_segment: int = 64) -> None:
+        self._rows, self._per_segment = rows, per_segment
+        self._parts: dict[str, list[torch.Tensor]] = {}
+
+    def __call__(self, site: LinearSite, rows: torch.Tensor) -> None:
+        """Store some of the input rows [tokens, K] of a site."""
+        parts = self._parts.setdefault(site.name, [])
+        room = self._rows - sum(part.shape[0] for part in parts)
+        step = max(1, -(-rows.shape[0] // self._per_segment))
+        if room > 0:
+            parts.append(rows[::step][:room].clone())
+
+    def of(self, site: LinearSite) -> torch.Tensor:
+        """Return rows [<= rows, K] of a site's input; no rows for an expert without tokens."""
+        parts = self._parts.get(site.name)
+        return torch.empty(0, site.k) if parts is None else torch.cat(parts)
 
 
 class _Captured(Exception):  # noqa: N818 - it ends a forward pass on purpose, nothing is wrong

@@ -57,10 +57,7 @@ class Dgq(Scheme):
     version = 2  # 2: without the search, weights are rounded as by the kernels' packing
     source = "DGQ, arXiv:2310.04836, sections 3.2 to 3.4"
     options: DgqOptions
-
-    @property
-    def needs_calibration(self) -> bool:
-        return True
+    needs_calibration = True
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
         dual = NumberFormat(4, self.options.group, "dual")
@@ -70,11 +67,11 @@ class Dgq(Scheme):
         statistics = Statistics(hessian=True)
         observe_block(state, block, statistics)
         with unrounded(state.layout.block_module(state.model, block)):
-            seen = self._smooth(state, block, statistics)
+            divisors = self._smooth(state, block, statistics)
             for site_input in state.layout.inputs_of(block):
                 readers = readers_of(state, block, site_input)
                 first = readers[0].name
-                scale = seen.get(first, torch.ones_like(statistics.abs_sum[first]))
+                scale = divisors.get(first, torch.ones_like(statistics.abs_sum[first]))
                 moments = statistics.hessian[first] / torch.outer(scale, scale)
                 # Rows are independent, so layers with the same input are searched together.
                 weights = torch.cat([weight_of(state.model, site) for site in readers])
@@ -87,9 +84,9 @@ class Dgq(Scheme):
         self, state: QuantizationState, block: int, statistics: Statistics
     ) -> dict[str, torch.Tensor]:
         """Fold the scales into the block; returns the divisors of sites' inputs, float64 [K]."""
-        seen: dict[str, torch.Tensor] = {}
+        divisors: dict[str, torch.Tensor] = {}
         if self.options.outliers == 0:
-            return seen
+            return divisors
         head = head_size(state)
         for site_input in state.layout.scalable_inputs(block):
             readers = readers_of(state, block, site_input)
@@ -97,8 +94,8 @@ class Dgq(Scheme):
                 continue  # the paper smooths only the norms' outputs and the input of down_proj
             inputs = gather(statistics.absmax[readers[0].name].float(), site_input, head)
             scale = percentile_scale(inputs, self.options.outliers)
-            seen |= fold_scale(state, block, site_input, scale)
-        return seen
+            divisors |= fold_scale(state, block, site_input, scale)
+        return divisors
 
     def _rounded(self, weights: torch.Tensor, moments: torch.Tensor) -> Operand:
         options = self.options

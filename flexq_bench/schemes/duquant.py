@@ -17,11 +17,10 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.kernels.formats import quantize
-from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.activations import dynamic
 from flexq_bench.schemes.architectures import SiteInput
-from flexq_bench.schemes.calibration import Statistics
+from flexq_bench.schemes.calibration import InputSamples, Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
-from flexq_bench.schemes.input_samples import InputSamples
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.quarot import QuaRotOptions
@@ -58,10 +57,7 @@ class DuQuant(Scheme):
 
     source = "DuQuant, arXiv:2406.01721, section 3"
     options: DuQuantOptions
-
-    @property
-    def needs_calibration(self) -> bool:
-        return True
+    needs_calibration = True
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
         return LayerFormats(self.options.weight, self.options.activation, rotated=True)
@@ -71,12 +67,12 @@ class DuQuant(Scheme):
         observe_block(state, block, statistics)
         state.inputs.observe(samples)
         with unrounded(state.layout.block_module(state.model, block)):
-            seen: dict[str, torch.Tensor] = {}
+            divisors: dict[str, torch.Tensor] = {}
             for site_input in state.layout.scalable_inputs(block):
                 alpha = self.options.alpha
-                seen |= smooth_input(state, block, site_input, statistics, alpha)
+                divisors |= smooth_input(state, block, site_input, statistics, alpha)
             for site_input in state.layout.inputs_of(block):
-                self._rotate(state, block, site_input, samples, seen)
+                self._rotate(state, block, site_input, samples, divisors)
 
     def _rotate(
         self,
@@ -84,20 +80,19 @@ class DuQuant(Scheme):
         block: int,
         site_input: SiteInput,
         samples: InputSamples,
-        seen: dict[str, torch.Tensor],
+        divisors: dict[str, torch.Tensor],
     ) -> None:
-        """Fold the rotation of an input into its readers. seen: divisors of inputs, by reader."""
+        """Fold the rotation of an input into its readers. divisors: of inputs, by reader."""
         options, readers = self.options, readers_of(state, block, site_input)
         first = readers[0]
         device = weight_of(state.model, first).device
         x = samples.of(first).to(device).double()
         if not len(x):  # an expert without tokens
             x = torch.zeros(1, first.k, dtype=torch.float64, device=device)
-        if first.name in seen:
-            x = x / seen[first.name].to(device)
+        if first.name in divisors:
+            x = x / divisors[first.name].to(device)
         rotation = outlier_rotation(x, options.block, options.steps, state.seed)
-        number = options.activation
-        activation = None if number.is_dense else DynamicActivation(number)
+        activation = dynamic(options.activation)
         for site in readers:
             rotated = rotation.apply(weight_of(state.model, site).double())
             rounded = quantize(rotated, options.weight)

@@ -65,9 +65,7 @@ class Flexq(Scheme):
     def needs_calibration(self) -> bool:
         return self.options.a8_budget is not None
 
-    @property
-    def needs_stream(self) -> bool:
-        return False
+    needs_stream = False
 
     def prepare(self, state: QuantizationState) -> None:
         state.decided[_HIGH] = self._high_sites(state)

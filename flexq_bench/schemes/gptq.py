@@ -22,13 +22,14 @@ import torch
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import (
     ColumnGroup,
+    Kind,
     NumberFormat,
     Operand,
     Rounder,
     Scaling,
     assembled,
 )
-from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.activations import dynamic
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.layer_formats import LayerFormats
@@ -175,34 +176,28 @@ class GptqSchemeOptions(SchemeOptions):
     def __post_init__(self) -> None:
         GptqOptions(damping=self.damping)  # raises with the reason
 
+    @property
+    def weight(self) -> NumberFormat:
+        kind: Kind = "symmetric" if self.symmetric else "asymmetric"
+        return NumberFormat(self.w_bits, self.group, kind)
+
+    @property
+    def activation(self) -> NumberFormat:
+        return uniform_format(self.a_bits, self.group)
+
 
 class Gptq(Scheme):
     """Integer weights by GPTQ, block by block, on the inputs of the partly quantized model."""
 
     source = "GPTQ, arXiv:2210.17323, section 3.3"
     options: GptqSchemeOptions
-
-    @property
-    def needs_calibration(self) -> bool:
-        return True
+    needs_calibration = True
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
-        options = self.options
-        return LayerFormats(
-            NumberFormat(
-                options.w_bits, options.group, "symmetric" if options.symmetric else "asymmetric"
-            ),
-            uniform_format(options.a_bits, options.group),
-        )
+        return LayerFormats(self.options.weight, self.options.activation)
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options
-        number = NumberFormat(
-            options.w_bits, options.group, "symmetric" if options.symmetric else "asymmetric"
-        )
-        activation = None
-        if options.a_bits < FULL_BITS:
-            activation = DynamicActivation(NumberFormat(options.a_bits, options.group))
         solver = GptqOptions(damping=options.damping, act_order=options.act_order)
         statistics = Statistics(hessian=True)
         observe_block(state, block, statistics)
@@ -210,6 +205,6 @@ class Gptq(Scheme):
             readers = readers_of(state, block, site_input)
             weights = [weight_of(state.model, site) for site in readers]
             hessian = statistics.hessian[readers[0].name]
-            solved = gptq_together(weights, hessian, number, solver)
+            solved = gptq_together(weights, hessian, options.weight, solver)
             for site, rounded in zip(readers, solved, strict=True):
-                quantize_site(state.model, site, rounded, activation)
+                quantize_site(state.model, site, rounded, dynamic(options.activation))

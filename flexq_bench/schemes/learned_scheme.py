@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from flexq_bench.kernels.formats import FP16, Kind, NumberFormat, Operand, quantize
-from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.activations import dynamic
 from flexq_bench.schemes.block_training import BlockTrainer, Learned, TrainingOptions
-from flexq_bench.schemes.calibration import Calibration, Statistics
+from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.linear_layers import experts_in
 from flexq_bench.schemes.model_map import LinearSite, weight_of
-from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, SchemeOptions
-from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
-from flexq_bench.schemes.smoothing import Folds, check_share, gather, smoothquant_scale, unrounded
+from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
+from flexq_bench.schemes.site_inputs import fold_scale, head_size, largest_magnitudes, observe_block
+from flexq_bench.schemes.smoothing import check_share, smoothquant_scale, unrounded
 from flexq_bench.schemes.uniform import FULL_BITS
 
 
@@ -76,14 +76,8 @@ class LearnedScheme(Scheme):
 
     version = 2  # 2: TF32 on a GPU; an input with several readers is rounded once
     options: LearnedOptions
-
-    @property
-    def needs_calibration(self) -> bool:
-        return True
-
-    @property
-    def needs_original(self) -> bool:
-        return True
+    needs_calibration = True
+    needs_original = True
 
     def training(self) -> TrainingOptions:
         """Options of this scheme's training."""
@@ -98,25 +92,8 @@ class LearnedScheme(Scheme):
         """Return the kinds of this block's sites with a rank-one compensation."""
         return ()
 
-    def quantize(
-        self,
-        model: nn.Module,
-        calibration: Calibration | None = None,
-        *,
-        seed: int = 0,
-        progress: Progress | None = None,
-        before_block: Callable[[int], None] | None = None,
-        on_block: Callable[[int], None] | None = None,
-    ) -> Folds:
-        with _eager_attention(model):
-            return super().quantize(
-                model,
-                calibration,
-                seed=seed,
-                progress=progress,
-                before_block=before_block,
-                on_block=on_block,
-            )
+    def adapted(self, model: nn.Module) -> AbstractContextManager[None]:
+        return _eager_attention(model)
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
         return LayerFormats(self.options.weight, self.options.activation or FP16)
@@ -165,19 +142,13 @@ class LearnedScheme(Scheme):
         observe_block(state, block, statistics, state.original)
         start = {}
         for site_input in state.layout.scalable_inputs(block):
-            readers = readers_of(state, block, site_input)
-            weights = torch.stack([weight_of(state.model, r).abs().amax(dim=0) for r in readers])
-            start[site_input.source] = smoothquant_scale(
-                gather(statistics.absmax[readers[0].name].float(), site_input, head_size(state)),
-                gather(weights.amax(dim=0).float(), site_input, head_size(state)),
-                self.options.alpha,
-            )
+            largest = largest_magnitudes(state, block, site_input, statistics)
+            start[site_input.source] = smoothquant_scale(*largest, self.options.alpha)
         return start
 
     def _apply_learned(self, state: QuantizationState, block: int, learned: Learned) -> None:
         prefix = f"{state.layout.names.blocks}.{block}."
-        number = self.options.activation
-        activation = None if number is None else DynamicActivation(number)
+        activation = dynamic(self.options.activation)
         for site_input in state.layout.scalable_inputs(block):
             if site_input.source in learned.scales:
                 fold_scale(state, block, site_input, learned.scales[site_input.source])

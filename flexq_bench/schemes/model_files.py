@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,6 @@ _PACKED = (
 )
 _REAL = ("F16", "BF16", "F32", "F64")  # data types, in the names of safetensors
 _QUANTIZED = ("quantization_config", "compression_config")  # in config.json
-_PIECE = 1 << 22
 
 Tensor = TypeVar("Tensor")
 
@@ -58,8 +57,8 @@ class ModelFiles:
 
     def tokenizer_files(self) -> list[Path]:
         """The tokenizer's files next to the weights, sorted by name."""
-        found = {path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)}
-        return sorted(path for path in found if path.is_file())
+        paths = {path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)}
+        return sorted(path for path in paths if path.is_file())
 
     def content_hash(self) -> str:
         """SHA-256 over names and contents of the weights, the configuration and the tokenizer."""
@@ -268,13 +267,5 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _file_hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    for piece in _pieces(path):
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            yield piece
+        return hashlib.file_digest(file, "sha256").hexdigest()

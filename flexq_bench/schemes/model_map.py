@@ -7,8 +7,9 @@ and the output head are not among the sites: no scheme quantizes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,29 +75,29 @@ class ModelMap:
 
     @property
     def sites(self) -> tuple[LinearSite, ...]:
-        """All sites, in the order of the forward pass."""
+        """Return all sites, in the order of the forward pass."""
         return tuple(site for block in self.block_maps for site in block.sites)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """All kinds of sites, in the order of the forward pass."""
+        """Return all kinds of sites, in the order of the forward pass."""
         return tuple(dict.fromkeys(site.kind for site in self.sites))
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """All roles of sites, in the order of the forward pass."""
+        """Return all roles of sites, in the order of the forward pass."""
         return tuple(dict.fromkeys(site.role for site in self.sites))
 
     def of_block(self, block: int) -> tuple[LinearSite, ...]:
-        """The sites of a block."""
+        """Return the sites of a block."""
         return self.block_maps[block].sites
 
     def inputs_of(self, block: int) -> tuple[SiteInput, ...]:
-        """The inputs of a block's sites; each site reads one of them."""
+        """Return the inputs of a block's sites; each site reads one of them."""
         return self.block_maps[block].site_inputs
 
     def scalable_inputs(self, block: int) -> tuple[SiteInput, ...]:
-        """The inputs of a block whose source can be divided by scales."""
+        """Return the inputs of a block whose source can be divided by scales."""
         return tuple(i for i in self.inputs_of(block) if i.through is not None)
 
     def block_module(self, model: nn.Module, block: int) -> nn.Module:
@@ -123,25 +124,20 @@ def map_model(model: nn.Module) -> ModelMap:
 def stored_names(architecture: str) -> Callable[[str], str]:
     """Return a function from a weight's name in transformers to its name in files."""
     names = ARCHITECTURES.get(architecture)
-
-    def renamed(name: str) -> str:
-        for here, there in () if names is None else names.stored:
-            name = name.replace(here, there)
-        return name
-
-    return renamed
+    return partial(_replaced, () if names is None else names.stored)
 
 
 def names_of_stored(architecture: str) -> Callable[[str], str]:
-    """The name that a weight of this architecture has in transformers, from its name in files."""
+    """Return a function from a weight's name in files to its name in transformers."""
     names = ARCHITECTURES.get(architecture)
+    stored = () if names is None else names.stored
+    return partial(_replaced, [(there, here) for here, there in reversed(stored)])
 
-    def renamed(name: str) -> str:
-        for here, there in () if names is None else reversed(names.stored):
-            name = name.replace(there, here)
-        return name
 
-    return renamed
+def _replaced(pairs: Iterable[tuple[str, str]], name: str) -> str:
+    for old, new in pairs:
+        name = name.replace(old, new)
+    return name
 
 
 def _map_block(model: nn.Module, names: Architecture, block: int) -> BlockMap:

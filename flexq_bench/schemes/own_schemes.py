@@ -28,9 +28,9 @@ from torch import nn
 
 from flexq_bench.errors import one_line
 from flexq_bench.kernels.errors import ShapeError
-from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
+from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.formats.symmetric_quantization import code_limits
-from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.activations import dynamic
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import quantize_site
@@ -175,7 +175,7 @@ class OwnSchemeLoop(Scheme):
         return self.own.calibrated
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
-        return LayerFormats(self.own.weight_format, self._activation_format())
+        return LayerFormats(self.own.weight_format, self._activation_format)
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         statistics = None
@@ -198,14 +198,12 @@ class OwnSchemeLoop(Scheme):
         self, model: nn.Module, site: LinearSite, statistics: LayerStatistics | None
     ) -> None:
         """Replace a layer by the codes that the function returns for it."""
-        number = self._activation_format()
-        activation = DynamicActivation(number) if self.own.a_bits < 16 else None
         weight = weight_of(model, site).detach().float().clone()
-        quantize_site(model, site, self.own.operand(weight, statistics, site.name), activation)
+        operand = self.own.operand(weight, statistics, site.name)
+        quantize_site(model, site, operand, dynamic(self._activation_format))
 
+    @property
     def _activation_format(self) -> NumberFormat:
-        if self.own.a_bits == 16:
-            return FP16
         return uniform_format(self.own.a_bits, self.own.a_group)
 
 

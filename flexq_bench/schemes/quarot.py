@@ -15,14 +15,14 @@ clipping ratio of activations is an option; no kernel has the paper's 0.9.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from flexq_bench.kernels.formats import FP16, NumberFormat, quantize
-from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.kernels.formats import NumberFormat, quantize
+from flexq_bench.schemes.activations import dynamic
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.layer_formats import LayerFormats
@@ -30,7 +30,7 @@ from flexq_bench.schemes.model_map import LinearSite, linear_at, weight_of
 from flexq_bench.schemes.rotation import Rotation, online_rotation, residual_rotation
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import readers_of
-from flexq_bench.schemes.uniform import FULL_BITS
+from flexq_bench.schemes.uniform import uniform_format
 
 # Blocks that read the residual stream through RMS norms, and write to it without one.
 _ROTATABLE = (
@@ -60,13 +60,12 @@ class QuaRotOptions(SchemeOptions):
 
     @property
     def weight(self) -> NumberFormat:
-        return NumberFormat(self.w_bits, self.group) if self.w_bits < FULL_BITS else FP16
+        return uniform_format(self.w_bits, self.group)
 
     @property
     def activation(self) -> NumberFormat:
-        if self.a_bits >= FULL_BITS:
-            return FP16
-        return NumberFormat(self.a_bits, self.group, clip=self.activation_clip)
+        number = uniform_format(self.a_bits, self.group)
+        return number if number.is_dense else replace(number, clip=self.activation_clip)
 
 
 class QuaRot(Scheme):
@@ -74,10 +73,7 @@ class QuaRot(Scheme):
 
     source = "QuaRot, arXiv:2404.00456, section 4"
     options: QuaRotOptions
-
-    @property
-    def changes_ends(self) -> bool:
-        return True
+    changes_ends = True
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
         return LayerFormats(self.options.weight, self.options.activation, kind in _ONLINE)
@@ -143,9 +139,8 @@ class QuaRot(Scheme):
             bias = linear_at(state.model, site.name).bias
             if bias is not None:
                 _set_(bias, rotation.apply(bias.detach().double()))
-        number = self.options.activation
-        activation = None if number.is_dense else DynamicActivation(number)
         rounded = quantize(weight, self.options.weight)
+        activation = dynamic(self.options.activation)
         quantize_site(state.model, site, rounded, activation, rotation=online)
 
 

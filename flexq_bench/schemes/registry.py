@@ -218,16 +218,12 @@ def names() -> tuple[str, ...]:
 
 def named_schemes() -> tuple[NamedScheme, ...]:
     """Return the schemes of all these examples, in the registry's order."""
+    summaries = {name: family.summary for family in _FAMILIES for name in family.examples}
     rows = []
-    for family in _FAMILIES:
-        for name in family.examples:
-            scheme = resolve(name)
-            layers = layer_kernels(scheme, gated=True), layer_kernels(scheme, gated=False)
-            rows.append(NamedScheme(scheme, family.summary, *layers))
-    for name in _own():
+    for name in names():
         scheme = resolve(name)
         layers = layer_kernels(scheme, gated=True), layer_kernels(scheme, gated=False)
-        rows.append(NamedScheme(scheme, scheme.source, *layers))
+        rows.append(NamedScheme(scheme, summaries.get(name, scheme.source), *layers))
     return tuple(rows)
 
 
@@ -256,19 +252,20 @@ def resolve(name: str) -> Scheme:
     Raises QuantizeError with similar names or the known options, or as own_schemes.
     """
     parsed = _NAME.fullmatch(name.strip())
-    for family in _FAMILIES if parsed else ():
-        matched = re.fullmatch(family.pattern, parsed["family"]) if parsed else None
-        if parsed and matched:
-            options = _with(family.options(matched.groupdict()), parsed["options"] or "", name)
-            options = _with_cache(options, parsed["kv_bits"], name)
-            return family.scheme(name.strip(), options)
-    own = _own().get(parsed["family"]) if parsed else None
-    if own is not None and parsed is not None:
-        options = _with(SchemeOptions(), parsed["options"] or "", name)
-        return scheme_of(own, name.strip(), _with_cache(options, parsed["kv_bits"], name))
-    renamed = _RENAMED.get(parsed["family"] if parsed else "")
-    if renamed is not None:
-        raise QuantizeError(f"no scheme {name!r}: it is named {renamed}")
+    if parsed is None:
+        raise QuantizeError(unknown("scheme", name, names()))
+
+    def changed(options: SchemeOptions) -> SchemeOptions:
+        return _with_cache(_with(options, parsed["options"] or "", name), parsed["kv_bits"], name)
+
+    for family in _FAMILIES:
+        if bits := re.fullmatch(family.pattern, parsed["family"]):
+            return family.scheme(name.strip(), changed(family.options(bits.groupdict())))
+    own = _own().get(parsed["family"])
+    if own is not None:
+        return scheme_of(own, name.strip(), changed(SchemeOptions()))
+    if parsed["family"] in _RENAMED:
+        raise QuantizeError(f"no scheme {name!r}: it is named {_RENAMED[parsed['family']]}")
     raise QuantizeError(unknown("scheme", name, names()))
 
 

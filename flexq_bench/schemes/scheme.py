@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -135,33 +136,57 @@ class Scheme(ABC):
             calibration = None
         was_training = model.training
         model.eval()
+        with self.adapted(model):
+            state = self._initial_state(model, layout, calibration, seed, progress)
+            self._quantize_blocks(state, before_block, on_block)
+        model.train(was_training)
+        return state.folds
+
+    def adapted(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which the model is quantized; by default it is left as it is."""
+        return nullcontext()
+
+    def _initial_state(
+        self,
+        model: nn.Module,
+        layout: ModelMap,
+        calibration: Calibration | None,
+        seed: int,
+        progress: Progress | None,
+    ) -> QuantizationState:
         stream = original = None
         if calibration is not None and self.needs_stream:
             stream = BlockStream(model, layout, calibration)
         if calibration is not None and self.needs_original:
             original = BlockStream(model, layout, calibration)
         generator = torch.Generator().manual_seed(seed)
-        state = QuantizationState(
+        return QuantizationState(
             model, layout, calibration, stream, original, generator, seed, progress
         )
+
+    def _quantize_blocks(
+        self,
+        state: QuantizationState,
+        before_block: Callable[[int], None] | None,
+        on_block: Callable[[int], None] | None,
+    ) -> None:
+        progress, blocks = state.progress, state.layout.blocks
         self.prepare(state)
-        for block in range(layout.blocks):
+        for block in range(blocks):
             if progress is not None:
-                progress(block, layout.blocks, f"{self.name}: block {block}")
+                progress(block, blocks, f"{self.name}: block {block}")
             if before_block is not None:
                 before_block(block)
             try:
                 self.quantize_block(state, block)
             except ValueError as error:  # values that can't be rounded or smoothed
                 raise QuantizeError(f"{self.name}: block {block}: {error}") from error
-            if stream is not None and block + 1 < layout.blocks:
-                stream.advance()
+            if state.stream is not None and block + 1 < blocks:
+                state.stream.advance()
             if on_block is not None:
                 on_block(block)
         if progress is not None:
-            progress(layout.blocks, layout.blocks, self.name)
-        model.train(was_training)
-        return state.folds
+            progress(blocks, blocks, self.name)
 
     def prepare(self, state: QuantizationState) -> None:
         """Make decisions about the whole model before its first block is quantized."""

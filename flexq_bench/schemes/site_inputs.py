@@ -11,7 +11,7 @@ from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import BlockStream, Statistics
 from flexq_bench.schemes.model_map import LinearSite, linear_at, weight_of
 from flexq_bench.schemes.scheme import QuantizationState
-from flexq_bench.schemes.smoothing import fold, spread
+from flexq_bench.schemes.smoothing import fold, gather, spread
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,18 @@ def observe_block(
                     by_site[other.name] = by_site[readers[0].name]
 
 
+def largest_magnitudes(
+    state: QuantizationState, block: int, site_input: SiteInput, statistics: Statistics
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return max|X| and max|W| over all readers, of each channel of the source [K]."""
+    head, readers = head_size(state), readers_of(state, block, site_input)
+    weights = torch.stack([weight_of(state.model, reader).abs().amax(dim=0) for reader in readers])
+    return (
+        gather(statistics.absmax[readers[0].name].float(), site_input, head),
+        gather(weights.amax(dim=0).float(), site_input, head),
+    )
+
+
 def fold_scale(
     state: QuantizationState, block: int, site_input: SiteInput, scale: torch.Tensor
 ) -> dict[str, torch.Tensor]:
@@ -81,8 +93,8 @@ def fold_scale(
         norm_offset=state.layout.names.norm_offset,
         head_dim=head,
     )
-    seen = {reader.name: spread(scale, site_input, head).double() for reader in readers}
-    state.folds.inputs.update(seen)
+    divisors = {reader.name: spread(scale, site_input, head).double() for reader in readers}
+    state.folds.inputs.update(divisors)
     if site_input.through == "linear":
         state.folds.outputs[source] = scale.double()
-    return seen
+    return divisors

@@ -111,12 +111,12 @@ def unrounded(block: nn.Module) -> Iterator[None]:
     In FP16 a weight of 0.01 divided by a scale of 1000 would lose most of its bits. In FP32 weights
     are rounded only once, to their codes.
     """
-    kept = next(block.parameters()).dtype
+    dtype = next(block.parameters()).dtype
     block.float()
     try:
         yield
     finally:
-        block.to(kept)
+        block.to(dtype)
 
 
 @torch.no_grad()
@@ -145,6 +145,6 @@ def fold(
         weight.div_(s[:, None])
     if bias is not None:
         bias.div_(s)
-    seen = spread(s, site_input, head_dim)
+    divisor = spread(s, site_input, head_dim)
     for reader in readers:
-        reader.weight.mul_(seen)
+        reader.weight.mul_(divisor)

@@ -14,19 +14,18 @@ import torch
 
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.architectures import SiteInput
-from flexq_bench.schemes.calibration import Statistics
-from flexq_bench.schemes.input_samples import InputSamples
+from flexq_bench.schemes.calibration import InputSamples, Statistics
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
-from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
-from flexq_bench.schemes.smoothing import (
-    check_share,
-    gather,
-    smoothquant_scale,
-    spread,
-    unrounded,
+from flexq_bench.schemes.site_inputs import (
+    fold_scale,
+    head_size,
+    largest_magnitudes,
+    observe_block,
+    readers_of,
 )
+from flexq_bench.schemes.smoothing import check_share, smoothquant_scale, spread, unrounded
 from flexq_bench.schemes.uniform import round_site
 
 ALPHAS = tuple(i / 20 for i in range(6, 19))  # 0.3 … 0.9
@@ -60,10 +59,7 @@ class SmoothQuant(Scheme):
 
     source = "SmoothQuant, arXiv:2211.10438, section 4"
     options: SmoothQuantOptions
-
-    @property
-    def needs_calibration(self) -> bool:
-        return True
+    needs_calibration = True
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
         options = self.options
@@ -91,14 +87,12 @@ class SmoothQuant(Scheme):
         statistics: Statistics,
         samples: InputSamples,
     ) -> None:
-        head, readers = head_size(state), readers_of(state, block, site_input)
-        alpha = self.options.alpha
+        readers, alpha = readers_of(state, block, site_input), self.options.alpha
         if alpha is None:
             if not len(samples.of(readers[0])):
                 return
-            inputs = gather(statistics.absmax[readers[0].name].float(), site_input, head)
-            weights = _largest_weights(state, readers)
-            alpha = self._best_alpha(state, site_input, readers, inputs, weights, samples)
+            largest = largest_magnitudes(state, block, site_input, statistics)
+            alpha = self._best_alpha(state, site_input, readers, largest, samples)
         smooth_input(state, block, site_input, statistics, alpha)
 
     def _best_alpha(
@@ -106,23 +100,21 @@ class SmoothQuant(Scheme):
         state: QuantizationState,
         site_input: SiteInput,
         readers: list[LinearSite],
-        inputs: torch.Tensor,
-        weights: torch.Tensor,
+        largest: tuple[torch.Tensor, torch.Tensor],
         samples: InputSamples,
     ) -> float:
-        options, head = self.options, head_size(state)
+        options = self.options
         weight_format = NumberFormat(options.w_bits, options.group)
         input_format = NumberFormat(options.a_bits, options.group)
         x = samples.of(readers[0]).float()
         errors = []
         for alpha in ALPHAS:
-            scale = smoothquant_scale(inputs, gather(weights, site_input, head), alpha)
-            seen = spread(scale, site_input, head)
-            rounded_inputs = input_format.round(x / seen)
+            divisor = spread(smoothquant_scale(*largest, alpha), site_input, head_size(state))
+            rounded_inputs = input_format.round(x / divisor)
             error = 0.0
             for reader in readers:
                 weight = weight_of(state.model, reader).float()
-                rounded = weight_format.round(weight * seen)
+                rounded = weight_format.round(weight * divisor)
                 error += float((rounded_inputs @ rounded.T - x @ weight.T).square().sum())
             errors.append(error)
         return ALPHAS[errors.index(min(errors))]
@@ -136,14 +128,5 @@ def smooth_input(
     alpha: float,
 ) -> dict[str, torch.Tensor]:
     """Fold the scale of this alpha into the block; returns the result of fold_scale."""
-    head, readers = head_size(state), readers_of(state, block, site_input)
-    inputs = gather(statistics.absmax[readers[0].name].float(), site_input, head)
-    weights = gather(_largest_weights(state, readers), site_input, head)
-    scale = smoothquant_scale(inputs, weights, alpha)
-    return fold_scale(state, block, site_input, scale)
-
-
-def _largest_weights(state: QuantizationState, readers: list[LinearSite]) -> torch.Tensor:
-    """Return max|W| of each input channel over all readers [K]."""
-    largest = [weight_of(state.model, reader).abs().amax(dim=0) for reader in readers]
-    return torch.stack(largest).amax(dim=0).float()
+    largest = largest_magnitudes(state, block, site_input, statistics)
+    return fold_scale(state, block, site_input, smoothquant_scale(*largest, alpha))

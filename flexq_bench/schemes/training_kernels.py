@@ -9,7 +9,7 @@ import torch
 
 
 def kernels_for(tensor: torch.Tensor) -> Any:
-    """The module triton_training for FP32 tensors on a GPU with Triton; None: use torch."""
+    """Return the module triton_training for FP32 tensors on a GPU with Triton; None: use torch."""
     return _kernels() if tensor.is_cuda and tensor.dtype == torch.float32 else None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from flexq_bench.kernels.formats import FP16, NumberFormat, quantize
-from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.activations import dynamic
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, weight_of
@@ -75,5 +75,5 @@ def round_to(
     model: nn.Module, site: LinearSite, weight: NumberFormat, activation: NumberFormat
 ) -> None:
     """Round one site to nearest in these formats; dense activations stay as they are."""
-    rounder = None if activation.is_dense else DynamicActivation(activation)
-    quantize_site(model, site, quantize(weight_of(model, site), weight), rounder)
+    rounded = quantize(weight_of(model, site), weight)
+    quantize_site(model, site, rounded, dynamic(activation))

@@ -10,20 +10,18 @@ from __future__ import annotations
 import torch
 
 from flexq_bench.kernels.contract import (
-    Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
+from flexq_bench.kernels.cpu.torch_gemm import TorchGemm
 from flexq_bench.kernels.formats import Kind, NumberFormat, Operand
 from flexq_bench.kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
 
 CHUNK_K = 128
 
 
-class BitPlaneGemm(LinearKernel):
+class BitPlaneGemm(TorchGemm):
     """W<w_bits>A<a_bits>; grouped: a scale per 128 of k (FlexQ), else one per row (ABQ-LLM).
 
     kind: of the weights' codes.
@@ -55,28 +53,7 @@ class BitPlaneGemm(LinearKernel):
     def pack_activation(self, x: Operand) -> PackedOperand:
         return _pack(x, self.spec.activation)
 
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        bits, group = self.spec.activation.bits, self.spec.activation.group
-        groups = 1 if group is None else -(-k // group)
-        buffers = {
-            "planes": torch.empty(bits, m, -(-k // 8), dtype=torch.uint8, device=device),
-            "scales": torch.empty(m, groups, dtype=torch.float16, device=device),
-        }
-        return PackedOperand(buffers, m, k)
-
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        packed.copy_from(self.pack_activation(self.quantize_activation(x)))
-
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
         xs, ws = _planes_in_chunks(x), _planes_in_chunks(w)
         a_bits, w_bits = self.spec.activation.bits, self.spec.weight.bits
         pairs = torch.bmm(xs, ws.transpose(1, 2))  # [chunks, a_bits·M, w_bits·N]
@@ -89,8 +66,7 @@ class BitPlaneGemm(LinearKernel):
         scale = torch.einsum(
             "mg,ng->gmn", x.buffers["scales"].double(), w.buffers["scales"].double()
         )
-        y = (sums * scale).sum(dim=0)
-        out.copy_(y if bias is None else y + bias.double())
+        return (sums * scale).sum(dim=0)
 
 
 def _pack(operand: Operand, fmt: NumberFormat) -> PackedOperand:

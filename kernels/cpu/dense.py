@@ -5,17 +5,15 @@ from __future__ import annotations
 import torch
 
 from flexq_bench.kernels.contract import (
-    Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
+from flexq_bench.kernels.cpu.torch_gemm import TorchGemm
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
 
 
-class Int8Gemm(LinearKernel):
+class Int8Gemm(TorchGemm):
     """W8A8, one scale per token and per output feature: integer GEMM, then scaling."""
 
     spec = KernelSpec(
@@ -32,32 +30,12 @@ class Int8Gemm(LinearKernel):
     def pack_activation(self, x: Operand) -> PackedOperand:
         return _pack_codes(x)
 
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        buffers = {
-            "codes": torch.empty(m, _padded_k(k), dtype=torch.int8, device=device),
-            "scales": torch.empty(m, 1, dtype=torch.float16, device=device),
-        }
-        return PackedOperand(buffers, m, k)
-
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        packed.copy_from(_pack_codes(self.quantize_activation(x)))
-
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
         sums = torch._int_mm(x.buffers["codes"], w.buffers["codes"].T)
-        y = sums.double() * x.buffers["scales"].double() * w.buffers["scales"].double().T
-        out.copy_(y if bias is None else y + bias.double())
+        return sums.double() * x.buffers["scales"].double() * w.buffers["scales"].double().T
 
 
-class Fp16Gemm(LinearKernel):
+class Fp16Gemm(TorchGemm):
     """Dense FP16 with FP32 accumulation."""
 
     spec = KernelSpec(
@@ -74,28 +52,14 @@ class Fp16Gemm(LinearKernel):
     def pack_activation(self, x: Operand) -> PackedOperand:
         return PackedOperand({"values": x.values}, x.rows, x.k)
 
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        values = torch.empty(m, k, dtype=torch.float16, device=device)
-        return PackedOperand({"values": values}, m, k)
-
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         packed.buffers["values"].copy_(x)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
-        y = x.buffers["values"].float() @ w.buffers["values"].float().T
-        out.copy_(y if bias is None else y + bias.float())
+    def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
+        return x.buffers["values"].float() @ w.buffers["values"].float().T
 
 
-class DequantizedGemm(LinearKernel):
+class DequantizedGemm(TorchGemm):
     """FP8 or weight-only: float64 GEMM of dequantized values."""
 
     def __init__(
@@ -116,25 +80,8 @@ class DequantizedGemm(LinearKernel):
     def pack_activation(self, x: Operand) -> PackedOperand:
         return _pack_values(x, self.spec.activation)
 
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        zeros = torch.zeros(m, k, dtype=torch.float16, device=device)
-        return self.pack_activation(self.quantize_activation(zeros))
-
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        packed.copy_from(self.pack_activation(self.quantize_activation(x)))
-
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
-        y = _dequantize(x, self.spec.activation) @ _dequantize(w, self.spec.weight).T
-        out.copy_(y if bias is None else y + bias.double())
+    def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
+        return _dequantize(x, self.spec.activation) @ _dequantize(w, self.spec.weight).T
 
 
 def _pack_values(operand: Operand, fmt: NumberFormat) -> PackedOperand:

@@ -8,19 +8,17 @@ from __future__ import annotations
 import torch
 
 from flexq_bench.kernels.contract import (
-    Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
+from flexq_bench.kernels.cpu.torch_gemm import TorchGemm
 from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.formats.dual_grained import CODE_BITS, int8_values
 from flexq_bench.kernels.formats.symmetric_quantization import quantize_static
 
 
-class DualGrainedGemm(LinearKernel):
+class DualGrainedGemm(TorchGemm):
     """`dgq-w4a8`, its `[static]`, `dual-w6a8`: int8 sums over all of K, scaled once."""
 
     def __init__(self, name: str, bits: int, variant: str = "") -> None:
@@ -48,27 +46,7 @@ class DualGrainedGemm(LinearKernel):
         buffers = {"codes": x.values, "scales": checked_scales(x, self.spec.activation)}
         return PackedOperand(buffers, x.rows, x.k)
 
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        buffers = {
-            "codes": torch.empty(m, k, dtype=torch.int8, device=device),
-            "scales": torch.empty(m, 1, dtype=torch.float16, device=device),
-        }
-        return PackedOperand(buffers, m, k)
-
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        packed.copy_from(self.pack_activation(self.quantize_activation(x)))
-
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
         # Sums of int8 products stay under 2^53, so float64 is exact; it has a GEMM on every CPU.
         sums = x.buffers["codes"].double() @ w.buffers["codes"].double().T
-        y = sums * x.buffers["scales"].double() * w.buffers["scales"].double().T
-        out.copy_(y if bias is None else y + bias.double())
+        return sums * x.buffers["scales"].double() * w.buffers["scales"].double().T

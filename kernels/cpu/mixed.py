@@ -7,20 +7,18 @@ from dataclasses import replace
 import torch
 
 from flexq_bench.kernels.contract import (
-    Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
+from flexq_bench.kernels.cpu.torch_gemm import TorchGemm
 from flexq_bench.kernels.formats import NumberFormat, Operand, quantize_mixed
-from flexq_bench.kernels.formats.mixed import ACTIVATION_CLIP, GROUP, default_order, order_of
+from flexq_bench.kernels.formats.mixed import ACTIVATION_CLIP, GROUP, order_of
 
 _FORMAT = NumberFormat(4, GROUP, kind="mixed")
 
 
-class MixedGemm(LinearKernel):
+class MixedGemm(TorchGemm):
     """`atom-w4a4`: integer sums per group, then the scales of both operands."""
 
     spec = KernelSpec(
@@ -38,14 +36,6 @@ class MixedGemm(LinearKernel):
     def pack_activation(self, x: Operand) -> PackedOperand:
         return _pack(x)
 
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        buffers = {
-            "codes": torch.empty(m, k, dtype=torch.int8, device=device),
-            "scales": torch.empty(m, -(-k // GROUP), dtype=torch.float16, device=device),
-            "order": default_order(k, device),
-        }
-        return PackedOperand(buffers, m, k)
-
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         order = packed.buffers["order"]
         packed.copy_from(_pack(quantize_mixed(x, order, clip=ACTIVATION_CLIP)))
@@ -54,23 +44,13 @@ class MixedGemm(LinearKernel):
         in_order = packed.buffers | {"order": w.buffers["order"]}
         return PackedOperand(in_order, packed.rows, packed.k)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
         # Sums of a group stay under 2^24, which FP32 holds exactly.
         sums = torch.bmm(_in_groups(x), _in_groups(w).transpose(1, 2)).double()
         scale = torch.einsum(
             "mg,ng->gmn", x.buffers["scales"].double(), w.buffers["scales"].double()
         )
-        y = (sums * scale).sum(dim=0)
-        out.copy_(y if bias is None else y + bias.double())
+        return (sums * scale).sum(dim=0)
 
 
 def _pack(operand: Operand) -> PackedOperand:

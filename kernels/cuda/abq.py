@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
 from flexq_bench.kernels.errors import ShapeError
@@ -93,7 +92,7 @@ SWITCHES = {
 _CHECKED_WIDTHS = ((2, 2), (2, 8), (3, 5), (4, 4), (6, 6), (6, 8), (8, 8))
 
 
-class ArbitraryBitGemm(LinearKernel):
+class ArbitraryBitGemm(CheckedGemm):
     """`abq-w<w_bits>a<a_bits>`, 2 to 8 bits each. Raises ShapeError if sums could overflow int32.
 
     balanced: `abq-w2*a<a_bits>`, the paper's bit-balanced 2-bit weights -2 … 2, in three planes.
@@ -148,16 +147,8 @@ class ArbitraryBitGemm(LinearKernel):
             overlap_previous=True,
         )
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         chosen = config if isinstance(config, AbqConfig) else self.default_config(shape)
         tokens = self._tokens(shape.m)
         blocks = -(-shape.n // (MMA_ROWS * chosen.row_tiles))

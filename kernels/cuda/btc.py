@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
 from flexq_bench.kernels.formats import NumberFormat, Operand
@@ -109,7 +108,7 @@ _CONFIGS = tuple(
 _UNPIPELINED = tuple(BtcConfig(row_tiles, warps, 1) for row_tiles in (1, 2) for warps in (4, 8))
 
 
-class BinaryTensorCoreGemm(LinearKernel):
+class BinaryTensorCoreGemm(CheckedGemm):
     """`flexq-w6a<a_bits>` and its variants."""
 
     def __init__(self, a_bits: int, variant: str = "") -> None:
@@ -157,16 +156,8 @@ class BinaryTensorCoreGemm(LinearKernel):
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         self._launch_packing("quantize_pack", (x.contiguous(),), packed, overlap=True)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         chosen = config if isinstance(config, BtcConfig) else self.default_config(shape)
         tokens, a_bits = min(shape.m, MAX_TOKENS), self.spec.activation.bits
         build = chosen.build(a_bits, tokens, self._optimizations)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
@@ -39,7 +40,7 @@ class FlexqConfig(Config):
         return {"engine": self.engine, **asdict(self.choice)}
 
 
-class FlexqGemm(LinearKernel):
+class FlexqGemm(CheckedGemm):
     """`flexq` (W6A6) and `flexq[w6a8]`.
 
     Packed weights and activations are in both layouts; `narrow` selects the weights' layout of one
@@ -78,16 +79,9 @@ class FlexqGemm(LinearKernel):
         for name, engine in self._engines.items():
             engine.activate(x, _part(packed, name))
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        chosen = self._chosen(config, check_gemm(x, w, out))
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
+        chosen = self._chosen(config, shape)
         operands = _part(x, chosen.engine), _part(w, chosen.engine)
         self._engines[chosen.engine].gemm(*operands, out, bias=bias, config=chosen.choice)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import torch
-
-from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand, check_gemm
+from flexq_bench.kernels.checked_gemm import GemmCall
+from flexq_bench.kernels.contract import Config, KernelSpec
 from flexq_bench.kernels.cuda.cublas.dense import Fp16Gemm
 from flexq_bench.kernels.formats import FP16
 from flexq_bench.kernels.runtime.gpu import current_gpu
@@ -109,19 +108,11 @@ class FastestFp16Gemm(Fp16Gemm):
             return few_rows
         return FewTokensConfig(*_DEFAULT, _col_tiles(gemm.m))
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         chosen = config or self.default_config(shape)
         if not isinstance(chosen, FewTokensConfig):
-            super().gemm(x, w, out, bias=bias, config=chosen)
+            super().compute(call, chosen)
             return
         weights, values = w.buffers["values"], x.buffers["values"]
         load_function(chosen.build, "fp16_few").launch(
@@ -144,7 +135,7 @@ def _few_tokens_configs(m: int) -> list[FewTokensConfig]:
     if m > _MAX_TOKENS:
         return []
     configs = [FewTokensConfig(*choice, _col_tiles(m)) for choice in _CHOICES]
-    # The sums of two column tiles do not fit beside the ring buffers of persistent blocks.
+    # The sums of two column tiles do not fit next to the ring buffers of persistent blocks.
     return [c for c in configs if c.col_tiles == 1 or not c.blocks_an_sm]
 
 

@@ -124,9 +124,6 @@ class EmptyKernel(Probe):
     def builds(self) -> Sequence[Build]:
         return [_EMPTY]
 
-    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
-        return self.builds()
-
 
 class Spin(Probe):
     """`spin`: wait SPIN_CYCLES cycles, to create changes of known size."""
@@ -158,6 +155,3 @@ class Spin(Probe):
 
     def builds(self) -> Sequence[Build]:
         return [_SPIN]
-
-    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
-        return self.builds()

@@ -6,16 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-import torch
-
-from flexq_bench.kernels.contract import (
-    Config,
-    KernelSpec,
-    LinearKernel,
-    PackedOperand,
-)
+from flexq_bench.kernels.contract import KernelSpec, LinearKernel
 from flexq_bench.kernels.errors import UnsupportedError
-from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.formats import NumberFormat
 
 _FORMATS = ("weight", "activation")
 _TUPLES = ("stages", "min_capability", "max_capability")
@@ -27,42 +20,21 @@ class DescribedKernel(LinearKernel):
     def __init__(self, spec: KernelSpec) -> None:
         self.spec = spec
 
-    def pack_weight(self, weight: Operand) -> PackedOperand:
-        self._refuse()
-
-    def pack_activation(self, x: Operand) -> PackedOperand:
-        self._refuse()
-
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        self._refuse()
-
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        self._refuse()
-
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *arguments: Any, **named: Any) -> NoReturn:
         raise UnsupportedError(
-            f"{self.spec.label} comes from outside and runs in a worker process only"
+            f"{self.spec.label} is an external kernel, which runs in a worker process only"
         )
+
+    pack_weight = pack_activation = empty_activation = activate = gemm = _refuse
 
 
 def spec_as_plain(spec: KernelSpec) -> dict[str, Any]:
-    """A spec as JSON values; `spec_of_plain` is the inverse."""
+    """Return a spec as JSON values; `spec_of_plain` is the inverse."""
     return {**asdict(spec), "package": None}
 
 
 def spec_of_plain(values: Mapping[str, Any]) -> KernelSpec:
-    """A spec from the plain values that another process wrote. Raises TypeError and ShapeError."""
+    """Return the spec of another process's plain values. Raises TypeError and ShapeError."""
     formats = {name: NumberFormat(**values[name]) for name in _FORMATS}
     tuples = {name: tuple(values[name]) for name in _TUPLES}
     return KernelSpec(**{**values, **formats, **tuples})

@@ -27,14 +27,14 @@ def before_import(call: Callable[[], object]) -> None:
     _calls[call] = None
 
 
-def about_to_import() -> None:
+def notify_before_import() -> None:
     for call in list(_calls):  # a call may import a module that registers another one
         call()
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Context for the import of foreign modules, possibly started by a module of a known place."""
+    """Context for the import of external modules, possibly started by a module of a known place."""
     _imports.append(None)
     try:
         yield
@@ -58,7 +58,7 @@ def note_declared(value: object) -> None:
 
 
 def add_place(place: Path) -> None:
-    """Register a file, or a folder of files, as foreign code."""
+    """Register a file, or a folder of files, as external code."""
     # code objects have the path by which they were imported
     _places.update((place.absolute(), place.resolve()))
     is_external.cache_clear()
@@ -66,7 +66,7 @@ def add_place(place: Path) -> None:
 
 @cache
 def is_external(file: str) -> bool:
-    """Return True if a file belongs to registered foreign code.
+    """Return True if a file belongs to registered external code.
 
     Files of the standard library, of this program, or in a site-packages folder below a registered
     place do not.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Backend,
     Capability,
@@ -15,7 +16,6 @@ from flexq_bench.kernels.contract import (
     KernelSpec,
     LinearKernel,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
 from flexq_bench.kernels.errors import KernelError, ShapeError
@@ -101,7 +101,10 @@ class FunctionDefinition:
         if not callable(self.configurations):
             _check_configurations(self.name, self.configurations)
         capability = self.min_capability
-        if not isinstance(capability, Sequence) or [type(one) for one in capability] != [int, int]:
+        if not isinstance(capability, Sequence) or [type(number) for number in capability] != [
+            int,
+            int,
+        ]:
             raise DefinitionError(
                 f"{self.name}: min_capability must be two integers, as (8, 0), got {capability!r}"
             )
@@ -116,11 +119,11 @@ class FunctionDefinition:
         return ("gemm", "linear") if makes_codes else ("gemm",)
 
     def kernels(self) -> tuple[LinearKernel, ...]:
-        """The kernel on each of its backends."""
+        """Return the kernel on each of its backends."""
         return tuple(FunctionKernel(self, backend) for backend in self.backends)
 
 
-class FunctionKernel(LinearKernel):
+class FunctionKernel(CheckedGemm):
     """Calls the function of a definition with the tensors of its formats.
 
     For an operand these are codes and scales [rows, groups], for a dense format only FP16 values,
@@ -139,7 +142,7 @@ class FunctionKernel(LinearKernel):
             backend=backend,
             weight=definition.weight,
             activation=definition.activation,
-            summary=definition.summary or first_line.rstrip(".") or "a kernel from outside",
+            summary=definition.summary or first_line.rstrip(".") or "an external kernel",
             stages=definition.stages,
             min_capability=definition.min_capability,
             rounds_to=definition.rounds_to,
@@ -192,16 +195,8 @@ class FunctionKernel(LinearKernel):
             self.activate(x, packed)
         self.gemm(packed, w, out, bias=bias, config=config)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, _ = call
         before = _identity(out)
         arguments = dict(config.arguments) if isinstance(config, FunctionConfig) else {}
         tensors = (*x.buffers.values(), *w.buffers.values(), out)
@@ -218,7 +213,7 @@ class FunctionKernel(LinearKernel):
         if callable(configurations):
             configurations = configurations(gemm)
             _check_configurations(self.spec.label, configurations)
-        return tuple(FunctionConfig(tuple(one.items())) for one in configurations)
+        return tuple(FunctionConfig(tuple(arguments.items())) for arguments in configurations)
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
         return next(iter(self.candidates(gemm)), None)
@@ -243,14 +238,14 @@ class FunctionKernel(LinearKernel):
 def _check_configurations(name: str, configurations: object) -> None:
     """Raise DefinitionError unless they are dicts that JSON can store and that compare by value."""
     if not isinstance(configurations, Sequence) or not all(
-        isinstance(one, Mapping) and all(isinstance(key, str) for key in one)
-        for one in configurations
+        isinstance(arguments, Mapping) and all(isinstance(key, str) for key in arguments)
+        for arguments in configurations
     ):
         raise DefinitionError(
             f"{name}: configurations must be a list of dicts of keyword arguments, "
             f"got {configurations!r:.80}"
         )
-    for key, value in (item for one in configurations for item in one.items()):
+    for key, value in (item for arguments in configurations for item in arguments.items()):
         if not _is_plain(value):
             raise DefinitionError(
                 f"{name}: configurations: {key} must be a number, a text, None or a tuple of "
@@ -265,11 +260,11 @@ def _is_plain(value: object) -> bool:
 
 
 def _as_json(value: object) -> object:
-    return [_as_json(one) for one in value] if isinstance(value, tuple | list) else value
+    return [_as_json(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _buffers(operand: Operand, fmt: NumberFormat) -> dict[str, torch.Tensor]:
-    """The tensors of an operand that a function gets, in order."""
+    """Return the tensors of an operand that a function gets, in order."""
     if fmt.is_dense:
         return {"values": operand.values}
     buffers = {"codes": operand.values, "scales": checked_scales(operand, fmt)}

@@ -28,5 +28,5 @@ def find_by(finder: Callable[[], Iterable[LinearKernel]]) -> None:
 
 
 def kernels() -> Iterable[LinearKernel]:
-    """The kernels of installed packages."""
+    """Return the kernels of installed packages."""
     return _find()

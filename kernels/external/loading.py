@@ -15,7 +15,7 @@ from types import ModuleType
 
 from flexq_bench.kernels.contract import LinearKernel, is_plain
 from flexq_bench.kernels.errors import SourceError
-from flexq_bench.kernels.external.external_code import about_to_import, add_place
+from flexq_bench.kernels.external.external_code import add_place, notify_before_import
 from flexq_bench.kernels.external.function_kernel import FunctionDefinition
 from flexq_bench.kernels.external.sources import (
     KernelSource,
@@ -63,14 +63,14 @@ def load(source: KernelSource) -> LoadedKernels:
 
 
 def load_installed() -> Iterator[LinearKernel]:
-    """Kernels of installed packages with an entry point in the group `flexq_bench.kernels`.
+    """Yield kernels of installed packages with an entry point in the group `flexq_bench.kernels`.
 
     An entry point names a module, or one kernel in it. A package that does not import is left out,
     with one line in the log.
     """
     points = metadata.entry_points(group=ENTRY_POINTS)
     if points:
-        about_to_import()
+        notify_before_import()
     for point in points:
         package = point.dist.name if point.dist is not None else point.module
         what = f"{package}'s entry point {point.name}"
@@ -91,7 +91,7 @@ def load_installed() -> Iterator[LinearKernel]:
 def named_kernels(
     values: dict[str, object], package: str, source_hash: str
 ) -> Iterator[LinearKernel]:
-    """The kernels among the values of a module, each once, as `<package>.<name>`.
+    """Yield the kernels among the values of a module, each once, as `<package>.<name>`.
 
     Raises SourceError for a name that is no valid label, or that two kernels of a backend have, and
     for a spec by which nearly any result or time would be right.

@@ -70,49 +70,51 @@ class KernelSource:
         package, _, place = text.partition("=")
         return cls(place, package)
 
-    def carried(self) -> KernelSource:
-        """The same source with the file's content. Raises SourceError if it can't be read."""
+    def with_content(self) -> KernelSource:
+        """Return this source with the file's content. Raises SourceError if it can't be read."""
         if not self.is_file:
             return self
         try:
-            return KernelSource(self.place, self.package or self.prefix, self._path().read_bytes())
+            return KernelSource(
+                self.place, self.package or self.prefix, Path(self.place).read_bytes()
+            )
         except OSError as error:
             raise SourceError(f"can't read {self.place}: {error.strerror}") from None
 
-    def at_hand(self) -> KernelSource:
-        """The same source with its file on this machine, as a copy if necessary."""
+    def on_this_machine(self) -> KernelSource:
+        """Return the same source with its file on this machine, as a copy if necessary."""
         if self.content is None:
             return self
         return KernelSource(str(self._unpacked()), self.prefix)
 
-    def check_there(self) -> None:
+    def check_exists(self) -> None:
         """Raise SourceError if there is no such file or package; none of its code is run."""
         if self.is_file:
             if self.content is None and not os.path.isfile(self.place):
                 raise SourceError(f"there is no file {self.place}: name a Python file or a module")
-            if self._path().suffix != ".py":
+            if Path(self.place).suffix != ".py":
                 raise SourceError(f"{self.place} is no Python file: its name must end in .py")
             return
         # Searching for more than the first part would import it.
         names = self.place.split(".")
         if not all(map(str.isidentifier, names)) or _no_module(names[0]):
             raise SourceError(
-                f"there is no module {self.place!r} here: install it beside flexq-bench, or give "
+                f"there is no module {self.place!r} here: install it next to flexq-bench, or give "
                 "the path of a .py file"
             )
 
     def imported(self) -> tuple[ModuleType, str]:
-        """The module, and a hash of its sources.
+        """Import the source; return the module, and a hash of its sources.
 
-        The sources are the file and the modules beside it, or in its package, that it imports; or
+        The sources are the file and the modules next to it, or in its package, that it imports; or
         all files of a package. Raises SourceError if there is none, and any exception of the
         import.
         """
-        self.check_there()
-        return self._imported_file() if self.is_file else self._imported_module()
-
-    def _path(self) -> Path:
-        return Path(self.place)
+        self.check_exists()
+        if self.is_file:
+            return self._imported_file()
+        module = importlib.import_module(self.place)
+        return module, hash_of_module(module)
 
     def _imported_file(self) -> tuple[ModuleType, str]:
         path = self._unpacked()
@@ -132,15 +134,15 @@ class KernelSource:
             sys.path.remove(str(folder))
             folder = top_of_package(path)
             module = _imported_in_package(path, folder)
-        beside = _files_of(sys.modules.keys() - before, folder)
-        return module, content_hash({path, *beside}, folder)
+        imported = _files_of(sys.modules.keys() - before, folder)
+        return module, content_hash({path, *imported}, folder)
 
     def _unpacked(self) -> Path:
         """Return the path of the file with this content.
 
         It is a temporary copy if this machine has another file at its place, or none.
         """
-        path = self._path()
+        path = Path(self.place)
         if self.content is None or (path.is_file() and path.read_bytes() == self.content):
             return path
         folder = Path(tempfile.mkdtemp(prefix="flexq-bench-kernels-"))
@@ -148,13 +150,9 @@ class KernelSource:
         copy.write_bytes(self.content)
         return copy
 
-    def _imported_module(self) -> tuple[ModuleType, str]:
-        module = importlib.import_module(self.place)
-        return module, hash_of_module(module)
-
 
 def top_of_package(path: Path) -> Path:
-    """The folder of the outermost package that contains a file; otherwise the file's folder."""
+    """Return the folder of the outermost package that has a file, else the folder of the file."""
     top = path.parent
     while (top / f"{_PACKAGE}.py").is_file() and (top.parent / f"{_PACKAGE}.py").is_file():
         top = top.parent
@@ -163,10 +161,10 @@ def top_of_package(path: Path) -> Path:
 
 def _find_own_package(path: Path) -> None:
     """Let a file in a package import from it by its full name, before installed packages."""
-    beside = top_of_package(path).parent
+    folder = str(top_of_package(path).parent)
     is_package = (path.parent / f"{_PACKAGE}.py").is_file()
-    if is_package and str(beside) not in sys.path:
-        sys.path.insert(1, str(beside))
+    if is_package and folder not in sys.path:
+        sys.path.insert(1, folder)
 
 
 def _imported_in_package(path: Path, top: Path) -> ModuleType:
@@ -209,12 +207,12 @@ def _no_module(name: str) -> bool:
 
 
 def normalized(name: str) -> str:
-    """A normalized package name: lower case letters, digits and hyphens."""
+    """Return a normalized package name: lower case letters, digits and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "kernels"
 
 
 def hash_of_module(module: ModuleType) -> str:
-    """A hash of all sources of a module's top-level package."""
+    """Return a hash of all sources of a module's top-level package."""
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     folders = [Path(folder) for folder in getattr(top, "__path__", ())]
     if folders:
@@ -224,7 +222,7 @@ def hash_of_module(module: ModuleType) -> str:
 
 
 def hash_of_folders(folders: Sequence[Path]) -> str:
-    """A hash of all sources in folders."""
+    """Return a hash of all sources in folders."""
     paths = {p for folder in folders for p in folder.rglob("*") if p.suffix in _SUFFIXES}
     return content_hash(paths, folders[0])
 
@@ -232,7 +230,7 @@ def hash_of_folders(folders: Sequence[Path]) -> str:
 def place_of(module: ModuleType, source: KernelSource | None = None) -> Path:
     """Return the path that contains the code of a module.
 
-    For a source that is a file: its folder, with the modules beside it that it imports. Otherwise:
+    For a source that is a file: its folder, with the modules next to it that it imports. Otherwise:
     the folder of the top-level package, or the module's file if there is none.
     """
     if source is not None and source.is_file:
@@ -243,7 +241,7 @@ def place_of(module: ModuleType, source: KernelSource | None = None) -> Path:
 
 
 def content_hash(paths: Iterable[Path], root: Path) -> str:
-    """Hash, in hexadecimal digits, of the names within a folder and bytes of files."""
+    """Return a hash, in hexadecimal digits, of the names in a folder and contents of files."""
     digest = hashlib.sha256()
     for path in sorted(set(paths)):
         name = os.path.relpath(path, root)
@@ -257,14 +255,14 @@ def _files_of(modules: Iterable[str], folder: Path) -> Iterator[Path]:
         if file is None:
             continue
         path = Path(file)
-        # There may be a virtual environment beside the file.
+        # There may be a virtual environment next to the file.
         if path.is_relative_to(folder) and "site-packages" not in path.parts and path.is_file():
             yield path
 
 
 @contextmanager
 def guarded_import(what: str) -> Iterator[None]:
-    """Convert any exception of the import of foreign code, also an exit, to a SourceError."""
+    """Convert any exception of the import of external code, also an exit, to a SourceError."""
     exit_now, importer = os._exit, os.getpid()
 
     def refuse_exit(code: int) -> None:

@@ -13,16 +13,15 @@ from types import ModuleType
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
-from flexq_bench.kernels.external_packages.half_activations import HalfActivationKernel, store
-from flexq_bench.kernels.external_packages.packages import BITSANDBYTES, load
+from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
+from flexq_bench.kernels.external_packages.packages import BITSANDBYTES, load, store
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
 
 _LARGEST = 127.0  # bitsandbytes stores largest magnitudes, 127 times our scales
@@ -35,7 +34,7 @@ def _functional() -> ModuleType:
     return load(BITSANDBYTES, "functional")
 
 
-class Int8Gemm(LinearKernel):
+class Int8Gemm(CheckedGemm):
     """`bitsandbytes-int8`."""
 
     spec = KernelSpec(
@@ -85,16 +84,8 @@ class Int8Gemm(LinearKernel):
         quantized = PackedOperand({"codes": codes, "largest": largest}, packed.rows, packed.k)
         self.gemm(quantized, w, out, bias=bias, config=config)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, _ = call
         functional = _functional()
         sums = functional.int8_linear_matmul(x.buffers["codes"], w.buffers["codes"])
         largest = x.buffers["largest"], w.buffers["largest"]
@@ -132,16 +123,8 @@ class NormalFloatGemm(HalfActivationKernel):
         buffers = {"codes": codes, "largest": state.absmax, "table": state.code}
         return PackedOperand(buffers, weight.rows, weight.k)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, _ = call
         functional, b = _functional(), w.buffers
         state = functional.QuantState(
             absmax=b["largest"],

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
+from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
 from flexq_bench.kernels.errors import ShapeError, UnsupportedError
-from flexq_bench.kernels.external_packages.half_activations import HalfActivationKernel
 from flexq_bench.kernels.external_packages.packages import HUMMING, load
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
 from flexq_bench.kernels.formats.minifloat import minifloat_codes
@@ -83,16 +83,8 @@ class HummingGemm(HalfActivationKernel):
         }
         return PackedOperand(buffers, n, k)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, _ = call
         forward = load(HUMMING, "forward").humming_forward
         layout = self._layouts[w.rows, w.k]
         forward(layout, inputs=x.buffers["values"], outputs=out, **w.buffers)

@@ -1,4 +1,4 @@
-"""Third-party packages with peer kernels, and checks of their installed versions."""
+"""Packages with external kernels: checks of their installed versions, and import."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cache
 from importlib import metadata
 from types import ModuleType
 
+import torch
 from packaging.specifiers import SpecifierSet
 
 from flexq_bench.kernels.errors import UnsupportedError, first_line
@@ -54,3 +55,10 @@ def load(package: Package, submodule: str = "") -> ModuleType:
         raise UnsupportedError(
             f"{package.name} can't be imported ({reason}): install one for this torch"
         ) from error
+
+
+def store(y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """Copy a package's output [M, >= N] to `out`, for packages without an output argument."""
+    out.copy_(y[:, : out.shape[1]])
+    if bias is not None:
+        out += bias

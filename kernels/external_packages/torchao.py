@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand, check_gemm
+from flexq_bench.kernels.checked_gemm import GemmCall
+from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand
 from flexq_bench.kernels.contract import checked_scales as checked
 from flexq_bench.kernels.cuda.cublas.dense import padded
-from flexq_bench.kernels.external_packages.half_activations import HalfActivationKernel, store
-from flexq_bench.kernels.external_packages.packages import TORCHAO, load
+from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
+from flexq_bench.kernels.external_packages.packages import TORCHAO, load, store
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
 
 _GROUP, _OFFSET = 128, 8  # the kernel reads code c in 0 … 15 as c - 8
@@ -38,6 +39,9 @@ class TinyGemm(HalfActivationKernel):
         rounds_to=_BF16_BITS,
     )
 
+    def quantize_activation(self, x: torch.Tensor) -> Operand:
+        return Operand(x.to(self.dtype).float(), None, 16, None)
+
     def quantize_weight(self, weight: torch.Tensor) -> Operand:
         operand = quantize_symmetric(weight, 4, _GROUP)
         assert operand.scales is not None
@@ -58,16 +62,8 @@ class TinyGemm(HalfActivationKernel):
         }
         return PackedOperand(buffers, weight.rows, weight.k)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, _ = call
         y = torch.ops.aten._weight_int4pack_mm(
             x.buffers["values"], w.buffers["tiles"], _GROUP, w.buffers["scales"]
         )

@@ -105,7 +105,7 @@ def test_an_actor_measures_kernels_from_outside_where_their_file_is_not(tmp_path
         "def dense(x, w, out):\n"
         "    out.copy_(x.float() @ w.float().T)\n"
     )
-    carried = KernelSource.parse(str(path)).carried()
+    carried = KernelSource.parse(str(path)).with_content()
     path.unlink()
 
     worker = MeterActor("cpu", 0, Tuning.NONE, [carried])

@@ -6,11 +6,19 @@ from dataclasses import replace
 
 import torch
 
+from flexq_bench.kernels.contract import Backend, LinearKernel
 from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.formats.minifloat import minifloat_numbers
 from flexq_bench.kernels.formats.mixed import GROUP, default_order, joined, tail_start
+from flexq_bench.kernels.registry import resolve
 
 BALANCED_TOP = 2  # the largest code of ABQ-LLM's W2*
+
+
+def linear_kernel(label: str, backend: Backend) -> LinearKernel:
+    kernel = resolve(label, backend)
+    assert isinstance(kernel, LinearKernel)
+    return kernel
 
 
 def random_codes(rows: int, k: int, bits: int, *, seed: int, extremes: float = 0.2) -> torch.Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import operands
 import pytest
 import torch
 
-from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -13,31 +15,23 @@ from flexq_bench.workloads.gemm import GemmWorkload
 GEMM = GemmWorkload(1, 4096, 4096)
 
 
-def abq(label: str) -> LinearKernel:
-    kernel = resolve(label, "cuda")
-    assert isinstance(kernel, LinearKernel)
-    return kernel
-
-
 def defines_of(label: str, gemm: GemmWorkload = GEMM) -> dict[str, int]:
-    *_, main = abq(label).builds_for(gemm, None)
+    *_, main = operands.linear_kernel(label, "cuda").builds_for(gemm, None)
     return dict(main.defines)
 
 
-@pytest.mark.parametrize("w_bits", range(2, 9))
-@pytest.mark.parametrize("a_bits", range(2, 9))
-def test_a_label_names_the_bits_it_computes_with_one_scale_a_row(w_bits: int, a_bits: int) -> None:
-    label = f"abq-w{w_bits}a{a_bits}"
-    spec, defines = resolve(label, "cuda").spec, defines_of(label)
-
-    assert (spec.weight.bits, spec.weight.group) == (w_bits, None)
-    assert (spec.activation.bits, spec.activation.group) == (a_bits, None)
-    assert (defines["W_BITS"], defines["A_BITS"]) == (w_bits, a_bits)
+def test_abq_label_states_bits_with_row_scales() -> None:
+    for w_bits, a_bits in product(range(2, 9), repeat=2):
+        label = f"abq-w{w_bits}a{a_bits}"
+        spec, defines = resolve(label, "cuda").spec, defines_of(label)
+        assert (spec.weight.bits, spec.weight.group) == (w_bits, None)
+        assert (spec.activation.bits, spec.activation.group) == (a_bits, None)
+        assert (defines["W_BITS"], defines["A_BITS"]) == (w_bits, a_bits)
 
 
 @pytest.mark.parametrize(("label", "longest"), [("abq-w8a8", 131_071), ("abq-w6a6", 2_097_151)])
-def test_k_is_refused_where_the_lowest_codes_would_overflow_int32(label: str, longest: int) -> None:
-    kernel, device = abq(label), torch.device("cpu")
+def test_k_that_could_overflow_int32_is_refused(label: str, longest: int) -> None:
+    kernel, device = operands.linear_kernel(label, "cuda"), torch.device("cpu")
     product = 4 ** (kernel.spec.weight.bits - 1)
 
     kernel.empty_activation(1, longest, device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from flexq_bench.kernels.autotune import TuningKey, TuningMemory, choose_config, preferring
+from flexq_bench.kernels.autotune import TuningKey, TuningMemory, choose_fastest, preferring
 from flexq_bench.kernels.contract import Config
 
 
@@ -34,20 +34,20 @@ class Timer:
 @pytest.mark.parametrize(
     ("favourite_us", "chosen"), [(100.0, 8), (100.9, 8), (101.5, 16), (99.0, 8)]
 )
-def test_a_favourite_wins_unless_another_is_clearly_faster(favourite_us, chosen):
+def test_favourite_wins_unless_another_is_1_percent_faster(favourite_us, chosen):
     times = {8: favourite_us, 16: 100.0}
     timed = preferring(lambda tile: times[tile.size], {"size": 8})
 
-    assert choose_config([Tile(16), Tile(8)], timed) == Tile(chosen)
+    assert choose_fastest([Tile(16), Tile(8)], timed) == Tile(chosen)
 
 
 def test_without_a_favourite_the_fastest_wins():
     timed = preferring(lambda tile: 100.0 + tile.size, None)
 
-    assert choose_config([Tile(16), Tile(8)], timed) == Tile(8)
+    assert choose_fastest([Tile(16), Tile(8)], timed) == Tile(8)
 
 
-def test_a_choice_is_made_once_and_read_by_the_next_process(tmp_path):
+def test_choice_is_made_once_and_read_by_next_process(tmp_path):
     timer = Timer(t8=2.0, t16=1.0)
     assert TuningMemory(tmp_path).choose(KEY, TILES, timer) == Tile(16)
     assert timer.asked == 2
@@ -68,14 +68,14 @@ def test_a_choice_is_made_once_and_read_by_the_next_process(tmp_path):
         {"stage": "linear"},
     ],
 )
-def test_a_choice_holds_only_for_what_it_was_made_for(tmp_path, change):
+def test_choice_depends_on_every_field_of_its_key(tmp_path, change):
     TuningMemory(tmp_path).choose(KEY, TILES, Timer(t8=2.0, t16=1.0))
 
     timer = Timer(t8=1.0, t16=2.0)
     assert TuningMemory(tmp_path).choose(replace(KEY, **change), TILES, timer) == Tile(8)
 
 
-def test_a_fresh_memory_times_again_and_overwrites_what_is_on_disk(tmp_path):
+def test_fresh_memory_times_again_and_overwrites_disk(tmp_path):
     TuningMemory(tmp_path).choose(KEY, TILES, Timer(t8=2.0, t16=1.0))
     fresh = TuningMemory(tmp_path, fresh=True)
     assert fresh.choose(KEY, TILES, Timer(t8=1.0, t16=2.0)) == Tile(8)
@@ -84,7 +84,7 @@ def test_a_fresh_memory_times_again_and_overwrites_what_is_on_disk(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"config": {"size": 64}}', '{"key": 1}'])
-def test_a_damaged_or_outdated_file_means_timing_again(tmp_path, content):
+def test_damaged_or_outdated_file_is_replaced(tmp_path, content):
     TuningMemory(tmp_path).choose(KEY, TILES, Timer(t8=2.0, t16=1.0))
     (file,) = tmp_path.rglob("*.json")
     file.write_text(content)
@@ -99,27 +99,27 @@ def test_a_memory_without_a_folder_writes_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*"))
 
 
-def test_only_what_comes_near_at_a_glance_is_timed():
+def test_only_candidates_near_the_coarse_best_are_timed():
     timer = Timer(t8=100.0, t16=99.0)
     glances = Timer(t8=100.0, t16=103.0, t32=105.0)
 
-    assert choose_config([*TILES, Tile(32)], timer, glances) == Tile(16)
+    assert choose_fastest([*TILES, Tile(32)], timer, glances) == Tile(16)
     assert (timer.asked, glances.asked) == (2, 3)
 
 
-def test_the_only_one_that_is_near_is_not_timed():
+def test_single_near_candidate_is_not_timed_again():
     timer = Timer()
 
-    assert choose_config(TILES, timer, Timer(t8=100.0, t16=110.0)) == Tile(8)
+    assert choose_fastest(TILES, timer, Timer(t8=100.0, t16=110.0)) == Tile(8)
     assert timer.asked == 0
 
 
-def test_one_that_raises_at_a_glance_is_passed_over_and_all_that_do_say_why():
+def test_failing_candidate_is_skipped_unless_all_fail():
     def glance(tile):
         if tile.size == 8:
             raise RuntimeError("too much shared memory")
         return 100.0
 
-    assert choose_config(TILES, Timer(t16=1.0), glance) == Tile(16)
+    assert choose_fastest(TILES, Timer(t16=1.0), glance) == Tile(16)
     with pytest.raises(RuntimeError, match="too much shared memory"):
-        choose_config([Tile(8)], Timer(), glance)
+        choose_fastest([Tile(8)], Timer(), glance)

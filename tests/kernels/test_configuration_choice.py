@@ -12,7 +12,7 @@ from flexq_bench.kernels.cuda.imma.configuration_choice import (
     TWO_LEVEL,
     Candidates,
     bucket_of,
-    choose,
+    choose_untuned,
 )
 from flexq_bench.kernels.cuda.imma.configurations import (
     SIX_BITS,
@@ -47,21 +47,23 @@ def configs_for(
 
 @pytest.mark.parametrize("sms", [40, 84, 108, 132])
 @pytest.mark.parametrize("in_mma_order", [False, True])
-def test_every_shape_gets_one_of_the_configurations_that_the_gpu_can_run(sms, in_mma_order):
+def test_every_shape_gets_a_configuration_that_can_run(sms, in_mma_order):
     for m in TOKENS:
         for n, k in SHAPES:
             can_run = configs_for(FLEXQ, m, n, k, in_mma_order=in_mma_order, sms=sms)
-            assert choose(can_run, GemmWorkload(m, n, k), Device(sms, 2000), FLEXQ) in can_run
+            assert (
+                choose_untuned(can_run, GemmWorkload(m, n, k), Device(sms, 2000), FLEXQ) in can_run
+            )
 
 
 @pytest.mark.parametrize("in_mma_order", [False, True])
 @pytest.mark.parametrize("candidates", [DUAL_GRAINED, TWO_LEVEL], ids=["dgq", "dual"])
-def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(candidates, in_mma_order):
+def test_dual_grained_kernel_has_own_choice_for_many_tokens(candidates, in_mma_order):
     for m in (33, 40, 64, 100, 512, 4096):
         for n, k in SHAPES:
             fit = configs_for(candidates, m, n, k, in_mma_order=in_mma_order)
             can_run = [c for c in fit if not isinstance(c, ImmaConfig)]
-            chosen = choose(can_run, GemmWorkload(m, n, k), H200, candidates)
+            chosen = choose_untuned(can_run, GemmWorkload(m, n, k), H200, candidates)
             assert chosen in can_run
             assert not isinstance(chosen, WgmmaConfig) or chosen.stages > 2
 
@@ -69,17 +71,24 @@ def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(candidates, in
 def test_without_clusters_the_choice_has_none():
     for m in TOKENS:
         can_run = [c for c in configs_for(FLEXQ, m, in_mma_order=False) if c.k_split == 1]
-        assert choose(can_run, GemmWorkload(m, 4096, 4096), Device(84, 1008), FLEXQ).k_split == 1
+        assert (
+            choose_untuned(can_run, GemmWorkload(m, 4096, 4096), Device(84, 1008), FLEXQ).k_split
+            == 1
+        )
 
 
-def test_many_rows_and_more_than_16_tokens_take_the_kernel_that_shares_weights():
+def test_tiled_kernel_for_many_rows_above_16_tokens():
     configs = configs_for(FLEXQ, 32, in_mma_order=False)
 
-    assert isinstance(choose(configs, GemmWorkload(32, 28672, 8192), H200, FLEXQ), TiledConfig)
-    assert isinstance(choose(configs, GemmWorkload(32, 2048, 8192), H200, FLEXQ), ImmaConfig)
+    assert isinstance(
+        choose_untuned(configs, GemmWorkload(32, 28672, 8192), H200, FLEXQ), TiledConfig
+    )
+    assert isinstance(
+        choose_untuned(configs, GemmWorkload(32, 2048, 8192), H200, FLEXQ), ImmaConfig
+    )
 
 
-def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
+def test_mma_order_has_only_warpgroup_kernels():
     in_order = WgmmaConfig | ClusterConfig | PersistentConfig
     assert all(isinstance(c, in_order) for c in configs_for(FLEXQ, 64, in_mma_order=True))
     assert not any(isinstance(c, in_order) for c in configs_for(FLEXQ, 64, in_mma_order=False))
@@ -97,7 +106,9 @@ def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
     ],
 )
 def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
-    chosen = choose(configs_for(FLEXQ, m, in_mma_order=True), GemmWorkload(m, n, k), H200, FLEXQ)
+    chosen = choose_untuned(
+        configs_for(FLEXQ, m, in_mma_order=True), GemmWorkload(m, n, k), H200, FLEXQ
+    )
 
     assert isinstance(chosen, kind)
 
@@ -118,10 +129,10 @@ def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
         (128, 8192, 8192, ClusterConfig(2, 128, 6, 2, 1)),
     ],
 )
-def test_tens_of_tokens_take_what_was_fastest(m, n, k, config):
+def test_tens_of_tokens_get_the_fastest_kernel(m, n, k, config):
     can_run = configs_for(FLEXQ, m, n, k, in_mma_order=True)
 
-    assert choose(can_run, GemmWorkload(m, n, k), H200, FLEXQ) == config
+    assert choose_untuned(can_run, GemmWorkload(m, n, k), H200, FLEXQ) == config
 
 
 @pytest.mark.parametrize(
@@ -136,7 +147,7 @@ def test_tens_of_tokens_take_what_was_fastest(m, n, k, config):
         (128, {128}),
     ],
 )
-def test_clusters_have_room_for_all_tokens_and_least_to_spare(m, tiles):
+def test_cluster_tile_is_the_smallest_that_fits_all_tokens(m, tiles):
     clusters = [c for c in configs_for(FLEXQ, m, in_mma_order=True) if isinstance(c, ClusterConfig)]
 
     assert {c.tokens for c in clusters} == tiles
@@ -175,23 +186,23 @@ def test_few_output_tiles_have_more_blocks_or_smaller_ones(m, n, tiles):
         (ClusterConfig(2, 64, 4, 2, 2), 2048, 256, 16),
     ],
 )
-def test_clusters_are_at_least_as_many_as_output_tiles_if_they_fit(config, n, k, clusters):
+def test_at_least_a_cluster_per_output_tile_if_they_fit(config, n, k, clusters):
     assert config.shares(64, n, k // 128, 132).blocks == clusters * config.k_split
 
 
-def test_25_to_32_tokens_have_the_order_of_the_mma_where_k_is_long():
+def test_25_to_32_tokens_use_mma_order_if_k_is_long():
     assert [FLEXQ.in_mma_order(m, 4096) for m in (24, 25, 32, 33)] == [False, True, True, True]
     assert [FLEXQ.in_mma_order(m, 4095) for m in (24, 25, 32, 33)] == [False, False, False, True]
     assert not TWO_LEVEL.in_mma_order(32, 4096)
 
 
-def test_17_to_24_tokens_have_tiles_of_their_own_where_k_is_long():
+def test_17_to_24_tokens_have_three_column_tiles_if_k_is_long():
     configs = configs_for(FLEXQ, 24, in_mma_order=False)
 
     assert {c.col_tiles for c in configs} == {3}
     assert {c.col_tiles for c in FLEXQ.for_few(24, 4095)} == {4}
     assert {c.col_tiles for c in TWO_LEVEL.for_few(24, 4096)} == {4}
-    assert choose(configs, GemmWorkload(24, 4096, 4096), H200, FLEXQ) in configs
+    assert choose_untuned(configs, GemmWorkload(24, 4096, 4096), H200, FLEXQ) in configs
 
 
 CLUSTERS = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig)]
@@ -206,7 +217,7 @@ CLUSTERS = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig)]
         (128, 4096, 4096, 64),
     ],
 )
-def test_pairs_of_blocks_are_a_multiple_of_the_outputs_where_that_was_faster(m, n, k, pairs):
+def test_pairs_of_blocks_align_with_outputs_where_faster(m, n, k, pairs):
     config = ClusterConfig(2, m, 4, 2, 1)
 
     assert config.shares(m, n, k // 128, 132).blocks == 2 * pairs
@@ -231,7 +242,7 @@ def test_persistent_clusters_share_all_steps_of_k(config: ClusterConfig) -> None
 
 
 @pytest.mark.parametrize("config", [c for c in CLUSTERS if c.resident > 1], ids=str)
-def test_the_next_launch_finds_room_beside_a_persistent_block(config: ClusterConfig) -> None:
+def test_next_launch_fits_next_to_a_persistent_block(config: ClusterConfig) -> None:
     registers = FLEXQ.costs[config].registers
 
     found = occupancy(
@@ -259,7 +270,7 @@ def test_the_next_launch_finds_room_beside_a_persistent_block(config: ClusterCon
         (130, 256),
     ],
 )
-def test_a_bucket_is_what_tiles_have_room_for(m: int, bucket: int) -> None:
+def test_bucket_rounds_tokens_up_to_tiles(m: int, bucket: int) -> None:
     assert bucket_of(m) == bucket
     assert configs_for(FLEXQ, m, in_mma_order=True) == configs_for(FLEXQ, bucket, in_mma_order=True)
 
@@ -273,7 +284,7 @@ def test_a_bucket_is_what_tiles_have_room_for(m: int, bucket: int) -> None:
         (1024, 17024, 28672, 136),  # four left over: each would be shared by 33 blocks
     ],
 )
-def test_only_tiles_that_are_left_over_are_shared_where_operands_exceed_l2(m, n, k, shared):
+def test_only_left_over_tiles_are_shared_beyond_l2(m, n, k, shared):
     assert PersistentConfig(2, 1, 1).shares(m, n, k // 128, 132).shared == shared
 
 

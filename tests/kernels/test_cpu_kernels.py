@@ -37,12 +37,6 @@ KERNELS = (
 )
 
 
-def linear_kernel(label: str) -> LinearKernel:
-    kernel = resolve(label, "cpu")
-    assert isinstance(kernel, LinearKernel)
-    return kernel
-
-
 def multiply(kernel: LinearKernel, x: Operand, w: Operand) -> torch.Tensor:
     out = torch.full((x.rows, w.rows), torch.nan, dtype=torch.float16)
     kernel.gemm(kernel.pack_activation(x), kernel.pack_weight(w), out)
@@ -60,7 +54,7 @@ def multiply(kernel: LinearKernel, x: Operand, w: Operand) -> torch.Tensor:
 def test_integer_sums_are_exact_for_any_shape_and_extreme_codes(
     label: str, m: int, n: int, k: int, seed: int
 ) -> None:
-    kernel = linear_kernel(label)
+    kernel = operands.linear_kernel(label, "cpu")
     a, b = kernel.spec.activation, kernel.spec.weight
     x_codes = operands.random_codes(m, k, a.bits, seed=seed)
     w_codes = operands.random_codes(n, k, b.bits, seed=seed + 1)
@@ -77,7 +71,7 @@ def test_integer_sums_are_exact_for_any_shape_and_extreme_codes(
 @pytest.mark.parametrize("label", INTEGER_KERNELS)
 @pytest.mark.parametrize("extreme", ["lowest", "lowest but one", "highest", "zero"])
 def test_a_matrix_of_one_extreme_code_is_exact(label: str, extreme: str) -> None:
-    kernel = linear_kernel(label)
+    kernel = operands.linear_kernel(label, "cpu")
     a, b = kernel.spec.activation, kernel.spec.weight
     x_code, w_code = (
         {"lowest": -top, "lowest but one": 1 - top, "highest": top - 1, "zero": 0}[extreme]
@@ -98,7 +92,7 @@ def test_a_matrix_of_one_extreme_code_is_exact(label: str, extreme: str) -> None
 @pytest.mark.parametrize("label", KERNELS)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (3, 100, 300), (8, 64, 576), (17, 8, 64)])
 def test_real_inputs_stay_within_fp16_of_float64(label: str, m: int, n: int, k: int) -> None:
-    kernel = linear_kernel(label)
+    kernel = operands.linear_kernel(label, "cpu")
     generator = torch.Generator().manual_seed(m + n + k)
     x = kernel.quantize_activation(torch.randn(m, k, generator=generator).half())
     w = kernel.quantize_weight(torch.randn(n, k, generator=generator).half() * 0.02)
@@ -112,7 +106,7 @@ def test_real_inputs_stay_within_fp16_of_float64(label: str, m: int, n: int, k: 
 
 @pytest.mark.parametrize("label", KERNELS)
 def test_linear_is_quantization_and_gemm(label: str) -> None:
-    kernel = linear_kernel(label)
+    kernel = operands.linear_kernel(label, "cpu")
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(5, 200, generator=generator).half()
     w = kernel.pack_weight(kernel.quantize_weight(torch.randn(9, 200, generator=generator).half()))
@@ -126,7 +120,7 @@ def test_linear_is_quantization_and_gemm(label: str) -> None:
 
 @pytest.mark.parametrize("label", KERNELS)
 def test_bias_is_added_to_every_token(label: str) -> None:
-    kernel = linear_kernel(label)
+    kernel = operands.linear_kernel(label, "cpu")
     x, w = torch.zeros(2, 64).half(), torch.zeros(3, 64).half()
     bias = torch.tensor([1.0, -2.0, 0.5]).half()
     out = torch.empty(2, 3).half()
@@ -143,7 +137,7 @@ def test_bias_is_added_to_every_token(label: str) -> None:
 
 @pytest.mark.parametrize("label", KERNELS)
 def test_operands_of_different_k_are_refused(label: str) -> None:
-    kernel = linear_kernel(label)
+    kernel = operands.linear_kernel(label, "cpu")
     x = kernel.pack_activation(kernel.quantize_activation(torch.ones(1, 64).half()))
     w = kernel.pack_weight(kernel.quantize_weight(torch.ones(4, 65).half()))
 
@@ -151,7 +145,7 @@ def test_operands_of_different_k_are_refused(label: str) -> None:
         kernel.gemm(x, w, torch.empty(1, 4).half())
 
 
-def test_the_reference_scales_each_group_by_itself_and_adds_all() -> None:
+def test_reference_is_the_sum_over_scaled_groups() -> None:
     x = operands.unit_operand(operands.random_codes(4, 300, 6, seed=1), 6, 128)
     w = operands.unit_operand(operands.random_codes(5, 300, 6, seed=2), 6, 128)
 

@@ -1,10 +1,12 @@
-"""The cache of compiled kernels gives back what was compiled, or compiles again."""
+"""The cache of compiled kernels, and compilation before measurement."""
 
 from __future__ import annotations
 
 import pytest
 
 from flexq_bench.kernels.runtime import nvrtc
+from flexq_bench.kernels.runtime.gpu import OF_TARGET, chosen_for
+from flexq_bench.kernels.runtime.module import compile_ahead
 from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
 
 BUILD, OTHER = Build.of("probes/spin.cu"), Build.of("probes/spin.cu", OTHER=1)
@@ -60,3 +62,18 @@ def test_a_bad_entry_is_compiled_again(cache, spoil):
     assert entry.read_bytes() == content
     assert fresh(BUILD) == right
     assert len(compiled) == 3
+
+
+def test_failing_build_stops_no_other_build(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    builds = [Build.of("probes/read.cu", UNROLL=unroll, OVERLAP=0) for unroll in (2, 3)]
+    unbuildable = Build.of("weight_only/gemm.cu")  # its defines are missing
+
+    with chosen_for(OF_TARGET["sm_90"]):
+        compile_ahead([unbuildable, *builds, builds[0]])
+
+    assert len(list(tmp_path.rglob("*.cubin"))) == 2
+
+
+def test_a_library_has_nothing_to_compile():
+    compile_ahead([])  # asks for no GPU

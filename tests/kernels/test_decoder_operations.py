@@ -47,17 +47,17 @@ def test_short_sequences_are_split_less() -> None:
     assert split_count(8, 1, 132) == 1
 
 
-def test_only_long_sequences_are_split_more_than_a_cluster_is() -> None:
+def test_only_long_sequences_have_more_splits_than_a_cluster() -> None:
     assert split_count(8, 2048, 132) == 8
     assert split_count(8, 32768, 132) == 32
 
 
-def test_a_warp_takes_as_many_positions_at_once_as_its_registers_hold() -> None:
+def test_warp_loads_as_many_tiles_as_registers_hold() -> None:
     assert [tiles(128, bits) for bits in kv.KV_BITS] == [1, 2, 4]
     assert [tiles(256, bits) for bits in kv.KV_BITS] == [1, 1, 2]
 
 
-def test_attention_packs_whole_groups_of_heads_that_fit_a_block() -> None:
+def test_attention_packs_heads_of_whole_groups() -> None:
     rows = Packing("row-codes", 8, torch.empty(0))
 
     assert can_pack(CODES, AttentionShape(8, 1, 128, None))
@@ -97,7 +97,7 @@ def test_a_width_that_no_kernel_reads_is_refused() -> None:
         kv.empty_layer(1, 1, 8, 64, 5, torch.device("cpu"))
 
 
-def test_a_sequence_goes_on_by_the_first_of_the_most_likely_tokens_and_stays_at_its_end() -> None:
+def test_pick_appends_first_most_likely_token_up_to_capacity() -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0], [5.0, 1.0, -1.0]]).half()
     tokens, positions = torch.zeros(2, dtype=torch.int32), torch.tensor([1, 3], dtype=torch.int32)
     history = torch.full((3, 4), -1)

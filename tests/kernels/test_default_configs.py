@@ -1,4 +1,4 @@
-"""What runs without tuning: always something that is compiled, whatever the shape and the GPU."""
+"""Configurations without tuning are candidates, whatever the shape and the GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ SHAPES = [
     (28672, 8192),
 ]
 TOKENS = (1, 5, 9, 17, 33, 100)
-LABELS = ("dgq-w4a8", "dgq-w4a8[static]", "group-w4a8", "atom-w4a4", "flexq-imma-w6a8", "dual-w6a8")
+LABELS = (
+    *("dgq-w4a8", "dgq-w4a8[static]", "group-w4a8", "atom-w4a4", "dual-w6a8"),
+    *("flexq-imma-w6a6", "flexq-imma-w6a8", "w8a16", "w4a16"),
+    *("fp6-w6a16", "fp6-w6a16[fine]", "fp5-w5a16"),
+)
 
 
 @pytest.fixture
@@ -40,8 +44,8 @@ def kernel_on() -> Iterator[Callable[[str, str], LinearKernel]]:
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
-@pytest.mark.parametrize("label", [*LABELS, "fp6-w6a16", "fp6-w6a16[fine]", "fp5-w5a16"])
-def test_what_runs_without_tuning_is_a_candidate(
+@pytest.mark.parametrize("label", LABELS)
+def test_untuned_configuration_is_a_candidate(
     kernel_on: Callable[[str, str], LinearKernel], label: str, target: str
 ) -> None:
     kernel = kernel_on(label, target)
@@ -53,7 +57,7 @@ def test_what_runs_without_tuning_is_a_candidate(
 
 
 @pytest.mark.parametrize("label", ["dgq-w4a8", "fp6-w6a16"])
-def test_where_an_sm_has_few_rows_more_warps_share_one(
+def test_few_rows_per_sm_use_more_warps(
     kernel_on: Callable[[str, str], LinearKernel], label: str
 ) -> None:
     kernel = kernel_on(label, "sm_90")

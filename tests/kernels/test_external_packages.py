@@ -1,4 +1,4 @@
-"""Outside packages: what is said where they are missing, and how they are called where they are."""
+"""Kernels of external packages: errors if these are missing, and calls of stand-ins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexq_bench.measure.check import judge_error
 from flexq_bench.measure.inputs import realistic_inputs
 from flexq_bench.workloads.gemm import GemmWorkload
 
-PEERS = [label for label in labels("cuda") if resolve(label, "cuda").spec.package]
+EXTERNAL = [label for label in labels("cuda") if resolve(label, "cuda").spec.package]
 HOPPER = (9, 0)
 
 
@@ -52,11 +52,11 @@ def install(monkeypatch, package, version, **modules):
 
 
 def test_five_kernels_of_three_packages_are_registered():
-    assert len(PEERS) == 5
-    assert {resolve(label, "cuda").spec.package for label in PEERS} == set(packages.PACKAGES)
+    assert len(EXTERNAL) == 5
+    assert {resolve(label, "cuda").spec.package for label in EXTERNAL} == set(packages.PACKAGES)
 
 
-def test_a_missing_package_is_named_with_how_to_get_it(monkeypatch):
+def test_missing_package_is_named_with_command(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
@@ -65,7 +65,7 @@ def test_a_missing_package_is_named_with_how_to_get_it(monkeypatch):
         resolve("torchao-w4a16", "cuda").spec.check_capability(HOPPER)
 
 
-def test_a_version_that_we_do_not_know_is_refused(monkeypatch):
+def test_unsupported_package_version_is_refused(monkeypatch):
     install(monkeypatch, BITSANDBYTES, "0.41.0")
     with pytest.raises(UnsupportedError, match=r"bitsandbytes 0\.41\.0 is not supported"):
         Int8Gemm.spec.check_capability(HOPPER)
@@ -221,7 +221,7 @@ def test_humming_gets_the_codes_that_its_types_mean(monkeypatch, fmt, quantize):
     assert judge_error(out, reference_gemm(x, w), 1e-3).is_correct
 
 
-def test_humming_refuses_what_it_would_pad_and_a_code_of_minus_eight(monkeypatch):
+def test_humming_refuses_padding_and_code_minus_eight(monkeypatch):
     kernel = resolve("humming-w4a16", "cuda")
     assert isinstance(kernel, HummingGemm)
     with pytest.raises(UnsupportedError, match="multiples of 64"):

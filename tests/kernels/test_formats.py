@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 
+import operands
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import Operand, quantize_symmetric
 from flexq_bench.kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
 from flexq_bench.kernels.formats.symmetric_quantization import quantize_static
-from flexq_bench.kernels.registry import resolve
 
 
 def test_an_operand_refuses_scales_of_another_shape() -> None:
@@ -40,7 +39,7 @@ def test_planes_hold_the_bits_of_twos_complement(bits: int, rows: int, k: int, s
     assert torch.equal(rebuilt, codes.long())
 
 
-def test_a_plane_has_the_lowest_k_in_the_lowest_bit() -> None:
+def test_lowest_k_is_in_the_lowest_bit() -> None:
     codes = torch.zeros(1, 9, dtype=torch.int8)
     codes[0, 0] = 1
     codes[0, 8] = 1
@@ -64,8 +63,7 @@ def test_balanced_codes_have_as_many_levels_on_either_side() -> None:
 
 
 def test_balanced_kernels_refuse_codes_past_two() -> None:
-    kernel = resolve("abq-w2*a8", "cpu")
-    assert isinstance(kernel, LinearKernel)
+    kernel = operands.linear_kernel("abq-w2*a8", "cpu")
 
     kernel.pack_weight(quantize_symmetric(torch.ones(1, 4), 3, None, top=2))
     with pytest.raises(ShapeError, match="within ±2, got one of 3"):
@@ -83,6 +81,6 @@ def test_a_static_scale_is_every_rows_and_saturates() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, 0.1, math.nan, math.inf])
-def test_a_static_scale_that_is_no_fp16_number_is_refused(scale: float) -> None:
+def test_static_scale_beyond_fp16_is_refused(scale: float) -> None:
     with pytest.raises(ShapeError, match="positive FP16 number"):
         quantize_static(torch.ones(1, 4), 8, scale)

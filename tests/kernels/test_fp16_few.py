@@ -24,7 +24,7 @@ def described() -> Iterator[ExitStack]:
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
 @pytest.mark.parametrize("m", [1, 8, 9, 32])
-def test_what_runs_without_tuning_is_compiled_and_fits(
+def test_untuned_configuration_is_compiled_and_fits(
     described: ExitStack, target: str, m: int
 ) -> None:
     gpu = OF_TARGET[target]
@@ -38,7 +38,7 @@ def test_what_runs_without_tuning_is_compiled_and_fits(
         assert chosen.shared_bytes <= gpu.block_shared_bytes
 
 
-def test_rows_that_are_few_go_to_one_block_an_sm(described: ExitStack) -> None:
+def test_few_rows_use_one_block_per_sm(described: ExitStack) -> None:
     described.enter_context(chosen_for(OF_TARGET["sm_90"]))
     kernel = FastestFp16Gemm()
 
@@ -53,7 +53,7 @@ def test_rows_that_are_few_go_to_one_block_an_sm(described: ExitStack) -> None:
 
 @pytest.mark.parametrize("config", [DEEP, FewTokensConfig(5, 8, 2, 128, 0, 0, 1)])
 @pytest.mark.parametrize("n", [1, 33, 5120, 15360, 32003])
-def test_no_block_has_more_octets_than_it_has_turns_for(config: FewTokensConfig, n: int) -> None:
+def test_no_block_has_more_octets_than_turns(config: FewTokensConfig, n: int) -> None:
     octets = -(-n // 8)
     blocks = config.grid(1, n, 132)[0]
     ends = [octets * block // blocks for block in range(blocks + 1)]  # as csrc/fp16/few_tokens.cu

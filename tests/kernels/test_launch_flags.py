@@ -42,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return fake
 
 
-def test_launches_that_follow_each_other_share_flags_and_have_their_own_numbers(
+def test_consecutive_launches_share_flags_with_different_numbers(
     machine: Machine,
 ) -> None:
     launches = [launch_flags(264) for _ in range(5)]
@@ -54,7 +54,7 @@ def test_launches_that_follow_each_other_share_flags_and_have_their_own_numbers(
     assert not set(words.tolist()) & {number for _, number in launches}
 
 
-def test_what_an_aborted_launch_left_is_nobodys_number(machine: Machine) -> None:
+def test_flags_of_an_aborted_launch_are_harmless(machine: Machine) -> None:
     words, aborted = launch_flags(8)
     words[:3] = aborted
 
@@ -74,7 +74,7 @@ def test_streams_have_flags_of_their_own(machine: Machine) -> None:
     assert launch_flags(8)[0] is first
 
 
-def test_a_captured_graph_has_flags_of_its_own_on_each_of_its_streams(machine: Machine) -> None:
+def test_captured_graph_has_own_flags_on_each_stream(machine: Machine) -> None:
     eager, _ = launch_flags(8)
     machine.capturing = {0: 41, 7: 41}
     captured = [launch_flags(8) for _ in range(2)]

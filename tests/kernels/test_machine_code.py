@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from stored_resources import stored_resources
 
 from flexq_bench.kernels.cuda.imma.configuration_choice import FLEXQ
 from flexq_bench.kernels.cuda.imma.configurations import SIX_BITS, ClusterConfig
@@ -18,7 +19,6 @@ from flexq_bench.kernels.resource_table import (
     largest_builds,
     measure_resources,
     measure_table,
-    read_table,
 )
 from flexq_bench.kernels.runtime import nvrtc
 from flexq_bench.kernels.runtime.machine_code import innermost_loops, instructions, resources
@@ -26,7 +26,6 @@ from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
 from flexq_bench.kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
 from flexq_bench.kernels.runtime.resource_row import ResourceRow
 
-TABLE = Path(__file__).parent / "resources.csv"
 ONE_IN_EIGHT = slice(None, None, 8)  # of all builds, which take ten minutes of one core
 HOPPERS = ("wgmma", "cluster", "persistent")  # imma/group_gemm_*.cu with warpgroup MMA
 
@@ -53,31 +52,31 @@ def measured() -> list[ResourceRow]:
     return sorted({*measure_table(whole=()), *others})
 
 
-def test_nothing_spills_on_any_target(measured: list[ResourceRow]) -> None:
-    rows = [*measured, *read_table(TABLE)]
+def test_no_build_spills_on_any_target(measured: list[ResourceRow]) -> None:
+    rows = [*measured, *stored_resources()]
 
     assert [row for row in rows if row.stack_bytes or row.local_bytes] == []
 
 
 def test_resources_are_those_of_the_checked_in_table(measured: list[ResourceRow]) -> None:
     of_measured = {(row.build, row.target) for row in measured}
-    stored = [row for row in read_table(TABLE) if (row.build, row.target) in of_measured]
+    stored = [row for row in stored_resources() if (row.build, row.target) in of_measured]
 
     changed = sorted(set(measured) ^ set(stored))
 
     assert changed == [], "if this is meant: python benchmarks/kernels/resources.py"
 
 
-def test_the_table_has_every_build_for_every_target_that_it_runs_on() -> None:
+def test_resource_table_has_every_build_of_every_target() -> None:
     builds = {(b.name, t) for b in all_builds() for t in RUN_TARGETS if b.runs_on(t)}
     builds |= {(b.name, target) for target in COMPILED_ONLY for b in largest_builds(target)}
 
-    assert {(row.build, row.target) for row in read_table(TABLE)} == builds
+    assert {(row.build, row.target) for row in stored_resources()} == builds
 
 
 @pytest.mark.slow
-def test_every_row_of_the_table_is_what_the_compiler_makes() -> None:
-    changed = sorted(set(measure_table()) ^ set(read_table(TABLE)))
+def test_whole_resource_table_equals_compiled_builds() -> None:
+    changed = sorted(set(measure_table()) ^ set(stored_resources()))
 
     assert changed == [], "if this is meant: python benchmarks/kernels/resources.py"
 
@@ -141,7 +140,7 @@ def test_a_kernel_runs_on_its_tensor_core(
 
 
 @pytest.mark.parametrize("target", COMPILED_ONLY)
-def test_binary_products_are_emulated_where_no_tensor_core_has_them(target: str) -> None:
+def test_binary_mma_is_emulated_on_blackwell(target: str) -> None:
     largest = {build.source: build for build in largest_builds(target)}
     found = {}
     for source in ("btc/gemm.cu", "imma/group_gemm.cu"):
@@ -178,9 +177,7 @@ ONE_IN_FOUR, ALL = slice(None, None, 4), slice(None)
         ),
     ],
 )
-def test_tensor_cores_of_a_warpgroup_get_more_than_one_instruction_at_a_time(
-    label: str, some: slice
-) -> None:
+def test_warpgroup_mmas_are_issued_without_waiting(label: str, some: slice) -> None:
     # Where the compiler can't tell what is in flight it waits for each (C7514 in its log).
     sources = [f"imma/group_gemm_{name}.cu" for name in HOPPERS]
     builds = [build for build in resolve(label, "cuda").builds() if build.source in sources]
@@ -227,7 +224,7 @@ def test_sums_of_clusters_begin_again_by_one_ffma(label: str, some: slice) -> No
     assert of_clusters
 
 
-def test_a_step_of_a_cluster_is_little_beside_its_scaling() -> None:
+def test_cluster_step_has_few_instructions_besides_scaling() -> None:
     """Instructions and tensor cores take turns: what is no FFMA costs as much."""
     clusters = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig)]
     # The loop depends on these two settings only.
@@ -246,17 +243,3 @@ def test_a_step_of_a_cluster_is_little_beside_its_scaling() -> None:
 def test_defines_that_are_missing_are_a_compile_error() -> None:
     with pytest.raises(CompileError, match="define A_BITS, TOKENS"):
         compile_build(Build.of("btc/gemm.cu"), "sm_90")
-
-
-def test_machine_code_comes_from_the_cache_the_second_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
-    build = Build.of("cublas/rows.cu")
-    compile_build.cache_clear()
-    first = compile_build(build, "sm_80")
-    compile_build.cache_clear()
-    monkeypatch.setattr(nvrtc, "_run_nvrtc", lambda *_: pytest.fail("compiled again"))
-
-    assert compile_build(build, "sm_80") == first
-    compile_build.cache_clear()

@@ -6,7 +6,7 @@ import operands
 import pytest
 import torch
 
-from flexq_bench.kernels.contract import LinearKernel, checked_scales
+from flexq_bench.kernels.contract import checked_scales
 from flexq_bench.kernels.cuda.weight_only.minifloat import tile_minifloats
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import (
@@ -16,7 +16,6 @@ from flexq_bench.kernels.formats import (
     quantize_symmetric,
 )
 from flexq_bench.kernels.formats.minifloat import minifloat_numbers
-from flexq_bench.kernels.registry import resolve
 from flexq_bench.workloads.gemm import GemmWorkload
 
 E3M2 = [0, 1 / 16, 2 / 16, 3 / 16]  # subnormal, then 2^e · (1, 1.25, 1.5, 1.75)
@@ -60,7 +59,7 @@ def test_codes_stand_for_what_the_format_says(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [6, 5])
-def test_numbers_are_the_nearest_and_ties_go_to_the_even_code(bits: int) -> None:
+def test_minifloats_are_nearest_with_ties_to_even(bits: int) -> None:
     numbers = torch.tensor(E3M2 if bits == 6 else E3M1, dtype=torch.float64)
     ties = (numbers[1:] + numbers[:-1]) / 2
     generator = torch.Generator().manual_seed(1)
@@ -90,12 +89,6 @@ def test_scales_are_a_rows_or_a_groups_own() -> None:
         group.scales, (torch.tensor([[3.0, 0.5], [700.0, 0.0], [0.0, 0.0]]) / 28).half()
     )
     assert row.dequantize()[2].tolist() == [0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_nan_and_infinity_are_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        quantize_minifloat(torch.tensor([[1.0, bad]]), 6)
 
 
 def test_other_bits_and_integers_are_refused() -> None:
@@ -137,8 +130,7 @@ def test_every_lane_finds_the_numbers_of_its_fragments(bits: int, n: int, k: int
 
 @pytest.mark.parametrize("bits", [6, 5])
 def test_packed_weights_take_their_bits_and_no_more(bits: int) -> None:
-    kernel = resolve(f"fp{bits}-w{bits}a16", "cuda")
-    assert isinstance(kernel, LinearKernel)
+    kernel = operands.linear_kernel(f"fp{bits}-w{bits}a16", "cuda")
     weight = kernel.quantize_weight(torch.randn(64, 512, generator=torch.Generator()).half())
 
     assert kernel.pack_weight(weight).nbytes == GemmWorkload(1, 64, 512).weight_bytes(bits, None)
@@ -146,8 +138,7 @@ def test_packed_weights_take_their_bits_and_no_more(bits: int) -> None:
 
 @pytest.mark.parametrize("label", ["fp6-w6a16", "fp5-w5a16", "fp6-w6a16[fine]"])
 def test_every_code_counts_for_its_number_on_the_cpu(label: str) -> None:
-    kernel = resolve(label, "cpu")
-    assert isinstance(kernel, LinearKernel)
+    kernel = operands.linear_kernel(label, "cpu")
     bits, group = kernel.spec.weight.bits, kernel.spec.weight.group
     numbers = minifloat_numbers(bits)
     w = operands.unit_operand(torch.diag(numbers).half(), bits, group, 0.5)

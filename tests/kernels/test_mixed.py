@@ -8,20 +8,13 @@ import operands
 import pytest
 import torch
 
-from flexq_bench.kernels.contract import LinearKernel, checked_scales
+from flexq_bench.kernels.contract import checked_scales
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import NumberFormat, Operand, quantize_mixed, quantize_symmetric
 from flexq_bench.kernels.formats.mixed import ACTIVATION_CLIP, default_order
 from flexq_bench.kernels.reference import reference_gemm
-from flexq_bench.kernels.registry import resolve
 
 SHAPES = [(16, 256), (37, 300), (3, 128), (1, 1)]
-
-
-def atom(backend: str) -> LinearKernel:
-    kernel = resolve("atom-w4a4", backend)  # type: ignore[arg-type]
-    assert isinstance(kernel, LinearKernel)
-    return kernel
 
 
 def some_order(k: int, seed: int) -> torch.Tensor:
@@ -29,7 +22,7 @@ def some_order(k: int, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("k", [1, 2, 128, 300, 1111, 28672])
-def test_the_default_order_has_every_channel_once_and_neighbours_far_apart(k: int) -> None:
+def test_default_order_is_a_permutation_with_distant_neighbours(k: int) -> None:
     order = default_order(k).long()
 
     assert torch.equal(order.sort().values, torch.arange(k))
@@ -37,7 +30,7 @@ def test_the_default_order_has_every_channel_once_and_neighbours_far_apart(k: in
         assert int((order[1:] - order[:-1]).abs().min()) > k // 4
 
 
-def test_groups_have_4_bits_and_the_last_one_8_in_the_order_given() -> None:
+def test_mixed_groups_have_4_bits_and_the_last_8() -> None:
     matrix = torch.randn(5, 300, generator=torch.Generator().manual_seed(1)).half()
     order = some_order(300, seed=2)
 
@@ -60,7 +53,7 @@ def test_an_order_that_is_no_permutation_is_refused(order: list[int]) -> None:
         quantize_mixed(torch.ones(1, 3), torch.tensor(order))
 
 
-def test_mixed_codes_are_not_taken_for_4_bit_ones() -> None:
+def test_mixed_codes_are_not_accepted_as_4_bit_codes() -> None:
     mixed = quantize_mixed(torch.ones(2, 300).half())
 
     with pytest.raises(ShapeError, match="need codes of format int4/128, got mixed4/128"):
@@ -76,10 +69,10 @@ def test_operands_in_different_orders_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_a_tail_of_8_bits_is_two_tiles_of_nibbles(n: int, k: int) -> None:
+def test_8_bit_tail_is_two_tiles_of_nibbles(n: int, k: int) -> None:
     w = operands.random_mixed(n, k, seed=n)
 
-    packed = atom("cuda").pack_weight(w)
+    packed = operands.linear_kernel("atom-w4a4", "cuda").pack_weight(w)
 
     tiles = packed.buffers["tiles"]
     row_tiles, of_row = tiles.shape[:2]
@@ -105,7 +98,7 @@ def test_a_tail_of_8_bits_is_two_tiles_of_nibbles(n: int, k: int) -> None:
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_sums_are_exact_on_the_cpu(n: int, k: int) -> None:
-    kernel = atom("cpu")
+    kernel = operands.linear_kernel("atom-w4a4", "cpu")
     x = operands.random_mixed(4, k, seed=1, scale=2.0**-10)
     w = operands.random_mixed(n, k, seed=2)
     out = torch.empty(4, n).half()
@@ -116,8 +109,8 @@ def test_sums_are_exact_on_the_cpu(n: int, k: int) -> None:
     assert torch.equal(out, product.half())
 
 
-def test_a_calibrated_order_of_the_weight_is_what_the_input_is_read_in() -> None:
-    kernel = atom("cpu")
+def test_input_is_read_in_the_calibrated_channel_order() -> None:
+    kernel = operands.linear_kernel("atom-w4a4", "cpu")
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(3, 300, generator=generator).half()
     x[:, 7] *= 100  # an outlier, whose channel the order puts last
@@ -131,8 +124,8 @@ def test_a_calibrated_order_of_the_weight_is_what_the_input_is_read_in() -> None
     assert torch.equal(out, reference.y.half())
 
 
-def test_a_weight_without_an_order_has_its_channels_in_their_own() -> None:
-    kernel = atom("cpu")
+def test_weight_without_order_keeps_channel_order() -> None:
+    kernel = operands.linear_kernel("atom-w4a4", "cpu")
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(3, 300, generator=generator).half()
     ordered = quantize_mixed(torch.randn(8, 300, generator=generator), torch.arange(300))
@@ -145,12 +138,14 @@ def test_a_weight_without_an_order_has_its_channels_in_their_own() -> None:
     assert torch.equal(out, expected.y.half())
 
 
-def test_activations_of_4_bit_groups_span_the_share_that_atom_keeps() -> None:
+def test_atom_clips_4_bit_activation_groups() -> None:
     x = torch.randn(3, 300, generator=torch.Generator().manual_seed(4)).half()
     order = torch.arange(300)
     whole, clipped = (quantize_mixed(x, order, clip=share) for share in (1.0, ACTIVATION_CLIP))
 
-    assert atom("cpu").spec.activation == NumberFormat(4, 128, "mixed", ACTIVATION_CLIP)
+    assert operands.linear_kernel("atom-w4a4", "cpu").spec.activation == NumberFormat(
+        4, 128, "mixed", ACTIVATION_CLIP
+    )
     assert clipped.scales is not None
     assert whole.scales is not None
     expected = (x[:, :256].float().view(3, 2, 128).abs().amax(2) * 0.9 / 7).half()

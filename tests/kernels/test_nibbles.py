@@ -11,12 +11,11 @@ import operands
 import pytest
 import torch
 
-from flexq_bench.kernels.contract import LinearKernel, PackedOperand
+from flexq_bench.kernels.contract import Backend, PackedOperand
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import Operand, quantize_dual_grained
 from flexq_bench.kernels.formats.dual_grained import int8_values
 from flexq_bench.kernels.reference import reference_gemm
-from flexq_bench.kernels.registry import resolve
 
 GROUP = 128
 WORD = 0xFFFFFFFF
@@ -40,89 +39,59 @@ def where_operands_lie(lane: int, o: int) -> tuple[int, int]:
     return lane // 4 + 8 * (o % 2), 32 * (lane % 4) + 8 * (o // 4) + 4 * (o % 4 // 2)
 
 
-def collected(packed: PackedOperand, operand_of: object) -> torch.Tensor:
-    """What the tensor core is given, int64 [tiles · 16, groups · 128]."""
+def sixteen_times_the_code(packed: PackedOperand, words: torch.Tensor, lane: int, o: int):
+    """`group-w4a8`: the nibble is the upper half of an int8."""
+    word = words[:, :, o // 4 * 2 + o % 2]
+    return signed_bytes((word if o % 4 >= 2 else word << 4) & 0xF0F0F0F0)
+
+
+def dual_grained(packed: PackedOperand, words: torch.Tensor, lane: int, o: int):
+    """`dgq-w4a8`: nibble times scale plus scale times zero point, four at once."""
+    word = words[:, :, o // 4 * 2 + o % 2]
+    nibbles = (word >> 4 if o % 4 >= 2 else word) & 0x0F0F0F0F
+    pairs = packed.buffers["scales"].long()  # [tiles, groups, 8, 2, 2]
+    factor, zero = pairs[:, :, lane // 4, o % 2].unbind(-1)
+    return signed_bytes((nibbles * factor + (factor * zero + 128) * 0x01010101) ^ 0x80808080)
+
+
+def two_level(packed: PackedOperand, words: torch.Tensor, lane: int, o: int):
+    """`dual-w6a8`: the fourth code of a quad is in the upper bits of the other three."""
+    first, second, third = words[:, :, o // 4 * 3 : o // 4 * 3 + 3].unbind(-1)
+    if o % 4 < 3:
+        codes = words[:, :, o // 4 * 3 + o % 4] & 0x3F3F3F3F
+    else:
+        upper = [word >> 6 & 0x03030303 for word in (first, second, third)]
+        codes = upper[0] << 4 | upper[1] << 2 | upper[2]
+    factors = packed.buffers["scales"].view(torch.int16).long()  # [tiles, groups, 8, 2, 1]
+    factor = factors[:, :, lane // 4, o % 2, 0]
+    return signed_bytes((codes * factor + 0x80808080 - factor * 0x20202020) ^ 0x80808080)
+
+
+@pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
+@pytest.mark.parametrize(
+    ("label", "operand_of"),
+    [
+        ("group-w4a8", sixteen_times_the_code),
+        ("dgq-w4a8", dual_grained),
+        ("dual-w6a8", two_level),
+    ],
+)
+def test_lanes_get_int8_weights_from_packed_codes(label: str, operand_of, n: int, k: int) -> None:
+    kernel = operands.linear_kernel(label, "cuda")
+    weight = operands.random_weight(kernel.spec.weight, n, k, seed=n)
+
+    packed = kernel.pack_weight(weight)
+
     row_tiles, groups = packed.buffers["tiles"].shape[:2]
     found = torch.zeros(row_tiles, 16, groups, GROUP, dtype=torch.int64)
     for lane in range(32):
         words = lanes_words(packed, lane)
         for o in range(16):
-            row, k = where_operands_lie(lane, o)
-            found[:, row, :, k : k + 4] = operand_of(words, lane, o)  # type: ignore[operator]
-    return found.view(row_tiles * 16, groups * GROUP)
-
-
-@pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
-def test_every_lane_finds_sixteen_times_the_code(n: int, k: int) -> None:
-    kernel = resolve("group-w4a8", "cuda")
-    assert isinstance(kernel, LinearKernel)
-    codes = operands.random_codes(n, k, 4, seed=n)
-
-    packed = kernel.pack_weight(operands.unit_operand(codes, 4, GROUP))
-
-    def operand(words: torch.Tensor, lane: int, o: int) -> torch.Tensor:
-        word = words[:, :, o // 4 * 2 + o % 2]
-        return signed_bytes((word if o % 4 >= 2 else word << 4) & 0xF0F0F0F0)
-
-    found = collected(packed, operand)
-    assert torch.equal(found[:n, :k], 16 * codes.long())
-    assert not found[n:].any()
-    assert not found[:, k:].any()
-
-
-@pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
-def test_four_dual_grained_weights_at_once_are_int8_weights(n: int, k: int) -> None:
-    kernel = resolve("dgq-w4a8", "cuda")
-    assert isinstance(kernel, LinearKernel)
-    weight = operands.random_dual_grained(n, k, GROUP, seed=n)
-
-    packed = kernel.pack_weight(weight)
-
-    pairs = packed.buffers["scales"].long()  # [tiles, groups, 8, 2, 2]
-
-    def operand(words: torch.Tensor, lane: int, o: int) -> torch.Tensor:
-        word = words[:, :, o // 4 * 2 + o % 2]
-        nibbles = (word >> 4 if o % 4 >= 2 else word) & 0x0F0F0F0F
-        factor, zero = pairs[:, :, lane // 4, o % 2].unbind(-1)
-        return signed_bytes((nibbles * factor + (factor * zero + 128) * 0x01010101) ^ 0x80808080)
-
-    found = collected(packed, operand)
-    assert weight.scales is not None
-    assert weight.zero_points is not None
-    of_group = torch.arange(k) // GROUP
-    scales, zeros = weight.scales.long()[:, of_group], weight.zero_points.long()[:, of_group]
-    assert torch.equal(found[:n, :k], scales * (weight.values.long() + zeros))
-    assert not found[n:].any()
-    assert not found[:, k:].any()
-
-
-@pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
-def test_four_two_level_weights_at_once_are_int8_weights(n: int, k: int) -> None:
-    kernel = resolve("dual-w6a8", "cuda")
-    assert isinstance(kernel, LinearKernel)
-    weight = operands.random_two_level(n, k, GROUP, seed=n)
-
-    packed = kernel.pack_weight(weight)
-
-    factors = packed.buffers["scales"].view(torch.int16).long()  # [tiles, groups, 8, 2, 1]
-
-    def operand(words: torch.Tensor, lane: int, o: int) -> torch.Tensor:
-        first, second, third = words[:, :, o // 4 * 3 : o // 4 * 3 + 3].unbind(-1)
-        if o % 4 < 3:
-            codes = words[:, :, o // 4 * 3 + o % 4] & 0x3F3F3F3F
-        else:
-            upper = [word >> 6 & 0x03030303 for word in (first, second, third)]
-            codes = upper[0] << 4 | upper[1] << 2 | upper[2]
-        factor = factors[:, :, lane // 4, o % 2, 0]
-        return signed_bytes((codes * factor + 0x80808080 - factor * 0x20202020) ^ 0x80808080)
-
-    found = collected(packed, operand)
-    assert weight.scales is not None
-    assert torch.equal(
-        found[:n, :k], weight.scales.long()[:, torch.arange(k) // GROUP] * weight.values.long()
-    )
-    assert not found[n:].any()
-    assert not found[:, k:].any()
+            row, first = where_operands_lie(lane, o)
+            found[:, row, :, first : first + 4] = operand_of(packed, words, lane, o)
+    expected = torch.zeros(row_tiles * 16, groups * GROUP, dtype=torch.int64)
+    expected[:n, :k] = 16 * weight.values if label == "group-w4a8" else int8_values(weight)
+    assert torch.equal(found.view(expected.shape), expected)
 
 
 def test_dual_grained_quantization_keeps_values_within_int8_and_close() -> None:
@@ -149,10 +118,9 @@ def test_dual_grained_quantization_keeps_values_within_int8_and_close() -> None:
 )
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 def test_weights_that_would_overflow_int8_are_refused(
-    backend: str, scale: float, zero: int, code: int
+    backend: Backend, scale: float, zero: int, code: int
 ) -> None:
-    kernel = resolve("dgq-w4a8", backend)  # type: ignore[arg-type]
-    assert isinstance(kernel, LinearKernel)
+    kernel = operands.linear_kernel("dgq-w4a8", backend)
     good = operands.random_dual_grained(2, 130, GROUP, seed=1)
     assert good.scales is not None
     assert good.zero_points is not None
@@ -168,7 +136,7 @@ def test_weights_that_would_overflow_int8_are_refused(
     ("field", "value", "message"),
     [("values", 16, "codes"), ("zero_points", 1, "zero points"), ("scales", 1.5, "scales")],
 )
-def test_what_is_no_dual_grained_code_is_refused(field: str, value: float, message: str) -> None:
+def test_invalid_dual_grained_codes_are_refused(field: str, value: float, message: str) -> None:
     good = operands.random_dual_grained(2, 130, GROUP, seed=1)
     changed = getattr(good, field).clone()
     changed[0, 0] = value
@@ -182,11 +150,10 @@ def test_what_is_no_dual_grained_code_is_refused(field: str, value: float, messa
     [("values", -32, "codes"), ("scales", 5, "scales"), ("scales", 0, "scales")],
 )
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
-def test_what_is_no_two_level_code_is_refused(
-    backend: str, field: str, value: float, message: str
+def test_invalid_two_level_codes_are_refused(
+    backend: Backend, field: str, value: float, message: str
 ) -> None:
-    kernel = resolve("dual-w6a8", backend)  # type: ignore[arg-type]
-    assert isinstance(kernel, LinearKernel)
+    kernel = operands.linear_kernel("dual-w6a8", backend)
     good = operands.random_two_level(2, 130, GROUP, seed=1)
     changed = getattr(good, field).clone()
     changed[0, 0] = value
@@ -197,8 +164,7 @@ def test_what_is_no_two_level_code_is_refused(
 
 @pytest.mark.parametrize("label", ["dgq-w4a8", "dual-w6a8"])
 def test_dual_grained_sums_are_exact_on_the_cpu(label: str) -> None:
-    kernel = resolve(label, "cpu")
-    assert isinstance(kernel, LinearKernel)
+    kernel = operands.linear_kernel(label, "cpu")
     w = operands.random_weight(kernel.spec.weight, 21, 300, seed=2)
     x = operands.unit_operand(operands.random_codes(5, 300, 8, seed=3), 8, None, 2.0**-10)
     out = torch.empty(5, 21).half()
@@ -218,8 +184,7 @@ def test_an_operand_refuses_zero_points_of_another_shape() -> None:
 
 @pytest.mark.parametrize("label", ["dgq-w4a8", "dual-w6a8"])
 def test_k_past_what_int32_sums_is_refused(label: str) -> None:
-    kernel = resolve(label, "cuda")
-    assert isinstance(kernel, LinearKernel)
+    kernel = operands.linear_kernel(label, "cuda")
     longest = operands.random_weight(kernel.spec.weight, 1, 131071, seed=1)
     too_long = operands.random_weight(kernel.spec.weight, 1, 131072, seed=1)
 

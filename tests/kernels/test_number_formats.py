@@ -7,20 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import (
     FP16,
     NumberFormat,
-    Scaling,
     format_of,
     quantization,
     quantize,
     quantize_minifloat,
-    quantize_symmetric,
 )
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import labels, resolve
@@ -32,32 +28,6 @@ def a_matrix(rows: int, k: int, seed: int = 0) -> torch.Tensor:
     matrix = torch.randn(rows, k, generator=generator, dtype=torch.float64) ** 3
     matrix[-1] = 0
     return matrix
-
-
-def all_numbers(mantissa_bits: int) -> list[float]:
-    """Every non-negative E3Mx by the standard's formula, ascending."""
-    numbers = []
-    for exponent in range(8):
-        for mantissa in range(2**mantissa_bits):
-            fraction = mantissa / 2**mantissa_bits
-            # OCP Microscaling formats 1.0, section 5.3.2: exponent bias 3, subnormals at 0
-            numbers.append(
-                2.0 ** (exponent - 3) * (1 + fraction) if exponent else 2.0**-2 * fraction
-            )
-    return numbers
-
-
-@pytest.mark.parametrize("bits", [2, 4, 6, 8])
-@pytest.mark.parametrize("group", [None, 128, 48])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_symmetric_rounding_is_what_kernels_are_given(
-    bits: int, group: int | None, dtype: torch.dtype
-) -> None:
-    matrix = a_matrix(5, 300).to(dtype)
-
-    rounded = NumberFormat(bits, group).round(matrix)
-
-    assert torch.equal(rounded.double(), quantize_symmetric(matrix, bits, group).dequantize())
 
 
 @pytest.mark.parametrize("bits", [6, 5])
@@ -112,7 +82,7 @@ def test_the_reference_multiplies_codes_with_zero_points() -> None:
         (NumberFormat(4, 64), torch.ones(2, 5)),
     ],
 )
-def test_codes_that_no_operand_has_are_refused(
+def test_codes_of_other_formats_are_refused(
     number: NumberFormat, shares: torch.Tensor | None
 ) -> None:
     with pytest.raises(ShapeError):
@@ -131,22 +101,6 @@ def test_clipping_shrinks_the_range_and_saturates() -> None:
     assert NumberFormat(6, None, clip=0.5).round(row).tolist() == [[31.0, 31.0, -32.0]]
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.sampled_from([5, 6]), st.floats(-40, 40, width=16))
-def test_small_floats_round_to_the_nearest_number_ties_to_even(bits: int, value: float) -> None:
-    known = all_numbers(2 if bits == 6 else 1)
-    magnitude = min(abs(value), known[-1])
-    nearest = min(range(len(known)), key=lambda code: (abs(known[code] - magnitude), code % 2))
-    number = NumberFormat(bits, None, "float")
-    row = torch.tensor([[known[-1], value]], dtype=torch.float64)
-    rounder = number.rounder(Scaling(torch.ones(1, 1, dtype=torch.float16)), row.dtype)
-
-    assert rounder.values(rounder.codes(row))[0].tolist() == [
-        known[-1],
-        math.copysign(known[nearest], value),
-    ]
-
-
 def test_the_largest_value_of_a_group_keeps_its_size() -> None:
     matrix = a_matrix(3, 256).half()
 
@@ -157,14 +111,18 @@ def test_the_largest_value_of_a_group_keeps_its_size() -> None:
     assert not rounded[-1].any()
 
 
-@pytest.mark.parametrize("kind", ["symmetric", "asymmetric", "balanced", "float"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_nan_and_infinity_are_refused(kind: str, bad: float) -> None:
-    matrix = torch.zeros(2, 64)
-    matrix[1, 3] = bad
+def test_nan_and_infinity_are_refused(bad: float) -> None:
+    matrix = a_matrix(2, 100)
+    matrix[1, 5] = bad
 
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        NumberFormat(6, 32, kind).round(matrix)  # type: ignore[arg-type]
+    for name in ("int4/row", "uint4/row", "balanced4/row", "fp6/row", "fp8/row", "dual4/48"):
+        number = NumberFormat.parse(name)
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            quantize(matrix, number)
+        if number.kind != "dual":
+            with pytest.raises(ValueError, match="NaN or infinity"):
+                number.round(matrix)
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric", "float"])
@@ -208,7 +166,7 @@ def test_formats_that_make_no_sense_are_refused(
         (FP16, "fp16"),
     ],
 )
-def test_a_format_has_a_name_that_names_it_again(number: NumberFormat, name: str) -> None:
+def test_format_name_parses_to_the_format(number: NumberFormat, name: str) -> None:
     assert number.name == name
     assert NumberFormat.parse(name) == number
 

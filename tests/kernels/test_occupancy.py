@@ -5,23 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from stored_resources import stored_resources
 
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.cuda.cublas import dense
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.registry import labels, resolve
-from flexq_bench.kernels.resource_table import read_table
 from flexq_bench.kernels.runtime.gpu import OF_TARGET, chosen_for
 from flexq_bench.kernels.runtime.nvrtc import Block, Build
 from flexq_bench.kernels.runtime.occupancy import LIMITS, TARGETS, Occupancy, occupancy
 from flexq_bench.workloads.gemm import GemmWorkload
 
-TABLE = Path(__file__).parent / "resources.csv"
 KB = 1024
 SHAPES = [GemmWorkload(m, 512, 512) for m in (1, 2, 4, 8, 16, 64)]
 
@@ -56,7 +54,7 @@ SHAPES = [GemmWorkload(m, 512, 512) for m in (1, 2, 4, 8, 16, 64)]
         ("sm_90", 16, 1025, 0, Occupancy(0, 0)),
     ],
 )
-def test_what_runs_out_first_decides(
+def test_occupancy_is_limited_by_the_scarcest_resource(
     target: str, registers: int, threads: int, shared: int, expected: Occupancy
 ) -> None:
     found = occupancy(target, registers=registers, threads=threads, shared_bytes=shared)
@@ -93,7 +91,7 @@ def test_no_candidate_needs_more_than_the_target_has(
     on_device: Callable[[str], None], target: str
 ) -> None:
     on_device(target)
-    too_large = {row.build for row in read_table(TABLE) if row.target == target and not row.fits}
+    too_large = {row.build for row in stored_resources() if row.target == target and not row.fits}
     limit = LIMITS[target].block_shared_bytes
 
     for kernel in tuned_kernels():
@@ -105,7 +103,7 @@ def test_no_candidate_needs_more_than_the_target_has(
             assert too_large.isdisjoint(build.name for build in builds)
 
 
-def test_candidates_that_fit_only_a_larger_gpu_are_left_out_of_a_smaller_one(
+def test_smaller_gpus_have_fewer_candidates(
     on_device: Callable[[str], None],
 ) -> None:
     kernel = resolve("abq-w8a8", "cuda")
@@ -119,7 +117,7 @@ def test_candidates_that_fit_only_a_larger_gpu_are_left_out_of_a_smaller_one(
 
 
 def test_the_table_marks_what_does_not_fit() -> None:
-    rows = read_table(TABLE)
+    rows = stored_resources()
     small = [r for r in rows if r.dynamic_bytes is not None and r.target == "sm_86"]
 
     assert {r.fits for r in small} == {True, False}
@@ -128,7 +126,7 @@ def test_the_table_marks_what_does_not_fit() -> None:
         assert row.fits or needed > 99 * KB or row.registers * (row.threads or 0) > 65536
 
 
-def test_a_build_tells_of_the_block_that_is_launched(
+def test_build_states_the_launched_block(
     on_device: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: dict[tuple[Build, str], set[tuple[int, int]]] = {}

@@ -44,7 +44,7 @@ def test_bandwidth_is_that_of_two_transfers_per_clock(
     assert reported(monkeypatch, khz=khz, bits=bits) == Gpu("sm_90", 132, 227 * 1024, gbps)
 
 
-def test_a_memory_that_the_driver_does_not_know_has_some_bandwidth(
+def test_unknown_memory_clock_has_default_bandwidth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert reported(monkeypatch, khz=0, bits=0).memory_gbps > 0

@@ -13,7 +13,7 @@ from flexq_bench.kernels.registry import labels, list_kernels, resolve
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
-def test_every_label_resolves_to_a_kernel_that_says_the_same_label(backend: str) -> None:
+def test_every_label_resolves_to_its_kernel(backend: str) -> None:
     specs = list_kernels(backend)  # type: ignore[arg-type]
 
     assert [spec.label for spec in specs] == list(labels(backend))  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ def test_an_unknown_name_lists_the_nearest_first() -> None:
         resolve("flexq-w6a7", "cpu")
 
 
-def test_an_unknown_kernel_of_a_package_lists_those_of_the_package_alone(monkeypatch) -> None:
+def test_unknown_kernel_of_a_package_lists_only_its_kernels(monkeypatch) -> None:
     one = resolve("flexq-w6a6", "cpu")
     named = copy.copy(one)
     named.spec = replace(one.spec, name="acme.fast-w6a6")  # type: ignore[misc]
@@ -47,7 +47,7 @@ def test_the_same_label_is_the_same_object() -> None:
     assert resolve("flexq-w6a6", "cpu") is resolve("flexq-w6a6", "cpu")
 
 
-def test_a_kernel_refuses_a_gpu_that_it_was_not_written_for() -> None:
+def test_kernel_refuses_unsupported_gpu() -> None:
     spec = resolve("flexq-w6a6", "cuda").spec
 
     spec.check_capability((9, 0))

@@ -78,7 +78,7 @@ def test_shapes_that_were_not_timed_lose_little_for_many_tokens(untuned_loss: Mo
     assert statistics.mean(map(statistics.mean, worst.values())) < 0.075
 
 
-def test_a_report_from_tables_has_a_line_for_each_number_of_tokens(
+def test_report_has_a_line_per_number_of_tokens(
     untuned_loss: ModuleType, lost: dict[tuple[str, int], list[float]]
 ) -> None:
     _, _, *lines = untuned_loss.report_rows(["w4a16"])
@@ -97,7 +97,7 @@ def test_the_expected_worst_is_the_mean_over_all_subsets(untuned_loss: ModuleTyp
     assert all(fewer < more for fewer, more in pairwise(by_size))
 
 
-def test_a_lucky_time_does_not_count(untuned_loss: ModuleType) -> None:
+def test_lucky_time_is_not_the_fastest(untuned_loss: ModuleType) -> None:
     timed = Timed()
 
     loss, times = untuned_loss.loss_again(timed, lambda configs: configs[1])
@@ -107,7 +107,7 @@ def test_a_lucky_time_does_not_count(untuned_loss: ModuleType) -> None:
     assert timed.again == [CONFIGS[1], CONFIGS[-1], CONFIGS[0], *CONFIGS[2:4]]
 
 
-def test_a_choice_that_is_among_the_slow_ones_is_timed_again_too(untuned_loss: ModuleType) -> None:
+def test_slow_choice_is_timed_again(untuned_loss: ModuleType) -> None:
     timed = Timed()
 
     loss, _ = untuned_loss.loss_again(timed, lambda configs: configs[6])

@@ -67,7 +67,7 @@ def test_packed_weights_take_what_the_floor_reads(bits: int, group: int | None) 
     assert kernel.pack_weight(weight).nbytes == GemmWorkload(1, 64, 512).weight_bytes(bits, group)
 
 
-def test_zero_points_lie_beside_the_scales_as_the_kernel_subtracts_them() -> None:
+def test_zero_points_are_packed_next_to_scales() -> None:
     kernel = WeightOnlyGemm(4, "zeros")
     generator = torch.Generator().manual_seed(1)
     codes = torch.randint(0, 16, (20, 300), generator=generator, dtype=torch.int8)

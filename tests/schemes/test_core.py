@@ -18,7 +18,7 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.uniform import UniformOptions
 
 
-def test_a_layer_keeps_codes_and_fp32_weights_when_the_model_becomes_fp16():
+def test_quantized_layer_stays_fp32_when_model_becomes_fp16():
     weight = quantize(torch.randn(4, 256), NumberFormat(6, 128))
     layer = FakeQuantizedLinear("layer", QuantizedLayer(weight))
 
@@ -41,7 +41,7 @@ def test_codes_follow_a_layer_to_its_device():
     assert {tensor.device.type for tensor in (*tensors, layer.weight, layer.order)} == {"meta"}
 
 
-def test_inputs_are_taken_in_the_order_of_the_codes_and_rounded_there():
+def test_inputs_are_reordered_before_rounding():
     scales = torch.ones(2, 2, dtype=torch.float16)
     codes, order = torch.tensor([[1, 10], [0, 1]]), torch.tensor([1, 0])
     weight = Operand(codes.to(torch.int8), scales, 5, 1, order=order.to(torch.int32))
@@ -54,7 +54,7 @@ def test_inputs_are_taken_in_the_order_of_the_codes_and_rounded_there():
     assert layer(torch.tensor([[2.0, 3.0]])).tolist()[0] == pytest.approx([22, 2], rel=1e-3)
 
 
-def test_what_fp16_can_not_hold_is_refused_with_the_layers_name(tiny_opt):
+def test_weights_beyond_fp16_are_refused_with_the_layer(tiny_opt):
     model = tiny_opt()
     model.model.decoder.layers[1].fc1.bias.data[0] = 1e6
 
@@ -62,7 +62,7 @@ def test_what_fp16_can_not_hold_is_refused_with_the_layers_name(tiny_opt):
         registry.resolve("w6a6").quantize(model)
 
 
-def test_a_static_scale_saturates_what_calibration_never_saw():
+def test_static_scale_saturates_beyond_calibration():
     static = StaticActivation(NumberFormat(8), scale=0.5)
 
     assert static(torch.tensor([[1.1, -1000.0]])).tolist() == [[1.0, -64.0]]
@@ -91,30 +91,8 @@ def test_every_example_is_a_scheme_with_its_own_name():
         ("w6a6[ group = 64 ]", UniformOptions(6, 6, 64)),
     ],
 )
-def test_a_name_says_bits_and_options(name, options):
+def test_name_determines_bits_and_options(name, options):
     assert registry.resolve(name).options == options
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("w6a5x", "no scheme 'w6a5x': there are w6a8, w6a6"),
-        ("w9a9", "no scheme 'w9a9'"),
-        ("w6a6[grup=3]", "no option of .* named 'grup': there are group"),
-        ("w6a6[group]", "needs a value"),
-        ("w6a6[group=many]", "can't be 'many'"),
-        ("abq-w6a6[epochs=-1]", "takes 0 epochs or more and rates above 0, got -1"),
-        ("omniquant-w6a6[clip_rate=0]", r"rates above 0, got 20, 0\.005 and 0\.0"),
-        ("omniquant-w6a6[alpha=2]", "alpha is a share"),
-        ("smoothquant-w6a6[samples=0]", "at least 1 token"),
-        ("gptq-w4a16[damping=0]", "damping must be above 0"),
-    ],
-)
-def test_unknown_names_and_options_are_refused_in_one_line(name, words):
-    with pytest.raises(QuantizeError, match=words) as refused:
-        registry.resolve(name)
-
-    assert "\n" not in str(refused.value)
 
 
 def test_segments_are_pieces_of_the_text_each_once():
@@ -129,7 +107,7 @@ def test_segments_are_pieces_of_the_text_each_once():
     assert torch.equal(again.tokens, found.tokens)
 
 
-def test_a_text_too_short_to_calibrate_on_is_refused():
+def test_too_short_calibration_text_is_refused():
     with pytest.raises(QuantizeError, match="needs 3 segments of 64 tokens, the text has 130"):
         calibration_segments(torch.arange(130), segments=3, length=64)
 
@@ -173,7 +151,7 @@ def test_statistics_are_those_of_all_rows(tiny_llama, calibration):
 @pytest.mark.parametrize(
     "package", [flexq_bench.schemes, flexq_bench.accuracy], ids=lambda package: package.__name__
 )
-def test_every_exported_name_is_there(package):
+def test_exported_names_exist(package):
     assert all(hasattr(package, name) for name in package.__all__)
     with pytest.raises(AttributeError, match="no attribute 'missing'"):
         package.missing  # noqa: B018

@@ -42,7 +42,7 @@ def test_codes_lift_to_int8_as_the_kernel_wants_them(seed, n, k, spread):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_two_phases_err_less_than_rounding_to_nearest_on_two_levels(seed):
+def test_two_phase_search_beats_rounding_to_nearest(seed):
     weight, moments = drawn(seed, 24, 192, 0.5)
 
     errors = [
@@ -58,7 +58,7 @@ def test_two_phases_err_less_than_rounding_to_nearest_on_two_levels(seed):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 70), st.floats(0, 3))
-def test_six_bit_codes_lift_to_int8_and_weights_err_no_more_than_to_nearest(seed, n, k, spread):
+def test_six_bit_search_fits_int8_and_beats_rounding_to_nearest(seed, n, k, spread):
     weight, _ = drawn(seed, n, k, spread)
 
     found, nearest = search_six_bits(weight, None, 32, SHARES), quantize(weight, SIX)

@@ -74,7 +74,7 @@ def test_without_correlations_gptq_rounds_to_nearest(number, act_order):
         assert (ours is None and theirs is None) or torch.equal(ours, theirs)
 
 
-def test_several_weights_are_solved_together_in_an_order_of_their_channels():
+def test_weights_are_solved_together_in_channel_order():
     weight, hessian = correlated(0)
     order = torch.randperm(K, generator=torch.Generator().manual_seed(1))
     number = NumberFormat(4, 64, "mixed")
@@ -98,7 +98,7 @@ def test_size_of_blocks_changes_nothing():
     assert torch.equal(small.values, whole.values)
 
 
-def test_inputs_never_seen_are_rounded_to_nearest():
+def test_inputs_without_calibration_are_rounded_to_nearest():
     weight, hessian = correlated(0)
     hessian[5], hessian[:, 5] = 0, 0
     number = NumberFormat(4)
@@ -108,7 +108,7 @@ def test_inputs_never_seen_are_rounded_to_nearest():
     assert torch.equal(solved.values[:, 5], quantize(weight, number).values[:, 5])
 
 
-def test_hessian_that_does_not_fit_or_is_not_finite_is_refused():
+def test_invalid_hessian_is_refused():
     weight, hessian = correlated(0)
     number = NumberFormat(4)
 

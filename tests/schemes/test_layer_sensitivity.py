@@ -43,7 +43,7 @@ def measured(model, calibration, sensitivity):
     return float((dense.exp() * (dense - found)).sum(-1).mean())
 
 
-def test_a_sensitivity_is_the_divergence_that_a_measurement_finds(tiny_llama):
+def test_sensitivity_equals_measured_divergence(tiny_llama):
     model = tiny_llama()
     tokens = torch.randint(0, 128, (48, 32), generator=torch.Generator().manual_seed(5))
     calibration = Calibration(tokens)
@@ -66,7 +66,7 @@ def test_more_bits_leave_a_sixteenth_of_the_sensitivity(tiny_llama, calibration)
     assert ratio == pytest.approx((31 / 127) ** 2, rel=0.25)
 
 
-def test_a_seed_gives_the_same_sensitivities_and_the_model_stays_as_it_was(
+def test_sensitivities_are_reproducible_and_leave_the_model_unchanged(
     tiny_llama, calibration, text
 ):
     model = tiny_llama()
@@ -157,7 +157,7 @@ def test_layers_that_read_one_input_are_chosen_together(made_up):
     }
 
 
-def test_work_is_spent_where_a_product_gains_most(made_up):
+def test_budget_goes_to_layers_that_gain_most(made_up):
     # o_proj has 64·64 products a token, gate and up together 2·192·64: six times as many
     layout, sensitivities = made_up({(0, "o_proj"): 1.0, (0, "up_proj"): 3.0})
     total = 2 * (64 * (64 + 32 + 32) + 64 * 64 + 3 * 192 * 64)

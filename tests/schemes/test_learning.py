@@ -104,7 +104,7 @@ def test_codes_of_a_clipped_range_stay_within_it():
     assert rounded.tolist() == [[7 * scale, -7 * scale, scale, 0.0]]
 
 
-def test_losses_of_equal_outputs_are_zero_and_grow_with_the_angle():
+def test_double_log_cosine_is_zero_for_equal_outputs():
     states = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0))
 
     assert float(double_log_cosine(states, states, states)) == pytest.approx(0, abs=1e-6)
@@ -212,7 +212,7 @@ def test_activations_with_a_zero_point_are_refused():
         )  # fmt: skip
 
 
-def test_both_ends_of_a_range_with_a_zero_point_are_clipped():
+def test_asymmetric_range_is_clipped_at_both_ends():
     values = torch.tensor([[-1.0, -0.2, 0.1, 2.0]], dtype=torch.float64)
     shares = torch.tensor([[[0.5, 0.25]]]).double().requires_grad_()
     number = NumberFormat(4, None, "asymmetric")

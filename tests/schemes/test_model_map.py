@@ -11,7 +11,7 @@ from flexq_bench.schemes.registry import resolve
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_linear_layer_of_the_blocks_is_a_site_and_no_other(architecture, build):
+def test_sites_are_exactly_the_linear_layers_of_blocks(architecture, build):
     model = build(architecture)
     layout = map_model(model)
 
@@ -27,7 +27,7 @@ def test_every_linear_layer_of_the_blocks_is_a_site_and_no_other(architecture, b
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_scale_on_what_feeds_a_site_is_undone_by_its_columns(architecture, build):
+def test_scale_on_the_source_is_undone_by_columns(architecture, build):
     model = build(architecture)
     layout = map_model(model)
     ids = torch.arange(12)[None]
@@ -96,7 +96,7 @@ def test_conv1d_layers_become_linear_ones_of_the_same_function():
         ({"parallel_attn": False}, "post_attention_layernorm"),
     ],
 )
-def test_falcons_feed_forward_reads_the_norm_that_its_kind_has(build, changes, feed_forward):
+def test_falcon_feed_forward_reads_the_norm_of_its_variant(build, changes, feed_forward):
     layout = map_model(build("FalconForCausalLM", **changes))
     (source,) = [i.source for i in layout.inputs_of(0) if "dense_h_to_4h" in i.kinds]
     assert source == feed_forward
@@ -110,7 +110,7 @@ def test_a_model_that_is_quantized_already_is_refused(tiny_llama):
         resolve("w4a4").quantize(model)
 
 
-def test_opt_with_norms_after_its_layers_passes_no_scale_through_them(tiny_opt):
+def test_opt_350m_norms_pass_no_scale(tiny_opt):
     model = tiny_opt()
     model.config.do_layer_norm_before = False
 

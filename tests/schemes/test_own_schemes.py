@@ -69,7 +69,7 @@ def cli(capsys):
     return run
 
 
-def test_a_file_adds_schemes_that_have_names_formats_and_caches(file):
+def test_file_adds_schemes_with_formats_and_caches(file):
     assert add_schemes_from(str(file)) == ("mine-w6a6", "seeing-w8")
     scheme = resolve("mine-w6a6+kv8")
     assert (scheme.kv_bits, scheme.source, scheme.version) == (8, "A page of ours", 1)
@@ -78,7 +78,7 @@ def test_a_file_adds_schemes_that_have_names_formats_and_caches(file):
     assert shown["mine-w6a6"].gated[0].kernel == shown["w6a6"].gated[0].kernel != ""
 
 
-def test_an_own_rounding_to_nearest_has_the_perplexity_of_ours(cli, file):
+def test_own_rounding_to_nearest_has_equal_perplexity(cli, file):
     data = ("--data", str(TINY / "heldout.txt"), "--max-tokens", "255", "--device", "cpu")
     ran = cli(
         *("accuracy", "--model", str(TINY), "--schemes-from", str(file), *data),
@@ -90,7 +90,7 @@ def test_an_own_rounding_to_nearest_has_the_perplexity_of_ours(cli, file):
     assert values["mine-w6a6"] == pytest.approx(values["w6a6"], rel=2e-3)
 
 
-def test_a_calibrated_one_sees_the_statistics_and_becomes_a_checkpoint(cli, file, tmp_path):
+def test_calibrated_own_scheme_gets_statistics_and_is_stored(cli, file, tmp_path):
     out = tmp_path / "checkpoint"
     ran = cli(
         *("quantize", str(TINY), "--schemes-from", str(file), "--scheme", "seeing-w8"),
@@ -101,7 +101,7 @@ def test_a_calibrated_one_sees_the_statistics_and_becomes_a_checkpoint(cli, file
     assert open_checkpoint(out).scheme.name == "seeing-w8"
 
 
-def test_sensitivity_takes_one_in_the_place_of_bits(cli, file):
+def test_sensitivity_accepts_own_scheme(cli, file):
     ran = cli(
         *("sensitivity", "--model", str(TINY), "--schemes-from", str(file)),
         *("--data", str(TINY / "heldout.txt"), "--bits", "mine-w6a6", "--max-tokens", "255"),
@@ -111,7 +111,7 @@ def test_sensitivity_takes_one_in_the_place_of_bits(cli, file):
     assert "mine-w6a6" in ran.out
 
 
-def test_the_gate_judges_one(cli, file, tmp_path):
+def test_accuracy_gate_accepts_own_scheme(cli, file, tmp_path):
     policy = tmp_path / "mine.toml"
     policy.write_text(
         'version = 1\nschemes = ["mine-w6a6"]\nmax_tokens = 255\n'
@@ -156,7 +156,7 @@ def test_an_entry_point_adds_its_scheme(monkeypatch):
         ("sys.exit(0)", "SystemExit: 0"),  # which a gate must not end with
     ],
 )
-def test_what_a_function_returns_wrongly_is_one_line(returned, message):
+def test_wrong_result_of_a_function_is_one_line(returned, message):
     @own_scheme("bad-w6", w_bits=6)
     def bad(weight, statistics):
         return eval(returned, {"sys": sys}, {"weight": weight})
@@ -179,7 +179,7 @@ def test_what_a_function_returns_wrongly_is_one_line(returned, message):
         (SOURCE.replace("w_bits=6", "w_bits=9"), "weights have 2 to 8 bits"),
     ],
 )
-def test_a_file_that_can_not_be_used_is_refused(tmp_path, source, message):
+def test_unusable_file_is_refused(tmp_path, source, message):
     path = tmp_path / "other.py"
     path.write_text(source)
     with pytest.raises(QuantizeError, match=message):

@@ -105,7 +105,7 @@ def kernels_for(layer) -> list[LinearKernel]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", FORMATS)
-def test_kernels_compute_what_a_layer_computes_from_the_same_codes(name, family, quantized):
+def test_kernel_equals_fake_quantized_layer_on_same_codes(name, family, quantized):
     modules = quantized(name, family)
 
     formats = set()
@@ -233,7 +233,7 @@ def test_one_block_in_memory_gives_the_same_codes(name, tiny_llama, calibration,
         assert torch.equal(layer.weight.in_own_order(), expected[site].layer.weight.in_own_order())
 
 
-def test_a_failure_names_its_block_and_leaves_later_ones_alone(tiny_llama, calibration):
+def test_failure_names_its_block_and_leaves_later_blocks(tiny_llama, calibration):
     model, final = tiny_llama(), []
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 3] = 1e9

@@ -42,9 +42,7 @@ def test_folded_scales_leave_what_the_model_computes(family, text, request):
     ("change", "closed"),
     [({"activation_function": "gelu"}, "fc1"), ({"layer_norm_elementwise_affine": False}, "norm")],
 )
-def test_no_scale_is_sent_through_what_does_not_pass_it_on(
-    tiny_opt, calibration, text, change, closed
-):
+def test_no_scale_passes_nonlinear_functions(tiny_opt, calibration, text, change, closed):
     model = tiny_opt(**change)
     before = model(text).logits
     assert not any(

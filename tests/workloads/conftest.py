@@ -6,7 +6,8 @@ from textwrap import dedent
 
 import pytest
 
-from flexq_bench.workloads.suites import Suite, load_suite
+from flexq_bench.workloads.suite import Suite
+from flexq_bench.workloads.suites import load_suite
 
 SuiteFromText = Callable[[str], Suite]
 

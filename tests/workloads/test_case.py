@@ -22,7 +22,7 @@ def test_a_label_reads_back_as_itself(label: str) -> None:
 @pytest.mark.parametrize(
     "label", ["", "FlexQ", "flexq w6a6", "flexq[]", "flexq[a][b]", "[vanilla]"]
 )
-def test_what_is_no_label_is_refused_with_its_value(label: str) -> None:
+def test_invalid_label_is_refused(label: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         parse_kernel_label(label)
 
@@ -47,7 +47,7 @@ def test_what_is_no_key_is_refused(key: str) -> None:
         Case.from_key(key)
 
 
-def test_names_of_a_shape_are_not_part_of_a_cases_identity() -> None:
+def test_labels_are_not_part_of_case_identity() -> None:
     gemm = GemmWorkload(1, 4096, 4096)
 
     assert Case("empty", gemm, model="llama-7b") == Case("empty", gemm, layer="o_proj")
@@ -55,7 +55,7 @@ def test_names_of_a_shape_are_not_part_of_a_cases_identity() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, MAX_DIMENSION + 1])
 @pytest.mark.parametrize("name", ["m", "n", "k"])
-def test_a_size_that_no_layer_has_is_refused_with_its_value(name: str, size: int) -> None:
+def test_out_of_range_size_is_refused(name: str, size: int) -> None:
     with pytest.raises(WorkloadError, match=f"{name.upper()} must be .* got {size:,}"):
         GemmWorkload(**{"m": 1, "n": 1, "k": 1, name: size})
 

@@ -63,14 +63,14 @@ class File(DataTable):
         ({"pairs": [3]}, "a.toml: pairs: Input should be a valid tuple, got 3"),
     ],
 )
-def test_the_message_has_the_file_the_entry_and_the_key(values, message):
+def test_message_names_file_entry_and_key(values, message):
     with pytest.raises(WorkloadError) as caught:
         validated(File, values, "a.toml")
 
     assert str(caught.value) == message
 
 
-def test_a_misspelled_key_is_said_rather_than_the_missing_one():
+def test_misspelled_key_is_reported_before_missing_key():
     with pytest.raises(WorkloadError, match="no key 'nam' here"):
         validated(File, {"part": [{"nam": "x"}]}, "a.toml")
 
@@ -98,5 +98,5 @@ def message_of(values) -> str:
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from([*File.model_fields, "x"]), VALUES, max_size=4))
-def test_whatever_a_file_holds_is_read_or_refused_with_its_place(values):
+def test_any_file_content_is_read_or_refused_with_location(values):
     assert message_of(values).startswith("a.toml") or not message_of(values)

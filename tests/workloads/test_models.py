@@ -108,7 +108,7 @@ def test_grouped_query_attention_narrows_k_and_v() -> None:
         ),
     ],
 )
-def test_fused_layers_come_in_the_order_of_the_forward_pass(name: str, fused: list[str]) -> None:
+def test_fused_layers_are_in_forward_order(name: str, fused: list[str]) -> None:
     assert [shape.name for shape in get_model(name).linear_layers()] == fused
 
 

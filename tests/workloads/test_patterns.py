@@ -23,7 +23,7 @@ LABELS = ("abq-w2a8", "abq-w2*a8", "abq-w3a8", "abq-w8a8", "abq-w10a8", "flexq",
         ("flexq*", ("flexq",)),
     ],
 )
-def test_a_range_stands_for_each_of_its_numbers(pattern: str, found: tuple[str, ...]) -> None:
+def test_range_is_expanded(pattern: str, found: tuple[str, ...]) -> None:
     assert select([pattern], LABELS) == found
 
 
@@ -42,7 +42,7 @@ def test_ranges_and_stars_are_globs_and_labels_are_not() -> None:
     ("pattern", "message"),
     [("abq-w{8..2}a8", "from low to high"), ("abq-w{2-8}a8", "written"), ("{2..", "written")],
 )
-def test_a_range_that_stands_for_nothing_is_refused(pattern: str, message: str) -> None:
+def test_empty_range_is_refused(pattern: str, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         check_pattern(pattern)
 

@@ -25,7 +25,7 @@ def file(monkeypatch, tmp_path):
 SET = '[[set]]\nsource = "P"\ntable = "T"\nkernel = "k"\nmetric = "speedup"\n'
 
 
-def test_a_row_has_what_differs_then_the_number(file):
+def test_table_row_has_differing_values_and_number(file):
     file(SET + 'by = ["m", "model"]\nvalues = [[1, "a", 2.0], [4, "b", 3.0]]\n')
 
     found = published.published_values()
@@ -53,7 +53,7 @@ def test_a_damaged_file_is_refused(file, damaged):
         published.published_values()
 
 
-def test_every_paper_that_we_reproduce_is_there_or_said_to_be_absent():
+def test_every_reproduced_paper_is_listed_or_declared_absent():
     named = {
         one.source.partition(",")[0]
         for one in (*published.published_values(), *published.absent_tables())

@@ -57,7 +57,7 @@ def test_a_written_list_reads_back_as_its_set(values: list[int]) -> None:
         ("1:8:x0", "at least x2"),
     ],
 )
-def test_what_is_no_size_is_refused_with_its_value(text: str, complaint: str) -> None:
+def test_invalid_size_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         parse_ranges(text)
 
@@ -72,21 +72,21 @@ def test_the_number_of_values_is_bounded() -> None:
         parse_ranges(f"1:{MAX_VALUES},{MAX_VALUES + 1}")
 
 
-def test_a_list_too_long_is_refused_before_it_is_split() -> None:
+def test_too_long_list_is_refused_before_splitting() -> None:
     with pytest.raises(WorkloadError, match="has 5,000,001 values") as caught:
         parse_ranges("x" + ",x" * 5_000_000)
 
     assert len(str(caught.value)) < 300
 
 
-def test_lines_of_a_file_separate_items_by_commas_and_white_space() -> None:
+def test_file_items_are_separated_by_commas_or_spaces() -> None:
     assert parse_lines(["8, 1", "", " 2:4\t16,"], "sizes.txt") == (1, 2, 3, 4, 8, 16)
 
 
 @pytest.mark.parametrize(
     "line", ["TOKEN=5ec3e7", "0.33", "424242424242", "7777:5555", "3131:9999:0"]
 )
-def test_an_error_in_a_file_names_its_line_and_quotes_nothing(line: str) -> None:
+def test_file_error_names_the_line_without_quoting(line: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         parse_lines(["1", f"4 {line}"], "sizes.txt")
 

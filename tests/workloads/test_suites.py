@@ -6,8 +6,8 @@ import pytest
 
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.models import get_model
-from flexq_bench.workloads.suite import MAX_CASES
-from flexq_bench.workloads.suites import Group, Shape, Suite, layer_shapes, list_suites, load_suite
+from flexq_bench.workloads.suite import MAX_CASES, Group, Shape, Suite, layer_shapes
+from flexq_bench.workloads.suites import list_suites, load_suite
 
 LABELS = (
     "flexq-w6a6",
@@ -63,26 +63,26 @@ def test_a_variant_becomes_part_of_the_case() -> None:
     assert (case.kernel, case.variant) == ("flexq-w6a6", "-evict-first")
 
 
-def test_labels_named_outright_and_not_offered_are_reported() -> None:
+def test_unavailable_labels_of_a_suite_are_reported() -> None:
     suite = a_suite(a_group(kernels=("flexq-w6a6", "fp6-w6a16", "dgq-*", "flexq-w6a6[turbo]")))
 
     assert suite.unmatched(LABELS) == ("fp6-w6a16", "flexq-w6a6[turbo]")
 
 
-def test_a_label_that_a_restriction_leaves_out_is_not_reported() -> None:
+def test_filtered_label_is_not_reported() -> None:
     suite = a_suite(a_group(kernels=("flexq-w6a6", "fp6-w6a16")))
 
     assert suite.restrict(kernels=["flexq-*"]).unmatched(LABELS) == ()
 
 
-def test_a_label_asked_for_and_not_offered_is_reported() -> None:
+def test_unavailable_requested_label_is_reported() -> None:
     suite = a_suite(a_group(kernels=("flexq*",))).restrict(kernels=["flexq-w4a4"])
 
     assert suite.cases(LABELS) == ()
     assert suite.unmatched(LABELS) == ("flexq-w4a4",)
 
 
-def test_cases_are_ordered_by_shape_then_m_then_kernel_of_the_registry() -> None:
+def test_cases_are_ordered_by_shape_m_and_kernel() -> None:
     big, small = Shape(512, 256, "big"), Shape(256, 512, "small")
     groups = [a_group((label,), (1, 8), (big, small)) for label in ("cublas-fp16", "flexq-w6a6")]
     suite = a_suite(*groups)
@@ -94,7 +94,7 @@ def test_cases_are_ordered_by_shape_then_m_then_kernel_of_the_registry() -> None
     ]
 
 
-def test_models_with_the_same_layer_share_one_case_named_after_the_first() -> None:
+def test_models_with_equal_layers_share_a_case() -> None:
     models = [get_model("llama-2-7b"), get_model("llama-7b"), get_model("opt-6.7b")]
     suite = a_suite(a_group(shapes=layer_shapes(models, "fused")))
 
@@ -104,7 +104,7 @@ def test_models_with_the_same_layer_share_one_case_named_after_the_first() -> No
     assert {case.model for case in cases if case.gemm.n == 12288} == {"llama-2-7b"}
 
 
-def test_a_suite_of_too_many_cases_is_refused_before_they_are_made() -> None:
+def test_suite_with_too_many_cases_is_refused() -> None:
     suite = a_suite(a_group(kernels=("*",), m=tuple(range(1, MAX_CASES))))
 
     with pytest.raises(WorkloadError, match=r"makes [0-9,]+ cases, at most 100,000"):
@@ -154,7 +154,7 @@ def test_restricting_by_stage_and_cache_keeps_those() -> None:
         ({"models": ["opt-30b"], "layers": ["o_proj"]}, "nothing in suite paper-fig10 fits all"),
     ],
 )
-def test_asking_for_what_a_suite_has_not_names_what_it_has(
+def test_unknown_restriction_lists_values_of_the_suite(
     restriction: dict[str, list[str]], complaint: str
 ) -> None:
     with pytest.raises(WorkloadError) as caught:
@@ -170,7 +170,7 @@ def test_the_promised_suites_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", list_suites())
-def test_every_suite_of_the_package_reads_and_says_what_it_is_for(name: str) -> None:
+def test_bundled_suites_load_with_descriptions(name: str) -> None:
     suite = load_suite(name)
 
     assert suite.name == name
@@ -178,7 +178,7 @@ def test_every_suite_of_the_package_reads_and_says_what_it_is_for(name: str) -> 
     assert suite.source
 
 
-def test_smoke_is_small_and_reaches_a_part_of_a_group_and_both_stages() -> None:
+def test_smoke_suite_is_small_and_covers_both_stages() -> None:
     cases = load_suite("smoke").cases(LABELS)
 
     assert 20 <= len(cases) <= 30
@@ -226,7 +226,7 @@ def test_prefill_doubles_m_from_16_to_2048() -> None:
     assert load_suite("prefill").m == (16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
-def test_a_suite_of_ones_own_reads_by_path(suite_from: Callable[[str], Suite]) -> None:
+def test_own_suite_is_read_by_path(suite_from: Callable[[str], Suite]) -> None:
     suite = suite_from(
         """
         description = "mine"
@@ -288,7 +288,7 @@ shapes = ["64x64"]
         ("[[group]]", "x = " + "[" * 100_000, "mine.toml is not TOML"),
     ],
 )
-def test_a_suite_file_with_a_slip_is_refused_with_its_place(
+def test_invalid_suite_file_is_refused_with_location(
     suite_from: Callable[[str], Suite], old: str, new: str, complaint: str
 ) -> None:
     with pytest.raises(WorkloadError) as caught:
@@ -303,7 +303,7 @@ def test_an_unknown_suite_is_reported_with_the_nearest_first() -> None:
 
 
 @pytest.mark.parametrize("path", ["nowhere/mine.toml", "./mine"])
-def test_a_path_that_is_not_there_is_one_line(path: str) -> None:
+def test_missing_path_is_refused_in_one_line(path: str) -> None:
     with pytest.raises(WorkloadError, match=r"can't read .*: No such file or directory"):
         load_suite(path)
 

@@ -37,7 +37,7 @@ constexpr int STAGE_CHUNKS = ROW_TILES * W_BITS * TILE_CHUNKS;
 constexpr int ROWS = ROW_TILES * MMA_ROWS;
 constexpr int RED_STRIDE = COL_TILES * MMA_COLS + 1;     // + 1: avoids bank conflicts between rows
 constexpr int PENDING = STAGES > 1 ? STAGES - 2 : 0;
-// With many columns, registers do not suffice for the next step's activations beside the accumulators.
+// With many columns, registers do not suffice for the next step's activations and the accumulators.
 constexpr bool PREFETCH = COL_TILES * STEP_CHUNKS <= 12;
 static_assert(W_BITS >= 2 && A_BITS >= 2, "the top bit plane is the sign");
 static_assert(STEP_K % MMA_K == 0 && (STEP_CHUNKS == 2 || STEP_CHUNKS == 4), "STEP_K must be 256 or 512");

@@ -12,7 +12,7 @@
 // Every consumer waits for every phase of a stage's mbarrier. If warps took the stages in turn, one could pass: the wait
 // for a phase also returns if the previous phase is still incomplete (PTX ISA, mbarrier.try_wait).
 //
-// RESIDENT 2: blocks of the next kernel fit on the SMs beside this one's, and load their first weights early.
+// RESIDENT 2: blocks of the next kernel fit on the SMs next to this kernel's, and load their first weights early.
 //
 // Integer sums of a group start at the bits of BIAS (block_tile.cuh), so they are floats without a conversion. An FFMA
 // resets them, which can issue every cycle; a conversion only every second cycle.

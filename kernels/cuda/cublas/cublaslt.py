@@ -7,6 +7,7 @@ one that its int8 kernels support.
 from __future__ import annotations
 
 import ctypes
+import importlib
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -62,7 +63,7 @@ class LtProblem:
     """Descriptors and algorithms of one shape and one LtTypes on the current device."""
 
     def __init__(self, m: int, n: int, k: int, types: LtTypes) -> None:
-        lt = _bindings()
+        lt = bindings()
         compute = _COMPUTE_32I if types.inputs == torch.int8 else _COMPUTE_32F
         # The type of alpha and beta is int32 for int32 output, else FP32.
         integer_output = types.output == torch.int32
@@ -75,7 +76,7 @@ class LtProblem:
             self._set(attributes.A_SCALE_MODE, ctypes.c_int32(_SCALE_PER_ROW))
             self._set(attributes.B_SCALE_MODE, ctypes.c_int32(_SCALE_PER_ROW))
             # The heuristic requires scale pointers, but does not read the scales.
-            placeholder = _workspace(torch.cuda.current_device())
+            placeholder = workspace(torch.cuda.current_device())
             self._set_scales(placeholder, placeholder)
         inputs, output = _CUDA_TYPES[types.inputs], _CUDA_TYPES[types.output]
         self._w = lt.matrix_layout_create(inputs, k, n, k)
@@ -147,7 +148,6 @@ class LtProblem:
             self._set_scales(w_scales, x_scales)
         device = torch.cuda.current_device()
         stream = torch.cuda.current_stream().cuda_stream
-        workspace = _workspace(device)
         self._lt.matmul(
             _handle(device),
             self._desc,
@@ -162,7 +162,7 @@ class LtProblem:
             y.data_ptr(),
             self._y,
             self._algorithms.ctypes.data + algorithm * self._algorithms.itemsize,
-            workspace.data_ptr(),
+            workspace(device).data_ptr(),
             WORKSPACE_BYTES,
             stream,
         )
@@ -188,7 +188,7 @@ def lt_candidates(gemm: GemmWorkload, k_padded: int, types: LtTypes) -> list[LtC
     for m_padded in paddings:
         try:
             count = lt_problem(m_padded, gemm.n, k_padded, types, device).count
-        except (UnsupportedError, _bindings().cuBLASLtError):
+        except (UnsupportedError, bindings().cuBLASLtError):
             continue  # no kernel for this padding; there may be one for the next
         configs += [LtConfig(algorithm, m_padded) for algorithm in range(count)]
     return configs
@@ -196,28 +196,29 @@ def lt_candidates(gemm: GemmWorkload, k_padded: int, types: LtTypes) -> list[LtC
 
 def lt_version() -> tuple[int, int]:
     """Return the major and minor version of the loaded library, for example (12, 9)."""
-    number = int(_bindings().get_version())
+    number = int(bindings().get_version())
     major = number // 10000
     return major, number % 10000 // 100
 
 
 @cache
-def _bindings() -> Any:
+def bindings(library: str = "cublasLt") -> Any:
+    """Import nvmath's bindings of a library. Raises UnsupportedError if they are missing."""
     try:
-        from nvmath.bindings import cublasLt
+        return importlib.import_module(f"nvmath.bindings.{library}")
     except ImportError as error:
         raise UnsupportedError(
-            "cuBLASLt needs nvmath-python: pip install 'flexq-bench[cuda13]' (or [cuda12])"
+            f"{library} needs nvmath-python: pip install 'flexq-bench[cuda13]' (or [cuda12])"
         ) from error
-    return cublasLt
 
 
 @cache
 def _handle(device: int) -> int:
-    handle: int = _bindings().create()
+    handle: int = bindings().create()
     return handle
 
 
 @cache
-def _workspace(device: int) -> torch.Tensor:
+def workspace(device: int) -> torch.Tensor:
+    """Return WORKSPACE_BYTES of a GPU's memory, for calls on one stream."""
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=f"cuda:{device}")

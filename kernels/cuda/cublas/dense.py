@@ -12,17 +12,17 @@ from collections.abc import Sequence
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
     Packing,
-    check_gemm,
     checked_scales,
 )
 from flexq_bench.kernels.cuda.cublas.cublaslt import LtConfig, LtTypes, lt_candidates, lt_problem
 from flexq_bench.kernels.cuda.cublas.rows import INT8_ROWS
+from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
 from flexq_bench.kernels.runtime.nvrtc import Build
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -30,20 +30,19 @@ from flexq_bench.workloads.gemm import GemmWorkload
 INT8 = LtTypes(torch.int8, torch.int32)
 _FP16 = LtTypes(torch.float16, torch.float16)
 PADDED_ROWS = 16  # the largest padding of M that is tried; activations are allocated for it
-_ALIGNED = 16  # bytes: alignment of rows that the library requires
 
 
-class _LtGemm(LinearKernel):
+class _LtGemm(CheckedGemm):
     """Common base of the cuBLASLt kernels: padding, candidates and the library call."""
 
     types: LtTypes
     k_multiple: int  # K is padded to it, so that every row is aligned
 
-    def _padded_k(self, k: int) -> int:
+    def padded_k(self, k: int) -> int:
         return -(-k // self.k_multiple) * self.k_multiple
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        return lt_candidates(gemm, self._padded_k(gemm.k), self.types)
+        return lt_candidates(gemm, self.padded_k(gemm.k), self.types)
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
         return first_algorithm(gemm.m)
@@ -72,19 +71,6 @@ def padded(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return larger
 
 
-def activated(kernel: LinearKernel, x: torch.Tensor, packed: PackedOperand) -> PackedOperand:
-    """Return FP16 activations for a `gemm` whose packed activations are plain `values`.
-
-    Returns x without a copy if it has the packed layout and alignment; else runs `activate`.
-    """
-    values = packed.buffers["values"]
-    same_layout = x.dtype == values.dtype == torch.float16 and x.shape[1] == values.shape[1]
-    if same_layout and x.is_contiguous() and x.data_ptr() % _ALIGNED == 0:
-        return PackedOperand({"values": x}, packed.rows, packed.k)
-    kernel.activate(x, packed)
-    return packed
-
-
 class Int8Gemm(_LtGemm):
     """`cublaslt-w8a8`: int8 GEMM by cuBLASLt, then one kernel that applies both scales."""
 
@@ -100,7 +86,7 @@ class Int8Gemm(_LtGemm):
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
         buffers = {
-            "codes": padded(weight.values, weight.rows, self._padded_k(weight.k)),
+            "codes": padded(weight.values, weight.rows, self.padded_k(weight.k)),
             "scales": checked_scales(weight, self.spec.weight)[:, 0].contiguous(),
         }
         return PackedOperand(buffers, weight.rows, weight.k)
@@ -108,7 +94,7 @@ class Int8Gemm(_LtGemm):
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         rows = max(m, PADDED_ROWS)
         buffers = {
-            "codes": torch.zeros(rows, self._padded_k(k), dtype=torch.int8, device=device),
+            "codes": torch.zeros(rows, self.padded_k(k), dtype=torch.int8, device=device),
             "scales": torch.empty(m, dtype=torch.float32, device=device),
         }
         return PackedOperand(buffers, m, k)
@@ -129,27 +115,20 @@ class Int8Gemm(_LtGemm):
     def builds(self) -> Sequence[Build]:
         return [INT8_ROWS.build]
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         chosen = self._config(shape, config)
         sums = torch.empty(chosen.m_padded, shape.n, dtype=torch.int32, device=out.device)
         self._multiply(shape, w.buffers["codes"], x.buffers["codes"], sums, chosen)
         INT8_ROWS.scale(sums, x.buffers["scales"], w.buffers["scales"], bias, out)
 
 
-class Fp16Gemm(_LtGemm):
+class Fp16Gemm(HalfActivationKernel, _LtGemm):
     """`cublas-fp16`: dense FP16 with FP32 accumulation, the fastest of cuBLASLt's algorithms."""
 
     types = _FP16
     k_multiple = 8
+    min_rows = PADDED_ROWS
     spec = KernelSpec(
         name="cublas-fp16",
         backend="cuda",
@@ -159,21 +138,8 @@ class Fp16Gemm(_LtGemm):
     )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
-        values = padded(weight.values, weight.rows, self._padded_k(weight.k))
+        values = padded(weight.values, weight.rows, self.padded_k(weight.k))
         return PackedOperand({"values": values}, weight.rows, weight.k)
-
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        rows = max(m, PADDED_ROWS)
-        values = torch.zeros(rows, self._padded_k(k), dtype=torch.float16, device=device)
-        return PackedOperand({"values": values}, m, k)
-
-    def pack_activation(self, x: Operand) -> PackedOperand:
-        packed = self.empty_activation(x.rows, x.k, x.values.device)
-        self.activate(x.values, packed)
-        return packed
-
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        packed.buffers["values"][: packed.rows, : packed.k] = x
 
     def packing(self, x: PackedOperand, config: Config | None) -> Packing:
         return Packing("halves", 16, x.buffers["values"])
@@ -194,19 +160,11 @@ class Fp16Gemm(_LtGemm):
         if pads:
             self.activate(x, packed)
         else:
-            packed = activated(self, x, packed)
+            packed = self.activated(x, packed)
         self.gemm(packed, w, out, bias=bias, config=chosen)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         chosen = self._config(shape, config)
         y = out
         if chosen.m_padded != shape.m:

@@ -16,12 +16,11 @@ from typing import Literal
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
 from flexq_bench.kernels.cuda.cublas.cublaslt import LtTypes, lt_candidates, lt_problem, lt_version
@@ -50,7 +49,7 @@ class Fp8Config(Config):
     scaling: Scaling
 
 
-class Fp8Gemm(LinearKernel):
+class Fp8Gemm(CheckedGemm):
     """`cublaslt-fp8`."""
 
     spec = KernelSpec(
@@ -87,16 +86,8 @@ class Fp8Gemm(LinearKernel):
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         FP8_ROWS.quantize(x, packed.buffers["codes"], packed.buffers["scales"])
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         chosen = config if isinstance(config, Fp8Config) else self.default_config(shape)
         types, n, k = _TYPES[chosen.scaling], _multiple(shape.n), _multiple(shape.k)
         problem = lt_problem(chosen.m_padded, n, k, types, torch.cuda.current_device())

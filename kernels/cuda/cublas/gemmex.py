@@ -12,18 +12,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
+from flexq_bench.kernels.cuda.cublas.cublaslt import WORKSPACE_BYTES, bindings, workspace
 from flexq_bench.kernels.cuda.cublas.dense import padded
 from flexq_bench.kernels.cuda.cublas.rows import INT8_ROWS
 from flexq_bench.kernels.errors import UnsupportedError
@@ -34,7 +33,6 @@ _MULTIPLE = 4  # of both leading dimensions, required by cublasGemmEx for int8
 _INT8, _INT32 = 3, 10  # CUDA_R_8I, CUDA_R_32I
 _COMPUTE_32I, _DEFAULT_TENSOR_OP = 72, 99
 _NOT_TRANSPOSED = 0
-_WORKSPACE_BYTES = 32 << 20
 
 
 def padded_size(size: int) -> int:
@@ -60,10 +58,11 @@ def multiply_int8(x: torch.Tensor, w: torch.Tensor, sums: torch.Tensor) -> None:
     Raises UnsupportedError if the library has no kernel for the shape.
     """
     (m, k), n = x.shape, w.shape[1]
-    cublas, handle = _bindings(), _handle(torch.cuda.current_device())
-    workspace = _workspace(torch.cuda.current_device())
+    device = torch.cuda.current_device()
+    cublas, handle = bindings("cublas"), _handle(device)
     cublas.set_stream(handle, torch.cuda.current_stream().cuda_stream)
-    cublas.set_workspace(handle, workspace.data_ptr(), _WORKSPACE_BYTES)  # set_stream resets it
+    # set_stream resets it
+    cublas.set_workspace(handle, workspace(device).data_ptr(), WORKSPACE_BYTES)
     one, zero = ctypes.c_int32(1), ctypes.c_int32(0)
     try:
         cublas.gemm_ex(
@@ -93,7 +92,7 @@ def multiply_int8(x: torch.Tensor, w: torch.Tensor, sums: torch.Tensor) -> None:
         ) from error
 
 
-class GemmExGemm(LinearKernel):
+class GemmExGemm(CheckedGemm):
     """`cublas-w8a8[gemmex]`: the authors' call, then the kernel that applies both scales."""
 
     spec = KernelSpec(
@@ -129,16 +128,8 @@ class GemmExGemm(LinearKernel):
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         INT8_ROWS.quantize(x, packed.buffers["codes"], packed.buffers["scales"])
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         codes = w.buffers["codes"]
         sums = torch.empty(shape.m, codes.shape[1], dtype=torch.int32, device=out.device)
         multiply_int8(x.buffers["codes"], codes, sums)
@@ -149,22 +140,6 @@ class GemmExGemm(LinearKernel):
 
 
 @cache
-def _bindings() -> Any:
-    try:
-        from nvmath.bindings import cublas
-    except ImportError as error:
-        raise UnsupportedError(
-            "cuBLAS needs nvmath-python: pip install 'flexq-bench[cuda13]' (or [cuda12])"
-        ) from error
-    return cublas
-
-
-@cache
 def _handle(device: int) -> int:
-    handle: int = _bindings().create()
+    handle: int = bindings("cublas").create()
     return handle
-
-
-@cache
-def _workspace(device: int) -> torch.Tensor:
-    return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=f"cuda:{device}")

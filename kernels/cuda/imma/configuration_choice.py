@@ -1,11 +1,12 @@
 """Choice of a configuration of csrc/imma/group_gemm*.cu.
 
-1. `Candidates.for_gemm` lists the candidates for a GEMM and an order of k (limits below).
-   `ImmaGemm.fitting` drops those that the GPU cannot run. The tuner times the others.
-2. Without tuning, `choose` selects one of them:
-   - up to MAX_NATURAL tokens, or few-token configurations alone: the least loss, interpolated
-     between timed shapes (kernels/cuda/timed_shapes.py);
-   - else the least time, estimated from waves of blocks and timed cases (timed_cases.py).
+With tuning, kernels/autotune.py times what `ImmaGemm.candidates` returns: `Candidates.for_gemm`
+lists the configurations for a GEMM, and ImmaGemm drops those that the GPU can't run. Without, the
+kernel's `default_config` calls `choose_untuned`, which selects one of the same list:
+
+- up to MAX_NATURAL tokens, or among configurations for few tokens alone: the least loss,
+  interpolated between timed shapes (kernels/cuda/shape_interpolation.py);
+- else the least estimated time (time_estimates.py).
 
 The numbers are data: candidates.toml has the candidates with their costs, timed_shapes/*.json and
 timed_cases/*.json the tables. `python benchmarks/kernels/heuristic.py` measures, fits, writes the
@@ -35,9 +36,8 @@ from flexq_bench.kernels.cuda.imma.configurations import (
     TileFormat,
     WgmmaConfig,
 )
-from flexq_bench.kernels.cuda.imma.cost_model import Cost
-from flexq_bench.kernels.cuda.imma.timed_cases import TimedCases
-from flexq_bench.kernels.cuda.timed_shapes import TimedShapes, choose_by_timed_shapes
+from flexq_bench.kernels.cuda.imma.time_estimates import Cost, TimedCases
+from flexq_bench.kernels.cuda.shape_interpolation import TimedShapes, choose_by_timed_shapes
 from flexq_bench.kernels.runtime.gpu import Device
 from flexq_bench.workloads.gemm import GemmWorkload
 
@@ -135,7 +135,7 @@ def bucket_of(m: int) -> int:
     return smaller if smaller in (24, 48, 96) and m <= smaller else power
 
 
-def choose(
+def choose_untuned(
     configs: Sequence[AnyImmaConfig],
     gemm: GemmWorkload,
     device: Device,
@@ -160,14 +160,8 @@ def choose(
     )
 
 
-def _read_candidates() -> Mapping[str, Any]:
-    text = (
-        resources.files("flexq_bench") / "kernels" / "cuda" / "imma" / "candidates.toml"
-    ).read_text()
-    return tomllib.loads(text)
-
-
-_DATA = _read_candidates()
+_FOLDER = resources.files("flexq_bench.kernels.cuda.imma")
+_DATA: Mapping[str, Any] = tomllib.loads((_FOLDER / "candidates.toml").read_text())
 
 
 def _few(weights: str) -> dict[int, tuple[ImmaConfig, ...]]:

@@ -9,8 +9,10 @@ configuration_choice.py chooses among them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from functools import cache
+from typing import ClassVar
 
 from flexq_bench.kernels.contract import Config
 from flexq_bench.kernels.runtime.nvrtc import Block, Build
@@ -82,7 +84,32 @@ SIX_BITS = TileFormat()
 
 
 @dataclass(frozen=True, slots=True)
-class ImmaConfig(Config):
+class GroupGemmConfig(Config, ABC):
+    """Base class of the configurations.
+
+    source: in csrc. function: its name there, in stored profiles and in resource tables.
+    """
+
+    source: ClassVar[str]
+    function: ClassVar[str]
+    only_on_hopper: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def threads(self) -> int:
+        """Return the threads of a block."""
+
+    @abstractmethod
+    def shared_bytes(self, tiles: TileFormat) -> int:
+        """Return the dynamic shared memory of a block in bytes."""
+
+    def build(self, tiles: TileFormat) -> Build:
+        """Return the build of `source` for this configuration."""
+        return _build(self, tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class ImmaConfig(GroupGemmConfig):
     """Configuration of csrc/imma/group_gemm.cu.
 
     row_tiles: of 16 rows per block; warps: of a block, which split K; stages: of each warp's ring
@@ -102,20 +129,14 @@ class ImmaConfig(Config):
     early: int = 0
     resident: int = 1
 
-    @property
-    def function(self) -> str:
-        return "flexq_imma"
-
-    def build(self, tiles: TileFormat) -> Build:
-        """Return the build of csrc/imma/group_gemm.cu for this configuration."""
-        return _build(self, tiles)
+    source = "imma/group_gemm.cu"
+    function = "flexq_imma"
 
     @property
     def threads(self) -> int:
         return self.warps * 32
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Return the dynamic shared memory of a block of csrc/imma/group_gemm.cu in bytes."""
         reduction = self.warps * self.row_tiles * self.col_tiles * _FRAGMENT_BYTES
         return max(reduction, self.warps * self.stages * self.row_tiles * tiles.tile_bytes)
 
@@ -126,7 +147,7 @@ class ImmaConfig(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class TiledConfig(Config):
+class TiledConfig(GroupGemmConfig):
     """Configuration of csrc/imma/group_gemm_tiled.cu.
 
     A block has row_warps x token_warps warps, each of row_tiles of 16 rows by col_tiles of 8
@@ -140,13 +161,8 @@ class TiledConfig(Config):
     stages: int
     k_split: int
 
-    @property
-    def function(self) -> str:
-        return "flexq_imma_tiled"
-
-    def build(self, tiles: TileFormat) -> Build:
-        """Return the build of csrc/imma/group_gemm_tiled.cu for this configuration."""
-        return _build(self, tiles)
+    source = "imma/group_gemm_tiled.cu"
+    function = "flexq_imma_tiled"
 
     @property
     def threads(self) -> int:
@@ -161,16 +177,14 @@ class TiledConfig(Config):
         return self.token_warps * self.col_tiles * MMA_TOKENS
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Return the dynamic shared memory of a block in bytes (csrc/imma/block_tile.cuh)."""
         return _block_bytes(self, tiles)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
-        """Return the grid: blocks along tokens, k_split each, and blocks along rows."""
-        return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
+        return _tile_grid(self, m, n)
 
 
 @dataclass(frozen=True, slots=True)
-class WgmmaConfig(Config):
+class WgmmaConfig(GroupGemmConfig):
     """Configuration of csrc/imma/group_gemm_wgmma.cu.
 
     A block tile is warpgroups of 64 rows each by granules of 64 tokens. stages: of the block's ring
@@ -182,13 +196,9 @@ class WgmmaConfig(Config):
     stages: int
     k_split: int
 
-    @property
-    def function(self) -> str:
-        return "flexq_imma_wgmma"
-
-    def build(self, tiles: TileFormat) -> Build:
-        """Return the build of csrc/imma/group_gemm_wgmma.cu for this configuration."""
-        return _build(self, tiles)
+    source = "imma/group_gemm_wgmma.cu"
+    function = "flexq_imma_wgmma"
+    only_on_hopper = True
 
     @property
     def threads(self) -> int:
@@ -203,16 +213,14 @@ class WgmmaConfig(Config):
         return self.granules * 64
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Return the dynamic shared memory of a block in bytes (csrc/imma/block_tile.cuh)."""
         return _block_bytes(self, tiles)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
-        """Return the grid: blocks along tokens, k_split each, and blocks along rows."""
-        return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
+        return _tile_grid(self, m, n)
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterConfig(Config):
+class ClusterConfig(GroupGemmConfig):
     """Configuration of csrc/imma/group_gemm_cluster.cu.
 
     A block tile is row_warpgroups of 64 rows each by tokens. stages: of the block's ring buffer;
@@ -226,13 +234,9 @@ class ClusterConfig(Config):
     k_split: int
     resident: int
 
-    @property
-    def function(self) -> str:
-        return "flexq_imma_cluster"
-
-    def build(self, tiles: TileFormat) -> Build:
-        """Return the build of csrc/imma/group_gemm_cluster.cu for this configuration."""
-        return _build(self, tiles)
+    source = "imma/group_gemm_cluster.cu"
+    function = "flexq_imma_cluster"
+    only_on_hopper = True
 
     @property
     def threads(self) -> int:
@@ -258,10 +262,7 @@ class ClusterConfig(Config):
         return -(-n // self.rows) * -(-m // self.tokens)
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Return the dynamic shared memory of a block in bytes.
-
-        It has the ring buffer, partial sums, outputs and mbarriers.
-        """
+        # The ring buffer, partial sums, outputs and mbarriers.
         sums = self.row_warpgroups * 4 * _sums_bytes(self.tokens, self.contributors)
         return _ring_bytes(self, tiles) + sums + self.stages * 16
 
@@ -298,7 +299,7 @@ class ClusterConfig(Config):
     def launched_blocks(self, shares: Shares, sms: int) -> int:
         """Return the blocks of a launch, including those without work.
 
-        If blocks of the next launch fit beside this one's, every SM must get one of each launch.
+        If the SMs have room for blocks of the next launch, every SM must get one of each launch.
         """
         return sms // self.k_split * self.k_split if self.resident > 1 else shares.blocks
 
@@ -309,7 +310,7 @@ def operand_bytes(n: int, k: int, tokens: int = 0) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class PersistentConfig(Config):
+class PersistentConfig(GroupGemmConfig):
     """Configuration of csrc/imma/group_gemm_persistent.cu.
 
     A block tile is 128 rows by granules of 128 tokens. sharers: blocks of a cluster that multicast
@@ -321,23 +322,16 @@ class PersistentConfig(Config):
     sharers: int
     split: int
 
-    @property
-    def function(self) -> str:
-        return "flexq_imma_bulk"
-
-    def build(self, tiles: TileFormat) -> Build:
-        """Return the build of csrc/imma/group_gemm_persistent.cu for this configuration."""
-        return _build(self, tiles)
+    source = "imma/group_gemm_persistent.cu"
+    function = "flexq_imma_bulk"
+    only_on_hopper = True
+    warpgroups = 2  # consumers; one more has the producer
+    contributors = 1  # warps that reduce their partial sums before they are stored
 
     @property
     def stages(self) -> int:
         """Stages of the ring buffer, which with the rest fills the shared memory of an SM."""
         return 6 if self.granules == 1 else 4
-
-    @property
-    def warpgroups(self) -> int:
-        """Number of consumer warpgroups; one more has the producer."""
-        return 2
 
     @property
     def threads(self) -> int:
@@ -352,17 +346,9 @@ class PersistentConfig(Config):
         return self.granules * 128
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Return the dynamic shared memory of a block in bytes.
-
-        It has the ring buffer, outputs, mbarriers and constants.
-        """
+        # The ring buffer, outputs, mbarriers and constants.
         sums = self.warpgroups * 4 * _sums_bytes(self.tokens, contributors=1)
         return _ring_bytes(self, tiles) + sums + self.stages * 16 + 32
-
-    @property
-    def contributors(self) -> int:
-        """Warps that reduce their partial sums before they are stored to global memory."""
-        return 1
 
     @property
     def k_parts(self) -> int:
@@ -444,14 +430,9 @@ def settings_of_kind(config: ManyConfig) -> tuple[str, dict[str, int]]:
     return next(name for name, kind in MANY_KINDS.items() if kind is type(config)), asdict(config)
 
 
-# Functions keep the names flexq_imma* of stored profiles and resource tables.
-_SOURCES = {
-    ImmaConfig: "imma/group_gemm.cu",
-    TiledConfig: "imma/group_gemm_tiled.cu",
-    WgmmaConfig: "imma/group_gemm_wgmma.cu",
-    ClusterConfig: "imma/group_gemm_cluster.cu",
-    PersistentConfig: "imma/group_gemm_persistent.cu",
-}
+def _tile_grid(config: TiledConfig | WgmmaConfig, m: int, n: int) -> tuple[int, int, int]:
+    """Return the grid: blocks along tokens, k_split each, and blocks along rows."""
+    return -(-m // config.tokens) * config.k_split, -(-n // config.rows), 1
 
 
 def _block_bytes(config: TiledConfig | WgmmaConfig, tiles: TileFormat) -> int:
@@ -459,9 +440,7 @@ def _block_bytes(config: TiledConfig | WgmmaConfig, tiles: TileFormat) -> int:
     return max(_ring_bytes(config, tiles), config.tokens * (config.rows + 4) * 4)
 
 
-def _ring_bytes(
-    config: TiledConfig | WgmmaConfig | ClusterConfig | PersistentConfig, tiles: TileFormat
-) -> int:
+def _ring_bytes(config: ManyConfig, tiles: TileFormat) -> int:
     tile_rows = config.rows // MMA_ROWS
     token_bytes = GROUP + 4 * tiles.a_grouped
     used = config.tokens * token_bytes + tile_rows * (tiles.tile_bytes + _SCALE_BYTES)
@@ -482,12 +461,12 @@ def chunks_of(tokens: int, contributors: int) -> int:
 
 
 @cache  # called by every launch
-def _build(config: AnyImmaConfig, tiles: TileFormat) -> Build:
+def _build(config: GroupGemmConfig, tiles: TileFormat) -> Build:
     defines = {name.upper(): value for name, value in asdict(config).items()}
     return Build.of(
-        _SOURCES[type(config)],
-        min_sm=90 if not isinstance(config, PersistentConfig) and config.k_split > 1 else 80,
-        only_sm=90 if isinstance(config, WgmmaConfig | ClusterConfig | PersistentConfig) else None,
+        config.source,
+        min_sm=90 if defines.get("K_SPLIT", 1) > 1 else 80,  # clusters
+        only_sm=90 if config.only_on_hopper else None,
         block=Block(config.function, config.threads, config.shared_bytes(tiles)),
         **tiles.defines(),
         **defines,

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
     PackedOperand,
-    check_gemm,
     checked_scales,
 )
 from flexq_bench.kernels.cuda.cublas import cublaslt
@@ -98,19 +98,12 @@ class DualGrainedGemm(TokenScaledGemm):
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         return [*super().candidates(gemm), *self._widened(gemm)]
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         if not isinstance(config, WidenedConfig):
-            super().gemm(x, w, out, bias=bias, config=config)
+            super().compute(call, config)
             return
-        shape, tiles = check_gemm(x, w, out), w.buffers["tiles"]
+        tiles = w.buffers["tiles"]
         row_tiles, steps, _ = tiles.shape
         codes = torch.empty(shape.n, steps * GROUP, dtype=torch.int8, device=out.device)
         load_function(_WIDEN, "widen_weights").launch(

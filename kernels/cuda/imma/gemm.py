@@ -11,20 +11,19 @@ from collections.abc import Sequence
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
     Packing,
-    check_gemm,
     checked_scales,
 )
 from flexq_bench.kernels.cuda.imma.configuration_choice import (
     FLEXQ,
     Candidates,
     bucket_of,
-    choose,
+    choose_untuned,
 )
 from flexq_bench.kernels.cuda.imma.configurations import (
     CHUNK,
@@ -52,7 +51,7 @@ W_BITS = 6
 _QUANTIZE_WARPS = 8  # of a block of quantize_rows in csrc/imma/pack.cu
 
 
-class ImmaGemm(LinearKernel):
+class ImmaGemm(CheckedGemm):
     """Base class of kernels on csrc/imma/group_gemm*.cu: buffers of activations, and the launch.
 
     tiles: format of the weights. choice: candidates, and data for a choice without tuning. Packed
@@ -100,16 +99,8 @@ class ImmaGemm(LinearKernel):
             overlap_previous=True,
         )
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         c = config if isinstance(config, AnyImmaConfig) else self.default_config(shape)
         rest: tuple[Argument, ...] = (
             x.buffers["scales"],
@@ -188,7 +179,7 @@ class ImmaGemm(LinearKernel):
         return bucket_of(m)
 
     def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        return choose(self.fitting(gemm), gemm, current_device(), self.choice, self.tiles)
+        return choose_untuned(self.fitting(gemm), gemm, current_device(), self.choice, self.tiles)
 
     def builds(self) -> Sequence[Build]:
         return [

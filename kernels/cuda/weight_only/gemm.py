@@ -12,17 +12,17 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from flexq_bench.kernels.checked_gemm import GemmCall
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
     Packing,
-    check_gemm,
     checked_scales,
 )
-from flexq_bench.kernels.cuda.cublas.dense import activated, padded
-from flexq_bench.kernels.cuda.timed_shapes import TimedShapes, choose_by_timed_shapes
+from flexq_bench.kernels.cuda.cublas.dense import padded
+from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
+from flexq_bench.kernels.cuda.shape_interpolation import TimedShapes, choose_by_timed_shapes
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
 from flexq_bench.kernels.runtime.gpu import current_device, current_gpu
 from flexq_bench.kernels.runtime.module import load_function
@@ -34,7 +34,6 @@ INT4_WEIGHTS = TimedShapes("weight_only", "int4-weights")
 STEP_K = 128  # of a tile, and of a group of 4-bit weights
 MMA_ROWS, MMA_TOKENS = 16, 8
 _FRAGMENT_BYTES = 16 * 32  # partial sums of a warp for 16 rows and 8 tokens
-_TOKEN_MULTIPLE = 8  # K is padded to it, so that rows of X are aligned to 16 bytes
 COL_TILES = (1, 2, 4)  # of 8 tokens per block; further tokens are computed by further blocks
 ZEROS = "zeros"  # the variant with zero points
 
@@ -143,13 +142,14 @@ def tile_scales_and_offsets(scales: torch.Tensor, zeros: torch.Tensor) -> torch.
     return torch.cat((tile_scales(scales), offsets), dim=-1).contiguous()
 
 
-class WeightOnlyGemm(LinearKernel):
+class WeightOnlyGemm(HalfActivationKernel):
     """`w8a16`, `w4a16` and `w4a16[zeros]`; float weights are in minifloat.py.
 
     timed: table of timed shapes, from which default_config chooses.
     """
 
     timed: TimedShapes
+    k_multiple = 8  # rows of X are aligned to 16 bytes
 
     def __init__(self, bits: int, variant: str = "") -> None:
         self.timed = INT8_WEIGHTS if bits == 8 else INT4_WEIGHTS
@@ -189,41 +189,8 @@ class WeightOnlyGemm(LinearKernel):
         defines = {"W_BITS": weight.bits, "GROUPED": int(weight.group is not None)}
         return defines | ({"ZEROS": 1} if weight.kind == "asymmetric" else {})
 
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        values = torch.zeros(m, _padded_k(k), dtype=torch.float16, device=device)
-        return PackedOperand({"values": values}, m, k)
-
-    def pack_activation(self, x: Operand) -> PackedOperand:
-        packed = self.empty_activation(x.rows, x.k, x.values.device)
-        self.activate(x.values, packed)
-        return packed
-
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        packed.buffers["values"][:, : packed.k] = x
-
-    def linear(
-        self,
-        x: torch.Tensor,
-        packed: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        """Run `activate` and `gemm`; activations already in the kernel's layout are not copied."""
-        self.gemm(activated(self, x, packed), w, out, bias=bias, config=config)
-
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, shape = call
         c = config if isinstance(config, WeightOnlyConfig) else self.default_config(shape)
         blocks = -(-shape.n // (MMA_ROWS * c.row_tiles)) * c.k_split
         chunks = -(-shape.m // (c.col_tiles * MMA_TOKENS))
@@ -291,10 +258,6 @@ class WeightOnlyGemm(LinearKernel):
         tile = MMA_ROWS * STEP_K * self.spec.weight.bits // 8
         reduction = c.warps * c.row_tiles * c.col_tiles * _FRAGMENT_BYTES
         return max(reduction, c.warps * c.stages * c.row_tiles * tile)
-
-
-def _padded_k(k: int) -> int:
-    return -(-k // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE
 
 
 def tiles_for(m: int) -> int:

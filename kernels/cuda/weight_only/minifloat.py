@@ -14,7 +14,7 @@ import torch
 
 from flexq_bench.kernels.contract import KernelSpec
 from flexq_bench.kernels.cuda.cublas.dense import padded
-from flexq_bench.kernels.cuda.timed_shapes import TimedShapes
+from flexq_bench.kernels.cuda.shape_interpolation import TimedShapes
 from flexq_bench.kernels.cuda.weight_only.gemm import (
     MMA_ROWS,
     STEP_K,

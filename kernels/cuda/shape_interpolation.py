@@ -1,5 +1,8 @@
 """Choice of a configuration for few tokens by interpolation between timed shapes.
 
+Where nothing was tuned, `choose_by_timed_shapes` is called by the `default_config` of the
+weight-only kernels (weight_only/gemm.py) and, for csrc/imma, by imma/configuration_choice.py.
+
 The kernels for few tokens share a structure: a block computes rows of tiles, its warps split K. In
 the tiled kernel, which competes with them at 17 to 32 tokens, warps share the rows instead. The
 logarithm of a configuration's time, relative to the mean over all configurations at the shape, is
@@ -9,7 +12,7 @@ over coordinates of
 
 - the shape: row tiles per SM, steps of K, and the imbalance of blocks over the SMs;
 - the configuration's own blocks: blocks per SM, their imbalance, and how those of consecutive
-  launches, which overlap, fit beside each other;
+  launches, which overlap, fit next to each other;
 - its own warps: steps of K per warp, and the imbalance of steps over the warps;
 
 each with the bandwidth of the memory per SM, because tables have shapes of an H100 and of an H200.
@@ -47,7 +50,8 @@ _BANDWIDTH_SCALE = 1.5  # of a GPU
 _AT_ONCE = (1, 2, 3)  # blocks that an SM may run at once: what its own imbalance is counted for
 # Grids of 44 or 88 blocks, a third or two thirds of 132 SMs, took 20 to 30 % longer than grids of
 # 41 or 92 in comparison with other configurations (fp6-w6a16 at 32 tokens, H200).
-_BESIDE = (1, 2)  # blocks that an SM may run at once: what share of a launch fits beside whole ones
+_REMAINDER_AT_ONCE = (1, 2)  # blocks that an SM may run at once, for the share of a launch that
+# fits next to whole launches
 _LAUNCHES = 3  # overlapping: what the imbalance of their blocks together is counted for
 # Variance of each part over that of the first, and of a time's noise.
 _BLOCKS_WEIGHT, _WARPS_WEIGHT, _NOISE = 0.5, 0.3, 0.06
@@ -173,7 +177,7 @@ class Interpolation:
 
     @property
     def most_rows(self) -> int:
-        """The largest N of the timed shapes."""
+        """Return the largest N of the timed shapes."""
         return max((n for n, _ in self._table.shapes), default=0)
 
 
@@ -191,7 +195,7 @@ def choose_by_timed_shapes(
     *,
     unseen: bool = False,
 ) -> ConfigT:
-    """Return the configuration with the least expected loss; untimed ones come last.
+    """Return the configuration with the least expected loss; untimed configurations come last.
 
     configs: those for few tokens first, with the same column tiles. unseen: as of
     Interpolation.expected.
@@ -304,8 +308,8 @@ class _Kinds:
         row_tiles, k_split = self._blocks.T[:, :, None]
         per_sm = -(-tiles // row_tiles) * k_split / sms
         own_imbalances = [_imbalance(per_sm / at_once) for at_once in _AT_ONCE]
-        launches = [at_once / per_sm for at_once in _BESIDE]
-        beside = [np.where(fit >= 1, fit % 1, 0.0) for fit in launches]
+        launches = [at_once / per_sm for at_once in _REMAINDER_AT_ONCE]
+        remainders = [np.where(fit >= 1, fit % 1, 0.0) for fit in launches]
         per_warp = np.ceil(steps) / self._warps[:, None]
         return (
             _stacked(
@@ -317,7 +321,7 @@ class _Kinds:
             _stacked(
                 np.log(per_sm) / _BLOCKS_SCALE,
                 *(imbalance / _IMBALANCE_SCALE for imbalance in own_imbalances),
-                *beside,
+                *remainders,
                 _imbalance(_LAUNCHES * per_sm),
                 bandwidth,
             ),

@@ -1,9 +1,11 @@
-"""Estimated times of the kernels for many tokens, corrected by times of random cases.
+"""Estimated time of a launch for many tokens: a cost model, corrected by times of random cases.
 
-A case is a number of tokens and a shape. The logarithm of a configuration's time over its cost
-(cost_model.py) is interpolated between timed cases by a Gaussian process (Rasmussen and Williams
-2006, section 2.2). Its covariance is a constant plus a sum of Matérn 3/2 covariances over
-coordinates of
+configuration_choice.py calls `TimedCases.estimated_us`. The cost (`cost_us`) is the time of waves
+of blocks, from the costs of a step of K in candidates.toml.
+
+A case is a number of tokens and a shape. The logarithm of a configuration's time over its cost is
+interpolated between timed cases by a Gaussian process (Rasmussen and Williams 2006, section 2.2).
+Its covariance is a constant plus a sum of Matérn 3/2 covariances over coordinates of
 
 - the case: tokens, rows per SM, steps of K, and the imbalance of output tiles;
 - the output tiles: how many there are per block that runs at once, and their imbalance;
@@ -45,10 +47,83 @@ from flexq_bench.kernels.cuda.imma.configurations import (
     operand_bytes,
     settings_of_kind,
 )
-from flexq_bench.kernels.cuda.imma.cost_model import Cost, cost_us, read_us, waves_of
-from flexq_bench.kernels.cuda.timed_shapes import Floats, json_rows, matern
+from flexq_bench.kernels.cuda.shape_interpolation import Floats, json_rows, matern
 from flexq_bench.kernels.runtime.gpu import Device
 from flexq_bench.workloads.gemm import GemmWorkload
+
+_REGISTERS = 65536  # of an SM
+_SM_SHARED_BYTES, _BLOCK_SHARED_BYTES = 227 * 1024, 1024  # usable; reserved for each block
+_READ_FRACTION = 0.935  # of the peak bandwidth that a read reaches: docs/kernels/README.md
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Estimated time of a configuration, in microseconds, and its registers per thread.
+
+    A step of K takes max(alone_us, each_us · blocks on the SM). start_us: per launch, or with
+    each_wave per wave of blocks, because a wave begins when the previous one has ended.
+    """
+
+    start_us: float
+    alone_us: float
+    each_us: float
+    registers: int
+    each_wave: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waves:
+    """Waves of blocks of a grid.
+
+    whole: number of full waves, of `resident` blocks per SM. last: blocks of the partial wave on
+    the busiest SM; 0: none. steps: steps of K of a block's busiest warp, epilogues included as
+    steps. starts: waves that begin only when the previous one has ended, because the ring buffer of
+    a block fills an SM, or 1 for the launch.
+    """
+
+    whole: int
+    resident: int
+    last: int
+    steps: float
+    starts: int = 1
+
+
+def waves_of(
+    config: ManyConfig, cost: Cost, gemm: GemmWorkload, sms: int, tiles: TileFormat
+) -> Waves:
+    """Return the waves of a configuration's blocks on a GPU with `sms` SMs."""
+    if isinstance(config, PersistentConfig | ClusterConfig):
+        shares = config.shares(gemm.m, gemm.n, tiles.steps(gemm.k), sms)
+        return Waves(0, 1, 1, shares.longest)
+    x, y, _ = config.grid(gemm.m, gemm.n)
+    registers = -(-cost.registers // 8) * 8
+    by_registers = _REGISTERS // (config.threads * registers)
+    by_shared = _SM_SHARED_BYTES // (config.shared_bytes(tiles) + _BLOCK_SHARED_BYTES)
+    resident = max(1, min(by_registers, by_shared))
+    steps = math.ceil(gemm.k / (GROUP * config.k_split))
+    whole, rest = divmod(x * y, sms * resident)
+    starts = whole + (rest > 0) if cost.each_wave else 1
+    return Waves(whole, resident, -(-rest // sms), steps, starts)
+
+
+def read_us(n: int, k: int, memory_gbps: float, tokens: int = 0) -> float:
+    """Return the time to read the operands of operand_bytes once, in microseconds."""
+    return operand_bytes(n, k, tokens) / (_READ_FRACTION * memory_gbps * 1e3)
+
+
+def cost_us(cost: Cost, waves: Waves, gemm: GemmWorkload, memory_gbps: float) -> float:
+    """Estimate the time of a launch: a smooth maximum of computing its waves and reading weights.
+
+    A wave takes as long as on the busiest SM.
+    """
+
+    def wave_us(blocks_per_sm: int) -> float:
+        return waves.steps * max(cost.alone_us, cost.each_us * blocks_per_sm)
+
+    busy_us = waves.starts * cost.start_us + waves.whole * wave_us(waves.resident)
+    if waves.last:
+        busy_us += wave_us(waves.last)
+    return float((busy_us**4 + read_us(gemm.n, gemm.k, memory_gbps) ** 4) ** 0.25)
 
 
 class Part(NamedTuple):
@@ -72,9 +147,9 @@ _PARTS = (
 _CONSTANT = 0.00734  # variance
 _NOISE = 0.00159
 # Additional noise where clusters of the warpgroup kernel fill only a part of the SMs, for each
-# factor of e below all of them: blocks of two clusters may be on one SM beside empty ones. At 96
-# tokens with three stages flexq took 9.4 us at 768x4480 and 15.6 at 640x4992, with four stages 14.9
-# and 11.5 (H100).
+# factor of e below all of them: blocks of two clusters may be on one SM while others are empty. At
+# 96 tokens with three stages flexq took 9.4 us at 768x4480 and 15.6 at 640x4992, with four stages
+# 14.9 and 11.5 (H100).
 _PLACEMENT_NOISE = 0.00948
 _L2_BYTES = 50e6  # of an H100
 _LEAST_REREAD_SHARE, _MOST_BEYOND_L2 = 0.37, 0.7  # limits of coordinates
@@ -123,14 +198,8 @@ class TimedCases:
 
     @property
     def file(self) -> Traversable:
-        return (
-            resources.files("flexq_bench")
-            / "kernels"
-            / "cuda"
-            / "imma"
-            / "timed_cases"
-            / f"{self.name}.json"
-        )
+        folder = resources.files("flexq_bench.kernels.cuda.imma") / "timed_cases"
+        return folder / f"{self.name}.json"
 
     def estimated_us(
         self,

@@ -20,7 +20,7 @@ from flexq_bench.kernels.cuda.imma.configuration_choice import (
 )
 from flexq_bench.kernels.cuda.imma.configurations import ImmaConfig, TiledConfig
 from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
-from flexq_bench.kernels.cuda.timed_shapes import (
+from flexq_bench.kernels.cuda.shape_interpolation import (
     Interpolation,
     Losses,
     choose_by_timed_shapes,
@@ -32,7 +32,7 @@ from flexq_bench.kernels.cuda.timed_shapes import (
 from flexq_bench.kernels.cuda.weight_only.gemm import INT4_WEIGHTS, INT8_WEIGHTS, WeightOnlyConfig
 from flexq_bench.kernels.cuda.weight_only.minifloat import FINE_MINIFLOATS, MINIFLOATS
 from flexq_bench.kernels.registry import resolve
-from flexq_bench.kernels.runtime.gpu import OF_TARGET, Device, chosen_for
+from flexq_bench.kernels.runtime.gpu import Device
 from flexq_bench.workloads.gemm import GemmWorkload
 
 KERNELS = {
@@ -83,7 +83,7 @@ def configs_of(timed, col_tiles):
 
 
 @pytest.mark.parametrize(("timed", "col_tiles"), TABLES)
-def test_a_shape_that_was_timed_gets_what_was_nearly_the_fastest_there(timed, col_tiles):
+def test_timed_shape_gets_nearly_its_fastest_configuration(timed, col_tiles):
     table = load_losses(timed)[col_tiles]
     configs = [c for c in configs_of(timed, col_tiles) if settings_of(c) in table.configs]
     lost = []
@@ -105,18 +105,9 @@ def test_most_candidates_are_in_the_tables(timed, col_tiles):
     assert sum(settings_of(c) in known for c in configs) > len(configs) / 2
 
 
-def test_what_was_chosen_can_run_there():
-    for name in KERNELS.values():
-        kernel = resolve(name, "cuda")
-        with chosen_for(OF_TARGET["sm_90"]):
-            for m in (8, 9, 32, 100):
-                gemm = GemmWorkload(m, 5120, 13824)
-                assert kernel.default_config(gemm) in kernel.candidates(gemm)
-
-
 @pytest.mark.parametrize("sms", [84, 108, 144])
 @pytest.mark.parametrize(("timed", "col_tiles"), TABLES)
-def test_on_other_gpus_as_many_rows_per_sm_have_the_same_configuration(timed, col_tiles, sms):
+def test_equal_rows_per_sm_give_equal_configurations_on_other_gpus(timed, col_tiles, sms):
     table = load_losses(timed)[col_tiles]
     near = Interpolation(table)
     lost = []
@@ -137,7 +128,7 @@ def test_near_shapes_say_what_a_configuration_loses():
     assert fastest(near.expected(28700, 5000, H200)) == settings_of(WIDE)
 
 
-def test_steps_in_the_time_of_a_configuration_follow_its_own_blocks_and_warps():
+def test_predicted_time_steps_follow_blocks_and_warps():
     """An SM's blocks run one after another, and a block's warps all take as many steps as one."""
     drawn = random.Random(5)
     shapes = {(16 * drawn.randrange(64, 2000), 128 * drawn.randrange(8, 200)) for _ in range(80)}
@@ -162,7 +153,7 @@ def wave_us(tile, n, k):
     return 2 + 0.02 * blocks * steps * (tile.row_tiles + 0.5)
 
 
-def test_a_configuration_that_was_not_timed_at_a_shape_is_predicted_there_all_the_same():
+def test_untimed_configuration_at_timed_shape_is_predicted():
     lost = TABLE.lost.copy()
     lost[0, 1] = np.nan
     near = Interpolation(replace(TABLE, lost=lost))
@@ -178,7 +169,7 @@ def test_fewer_sms_are_as_more_rows():
     assert fastest(near.expected(8192, 8192, half)) == settings_of(WIDE)
 
 
-def test_a_shape_that_counts_as_unseen_is_judged_by_all_others():
+def test_unseen_shape_is_predicted_from_all_others():
     row = SHAPES.index((4096, 4096))
     lost = TABLE.lost.copy()
     lost[row] = [0.1, 0.0]  # what no neighbour tells
@@ -198,7 +189,7 @@ def test_a_shape_that_counts_as_unseen_is_judged_by_all_others():
     assert unseen == pytest.approx(exact, abs=0.005)  # but for the mean
 
 
-def test_a_configuration_that_was_timed_too_rarely_comes_last():
+def test_rarely_timed_configuration_comes_last():
     lost = TABLE.lost.copy()
     lost[11:, 1] = np.nan
     sparse = Interpolation(replace(TABLE, lost=lost))
@@ -220,7 +211,7 @@ def test_a_table_with_a_base_needs_few_shapes():
     assert expected[settings_of(WIDE)] == pytest.approx(0.15, abs=0.03)
 
 
-def test_column_tiles_that_a_table_has_not_are_those_of_its_base():
+def test_missing_column_tiles_come_from_the_base_table():
     configs = [c for c in FLEXQ.for_few(24, 4096) if c.k_split == 1]
     gemm = GemmWorkload(24, 4096, 4096)
 
@@ -229,7 +220,7 @@ def test_column_tiles_that_a_table_has_not_are_those_of_its_base():
     assert chosen == choose_by_timed_shapes(configs, gemm, H200, FLEXQ.timed)
 
 
-def test_a_field_that_has_its_default_does_not_tell_configurations_apart():
+def test_default_fields_are_left_out_of_settings():
     settings = (("row_tiles", 1), ("warps", 8), ("k_split", 1), ("col_tiles", 1))
     assert settings_of(NARROW) == settings
     assert settings_of(replace(NARROW, eager=1)) == (*settings, ("eager", 1))

@@ -25,13 +25,15 @@ from flexq_bench.kernels.cuda.imma.configurations import (
     TiledConfig,
     WgmmaConfig,
 )
-from flexq_bench.kernels.cuda.imma.cost_model import Cost, cost_us, waves_of
-from flexq_bench.kernels.cuda.imma.timed_cases import (
+from flexq_bench.kernels.cuda.imma.time_estimates import (
     Cases,
+    Cost,
     TimedCases,
     coordinates,
+    cost_us,
     load_cases,
     read_cases,
+    waves_of,
     write_cases,
 )
 from flexq_bench.kernels.runtime.gpu import Device
@@ -101,7 +103,7 @@ def test_a_table_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(("k", "factor"), [(2048, 1.0), (14336, 1.5)])
-def test_costs_are_corrected_as_similar_cases_were(tmp_path: Path, k: int, factor: float) -> None:
+def test_costs_are_corrected_by_similar_cases(tmp_path: Path, k: int, factor: float) -> None:
     timed = Stored(tmp_path, table_of(random_cases(80)))
     gemm = GemmWorkload(64, 9984, k)
 
@@ -112,7 +114,7 @@ def test_costs_are_corrected_as_similar_cases_were(tmp_path: Path, k: int, facto
     assert us[WARPGROUPS] == pytest.approx(0.9 * cost(WARPGROUPS, gemm, H200), rel=0.03)
 
 
-def test_a_case_that_was_timed_takes_about_as_long(tmp_path: Path) -> None:
+def test_timed_case_is_estimated_near_its_time(tmp_path: Path) -> None:
     table = table_of(random_cases(80))
     timed = Stored(tmp_path, table)
 
@@ -121,7 +123,7 @@ def test_a_case_that_was_timed_takes_about_as_long(tmp_path: Path) -> None:
         assert found == pytest.approx(us.tolist(), rel=0.12)
 
 
-def test_an_unseen_shape_is_estimated_as_if_none_of_its_cases_were_there(tmp_path: Path) -> None:
+def test_unseen_estimate_equals_one_without_its_cases(tmp_path: Path) -> None:
     whole = table_of(random_cases(40))
     left_out = whole.cases[6]
     kept = [i for i, case in enumerate(whole.cases) if (case.n, case.k) != (left_out.n, left_out.k)]

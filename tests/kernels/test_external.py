@@ -1,4 +1,4 @@
-"""Plain functions as kernels, and the files and packages that they come from."""
+"""External kernels: plain functions as kernels, and the files and packages that define them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexq_bench import api, kernels
+from flexq_bench import api
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.errors import SourceError
 from flexq_bench.kernels.external import external_code
@@ -81,7 +81,7 @@ def declared(function, **formats):
     ],
     ids=["codes", "zero-points", "prepared", "dense", "configurations"],
 )
-def test_a_function_is_given_what_its_formats_have(definition):
+def test_function_gets_the_tensors_of_its_formats(definition):
     out, right = computed(definition)
 
     assert torch.allclose(out.double(), right, rtol=2e-3, atol=1e-3)
@@ -91,15 +91,15 @@ WIDE = torch.zeros(4, 4, dtype=torch.float16)
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda *given: torch.zeros(2, 2), "returned float32 [2, 2]: write the result into out"),
         (lambda *given: setattr(given[-1], "data", WIDE), "exchanged out for float16 [4, 4]"),
         (lambda *given: "done", "returned a str"),
     ],
 )
-def test_a_function_that_does_not_write_into_out_is_told_so(function, said):
-    with pytest.raises(api.ShapeError, match=said.replace("[", r"\[")):
+def test_function_that_does_not_write_into_out_is_an_error(function, message):
+    with pytest.raises(api.ShapeError, match=message.replace("[", r"\[")):
         computed(declared(function, weight="int6/128", activation="int8/128"))
 
 
@@ -107,7 +107,7 @@ class Lazy(torch.Tensor):
     """A tensor that may compute when somebody looks."""
 
 
-def test_out_can_not_become_a_tensor_that_computes_when_it_is_looked_at():
+def test_out_replaced_by_a_lazy_tensor_is_an_error():
     def lazily(*given):
         given[-1].__class__ = Lazy
 
@@ -116,7 +116,7 @@ def test_out_can_not_become_a_tensor_that_computes_when_it_is_looked_at():
 
 
 @pytest.mark.parametrize(
-    ("formats", "said"),
+    ("formats", "message"),
     [
         ({"weight": "dual4/128"}, "takes no weight of format dual4/128"),
         ({"weight": "int4/128", "activation": "mixed4/128"}, "takes no activation of format"),
@@ -124,8 +124,8 @@ def test_out_can_not_become_a_tensor_that_computes_when_it_is_looked_at():
         ({"weight": "int4/128", "activation": "int99x"}, "no number format 'int99x'"),
     ],
 )
-def test_formats_that_functions_can_not_have_are_refused(formats, said):
-    with pytest.raises(api.KernelError, match=said):
+def test_unsupported_formats_are_refused(formats, message):
+    with pytest.raises(api.KernelError, match=message):
         declared(both, **formats)
 
 
@@ -150,7 +150,7 @@ RIGHT = """
 """
 
 
-def test_kernels_of_a_file_are_named_after_it_and_measured_as_ours(a_file):
+def test_kernels_of_a_file_are_named_after_it_and_measured(a_file):
     registry.add(load(a_file(RIGHT)).kernels)
 
     measured = Meter("cpu").measure(Case("my-kernels.copied", GemmWorkload(1, 32, 32)))
@@ -159,7 +159,7 @@ def test_kernels_of_a_file_are_named_after_it_and_measured_as_ours(a_file):
     assert len(measured.source_hash) == 16
 
 
-def test_the_hash_is_that_of_the_file_and_of_what_lies_beside_it_and_is_imported(a_file, tmp_path):
+def test_source_hash_covers_imported_modules_of_the_folder(a_file, tmp_path):
     helped = "import help_of_mine\n" + textwrap.dedent(RIGHT)
     hashes = []
     for content in ("a = 1", "a = 2", "a = 1"):
@@ -172,7 +172,7 @@ def test_the_hash_is_that_of_the_file_and_of_what_lies_beside_it_and_is_imported
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("import no_such_module", "does not import: ModuleNotFoundError: No module named"),
         ("raise ValueError('first\\nsecond')", "does not import: ValueError: first$"),
@@ -192,14 +192,14 @@ def test_the_hash_is_that_of_the_file_and_of_what_lies_beside_it_and_is_imported
         ),
     ],
 )
-def test_a_file_without_kernels_is_refused_in_one_line(a_file, text, said):
-    with pytest.raises(SourceError, match=said) as caught:
+def test_file_without_kernels_is_refused_in_one_line(a_file, text, message):
+    with pytest.raises(SourceError, match=message) as caught:
         load(a_file(text))
 
     assert "\n" not in str(caught.value)
 
 
-def test_every_function_that_a_file_decorates_is_a_kernel_assigned_or_not(a_file):
+def test_every_decorated_function_is_a_kernel(a_file):
     declared = """
         a = dict(weight="int6/128", backends=["cpu"])
         for name in ("one", "two"):
@@ -220,23 +220,41 @@ def test_every_function_that_a_file_decorates_is_a_kernel_assigned_or_not(a_file
     assert labels == {"copied", "one", "two", "listed", "called"}
 
 
-@pytest.mark.parametrize("name", ["acme_gemm", "kernels"])  # also one named as ours
-def test_a_file_of_a_package_may_import_from_it_by_dots(tmp_path, name):
-    inner = tmp_path / name / "inner"
+@pytest.fixture
+def unchanged_imports(monkeypatch):
+    """Undo what a test adds to sys.path and sys.modules; no package `kernels` is imported yet."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    for name in [name for name in sys.modules if name.partition(".")[0] == "kernels"]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("unchanged_imports")
+@pytest.mark.parametrize("package", ["acme_gemm", "kernels"])  # a folder of this project, too
+@pytest.mark.parametrize("imports", ["from ..errors import value", "from {}.errors import value"])
+def test_file_imports_from_its_own_package(tmp_path, package, imports):
+    inner = tmp_path / package / "inner"
     inner.mkdir(parents=True)
-    (tmp_path / name / "errors.py").write_text("value = 3")  # `kernels` has one of its own
     for folder in (inner.parent, inner):
         (folder / "__init__.py").touch()
     (inner / "fast.py").write_text(
-        "from ..errors import value\nassert value == 3\n" + textwrap.dedent(RIGHT)
+        f"{imports.format(package)}\nassert value == 3\n" + textwrap.dedent(RIGHT)
     )
+    hashes = []
+    for content in ("value = 3", "value = 3  # edited"):
+        (inner.parent / "errors.py").write_text(content)
+        (kernel, _) = load(KernelSource.parse(str(inner / "fast.py"))).kernels
+        hashes.append(kernel.spec.source_hash)
+        for name in [name for name in sys.modules if "errors" in name and package in name]:
+            del sys.modules[name]
 
-    loaded = load(KernelSource.parse(str(inner / "fast.py")))
+    assert kernel.spec.name == "fast.copied"
+    if imports.startswith("from ."):
+        assert hashes[0] != hashes[1]
 
-    assert {kernel.spec.name for kernel in loaded.kernels} == {"fast.copied"}
 
-
-def test_a_file_of_a_package_finds_that_package_before_an_installed_one(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("unchanged_imports")
+def test_file_imports_its_package_before_an_installed_copy(tmp_path):
     for place, value in (("installed", 1), ("checkout/python", 3)):
         folder = tmp_path / place / "acme_twice"
         folder.mkdir(parents=True)
@@ -244,72 +262,12 @@ def test_a_file_of_a_package_finds_that_package_before_an_installed_one(tmp_path
         (folder / "scales.py").write_text(f"value = {value}")
     text = "from acme_twice.scales import value\nassert value == 3\n" + textwrap.dedent(RIGHT)
     (folder / "fast.py").write_text(text)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "installed")])
+    sys.path.append(str(tmp_path / "installed"))
 
     assert load(KernelSource.parse(str(folder / "fast.py"))).kernels
 
 
-@pytest.fixture
-def in_kernels(tmp_path, monkeypatch):
-    """in_kernels(imports): a source kernels/fast.py with these imports, beside kernels/help_of.py,
-    whose package has the name of ours."""
-    monkeypatch.setattr(kernels, "__path__", list(kernels.__path__))
-    monkeypatch.delitem(sys.modules, "flexq_bench.kernels.help_of", raising=False)
-    folder = tmp_path / "kernels"
-    folder.mkdir()
-    (folder / "help_of.py").write_text("value = 3")
-
-    def write(imports):
-        text = f"{imports}\nassert value == 3\n{textwrap.dedent(RIGHT)}"
-        (folder / "fast.py").write_text(text)
-        return KernelSource.parse(str(folder / "fast.py"))
-
-    yield write
-    sys.modules.pop("flexq_bench.kernels.help_of", None)
-
-
-@pytest.mark.parametrize("has_init", [True, False])
-def test_a_file_of_a_package_named_as_ours_may_import_from_it_by_its_name(in_kernels, has_init):
-    source = in_kernels("from flexq_bench.kernels.help_of import value")
-    if has_init:
-        (Path(source.place).parent / "__init__.py").touch()
-
-    before, _ = load(source).kernels
-    sys.modules.pop("flexq_bench.kernels.help_of")
-    Path(source.place).with_name("help_of.py").write_text("value = 3  # edited")
-    after, _ = load(source).kernels
-
-    assert before.spec.name == "fast.copied"
-    assert before.spec.source_hash != after.spec.source_hash
-
-
-@pytest.mark.parametrize(
-    ("imports", "said"),
-    [
-        (
-            "from flexq_bench.kernels.errors import value",
-            "imports from kernels.errors, which is flexq-bench's",
-        ),
-        (
-            "from flexq_bench.kernels.no_such import value",
-            "imports from kernels.no_such, which is flexq-bench",
-        ),
-        ("from kernels import get_kernel", "imports from kernels, which is flexq-bench's here"),
-    ],
-)
-def test_what_only_ours_has_by_that_name_is_said_to_be_ours(in_kernels, imports, said):
-    with pytest.raises(SourceError, match=said) as caught:
-        load(in_kernels(imports))
-
-    assert "\n" not in str(caught.value)
-
-
-def test_a_module_in_a_package_named_as_ours_is_to_be_named_by_its_path():
-    with pytest.raises(SourceError, match=r"by its path, such as kernels/no_such_one\.py$"):
-        load(KernelSource.parse("flexq_bench.kernels.no_such_one"))
-
-
-def test_tuples_in_configurations_are_given_as_they_are_and_stored_as_lists():
+def test_tuples_in_configurations_are_stored_as_lists():
     given = []
     definition = declared(
         lambda x, w, out, tile: given.append(tile),
@@ -324,13 +282,13 @@ def test_tuples_in_configurations_are_given_as_they_are_and_stored_as_lists():
     assert kernel.default_config(GEMM).as_dict() == {"tile": [1, 2]}
 
 
-def test_what_a_file_prints_is_kept_from_stdout(a_file, capsys):
+def test_output_of_an_imported_file_is_captured(a_file, capsys):
     loaded = load(a_file("print('hello')\n" + textwrap.dedent(RIGHT)))
 
     assert (loaded.printed, capsys.readouterr().out) == ("hello\n", "")
 
 
-def test_a_description_says_all_that_a_plan_needs(a_file):
+def test_described_kernel_has_the_spec_and_does_not_run(a_file):
     (kernel, _) = load(a_file(RIGHT)).kernels
 
     described = DescribedKernel(spec_of_plain(spec_as_plain(kernel.spec)))
@@ -340,16 +298,16 @@ def test_a_description_says_all_that_a_plan_needs(a_file):
         described.activate(torch.zeros(1, 1), None)
 
 
-def test_a_file_is_written_anew_where_a_machine_has_another_one(a_file, tmp_path):
-    carried = a_file(RIGHT).carried()
+def test_file_is_copied_where_a_machine_has_another(a_file, tmp_path):
+    source = a_file(RIGHT).with_content()
     a_file("raise ValueError('another one')")
 
-    (kernel, _) = load(carried.at_hand()).kernels
+    (kernel, _) = load(source.on_this_machine()).kernels
 
     assert kernel.spec.name == "my-kernels.copied"
 
 
-def test_code_of_others_is_what_lies_there_but_for_python_and_this_program(tmp_path, monkeypatch):
+def test_external_code_excludes_python_and_this_program(tmp_path, monkeypatch):
     monkeypatch.setattr(external_code, "_places", set())
     (tmp_path / "files").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "files")
@@ -358,15 +316,15 @@ def test_code_of_others_is_what_lies_there_but_for_python_and_this_program(tmp_p
     for name in ("files", "link"):
         assert external_code.is_external(str(tmp_path / name / "mine.py"))
     assert not external_code.is_external(str(tmp_path / "link/.venv/site-packages/numpy/a.py"))
-    assert not external_code.is_external(str(tmp_path / "beside.py"))
+    assert not external_code.is_external(str(tmp_path / "neighbour.py"))
 
     external_code.add_place(Path("/"))  # a home folder may have them all
-    assert external_code.is_external(str(tmp_path / "beside.py"))
+    assert external_code.is_external(str(tmp_path / "neighbour.py"))
     for module in (textwrap, external_code, api):
         assert not external_code.is_external(module.__file__)
 
 
-def test_installed_packages_bring_kernels_by_their_entry_points(tmp_path, monkeypatch, caplog):
+def test_entry_points_of_installed_packages_are_loaded(tmp_path, monkeypatch, caplog):
     (tmp_path / "acme_fast.py").write_text(textwrap.dedent(RIGHT))
     info = tmp_path / "acme_kernels-1.0.dist-info"
     info.mkdir()
@@ -383,13 +341,12 @@ def test_installed_packages_bring_kernels_by_their_entry_points(tmp_path, monkey
     assert metadata.entry_points(group="flexq_bench.kernels")
 
 
-def test_everything_public_is_there_and_versioned():
+def test_api_exports_all_its_names():
     assert api.API_VERSION == 1
     assert all(hasattr(api, name) for name in api.__all__)
 
 
-def test_what_is_called_before_an_import_may_ask_for_a_call_itself(monkeypatch):
-    """As the command line does: it imports what watches only then, and that asks to be called."""
+def test_call_before_an_import_may_register_another(monkeypatch):
     monkeypatch.setattr(external_code, "_calls", {})
     called = []
 
@@ -398,8 +355,8 @@ def test_what_is_called_before_an_import_may_ask_for_a_call_itself(monkeypatch):
         external_code.before_import(lambda: called.append("second"))
 
     external_code.before_import(first)
-    external_code.about_to_import()
+    external_code.notify_before_import()
 
     assert called[0] == "first"
-    external_code.about_to_import()
+    external_code.notify_before_import()
     assert called.count("second") == 1

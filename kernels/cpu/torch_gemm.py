@@ -1,0 +1,30 @@
+"""Base class of CPU kernels: a GEMM by torch operations, quantized by the reference formulas."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+
+from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
+from flexq_bench.kernels.contract import Config, PackedOperand
+
+
+class TorchGemm(CheckedGemm):
+    """Kernel without configurations whose `activate` quantizes, packs and copies."""
+
+    @abstractmethod
+    def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
+        """Return x · w^T [M,N], FP32 or FP64."""
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        zeros = torch.zeros(m, k, dtype=torch.float16, device=device)
+        return self.pack_activation(self.quantize_activation(zeros))
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        packed.copy_from(self.pack_activation(self.quantize_activation(x)))
+
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        x, w, out, bias, _ = call
+        y = self.multiply(x, w)
+        out.copy_(y if bias is None else y + bias.to(y.dtype))
