@@ -52,14 +52,14 @@ def test_an_empty_database_says_how_to_evaluate_a_model(store, open_accuracy):
     assert "accuracy --model DIR" in words(open_accuracy())
 
 
-def test_each_scheme_s_perplexity_is_set_against_fp16_with_its_interval(evaluated, open_accuracy):
+def test_perplexities_are_shown_against_fp16_with_intervals(evaluated, open_accuracy):
     chart = charts_by_axis(open_accuracy())["perplexity against fp16 (%)"]
 
     assert points(chart) == {"flexq-w6ax": [pytest.approx(3.0)], "w4a4": [pytest.approx(40.0)]}
     assert all("error_y" in trace for trace in chart["data"])
 
 
-def test_tasks_are_set_against_fp16_in_points(evaluated, open_accuracy):
+def test_tasks_are_shown_against_fp16_in_points(evaluated, open_accuracy):
     app = open_accuracy()
     chart = charts_by_axis(app)["right answers against fp16 (points)"]
 
@@ -80,7 +80,7 @@ def test_a_difference_within_its_interval_is_called_that(store, open_accuracy):
     assert row["against fp16"].endswith("within noise")
 
 
-def test_output_errors_stand_by_kind_of_layer(evaluated, open_accuracy):
+def test_output_errors_are_grouped_by_kind_of_layer(evaluated, open_accuracy):
     chart = charts_by_axis(open_accuracy())["relative squared output error (1, log scale)"]
 
     (trace,) = chart["data"]
@@ -129,7 +129,7 @@ def test_one_score_alone_says_what_to_add(store, open_accuracy):
     assert "add schemes" in words(open_accuracy())
 
 
-def test_an_evaluation_that_failed_is_said(evaluated, open_accuracy):
+def test_failed_evaluation_is_shown(evaluated, open_accuracy):
     keep(evaluated, a_score("abq-w2a8", value=None, values=(), standard_error=None,
                             status="failed", detail="the loss is not finite"))  # fmt: skip
 
@@ -146,7 +146,7 @@ def test_models_are_chosen_by_the_link(evaluated, open_accuracy):
     assert "Not stored, so ignored: model nothing" in words(open_accuracy(model="nothing"))
 
 
-def test_a_shown_change_is_that_of_two_shown_values(store, open_accuracy):
+def test_shown_change_equals_the_difference_of_shown_values(store, open_accuracy):
     # A scheme on a part of the text, and later the model as it is on all of it.
     part = a_run("part", suite="accuracy")
     late = {"created_at": "2025-11-22T10:00:05+00:00", "n_items": 302956}

@@ -69,7 +69,7 @@ def test_without_alerts_it_says_how_one_comes(store, open_alert):
     assert "gate perf" in words(open_alert())
 
 
-def test_an_alert_that_is_not_there_is_said_and_no_other_one_shown(alerted, open_alert):
+def test_missing_alert_is_named_and_no_other_is_shown(alerted, open_alert):
     app = open_alert(alert="99")
 
     assert "There is no alert 99" in words(app)
@@ -86,9 +86,7 @@ def test_the_newest_open_alert_is_shown_and_linked(alerted, open_alert, compared
     assert open_alert(alert="1").title[0].value.startswith("Alert 1")
 
 
-def test_a_branch_beside_the_bad_commit_is_not_in_the_range(
-    alerted, open_alert, compared, commits, sha
-):
+def test_parallel_branch_is_not_in_the_range(alerted, open_alert, compared, commits, sha):
     aside = dataclasses.replace(commits[sha(9)], topo_order=6, subject="Aside")
     night = compared("cublas-fp16", base=4, head=9)
     alerted.judge(night, night=2, commits=commits | {sha(9): aside})
@@ -108,7 +106,7 @@ def test_the_commits_of_the_range_have_subject_and_author(alerted, open_alert):
     assert "one of 3 commits" in words(open_alert())
 
 
-def test_members_stand_slowest_first_with_their_bounds(alerted, open_alert):
+def test_members_are_sorted_slowest_first_with_bounds(alerted, open_alert):
     members = table(open_alert(), of="99 % bounds")
 
     assert members["kernel"].tolist() == ["flexq-w6a6", "flexq-w6a8"]
@@ -140,7 +138,7 @@ def measured(alerted):
     return alerted
 
 
-def test_the_series_shows_its_change_point_and_the_range_of_the_alert(measured, open_alert, sha):
+def test_series_shows_change_point_and_alert_range(measured, open_alert, sha):
     app = open_alert()
 
     history = charts(app)[1]
@@ -195,7 +193,7 @@ def test_another_verdict_s_evidence_is_in_the_link(alerted, open_alert):
     assert "flexq-w6a8" in commands(open_alert(verdict=app.query_params["verdict"]))[1]
 
 
-def test_clocks_and_machine_code_are_told(store, open_alert, compared, commits):
+def test_clocks_and_machine_code_are_shown(store, open_alert, compared, commits):
     one = compared("flexq-w6a6", 1.05)
     blocks = len(one.comparison.base_us)
     clocked = dataclasses.replace(
@@ -251,7 +249,7 @@ def test_the_commands_reproduce_bisect_and_explain(alerted, open_alert, sha):
     assert "--good 0000000000 --bad 0000000000" in bisect
 
 
-def test_each_commit_stands_where_the_command_wants_it(alerted):
+def test_each_commit_is_in_its_place_of_the_command(alerted):
     row = alert_of(alerted)
     with alerted.session() as session:
         member = queries.alert_decisions(session, row.id)[0]
@@ -301,14 +299,14 @@ def test_a_note_alone_leaves_the_state(alerted, open_alert):
         ({"state": "fixed", "person": " "}, "Write your name"),
     ],
 )
-def test_what_is_missing_is_said_and_nothing_stored(alerted, open_alert, filled_in, told):
+def test_missing_input_is_named_and_nothing_is_stored(alerted, open_alert, filled_in, told):
     app = fill(open_alert(), **filled_in)
 
     assert told in words(app)
     assert alert_of(alerted).state == "new"
 
 
-def test_who_decides_on_what_is_no_longer_so_is_told(alerted):
+def test_decision_on_a_changed_alert_is_refused(alerted):
     with alerted.session() as session:
         set_alert_state(session, 1, "fixed", person="Bo", note="", at=NOW)
 
@@ -317,7 +315,7 @@ def test_who_decides_on_what_is_no_longer_so_is_told(alerted):
     assert alert_of(alerted).state == "fixed"
 
 
-def test_of_two_who_decide_at_once_the_second_is_told(alerted):
+def test_second_of_two_simultaneous_decisions_is_refused(alerted):
     both_looked = threading.Barrier(2)
 
     def decide(state: str) -> str:
@@ -337,7 +335,7 @@ def test_of_two_who_decide_at_once_the_second_is_told(alerted):
         assert len(queries.alert_events(session, 1)) == 2
 
 
-def test_who_fills_in_the_form_meanwhile_is_told_and_keeps_the_words(alerted, open_alert):
+def test_changed_alert_keeps_the_words_of_the_form(alerted, open_alert):
     app = open_alert()
     with alerted.session() as session:
         set_alert_state(session, 1, "acknowledged", person="Bo", note="mine", at=NOW)
@@ -366,7 +364,7 @@ def test_a_read_only_app_has_no_form_and_writes_nothing(alerted, open_alert, mon
     assert alert_of(alerted).state == "new"
 
 
-def test_what_pages_read_through_can_not_write(alerted):
+def test_connection_of_pages_can_not_write(alerted):
     with pytest.raises(ReadOnlyError), current_database().session() as session:
         set_alert_state(session, 1, "fixed", person="Ada", note="", at=NOW)
     assert alert_of(alerted).state == "new"
@@ -379,7 +377,7 @@ def test_a_note_is_never_markup(alerted, open_alert):
     assert r"\<b\>x\</b\> \[a\]\(http\://evil\.example\) \$x\^2\$ \:smile\:" in raw
 
 
-def test_the_title_names_the_kernel_and_says_of_how_many_it_is_the_worst(alerted, open_alert):
+def test_title_names_the_worst_kernel_and_the_count(alerted, open_alert):
     title = open_alert().title[0].value.replace("\\", "")
 
     assert title.startswith("Alert 1: flexq-w6a6 and 1 more of flexq +")

@@ -86,7 +86,7 @@ def test_an_empty_database_says_what_to_do(empty: str, browser: Any, page: str, 
     assert told in said
 
 
-def test_what_is_chosen_on_the_page_is_in_its_link(gallery: str, browser: Any) -> None:
+def test_selection_on_the_page_is_in_its_link(gallery: str, browser: Any) -> None:
     look(browser, f"{gallery}/kernels", POINT, name="kernels-before")
 
     click(browser, "heat map")

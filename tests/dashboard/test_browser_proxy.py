@@ -44,7 +44,7 @@ def sign_in(browser: Any, proxy: Proxy) -> None:
     browser.get(f"{with_password}/favicon.png")
 
 
-def test_who_gives_no_password_sees_nothing(proxy: Proxy) -> None:
+def test_nothing_is_shown_without_the_password(proxy: Proxy) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{proxy.url}/")
 

@@ -111,7 +111,7 @@ def test_addresses_below_the_app_lead_to_no_file(url: str) -> None:
         assert "root:" not in content, place
 
 
-def test_only_requests_grow_and_no_more_than_the_limit(browser: Any, url: str, path: Path) -> None:
+def test_only_requests_grow_up_to_the_limit(browser: Any, url: str, path: Path) -> None:
     before = rows(path)
     for number in range(LIMITS.requests + 1):
         open_form(browser, url)
@@ -130,7 +130,7 @@ def test_only_requests_grow_and_no_more_than_the_limit(browser: Any, url: str, p
     assert errors(browser) == []
 
 
-def test_a_request_beyond_every_bound_is_refused_before_it_is_made(
+def test_oversized_request_is_refused_before_it_is_built(
     browser: Any, url: str, path: Path
 ) -> None:
     before = rows(path)

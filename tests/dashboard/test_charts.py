@@ -45,7 +45,7 @@ def test_speed_up_has_its_interval_and_leaves_the_baseline_out() -> None:
     assert "base" not in [t.name for t in figure.data]
 
 
-def test_a_result_that_may_not_be_compared_is_not_drawn() -> None:
+def test_incomparable_result_is_not_drawn() -> None:
     frame = pd.DataFrame([a_row(), a_row(layer="down_proj", is_timed=False)])
 
     figure = charts.floor_by_layer(frame, STYLES)
@@ -54,14 +54,14 @@ def test_a_result_that_may_not_be_compared_is_not_drawn() -> None:
 
 
 @pytest.mark.parametrize(("column", "other"), [("backend", "cpu"), ("m", 8), ("cache", "hot")])
-def test_what_may_not_be_compared_is_never_in_one_chart(column: str, other: Any) -> None:
+def test_incomparable_results_are_never_in_one_chart(column: str, other: Any) -> None:
     frame = pd.DataFrame([a_row(), a_row(**{column: other})])
 
     with pytest.raises(ValueError, match=f"one {column}"):
         charts.speedup_by_layer(frame, "base", STYLES)
 
 
-def test_layers_stand_from_small_to_large_within_models_in_natural_order() -> None:
+def test_layers_are_sorted_by_size_within_models() -> None:
     frame = pd.DataFrame(
         [
             a_row(model="llama-13b", layer="o_proj"),
@@ -77,7 +77,7 @@ def test_layers_stand_from_small_to_large_within_models_in_natural_order() -> No
     assert list(figure.data[0].x) == [2, 1, 0]
 
 
-def test_kernels_of_one_layer_stand_side_by_side_in_one_order() -> None:
+def test_kernels_of_a_layer_are_grouped_in_one_order() -> None:
     frame = pd.DataFrame([a_row(), a_row(label="base", kernel="base")])
 
     base, fast = charts.floor_by_layer(frame, STYLES).data
@@ -86,7 +86,7 @@ def test_kernels_of_one_layer_stand_side_by_side_in_one_order() -> None:
     assert -0.5 < base.x[0] < 0 < fast.x[0] < 0.5
 
 
-def test_an_axis_over_decades_shows_whole_numbers_and_a_short_one_what_plotly_thinks() -> None:
+def test_axis_over_decades_shows_whole_numbers() -> None:
     wide = charts.speedup_by_layer(pd.DataFrame([a_row(speedup=0.02)]), "base", STYLES)
     short = charts.speedup_by_layer(pd.DataFrame([a_row()]), "base", STYLES)
 
@@ -105,7 +105,7 @@ def test_a_map_writes_intervals_where_its_cells_have_room(layers: int, text: str
     assert widest_percent(frame) == pytest.approx(100 / 15)
 
 
-def test_a_shape_stands_at_the_layer_of_its_size_where_the_layer_itself_has_no_result() -> None:
+def test_shape_is_placed_at_an_unmeasured_layer_of_its_size() -> None:
     bare = {"model": "", "layer": "", "speedup": 3.0, "one_run": True}
     rows = [
         a_row(one_run=True),

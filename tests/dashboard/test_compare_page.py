@@ -71,7 +71,7 @@ def test_one_alone_has_nothing_to_be_compared_with(store, open_compare, kind):
     assert not app.dataframe
 
 
-def test_two_runs_are_compared_case_by_case_and_the_worst_comes_first(two_nights, open_compare):
+def test_runs_are_compared_by_case_worst_first(two_nights, open_compare):
     app = open_compare()
 
     cases = table(app, "rows")
@@ -205,13 +205,13 @@ def test_the_file_has_what_the_filters_leave(two_nights, open_compare, monkeypat
     assert {"base_us_low", "head_us_high", "ratio_low", "evidence", "head_run"} <= set(rows)
 
 
-def test_looking_at_another_kind_leaves_no_trace_of_the_first_in_the_link(two_nights, open_compare):
+def test_link_has_parameters_of_the_shown_kind_only(two_nights, open_compare):
     app = open_compare(kind="kernels", base_runs=a_run("one").uuid[:8])
 
     assert "base-runs" not in app.query_params
 
 
-def test_a_wrong_result_is_first_and_never_part_of_a_mean(store):
+def test_wrong_result_is_first_and_in_no_mean(store):
     one, two = a_run("one"), a_run("two")
     store.add(*records_of(one, m=[1]), a_record(two, status="incorrect", detail="y[0]"))
     with store.session() as session:
@@ -232,7 +232,7 @@ def nights(store: Any, medians: Any, *, first: int = 1, **changes: Any) -> None:
         store.add(sharp(run, median_us=median, commit=commit, created_at=when, **changes))
 
 
-def test_two_runs_that_differ_as_runs_do_are_not_called_slower(store, open_compare):
+def test_difference_within_run_noise_is_not_slower(store, open_compare):
     # From run to run this series moves by 2 %; each run knows its own time to 0.2 %.
     nights(store, [8.0, 8.16, 7.9, 8.1, 7.95, 8.12, 7.9, 8.15])
 
@@ -243,7 +243,7 @@ def test_two_runs_that_differ_as_runs_do_are_not_called_slower(store, open_compa
     assert row["low"] < 0 < row["high"]
 
 
-def test_a_mean_over_cases_of_one_run_is_no_surer_than_what_they_share(store, open_compare):
+def test_mean_over_a_run_includes_shared_noise(store, open_compare):
     for m in (1, 2, 4, 8, 16, 32):
         nights(store, [8.0, 8.16, 7.9, 8.1, 7.95, 8.12, 7.9, 8.15], m=m)
 
@@ -253,7 +253,7 @@ def test_a_mean_over_cases_of_one_run_is_no_surer_than_what_they_share(store, op
     assert mean["ratio_low"] < 1 < mean["ratio_high"]
 
 
-def test_the_default_pair_shares_cases_and_a_sweep_or_a_cpu_is_not_in_it(store, open_compare):
+def test_default_pair_shares_cases_without_sweeps_or_cpus(store, open_compare):
     nights(store, [8.0, 8.1])
     other = a_run("other", suite="nightly", created_at="2025-10-01T20:00:00+00:00")
     store.add(sharp(other, m=512, created_at=other.created_at))
@@ -270,7 +270,7 @@ def test_the_default_pair_shares_cases_and_a_sweep_or_a_cpu_is_not_in_it(store, 
     assert table(app, "rows")["change"].notna().all()
 
 
-def test_interleaved_rows_beside_cases_without_data_have_no_banner(store, open_compare, compared):
+def test_interleaved_rows_with_missing_cases_have_no_banner(store, open_compare, compared):
     shas = [f"{order:040x}" for order in (1, 2)]
     commits = {sha: replace(COMMIT, sha=sha, topo_order=int(sha, 16)) for sha in shas}
     nights(store, [8.0], m=512)
@@ -298,7 +298,7 @@ def test_kernels_of_a_model_match_by_shape(store, open_compare):
     assert table(app, "rows")["change"].tolist() == [pytest.approx(100 * (8 / 12 - 1))]
 
 
-def test_commits_of_a_project_are_compared_where_nothing_else_is_stored(store, open_compare):
+def test_commits_of_the_only_project_are_compared(store, open_compare):
     for name, order in (("one", 1), ("two", 2)):
         commit = replace(COMMIT, sha=f"{order:040x}", topo_order=order, project="acme")
         run = a_run(name, suite="acme.suite", created_at=f"2025-11-2{order}T10:00:00+00:00")

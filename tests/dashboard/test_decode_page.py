@@ -69,7 +69,7 @@ def test_memory_is_drawn_in_gib(decoded, open_decode):
     assert numbers(trace["y"]) == [7, 10, 22]
 
 
-def test_memory_that_is_not_known_is_said(store, open_decode):
+def test_unknown_memory_is_named(store, open_decode):
     keep(store, a_decode("fp16", peak_memory_bytes=None))
 
     app = open_decode()
@@ -98,7 +98,7 @@ def test_lengths_gpus_and_weights_never_share_a_chart(decoded, open_decode):
     assert latencies(gpu="NVIDIA A100") == [88.0]
 
 
-def test_one_that_was_refused_is_listed_with_its_reason(decoded, open_decode):
+def test_refused_decode_is_listed_with_its_reason(decoded, open_decode):
     keep(decoded, a_decode("fp16", 64, None, status="refused", detail="needs 200 GiB"))
 
     app = open_decode()
@@ -127,7 +127,7 @@ def test_nothing_timed_says_so(store, open_decode):
     assert not app.get("plotly_chart")
 
 
-def test_a_link_to_a_model_that_was_never_decoded_says_so(decoded, open_decode):
+def test_link_to_an_undecoded_model_says_so(decoded, open_decode):
     assert "Never decoded, so ignored: model opt-13b" in words(open_decode(model="opt-13b"))
 
 
@@ -168,7 +168,7 @@ def test_widths_of_the_cache_never_share_a_chart(decoded, open_decode):
     assert latencies(kv="4") == [33.0]
 
 
-def test_a_model_that_was_only_served_is_shown_with_what_it_served(store, open_decode):
+def test_model_with_servings_alone_is_shown(store, open_decode):
     unknown = {"steady_memory_bytes": None}
     newer = {**unknown, "created_at": "2025-11-22T10:00:05+00:00"}
     keep(
@@ -189,7 +189,7 @@ def test_a_model_that_was_only_served_is_shown_with_what_it_served(store, open_d
     assert "decode llama-7b" in words(app)
 
 
-def test_servings_stand_beside_decodes(decoded, open_decode):
+def test_servings_and_decodes_are_shown_together(decoded, open_decode):
     keep(decoded, a_serving("fp16", 64, 900.0))
 
     assert [set(table.value.columns) >= {"scheme"} for table in open_decode().dataframe] == [

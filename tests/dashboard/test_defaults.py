@@ -25,7 +25,7 @@ def three_kinds(store):
 
 
 @pytest.mark.usefixtures("three_kinds")
-def test_results_are_those_of_the_scheduled_run_until_others_are_asked_for(open_results):
+def test_results_of_scheduled_runs_are_the_default(open_results):
     app = open_results()
 
     assert set(table(app, of="label")["gpu"]) == {"NVIDIA H200"}
@@ -34,7 +34,7 @@ def test_results_are_those_of_the_scheduled_run_until_others_are_asked_for(open_
 
 
 @pytest.mark.usefixtures("three_kinds")
-def test_a_suite_that_is_asked_for_is_shown_wherever_it_ran(open_results):
+def test_selected_suite_is_shown_wherever_it_ran(open_results):
     assert set(table(open_results(suite="smoke"), of="label")["gpu"]) == {"A CPU"}
     assert set(table(open_results(suite="sweep"), of="label")["m"]) == {999}
 
@@ -44,12 +44,12 @@ def test_a_manual_run_is_shown_where_nothing_is_scheduled(filled, open_results):
 
 
 @pytest.mark.usefixtures("three_kinds")
-def test_overview_lists_scheduled_runs_until_others_are_asked_for(open_overview):
+def test_overview_lists_scheduled_runs_by_default(open_overview):
     assert table(open_overview(), of="planned")["suite"].tolist() == ["nightly"]
     assert set(table(open_overview(all="on"), of="planned")["suite"]) == {"sweep", "smoke"}
 
 
-def test_an_unfinished_run_of_another_suite_is_no_newer_one_of_these(filled, open_results):
+def test_unfinished_run_of_another_suite_is_not_newer(filled, open_results):
     late = a_run("late", suite="smoke", status="interrupted", created_at=LATE, plan=("x", "y"))
     filled.declare(late)
 
@@ -63,7 +63,7 @@ def test_a_newer_unfinished_run_of_the_same_suite_is_named(filled, open_results)
     assert "There is a newer one" in words(open_results())
 
 
-def test_a_default_that_is_gone_was_not_asked_for(filled, open_results):
+def test_missing_default_is_not_reported_as_requested(filled, open_results):
     other = a_run("other", suite="smoke", created_at=LATE)
     filled.add(a_record(other, created_at=LATE), a_record(other, kernel="abq-w6a6", m=2))
     app = open_results(suite="paper-fig10")
@@ -75,7 +75,7 @@ def test_a_default_that_is_gone_was_not_asked_for(filled, open_results):
     assert "so ignored" not in words(app)
 
 
-def test_a_baseline_that_the_link_names_in_vain_is_named(filled, open_results):
+def test_unknown_baseline_of_the_link_is_named(filled, open_results):
     assert "baseline no-such" in words(open_results(baseline="no-such"))
 
 

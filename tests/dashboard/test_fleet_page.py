@@ -66,9 +66,7 @@ def test_an_empty_database_says_how_to_start_a_worker(store, open_fleet):
     assert not app.dataframe
 
 
-def test_workers_tell_what_they_measure_how_warm_they_are_and_when_they_were_seen(
-    fleet, open_fleet
-):
+def test_workers_show_case_temperature_and_last_contact(fleet, open_fleet):
     busy, silent = table_rows(open_fleet(), of="measures")
 
     assert (busy["state"], busy["measures"], busy["°C"]) == ("measuring", CASES[0], 61.0)
@@ -77,11 +75,11 @@ def test_workers_tell_what_they_measure_how_warm_they_are_and_when_they_were_see
     assert (silent["state"], silent["ago"]) == ("silent", "60 min")
 
 
-def test_a_worker_that_gives_no_sign_of_life_is_called_out(fleet, open_fleet):
+def test_silent_worker_is_marked(fleet, open_fleet):
     assert "1 of 2 workers sent no heartbeat" in words(open_fleet())
 
 
-def test_a_lost_worker_says_why_and_is_no_longer_alive(fleet, open_fleet):
+def test_lost_worker_shows_its_reason(fleet, open_fleet):
     with fleet.session() as session:
         for name in ("busy", "silent"):
             end_worker(session, name, detail="killed: out of memory", at=now())
@@ -92,7 +90,7 @@ def test_a_lost_worker_says_why_and_is_no_longer_alive(fleet, open_fleet):
     assert {row["why"] for row in table_rows(app, of="measures")} == {"killed: out of memory"}
 
 
-def test_a_run_tells_how_far_it_is_and_how_long_it_takes(fleet, open_fleet):
+def test_run_shows_its_progress_and_remaining_time(fleet, open_fleet):
     (run,) = table_rows(open_fleet(), of="ended, %")
 
     assert run["ended, %"] == pytest.approx(100 / 3)
@@ -122,7 +120,7 @@ def test_requests_are_listed_with_who_asked(fleet, open_fleet):
     )
 
 
-def test_gpus_of_one_kind_are_set_against_each_other_with_intervals(fleet, open_fleet):
+def test_gpus_of_one_kind_are_compared_with_intervals(fleet, open_fleet):
     with fleet.session() as session:
         offsets = [OffsetInfo(d, 40, v, v - 0.002, v + 0.004) for d, v in
                    zip(DEVICES, (-0.01, 0.01), strict=True)]  # fmt: skip
@@ -150,7 +148,7 @@ def test_devices_are_listed_by_their_last_sign_of_life(fleet, open_fleet):
     }
 
 
-def test_workers_and_runs_of_long_ago_are_listed_when_they_are_asked_for(store, open_fleet):
+def test_old_workers_and_runs_are_listed_on_request(store, open_fleet):
     run = a_run("old", status="interrupted", plan=tuple(CASES), created_at="2024-01-01T10:00:00Z")
     ago = now() - timedelta(days=300)
     with store.session() as session:
@@ -166,7 +164,7 @@ def test_workers_and_runs_of_long_ago_are_listed_when_they_are_asked_for(store, 
     assert table_rows(everything, of="jobs")
 
 
-def test_a_run_that_was_imported_sets_its_gpus_side_by_side(store, open_fleet):
+def test_imported_run_compares_its_gpus(store, open_fleet):
     records = [
         a_record(device=device, m=m, median_us=8.0 * slower, uuid=f"{device.uuid} {m}")
         for device, slower in zip(DEVICES, (1.0, 1.02), strict=True)

@@ -34,7 +34,7 @@ def test_each_run_is_compared_with_its_own_baseline(store: Any) -> None:
     assert set(frame[frame["kernel"] == BASELINE]["speedup"]) == {1.0}
 
 
-def test_what_was_never_timed_has_no_numbers(store: Any) -> None:
+def test_untimed_result_has_no_numbers(store: Any) -> None:
     store.add(
         a_record(
             status="failed", detail="boom", median_us=None, floor_us=None, tops=None, exact=None

@@ -39,7 +39,7 @@ def test_without_one_it_says_how_to_run_a_gate(keep, open_accuracy):
     assert "gate accuracy --model DIR" in said
 
 
-def test_the_newest_verdict_stands_first_with_what_decided_it(keep, open_accuracy, store):
+def test_newest_verdict_is_first_with_its_deciding_limit(keep, open_accuracy, store):
     later = {"commit": LATER, "created_at": "2025-11-22T10:00:05+00:00"}
     keep(a_gate("flexq-w6ax"), a_gate("w4a4", "regression", **later))
     with store.session() as session:

@@ -144,7 +144,7 @@ def test_the_newest_release_is_taken_and_linked(told, open_history):
     assert 100.0 in listed_points(app)["time / time at v2 (%)"].round(6).tolist()
 
 
-def test_a_release_between_two_measured_commits_has_the_level_before_it(told, open_history):
+def test_release_between_measured_commits_has_the_earlier_level(told, open_history):
     aside = replace(COMMIT, sha="ee" * 20, topo_order=4)
     told.add(*points(9, n=64, commit=aside))  # the tag's own commit was measured on another shape
     with told.session() as session:
@@ -197,7 +197,7 @@ def test_every_value_is_drawn_with_its_interval(told, open_history):
     ]  # there and back: three points, then two
 
 
-def test_a_line_ends_where_an_epoch_does_and_a_dashed_rule_says_so(told, open_history):
+def test_epoch_ends_the_line_with_a_dashed_rule(told, open_history):
     app = open_history(kernel="flexq-w6a6", m="1")
 
     assert [len(trace["text"]) for trace in lines(app)] == [3, 2]
@@ -205,7 +205,7 @@ def test_a_line_ends_where_an_epoch_does_and_a_dashed_rule_says_so(told, open_hi
     assert (rule["x0"], rule["line"]["dash"]) == (2.5, "dash")
 
 
-def test_a_long_history_lists_its_newest_commits_until_all_are_asked_for(store, open_history):
+def test_long_history_lists_newest_commits_by_default(store, open_history):
     store.add(*(record for order in range(1, 53) for record in points(order, created_at=EVER)))
 
     app = open_history(kernel="flexq-w6a6")
@@ -224,7 +224,7 @@ def test_hovering_tells_run_and_commit(told, open_history):
     assert f"run {a_run('run 1').uuid[:8]}" in text
 
 
-def test_series_of_one_kernel_share_its_colour_and_differ_in_their_line(told, open_history):
+def test_series_of_a_kernel_share_its_colour(told, open_history):
     drawn = {
         trace["name"].split(" N=")[0]: (trace["line"]["color"], trace["line"]["dash"])
         for trace in lines(open_history())
@@ -246,7 +246,7 @@ def test_one_point_has_a_bar(store, open_history):
     assert numbers(trace["error_y"]["arrayminus"]) == pytest.approx([median - low])
 
 
-def test_results_that_are_not_accepted_say_why_nothing_is_drawn(store, open_history):
+def test_rejected_results_explain_an_empty_chart(store, open_history):
     store.add(a_record(status="failed", median_us=None, accepted=False, detail="boom"))
 
     app = open_history()
@@ -264,11 +264,11 @@ def test_too_many_series_are_cut_and_it_says_so(store, open_history):
     assert "first 6 of 14 series" in words(app)
 
 
-def test_a_link_to_a_series_that_is_not_there_says_so(told, open_history):
+def test_link_to_a_missing_series_says_so(told, open_history):
     assert "kernel no-such" in words(open_history(kernel="no-such"))
 
 
-def test_names_from_records_are_never_markup_in_the_chart(store, open_history):
+def test_names_of_records_are_no_markup_in_the_chart(store, open_history):
     store.add(a_record(gpu='<a href="http://evil.example">H200</a>'))
 
     (trace,) = lines(open_history())
@@ -305,7 +305,7 @@ def wobbling(level: float, count: int) -> list[float]:
     return [level * (1 + 0.001 * (-1) ** i) for i in range(count)]
 
 
-def test_a_step_is_named_with_its_commit_and_missing_nights_are_counted(store, open_history):
+def test_step_names_its_commit_and_missing_nights(store, open_history):
     nightly(store, wobbling(10, 14) + wobbling(11, 14), [1980.0] * 28, left_out=5)
 
     assert patterns(open_history()) == [("a step", "0f" * 5, 1)]

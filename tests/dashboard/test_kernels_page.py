@@ -13,7 +13,7 @@ def test_an_empty_database_says_how_to_fill_it(store, open_kernels):
     assert "run smoke" in words(open_kernels())
 
 
-def test_results_that_are_not_accepted_are_not_drawn_and_it_says_why(store, open_kernels):
+def test_rejected_results_are_listed_with_reasons(store, open_kernels):
     store.add(a_record(accepted=False))
 
     app = open_kernels()
@@ -22,7 +22,7 @@ def test_results_that_are_not_accepted_are_not_drawn_and_it_says_why(store, open
     assert not app.get("plotly_chart")
 
 
-def test_a_point_of_the_roofline_is_its_rate_over_its_intensity(store, open_kernels):
+def test_roofline_point_is_rate_over_intensity(store, open_kernels):
     store.add(a_record(m=4, median_us=8.0))
 
     (point,) = [t for t in chart(open_kernels())["data"] if t["name"] == "flexq-w6a6"]
@@ -53,7 +53,7 @@ def test_only_the_newest_result_of_a_series_counts(store, open_kernels):
     assert point["y"] == [pytest.approx(2 * 4096 * 4096 / 8.0 / 1e6)]
 
 
-def test_the_map_has_a_cell_with_its_interval_for_each_kernel_layer_and_m(filled, open_kernels):
+def test_heat_map_has_an_interval_in_each_cell(filled, open_kernels):
     first, second = [
         t for t in chart(open_kernels(view="heat map"))["data"] if t["type"] == "heatmap"
     ]
@@ -62,7 +62,7 @@ def test_the_map_has_a_cell_with_its_interval_for_each_kernel_layer_and_m(filled
     assert first["text"] == second["text"] == [["1.50<br>±1.4 %"] * 2]
 
 
-def test_the_map_says_which_ratios_are_of_separate_runs(store, open_kernels):
+def test_heat_map_marks_ratios_of_separate_runs(store, open_kernels):
     store.add(a_record(a_run("one"), kernel="cublaslt-w8a8", median_us=12.0))
     store.add(a_record(a_run("two")))
     store.add(*records_of(a_run("both"), m=[8]))
@@ -101,7 +101,7 @@ def test_a_step_starts_where_the_one_before_it_ends(store, open_kernels):
     assert ends["error_y"]["array"] == pytest.approx([0.1, 0.08, 0.06])
 
 
-def test_a_variant_that_takes_something_out_is_a_time_by_itself(store, open_kernels):
+def test_variant_without_a_part_has_its_own_time(store, open_kernels):
     for variant, median in (("vanilla", 10.0), ("+pipeline", 8.0), ("-fused-dequant", 9.0)):
         store.add(a_record(variant=variant, median_us=median))
 
@@ -114,7 +114,7 @@ def test_no_variants_says_which_suite_measures_them(filled, open_kernels):
     assert "run paper-table6" in words(open_kernels(view="ablation"))
 
 
-def test_linear_stands_over_gemm_of_its_own_run_not_over_a_newer_one(store, open_kernels):
+def test_linear_is_compared_with_gemm_of_its_run(store, open_kernels):
     store.add(a_record(median_us=8.0), a_record(stage="linear", median_us=10.0))
     store.add(a_record(a_run("newer"), median_us=5.0, created_at="2025-11-22T10:00:05+00:00"))
 
@@ -127,7 +127,7 @@ def test_linear_stands_over_gemm_of_its_own_run_not_over_a_newer_one(store, open
     assert numbers(point["y"]) == [pytest.approx(10.0 / 8.0)]
 
 
-def test_a_linear_of_another_configuration_than_its_gemm_is_called_that(store, open_kernels):
+def test_linear_of_another_configuration_is_marked(store, open_kernels):
     store.add(a_record(config={"warps": 8}), a_record(stage="linear", config={"warps": 4}))
 
     app = open_kernels(view="gemm against linear")
@@ -136,7 +136,7 @@ def test_a_linear_of_another_configuration_than_its_gemm_is_called_that(store, o
     assert "Where the configurations differ" in words(app)
 
 
-def test_linear_stands_over_gemm_of_the_same_case(store, open_kernels):
+def test_linear_is_compared_with_gemm_of_the_same_case(store, open_kernels):
     store.add(a_record(median_us=8.0), a_record(stage="linear", median_us=10.0))
     store.add(a_record(kernel="cublaslt-w8a8", stage="linear"))  # no gemm: nothing to say
 
@@ -178,7 +178,7 @@ def cells(app):
     return found
 
 
-def test_a_model_has_every_kernel_on_its_shapes_whatever_a_suite_called_them(store, open_kernels):
+def test_model_has_every_kernel_on_its_shapes(store, open_kernels):
     of_llama = {"model": "llama-2-70b", "layer": "down_proj", "n": 8192, "k": 28672}
     run = a_run("one")
     store.add(
@@ -196,7 +196,7 @@ def test_a_model_has_every_kernel_on_its_shapes_whatever_a_suite_called_them(sto
     assert {"cublaslt-w8a8", "abq-w6a6", "flexq-w6a6"} <= {trace["name"] for trace in points}
 
 
-def test_a_ratio_is_of_one_run_where_that_run_has_the_baseline(store, open_kernels):
+def test_ratio_prefers_the_baseline_of_its_run(store, open_kernels):
     later = {"created_at": "2025-11-22T10:00:05+00:00"}
     one = a_run("one")
     store.add(a_record(one), a_record(one, kernel="cublaslt-w8a8", median_us=15.0))
@@ -208,7 +208,7 @@ def test_a_ratio_is_of_one_run_where_that_run_has_the_baseline(store, open_kerne
     assert "0 of 1 ratios are of two separate runs" in words(app)
 
 
-def test_a_ratio_of_separate_runs_has_their_noise_in_it_and_a_mark(store, open_kernels):
+def test_ratio_of_separate_runs_includes_noise_and_a_mark(store, open_kernels):
     store.add(a_record(a_run("one")))
     store.add(a_record(a_run("two"), kernel="cublaslt-w8a8", median_us=12.0))
 
@@ -219,7 +219,7 @@ def test_a_ratio_of_separate_runs_has_their_noise_in_it_and_a_mark(store, open_k
     assert float(half.removesuffix(" %")) == pytest.approx(100 * 1.96 * 0.01 * 2**0.5, rel=0.2)
 
 
-def test_a_sweep_is_shown_when_it_is_asked_for(store, open_kernels):
+def test_sweep_is_shown_on_request(store, open_kernels):
     store.add(a_record(a_run("suite"), median_us=8.0))
     sweep = a_run("sweep", suite="sweep", trigger="sweep")
     store.add(a_record(sweep, median_us=6.0, created_at="2025-11-23T10:00:05+00:00"))
@@ -232,7 +232,7 @@ def test_a_sweep_is_shown_when_it_is_asked_for(store, open_kernels):
     assert medians(sweeps="on") == [pytest.approx(6.0)]
 
 
-def test_a_cpu_is_shown_when_it_is_asked_for(store, open_kernels):
+def test_cpu_is_shown_on_request(store, open_kernels):
     store.add(a_record(a_run("cpu"), backend="cpu", gpu="A CPU", floor_us=5.0))
     store.add(a_record(a_run("gpu")))
 

@@ -50,7 +50,7 @@ def mean_ratio(connection, kernel, order):
     return connection.execute(query, (order, kernel)).fetchone()[0]
 
 
-def test_the_scoreboard_is_what_sql_says(history, open_scoreboard):
+def test_scoreboard_equals_sql(history, open_scoreboard):
     of, connection = history
 
     shown = table(open_scoreboard(), of="last week").set_index("kernel")
@@ -74,7 +74,7 @@ LATEST = """
 """
 
 
-def test_the_heat_map_and_the_roofline_are_what_sql_says(history, open_kernels):
+def test_heat_map_and_roofline_equal_sql(history, open_kernels):
     _, connection = history
     rows = connection.execute(LATEST).fetchall()
 
@@ -105,7 +105,7 @@ def test_the_heat_map_and_the_roofline_are_what_sql_says(history, open_kernels):
     assert drawn == pytest.approx(reach, rel=1e-9)
 
 
-def test_the_leaderboard_is_what_sql_says(history, open_leaderboard):
+def test_leaderboard_equals_sql(history, open_leaderboard):
     _, connection = history
     query = f"{LATEST} WHERE s.m = 8 AND s.k = 11008 ORDER BY m.median_us"
     rows = connection.execute(query).fetchall()
@@ -122,7 +122,7 @@ def test_the_leaderboard_is_what_sql_says(history, open_leaderboard):
     assert shown["slower"].tolist() == pytest.approx([row[4] / rows[0][4] for row in rows])
 
 
-def test_a_comparison_of_runs_is_what_sql_says(history, open_compare):
+def test_comparison_of_runs_equals_sql(history, open_compare):
     of, connection = history
     query = """
         SELECT s.kernel, s.m, s.k, head.median_us / base.median_us
@@ -219,7 +219,7 @@ def test_intervals_cover_the_truth_in_a_thousand_histories():
     assert {kind: c for kind, c in coverage(range(1000)).items() if c < 0.93} == {}
 
 
-def test_runs_that_only_differ_as_runs_do_are_rarely_called_slower_or_faster():
+def test_runs_within_noise_are_rarely_slower_or_faster():
     called = []
     for seed in range(1, 90):
         if seed % 3 == 0:

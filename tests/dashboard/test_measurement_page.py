@@ -40,7 +40,7 @@ def test_without_a_link_it_says_where_to_click(store, open_measurement):
     assert "History" in words(open_measurement())
 
 
-def test_a_measurement_that_is_not_stored_is_said(sampled, open_measurement):
+def test_missing_measurement_is_named(sampled, open_measurement):
     app = open_measurement(uuid="nothing-of-ours")
 
     assert "no measurement nothing-of-ours" in words(app).replace("`", "")
@@ -57,7 +57,7 @@ def test_the_shares_of_the_samples_rise_to_all_of_them(sampled, open_measurement
     assert traces(ecdf, "each repeat of allocation")[0]["y"] is not None
 
 
-def test_samples_stand_in_the_order_measured_and_invalid_ones_are_marked(sampled, open_measurement):
+def test_samples_keep_their_order_and_invalid_marks(sampled, open_measurement):
     _, order, _ = charts(open_measurement(uuid=sampled.uuid))
 
     drawn = [(x, y) for t in traces(order, "sample")
@@ -68,7 +68,7 @@ def test_samples_stand_in_the_order_measured_and_invalid_ones_are_marked(sampled
     assert [numbers(t["y"])[0] for t in traces(order, "time of the repeat")] == [8.0, 8.1]
 
 
-def test_the_clock_is_told_before_during_and_after(sampled, open_measurement):
+def test_clock_is_shown_before_during_and_after(sampled, open_measurement):
     app = open_measurement(uuid=sampled.uuid)
 
     clock = charts(app)[2]["data"][0]
@@ -78,7 +78,7 @@ def test_the_clock_is_told_before_during_and_after(sampled, open_measurement):
     assert readings["temperature (°C)"].tolist() == [40.0, 44.0, 45.0]
 
 
-def test_pruned_samples_and_results_never_timed_say_why_nothing_is_drawn(store, open_measurement):
+def test_missing_samples_explain_an_empty_chart(store, open_measurement):
     pruned = a_record(m=1)
     failed = a_record(m=8, status="failed", detail="boom", median_us=None, floor_us=None)
     store.add(pruned, failed)

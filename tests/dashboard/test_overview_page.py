@@ -103,7 +103,7 @@ def test_the_false_alarm_rate_has_its_interval(filled, open_overview):
     assert "1 of 4" in said
 
 
-def test_what_did_not_run_is_listed_with_its_reason(store, open_overview):
+def test_cases_that_did_not_run_are_listed_with_reasons(store, open_overview):
     run = a_run(status="interrupted")
     ran, failed, wrong = records_of(run, m=[1])[:3]
     failed = dataclasses.replace(failed, status="failed", detail="out of memory", accepted=False)
@@ -160,7 +160,7 @@ def test_a_suite_in_the_link_narrows_the_runs(store, open_overview):
     assert (shown(), shown(suite="paper-fig10")) == (["smoke"], ["paper-fig10"])
 
 
-def test_what_people_wrote_is_never_markup(filled, open_overview, compared, commits):
+def test_text_of_people_is_no_markup(filled, open_overview, compared, commits):
     named = {
         key: dataclasses.replace(info, subject="<img src=x onerror=alert(1)>", author="**Eve**")
         for key, info in commits.items()

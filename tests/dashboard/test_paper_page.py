@@ -48,7 +48,7 @@ def test_a_database_without_published_numbers_says_how_to_get_them(store, open_p
     assert "Table B.1" in str(app.dataframe[0].value["table"].tolist())
 
 
-def test_published_numbers_stand_alone_where_nothing_is_measured(published, open_paper):
+def test_published_numbers_are_shown_without_measured_ones(published, open_paper):
     app = open_paper()
 
     table = beside(app)
@@ -58,7 +58,7 @@ def test_published_numbers_stand_alone_where_nothing_is_measured(published, open
     assert sorted(figure10["published"]) == [1.24, 1.24, 1.27, 1.78, 1.81, 1.82]
 
 
-def test_ours_has_its_interval_and_says_whether_one_run_measured_both(published, open_paper):
+def test_measured_ratio_has_an_interval_and_its_runs(published, open_paper):
     published.add(*layers(a_run("one"), flexq_w6a6=8.0))
     published.add(*layers(a_run("two"), abq_w6a6=12.0))
 
@@ -71,7 +71,7 @@ def test_ours_has_its_interval_and_says_whether_one_run_measured_both(published,
     assert "W6A8" in row["differences"]
 
 
-def test_published_and_measured_are_two_traces_and_only_ours_has_bars(published, open_paper):
+def test_published_and_measured_numbers_are_two_traces(published, open_paper):
     published.add(*layers(a_run(), flexq_w6a6=8.0, abq_w6a6=12.0))
 
     figure = json.loads(open_paper().get("plotly_chart")[0].proto.spec)
@@ -90,7 +90,7 @@ def test_the_link_narrows_by_paper(published, open_paper):
     assert "no-such" in words(open_paper(paper="no-such"))
 
 
-def test_what_is_not_here_is_said_with_its_reason(published, open_paper):
+def test_absent_table_is_listed_with_its_reason(published, open_paper):
     absent = open_paper().dataframe[1].value
 
     assert {"Table 6", "Table B.1", "Tables 4, 12 and 13"} <= set(absent["table"])
@@ -98,7 +98,7 @@ def test_what_is_not_here_is_said_with_its_reason(published, open_paper):
 
 
 @pytest.mark.parametrize(("bound", "expected"), [("", 3.0**0.5 * 1.0), ("up to", 3.0)])
-def test_a_mean_stands_beside_a_mean_and_a_best_case_beside_the_best(bound, expected):
+def test_means_and_best_cases_are_compared_separately(bound, expected):
     stated = ReferenceInfo(
         kernel="flexq-w6ax", baseline="fp16", metric="decode-speedup", bound=bound, **RATIO
     )
@@ -164,7 +164,7 @@ def a_score(scheme: str, value: float, error: float) -> ScoreRow:
     )
 
 
-def test_ours_is_in_sight_and_has_its_counts_beside_it(published, open_paper):
+def test_measured_numbers_are_shown_with_their_counts(published, open_paper):
     published.add(*layers(a_run(), flexq_w6a6=8.0, abq_w6a6=12.0))
 
     table = beside(open_paper())
@@ -187,7 +187,7 @@ def test_a_baseline_far_from_its_floor_is_no_baseline(published, open_paper):
     assert "17 % of its floor" in row["caveats"]
 
 
-def test_the_kernel_that_is_shipped_stands_beside_the_paper_s(published, open_paper):
+def test_shipped_kernel_is_shown_with_the_published_kernel(published, open_paper):
     published.add(*layers(a_run(), flexq_w6a6=8.0, abq_w6a6=12.0, flexq=6.0))
 
     rows = beside(open_paper(measured="on"))

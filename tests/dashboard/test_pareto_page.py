@@ -59,7 +59,7 @@ def test_an_empty_database_says_what_to_do(store, open_pareto):
     assert "decode FOLDER" in text
 
 
-def test_a_point_is_one_checkpoint_with_its_interval_and_its_own_time(keep, open_pareto):
+def test_point_is_a_checkpoint_with_interval_and_time(keep, open_pareto):
     keep(
         [a_score("fp16"), judged("flexq-w6ax", 0.02), judged("w4a16", 0.10)],
         [decoded("flexq-w6ax", 2.0), decoded("w4a16", 1.0)],
@@ -77,7 +77,7 @@ def test_a_point_is_one_checkpoint_with_its_interval_and_its_own_time(keep, open
     assert numbers(memory["w4a16 " + "2b" * 6]["x"]) == [7.0]
 
 
-def test_what_runs_is_preferred_to_the_reference(keep, open_pareto):
+def test_kernels_are_preferred_to_the_reference(keep, open_pareto):
     scores = [
         a_score("fp16"),
         judged("w8a16", 0.01, through="kernels"),
@@ -88,7 +88,7 @@ def test_what_runs_is_preferred_to_the_reference(keep, open_pareto):
     assert (row["through"], row["increase"]) == ("kernels", pytest.approx(1.0))
 
 
-def test_what_is_missing_is_said_and_not_drawn(keep, open_pareto):
+def test_missing_values_are_named_and_not_drawn(keep, open_pareto):
     keep([judged("w8a16", 0.01)], [])
     app = open_pareto()
     missing = table(app).loc["w8a16"]["missing"]
@@ -111,12 +111,12 @@ def test_speed_of_random_weights_is_called_that(keep, open_pareto):
     assert points(app)["w8a16 " + "3c" * 6]["marker"]["symbol"].endswith("-open")
 
 
-def test_another_checkpoint_of_the_scheme_does_not_lend_its_time(keep, open_pareto):
+def test_time_is_never_of_another_checkpoint(keep, open_pareto):
     keep([a_score("fp16"), judged("w8a16", 0.01)], [decoded("w8a16", 2.0, content_hash="ff" * 32)])
     assert table(open_pareto()).loc["w8a16"]["missing"] == "not decoded"
 
 
-def test_weights_stand_for_memory_where_no_peak_is_counted(keep, open_pareto):
+def test_weights_replace_an_unknown_memory_peak(keep, open_pareto):
     keep(
         [a_score("fp16"), judged("w8a16", 0.01)],
         [decoded("w8a16", 2.0, peak_memory_bytes=None, weights_bytes=3 * GIB)],

@@ -64,7 +64,7 @@ def test_a_filter_chosen_on_the_page_goes_into_the_link(
     assert app.query_params["kernel"] == "flexq-w6a6"
 
 
-def test_a_link_to_what_is_not_there_says_so(filled: Any, open_results: OpenPage) -> None:
+def test_link_to_a_missing_run_says_so(filled: Any, open_results: OpenPage) -> None:
     app = open_results(kernel="no-such-kernel")
 
     assert "no-such-kernel" in markdown(app).replace("\\", "")
@@ -112,9 +112,7 @@ def test_text_from_records_is_never_markup(store: Any, open_results: OpenPage) -
     assert "<b>x</b>" not in markdown(app)
 
 
-def test_an_unfinished_run_says_what_is_missing_and_how_to_go_on(
-    store: Any, open_results: OpenPage
-) -> None:
+def test_unfinished_run_says_how_to_resume(store: Any, open_results: OpenPage) -> None:
     done = a_record(a_run(status="failed", plan=("one", "two")))
     store.add(replace(done, case="one"))
 
@@ -124,7 +122,7 @@ def test_an_unfinished_run_says_what_is_missing_and_how_to_go_on(
     assert f"run --resume {done.run.uuid[:8]}" in text
 
 
-def test_a_newer_unfinished_run_is_named_and_the_complete_one_shown(
+def test_complete_run_is_shown_and_newer_unfinished_run_named(
     filled: Any, open_results: OpenPage
 ) -> None:
     newer = a_run("newer", status="interrupted", created_at="2025-11-22T10:00:00+00:00")
@@ -157,7 +155,7 @@ def test_a_baseline_that_is_filtered_away_still_counts(filled: Any, open_results
     assert set(table(other)["speedup"].round(3)) == {1.5}
 
 
-def test_floors_are_listed_when_asked_for(filled: Any, open_results: OpenPage) -> None:
+def test_floors_are_listed_on_request(filled: Any, open_results: OpenPage) -> None:
     filled.add(a_record(kernel="read-6", m=1, floor_us=None, tops=None))
 
     assert "read-6" not in set(table(open_results())["kernel"])
@@ -173,9 +171,7 @@ def test_a_chart_that_has_nothing_to_draw_says_why(store: Any, open_results: Ope
     assert set(table(app)["detail"]) == {"boom"}
 
 
-def test_tables_of_another_version_are_one_line_that_says_what_to_do(
-    store: Any, open_results: OpenPage
-) -> None:
+def test_tables_of_another_version_are_one_line(store: Any, open_results: OpenPage) -> None:
     with sqlite3.connect(store.path) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
 

@@ -30,14 +30,14 @@ def database(filled):
         (a_run("other").uuid[:8], f"run {a_run('other').uuid[:8]}", "results?run="),
     ],
 )
-def test_what_it_finds_leads_to_its_page(database, asked, words, address):
+def test_search_hit_leads_to_its_page(database, asked, words, address):
     (found,) = [one for one in search(database, asked) if one.words.startswith(words)]
 
     assert address in found.address
 
 
 @pytest.mark.parametrize("asked", ["", "x", "nothing-like-it", "%", "';--", "9 x 9"])
-def test_what_is_nowhere_finds_nothing(database, asked):
+def test_search_of_unknown_text_finds_nothing(database, asked):
     assert search(database, asked) == []
 
 

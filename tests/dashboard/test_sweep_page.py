@@ -95,7 +95,7 @@ def requests(store: Any) -> list[Any]:
         return queries.requests(session)
 
 
-def test_without_a_worker_there_is_no_form_but_how_to_start_one(store, open_sweep):
+def test_form_without_workers_says_how_to_start_a_worker(store, open_sweep):
     app = open_sweep()
 
     assert "No worker is alive" in words(app)
@@ -136,7 +136,7 @@ def test_an_estimate_comes_from_what_measuring_took(staffed, open_sweep):
     assert "about 21 s" in words(press(app, "Estimate"))  # 7 cases of 3 s
 
 
-def test_starting_queues_what_was_typed_and_shows_it(staffed, open_sweep):
+def test_start_queues_the_typed_sweep(staffed, open_sweep):
     app = by_sizes(open_sweep(), **{"M (tokens)": "1,4", "Your name": "Ada"})
 
     app = press(app, "Start")
@@ -174,7 +174,7 @@ def test_a_model_brings_its_own_shapes(staffed, open_sweep):
         ({"M (tokens)": "1:1000"}, "leave some sizes or kernels out"),
     ],
 )
-def test_what_can_t_be_measured_is_said_and_not_queued(staffed, open_sweep, texts, told):
+def test_unmeasurable_request_is_refused(staffed, open_sweep, texts, told):
     app = by_sizes(open_sweep(), **{"Your name": "Ada"} | texts)
 
     app = press(app, "Start")
@@ -209,7 +209,7 @@ def test_no_field_of_the_form_opens_a_file(staffed, open_sweep, tmp_path, label)
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_the_form_does_not_tell_which_files_there_are(staffed, open_sweep, tmp_path, exists):
+def test_form_does_not_reveal_files(staffed, open_sweep, tmp_path, exists):
     file = tmp_path / "sizes.txt"
     if exists:
         file.write_text("1\n2\n")
@@ -234,7 +234,7 @@ def test_shapes_beyond_the_limit_are_counted_and_not_made(staffed, open_sweep, m
     ("label", "sent"),
     [("Kernels", ["flexq", "*"]), ("Kernels", ["{0..9999}" * 9]), ("GPU", "NVIDIA H200")],
 )
-def test_what_no_list_of_the_form_has_is_refused(staffed, open_sweep, monkeypatch, label, sent):
+def test_value_outside_the_lists_is_refused(staffed, open_sweep, monkeypatch, label, sent):
     kind = "multiselect" if isinstance(sent, list) else "selectbox"
     real = getattr(st, kind)
 
@@ -270,7 +270,7 @@ def test_a_read_only_dashboard_has_no_form(staffed, open_sweep, monkeypatch):
     assert not app.button
 
 
-def test_a_request_under_way_shows_what_came_so_far(store, open_sweep):
+def test_running_request_shows_results_so_far(store, open_sweep):
     asked(store, state="running")
 
     app = open_sweep()
@@ -281,7 +281,7 @@ def test_a_request_under_way_shows_what_came_so_far(store, open_sweep):
     assert (curve["name"], curve["x"], curve["y"]) == ("flexq-w6a6", [1], [8.0])
 
 
-def test_a_curve_goes_over_the_size_that_varies_with_its_interval(store, open_sweep):
+def test_curve_is_over_the_varying_size(store, open_sweep):
     asked(store, state="running")
     store.add(a_record(a_run("swept", suite="sweep"), m=8, median_us=16.0))
 
@@ -301,13 +301,13 @@ def test_a_request_that_failed_says_why(store, open_sweep):
     assert "no such kernel" in words(open_sweep())
 
 
-def test_a_link_to_a_request_that_is_not_there_says_so(store, open_sweep):
+def test_link_to_a_missing_request_says_so(store, open_sweep):
     asked(store)
 
     assert "ffff" in words(open_sweep(request="ffff"))
 
 
-def test_who_asks_is_shown_as_text(store, open_sweep):
+def test_requester_is_shown_as_text(store, open_sweep):
     content = {"kernels": ["flexq-w6a6"], "m": [1], "shapes": [], "stages": [], "caches": []}
     info = RequestInfo("1", "sweep", content, "<b>**Ada**</b>", H200, 1, None, now())
     with store.session() as session:

@@ -73,7 +73,7 @@ def test_several_alerts_are_assigned_and_set_at_once(alerted, open_triage):
     assert rows["assigned"].tolist() == ["Bo", "Bo"]
 
 
-def test_a_state_that_needs_a_reason_is_not_set_without_one(alerted, open_triage):
+def test_state_that_needs_a_reason_is_refused_without(alerted, open_triage):
     app = open_triage()
     app.multiselect[0].set_value([1])
     next(box for box in app.selectbox if box.label == "State").set_value("explained")
@@ -83,7 +83,7 @@ def test_a_state_that_needs_a_reason_is_not_set_without_one(alerted, open_triage
     assert set(states(alerted).values()) == {"new"}
 
 
-def test_one_click_queues_what_an_alert_is_about(alerted, open_triage):
+def test_click_queues_the_comparison_of_an_alert(alerted, open_triage):
     app = open_triage(kernel="flexq-w6a6")
     next(b for b in app.button if b.label.startswith("Measure alert")).click().run()
 
@@ -96,9 +96,7 @@ def test_one_click_queues_what_an_alert_is_about(alerted, open_triage):
     assert table(open_triage(), of="for alert")["state"].tolist() == ["queued"]
 
 
-def test_newer_requests_of_other_people_do_not_push_those_of_alerts_off_the_page(
-    alerted, open_triage
-):
+def test_requests_of_alerts_stay_listed(alerted, open_triage):
     limits = Limits(99, 99, 99, 99, 99)
     with alerted.session() as session:
         for number, who in enumerate(["triage 1", *["Ada"] * LISTED]):
@@ -109,7 +107,7 @@ def test_newer_requests_of_other_people_do_not_push_those_of_alerts_off_the_page
     assert table(open_triage(), of="for alert")["for alert"].tolist() == ["1"]
 
 
-def test_one_click_queues_a_bisection_of_the_worst_verdict(alerted, open_triage):
+def test_click_queues_a_bisection_of_the_worst_verdict(alerted, open_triage):
     app = open_triage(kernel="flexq-w6a6")
     next(b for b in app.button if b.label.startswith("Bisect alert")).click().run()
 

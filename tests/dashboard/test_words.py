@@ -26,7 +26,7 @@ MOMENT = datetime(2025, 11, 21, 10, tzinfo=UTC)
         ("two\n\n# lines", r"two \# lines"),
     ],
 )
-def test_nothing_in_a_text_formats_links_or_breaks_the_line(text: str, markdown: str) -> None:
+def test_escaped_text_has_no_markup_or_line_break(text: str, markdown: str) -> None:
     assert as_text(text) == markdown
 
 
@@ -36,15 +36,15 @@ def test_code_keeps_its_backticks() -> None:
     assert as_code("`a") == "`` `a ``"
 
 
-def test_a_commit_is_short_a_wheel_is_whole_and_changes_show() -> None:
+def test_commit_names_are_short_and_mark_changes() -> None:
     assert short_commit("0123456789abcdef", dirty=True) == "0123456789+"
     assert short_commit("pkg-1.0.0-0123456789abcdef", dirty=False) == "pkg-1.0.0-0123456789abcdef"
 
 
 @pytest.mark.parametrize("name", [None, "", "Nowhere/At All", "../etc/passwd"])
-def test_a_zone_that_nobody_knows_is_utc(name: str | None) -> None:
+def test_unknown_time_zone_is_utc(name: str | None) -> None:
     assert local_time(MOMENT, time_zone(name)) == "2025-11-21 10:00 UTC"
 
 
-def test_a_moment_is_said_in_the_viewers_zone() -> None:
+def test_time_is_in_the_zone_of_the_viewer() -> None:
     assert local_time(MOMENT, time_zone("Asia/Tokyo")) == "2025-11-21 19:00 JST"

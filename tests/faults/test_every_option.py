@@ -102,7 +102,7 @@ def complaint(result: dict[str, Any]) -> str:
 
 
 @pytest.mark.timeout(3600)
-def test_what_cannot_be_is_refused_in_one_line(program, tmp_path, seed):
+def test_invalid_input_is_refused_in_one_line(program, tmp_path, seed):
     places = {"TINY": str(TINY), "DB": str(tmp_path / "stored.sqlite")}
     wrong = []
     for arguments in inputs(INPUTS, seed, places):

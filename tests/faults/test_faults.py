@@ -100,7 +100,7 @@ def test_records_that_cannot_be_stored(bench):
     bench.check(has_failed=bench.cases // 7)
 
 
-def test_resume_beside_a_live_fleet(bench):
+def test_resume_while_a_fleet_is_live(bench):
     # So slow that the run is not over when it is looked at, and stopped, so that it stays so.
     pid, _ = under_way(bench, seconds=0.2)
     os.kill(pid, signal.SIGSTOP)

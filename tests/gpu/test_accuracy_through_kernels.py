@@ -58,9 +58,7 @@ def run(tmp_path):
     return running
 
 
-def test_a_wrong_scale_in_the_source_passes_the_reference_and_fails_kernels(
-    run, wrong_kernels, tmp_path
-):
+def test_wrong_scale_in_kernel_source_fails_through_kernels_only(run, wrong_kernels, tmp_path):
     policy, folder = tmp_path / "policy.toml", tmp_path / "checkpoint"
     policy.write_text(POLICY)
     made = run(ROOT, "quantize", str(TINY), "--scheme", "w4a16", "--out", str(folder))

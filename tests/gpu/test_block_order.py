@@ -43,7 +43,7 @@ def test_a_shuffle_draws_a_new_order_each_time():
     assert len(orders) >= 3  # of eight; some were drawn twice on an H100
 
 
-def test_an_order_that_is_set_is_the_same_after_any_shuffle():
+def test_set_block_order_is_the_same_after_any_shuffle():
     orders, shuffle = BlockOrders(2, torch.device("cuda")), BlockShuffle()
     found = set()
     for _ in range(4):

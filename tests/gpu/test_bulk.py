@@ -59,7 +59,7 @@ def reference_of(label: str, m: int, n: int, k: int) -> Reference:
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("config", [c for c in PERSISTENT if not c.split], ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [(33, 72, 128), (300, 1000, 1000), (700, 4104, 2048)])
-def test_whole_outputs_are_those_of_the_warpgroup_kernel_bit_for_bit(
+def test_whole_outputs_equal_those_of_the_warpgroup_kernel(
     label: str, config: PersistentConfig, m: int, n: int, k: int
 ) -> None:
     kernel = linear_kernel(label)
@@ -96,14 +96,14 @@ def test_shared_outputs_are_the_same_at_every_launch(
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(33, 72, 100), (47, 1000, 1000), (64, 17, 2944), (63, 4104, 128), (129, 1, 1)]
 )
-def test_clusters_give_any_shape_the_same_at_every_launch(
+def test_clusters_repeat_their_results_for_any_shape(
     label: str, config: ClusterConfig, m: int, n: int, k: int
 ) -> None:
     _assert_right_at_every_launch(label, config, m, n, k)
 
 
 @pytest.mark.parametrize("config", CLUSTERS, ids=str)
-def test_a_launch_beside_the_one_before_reads_what_that_one_wrote(config: ClusterConfig) -> None:
+def test_overlapping_launch_reads_the_output_of_the_previous_launch(config: ClusterConfig) -> None:
     kernel, k = linear_kernel("flexq-imma-w6a8"), 4096
     generator = torch.Generator(device="cuda").manual_seed(config.tokens)
     weight = torch.randn(k, k, generator=generator, device="cuda") / k**0.5
@@ -174,7 +174,7 @@ def test_one_integer_sum_over_k_is_exact_in_every_configuration(
 
 
 @pytest.mark.parametrize("config", [c for c in BY_TMA if isinstance(c, ClusterConfig)], ids=str)
-def test_blocks_that_start_while_memory_is_busy_wait_for_all_their_loads(
+def test_blocks_wait_for_all_loads_when_memory_is_busy(
     config: ClusterConfig,
 ) -> None:
     kernel = linear_kernel("dual-w6a8")
@@ -211,7 +211,7 @@ def test_the_largest_sums_stay_in_the_binade(
 
 
 @pytest.mark.parametrize("config", [*PERSISTENT, *CLUSTERS], ids=str)
-def test_a_scale_that_is_no_number_spoils_its_row_alone(
+def test_nan_scale_affects_its_row_only(
     config: PersistentConfig | ClusterConfig,
 ) -> None:
     kernel = linear_kernel("flexq-imma-w6a6")
@@ -320,7 +320,7 @@ def test_graphs_of_one_stream_may_replay_at_once_on_two(
 
 
 @pytest.mark.parametrize("config", SPLIT, ids=str)
-def test_a_replay_waits_for_its_own_sums_and_not_those_of_the_last(
+def test_graph_replay_waits_for_its_own_sums(
     config: PersistentConfig | ClusterConfig,
 ) -> None:
     launches, other = Launches(config, 5, count=4), Launches(config, 6, count=1)

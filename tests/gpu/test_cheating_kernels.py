@@ -46,7 +46,7 @@ def test_a_kernel_that_skips_work_is_incorrect(measured, cheat, cache):
 
 
 @pytest.mark.parametrize("cache", ["cold", "hot"])
-def test_work_on_a_stream_that_is_not_joined_is_incorrect_or_refused(measured, cache):
+def test_work_on_an_unjoined_stream_is_incorrect_or_refused(measured, cache):
     result = measured(OnAnotherStream("cuda"), cache=cache)
 
     assert result.status in ("incorrect", "failed")
@@ -63,7 +63,7 @@ def test_the_same_kernel_without_a_shortcut_is_right(measured, cache):
 @pytest.mark.parametrize("label", ["flexq", "flexq-w6a6", "cublaslt-w8a8", "cublas-fp16", "w4a16"])
 @pytest.mark.parametrize(("m", "cache"), [(1, "cold"), (1, "hot"), (64, "cold")])
 @pytest.mark.parametrize("stage", ["gemm", "linear"])
-def test_kernels_of_the_registry_are_right_on_inputs_that_change(label, m, cache, stage):
+def test_registered_kernels_are_correct_on_changing_inputs(label, m, cache, stage):
     meter = Meter("cuda:0", BRIEF, tuning=Tuning.NONE)
 
     result = meter.measure(Case(label, GemmWorkload(m, 4096, 4096), cache=cache, stage=stage))

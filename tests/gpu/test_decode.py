@@ -69,7 +69,7 @@ def test_fp16_logits_and_tokens_are_those_of_transformers(small: Small) -> None:
     assert float((wanted[:, 39:-1].amax(dim=2) - of_tokens).max()) <= 2 * TOLERANCE
 
 
-def test_64_tokens_of_a_trained_llama_are_those_of_transformers() -> None:
+def test_64_tokens_of_a_trained_llama_equal_transformers() -> None:
     small = trained_llama(DEVICE)
     ids = torch.tensor([SURE], dtype=torch.int32, device=DEVICE)
     tokens = an_engine(small, "fp16", CudaOperations()).generate(ids, 64).tokens
@@ -82,7 +82,7 @@ def test_64_tokens_of_a_trained_llama_are_those_of_transformers() -> None:
 # Tokens enough for the kernels of prompts, and few enough for those of steps.
 @pytest.mark.parametrize("shape", [(3, 100), (5, 80), (2, 8)])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_quantized_logits_are_those_of_the_codes_rounded_alike(
+def test_quantized_logits_equal_those_of_rounded_weights(
     small: Small, scheme: str, shape: tuple[int, int]
 ) -> None:
     ids = prompts(*shape, DEVICE)
@@ -106,9 +106,7 @@ def test_quantized_logits_are_those_of_the_codes_rounded_alike(
 @pytest.mark.parametrize(
     ("scheme", "bits"), [*((scheme, 16) for scheme in SCHEMES), ("flexq-w6ax", 8), ("w8a16", 4)]
 )
-def test_tokens_of_steps_are_those_of_the_codes_rounded_alike(
-    small: Small, scheme: str, bits: int
-) -> None:
+def test_step_tokens_equal_those_of_rounded_weights(small: Small, scheme: str, bits: int) -> None:
     ids = prompts(3, 20, DEVICE)
     by_graphs = an_engine(small, scheme, CudaOperations(), kv_bits=bits).generate(ids, 12).tokens
 
@@ -137,7 +135,7 @@ def test_a_batch_decodes_what_each_sequence_decodes_alone(small: Small, scheme: 
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
-def test_steps_decode_what_a_prompt_of_the_same_tokens_says(small: Small, bits: int) -> None:
+def test_steps_equal_a_prompt_of_the_same_tokens(small: Small, bits: int) -> None:
     engine = an_engine(small, "fp16", CudaOperations(), kv_bits=bits)
     ids = prompts(2, 20, DEVICE)
     new = engine.generate(ids, 30).tokens
@@ -148,7 +146,7 @@ def test_steps_decode_what_a_prompt_of_the_same_tokens_says(small: Small, bits: 
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_scheme_decodes_by_graphs_what_its_prompt_says(scheme: str) -> None:
+def test_graph_decode_equals_prompt_of_every_scheme(scheme: str) -> None:
     engine = an_engine(trained_llama(DEVICE), scheme, CudaOperations())
     ids = prompts(3, 20, DEVICE)
     new = engine.generate(ids, 12).tokens
@@ -161,7 +159,7 @@ def test_every_scheme_decodes_by_graphs_what_its_prompt_says(scheme: str) -> Non
 
 
 @pytest.mark.parametrize(("step_tokens", "bits"), [(256, 16), (64, 16), (16, 8)])
-def test_served_requests_get_the_answers_that_they_get_alone(step_tokens: int, bits: int) -> None:
+def test_served_requests_get_the_same_tokens_as_alone(step_tokens: int, bits: int) -> None:
     engine = an_engine(trained_llama(DEVICE), "fp16", CudaOperations(), kv_bits=bits)
     lengths = [(9, 12), (70, 3), (5, 1), (34, 20), (100, 9), (3, 5), (40, 30)]
     ids = prompts(len(lengths), 100, DEVICE)

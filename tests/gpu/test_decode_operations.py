@@ -80,7 +80,7 @@ def same(kernel: LinearKernel, got: PackedOperand, wanted: PackedOperand) -> boo
 @pytest.mark.parametrize(("m", "k"), SIZES)
 @pytest.mark.parametrize("label", KERNELS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_fused_operation_packs_what_the_composition_packs(
+def test_fused_operation_packs_the_same_values_as_the_composition(
     operation: str, label: str, m: int, k: int
 ) -> None:
     torch.manual_seed(m * k)
@@ -162,9 +162,7 @@ def test_attention_of_sequences_at_different_positions(
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(5, 5), (16, 2)])
 @pytest.mark.parametrize("label", ["flexq", "flexq[w6a8]", "cublaslt-w8a8", "abq-w6a6", "fp16"])
-def test_attention_packs_what_a_kernel_packs_of_its_halves(
-    label: str, heads: int, kv_heads: int
-) -> None:
+def test_attention_packs_the_same_values_as_a_kernel(label: str, heads: int, kv_heads: int) -> None:
     torch.manual_seed(heads)
     positions = torch.tensor([0, 63, 64, 127, 128, 899], dtype=torch.int32, device=DEVICE)
     batch, capacity, k = len(positions), 900, heads * 128

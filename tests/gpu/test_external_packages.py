@@ -19,7 +19,7 @@ PEERS = [label for label in labels("cuda") if resolve(label, "cuda").spec.packag
 @pytest.mark.parametrize("stage", ["gemm", "linear"])
 @pytest.mark.parametrize("shape", [(1, 4096, 4096), (8, 4096, 11008), (33, 1024, 512)])
 @pytest.mark.parametrize("label", PEERS)
-def test_a_peer_is_right_as_it_is_measured(
+def test_external_kernel_is_correct_as_measured(
     label: str, shape: tuple[int, int, int], stage: Stage
 ) -> None:
     kernel = resolve(label, "cuda")

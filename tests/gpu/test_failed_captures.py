@@ -102,7 +102,7 @@ def assert_the_process_goes_on():
 
 @pytest.mark.parametrize("cache", ["cold", "hot"])
 @pytest.mark.parametrize("spoiler", SPOILERS)
-def test_after_a_capture_that_failed_an_honest_kernel_is_measured(spoiler, cache):
+def test_honest_kernel_is_measured_after_a_failed_capture(spoiler, cache):
     failed = measure(spoiler("cuda"), cache)
     honest = measure(Honest("cuda"), cache)
 
@@ -111,7 +111,7 @@ def test_after_a_capture_that_failed_an_honest_kernel_is_measured(spoiler, cache
     assert_the_process_goes_on()
 
 
-def test_the_kernels_own_error_is_told():
+def test_error_of_the_kernel_is_reported():
     assert measure(Raises("cuda")).detail == "ValueError: no captures, please"
 
 
@@ -119,7 +119,7 @@ def test_the_kernels_own_error_is_told():
     ("drawing", "statuses"),
     [(Draws, ("ok", "noisy")), (DrawsWithAGeneratorOfItsOwn, ("ok", "noisy", "failed"))],
 )
-def test_after_a_kernel_that_draws_in_a_capture_an_honest_one_is_measured(drawing, statuses):
+def test_honest_kernel_is_measured_after_random_numbers_in_a_capture(drawing, statuses):
     drawn = measure(drawing("cuda"))
     honest = measure(Honest("cuda"))
 
@@ -154,7 +154,7 @@ def test_a_failed_capture_draws_nothing_and_keeps_no_memory():
     assert torch.equal(torch.randn(8, device="cuda"), expected)
 
 
-def test_graphs_of_a_pool_stay_right_after_a_capture_in_it_failed():
+def test_graphs_of_a_pool_survive_a_failed_capture():
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     x = torch.ones(8, device="cuda")
     with captured(stream, pool=pool) as earlier:

@@ -55,7 +55,7 @@ def sabotaged(mark):
     return Sabotaged
 
 
-def test_a_gpu_that_hangs_breaks_or_is_full_costs_one_case_at_most(tmp_path):
+def test_hanging_broken_or_full_gpu_costs_one_case(tmp_path):
     if torch.cuda.is_initialized():
         pytest.skip("this process has a GPU, which a worker needs alone: run this file by itself")
     sizes = (896, HANGS, 1088, BREAKS, 1216, TOO_LARGE, 1344)

@@ -21,7 +21,7 @@ def test_the_spin_waits_its_cycles():
     assert probe.check(operand).exact
 
 
-def test_a_kernel_is_as_fast_as_itself_and_its_clock_is_known():
+def test_kernel_is_as_fast_as_itself():
     rules = InterleaveRules.with_processes(1)
     case = Case.from_key("flexq-w6a6 gemm cold m4n4096k4096")
 

@@ -158,7 +158,7 @@ def test_every_configuration_is_exact(label: str, m: int, n: int, k: int, choose
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1, 4096, 4096), (8, 300, 576), (17, 100, 64), (3, 8, 1)]
 )
-def test_scales_over_eight_decades_keep_the_error_under_a_thousandth(
+def test_scales_over_eight_decades_keep_error_below_0_001(
     label: str, m: int, n: int, k: int
 ) -> None:
     kernel = linear_kernel(label)
@@ -239,7 +239,7 @@ def test_the_same_launch_gives_the_same_bits(label: str) -> None:
 
 
 @pytest.mark.parametrize("label", LINEAR)
-def test_overlapping_launches_read_what_the_one_before_has_written(label: str) -> None:
+def test_overlapping_launches_read_the_previous_output(label: str) -> None:
     kernel = linear_kernel(label)
     m, n, k = 8, 512, 2048
     w = kernel.pack_weight(kernel.quantize_weight(torch.randn(n, k).cuda() * 0.02))
@@ -260,7 +260,7 @@ def test_overlapping_launches_read_what_the_one_before_has_written(label: str) -
 
 
 @pytest.mark.parametrize("label", ["flexq", "flexq[w6a8]"])
-def test_narrowed_weights_are_smaller_and_give_the_same_bits(label: str) -> None:
+def test_narrowed_weights_give_the_same_bits(label: str) -> None:
     kernel = linear_kernel(label)
     shape = GemmWorkload(4, 256, 1024)
     x, w = coded_operands(kernel, shape.m, shape.n, shape.k, 2.0**-10)
@@ -276,7 +276,7 @@ def test_narrowed_weights_are_smaller_and_give_the_same_bits(label: str) -> None
 
 
 @pytest.mark.parametrize("label", PROBES)
-def test_probes_do_what_they_say_in_every_configuration(label: str) -> None:
+def test_probes_are_correct_in_every_configuration(label: str) -> None:
     probe = resolve(label, "cuda")
     assert not isinstance(probe, LinearKernel)
     gemm = GemmWorkload(1, 1000, 1111)
@@ -286,7 +286,7 @@ def test_probes_do_what_they_say_in_every_configuration(label: str) -> None:
 
 
 @pytest.mark.parametrize("output", [torch.float16, torch.float32])
-def test_the_library_has_no_int8_gemm_that_could_apply_scales(output: torch.dtype) -> None:
+def test_library_has_no_int8_gemm_with_scales(output: torch.dtype) -> None:
     # If it ever has one, cublaslt-w8a8 must time it: see kernels/cuda/cublas/dense.py.
     types = LtTypes(torch.int8, output)
 

@@ -48,7 +48,7 @@ def train(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["omniquant-w6a6", "omniquant-w4a16", "abq-w4a4", "abq-w2*a8"])
-def test_a_graph_of_the_training_step_finds_what_single_launches_find(train, name):
+def test_graph_of_the_training_step_equals_single_launches(train, name):
     for ours, theirs in zip(train(name, recorded=True), train(name, recorded=False), strict=True):
         assert ours.losses == theirs.losses
         assert len(set(ours.losses)) == EPOCHS + 1  # it does train
@@ -74,9 +74,7 @@ def test_a_graph_of_the_training_step_finds_what_single_launches_find(train, nam
     ],
     ids=lambda number: number.name,
 )
-def test_one_pass_of_rounding_and_its_gradient_are_those_of_the_definition(
-    number, rows, k, clipped
-):
+def test_fused_rounding_and_gradient_equal_their_definition(number, rows, k, clipped):
     generator = torch.Generator().manual_seed(rows + k)
     x = torch.randn(rows, k, generator=generator)
     x[0] = 0  # no scale
@@ -100,7 +98,7 @@ def test_one_pass_of_rounding_and_its_gradient_are_those_of_the_definition(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=bound)
 
 
-def test_one_pass_over_attention_maps_and_its_gradient_are_those_of_the_definition(monkeypatch):
+def test_fused_attention_loss_and_gradient_equal_their_definition(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     ours, theirs = (torch.randn(1, 3, 65, 65, generator=generator).cuda() for _ in range(2))
     future = torch.ones(65, 65, device="cuda").triu(1).bool()

@@ -84,7 +84,7 @@ def test_a_kernel_is_right_and_its_clocks_are_recorded(meter):
     assert measured.sm_clock_mhz is not None
 
 
-def test_gaps_lie_between_samples_and_the_clock_of_each_is_that_of_the_gpu():
+def test_gaps_lie_between_samples_with_their_clocks():
     device = torch.device("cuda:0")
     clock, out = CudaClock(device), torch.zeros(1 << 20, device=device)
     rotation = clock.rotation(lambda i: out.add_(1), 1, PROTOCOL_CUDA)
@@ -100,7 +100,7 @@ def test_gaps_lie_between_samples_and_the_clock_of_each_is_that_of_the_gpu():
     rotation.close()
 
 
-def test_steady_load_tells_its_power_and_the_energy_of_a_launch(meter):
+def test_sustained_load_records_power_and_energy(meter):
     measured = meter.measure(Case("cublas-fp16", GemmWorkload(512, 4096, 4096), regime="sustained"))
 
     assert measured.regime == "sustained"

@@ -15,7 +15,7 @@ from flexq_bench.kernels.runtime.occupancy import TARGETS
 EVERY = 8  # builds, sorted by name: all sources and most tile sizes are among them
 
 
-def test_blocks_of_an_sm_are_those_that_the_driver_allows() -> None:
+def test_blocks_of_an_sm_equal_the_limit_of_the_driver() -> None:
     import cupy
     from cuda.bindings import driver
 

@@ -93,7 +93,7 @@ def test_triton_rounds_in_training_as_the_reference(case, number):
 @every_case
 @every_format
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_the_reference_gives_the_same_codes_on_a_gpu(case, number, dtype):
+def test_reference_gives_the_same_codes_on_a_gpu(case, number, dtype):
     matrix = EDGE_CASES[case].to(dtype)
 
     quantized = quantize_symmetric(matrix.cuda(), number.bits, number.group).to("cpu")
@@ -131,7 +131,7 @@ def test_kernels_pack_the_codes_and_scales_of_the_reference(label, case):
 
 @pytest.mark.parametrize("number", FORMATS, ids=lambda number: number.name)
 @pytest.mark.parametrize(("rows", "k"), [(1, 64), (3, 576), (17, 1536), (2048, 300), (5, 8192)])
-def test_the_numbers_are_those_of_the_definition(number, rows, k):
+def test_numbers_equal_their_definition(number, rows, k):
     generator = torch.Generator().manual_seed(rows + k)
     x = torch.randn(rows, k, generator=generator)
     x[0] = 0

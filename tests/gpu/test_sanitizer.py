@@ -49,7 +49,7 @@ def watched() -> list[str]:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-def test_the_sanitizer_finds_nothing_in_any_kernel_and_configuration(tool: str) -> None:
+def test_sanitizer_finds_nothing_in_any_kernel(tool: str) -> None:
     assert SANITIZER is not None
     command = [SANITIZER, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "99"]
     program = [sys.executable, str(HERE / "launch_kernels.py")]

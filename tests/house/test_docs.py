@@ -73,7 +73,7 @@ def section(page, title):
 
 
 @every_page
-def test_links_lead_to_files_that_are_there(page):
+def test_links_lead_to_existing_files(page):
     links = re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text())
 
     assert [link for link in links if not (page.parent / link).exists()] == []
@@ -87,7 +87,7 @@ def headings(page):
 
 
 @every_page
-def test_links_to_headings_lead_to_headings_that_are_there(page):
+def test_links_to_headings_lead_to_existing_headings(page):
     links = re.findall(r"\]\((?!https?://)([^)#]*)#([^)]+)\)", page.read_text())
 
     assert [
@@ -111,7 +111,7 @@ def file_names():
 
 
 @every_page
-def test_files_in_the_text_are_there_by_name(page):
+def test_files_named_in_the_text_exist(page):
     code = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text())
     kinds = r"py|cuh?|toml|csv|parquet|json\.gz|jsonl\.gz|yml|md|txt"
     named = {
@@ -124,7 +124,7 @@ def test_files_in_the_text_are_there_by_name(page):
 
 
 @every_page
-def test_paths_in_the_text_are_there(page):
+def test_paths_in_the_text_exist(page):
     named = re.findall(
         rf"(?:^|[ `])((?:{ROOMS})/[a-z0-9_./-]*)(?=[`\s]|::)", page.read_text(), re.M
     )
@@ -133,7 +133,7 @@ def test_paths_in_the_text_are_there(page):
 
 
 @every_page
-def test_tests_in_the_text_are_there(page):
+def test_tests_named_in_the_text_exist(page):
     named = set(re.findall(r"`(tests/[a-z_/]+\.py)::(test_\w+)`", page.read_text()))
 
     assert [
@@ -211,7 +211,7 @@ def script_options(script):
 
 
 @every_page
-def test_scripts_in_the_text_have_the_options_that_they_are_given(page):
+def test_scripts_in_the_text_have_their_options(page):
     unknown = []
     for words in command_lines(page):
         if words[0] not in ("python", "python3") or not words[1].endswith(".py"):
@@ -230,7 +230,7 @@ def kernel_labels():
 
 
 @every_page
-def test_kernels_and_schemes_of_commands_in_the_text_are_in_the_registries(page):
+def test_kernels_and_schemes_in_the_text_are_registered(page):
     unknown = []
     for _, rest in program_commands(page):
         for option, value in pairwise(rest):
@@ -340,7 +340,7 @@ IDEAS = {
 }
 
 
-def test_each_idea_of_the_table_lives_in_a_file_that_is_there():
+def test_each_concept_of_the_table_has_an_existing_file():
     rows = re.findall(
         r"^\| (.+) \| (`.+`) \|$", section(ARCHITECTURE, "Where each concept is implemented"), re.M
     )
@@ -375,7 +375,7 @@ def cells(page, title):
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
-def test_the_kernels_for_checkpoints_of_other_tools_are_those_that_layers_get():
+def test_kernels_for_external_checkpoints_are_those_of_their_layers():
     page = ROOT / "docs" / "external-checkpoints.md"
     checked = 0
     for weights, activation, kernel in cells(page, "Which kernel runs it"):
@@ -414,7 +414,7 @@ def speedups_by_tokens(path):
     return speedups
 
 
-def test_the_figures_of_the_readme_are_those_of_the_records():
+def test_figures_of_the_readme_equal_the_records():
     speedups = speedups_by_tokens(EXAMPLES / "h200" / "many-cases.jsonl.gz")
     token_ms = {
         one.scheme: one.token_ms

@@ -54,7 +54,7 @@ def test_python_3_11_is_taken_before_others(machine):
     assert machine.run("find-python").stdout.strip() == machine.path("python3.11")
 
 
-def test_a_python_that_only_pretends_to_be_there_is_passed_over(machine):
+def test_python_that_does_not_start_is_skipped(machine):
     machine.install("python3.11", "echo 'command not found' >&2; exit 127")
     machine.install("python3.12", a_python((3, 12)))
 
@@ -62,7 +62,7 @@ def test_a_python_that_only_pretends_to_be_there_is_passed_over(machine):
 
 
 @pytest.mark.parametrize("version", [(3, 10), (3, 13)])
-def test_a_python_that_does_not_fit_is_refused_in_one_line(machine, version):
+def test_unsupported_python_is_refused_in_one_line(machine, version):
     machine.install("python3", a_python(version))
 
     done = machine.run("find-python")
@@ -72,7 +72,7 @@ def test_a_python_that_does_not_fit_is_refused_in_one_line(machine, version):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_python_without_venv_is_refused_with_the_package_to_install(machine):
+def test_python_without_venv_names_the_package_to_install(machine):
     machine.install("python3.11", a_python((3, 11), has_venv=False))
 
     done = machine.run("find-python")
@@ -98,7 +98,7 @@ def test_the_driver_decides_the_extra(machine, driver, extra):
     assert machine.run("cuda-extra").stdout.strip() == extra
 
 
-def test_the_kernel_module_tells_the_driver_where_nvidia_smi_is_missing(machine, tmp_path):
+def test_driver_is_read_from_its_module_without_nvidia_smi(machine, tmp_path):
     version = tmp_path / "version"
     version.write_text(
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build\n"
@@ -127,7 +127,7 @@ def test_a_machine_with_a_browser_is_left_alone(machine):
 
 
 @pytest.mark.parametrize("user", [0, 1000])
-def test_a_browser_that_cannot_be_installed_is_said_in_one_line_and_fails_nothing(machine, user):
+def test_failed_browser_installation_is_one_line_and_no_failure(machine, user):
     machine.install("id", f"echo {user}")
     machine.install("timeout", 'shift; exec "$@"')
     machine.install("apt-get", "exit 100")

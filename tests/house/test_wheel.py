@@ -83,7 +83,7 @@ def files_of(room: str) -> set[str]:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_wheel_holds_every_module_and_data_file_of_a_room(wheel, room):
+def test_wheel_has_every_module_and_data_file(wheel, room):
     packed = set(zipfile.ZipFile(wheel).namelist())
 
     assert files_of(room) - packed == set()
@@ -145,7 +145,7 @@ def test_installed_program_lists_kernels_and_suites(installed):
     assert {"smoke", "nightly", "paper-fig10"} <= {suite["suite"] for suite in suites}
 
 
-def test_installed_program_makes_a_database_and_stores_a_run_in_it(installed):
+def test_installed_program_stores_a_run_in_a_new_database(installed):
     installed("db", "upgrade", "--db", "results.sqlite")
 
     lines = installed(
