@@ -50,14 +50,16 @@ test: lint ## set up .venv for tests, check style, types and imports, run the fa
 test-slow: $(TESTING) ## the tests that take longer
 	$(PY) -m pytest -m "slow and not gpu and not faults" $(ARGS)
 
+# Processes share the CPU: a thread of numpy and torch each, or they would wait for each other.
 GPU_TESTS = $(PY) -m pytest tests/gpu -p no:benchmark
+TOGETHER = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(GPU_TESTS) -m "not alone" -n $(GPU_WORKERS) --dist worksteal
 
 test-gpu: $(TESTING) ## the tests that need an NVIDIA GPU, on cases that cover each option
-	$(GPU_TESTS) -m "not alone" -n $(GPU_WORKERS) --dist worksteal $(ARGS)
+	$(TOGETHER) $(ARGS)
 	$(GPU_TESTS) -m alone $(ARGS)
 
 test-gpu-all: $(TESTING) ## all cases of the tests that need an NVIDIA GPU: an hour; ARGS="--shard 1/2"
-	$(GPU_TESTS) -m "not alone" --every-case -n $(GPU_WORKERS) --dist worksteal $(ARGS)
+	$(TOGETHER) --every-case $(ARGS)
 	$(GPU_TESTS) -m alone --every-case $(ARGS)
 
 test-faults: $(TESTING) ## kills, outages, cuts and 2,000 inputs of nonsense; ROUNDS=20 rounds

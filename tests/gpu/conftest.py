@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,10 +14,6 @@ HERE = Path(__file__).parent
 for _room in ("kernels", "decode", "measure"):  # their helpers `operands`, `decoders`, `cheats`
     sys.path.insert(0, str(HERE.parent / _room))
 sys.path.insert(0, str(HERE))
-
-# Processes share the CPU: threads of each would wait for those of the others.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)
 
 from covering import covering  # noqa: E402  its folder is on the path now
 
