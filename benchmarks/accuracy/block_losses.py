@@ -17,7 +17,8 @@ import sys
 import torch
 from torch import nn
 
-from flexq_bench.accuracy import load_model, read_text, tokenize
+from flexq_bench.accuracy.loading import load_model
+from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.schemes import QuantizationState, calibration_segments, resolve
 from flexq_bench.schemes.block_training import Learned
 from flexq_bench.schemes.learned_scheme import LearnedScheme

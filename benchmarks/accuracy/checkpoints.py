@@ -38,16 +38,17 @@ from typing import Any
 
 import torch
 
-from flexq_bench.accuracy import load_model, read_text, tokenize
 from flexq_bench.accuracy.as_decode import DecodedCache
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
+from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, segments
 from flexq_bench.accuracy.results import KERNELS, REFERENCE
 from flexq_bench.accuracy.setup import best_device
-from flexq_bench.checkpoints import open_checkpoint
+from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.checkpoints.config import device_kind
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flexq_bench.accuracy import FULL_PRECISION
+from flexq_bench.accuracy.results import FULL_PRECISION
 from flexq_bench.schemes.registry import without_cache
 
 NOTHING_DONE = "none"  # the corruption that leaves a model as it is

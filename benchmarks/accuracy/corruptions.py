@@ -32,18 +32,20 @@ import torch
 from corruption_table import NOTHING_DONE, print_table, stored_rows
 from transformers import BatchEncoding
 
-from flexq_bench.accuracy import (
-    FULL_PRECISION,
-    SUITE,
-    Evaluator,
-    MetricResult,
-    load_model,
-    read_text,
-)
-from flexq_bench.accuracy.loading import LoadedModel
+from flexq_bench.accuracy import SUITE
+from flexq_bench.accuracy.evaluator import Evaluator
+from flexq_bench.accuracy.loading import LoadedModel, load_model
 from flexq_bench.accuracy.references import ModelReference
-from flexq_bench.accuracy.results import KERNELS, ORIGINAL, REFERENCE, Through
+from flexq_bench.accuracy.results import (
+    FULL_PRECISION,
+    KERNELS,
+    ORIGINAL,
+    REFERENCE,
+    MetricResult,
+    Through,
+)
 from flexq_bench.accuracy.setup import PreparedModel, best_device, prepare
+from flexq_bench.accuracy.texts import read_text
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_accuracy, planned_evaluation
 from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, load_accuracy_policy
 from flexq_bench.ci.gate_perf import Outcome

@@ -18,11 +18,12 @@ from collections.abc import Sequence
 import torch
 from scipy import stats
 
-from flexq_bench.accuracy import load_model, read_text, tokenize
 from flexq_bench.accuracy.agreement import AgreementMeter, record_reference
+from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.accuracy.sensitivity import restoring
+from flexq_bench.accuracy.sensitivity.restoring import restoring
 from flexq_bench.accuracy.setup import best_device
+from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes import Calibration, map_model
 from flexq_bench.schemes.layer_sensitivity import SiteSensitivity, activation_sensitivity

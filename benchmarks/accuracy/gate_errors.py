@@ -34,12 +34,12 @@ import torch
 from corruptions import NOTHING, Bench, add_noise, judged_policy
 from numpy.typing import NDArray
 
-from flexq_bench.accuracy import FULL_PRECISION, read_text
 from flexq_bench.accuracy.agreement import Agreement, AgreementMeter, record_reference
 from flexq_bench.accuracy.bos import chosen_bos, text_tokens
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.accuracy.results import KL_QUANTILES
+from flexq_bench.accuracy.results import FULL_PRECISION, KL_QUANTILES
 from flexq_bench.accuracy.setup import best_device
+from flexq_bench.accuracy.texts import read_text
 from flexq_bench.ci.accuracy_gate.limits import clearly_beyond, far_end
 from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, PlannedPower
 from flexq_bench.ci.accuracy_gate.power import GROWTH, PILOT, limit_alpha, shared_alpha

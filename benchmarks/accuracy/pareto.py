@@ -30,7 +30,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from flexq_bench.accuracy import FULL_PRECISION, PERPLEXITY
+from flexq_bench.accuracy.results import FULL_PRECISION, PERPLEXITY
 from flexq_bench.dashboard.views.pareto.frame import (
     Setting,
     front,

@@ -26,8 +26,9 @@ from typing import Any
 
 import torch
 
-from flexq_bench.accuracy import load_model, read_text, tokenize
+from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.checkpoints.config import device_kind
 from flexq_bench.schemes import calibration_segments, resolve
 from flexq_bench.stats.paired import is_clear, mean_difference_interval

@@ -16,7 +16,8 @@ import time
 
 import torch
 
-from flexq_bench.accuracy import LoadedModel, load_model, read_text, tokenize
+from flexq_bench.accuracy.loading import LoadedModel, load_model
+from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.schemes import Calibration, calibration_segments, graphed_callable, resolve
 
 NEVER = 10**9  # calls

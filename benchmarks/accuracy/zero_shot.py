@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from flexq_bench.accuracy import FULL_PRECISION, MetricResult, difference
+from flexq_bench.accuracy.results import FULL_PRECISION, MetricResult, difference
 from flexq_bench.accuracy.tasks import ZERO_SHOT
 
 _METRICS = ("acc", "acc_norm")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from flexq_bench.accuracy import KL, PERPLEXITY, MetricResult
+from flexq_bench.accuracy.results import KL, PERPLEXITY, MetricResult
 from flexq_bench.ci.accuracy_gate.limits import Judged, LimitOutcome, failure_reason
 from flexq_bench.ci.accuracy_gate.policy import FidelityLimit
 from flexq_bench.ci.accuracy_gate.segments import find, shortened

@@ -8,19 +8,6 @@ from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
-from flexq_bench.accuracy import (
-    FULL_PRECISION,
-    PERPLEXITY,
-    AccuracyError,
-    CalibrationPlan,
-    EvaluationPlan,
-    LoadedModel,
-    MetricResult,
-    MissingTaskError,
-    SiteParity,
-    check_tasks,
-    kernel_parity,
-)
 from flexq_bench.accuracy.diagnosis import (
     Diagnosis,
     TokenLoss,
@@ -29,10 +16,22 @@ from flexq_bench.accuracy.diagnosis import (
     losses_of_layers,
     worst_tokens,
 )
+from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
+from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.local_tasks import LOCAL_TASKS, where_data_lies
+from flexq_bench.accuracy.parity import SiteParity, kernel_parity
+from flexq_bench.accuracy.plan import CalibrationPlan, EvaluationPlan
 from flexq_bench.accuracy.records import OnUnit, execute
-from flexq_bench.accuracy.results import ORIGINAL, REFERENCE, Through
+from flexq_bench.accuracy.results import (
+    FULL_PRECISION,
+    ORIGINAL,
+    PERPLEXITY,
+    REFERENCE,
+    MetricResult,
+    Through,
+)
 from flexq_bench.accuracy.setup import PreparedModel
+from flexq_bench.accuracy.tasks import check_tasks
 from flexq_bench.accuracy.texts import Text
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.ci.accuracy_gate.fidelity import judge_fidelity

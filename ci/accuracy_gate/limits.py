@@ -8,9 +8,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flexq_bench.accuracy import KL, PERPLEXITY, TOP1, Difference, MetricResult, difference
-from flexq_bench.accuracy import task_name as name_of_task
-from flexq_bench.accuracy.results import KL_QUANTILES, TOP5, kl_metric
+from flexq_bench.accuracy.results import (
+    KL,
+    KL_QUANTILES,
+    PERPLEXITY,
+    TOP1,
+    TOP5,
+    Difference,
+    MetricResult,
+    difference,
+    kl_metric,
+)
+from flexq_bench.accuracy.tasks import task_name as name_of_task
 from flexq_bench.ci.accuracy_gate.policy import (
     AccuracyPolicy,
     AgreementLimit,

@@ -61,8 +61,7 @@ from typing import Self, get_args
 
 from pydantic import model_validator
 
-from flexq_bench.accuracy import FULL_PRECISION
-from flexq_bench.accuracy.results import Bos
+from flexq_bench.accuracy.results import FULL_PRECISION, Bos
 from flexq_bench.ci.policy import check_version, find_policy
 from flexq_bench.db.identity import fingerprint
 from flexq_bench.workloads.data_files import (

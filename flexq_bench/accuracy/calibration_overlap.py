@@ -12,7 +12,8 @@ from flexq_bench.accuracy.bos import TextTokens
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.texts import Text, tokenize
-from flexq_bench.checkpoints import QuantizedCheckpoint, StoredCalibration
+from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
+from flexq_bench.checkpoints.config import StoredCalibration
 from flexq_bench.schemes.calibration import Calibration, calibration_segments, contained_segments
 from flexq_bench.schemes.errors import QuantizeError
 

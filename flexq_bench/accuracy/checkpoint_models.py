@@ -19,7 +19,7 @@ from flexq_bench.accuracy.loading import (
 )
 from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.results import KERNELS, Through
-from flexq_bench.checkpoints import QuantizedCheckpoint
+from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.model_source import expected_tensors, quiet_transformers
 from flexq_bench.checkpoints.streaming import EmptyOnMeta
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights

@@ -52,7 +52,7 @@ from flexq_bench.accuracy.results import (
 from flexq_bench.accuracy.stored_reference import store_reference
 from flexq_bench.accuracy.tasks import check_chat_template, run_task, task_name
 from flexq_bench.accuracy.texts import Text, tokenize
-from flexq_bench.checkpoints import QuantizedCheckpoint
+from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.errors import one_line
 from flexq_bench.schemes.calibration import Calibration, calibration_segments
 from flexq_bench.schemes.errors import QuantizeError

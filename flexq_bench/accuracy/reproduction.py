@@ -14,7 +14,7 @@ from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, text_l
 from flexq_bench.accuracy.plan import CalibrationPlan
 from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.texts import tokenize
-from flexq_bench.checkpoints import QuantizedCheckpoint
+from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.config import device_kind
 from flexq_bench.schemes.calibration import Calibration, calibration_segments
 from flexq_bench.schemes.errors import QuantizeError

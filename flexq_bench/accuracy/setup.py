@@ -17,7 +17,8 @@ from flexq_bench.accuracy.records import Origin
 from flexq_bench.accuracy.references import ModelReference, Reference
 from flexq_bench.accuracy.stored_reference import StoredReference, is_stored_reference
 from flexq_bench.accuracy.tasks import ZERO_SHOT, check_chat_template, check_tasks
-from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
+from flexq_bench.checkpoints.folders import is_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.db.records import RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.device import describe_device, describe_environment, find_device

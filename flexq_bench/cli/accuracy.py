@@ -48,8 +48,9 @@ from flexq_bench.sweeps.text import split_names
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from flexq_bench.accuracy import EvaluationPlan, MetricResult
+    from flexq_bench.accuracy.plan import EvaluationPlan
     from flexq_bench.accuracy.records import OnUnit, Unit
+    from flexq_bench.accuracy.results import MetricResult
     from flexq_bench.accuracy.setup import PreparedModel
     from flexq_bench.db.engine import Database
     from flexq_bench.db.records import RunInfo
@@ -128,10 +129,13 @@ def accuracy(
     Exit code 0: evaluated; 2: an argument doesn't exist or doesn't fit; 5: an evaluation failed;
     130: interrupted (continue with --resume).
     """
-    from flexq_bench.accuracy import SUITE, CalibrationPlan, EvaluationPlan, check_tasks, read_text
+    from flexq_bench.accuracy import SUITE
     from flexq_bench.accuracy.bos import as_bos
+    from flexq_bench.accuracy.plan import CalibrationPlan, EvaluationPlan
     from flexq_bench.accuracy.results import as_through
     from flexq_bench.accuracy.setup import named_tasks, prepare, subjects
+    from flexq_bench.accuracy.tasks import check_tasks
+    from flexq_bench.accuracy.texts import read_text
     from flexq_bench.db.engine import open_database
     from flexq_bench.fleet import NO_CLUSTER
     from flexq_bench.runs.lifecycle import new_run

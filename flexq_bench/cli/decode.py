@@ -170,7 +170,7 @@ def decode(
     (unknown names, too long, too large); 5: this machine or the database failed; 130: interrupted
     (continue with --resume).
     """
-    from flexq_bench.accuracy import read_text
+    from flexq_bench.accuracy.texts import read_text
     from flexq_bench.cli import decode_runs as decoding
     from flexq_bench.cli.decode_checkpoints import quantized, requested_schemes
     from flexq_bench.cli.measuring import backend_of

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import typer
 
-from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
+from flexq_bench.checkpoints.folders import is_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.cli.output import console, say
 from flexq_bench.decode.architecture import check_capacity, of_catalog, of_config
 from flexq_bench.decode.case import FULL_PRECISION, CachedScheme, check_cache, read_scheme

@@ -106,10 +106,11 @@ def accuracy(
     it can't be decided; 4: planned results are missing, or the data are too few. Results are
     stored.
     """
-    from flexq_bench.accuracy import FULL_PRECISION, CalibrationPlan, read_text
-    from flexq_bench.accuracy.results import ORIGINAL, as_through
+    from flexq_bench.accuracy.plan import CalibrationPlan
+    from flexq_bench.accuracy.results import FULL_PRECISION, ORIGINAL, as_through
     from flexq_bench.accuracy.setup import prepare, subjects
-    from flexq_bench.checkpoints import is_checkpoint
+    from flexq_bench.accuracy.texts import read_text
+    from flexq_bench.checkpoints.folders import is_checkpoint
     from flexq_bench.ci.accuracy_gate.gate import gate_accuracy, planned_evaluation
     from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
     from flexq_bench.ci.accuracy_gate.records import gate_records

@@ -171,9 +171,8 @@ def _calibrated(
     seed: int,
 ) -> Calibration:
     """Build the calibration segments, as `accuracy` does."""
-    from flexq_bench.accuracy import read_text
     from flexq_bench.accuracy.loading import segment_length
-    from flexq_bench.accuracy.texts import tokenize
+    from flexq_bench.accuracy.texts import read_text, tokenize
     from flexq_bench.schemes import calibration_segments
 
     if spec is None:

@@ -30,14 +30,10 @@ from flexq_bench.sweeps.text import split_names
 from flexq_bench.workloads.names import unknown
 
 if TYPE_CHECKING:
-    from flexq_bench.accuracy import PerplexityResult, Text
-    from flexq_bench.accuracy.sensitivity import (
-        Bits,
-        BudgetReport,
-        Choice,
-        KindSensitivity,
-        OwnSetting,
-    )
+    from flexq_bench.accuracy.perplexity import PerplexityResult
+    from flexq_bench.accuracy.sensitivity.budget import BudgetReport, Choice
+    from flexq_bench.accuracy.sensitivity.layer_kinds import Bits, KindSensitivity, OwnSetting
+    from flexq_bench.accuracy.texts import Text
     from flexq_bench.schemes.layer_sensitivity import Cost
 
 _BITS = re.compile(r"w([2-8]|16)a([2-8]|16)", re.IGNORECASE)
@@ -119,9 +115,11 @@ def sensitivity(
     With --a8-budget also W6A6, W6A8, FlexQ's fixed choice, and FlexQ with 8-bit activations where
     they gain most. Exit code 2: an argument doesn't exist or doesn't fit.
     """
-    from flexq_bench.accuracy import load_model, read_text, tokenize
-    from flexq_bench.accuracy.sensitivity import kind_sensitivities, try_budget
+    from flexq_bench.accuracy.loading import load_model
+    from flexq_bench.accuracy.sensitivity.budget import try_budget
+    from flexq_bench.accuracy.sensitivity.layer_kinds import kind_sensitivities
     from flexq_bench.accuracy.setup import best_device
+    from flexq_bench.accuracy.texts import read_text, tokenize
     from flexq_bench.measure.device import find_device
     from flexq_bench.schemes import FlexqOptions
     from flexq_bench.schemes import calibration_segments as segments_of
@@ -173,7 +171,7 @@ def sensitivity(
                 on_step=bar.update,
             )
     if figure is not None:
-        from flexq_bench.accuracy.sensitivity import write_figure
+        from flexq_bench.accuracy.sensitivity.figure import write_figure
 
         title = f"{loaded.name} on {text.name}"
         write_figure(Path(figure), title, dense, kinds, report.sensitivities if report else ())
@@ -186,7 +184,7 @@ def sensitivity(
 
 
 def _settings(text: str, group: int) -> tuple[Bits | OwnSetting, ...]:
-    from flexq_bench.accuracy.sensitivity import Bits, OwnSetting
+    from flexq_bench.accuracy.sensitivity.layer_kinds import Bits, OwnSetting
     from flexq_bench.schemes.own_schemes import own_schemes
 
     names = split_names(text) or ()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flexq_bench.checkpoints import is_checkpoint
+from flexq_bench.checkpoints.folders import is_checkpoint
 from flexq_bench.decode.architecture import of_catalog
 from flexq_bench.decode.checkpoint_weights import checkpoint_weights
 from flexq_bench.decode.model_weights import open_weights

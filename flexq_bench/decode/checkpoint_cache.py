@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
+from flexq_bench.checkpoints.folders import is_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.runtime.files import cache_folder, only_process
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles

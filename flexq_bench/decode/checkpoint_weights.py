@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from flexq_bench.checkpoints import QuantizedCheckpoint, open_checkpoint
+from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.model_source import check_no_more
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.architecture import of_config
 from flexq_bench.decode.model_weights import NamedWeights
 from flexq_bench.decode.weights import dense_layer

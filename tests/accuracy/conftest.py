@@ -8,8 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from flexq_bench.accuracy import load_model, read_text, tokenize
-from flexq_bench.checkpoints import CheckpointWriter, StoredScheme
+from flexq_bench.accuracy.loading import load_model
+from flexq_bench.accuracy.texts import read_text, tokenize
+from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.checkpoints.writer import CheckpointWriter
 from flexq_bench.cli.app import main
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database

@@ -20,17 +20,19 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from flexq_bench.accuracy import EvaluationPlan, read_text
 from flexq_bench.accuracy.as_decode import DecodedCache
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.evaluator import Evaluator
 from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.loading import load_model
+from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.results import KERNELS
-from flexq_bench.checkpoints import QuantizedCheckpoint, open_checkpoint
+from flexq_bench.accuracy.texts import read_text
+from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load

@@ -13,7 +13,9 @@ from safetensors.numpy import load_file
 
 from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.quantized_cache import quantize_cache
-from flexq_bench.checkpoints import CheckpointWriter, StoredScheme, open_checkpoint
+from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.checkpoints.reader import open_checkpoint
+from flexq_bench.checkpoints.writer import CheckpointWriter
 from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes import Calibration, FakeQuantizedLinear, QuantizedLayer, resolve
 from flexq_bench.schemes.activations import DynamicActivation

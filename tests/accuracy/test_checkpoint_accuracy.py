@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.accuracy.results import AT_POSITIONS, LAYER_ERROR, OF_TEXTS
-from flexq_bench.checkpoints import open_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
 
 

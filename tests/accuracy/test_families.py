@@ -16,9 +16,9 @@ from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.checkpoints import open_checkpoint
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.errors import QuantizeError

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flexq_bench.checkpoints import open_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.exit_codes import ExitCode

@@ -15,7 +15,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from flexq_bench.checkpoints import CheckpointWriter, open_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
+from flexq_bench.checkpoints.writer import CheckpointWriter
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes.calibration import calibration_segments
 

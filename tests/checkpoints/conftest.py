@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from flexq_bench.checkpoints import CheckpointWriter, StoredScheme
+from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.checkpoints.writer import CheckpointWriter
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 

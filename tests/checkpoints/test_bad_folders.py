@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flexq_bench.checkpoints import CheckpointError, is_checkpoint, open_checkpoint
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.folders import is_checkpoint
 from flexq_bench.checkpoints.hashing import content_hash
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.checkpoints.safetensors_io import write_tensors
 from flexq_bench.checkpoints.stored import tensors_of
 from flexq_bench.errors import UsageError

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flexq_bench.checkpoints import StoredCalibration, StoredScheme, open_checkpoint
+from flexq_bench.checkpoints.config import StoredCalibration, StoredScheme
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.quantized_layer import QuantizedLayer

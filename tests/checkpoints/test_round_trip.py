@@ -11,15 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from same_layers import same_layer, same_tensor
 
-from flexq_bench.checkpoints import (
-    CheckpointError,
-    CheckpointWriter,
-    StoredScheme,
-    open_checkpoint,
-)
+from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.layers import encode
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
+from flexq_bench.checkpoints.writer import CheckpointWriter
 from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear

@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flexq_bench.checkpoints import CheckpointError, open_checkpoint
+from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.checkpoints.streaming import StreamedModel
 from flexq_bench.schemes.model_files import find_model
 from flexq_bench.schemes.registry import resolve

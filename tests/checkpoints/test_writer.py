@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexq_bench.checkpoints import (
-    CheckpointError,
-    CheckpointWriter,
-    StoredScheme,
-    open_checkpoint,
-)
+from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.reader import open_checkpoint
+from flexq_bench.checkpoints.writer import CheckpointWriter
 from flexq_bench.kernels.formats import NumberFormat, Operand, quantize
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
@@ -156,7 +154,7 @@ def test_a_static_scale_must_be_one_in_fp16(write):
 
 
 def test_one_name_is_added_once(tmp_path: Path):
-    from flexq_bench.checkpoints import StoredScheme
+    from flexq_bench.checkpoints.config import StoredScheme
 
     scheme = StoredScheme(name="w6a6", version=1)
     layer = QuantizedLayer(a_layer().weight, DynamicActivation(NumberFormat(8)))

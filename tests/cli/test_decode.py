@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flexq_bench.checkpoints import open_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.db.exchange import read_records
 from flexq_bench.db.records import DecodeRecord
 from flexq_bench.decode import measurement as measuring

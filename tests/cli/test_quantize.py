@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flexq_bench.checkpoints import open_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 
 TINY_LLAMA = Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
 CALIBRATION = TINY_LLAMA / "calibration.txt"

@@ -14,9 +14,10 @@ import torch
 from decoders import VOCAB, Small, prompts, small_llama, small_opt
 
 from flexq_bench.accuracy.quantized_cache import quantize_cache
-from flexq_bench.checkpoints import QuantizedCheckpoint, open_checkpoint
+from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.fused_layers import fused

@@ -144,7 +144,8 @@ def text() -> torch.Tensor:
 @pytest.fixture(scope="session")
 def shipped_llama() -> tuple[Any, torch.Tensor]:
     """The model that the repository ships, and tokens of its held-out text: 2 segments of 256."""
-    from flexq_bench.accuracy import load_model, read_text, tokenize
+    from flexq_bench.accuracy.loading import load_model
+    from flexq_bench.accuracy.texts import read_text, tokenize
 
     folder = Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
     loaded = load_model(str(folder), device=torch.device("cpu"))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flexq_bench.checkpoints import open_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.cli.app import main
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes import QuantizeError, named_schemes, own_scheme, resolve

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flexq_bench.accuracy import (
+from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     LAYER_ERROR,
     PERPLEXITY,
+    REFERENCE,
     Difference,
     MetricResult,
     difference,
+    is_perplexity,
 )
-from flexq_bench.accuracy.results import REFERENCE, is_perplexity
 from flexq_bench.db.queries import Score
 
 Values = Mapping[int, tuple[float, ...]]

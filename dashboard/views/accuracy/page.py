@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.accuracy import FULL_PRECISION, PERPLEXITY
-from flexq_bench.accuracy.results import OF_TEXTS
+from flexq_bench.accuracy.results import FULL_PRECISION, OF_TEXTS, PERPLEXITY
 from flexq_bench.dashboard.database import current_database, errors_shown
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles

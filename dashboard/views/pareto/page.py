@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.accuracy import PERPLEXITY
+from flexq_bench.accuracy.results import PERPLEXITY
 from flexq_bench.dashboard.database import current_database, errors_shown
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import kernel_styles

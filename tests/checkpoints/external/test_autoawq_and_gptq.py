@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.loading import load_model
-from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.folders import is_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.checkpoints.writer import check_target
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.errors import UsageError

@@ -14,8 +14,8 @@ from compressed_tensors.compressors.pack_quantized.helpers import (
 from compressed_tensors.quantization import QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
 
-from flexq_bench.checkpoints import open_checkpoint
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 

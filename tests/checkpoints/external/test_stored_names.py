@@ -12,8 +12,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
-from flexq_bench.checkpoints import open_checkpoint
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.reader import open_checkpoint
 
 SIZES = {
     "hidden_size": 32,
