@@ -22,11 +22,10 @@ from flexq_bench.decode.fused_layers import UnlikePartsError
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.model_weights import NamedWeights
 from flexq_bench.decode.text_decoder import TextDecoder, TextState
-from flexq_bench.decode.weights import WeightSource, dense_layer
+from flexq_bench.decode.weights import WeightSource
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 DTYPE = "float16"  # data type between linear layers
@@ -72,19 +71,11 @@ class ModelWeights(NamedWeights):
         self._parameters = dict(model.named_parameters())
         super().__init__(architecture, self._parameters)
 
-    def formats(self) -> dict[str, LayerFormats]:
-        layers = self.block(0, torch.device("cpu")).linears
-        return {name: layer.formats for name, layer in layers.items()}
-
     def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
         module = self._model.get_submodule(name)
         if isinstance(module, KernelLinear):
             return module.layer.to(device)
-        biased = f"{name}.bias" in self._parameters
-        return dense_layer(
-            self._load(f"{name}.weight", device),
-            self._load(f"{name}.bias", device) if biased else None,
-        )
+        return super()._layer(name, shape, device)
 
     def _tensor(self, name: str) -> torch.Tensor:
         return self._parameters[name].detach()

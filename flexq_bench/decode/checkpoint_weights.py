@@ -12,14 +12,10 @@ from flexq_bench.checkpoints.model_source import check_no_more
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.architecture import of_config
 from flexq_bench.decode.model_weights import NamedWeights
-from flexq_bench.decode.weights import dense_layer
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.decoder import KV_BITS
-from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_files import CONFIG
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-
-_CPU = torch.device("cpu")
 
 
 class CheckpointWeights(NamedWeights):
@@ -58,19 +54,11 @@ class CheckpointWeights(NamedWeights):
         for path, _, biased in self._layers():
             yield f"{path}.weight", f"{path}.bias", biased
 
-    def formats(self) -> dict[str, LayerFormats]:
-        layers = self.block(0, _CPU).linears
-        return {name: layer.formats for name, layer in layers.items()}
-
     def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
         if name in self._quantized:
             layer = self._checkpoint.layer(name, device)
         else:
-            biased = f"{name}.bias" in self._checkpoint.tensor_names
-            layer = dense_layer(
-                self._load(f"{name}.weight", device),
-                self._load(f"{name}.bias", device) if biased else None,
-            )
+            layer = super()._layer(name, shape, device)
         self._check_shape(name, (layer.weight.rows, layer.weight.k), shape)
         if name in self._unbiased and layer.bias is not None and bool(layer.bias.any()):
             raise UsageError(

@@ -1,15 +1,14 @@
-"""Weights by transformers' names: a Hugging Face folder, sharded or not, or a GGUF file."""
+"""Weights by transformers' names; FP16 weights of a Hugging Face folder or a GGUF file."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from flexq_bench.checkpoints.model_source import check_no_more, expected_tensors, open_source
+from flexq_bench.checkpoints.model_source import expected_tensors, open_source
 from flexq_bench.checkpoints.streaming import without_weights
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture, of_config
 from flexq_bench.decode.fused_layers import fused
@@ -24,8 +23,9 @@ from flexq_bench.decode.weights import (
     parts_of,
 )
 from flexq_bench.errors import UsageError
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.linear_layers import linear_origins
-from flexq_bench.schemes.model_files import CONFIG, ModelFiles, StoredTensor, is_there, model_at
+from flexq_bench.schemes.model_files import ModelFiles, is_there, model_at
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 # Submodules of transformers' blocks with these kinds of layers; others are in the block itself.
@@ -33,6 +33,7 @@ _MODULES = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
+_CPU = torch.device("cpu")
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
 OPT_NORMS = ("self_attn_layer_norm", "final_layer_norm")
@@ -42,10 +43,7 @@ def open_weights(path: Path) -> DenseWeights:
     """Open a folder or .gguf file. Raises UsageError if missing, incomplete or unsupported."""
     if not is_there(path):
         raise UsageError(f"no model {str(path)!r}: give a catalog name, a folder or a .gguf file")
-    files = model_at(path)
-    if files.gguf is not None:
-        return GgufWeights(files)
-    return FolderWeights(files)
+    return DenseModelWeights(model_at(path))
 
 
 class NamedWeights(WeightSource):
@@ -55,6 +53,7 @@ class NamedWeights(WeightSource):
 
     def __init__(self, architecture: Architecture, names: Collection[str]) -> None:
         self.architecture = architecture
+        self._names = names
         self._is_opt = architecture.block == "opt"
         self._root = "model"
         if self._is_opt:
@@ -65,9 +64,17 @@ class NamedWeights(WeightSource):
     def _tensor(self, name: str) -> torch.Tensor:
         """Read a tensor by name."""
 
-    @abstractmethod
     def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
         """Read the linear layer of this name. shape: N, K."""
+        biased = f"{name}.bias" in self._names
+        return dense_layer(
+            self._load(f"{name}.weight", device),
+            self._load(f"{name}.bias", device) if biased else None,
+        )
+
+    def formats(self) -> dict[str, LayerFormats]:
+        layers = self.block(0, _CPU).linears
+        return {name: layer.formats for name, layer in layers.items()}
 
     def ends(self, device: torch.device) -> Ends:
         positions = None
@@ -89,12 +96,12 @@ class NamedWeights(WeightSource):
             )
             for name in self._fused_names
         }
-        at = f"{self._root}.layers.{index}"
+        block = f"{self._root}.layers.{index}"
         heads = None
         if self.architecture.norms_heads:
-            queries, keys = (self._load(f"{at}.{name}.weight", device) for name in HEAD_NORMS)
+            queries, keys = (self._load(f"{block}.{name}.weight", device) for name in HEAD_NORMS)
             heads = queries, keys
-        attention, feed_forward = (self._norm(f"{at}.{name}", device) for name in self._norms)
+        attention, feed_forward = (self._norm(f"{block}.{name}", device) for name in self._norms)
         return BlockWeights(linears, attention, feed_forward, heads)
 
     @property
@@ -123,11 +130,11 @@ class NamedWeights(WeightSource):
             yield f"{self._root}.embed_positions.weight", (rows, model.hidden)
         yield from _pair(self._last_norm, (model.hidden,), self._is_opt)
         for index in range(model.layers):
-            at = f"{self._root}.layers.{index}"
+            block = f"{self._root}.layers.{index}"
             for norm in self._norms:
-                yield from _pair(f"{at}.{norm}", (model.hidden,), self._is_opt)
+                yield from _pair(f"{block}.{norm}", (model.hidden,), self._is_opt)
             for norm in HEAD_NORMS if self.architecture.norms_heads else ():
-                yield f"{at}.{norm}.weight", (self.architecture.head_dim,)
+                yield f"{block}.{norm}.weight", (self.architecture.head_dim,)
 
     def _layers(self) -> Iterator[tuple[str, tuple[int, int], bool]]:
         """Name and shape of every linear layer of the architecture, and True if it has a bias."""
@@ -151,92 +158,25 @@ class NamedWeights(WeightSource):
         return tensor
 
 
-class _NamedTensors(NamedWeights, DenseWeights):
-    """FP16 tensors. shapes: by name. Raises UsageError if they don't match the architecture."""
+class DenseModelWeights(DenseWeights, NamedWeights):
+    """FP16 weights of a folder or GGUF file, read on demand, one tensor in host memory at a time.
 
-    def __init__(self, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        super().__init__(architecture, shapes)
-        _check(architecture.dimensions.name, dict(shapes), self._expected())
-
-    def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
-        bias = self._load(f"{name}.bias", device) if self._has_bias(name) else None
-        return dense_layer(self._load(f"{name}.weight", device), bias)
-
-    def _has_bias(self, name: str) -> bool:
-        kind = name.rpartition(".")[2]
-        return any(kind in parts_of(fused) for fused in self.architecture.biased)
-
-    def _expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield from self._dense_tensors()
-        for name, shape, biased in self._layers():
-            yield from _pair(name, shape, biased)
-
-
-class FolderWeights(_NamedTensors):
-    """Reads tensors from disk on demand, one at a time in host memory."""
+    Raises UsageError if decode doesn't support the model, or its tensors don't match its
+    configuration.
+    """
 
     def __init__(self, files: ModelFiles) -> None:
-        self._stored: Mapping[str, StoredTensor] = files.tensors
-        self._open: dict[Path, Any] = {}
-        architecture = of_config(files.config(), files.name)
-        super().__init__(architecture, {name: t.shape for name, t in files.tensors.items()})
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        from safetensors import SafetensorError, safe_open
-
-        path = self._stored[name].path
-        try:
-            if path not in self._open:
-                self._open[path] = safe_open(path, framework="pt")
-            tensor: torch.Tensor = self._open[path].get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise UsageError(f"can't read {path}: {error}: download the model again") from error
-        return tensor
-
-
-class GgufWeights(_NamedTensors):
-    """Dequantizes tensors of a GGUF file on demand."""
-
-    def __init__(self, files: ModelFiles) -> None:
+        # before the model is built, so that an unsupported one is named by its class
+        described = None if files.gguf is not None else of_config(files.config(), files.name)
         self._source = open_source(files)
         model = without_weights(self._source)
         config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
-        architecture = of_config(config, files.name)
         self._source.bind(model, linear_origins(model))
-        super().__init__(architecture, expected_tensors(model))
+        super().__init__(described or of_config(config, files.name), expected_tensors(model))
 
     def _tensor(self, name: str) -> torch.Tensor:
-        (_, tensor) = next(iter(self._source.read([name], torch.device("cpu"))))
+        (_, tensor) = next(iter(self._source.read([name], _CPU)))
         return tensor
-
-
-class StateDictWeights(_NamedTensors):
-    """The tensors of a transformers model in memory."""
-
-    def __init__(self, architecture: Architecture, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-        super().__init__(architecture, {name: tuple(t.shape) for name, t in tensors.items()})
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
-
-
-def _check(
-    model: str,
-    shapes: dict[str, tuple[int, ...]],
-    expected: Iterator[tuple[str, tuple[int, ...]]],
-) -> None:
-    """Raise UsageError if tensors are missing, unexpected, or of another shape."""
-    for name, shape in expected:
-        given = shapes.pop(name, None)
-        if given is None:
-            raise UsageError(f"{model} has no tensor {name}: its {CONFIG} is of another model")
-        if given != shape:
-            raise UsageError(
-                f"{model}: {name} is {list(given)}, its {CONFIG} asks for {list(shape)}: download "
-                "it again"
-            )
-    check_no_more(model, shapes)
 
 
 def _pair(name: str, shape: tuple[int, ...], biased: bool) -> Iterator[tuple[str, tuple[int, ...]]]:

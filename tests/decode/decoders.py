@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flexq_bench.decode.architecture import of_config
+from flexq_bench.decode.architecture import Architecture, of_config
 from flexq_bench.decode.decoder import Chunks
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import linear_kernel, load
-from flexq_bench.decode.model_weights import StateDictWeights
+from flexq_bench.decode.model_weights import NamedWeights
 from flexq_bench.decode.rounded_weights import RoundedWeights
+from flexq_bench.decode.weights import DenseWeights
 from flexq_bench.kernels.contract import (
     Backend,
     Config,
@@ -32,12 +33,23 @@ TRAINED = Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
 SURE = [467, 277, 79, 76, 508, 281, 443, 83, 376]
 
 
+class InMemoryWeights(DenseWeights, NamedWeights):
+    """The tensors of a transformers model in memory."""
+
+    def __init__(self, architecture: Architecture, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(architecture, tensors)
+        self.tensors = dict(tensors)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+
 @dataclass(frozen=True, slots=True)
 class Small:
     """A random transformers model in FP16, and its weights as ours."""
 
     reference: Any
-    source: StateDictWeights
+    source: InMemoryWeights
 
 
 LIKE_LLAMA = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -74,7 +86,7 @@ def trained_llama(device: torch.device) -> Small:
     reference = AutoModelForCausalLM.from_pretrained(TRAINED, dtype=torch.float16).to(device).eval()
     config = {**reference.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
     architecture = of_config(config, TRAINED.name)
-    return Small(reference, StateDictWeights(architecture, reference.state_dict()))
+    return Small(reference, InMemoryWeights(architecture, reference.state_dict()))
 
 
 def small_opt(device: torch.device, **changes: Any) -> Small:
@@ -109,7 +121,7 @@ def _small(of: Any, config: Any, device: torch.device) -> Small:
     if rotary is not None:  # its frequencies stay FP32 where a model is loaded from disk
         model.model.rotary_emb = type(rotary)(config).to(device)
     architecture = of_config({**config.to_dict(), "architectures": [of.__name__]}, "small")
-    return Small(model, StateDictWeights(architecture, model.state_dict()))
+    return Small(model, InMemoryWeights(architecture, model.state_dict()))
 
 
 def an_engine(
@@ -123,7 +135,7 @@ def an_engine(
     instead: Callable[[LinearKernel], LinearKernel] = lambda kernel: kernel,
 ) -> Engine:
     """An engine on the model's device. instead: what stands for a kernel."""
-    device = next(iter(small.source._tensors.values())).device
+    device = next(iter(small.source.tensors.values())).device
 
     def choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:
         return None

@@ -173,7 +173,7 @@ def test_llama_3_stretches_its_long_waves() -> None:
 def test_memory_of_tied_embeddings_is_counted_once() -> None:
     small = small_opt(CPU)
     model = an_engine(small, "fp16", TorchOperations()).model
-    tensors = small.source._tensors
+    tensors = small.source.tensors
     stored = {name: t for name, t in tensors.items() if name != "lm_head.weight"}
     norms = sum(t.numel() for name, t in stored.items() if "norm" in name)
 
