@@ -11,12 +11,13 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import nn
 
-from flexq_bench.checkpoints.config import StoredCalibration, StoredScheme
+from flexq_bench.checkpoints.config import Extension, StoredCalibration, StoredScheme
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.model_source import ModelSource
 from flexq_bench.checkpoints.peak_memory import PeakMemory, freed_at_once
 from flexq_bench.checkpoints.streaming import StreamedModel
 from flexq_bench.checkpoints.writer import CheckpointWriter, check_target
+from flexq_bench.kernels.decoder.kv import KV_BITS
 from flexq_bench.kernels.formats import FP16
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
@@ -74,22 +75,28 @@ def quantize_checkpoint(
     formats = {scheme.layer_formats(role, layout.names.gated) for role in layout.roles}
     if formats == {LayerFormats(FP16)}:
         raise CheckpointError(f"{scheme.name} quantizes nothing: pick another scheme")
-    stored = StoredScheme(
-        name=scheme.name, version=scheme.version, options=asdict(scheme.options), seed=seed
-    )
     learned = None
     if calibration is not None and scheme.needs_calibration:
         learned = StoredCalibration.of(calibration, device, dtype)
+    kv_bits = scheme.kv_bits if kv_bits is None else kv_bits
+    if kv_bits not in KV_BITS:
+        raise CheckpointError(f"keys and values have 16, 8 or 4 bits, got {kv_bits}")
+    extension = Extension(
+        scheme=StoredScheme(
+            name=scheme.name, version=scheme.version, options=asdict(scheme.options), seed=seed
+        ),
+        kv_bits=kv_bits,  # type: ignore[arg-type]
+        layers={},
+        synthetic=source.is_synthetic,
+        separated=streamed.is_separated or None,
+        calibration=learned,
+    )
     with (
         TemporaryDirectory() as scratch,
         CheckpointWriter(
             folder,
             source.config_dict() | ({"tie_word_embeddings": False} if scheme.changes_ends else {}),
-            stored,
-            kv_bits=scheme.kv_bits if kv_bits is None else kv_bits,
-            calibration=learned,
-            is_synthetic=source.is_synthetic,
-            is_separated=streamed.is_separated,
+            extension,
             overwrite=overwrite,
         ) as writer,
     ):

@@ -18,8 +18,6 @@ from flexq_bench.checkpoints.config import (
     SECTION,
     Extension,
     LayerEntry,
-    StoredCalibration,
-    StoredScheme,
     dumped_section,
 )
 from flexq_bench.checkpoints.errors import CheckpointError
@@ -28,7 +26,6 @@ from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.layers import all_finite, encode
 from flexq_bench.checkpoints.partial_folder import PartialFolder
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, write_tensors
-from flexq_bench.kernels.decoder.kv import KV_BITS
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 SHARD_BYTES = 1 << 30
@@ -38,14 +35,11 @@ class CheckpointWriter:
     """Writes layers and tensors to shards next to the folder; `finish` moves them into it.
 
     Leaving the `with` block without `finish` removes the written files. Those of a killed process
-    are removed by the next writer of the folder.
+    are removed by the next writer of the folder. layer_bytes: of the tensors of added layers.
 
       folder:      must not exist, or be empty; with overwrite it may be a quantized checkpoint.
       hf_config:   Hugging Face's configuration of the model.
-      kv_bits:     of cached keys and values: 16, 8 or 4.
-      calibration: calibration of the scheme; None: not calibrated.
-      is_synthetic: the weights are random.
-      is_separated: see Extension.separated.
+      extension:   of the new checkpoint; layers, files and content hash are filled in.
       shard_bytes: size at which a shard is closed; `close_shard` closes it earlier.
 
     Raises CheckpointError with one line if the folder can't be written or contains other files.
@@ -55,24 +49,14 @@ class CheckpointWriter:
         self,
         folder: Path,
         hf_config: dict[str, Any],
-        scheme: StoredScheme,
+        extension: Extension,
         *,
-        kv_bits: int = 16,
-        calibration: StoredCalibration | None = None,
-        is_synthetic: bool = False,
-        is_separated: bool = False,
         shard_bytes: int = SHARD_BYTES,
         overwrite: bool = False,
     ) -> None:
         self.folder = Path(os.path.abspath(folder))
         self._config = {key: value for key, value in hf_config.items() if key != QUANTIZATION}
-        self._scheme = scheme
-        self._calibration = calibration
-        if kv_bits not in KV_BITS:
-            raise CheckpointError(f"keys and values have 16, 8 or 4 bits, got {kv_bits}")
-        self._kv_bits = kv_bits
-        self._is_synthetic = is_synthetic
-        self._is_separated = is_separated
+        self._extension = extension
         self._shard_bytes = shard_bytes
         check_target(self.folder, overwrite=overwrite)
         self._layers: dict[str, LayerEntry] = {}
@@ -80,7 +64,7 @@ class CheckpointWriter:
         self._tensors: dict[str, TensorInfo] = {}
         self._shards: list[tuple[Path, list[str]]] = []
         self._pending: dict[str, torch.Tensor] = {}
-        self._pending_bytes = self._layer_bytes = 0
+        self._pending_bytes = self.layer_bytes = 0
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self._partial = PartialFolder(self.folder)
@@ -104,11 +88,6 @@ class CheckpointWriter:
         """Bytes of all added tensors."""
         return sum(info.size for info in self._tensors.values()) + self._pending_bytes
 
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes of the tensors of added quantized layers."""
-        return self._layer_bytes
-
     def add_layer(self, name: str, layer: QuantizedLayer) -> None:
         """Add a quantized layer. Raises CheckpointError if it can't be stored, or was added."""
         try:
@@ -117,7 +96,7 @@ class CheckpointWriter:
             raise CheckpointError(f"{name}: {error}") from error
         self._layers[name] = entry
         for part, tensor in tensors.items():
-            self._layer_bytes += tensor.numel() * tensor.element_size()
+            self.layer_bytes += tensor.numel() * tensor.element_size()
             self._add(f"{name}.{part}", tensor)
 
     def add_tensor(self, name: str, tensor: torch.Tensor, *, as_is: bool = False) -> None:
@@ -203,14 +182,8 @@ class CheckpointWriter:
         )
 
     def _described(self) -> dict[str, Any]:
-        extension = Extension(
-            scheme=self._scheme,
-            calibration=self._calibration,
-            kv_bits=self._kv_bits,  # type: ignore[arg-type]
-            layers=self._layers,
-            synthetic=self._is_synthetic,
-            separated=self._is_separated or None,
-            files=vocabulary_digests(self._aside),
+        extension = self._extension.model_copy(
+            update={"layers": self._layers, "files": vocabulary_digests(self._aside)}
         )
         section = dumped_section(extension, tuple(self._ignored))
         config = {**self._config, QUANTIZATION: section}

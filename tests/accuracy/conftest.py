@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.texts import read_text, tokenize
-from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.checkpoints.config import Extension, StoredScheme
 from flexq_bench.checkpoints.writer import CheckpointWriter
 from flexq_bench.cli.app import main
 from flexq_bench.db import queries
@@ -91,11 +91,15 @@ def write_checkpoint(tiny_llama):
             tokens = tokenize(text, loaded.tokenizer)
             calibration = calibration_segments(tokens, segments=8, length=256)
         scheme.quantize(loaded.model, calibration, seed=seed)
-        stored = StoredScheme(
-            name=name, version=scheme.version, options=asdict(scheme.options), seed=seed
+        stored = Extension(
+            scheme=StoredScheme(
+                name=name, version=scheme.version, options=asdict(scheme.options), seed=seed
+            ),
+            kv_bits=scheme.kv_bits,
+            layers={},
         )
         config = {**loaded.model.config.to_dict(), "_name_or_path": "tiny-llama"}
-        with CheckpointWriter(folder, config, stored, kv_bits=scheme.kv_bits) as writer:
+        with CheckpointWriter(folder, config, stored) as writer:
             quantized = {
                 layer: module
                 for layer, module in loaded.model.named_modules()

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.quantized_cache import quantize_cache
-from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.checkpoints.config import Extension, StoredScheme
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.checkpoints.writer import CheckpointWriter
 from flexq_bench.kernels.formats import NumberFormat, quantize
@@ -148,7 +148,8 @@ def test_both_paths_compute_a_layer_from_the_same_codes(k, tmp_path):
         DynamicActivation(NumberFormat(4, 128, "mixed", 0.9)),
     )
     scheme = StoredScheme(name="atom-w4a4", version=2)
-    with CheckpointWriter(tmp_path / "atom", {"model_type": "llama"}, scheme) as writer:
+    extension = Extension(scheme=scheme, kv_bits=16, layers={})
+    with CheckpointWriter(tmp_path / "atom", {"model_type": "llama"}, extension) as writer:
         writer.add_layer("fc", layer)
         writer.add_tensor("norm", torch.ones(1))
         writer.finish()
@@ -193,8 +194,11 @@ def test_a_model_is_its_layers_and_a_rounded_cache(a_model, some_tokens, tmp_pat
     with CheckpointWriter(
         tmp_path / "atom",
         model.config.to_dict(),
-        StoredScheme(name=scheme.name, version=scheme.version),
-        kv_bits=scheme.kv_bits,
+        Extension(
+            scheme=StoredScheme(name=scheme.name, version=scheme.version),
+            kv_bits=scheme.kv_bits,
+            layers={},
+        ),
     ) as writer:
         for name, layer in layers.items():
             writer.add_layer(name, layer)

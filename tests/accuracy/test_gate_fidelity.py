@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from flexq_bench.checkpoints.config import Extension
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.checkpoints.writer import CheckpointWriter
 from flexq_bench.exit_codes import ExitCode
@@ -81,9 +82,12 @@ def damaged(tiny_llama, tmp_path):
         with CheckpointWriter(
             copied,
             source.config,
-            source.scheme,
-            kv_bits=source.kv_bits,
-            calibration=source.calibration,
+            Extension(
+                scheme=source.scheme,
+                kv_bits=source.kv_bits,
+                layers={},
+                calibration=source.calibration,
+            ),
             overwrite=True,
         ) as writer:
             for name in source.layers:

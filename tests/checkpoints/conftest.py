@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from flexq_bench.checkpoints.config import StoredScheme
-from flexq_bench.checkpoints.writer import CheckpointWriter
+from flexq_bench.checkpoints.config import Extension, StoredScheme
+from flexq_bench.checkpoints.writer import SHARD_BYTES, CheckpointWriter
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
@@ -29,7 +29,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """write(layers): a folder with these layers, and a norm; other arguments are the writer's.
+    """write(layers): a folder with these layers, and a norm; other arguments are of its Extension.
 
     at: where. tensors: that are not quantized. files: copied into it.
     """
@@ -42,11 +42,17 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         scheme: StoredScheme = SCHEME,
         tensors: dict[str, torch.Tensor] | None = None,
         files: tuple[Path, ...] = (),
-        **arguments: Any,
+        shard_bytes: int = SHARD_BYTES,
+        overwrite: bool = False,
+        **extension: Any,
     ) -> Path:
         folder = tmp_path / at
         with CheckpointWriter(
-            folder, config or {"model_type": "llama"}, scheme, **arguments
+            folder,
+            config or {"model_type": "llama"},
+            Extension(scheme=scheme, layers={}, **{"kv_bits": 16, **extension}),
+            shard_bytes=shard_bytes,
+            overwrite=overwrite,
         ) as writer:
             for path in files:
                 writer.add_file(path)

@@ -86,7 +86,7 @@ def test_all_that_decides_numbers_decides_it(write, tmp_path):
         write(layers(2.0), at="scales"),
         write(rounded, at="activations"),
         write(base, at="vocabulary", files=(vocabulary,)),
-        write(base, at="synthetic", is_synthetic=True),
+        write(base, at="synthetic", synthetic=True),
     )
 
     assert len({hash_of(folder) for folder in folders}) == len(folders)

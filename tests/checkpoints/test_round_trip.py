@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from same_layers import same_layer, same_tensor
 
-from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.checkpoints.config import Extension, StoredScheme
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.layers import encode
 from flexq_bench.checkpoints.model_source import open_source
@@ -65,10 +65,12 @@ def test_layers_of_every_format_and_shape(number, activation, rows, k, biased, d
     matrix = torch.randn(rows, k, generator=generator)
     bias = torch.randn(rows, generator=generator).half() if biased else None
     layer = QuantizedLayer(quantize(matrix, number), activation, bias)
+    scheme = StoredScheme(name="w6a6", version=1)
+    extension = Extension(scheme=scheme, kv_bits=16, layers={})
 
     with tempfile.TemporaryDirectory() as at:
         folder = Path(at) / "checkpoint"
-        with CheckpointWriter(folder, {}, StoredScheme(name="w6a6", version=1)) as writer:
+        with CheckpointWriter(folder, {}, extension) as writer:
             writer.add_layer("model.layers.0.some_proj", layer)
             writer.finish()
         again = open_checkpoint(folder).layer("model.layers.0.some_proj")

@@ -163,11 +163,12 @@ def changed(small_llama, tmp_path):
     return build
 
 
-def quantized(folder, tmp_path):
+def quantized(folder, tmp_path, scheme="w6a6", kv_bits=None):
     return quantize_checkpoint(
         open_source(find_model(str(folder))),
-        resolve("w6a6"),
+        resolve(scheme),
         tmp_path / "out",
+        kv_bits=kv_bits,
         device=CPU,
         dtype=torch.float16,
     )
@@ -205,15 +206,15 @@ def test_a_model_that_can_not_be_quantized_leaves_nothing(changed, tmp_path, cha
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_scheme_that_quantizes_nothing_is_refused(small_llama, tmp_path):
-    with pytest.raises(CheckpointError, match="quantizes nothing"):
-        quantize_checkpoint(
-            open_source(find_model(str(small_llama))),
-            resolve("fp16"),
-            tmp_path / "out",
-            device=CPU,
-            dtype=torch.float16,
-        )
+@pytest.mark.parametrize(
+    ("scheme", "kv_bits", "message"),
+    [("fp16", None, "quantizes nothing"), ("w6a6", 5, "have 16, 8 or 4 bits, got 5")],
+)
+def test_scheme_without_layers_and_unknown_cache_are_refused(
+    small_llama, tmp_path, scheme, kv_bits, message
+):
+    with pytest.raises(CheckpointError, match=message):
+        quantized(small_llama, tmp_path, scheme, kv_bits=kv_bits)
 
 
 def test_a_head_that_is_tied_is_stored_once(changed, tmp_path):
