@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flexq_bench.db.exchange import read_records
 from flexq_bench.db.records import DecodeRecord
-from flexq_bench.decode.architecture import Architecture, of_catalog
+from flexq_bench.decode.architecture import DecoderArchitecture, of_catalog
 from flexq_bench.decode.loading import linear_kernel, packed_bytes
 from flexq_bench.decode.weights import layer_sizes
 from flexq_bench.kernels.decoder.kv import token_bytes
@@ -41,7 +41,7 @@ def main() -> None:
             _parts(record, architecture, arguments.rate)
 
 
-def _parts(record: DecodeRecord, architecture: Architecture, rate: float) -> None:
+def _parts(record: DecodeRecord, architecture: DecoderArchitecture, rate: float) -> None:
     layers = architecture.dimensions.layers
     read = _bytes_of_a_block(record, architecture)
     for part in record.parts:
@@ -55,7 +55,7 @@ def _parts(record: DecodeRecord, architecture: Architecture, rate: float) -> Non
         _say(*case, part["part"], *(f"{t:.1f}" for t in (took, reads, over)), f"{of_step:.1%}")
 
 
-def _bytes_of_a_block(record: DecodeRecord, architecture: Architecture) -> dict[str, int]:
+def _bytes_of_a_block(record: DecodeRecord, architecture: DecoderArchitecture) -> dict[str, int]:
     of_model = architecture.dimensions
     weights = {
         name: packed_bytes(

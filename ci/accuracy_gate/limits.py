@@ -14,7 +14,7 @@ from flexq_bench.accuracy.results import (
     PERPLEXITY,
     TOP1,
     TOP5,
-    Difference,
+    MetricDifference,
     MetricResult,
     difference,
     kl_metric,
@@ -171,7 +171,7 @@ def _text_outcome(
     limit: PerplexityLimit,
     before: float,
     after: float,
-    paired: Difference | None,
+    paired: MetricDifference | None,
     test: TextTest | None,
     head: MetricResult,
 ) -> tuple[Outcome, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from flexq_bench.accuracy.records import Origin
+from flexq_bench.accuracy.records import ResultOrigin
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport
 from flexq_bench.ci.accuracy_gate.limits import LimitOutcome, deciding
 from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy
@@ -15,7 +15,7 @@ from flexq_bench.db.records import GateLimit, GateRecord
 
 
 def gate_records(
-    report: AccuracyReport, policy: AccuracyPolicy, origin: Origin, *, at: datetime
+    report: AccuracyReport, policy: AccuracyPolicy, origin: ResultOrigin, *, at: datetime
 ) -> list[GateRecord]:
     """Return a record for each judged scheme, in order. at: time-zone aware."""
     schemes = dict.fromkeys(one.scheme for one in report.judged)
@@ -31,7 +31,7 @@ def _record(
     judged: Sequence[LimitOutcome],
     report: AccuracyReport,
     policy: AccuracyPolicy,
-    origin: Origin,
+    origin: ResultOrigin,
     at: datetime,
 ) -> GateRecord:
     outcomes = set(deciding(judged))

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.kernel_linear import KernelLinear
-from flexq_bench.decode.architecture import Architecture, of_config
+from flexq_bench.decode.architecture import DecoderArchitecture, of_config
 from flexq_bench.decode.fused_layers import UnlikePartsError
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.model_weights import NamedWeights
@@ -33,7 +33,7 @@ DTYPE = "float16"  # data type between linear layers
 log = logging.getLogger(__name__)
 
 
-def decoded_architecture(model: Any) -> Architecture | None:
+def decoded_architecture(model: Any) -> DecoderArchitecture | None:
     """Return a model's architecture for decode; None: decode doesn't support it."""
     described = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     try:
@@ -66,7 +66,7 @@ def compute_as_decode(model: Any, source: WeightSource, kv_bits: int) -> bool:
 class ModelWeights(NamedWeights):
     """Weights of a transformers model in memory whose quantized layers are KernelLinears."""
 
-    def __init__(self, architecture: Architecture, model: nn.Module) -> None:
+    def __init__(self, architecture: DecoderArchitecture, model: nn.Module) -> None:
         self._model = model
         self._parameters = dict(model.named_parameters())
         super().__init__(architecture, self._parameters)

@@ -33,8 +33,13 @@ from flexq_bench.accuracy.perplexity import (
 )
 from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.quantized_cache import quantize_cache
-from flexq_bench.accuracy.references import ModelReference, Reference, check_stored, segments_of
-from flexq_bench.accuracy.reproduction import Reproduction, as_checkpoint, quantized_copy
+from flexq_bench.accuracy.references import (
+    ModelReference,
+    ReferencePredictions,
+    check_stored,
+    segments_of,
+)
+from flexq_bench.accuracy.reproduction import ReproducedModel, as_checkpoint, quantized_copy
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     KERNELS,
@@ -106,7 +111,7 @@ class Evaluator:
         loaded: LoadedModel,
         plan: EvaluationPlan,
         checkpoint: QuantizedCheckpoint | None,
-        reference: Reference | None = None,
+        reference: ReferencePredictions | None = None,
     ) -> None:
         """loaded: the original model; if the plan has none, the checkpoint's.
 
@@ -129,7 +134,7 @@ class Evaluator:
             for text in plan.texts
         }
         self._current: _Quantized | None = None
-        self._reproduction: Reproduction | None = None
+        self._reproduction: ReproducedModel | None = None
         for tokens in self._tokens.values():
             segments_of(tokens, self.context, plan.max_tokens)
         self.reference = reference
@@ -289,7 +294,7 @@ class Evaluator:
         if kept is None or (kept.scheme, kept.text) != (scheme, text_name):
             self._reproduction = None  # freed before the next one is created
             model = self._scheme_alone(scheme, self.reference.model)
-            kept = self._reproduction = Reproduction(scheme, text_name, model, reference)
+            kept = self._reproduction = ReproducedModel(scheme, text_name, model, reference)
         result = kept.first(tokens, count, self.context)
         return perplexity_results(scheme, text, result, kept.agreement(), parameters)
 

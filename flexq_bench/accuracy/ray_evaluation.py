@@ -19,7 +19,7 @@ import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.plan import EvaluationPlan
-from flexq_bench.accuracy.records import OnUnit, Origin, Recording, Unit, recording
+from flexq_bench.accuracy.records import OnUnit, Recording, ResultOrigin, Unit, recording
 from flexq_bench.accuracy.results import MetricResult
 from flexq_bench.accuracy.setup import prepare
 from flexq_bench.db.engine import Database
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class Introduction:
     """Response of a worker after it has loaded its model. parameters: of each unit of the plan."""
 
-    origin: Origin
+    origin: ResultOrigin
     parameters: Mapping[Unit, dict[str, Any]]
 
 
@@ -202,7 +202,7 @@ class Evaluation:
         self._units = Units(())
         self._findings: dict[Unit, list[MetricResult]] = {}
         self._recording: Recording | None = None
-        self._first: Origin | None = None
+        self._first: ResultOrigin | None = None
 
     def carry_out(self, evaluators: Evaluators) -> list[MetricResult]:
         """Evaluate until every unit has results. Raises as execute_on_cluster."""

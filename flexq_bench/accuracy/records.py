@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ResultOrigin:
     """Origin of results: the fields that all records of a run share."""
 
     model: str
@@ -51,7 +51,7 @@ class Recording:
     Raises UsageError if a requested unit was evaluated by the run with other options.
     """
 
-    def __init__(self, run: OpenRun, origin: Origin) -> None:
+    def __init__(self, run: OpenRun, origin: ResultOrigin) -> None:
         self._run, self._origin = run, origin
         with run.database.session() as session:
             self._stored = _by_unit(
@@ -66,7 +66,7 @@ class Recording:
         """
         return _reusable(self._of(unit), self._origin, parameters)
 
-    def add(self, unit: Unit, findings: Sequence[MetricResult], origin: Origin) -> None:
+    def add(self, unit: Unit, findings: Sequence[MetricResult], origin: ResultOrigin) -> None:
         """Store the results of a unit; a result without a value makes the run fail.
 
         origin: of this run, with the device that evaluated the unit.
@@ -82,7 +82,7 @@ class Recording:
 
 
 @contextmanager
-def recording(database: Database, origin: Origin) -> Iterator[Recording]:
+def recording(database: Database, origin: ResultOrigin) -> Iterator[Recording]:
     """Open the run of `origin` to store results; its final status is set as in open_run."""
     with open_run(database, origin.run, origin.commit) as run:
         yield Recording(run, origin)
@@ -92,7 +92,7 @@ def execute(
     database: Database,
     evaluator: Evaluator,
     units: Sequence[Unit],
-    origin: Origin,
+    origin: ResultOrigin,
     *,
     on_unit: OnUnit,
 ) -> list[MetricResult]:
@@ -113,7 +113,7 @@ def execute(
     return results
 
 
-def build_record(finding: MetricResult, origin: Origin, attempt: int = 1) -> AccuracyRecord:
+def build_record(finding: MetricResult, origin: ResultOrigin, attempt: int = 1) -> AccuracyRecord:
     """Build the record of a result, created now. attempt: from 1 within the run."""
     identity = f"{origin.run.uuid} {finding.scheme} {finding.task} {finding.metric} {attempt}"
     return AccuracyRecord(
@@ -196,7 +196,9 @@ def _by_unit(records: Iterable[AccuracyRecord]) -> dict[Unit, _Stored]:
     return units
 
 
-def _reusable(stored: _Stored, origin: Origin, parameters: Mapping[str, Any]) -> list[MetricResult]:
+def _reusable(
+    stored: _Stored, origin: ResultOrigin, parameters: Mapping[str, Any]
+) -> list[MetricResult]:
     if any(record.status != "ok" for record in stored.records):
         return []
     wanted = json.loads(json.dumps(parameters))

@@ -13,7 +13,7 @@ from flexq_bench.accuracy.results import Bos
 from flexq_bench.accuracy.texts import Text
 
 
-class Reference(Protocol):
+class ReferencePredictions(Protocol):
     """Predictions on texts. content_hash: of the model that made them, or of their file."""
 
     name: str
@@ -45,7 +45,7 @@ class ModelReference:
         self._known: dict[str, ReferenceLogits] = {}
 
     def predictions(self, text: Text, tokens: TextTokens, count: int) -> ReferenceLogits:
-        """See Reference."""
+        """See ReferencePredictions."""
         if text.name not in self._tokens:
             self._tokens[text.name] = text_tokens(
                 text, self._model.tokenizer, self._bos, self._context
@@ -70,7 +70,7 @@ class ModelReference:
         return self._known[text.name]
 
     def known(self, text: Text) -> ReferenceLogits | None:
-        """See Reference."""
+        """See ReferencePredictions."""
         return self._known.get(text.name)
 
 

@@ -18,7 +18,7 @@ from flexq_bench.accuracy.results import (
     RANK_CHANGE,
     TOP1,
     TOP5,
-    Difference,
+    MetricDifference,
     MetricResult,
     difference,
     is_perplexity,
@@ -154,7 +154,7 @@ def change_text(head: MetricResult, base: MetricResult | None) -> str:
     return text if change.clear else f"{text}, within noise"
 
 
-def _difference(head: MetricResult, base: MetricResult | None) -> Difference | None:
+def _difference(head: MetricResult, base: MetricResult | None) -> MetricDifference | None:
     return None if base is None or base is head else difference(base, head)
 
 

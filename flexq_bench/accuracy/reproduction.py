@@ -21,7 +21,7 @@ from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.scheme import Scheme
 
 
-class Reproduction:
+class ReproducedModel:
     """A quantized model on the first segments of a text, each of which is computed once.
 
     reference: the original's predictions on these segments; may be extended.

@@ -89,7 +89,7 @@ class MetricResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class MetricDifference:
     """A scheme's metric minus the base's, on the same segments or questions.
 
     interval: 95 %; for a perplexity of its relative change (0.01: 1 % more), else in the metric's
@@ -104,7 +104,7 @@ class Difference:
     p_value: float | None
 
 
-def difference(base: MetricResult, head: MetricResult, *, seed: int = 0) -> Difference | None:
+def difference(base: MetricResult, head: MetricResult, *, seed: int = 0) -> MetricDifference | None:
     """Compute the difference of two results of one metric; None: they can't be paired.
 
     Pairs need the same task, data and metric, and at least two values each.
@@ -117,13 +117,13 @@ def difference(base: MetricResult, head: MetricResult, *, seed: int = 0) -> Diff
     if set(base.values) | set(head.values) <= {0.0, 1.0}:
         items = item_difference(base.values, head.values)
         clear = is_clear(items.interval)
-        return Difference(base.value, head.value, items.interval, clear, items.p_value)
+        return MetricDifference(base.value, head.value, items.interval, clear, items.p_value)
     interval = mean_difference_interval(base.values, head.values, seed=seed)
     clear = is_clear(interval)
     if is_perplexity(head.metric):
         ends = (interval.estimate, interval.low, interval.high)
         interval = Interval(*(math.expm1(end) for end in ends))
-    return Difference(base.value, head.value, interval, clear, None)
+    return MetricDifference(base.value, head.value, interval, clear, None)
 
 
 def kl_metric(name: str) -> str:

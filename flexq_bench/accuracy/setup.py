@@ -13,8 +13,8 @@ from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.evaluator import Evaluator, default_through
 from flexq_bench.accuracy.loading import LoadedModel, load_model
 from flexq_bench.accuracy.plan import EvaluationPlan
-from flexq_bench.accuracy.records import Origin
-from flexq_bench.accuracy.references import ModelReference, Reference
+from flexq_bench.accuracy.records import ResultOrigin
+from flexq_bench.accuracy.references import ModelReference, ReferencePredictions
 from flexq_bench.accuracy.stored_reference import StoredReference, is_stored_reference
 from flexq_bench.accuracy.tasks import ZERO_SHOT, check_chat_template, check_tasks
 from flexq_bench.checkpoints.folders import is_checkpoint
@@ -43,7 +43,7 @@ class PreparedModel:
 
     plan: EvaluationPlan
     evaluator: Evaluator
-    origin: Origin
+    origin: ResultOrigin
     warnings: tuple[str, ...] = ()
 
 
@@ -143,7 +143,7 @@ def prepare(
     for warning in warnings:
         log.warning("%s: %s", loaded.name, warning)
     handle = None if chosen.type == "cpu" else open_handle(chosen)
-    origin = Origin(
+    origin = ResultOrigin(
         model=loaded.name,
         model_hash=loaded.content_hash,
         seed=plan.seed,
@@ -171,7 +171,7 @@ def _stored_reference(named: str | None) -> StoredReference | None:
 
 def _with_reference(
     plan: EvaluationPlan, stored: StoredReference | None, loaded: LoadedModel
-) -> tuple[EvaluationPlan, Reference | None]:
+) -> tuple[EvaluationPlan, ReferencePredictions | None]:
     """Return the plan's reference, and the plan with the reference's context unless it has one."""
     named = plan.reference
     if named is None:

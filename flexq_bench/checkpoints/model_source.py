@@ -92,7 +92,7 @@ class FolderSource(ModelSource):
         self.name = files.name
         self._files = files
         self._infos = merged_tensors(files.weights, read_header)
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _TensorPlace] = {}
 
     def config(self) -> Any:
         from transformers import AutoConfig
@@ -135,7 +135,7 @@ class FolderSource(ModelSource):
             if origin is not None and origin.index is None:
                 info, packed = None, info
             if info is not None:
-                self._places[name] = _Place(info)
+                self._places[name] = _TensorPlace(info)
             elif origin is not None and packed is not None:
                 self._places[name] = _packed_place(self.name, name, packed, origin)
         check_tensors(self.name, model, {name: p.shape for name, p in self._places.items()})
@@ -325,7 +325,7 @@ class _GgufTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TensorPlace:
     """Location of a weight in a file. transposed: it is stored as [K, N]."""
 
     info: TensorInfo
@@ -336,15 +336,15 @@ class _Place:
         return self.info.shape[::-1] if self.transposed else self.info.shape
 
 
-def _packed_place(model: str, name: str, packed: TensorInfo, origin: Origin) -> _Place:
+def _packed_place(model: str, name: str, packed: TensorInfo, origin: Origin) -> _TensorPlace:
     """Locate a layer's weight in a tensor with several weights, or a transposed one."""
     if origin.index is None:
-        return _Place(packed, transposed=True)
+        return _TensorPlace(packed, transposed=True)
     if len(packed.shape) != 3 or origin.index >= packed.shape[0]:
         raise CheckpointError(
             f"{model}: {origin.name} is {list(packed.shape)}, without a place for {name}: {_AGAIN}"
         )
-    return _Place(packed.rows(origin.index, origin.start, origin.rows))
+    return _TensorPlace(packed.rows(origin.index, origin.start, origin.rows))
 
 
 def open_source(files: ModelFiles) -> ModelSource:

@@ -28,7 +28,7 @@ OPT_POSITION_OFFSET = 2  # the table's first rows are for padding (transformers,
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class DecoderArchitecture:
     """Architecture of a decoder.
 
     head_dim: in LLaMA it may differ from hidden / heads. biased: fused layers with a bias. eps: of
@@ -84,7 +84,7 @@ def check_capacity(capacity: int, context: int, model: str) -> None:
         )
 
 
-def of_catalog(model: ModelSpec) -> Architecture:
+def of_catalog(model: ModelSpec) -> DecoderArchitecture:
     """Return the architecture of a catalog model.
 
     eps and rotary angles are those of LLaMA; they don't affect speed. Raises UsageError for a block
@@ -92,7 +92,7 @@ def of_catalog(model: ModelSpec) -> Architecture:
     """
     _decoded(model)
     biased = {"opt": _OPT_LAYERS, "qwen2": ("qkv_proj",)}.get(model.block, ())
-    return Architecture(model, model.head_dim, biased, 1e-5)
+    return DecoderArchitecture(model, model.head_dim, biased, 1e-5)
 
 
 def _decoded(model: ModelSpec) -> Block:
@@ -104,7 +104,7 @@ def _decoded(model: ModelSpec) -> Block:
     return DECODED[model.block]
 
 
-def of_config(config: Mapping[str, Any], name: str) -> Architecture:
+def of_config(config: Mapping[str, Any], name: str) -> DecoderArchitecture:
     """Parse the architecture from a config.json. Raises UsageError."""
     given = _class_of(config)
     if given not in _TYPES:
@@ -158,7 +158,7 @@ def _positive(given: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> Architecture:
+def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> DecoderArchitecture:
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     if config.get("hidden_act", "silu") != "silu":
         raise UsageError(f"{name} has {config['hidden_act']} where decode has silu: pick another")
@@ -204,7 +204,7 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> Architectu
     if block == "qwen2":  # its configuration has no key for biases
         attention = ("qkv_proj",)
     feed_forward = ("gate_up_proj", "down_proj") if config.get("mlp_bias") else ()
-    return Architecture(
+    return DecoderArchitecture(
         dimensions,
         dimensions.head_dim,
         (*attention, *feed_forward),
@@ -223,7 +223,7 @@ def _context(config: Mapping[str, Any], block: BlockType) -> int:
     return context
 
 
-def _opt(config: Mapping[str, Any], name: str) -> Architecture:
+def _opt(config: Mapping[str, Any], name: str) -> DecoderArchitecture:
     hidden = _count(config, "hidden_size")
     if not config.get("do_layer_norm_before", True) or config.get(
         "word_embed_proj_dim", hidden
@@ -255,7 +255,7 @@ def _opt(config: Mapping[str, Any], name: str) -> Architecture:
         source="config.json",
     )
     biased = _OPT_LAYERS if config.get("enable_bias", True) else ()
-    return Architecture(dimensions, dimensions.head_dim, biased, 1e-5)
+    return DecoderArchitecture(dimensions, dimensions.head_dim, biased, 1e-5)
 
 
 def _scaled(frequencies: torch.Tensor, scaling: Mapping[str, float]) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from flexq_bench.decode.requests import Request
+from flexq_bench.decode.requests import ServingRequest
 
 _FEWEST_SLOTS, _SLOT_FACTOR = 8, 4  # of step sizes: smaller batches are hardly faster
 _SHORTEST_CHUNK = 64  # tokens: shorter chunks are not faster
@@ -19,7 +19,7 @@ class Admission:
 
     slot: int
     index: int
-    request: Request
+    request: ServingRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Scheduler:
     step_tokens: largest number of tokens of a prefill, padding included.
     """
 
-    def __init__(self, requests: Sequence[Request], slots: int, step_tokens: int) -> None:
+    def __init__(self, requests: Sequence[ServingRequest], slots: int, step_tokens: int) -> None:
         self._waiting = deque(enumerate(requests))
         self._active: dict[int, _Active] = {}  # in the order of admission
         self._free = list(range(slots))

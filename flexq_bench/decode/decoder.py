@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture
+from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, DecoderArchitecture
 from flexq_bench.decode.layers import PackedLinear, Workspace
 from flexq_bench.kernels.decoder import AttentionShape, DecoderOperations, HeadNorms, KvLayer, Norm
 from flexq_bench.kernels.decoder.torch_operations import attend_prompts
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DecoderBlock:
     """Norms and linear layers of a block. head_norms: applied before rotation; None: none."""
 
     attention_norm: Norm
@@ -29,10 +29,10 @@ class Block:
 class Model:
     """Weights on a device, ready to run."""
 
-    architecture: Architecture
+    architecture: DecoderArchitecture
     embedding: torch.Tensor  # [vocab, hidden]
     learned_positions: torch.Tensor | None
-    blocks: tuple[Block, ...]
+    blocks: tuple[DecoderBlock, ...]
     norm: Norm
     head: PackedLinear
     attention: AttentionShape
@@ -107,7 +107,7 @@ class Decoder:
         """
         shape = self.model.attention
 
-        def attend(block: Block, cache: KvLayer) -> torch.Tensor:
+        def attend(block: DecoderBlock, cache: KvLayer) -> torch.Tensor:
             qkv = self._qkv(work, block)
             destination = work.destination(block.out)
             self._operations.attend(qkv, shape, cache, positions, longest, destination)
@@ -165,7 +165,7 @@ class Decoder:
         assert delta is not None  # a model has at least one block
         return residual, delta
 
-    def _qkv(self, work: Workspace, block: Block) -> torch.Tensor:
+    def _qkv(self, work: Workspace, block: DecoderBlock) -> torch.Tensor:
         """Queries, keys and values FP16 [m, width], before rotation."""
         qkv = work.multiply(block.qkv)
         if block.head_norms is not None:
@@ -173,7 +173,7 @@ class Decoder:
         return qkv
 
     def _feed_forward(
-        self, work: Workspace, residual: torch.Tensor, delta: torch.Tensor, block: Block
+        self, work: Workspace, residual: torch.Tensor, delta: torch.Tensor, block: DecoderBlock
     ) -> tuple[torch.Tensor, torch.Tensor]:
         residual = self._norm(work, residual, delta, block.ffn_norm, block.widen)
         wide = work.multiply(block.widen)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flexq_bench.decode.decoder import Block, Model
+from flexq_bench.decode.decoder import DecoderBlock, Model
 from flexq_bench.decode.fused_layers import UnlikePartsError
 from flexq_bench.decode.layers import ChooseConfig, PackedLinear
 from flexq_bench.decode.weights import Affine, WeightSource, dense_layer, layer_sizes
@@ -146,7 +146,7 @@ def load(
         qkv, out, widen, down = (pack(name, within, raw.linears.pop(name)) for name in names)
         heads = None if raw.head_norms is None else HeadNorms(*raw.head_norms, architecture.eps)
         norms = norm_of(raw.attention_norm), norm_of(raw.ffn_norm)
-        blocks.append(Block(*norms, qkv, out, widen, down, heads))
+        blocks.append(DecoderBlock(*norms, qkv, out, widen, down, heads))
         on_block(index + 1)
     ends = source.ends(device)
     head = pack(HEAD, dimensions.name, dense_layer(ends.head))

@@ -19,10 +19,10 @@ from flexq_bench.db.records import (
 from flexq_bench.decode.case import DecodeCase, Setup
 from flexq_bench.decode.continuous_batching import step_sizes
 from flexq_bench.decode.records import (
+    MeasurementOrigin,
     ProcessResults,
-    Served,
     ServingCase,
-    Source,
+    ServingResult,
     content_hash_of,
     decode_record,
     serving_record,
@@ -61,14 +61,14 @@ def decode_all(
     results = {case: _earlier_results(before.get(case.key)) for case in cases}
     for record in before.values():
         _check_options(setup, record)
-    source: Source | None = None
+    source: MeasurementOrigin | None = None
     for number in range(max(setup.process_count(case) for case in cases)):
         missing = [case for case in cases if _is_missing(setup, case, results[case], number)]
         if not missing:
             continue
         with _worker(setup, number) as (worker, device, environment):
             _check_device(device, before)
-            source = Source(run, commit, device, environment)
+            source = MeasurementOrigin(run, commit, device, environment)
             for scheme in dict.fromkeys(case.scheme for case in missing):
                 scheme_cases = [case for case in missing if case.scheme == scheme]
                 fitting = [
@@ -111,7 +111,7 @@ def serve_all(
     """Yield one record per case, by scheme. Raises as decode_all."""
     refused: list[str] = []
     with _worker(setup, 0) as (worker, device, environment):
-        source = Source(run, commit, device, environment)
+        source = MeasurementOrigin(run, commit, device, environment)
         for scheme in dict.fromkeys(case.scheme for case in cases):
             scheme_cases = [case for case in cases if case.scheme == scheme]
             for served in _serve_scheme(worker, setup, scheme_cases):
@@ -123,13 +123,13 @@ def serve_all(
 
 def _serve_scheme(
     worker: WorkerProcess, setup: Setup, cases: Sequence[ServingCase]
-) -> Iterator[Served]:
+) -> Iterator[ServingResult]:
     slots: dict[ServingCase, int] = {}
     for case in cases:
         try:
             slots[case] = _slots(worker, setup, case)
         except RefusedError as error:
-            yield Served(case, case.batch_limit, refused=str(error))
+            yield ServingResult(case, case.batch_limit, refused=str(error))
     if not slots:
         return
     sizes = {size for slot_count in slots.values() for size in step_sizes(slot_count)}
@@ -144,7 +144,7 @@ def _serve_scheme(
         )
     except RefusedError as error:
         for case, slot_count in slots.items():
-            yield Served(case, slot_count, refused=str(error))
+            yield ServingResult(case, slot_count, refused=str(error))
         return
     for case, slot_count in slots.items():
         try:
@@ -157,9 +157,9 @@ def _serve_scheme(
                 step_tokens=case.step_tokens,
             )
         except RefusedError as error:
-            yield Served(case, slot_count, loaded, refused=str(error))
+            yield ServingResult(case, slot_count, loaded, refused=str(error))
         else:
-            yield Served(case, slot_count, loaded, answer)
+            yield ServingResult(case, slot_count, loaded, answer)
 
 
 def _slots(worker: WorkerProcess, setup: Setup, case: ServingCase) -> int:

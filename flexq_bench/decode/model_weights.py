@@ -10,7 +10,7 @@ import torch
 
 from flexq_bench.checkpoints.model_source import expected_tensors, open_source
 from flexq_bench.checkpoints.streaming import without_weights
-from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture, of_config
+from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, DecoderArchitecture, of_config
 from flexq_bench.decode.fused_layers import fused
 from flexq_bench.decode.weights import (
     Affine,
@@ -51,7 +51,7 @@ class NamedWeights(WeightSource):
 
     is_synthetic = False
 
-    def __init__(self, architecture: Architecture, names: Collection[str]) -> None:
+    def __init__(self, architecture: DecoderArchitecture, names: Collection[str]) -> None:
         self.architecture = architecture
         self._names = names
         self._is_opt = architecture.block == "opt"
@@ -191,7 +191,7 @@ def path_in_block(kind: str) -> str:
     return f"{module}.{kind}" if module else kind
 
 
-def layer_shape(architecture: Architecture, kind: str) -> tuple[int, int]:
+def layer_shape(architecture: DecoderArchitecture, kind: str) -> tuple[int, int]:
     """Output and input features of a layer by its kind."""
     model, head_dim = architecture.dimensions, architecture.head_dim
     queries, kv = model.heads * head_dim, model.kv_heads * head_dim

@@ -16,7 +16,7 @@ from flexq_bench.decode.case import check_cache, open_model
 from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import RESERVE, check_memory, footprint, load, release
-from flexq_bench.decode.requests import Request
+from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.decode.serving import serve, slots_within
 from flexq_bench.decode.text_decoder import operations_on
 from flexq_bench.decode.tuning import StepTuner
@@ -145,7 +145,7 @@ class DecodeWorkerOperations:
         step_tokens: int,
     ) -> dict[str, Any]:
         """Serve requests of [prompt, new] tokens with random prompts."""
-        wanted = [Request(*lengths) for lengths in requests]
+        wanted = [ServingRequest(*lengths) for lengths in requests]
         longest = max(request.prompt_tokens for request in wanted)
         with self._engine(slots, capacity, kv_bits) as engine:
             prompts = self._prompts(engine, len(wanted), longest)

@@ -21,13 +21,13 @@ from flexq_bench.db.records import (
     ServingRecord,
 )
 from flexq_bench.decode.case import PROTOCOL_VERSION, DecodeCase, Setup
-from flexq_bench.decode.requests import Request
+from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.stats.bootstrap import hierarchical_interval
 from flexq_bench.workloads.models import load_catalog
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MeasurementOrigin:
     """Origin of a measurement: run, commit, device and environment."""
 
     run: RunInfo
@@ -61,7 +61,7 @@ class ServingCase:
     scheme: str
     batch_limit: int
     memory_limit: int | None
-    requests: tuple[Request, ...]
+    requests: tuple[ServingRequest, ...]
     lengths: str
     step_tokens: int
     kv_bits: int = 16
@@ -81,7 +81,7 @@ class ServingCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServingResult:
     """Result of a serving case.
 
     slots: concurrent sequences. loaded: response to the load. answer: response to serving; None:
@@ -96,7 +96,7 @@ class Served:
 
 
 def decode_record(
-    setup: Setup, case: DecodeCase, results: ProcessResults, source: Source
+    setup: Setup, case: DecodeCase, results: ProcessResults, source: MeasurementOrigin
 ) -> DecodeRecord:
     """Build the record of a case from the processes so far."""
     done = results.processes
@@ -131,7 +131,7 @@ def decode_record(
     )
 
 
-def serving_record(setup: Setup, served: Served, source: Source) -> ServingRecord:
+def serving_record(setup: Setup, served: ServingResult, source: MeasurementOrigin) -> ServingRecord:
     """Build the record of a serving, or of its refusal."""
     case, answer = served.case, served.answer
     new = sum(request.new_tokens for request in case.requests)
@@ -169,7 +169,7 @@ def _shared(
     case: DecodeCase | ServingCase,
     key: str,
     loaded: dict[str, Any],
-    source: Source,
+    source: MeasurementOrigin,
 ) -> dict[str, Any]:
     synthetic = loaded.get("is_synthetic", setup.model in load_catalog())
     return {

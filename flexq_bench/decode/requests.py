@@ -19,7 +19,7 @@ LOGNORMAL = f"lognormal, means {_MEAN_PROMPT:g} and {_MEAN_NEW:g}, sigma {_SIGMA
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ServingRequest:
     """Number of tokens of a prompt and of its response, at least 1 each."""
 
     prompt_tokens: int
@@ -30,7 +30,7 @@ class Request:
         return self.prompt_tokens + self.new_tokens
 
 
-def drawn_requests(count: int, longest: int, seed: int) -> list[Request]:
+def drawn_requests(count: int, longest: int, seed: int) -> list[ServingRequest]:
     """Draw lognormal lengths.
 
     longest: of prompt and response together; each is limited to half of it.
@@ -43,10 +43,10 @@ def drawn_requests(count: int, longest: int, seed: int) -> list[Request]:
         return [int(length) for length in rounded]
 
     pairs = zip(draw(_MEAN_PROMPT), draw(_MEAN_NEW), strict=True)
-    return [Request(prompt, new) for prompt, new in pairs]
+    return [ServingRequest(prompt, new) for prompt, new in pairs]
 
 
-def read_requests(path: Path) -> list[Request]:
+def read_requests(path: Path) -> list[ServingRequest]:
     """Read lengths, `prompt,new` per line. Raises UsageError with the number of an invalid line."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -64,7 +64,7 @@ def read_requests(path: Path) -> list[Request]:
                 f"{path}:{number}: need two lengths of at least 1, prompt,new, got "
                 f"{','.join(row)!r}"
             )
-        requests.append(Request(prompt, new))
+        requests.append(ServingRequest(prompt, new))
     if not requests:
         raise UsageError(f"{path} is empty: write prompt,new a line")
     return requests

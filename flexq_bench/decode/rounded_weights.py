@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from flexq_bench.decode.architecture import Architecture
+from flexq_bench.decode.architecture import DecoderArchitecture
 from flexq_bench.decode.fused_layers import fused_formats
 from flexq_bench.decode.loading import label_of
 from flexq_bench.decode.weights import (
@@ -50,7 +50,7 @@ class RoundedWeights(WeightSource):
         return replace(dense, linears=linears)
 
 
-def runnable_formats(scheme: Scheme, architecture: Architecture) -> dict[str, LayerFormats]:
+def runnable_formats(scheme: Scheme, architecture: DecoderArchitecture) -> dict[str, LayerFormats]:
     """Formats of the fused layers of a block under a scheme, by name.
 
     Raises UsageError for a layer without a kernel, and if parts of a fused layer differ in format.

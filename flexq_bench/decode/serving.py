@@ -17,7 +17,7 @@ from flexq_bench.decode.continuous_batching import (
 )
 from flexq_bench.decode.decoder import Chunks
 from flexq_bench.decode.engine import Engine
-from flexq_bench.decode.requests import Request
+from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.decode.stopwatch import stopwatch
 from flexq_bench.errors import MeasureError
 
@@ -26,7 +26,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServingTimes:
     """Times of served requests. latency_ms, ttft_ms: from admission to the last and first token.
 
     token_ms: times between consecutive steps, including prefills between them. seconds: in total.
@@ -56,8 +56,8 @@ def slots_within(limit: int, weights: int, reserve: int, slot: int, batch_limit:
 
 
 def serve(
-    engine: Engine, requests: Sequence[Request], prompts: torch.Tensor, step_tokens: int
-) -> Served:
+    engine: Engine, requests: Sequence[ServingRequest], prompts: torch.Tensor, step_tokens: int
+) -> ServingTimes:
     """Serve all requests, which are queued in order from the start.
 
     prompts: int32 [requests, longest prompt], padded. At most step_tokens prompt tokens are
@@ -89,7 +89,7 @@ def serve(
             answers[index] = answer.clone()
             engine.clear(slot)
     at_ms = np.concatenate([[0.0], np.cumsum(watch.intervals_ms())])
-    return Served(
+    return ServingTimes(
         tuple((at_ms[ended] - at_ms[began]).tolist()),
         tuple((at_ms[first] - at_ms[began]).tolist()),
         tuple(np.diff(at_ms[steps]).tolist()),
@@ -98,7 +98,7 @@ def serve(
     )
 
 
-def _prepare(engine: Engine, requests: Sequence[Request], step_tokens: int) -> None:
+def _prepare(engine: Engine, requests: Sequence[ServingRequest], step_tokens: int) -> None:
     """Capture all steps and prefills of these requests."""
     iterations = list(Scheduler(requests, engine.slots, step_tokens).iterations())
     for step in sorted(

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture
+from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, DecoderArchitecture
 from flexq_bench.kernels.formats import FP16, quantize
 from flexq_bench.measure.inputs import WEIGHT_STD, derive_seed
 from flexq_bench.schemes.layer_formats import LayerFormats
@@ -60,7 +60,7 @@ class WeightSource(ABC):
     scheme_version: of the scheme that quantized them; None: not quantized.
     """
 
-    architecture: Architecture
+    architecture: DecoderArchitecture
     is_synthetic: bool
     content_hashes: Mapping[int, str] = MappingProxyType({})
     scheme_version: int | None = None
@@ -90,7 +90,7 @@ class SyntheticWeights(DenseWeights):
 
     is_synthetic = True
 
-    def __init__(self, architecture: Architecture, seed: int) -> None:
+    def __init__(self, architecture: DecoderArchitecture, seed: int) -> None:
         self.architecture = architecture
         self._seed = seed
 
@@ -148,7 +148,7 @@ def parts_of(name: str) -> tuple[str, ...]:
     return _PARTS.get(name, (name,))
 
 
-def layer_sizes(architecture: Architecture) -> list[tuple[str, int, int]]:
+def layer_sizes(architecture: DecoderArchitecture) -> list[tuple[str, int, int]]:
     """Name, N and K of a block's fused linear layers, in the order of the forward pass."""
     model, head_dim = architecture.dimensions, architecture.head_dim
     queries, kv = model.heads * head_dim, model.kv_heads * head_dim

@@ -12,7 +12,7 @@ from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.ray_evaluation import Evaluating, Evaluation, Introduction, Units
-from flexq_bench.accuracy.records import Origin
+from flexq_bench.accuracy.records import ResultOrigin
 from flexq_bench.accuracy.results import MetricResult
 from flexq_bench.accuracy.texts import Text
 from flexq_bench.db.engine import open_database
@@ -105,7 +105,7 @@ def drive(tmp_path):
     def run(deadly=(), hashes=("a" * 64, "a" * 64), replaces=False):
         device = DeviceInfo(uuid="cpu", sku="CPU", backend="cpu")
         run = new_run(SUITE, "manual", ())
-        origin = Origin("tiny", "a" * 64, 0, run, current_commit(), device, {})
+        origin = ResultOrigin("tiny", "a" * 64, 0, run, current_commit(), device, {})
         done = []
         with open_database(str(tmp_path / "flexq.sqlite")) as database, ExitStack() as stack:
             evaluation = Evaluation(database, PLAN, lambda unit, findings: done.append(unit), stack)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flexq_bench.accuracy.errors import MissingTaskError
-from flexq_bench.accuracy.records import Origin
+from flexq_bench.accuracy.records import ResultOrigin
 from flexq_bench.accuracy.results import PERPLEXITY, MetricResult
 from flexq_bench.ci.accuracy_gate.fidelity import judge_fidelity
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_accuracy
@@ -90,7 +90,7 @@ def gate(database, tmp_path) -> Callable[..., AccuracyReport]:
             context=32,
             distinct_segments=run.distinct_segments,
         )
-        origin = Origin(
+        origin = ResultOrigin(
             model="made",
             model_hash="cd",
             seed=0,

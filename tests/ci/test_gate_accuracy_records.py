@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from flexq_bench.accuracy.records import Origin
+from flexq_bench.accuracy.records import ResultOrigin
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, LimitOutcome
 from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
 from flexq_bench.ci.accuracy_gate.records import gate_records
@@ -17,7 +17,7 @@ from flexq_bench.runs.lifecycle import new_run
 NOW = datetime(2026, 1, 3, tzinfo=UTC)
 COMMIT = CommitInfo("c" * 40, None, 1, False)
 DEVICE = DeviceInfo("GPU-1", "H200", "cuda")
-ORIGIN = Origin("tiny", "ab" * 32, 0, new_run("accuracy", "gate", ()), COMMIT, DEVICE, {})
+ORIGIN = ResultOrigin("tiny", "ab" * 32, 0, new_run("accuracy", "gate", ()), COMMIT, DEVICE, {})
 POLICY = """
 version = 1
 schemes = ["w6a6"]

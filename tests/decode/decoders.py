@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flexq_bench.decode.architecture import Architecture, of_config
+from flexq_bench.decode.architecture import DecoderArchitecture, of_config
 from flexq_bench.decode.decoder import Chunks
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import linear_kernel, load
@@ -36,7 +36,9 @@ SURE = [467, 277, 79, 76, 508, 281, 443, 83, 376]
 class InMemoryWeights(DenseWeights, NamedWeights):
     """The tensors of a transformers model in memory."""
 
-    def __init__(self, architecture: Architecture, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, architecture: DecoderArchitecture, tensors: Mapping[str, torch.Tensor]
+    ) -> None:
         super().__init__(architecture, tensors)
         self.tensors = dict(tensors)
 

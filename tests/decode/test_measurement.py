@@ -13,7 +13,7 @@ from flexq_bench.db.records import CommitInfo, DecodeRecord, ServingRecord
 from flexq_bench.decode import measurement as measuring
 from flexq_bench.decode.case import CachedScheme, Setup, read_scheme
 from flexq_bench.decode.records import ServingCase
-from flexq_bench.decode.requests import Request
+from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.worker_process import RefusedError
 from flexq_bench.runs.lifecycle import new_run
@@ -222,7 +222,7 @@ def test_a_batch_that_does_not_fit_leaves_the_others(
 
 
 def served(limits: tuple[int, ...], requests: int = 100) -> list[ServingRecord]:
-    wanted = tuple([Request(10, 20)] * requests)
+    wanted = tuple([ServingRequest(10, 20)] * requests)
     cases = [
         ServingCase(of.scheme, limit, None, wanted, "made up", 512, of.kv_bits)
         for of in SETUP.schemes

@@ -9,7 +9,7 @@ import torch
 from decoders import an_engine, prompts, small_llama
 
 from flexq_bench.decode.continuous_batching import Scheduler, step_sizes
-from flexq_bench.decode.requests import Request, drawn_requests, read_requests
+from flexq_bench.decode.requests import ServingRequest, drawn_requests, read_requests
 from flexq_bench.decode.serving import serve, slots_within
 from flexq_bench.errors import MeasureError, UsageError
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations
@@ -19,7 +19,11 @@ GIB = 1 << 30
 
 
 def test_first_come_first_served_and_a_finished_one_is_replaced_at_once() -> None:
-    scheduler = Scheduler([Request(5, 2), Request(3, 4), Request(4, 1), Request(6, 2)], 2, 64)
+    scheduler = Scheduler(
+        [ServingRequest(5, 2), ServingRequest(3, 4), ServingRequest(4, 1), ServingRequest(6, 2)],
+        2,
+        64,
+    )
 
     assert [(a.slot, a.index) for a in scheduler.admit()] == [(0, 0), (1, 1)]
     assert read_all(scheduler) == [0, 1]
@@ -47,7 +51,9 @@ def read_all(scheduler: Scheduler) -> list[int]:
 
 
 def test_prompts_are_read_together_within_the_tokens_of_a_step_and_in_order() -> None:
-    scheduler = Scheduler([Request(100, 2), Request(300, 2), Request(60, 2)], 3, 512)
+    scheduler = Scheduler(
+        [ServingRequest(100, 2), ServingRequest(300, 2), ServingRequest(60, 2)], 3, 512
+    )
     scheduler.admit()
 
     first = scheduler.next_prefill()
@@ -64,7 +70,9 @@ def test_prompts_are_read_together_within_the_tokens_of_a_step_and_in_order() ->
 
 
 def test_steps_need_the_slots_up_to_the_last_that_decodes() -> None:
-    scheduler = Scheduler([Request(2, 9), Request(2, 2), Request(2, 9)], 3, 192)
+    scheduler = Scheduler(
+        [ServingRequest(2, 9), ServingRequest(2, 2), ServingRequest(2, 9)], 3, 192
+    )
     scheduler.admit()
     read_all(scheduler)
     assert scheduler.decoding == 3
@@ -77,7 +85,7 @@ def test_steps_need_the_slots_up_to_the_last_that_decodes() -> None:
 
 
 def test_prompts_and_steps_take_turns() -> None:
-    requests = [Request(100, 2), Request(30, 3)]
+    requests = [ServingRequest(100, 2), ServingRequest(30, 3)]
 
     iterations = list(Scheduler(requests, 1, 64).iterations())
 
@@ -118,7 +126,7 @@ def test_each_request_gets_the_answer_that_it_gets_alone(step_tokens: int, kv_bi
     small = small_llama(CPU)
     engine = an_engine(small, "fp16", TorchOperations(), slots=3, kv_bits=kv_bits)
     lengths = [(9, 12), (20, 3), (5, 1), (14, 20), (7, 9), (3, 5)]
-    requests = [Request(*pair) for pair in lengths]
+    requests = [ServingRequest(*pair) for pair in lengths]
     ids = prompts(len(requests), 20, CPU)
 
     served = serve(engine, requests, ids, step_tokens)
@@ -153,7 +161,7 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("12,30\n7,1\n")
 
-    assert read_requests(path) == [Request(12, 30), Request(7, 1)]
+    assert read_requests(path) == [ServingRequest(12, 30), ServingRequest(7, 1)]
 
 
 @pytest.mark.parametrize("text", ["12", "12,x", "0,5", "1,2,3"])

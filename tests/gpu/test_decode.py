@@ -19,7 +19,7 @@ from decoders import (
     trained_llama,
 )
 
-from flexq_bench.decode.requests import Request
+from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.decode.serving import serve
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
@@ -164,7 +164,7 @@ def test_served_requests_get_the_same_tokens_as_alone(step_tokens: int, bits: in
     lengths = [(9, 12), (70, 3), (5, 1), (34, 20), (100, 9), (3, 5), (40, 30)]
     ids = prompts(len(lengths), 100, DEVICE)
 
-    served = serve(engine, [Request(*pair) for pair in lengths], ids, step_tokens)
+    served = serve(engine, [ServingRequest(*pair) for pair in lengths], ids, step_tokens)
 
     for i, (prompt, new) in enumerate(lengths):
         answer = served.answers[i]

@@ -13,7 +13,7 @@ import pytest
 
 from flexq_bench import interrupts
 from flexq_bench.accuracy import SUITE
-from flexq_bench.accuracy.records import Origin, execute
+from flexq_bench.accuracy.records import ResultOrigin, execute
 from flexq_bench.ci.nightly import Rules, measure_night
 from flexq_bench.cli.app import main
 from flexq_bench.db import queries
@@ -129,7 +129,7 @@ def measured_for_a_request(where, end):
 
 
 def evaluated(where, end):
-    origin = Origin(
+    origin = ResultOrigin(
         "tiny", "a" * 64, 0, new_run(SUITE, "manual", ()), where.commit, where.worker.device, {}
     )
     evaluator = SimpleNamespace(parameters=lambda *unit: {}, evaluate=lambda *unit: end())

@@ -14,7 +14,7 @@ from flexq_bench.accuracy.results import (
     LAYER_ERROR,
     PERPLEXITY,
     REFERENCE,
-    Difference,
+    MetricDifference,
     MetricResult,
     difference,
     is_perplexity,
@@ -33,7 +33,7 @@ class Compared:
     """
 
     score: Score
-    difference: Difference | None
+    difference: MetricDifference | None
     base: Score | None = None
 
 

@@ -93,7 +93,7 @@ class Arguments(_Section):
         return given.lower() if isinstance(given, str) else given
 
 
-class Group(_Section):
+class LayerGroup(_Section):
     """Layers with one quantization, as the library's QuantizationScheme."""
 
     targets: tuple[str, ...]
@@ -110,14 +110,14 @@ class Configuration(_Section):
     rotations of activations, quantized KV caches.
     """
 
-    config_groups: dict[str, Group]
+    config_groups: dict[str, LayerGroup]
     format: str | None = None
     ignore: tuple[str, ...] | None = None
     kv_cache_scheme: dict[str, Any] | None = None
     sparsity_config: dict[str, Any] | None = None
     transform_config: dict[str, Any] | None = None
 
-    def group_of(self, name: str, model: str) -> Group:
+    def group_of(self, name: str, model: str) -> LayerGroup:
         """The group of a layer: exact names first, then patterns, then classes.
 
         Raises CheckpointError if there is none, or its weights are not supported.
@@ -142,7 +142,7 @@ class Configuration(_Section):
         self._check(name, chosen[0], chosen[0].weights, model)
         return chosen[0]
 
-    def _check(self, name: str, group: Group, weights: Arguments, model: str) -> None:
+    def _check(self, name: str, group: LayerGroup, weights: Arguments, model: str) -> None:
         form = self.format_of(group)
         known = (PACKED, *_PLAIN)
         if form is not None and form not in known:
@@ -169,7 +169,7 @@ class Configuration(_Section):
         for part in (group, weights, group.input_activations):
             _refuse_unknown(part, f"{model}: {name}")
 
-    def format_of(self, group: Group) -> str | None:
+    def format_of(self, group: LayerGroup) -> str | None:
         """The format of a group's tensors; None: not specified."""
         if group.format is not None:
             return group.format
