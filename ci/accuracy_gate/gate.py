@@ -11,7 +11,7 @@ from pathlib import Path
 from flexq_bench.accuracy.diagnosis import (
     Diagnosis,
     TokenLoss,
-    differences_beside_layers,
+    differences_outside_layers,
     is_foldable,
     losses_of_layers,
     worst_tokens,
@@ -460,7 +460,7 @@ def diagnose_scheme(setup: PreparedModel, scheme: str) -> Diagnosis:
         return Diagnosis(scheme, None, (), (), tokens, note)
     original, model = reference.model.model, loaded.model
     try:
-        differing = differences_beside_layers(original, model)
+        differing = differences_outside_layers(original, model)
         folds = evaluator.folds(scheme)
         if not is_foldable(original, model, folds):
             note = "scales are folded into the norms: layers can't be compared one by one"

@@ -21,9 +21,9 @@ from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, segmen
 from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.smoothing import Folds
 
-_ROWS_AT_ONCE = 512
-_LIKELIEST = 5  # size of the compared sets of likeliest tokens
-_HEAD_TOLERANCE = 1e-2  # of the largest logit; recomputed FP16 logits are not bit-equal
+_ROWS_PER_BATCH = 512
+_TOP_TOKENS = 5  # size of the compared sets of likeliest tokens
+_MAX_HEAD_DIFFERENCE = 1e-2  # of the largest logit; recomputed FP16 logits are not bit-equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,6 @@ class Agreement:
     @property
     def mean_kl(self) -> float:
         return sum(self.kl) / len(self.kl)
-
-    @property
-    def mean_top1(self) -> float:
-        return sum(self.top1) / len(self.top1)
 
 
 @dataclass(slots=True)
@@ -114,9 +110,9 @@ class AgreementMeter:
         parts = [
             _compared(rows, self._reference.head.logits(states), wanted)
             for rows, states, wanted in zip(
-                torch.split(logits, _ROWS_AT_ONCE),
-                torch.split(hidden, _ROWS_AT_ONCE),
-                torch.split(targets, _ROWS_AT_ONCE),
+                torch.split(logits, _ROWS_PER_BATCH),
+                torch.split(hidden, _ROWS_PER_BATCH),
+                torch.split(targets, _ROWS_PER_BATCH),
                 strict=True,
             )
         ]
@@ -150,15 +146,15 @@ class _Tokens(NamedTuple):
 
 def _compared(logits: torch.Tensor, original: torch.Tensor, targets: torch.Tensor) -> _Tokens:
     """Compare logits [tokens, vocabulary] of both models, given the true tokens [tokens]."""
-    ours, theirs = (some.float().log_softmax(-1) for some in (logits, original))
+    ours, theirs = (x.float().log_softmax(-1) for x in (logits, original))
     # Due to rounding, the divergence of equal distributions may be slightly negative.
     kl = (theirs.exp() * (theirs - ours)).sum(-1).clamp_min(0)
-    count = min(_LIKELIEST, ours.shape[-1])
-    our_best, their_best = (some.topk(count, dim=-1).indices for some in (ours, theirs))
+    count = min(_TOP_TOKENS, ours.shape[-1])
+    our_best, their_best = (x.topk(count, dim=-1).indices for x in (ours, theirs))
     shared = (our_best[:, :, None] == their_best[:, None, :]).any(-1).float().mean(-1)
-    our_true, their_true = (some.gather(1, targets[:, None]) for some in (ours, theirs))
+    our_true, their_true = (x.gather(1, targets[:, None]) for x in (ours, theirs))
     our_rank, their_rank = (
-        1 + (some > true).sum(-1).float() for some, true in ((ours, our_true), (theirs, their_true))
+        1 + (x > true).sum(-1).float() for x, true in ((ours, our_true), (theirs, their_true))
     )
     return _Tokens(
         kl,
@@ -193,7 +189,7 @@ def record_reference(
     if head is None:
         raise AccuracyError(f"{type(model).__name__} has no output head: it predicts no tokens")
     cap = getattr(model.config, "final_logit_softcapping", None)
-    kept = OutputHead(copy.deepcopy(head), cap, _logit_divisor(model.config))
+    stored_head = OutputHead(copy.deepcopy(head), cap, _logit_divisor(model.config))
     hidden: list[torch.Tensor] = []
 
     def keep(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -205,8 +201,8 @@ def record_reference(
                 f"{type(model).__name__} predicts NaN or infinity as it is: there is nothing to "
                 "compare with; a --dtype of more range may help"
             )
-        again = kept.logits(hidden[segment][:1].to(logits.device))[0]
-        if segment == 0 and not _close(again, logits[0]):
+        recomputed = stored_head.logits(hidden[segment][:1].to(logits.device))[0]
+        if segment == 0 and not _close(recomputed, logits[0]):
             raise AccuracyError(
                 f"the logits of {type(model).__name__} are not what its output head gives: "
                 "predictions of this architecture can't be compared"
@@ -220,7 +216,7 @@ def record_reference(
     finally:
         hook.remove()
     targets = tuple(s[1:] for s in segments(tokens, context, max_tokens, bos=bos))
-    return ReferenceLogits(kept, tuple(hidden), targets, result)
+    return ReferenceLogits(stored_head, tuple(hidden), targets, result)
 
 
 @torch.no_grad()
@@ -246,8 +242,8 @@ def layer_errors(
             name: str = site.name,
             other: nn.Module = other,
         ) -> None:
-            given, expected = folds.fold_input(name, inputs[0]), output.double()
-            actual = folds.unfold_output(name, other(given).double())
+            layer_input, expected = folds.fold_input(name, inputs[0]), output.double()
+            actual = folds.unfold_output(name, other(layer_input).double())
             wrong = float((actual - expected).square().sum())
             power = float(expected.square().sum())
             errors[name] = wrong / power if power else (float("inf") if wrong else 0.0)
@@ -262,8 +258,8 @@ def layer_errors(
     return errors
 
 
-def _close(again: torch.Tensor, logits: torch.Tensor) -> bool:
+def _close(recomputed: torch.Tensor, logits: torch.Tensor) -> bool:
     largest = float(logits.float().abs().max())
-    return float((again.float() - logits.float()).abs().max()) <= _HEAD_TOLERANCE * max(
+    return float((recomputed.float() - logits.float()).abs().max()) <= _MAX_HEAD_DIFFERENCE * max(
         largest, 1.0
     )

@@ -166,9 +166,9 @@ class _Forward:
         back = order.argsort(dim=1)[..., None].expand_as(logits)
         return logits.gather(1, back)
 
-    def _cache(self, given: Any) -> DecodedCache:
-        if isinstance(given, DecodedCache):
-            return given
-        if given is not None and given.get_seq_length() > 0:
+    def _cache(self, cache: Any) -> DecodedCache:
+        if isinstance(cache, DecodedCache):
+            return cache
+        if cache is not None and cache.get_seq_length() > 0:
             raise AccuracyError("a model that computes as decode was given the cache of another")
         return DecodedCache()

@@ -19,9 +19,9 @@ from flexq_bench.accuracy.perplexity import perplexity, text_length
 from flexq_bench.accuracy.results import Bos
 from flexq_bench.accuracy.texts import Text, drawn_windows
 
-_LOOKED_AT = 8  # number of segments whose beginnings are evaluated
-_BEGINNING = 32  # number of tokens of each
-_LOOKS_WRONG = 0.5  # nats per token: a perplexity that is 1.6 times as high without BOS
+_MAX_SEGMENTS = 8  # whose beginnings are evaluated
+_MAX_TOKENS = 32  # tokens of each
+_MIN_LOSS_NATS = 0.5  # nats per token: a perplexity that is 1.6 times as high without BOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,10 @@ def first_tokens_warning(model: Any, tokenizer: Any, tokens: TextTokens) -> str 
     token = tokenizer.bos_token_id
     if token is None:
         token = getattr(model.config, "bos_token_id", None)
-    length = min(_BEGINNING, tokens.ids.numel())
+    length = min(_MAX_TOKENS, tokens.ids.numel())
     if tokens.bos is not None or not isinstance(token, int) or length < 2:
         return None
-    count = min(_LOOKED_AT, tokens.ids.numel() // length)
+    count = min(_MAX_SEGMENTS, tokens.ids.numel() // length)
     starts = torch.arange(count) * (tokens.ids.numel() // count)
     beginnings = torch.stack([tokens.ids[start : start + length] for start in starts.tolist()])
     without = perplexity(model, beginnings.flatten(), context=length)
@@ -101,7 +101,7 @@ def first_tokens_warning(model: Any, tokenizer: Any, tokens: TextTokens) -> str 
 
     perplexity(model, beginnings.flatten(), context=length + 1, bos=token, on_logits=keep)
     saved = without.mean_nll - sum(losses) / len(losses)
-    if not saved > _LOOKS_WRONG:
+    if not saved > _MIN_LOSS_NATS:
         return None
     asks = "asks" if _begins_with_bos(tokenizer) else "does not ask"
     return (

@@ -17,7 +17,7 @@ from flexq_bench.checkpoints.config import StoredCalibration
 from flexq_bench.schemes.calibration import Calibration, calibration_segments, contained_segments
 from flexq_bench.schemes.errors import QuantizeError
 
-_REFUSED = 0.5  # share of the segments; fewer may be passages that both texts contain
+_MIN_REFUSED_SHARE = 0.5  # share of the segments; fewer may be passages that both texts contain
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ def calibration_overlaps(
     the hashes of its segments, the hash of all of them is compared, which only detects the text
     that they were drawn from. Raises AccuracyError if a text contains half of the segments.
     """
-    found = []
+    overlaps = []
     for text in texts:
         ids = tokens[text.name].ids
         if calibration is not None:
             hashes = calibration.segment_hashes
             count = contained_segments(hashes, calibration.length, ids)
-            found.append(CalibrationOverlap(schemes, text.name, count, len(hashes)))
+            overlaps.append(CalibrationOverlap(schemes, text.name, count, len(hashes)))
         learned = None if checkpoint is None else checkpoint.calibration
         if checkpoint is not None and learned is not None:
             name, seed = checkpoint.scheme.name, checkpoint.scheme.seed
@@ -66,11 +66,11 @@ def calibration_overlaps(
             may_be_drawn = count or not learned.segment_hashes or learned.segments == 1
             if may_be_drawn and _is_drawn_from(learned, text, seed, loaded):
                 count = learned.segments
-            found.append(CalibrationOverlap(name, text.name, count, learned.segments))
-    for one in found:
-        if one.found >= _REFUSED * one.segments:
-            raise AccuracyError(f"{one}: evaluate on another text, or calibrate on another one")
-    return [one for one in found if one.found]
+            overlaps.append(CalibrationOverlap(name, text.name, count, learned.segments))
+    for overlap in overlaps:
+        if overlap.found >= _MIN_REFUSED_SHARE * overlap.segments:
+            raise AccuracyError(f"{overlap}: evaluate on another text, or calibrate on another one")
+    return [overlap for overlap in overlaps if overlap.found]
 
 
 def _is_drawn_from(learned: StoredCalibration, text: Text, seed: int, loaded: LoadedModel) -> bool:

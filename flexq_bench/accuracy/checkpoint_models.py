@@ -88,12 +88,12 @@ def _without_weights(checkpoint: QuantizedCheckpoint, dtype: torch.dtype) -> Any
 
 
 def _check_whole(checkpoint: QuantizedCheckpoint, model: Any) -> None:
-    given = {*checkpoint.tensor_names}
+    stored = {*checkpoint.tensor_names}
     for layer in checkpoint.layers:
-        given.add(f"{layer}.weight")
+        stored.add(f"{layer}.weight")
         if checkpoint.has_bias(layer):
-            given.add(f"{layer}.bias")
-    lacking = expected_tensors(model).keys() - given
+            stored.add(f"{layer}.bias")
+    lacking = expected_tensors(model).keys() - stored
     if lacking:
         raise AccuracyError(
             f"{checkpoint.folder} lacks {len(lacking)} weights of its architecture "
@@ -137,15 +137,15 @@ def _set_tensor(
     parent, _, child = name.rpartition(".")
     try:
         module = model.get_submodule(parent)
-        kept = getattr(module, child)
+        current = getattr(module, child)
     except AttributeError:
-        kept = None
-    if not isinstance(kept, torch.Tensor) or kept.shape != tensor.shape:
+        current = None
+    if not isinstance(current, torch.Tensor) or current.shape != tensor.shape:
         raise AccuracyError(
             f"{checkpoint.folder}: {name} {list(tensor.shape)} has no place in its architecture: "
             "quantize the model again"
         )
-    value = tensor.to(kept.dtype)
+    value = tensor.to(current.dtype)
     if child in module._parameters:
         module._parameters[child] = nn.Parameter(value, requires_grad=False)
     else:

@@ -17,13 +17,13 @@ from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import map_model, replace_module
 from flexq_bench.schemes.smoothing import Folds
 
-_TOKENS = 1024  # maximum number of tokens that each restored model predicts
-_RESTORED = 32  # maximum number of layers to restore, each of which takes a forward pass
+_MAX_TOKENS = 1024  # predicted by each restored model
+_MAX_RESTORED_LAYERS = 32  # each takes a forward pass
 _WORST_TOKENS = 8
-_CONTEXT_SHOWN = 12  # tokens shown before a token with a loss
-_SAME = 1e-6  # relative difference of tensors that is ignored
+_MAX_SHOWN_TOKENS = 12  # before a token with a loss
+_MAX_EQUAL_DIFFERENCE = 1e-6  # relative difference of tensors that is ignored
 # Fields of a configuration that describe the file and not the function.
-_OF_THE_FILE = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
+_FILE_FIELDS = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def losses_of_layers(
     the architecture has no layer map.
     """
     context = segments.shape[1]
-    count = max(1, _TOKENS // context)
+    count = max(1, _MAX_TOKENS // context)
     tokens = segments[:count].flatten()
     errors = layer_errors(original, model, segments[0], folds)
     reference = record_reference(original, tokens, context=context)
@@ -99,31 +99,31 @@ def losses_of_layers(
         perplexity(model, tokens, context=context, on_logits=meter)
         return meter.result().mean_kl
 
-    whole = divergence()
+    total = divergence()
     worst = sorted(errors, key=lambda name: _order(errors[name]), reverse=True)
     restored: dict[str, float] = {}
-    for name in worst[:_RESTORED]:
-        if errors[name] <= _SAME:
+    for name in worst[:_MAX_RESTORED_LAYERS]:
+        if errors[name] <= _MAX_EQUAL_DIFFERENCE:
             break
-        kept = model.get_submodule(name)
+        quantized = model.get_submodule(name)
         replace_module(model, name, _Unfolded(original.get_submodule(name), folds, name))
         try:
             restored[name] = divergence()
         finally:
-            replace_module(model, name, kept)
+            replace_module(model, name, quantized)
     layers = [LayerLoss(name, errors[name], restored.get(name)) for name in worst]
-    first = sorted((one for one in layers if one.kl_restored is not None), key=_kl_restored)
-    return whole, (*first, *(one for one in layers if one.kl_restored is None))
+    first = sorted((loss for loss in layers if loss.kl_restored is not None), key=_kl_restored)
+    return total, (*first, *(loss for loss in layers if loss.kl_restored is None))
 
 
-def differences_beside_layers(original: Any, model: Any) -> tuple[str, ...]:
+def differences_outside_layers(original: Any, model: Any) -> tuple[str, ...]:
     """Return settings and tensors, other than the layers', that differ from the original's."""
-    found = []
+    differences = []
     ours, theirs = model.config.to_dict(), original.config.to_dict()
     for name in sorted(ours.keys() | theirs.keys()):
-        hidden = name.startswith("_") or name in _OF_THE_FILE
+        hidden = name.startswith("_") or name in _FILE_FIELDS
         if not hidden and ours.get(name) != theirs.get(name):
-            found.append(f"{name}: {ours.get(name)}, the original's: {theirs.get(name)}")
+            differences.append(f"{name}: {ours.get(name)}, the original's: {theirs.get(name)}")
     layers = {site.name for site in map_model(original).sites}
     # With duplicates: a tied head is a parameter of its own in a model that doesn't tie it.
     own = dict(model.named_parameters(remove_duplicate=False))
@@ -131,9 +131,9 @@ def differences_beside_layers(original: Any, model: Any) -> tuple[str, ...]:
         if name.rpartition(".")[0] in layers or name not in own:
             continue
         difference = _difference(own[name], tensor)
-        if difference > _SAME:
-            found.append(f"{name}: relative difference {difference:.2g}")
-    return tuple(found)
+        if difference > _MAX_EQUAL_DIFFERENCE:
+            differences.append(f"{name}: relative difference {difference:.2g}")
+    return tuple(differences)
 
 
 def worst_tokens(
@@ -147,12 +147,12 @@ def worst_tokens(
     width = losses.shape[1]
     length, first = (width, 0) if bos else (width + 1, 1)  # of a segment in the text
     order = np.argsort(-np.nan_to_num(losses, nan=np.inf), axis=None, kind="stable")
-    found = []
+    worst = []
     for flat in order[:_WORST_TOKENS].tolist():
         segment, place = divmod(flat, width)
         row = segments[segment].tolist()
-        before = row[max(0, place + 1 - _CONTEXT_SHOWN) : place + 1]
-        found.append(
+        before = row[max(0, place + 1 - _MAX_SHOWN_TOKENS) : place + 1]
+        worst.append(
             TokenLoss(
                 segment * length + first + place,
                 tokenizer.decode([row[place + 1]]),
@@ -161,7 +161,7 @@ def worst_tokens(
                 float(agreement.token_kl[segment, place]),
             )
         )
-    return tuple(found)
+    return tuple(worst)
 
 
 def is_foldable(original: Any, model: Any, folds: Folds) -> bool:
@@ -199,9 +199,9 @@ class _Unfolded(nn.Module):
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(element) for name, element in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(element) for element in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -217,8 +217,8 @@ def _order(error: float) -> float:
     return math.inf if math.isnan(error) else error
 
 
-def _kl_restored(one: LayerLoss) -> float:
-    value = one.kl_restored
+def _kl_restored(loss: LayerLoss) -> float:
+    value = loss.kl_restored
     return math.inf if value is None or math.isnan(value) else value
 
 
@@ -227,11 +227,11 @@ def named_layers(layers: Sequence[LayerLoss], kl: float | None, count: int = 3) 
 
     Empty if none differs from the original's.
     """
-    layers = [one for one in layers if not one.error <= _SAME]
+    layers = [loss for loss in layers if not loss.error <= _MAX_EQUAL_DIFFERENCE]
     parts = [
-        f"{one.layer} (KL {kl:.2g} → {one.kl_restored:.2g} with the original's)"
-        if kl is not None and one.kl_restored is not None
-        else f"{one.layer} (output error {one.error:.2g})"
-        for one in layers[:count]
+        f"{loss.layer} (KL {kl:.2g} → {loss.kl_restored:.2g} with the original's)"
+        if kl is not None and loss.kl_restored is not None
+        else f"{loss.layer} (output error {loss.error:.2g})"
+        for loss in layers[:count]
     ]
     return ", ".join(parts)

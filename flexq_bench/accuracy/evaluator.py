@@ -290,13 +290,14 @@ class Evaluator:
             return [*results, none]
         if self.reference.model is None:
             raise AccuracyError("a stored reference can't be quantized: give the original model")
-        kept = self._reproduction
-        if kept is None or (kept.scheme, kept.text) != (scheme, text_name):
+        model = self._reproduction
+        if model is None or (model.scheme, model.text) != (scheme, text_name):
             self._reproduction = None  # freed before the next one is created
-            model = self._scheme_alone(scheme, self.reference.model)
-            kept = self._reproduction = ReproducedModel(scheme, text_name, model, reference)
-        result = kept.first(tokens, count, self.context)
-        return perplexity_results(scheme, text, result, kept.agreement(), parameters)
+            quantized = self._scheme_alone(scheme, self.reference.model)
+            model = ReproducedModel(scheme, text_name, quantized, reference)
+            self._reproduction = model
+        result = model.first(tokens, count, self.context)
+        return perplexity_results(scheme, text, result, model.agreement(), parameters)
 
     def _scheme_alone(self, scheme: str, original: LoadedModel) -> Any:
         """Return a copy of the original that is quantized by a scheme, through the reference."""
@@ -337,37 +338,40 @@ class Evaluator:
 
     def parameters(self, scheme: str, task: str) -> dict[str, Any]:
         """Return the parameters that affect a unit's numbers, other than model, data and seed."""
-        given: dict[str, Any] = {"dtype": self._loaded.dtype}
+        parameters: dict[str, Any] = {"dtype": self._loaded.dtype}
         if scheme == ORIGINAL and self.reference is not None:
-            given["reference"] = self.reference.content_hash
+            parameters["reference"] = self.reference.content_hash
         elif scheme != FULL_PRECISION:
-            given["through"] = self.through
+            parameters["through"] = self.through
             if self.through == KERNELS and decoded_architecture(self._loaded.model) is not None:
-                given["dtype"] = DTYPE
+                parameters["dtype"] = DTYPE
         if self._checkpoint is not None and self._is_stored(scheme):
             stored = self._checkpoint
-            given |= {
+            parameters |= {
                 "scheme_version": stored.scheme.version,
                 "options": stored.scheme.options,
                 "content_hash": stored.content_hash,
             }
         used = self._schemes.get(scheme)
         if used is not None:
-            given |= {"scheme_version": used.version, "options": dataclasses.asdict(used.options)}
+            parameters |= {
+                "scheme_version": used.version,
+                "options": dataclasses.asdict(used.options),
+            }
             if used.needs_calibration and self._plan.calibration and self._calibration:
-                given["calibration"] = {
+                parameters["calibration"] = {
                     "data_hash": self._plan.calibration.text.content_hash,
                     "segments": self._calibration.segments,
                     "length": self._calibration.length,
                 }
         if task in self._texts:
             cut = {"context": self.context, "max_tokens": self._plan.max_tokens}
-            return {**given, **cut, "bos": self.bos}
+            return {**parameters, **cut, "bos": self.bos}
         if self._plan.few_shot is not None:
-            given["few_shot"] = self._plan.few_shot
+            parameters["few_shot"] = self._plan.few_shot
         if self._plan.chat_template:
-            given["chat_template"] = check_chat_template(self._loaded)
-        return {**given, "limit": self._plan.limit}
+            parameters["chat_template"] = check_chat_template(self._loaded)
+        return {**parameters, "limit": self._plan.limit}
 
     def _of_reference(self, scheme: str, text: Text) -> list[MetricResult]:
         """Return the reference's results on a text: those used for comparisons, if known."""
@@ -483,7 +487,7 @@ class Evaluator:
 
 def _check_vocabulary(model: LoadedModel, head: Any) -> None:
     """Raise AccuracyError if a model's vocabulary differs from that of its reference."""
-    ours, theirs = (one.weight.shape[0] for one in (model.model.get_output_embeddings(), head))
+    ours, theirs = (h.weight.shape[0] for h in (model.model.get_output_embeddings(), head))
     if ours != theirs:
         raise AccuracyError(
             f"{model.name} predicts one of {ours:,} tokens, its reference one of {theirs:,}: it is "

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from flexq_bench.decode.text_decoder import MOST_TOKENS
+from flexq_bench.decode.text_decoder import MAX_LAUNCH_TOKENS
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import Backend, LinearKernel, PackedOperand
 from flexq_bench.kernels.errors import KernelError
@@ -38,7 +38,7 @@ class ActivationBuffers:
 
     def of(self, kernel: LinearKernel, m: int, k: int, device: torch.device) -> PackedOperand:
         """Return the buffers for m tokens of K input features."""
-        key = kernel.spec.label, k, m == MOST_TOKENS[kernel.spec.backend]
+        key = kernel.spec.label, k, m == MAX_LAUNCH_TOKENS[kernel.spec.backend]
         packed = self._packed.get(key)
         if packed is None or packed.rows != m:
             packed = self._packed[key] = kernel.empty_activation(m, k, device)
@@ -82,7 +82,7 @@ class KernelLinear(nn.Module):
             raise QuantizeError(f"{self.name}: {past_fp16(x) or _NOT_FINITE}")
         # Filled with NaN, so that an element that a kernel does not write makes the perplexity NaN.
         y = halves.new_full((len(halves), self.out_features), torch.nan)
-        size = MOST_TOKENS[self.kernel.spec.backend]
+        size = MAX_LAUNCH_TOKENS[self.kernel.spec.backend]
         try:
             weight = self._packed
             for piece, out in zip(torch.split(halves, size), torch.split(y, size), strict=True):

@@ -91,7 +91,7 @@ def write_local_task(task: str, data: Path, scratch: Path) -> Path:
         _write(folder, task, _config(task, _TASKS[task], data, scratch))
         return folder
     subjects = mmlu_subjects()
-    lacking = [one for one in subjects if not (data / _MMLU / one).is_dir()]
+    lacking = [name for name in subjects if not (data / _MMLU / name).is_dir()]
     if lacking:
         raise MissingTaskError(
             f"no data for {len(lacking)} of mmlu's {len(subjects)} subjects: {data} has no "
@@ -132,8 +132,8 @@ def _config(task: str, local: _LocalTask, data: Path, scratch: Path) -> dict[str
     }
     text = data / _HELLASWAG_TEXT
     cache = {"cache_dir": str(scratch / "datasets")}
-    found = {split: _files(data / local.folder / split) for split in {examples, local.split}}
-    lacking = [split for split, files in sorted(found.items()) if not files]
+    files = {split: _files(data / local.folder / split) for split in {examples, local.split}}
+    lacking = [split for split, paths in sorted(files.items()) if not paths]
     if lacking and task == "hellaswag" and text.is_file():
         items = scratch / "hellaswag.jsonl"
         items.write_text("".join(json.dumps(item) + "\n" for item in _items(text)))
@@ -147,7 +147,7 @@ def _config(task: str, local: _LocalTask, data: Path, scratch: Path) -> dict[str
             )
         raise MissingTaskError(f"no data for {task}: {data} has no {local.folder}/{lacking[0]}")
     else:
-        config |= _data(found, cache)
+        config |= _data(files, cache)
     return config
 
 
@@ -156,9 +156,9 @@ def _files(place: Path) -> list[Path]:
     for ending in _BUILDERS:
         if files := sorted(place.glob(f"*{ending}")) if place.is_dir() else []:
             return files
-        whole = place.with_name(place.name + ending)
-        if whole.is_file():
-            return [whole]
+        file = place.with_name(place.name + ending)
+        if file.is_file():
+            return [file]
     return []
 
 
@@ -167,7 +167,7 @@ def _data(parts: Mapping[str, list[Path]], cache: dict[str, str]) -> dict[str, A
     if len(endings) > 1:
         first = next(iter(parts.values()))[0]
         raise AccuracyError(f"{first.parent} and its neighbours mix {', '.join(sorted(endings))}")
-    files = {split: [str(file) for file in found] for split, found in parts.items()}
+    files = {split: [str(file) for file in paths] for split, paths in parts.items()}
     return {
         "dataset_path": _BUILDERS[endings.pop()],
         "dataset_kwargs": {"data_files": files, **cache},

@@ -22,7 +22,7 @@ from flexq_bench.accuracy.positions import first_positions
 from flexq_bench.schemes.calibration import segments_at_once
 
 GPTQ_CONTEXT = 2048  # tokens per segment
-_ROWS_AT_ONCE = 512  # rows of logits that are processed together
+_ROWS_PER_BATCH = 512  # rows of logits that are processed together
 
 OnLogits = Callable[[int, torch.Tensor], None]
 
@@ -187,7 +187,7 @@ def _nll(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     losses = [
         functional.cross_entropy(rows.float(), wanted, reduction="none")
         for rows, wanted in zip(
-            torch.split(logits, _ROWS_AT_ONCE), torch.split(targets, _ROWS_AT_ONCE), strict=True
+            torch.split(logits, _ROWS_PER_BATCH), torch.split(targets, _ROWS_PER_BATCH), strict=True
         )
     ]
     return torch.cat(losses).double().cpu()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-LONGEST_CONTEXT = 1 << 22  # tokens
-_SECOND = 128  # first position of the second part
+MAX_CONTEXT = 1 << 22  # tokens
+_SECOND_PART_START = 128  # first position of the second part
 
 
 def first_positions(context: int) -> tuple[int, ...]:
@@ -12,5 +12,5 @@ def first_positions(context: int) -> tuple[int, ...]:
     These are 0, and the powers of two from 128 within the context. A token at position 300 is
     predicted from 300 others.
     """
-    powers = (_SECOND << shift for shift in range(context.bit_length()))
+    powers = (_SECOND_PART_START << shift for shift in range(context.bit_length()))
     return (0, *(power for power in powers if power < context))

@@ -37,10 +37,10 @@ class QuantizedCache(DynamicCache):  # type: ignore[misc]  # transformers has no
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add keys and values [batch, KV heads, T, head_dim] of a layer; returns all so far."""
         keys, values = self._rounded(key_states), self._rounded(value_states)
-        both: tuple[torch.Tensor, torch.Tensor] = super().update(
+        all_states: tuple[torch.Tensor, torch.Tensor] = super().update(
             keys, values, layer_idx, *arguments, **named
         )
-        return both
+        return all_states
 
     def _rounded(self, states: torch.Tensor) -> torch.Tensor:
         codes, scales = encode(states.to(torch.float16), self._bits)
@@ -59,12 +59,11 @@ def quantize_cache(model: nn.Module, bits: int) -> None:
     def give(
         module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given = named.get("past_key_values")
-        if isinstance(given, QuantizedCache):
+        cache = named.get("past_key_values")
+        if isinstance(cache, QuantizedCache):
             return arguments, named
-        if given is not None and given.get_seq_length() > 0:
+        if cache is not None and cache.get_seq_length() > 0:
             raise AccuracyError(f"a model with a cache of {bits} bits was given another cache")
-        cache = QuantizedCache(module.config, bits)
-        return arguments, {**named, "past_key_values": cache}
+        return arguments, {**named, "past_key_values": QuantizedCache(module.config, bits)}
 
     model.register_forward_pre_hook(give, with_kwargs=True)

@@ -129,13 +129,13 @@ class Units:
     def __len__(self) -> int:
         return len(self._left)
 
-    def take(self, at: str | None) -> Unit | None:
-        """Take the next unit for a worker with the model of scheme `at`; None: no unit is left."""
+    def take(self, scheme_in_memory: str | None) -> Unit | None:
+        """Take the next unit for a worker, if possible of its scheme; None: no unit is left."""
         if not self._left:
             return None
         left = Counter(scheme for scheme, _ in self._left)
         untouched = [scheme for scheme in left if scheme not in self._touched]
-        scheme = at if at in left else None
+        scheme = scheme_in_memory if scheme_in_memory in left else None
         scheme = scheme or next(iter(untouched), None) or left.most_common(1)[0][0]
         self._touched.add(scheme)
         unit = next(unit for unit in self._left if unit[0] == scheme)
@@ -210,11 +210,11 @@ class Evaluation:
         while len(self._findings) < len(self._plan.units):
             for event in evaluators.poll(_POLL_S):
                 if isinstance(event, Joined):
-                    self._welcome(event.worker)
+                    self._add_worker(event.worker)
                 elif isinstance(event, Finished):
                     self._take(self._workers[event.worker], event.answer)
                 else:
-                    reason = self._let_go(event)
+                    reason = self._remove(event)
             for worker in self._workers.values():
                 if worker.unit is None:
                     worker.unit = self._units.take(worker.scheme)
@@ -235,7 +235,7 @@ class Evaluation:
         self._done(worker.unit, findings)
         worker.unit = None
 
-    def _let_go(self, lost: Lost) -> str:
+    def _remove(self, lost: Lost) -> str:
         """Put back the unit of a lost worker; returns the worker's host and the reason."""
         worker = self._workers.pop(lost.worker)
         reason = f"{worker.host}: {lost.reason}"
@@ -244,7 +244,7 @@ class Evaluation:
             self._units.put_back(worker.unit, death=not lost.blameless)
         return reason
 
-    def _welcome(self, worker: Evaluating) -> None:
+    def _add_worker(self, worker: Evaluating) -> None:
         origin = worker.introduction.origin
         commit = current_commit()
         if (origin.commit.sha, origin.commit.dirty) != (commit.sha, commit.dirty):
@@ -260,15 +260,15 @@ class Evaluation:
             self._recording = self._stack.enter_context(recording(self._database, origin))
             self._reuse(self._recording, worker.introduction.parameters)
 
-    def _reuse(self, kept: Recording, parameters: Mapping[Unit, dict[str, Any]]) -> None:
-        left = []
+    def _reuse(self, stored: Recording, parameters: Mapping[Unit, dict[str, Any]]) -> None:
+        missing = []
         for unit in self._plan.units:
-            findings = kept.reusable(unit, parameters[unit])
+            findings = stored.reusable(unit, parameters[unit])
             if findings:
                 self._done(unit, findings)
             else:
-                left.append(unit)
-        self._units = Units(left)
+                missing.append(unit)
+        self._units = Units(missing)
 
     def _done(self, unit: Unit, findings: list[MetricResult]) -> None:
         self._findings[unit] = findings

@@ -102,12 +102,12 @@ def execute(
     as Recording.reusable.
     """
     results: list[MetricResult] = []
-    with recording(database, origin) as kept:
+    with recording(database, origin) as run:
         for unit in units:
-            findings = kept.reusable(unit, evaluator.parameters(*unit))
+            findings = run.reusable(unit, evaluator.parameters(*unit))
             if not findings:
                 findings = evaluator.evaluate(*unit)
-                kept.add(unit, findings, origin)
+                run.add(unit, findings, origin)
             results += findings
             on_unit(unit, findings)
     return results
@@ -188,8 +188,8 @@ def _by_unit(records: Iterable[AccuracyRecord]) -> dict[Unit, _Stored]:
     for record in records:  # in the order of evaluation
         unit = (record.scheme, record.task)
         before = units.get(unit, _Stored())
-        again = record.metric in {known.metric for known in before.records}
-        if again or before.attempts == 0:
+        is_repeated = record.metric in {known.metric for known in before.records}
+        if is_repeated or before.attempts == 0:
             units[unit] = _Stored(before.attempts + 1, (record,))
         else:
             units[unit] = _Stored(before.attempts, (*before.records, record))
@@ -203,12 +203,14 @@ def _reusable(
         return []
     wanted = json.loads(json.dumps(parameters))
     for record in stored.records:
-        here = (origin.model_hash, origin.seed, origin.commit.sha, origin.commit.dirty)
-        there = (record.model_hash, record.seed, record.commit.sha, record.commit.dirty)
+        current = (origin.model_hash, origin.seed, origin.commit.sha, origin.commit.dirty)
+        recorded = (record.model_hash, record.seed, record.commit.sha, record.commit.dirty)
         stored_parameters = finding_of(record).parameters
         given = {name: stored_parameters.get(name) for name in wanted}
-        if here != there or given != wanted:
-            what = "of another model, commit or seed" if here != there else "with other options"
+        if current != recorded or given != wanted:
+            what = (
+                "of another model, commit or seed" if current != recorded else "with other options"
+            )
             raise UsageError(
                 f"{record.scheme} on {record.task} was evaluated {what} in run "
                 f"{record.run.uuid[:8]}: start a new run"

@@ -96,7 +96,7 @@ def check_same_tokens(name: str, own: TextTokens, others: TextTokens) -> None:
     if own.bos != others.bos:
         raise AccuracyError(
             f"its tokenizer begins a segment with {_bos(others.bos)}, that of {name} with "
-            f"{_bos(own.bos)}: put the original's tokenizer files beside the weights"
+            f"{_bos(own.bos)}: put the original's tokenizer files next to the weights"
         )
     if own.ids.equal(others.ids):
         return
@@ -105,7 +105,7 @@ def check_same_tokens(name: str, own: TextTokens, others: TextTokens) -> None:
     place = int(differing[0]) if differing.numel() else shorter
     raise AccuracyError(
         f"its tokenizer reads the text as other tokens than that of {name}, from token {place} on: "
-        "put the original's tokenizer files beside the weights"
+        "put the original's tokenizer files next to the weights"
     )
 
 

@@ -36,15 +36,15 @@ def texts_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) 
         *("tokens", "segments", "context", "BOS", "t/s"),
     )
     for i, row in enumerate(rows):
-        beside = {f.metric: f for f in results if (f.scheme, f.task) == (row.scheme, row.task)}
+        by_metric = {f.metric: f for f in results if (f.scheme, f.task) == (row.scheme, row.task)}
         table.add_row(
             row.task,
             row.scheme,
             row.detail if row.value is None else f"{row.value:.3f}",
             "" if row.standard_error is None else f"{row.standard_error:.2f}",
             change_text(row, _base_of(row, results, base)),
-            _value(beside.get(KL), ".5f"),
-            _value(beside.get(TOP1), ".4f"),
+            _value(by_metric.get(KL), ".5f"),
+            _value(by_metric.get(TOP1), ".4f"),
             f"{row.n_items:,}",
             str(len(row.values) or ""),
             str(row.parameters.get("context", "")),
@@ -89,16 +89,16 @@ def agreement_table(results: Sequence[MetricResult]) -> Table | None:
         *("text", "scheme", "KL mean", "±"), *quantiles, *("top-1", "top-5", "rank, log2")
     )
     for row in rows:
-        beside = {f.metric: f for f in results if (f.scheme, f.task) == (row.scheme, row.task)}
+        by_metric = {f.metric: f for f in results if (f.scheme, f.task) == (row.scheme, row.task)}
         table.add_row(
             row.task,
             row.scheme,
             row.detail if row.value is None else f"{row.value:.5f}",
             "" if row.standard_error is None else f"{row.standard_error:.5f}",
-            *(_value(beside.get(kl_metric(name)), ".4g") for name in quantiles),
-            _value(beside.get(TOP1), ".4f"),
-            _value(beside.get(TOP5), ".4f"),
-            _value(beside.get(RANK_CHANGE), "+.4f"),
+            *(_value(by_metric.get(kl_metric(name)), ".4g") for name in quantiles),
+            _value(by_metric.get(TOP1), ".4f"),
+            _value(by_metric.get(TOP5), ".4f"),
+            _value(by_metric.get(RANK_CHANGE), "+.4f"),
         )
     return table
 
@@ -172,6 +172,6 @@ def _value(result: MetricResult | None, form: str) -> str:
 def _table(*names: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in names:
-        left = name in ("text", "task", "scheme", "metric", "layer")
-        table.add_column(name, justify="left" if left else "right", overflow="fold")
+        is_text = name in ("text", "task", "scheme", "metric", "layer")
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
     return table

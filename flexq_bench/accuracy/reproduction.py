@@ -107,7 +107,7 @@ def _calibration_of(
     if learned.device != device:
         raise AccuracyError(
             f"the checkpoint was calibrated on {learned.device}, here is {device}, where a scheme "
-            "may learn other values: judge it on such a device (--device)"
+            "may learn other values: evaluate it on such a device (--device)"
         )
     if learned.dtype != original.dtype:
         raise AccuracyError(
@@ -115,14 +115,14 @@ def _calibration_of(
             f"a scheme learns other values: give --dtype {learned.dtype}"
         )
     tokens = tokenize(text.text, original.tokenizer)
-    found = None
+    drawn = None
     with contextlib.suppress(QuantizeError):  # too short, so it is another text
-        found = calibration_segments(
+        drawn = calibration_segments(
             tokens, segments=learned.segments, length=learned.length, seed=checkpoint.scheme.seed
         )
-    if found is None or found.digest != learned.tokens:
+    if drawn is None or drawn.digest != learned.tokens:
         raise AccuracyError(
             f"the checkpoint was calibrated with another text than {text.text.name}: give that of "
             f"its {learned.segments} segments of {learned.length} tokens by --calibration FILE"
         )
-    return found
+    return drawn

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.accuracy.positions import LONGEST_CONTEXT, first_positions
+from flexq_bench.accuracy.positions import MAX_CONTEXT, first_positions
 from flexq_bench.stats import (
     Interval,
     block_quantile_intervals,
@@ -141,7 +141,7 @@ def is_perplexity(metric: str) -> bool:
     return metric == PERPLEXITY or metric in AT_POSITIONS
 
 
-AT_POSITIONS = tuple(map(position_metric, first_positions(LONGEST_CONTEXT)))
+AT_POSITIONS = tuple(map(position_metric, first_positions(MAX_CONTEXT)))
 # Metrics of texts, not of questions.
 OF_TEXTS = (
     PERPLEXITY,
@@ -220,7 +220,9 @@ def _at_positions(common: Mapping[str, Any], result: PerplexityResult) -> Iterat
         return
     ends = (*firsts[1:], result.context)
     for index, (first, end) in enumerate(zip(firsts, ends, strict=True)):
-        part = replace(result, nll=tuple(one[index] for one in result.by_position), by_position=())
+        part = replace(
+            result, nll=tuple(means[index] for means in result.by_position), by_position=()
+        )
         tokens = {"n_items": len(part.nll) * (end - max(1, first))}
         yield _result(
             {**common, **tokens, "observed": {"positions": [first, end - 1]}},

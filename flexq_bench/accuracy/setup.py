@@ -72,7 +72,7 @@ def subjects(
     if is_checkpoint(model):
         if checkpoint is not None:
             raise UsageError(
-                f"--model {model} is a quantized checkpoint itself: give the original beside "
+                f"--model {model} is a quantized checkpoint itself: give the original with "
                 "--checkpoint"
             )
         if schemes:

@@ -186,11 +186,11 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def _content_hash(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
     """SHA-256 of everything that affects results; excludes computing times and names."""
-    said = {name: header[name] for name in ("format", "dtype", "cap", "divisor", "model_hash")}
-    said["texts"] = [
+    covered = {name: header[name] for name in ("format", "dtype", "cap", "divisor", "model_hash")}
+    covered["texts"] = [
         {name: text[name] for name in ("data_hash", "bos", "context")} for text in header["texts"]
     ]
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(covered, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

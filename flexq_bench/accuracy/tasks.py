@@ -26,7 +26,7 @@ from flexq_bench.accuracy.local_tasks import LOCAL_TASKS, ZERO_SHOT_TASKS, write
 from flexq_bench.errors import FlexqError, library_reason
 
 ZERO_SHOT = tuple(ZERO_SHOT_TASKS)
-_NEAREST = 5
+_MAX_SUGGESTIONS = 5
 _IFEVAL = ("ifeval", ("langdetect", "immutabledict"))  # packages of lm-eval's extra
 # Top-level lines of a task's YAML; a tag is a word, or a list in either notation.
 _TASK = re.compile(r"""^["']?(?:task|group)["']?:[ \t]*["']?([^\s"'#\[{&*]+)""", re.MULTILINE)
@@ -90,7 +90,7 @@ def check_tasks(names: Sequence[str], data: Path | None) -> None:
             elif name not in ZERO_SHOT:
                 known = known or _tasks_below(folder)
                 if name not in known:
-                    near = difflib.get_close_matches(name, known, n=_NEAREST, cutoff=0.3)
+                    near = difflib.get_close_matches(name, known, n=_MAX_SUGGESTIONS, cutoff=0.3)
                     raise AccuracyError(
                         f"no task {name!r} in lm-eval: near are {', '.join(near) or 'none'}; or "
                         "give a task's .yaml file"
@@ -190,14 +190,14 @@ def _group_result(evaluation: Mapping[str, Any], name: str) -> TaskResult:
     metrics = []
     for shown, value in _values(values):
         of_tasks = {r.task: m for r in tasks for m in r.metrics if m.metric == shown}
-        items = tuple(item for one in of_tasks.values() for item in one.items)
-        whole = bool(items) and math.isclose(math.fsum(items) / len(items), value, abs_tol=1e-9)
-        better = all(one.higher_is_better for one in of_tasks.values())
-        parts = {task: one.value for task, one in of_tasks.items()}
-        metrics.append(TaskMetric(shown, value, better, items if whole else (), parts))
+        items = tuple(item for metric in of_tasks.values() for item in metric.items)
+        is_mean = bool(items) and math.isclose(math.fsum(items) / len(items), value, abs_tol=1e-9)
+        better = all(metric.higher_is_better for metric in of_tasks.values())
+        parts = {task: metric.value for task, metric in of_tasks.items()}
+        metrics.append(TaskMetric(shown, value, better, items if is_mean else (), parts))
     digest = hashlib.sha256("".join(f"{r.task} {r.data_hash}\n" for r in tasks).encode())
     version = str(evaluation["versions"].get(name, ""))
-    n_items = sum(one.n_items for one in tasks)
+    n_items = sum(result.n_items for result in tasks)
     return TaskResult(name, version, digest.hexdigest(), n_items, tuple(metrics))
 
 

@@ -278,18 +278,18 @@ def section_of(extension: Extension, ignored: tuple[str, ...]) -> QuantizationSe
     groups: dict[ConfigGroup, list[str]] = {}
     dense: list[str] = []
     # other programs would not quantize keys and values
-    sayable = extension.kv_bits == DENSE_KV_BITS
-    sayable = sayable and not extension.separated
+    is_expressible = extension.kv_bits == DENSE_KV_BITS
+    is_expressible = is_expressible and not extension.separated
     for name, layer in extension.layers.items():
         if layer.storage == "dense" and layer.activation is None:
             dense.append(name)
             continue
         group = layer.group_entry()
         if group is None:
-            sayable = False
+            is_expressible = False
             break
         groups.setdefault(group, []).append(name)
-    if not sayable or not groups:
+    if not is_expressible or not groups:
         groups = {ConfigGroup(targets=(), format=OWN): ["Linear"]}
     formats = {group.format for group in groups}
     return QuantizationSection(
@@ -345,14 +345,14 @@ def read_section(raw: Any, where: str) -> QuantizationSection:
 
 def deciding(config: dict[str, Any]) -> dict[str, Any]:
     """The parts of config.json that affect results; the content hash covers them."""
-    kept = {key: value for key, value in config.items() if key not in _UNDECIDING}
-    if SECTION not in kept[QUANTIZATION]:
-        return kept  # those of other tools have no hash of the content
+    deciding = {key: value for key, value in config.items() if key not in _UNDECIDING}
+    if SECTION not in deciding[QUANTIZATION]:
+        return deciding  # those of other tools have no hash of the content
     # Equal bytes have equal hashes, for any calibration.
-    section = kept[QUANTIZATION][SECTION]
+    section = deciding[QUANTIZATION][SECTION]
     extension = {key: value for key, value in section.items() if key != "calibration"}
     extension["content_hash"] = ""
-    return {**kept, QUANTIZATION: {**kept[QUANTIZATION], SECTION: extension}}
+    return {**deciding, QUANTIZATION: {**deciding[QUANTIZATION], SECTION: extension}}
 
 
 def _arguments(number: NumberFormat, k: int, *, dynamic: bool) -> QuantizationArgs | None:

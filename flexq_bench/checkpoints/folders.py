@@ -37,8 +37,8 @@ def read_config(path: Path | str) -> tuple[dict[str, Any], Any]:
     be read.
     """
     config = _object(Path(path) / _CONFIG)
-    given = (config.get(key) for key in _QUANTIZATION)
-    section = next((section for section in given if section is not None), None)
+    sections = (config.get(key) for key in _QUANTIZATION)
+    section = next((section for section in sections if section is not None), None)
     if section is None and config:
         for method, name in _OWN_FILES.items():
             if own := _object(Path(path) / name):

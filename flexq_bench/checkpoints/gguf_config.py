@@ -37,7 +37,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 # number of blocks by which llama.cpp recognizes that size
-_HEADS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
+_BLOCKS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 
 
 def complete_config(config: Any, reader: Any, path: Path) -> None:
@@ -55,17 +55,17 @@ def complete_config(config: Any, reader: Any, path: Path) -> None:
     mapping = GGUF_CONFIG_MAPPING.get(architecture) or mapping
     if not mapping or _is_mapped_whole(architecture):
         return
-    given: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for full in reader.fields:
         key = full.removeprefix(of_kind)
         values = read_field(reader, full) if full.startswith(of_kind) else []
         if mapping.get(key) not in (None, "head_dim"):
             continue  # transformers reads it
         if len(values) == 1:
-            given[key] = values[0]
+            keys[key] = values[0]
         elif values and key not in _REDUNDANT:
             _refuse(path, f"{full} a layer")
-    _Completion(config, path, architecture, given).complete()
+    _Completion(config, path, architecture, keys).complete()
     tensors = {str(tensor.name): tensor for tensor in reader.tensors}
     _add_biases(config, tensors)
     if _ROPE_FACTORS in tensors:
@@ -77,17 +77,17 @@ def check_tensors_used(names: Mapping[str, str], reader: Any, path: Path) -> Non
 
     names: the model's tensors by those of the file, as transformers maps them.
     """
-    left = sorted(
+    unread = sorted(
         str(tensor.name)
         for tensor in reader.tensors
         if str(tensor.name) not in names
         and str(tensor.name).removesuffix(".weight") not in names  # experts, packed into one tensor
         and tensor.name != _ROPE_FACTORS
     )
-    if left:
+    if unread:
         raise CheckpointError(
-            f"{path.name} has {len(left)} tensors that transformers doesn't read ({left[0]} …): "
-            f"{_ORIGIN}"
+            f"{path.name} has {len(unread)} tensors that transformers doesn't read "
+            f"({unread[0]} …): {_ORIGIN}"
         )
 
 
@@ -103,11 +103,9 @@ def _is_mapped_whole(architecture: str) -> bool:
 class _Completion:
     """Sets the keys of an architecture that transformers ignores in its configuration."""
 
-    def __init__(
-        self, config: Any, path: Path, architecture: str, given: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, config: Any, path: Path, architecture: str, keys: Mapping[str, Any]) -> None:
         self._config, self._path, self._architecture = config, path, architecture
-        self._given = given
+        self._keys = keys
         self._steps: dict[str, Callable[[Any], None]] = {
             "attention.key_length": self._head_dim,
             "attention.value_length": self._value_length,
@@ -124,22 +122,22 @@ class _Completion:
     def complete(self) -> None:
         known = {*self._steps, *_REDUNDANT}
         for key, step in self._steps.items():
-            if key in self._given:
-                step(self._given[key])
+            if key in self._keys:
+                step(self._keys[key])
         self._query_scale()
-        if "rope.scale_linear" in self._given:  # before 2024
-            self._scale_rotary("linear", float(self._given["rope.scale_linear"]), {})
-        elif any(key.startswith("rope.scaling.") for key in self._given):
+        if "rope.scale_linear" in self._keys:  # before 2024
+            self._scale_rotary("linear", float(self._keys["rope.scale_linear"]), {})
+        elif any(key.startswith("rope.scaling.") for key in self._keys):
             scaling = {
                 key.removeprefix("rope.scaling."): value
-                for key, value in self._given.items()
+                for key, value in self._keys.items()
                 if key.startswith("rope.scaling.") and key not in _REDUNDANT
             }
             kind = str(scaling.pop("type", "linear"))  # llama.cpp's default
             self._scale_rotary(kind, float(scaling.pop("factor", 1.0)), scaling)
-        for key in sorted(self._given.keys() - known):
+        for key in sorted(self._keys.keys() - known):
             if not key.startswith(("rope.scaling.", "rope.scale_linear")):
-                self._refuse(f"{key} {self._given[key]!r:.40}")
+                self._refuse(f"{key} {self._keys[key]!r:.40}")
 
     def _refuse(self, what: str) -> None:
         _refuse(self._path, f"{self._architecture}.{what}")
@@ -232,9 +230,9 @@ class _Completion:
         """Gemma's scale of queries, which llama.cpp derives from other sizes."""
         config = self._config
         if hasattr(config, "query_pre_attn_scalar"):
-            is_27b = config.num_hidden_layers == _HEADS_OF_27B.get(config.model_type)
-            whole = config.hidden_size // config.num_attention_heads
-            config.query_pre_attn_scalar = whole if is_27b else self._width
+            is_27b = config.num_hidden_layers == _BLOCKS_OF_27B.get(config.model_type)
+            width = config.hidden_size // config.num_attention_heads
+            config.query_pre_attn_scalar = width if is_27b else self._width
 
 
 def _add_biases(config: Any, names: Mapping[str, Any]) -> None:

@@ -38,9 +38,9 @@ from flexq_bench.schemes.rotation import BlockRotation, HadamardRotation, Rotati
 
 Tensors = dict[str, torch.Tensor]
 Spec = tuple[torch.dtype, tuple[int, ...]]
-_BYTE = 8
-_ORTHOGONAL = 1e-4  # tolerance of an element of B Bᵀ
-_HALF = 128  # subtracted from codes of 8 bits from 0 up to give INT8
+_BYTE_BITS = 8
+_MAX_ORTHOGONALITY_ERROR = 1e-4  # tolerance of an element of B Bᵀ
+_INT8_OFFSET = 128  # subtracted from codes of 8 bits from 0 up to give INT8
 
 
 def encode(layer: QuantizedLayer) -> tuple[LayerEntry, Tensors]:
@@ -130,45 +130,45 @@ def _decode_rotation(tensors: Mapping[str, torch.Tensor]) -> Rotation | None:
 def specs(entry: LayerEntry) -> dict[str, Spec]:
     """Type and shape of each tensor of a layer."""
     (n, k), number, groups = entry.shape, entry.format, entry.groups
-    found: dict[str, Spec] = {}
+    tensors: dict[str, Spec] = {}
     if number.is_dense:
-        found["weight"] = (torch.float16 if number == FP16 else torch.float32, (n, k))
+        tensors["weight"] = (torch.float16 if number == FP16 else torch.float32, (n, k))
     else:
         dual = number.kind == "dual"
-        found["weight_scale"] = (torch.int8 if dual else torch.float16, (n, groups))
+        tensors["weight_scale"] = (torch.int8 if dual else torch.float16, (n, groups))
         if dual:
-            found["weight_row_scale"] = (torch.float16, (n, 1))
+            tensors["weight_row_scale"] = (torch.float16, (n, 1))
         head = tail_start_of(entry)
         if entry.storage == FLOAT:
-            found["weight"] = (torch.float8_e4m3fn, (n, k))
+            tensors["weight"] = (torch.float8_e4m3fn, (n, k))
         elif entry.storage == INT:
-            found["weight"] = (torch.int8, (n, head))
+            tensors["weight"] = (torch.int8, (n, head))
         else:
-            found["weight_packed"] = (torch.int32, (n, words_of(head, number.bits)))
-            found["weight_shape"] = (torch.int64, (2,))
+            tensors["weight_packed"] = (torch.int32, (n, words_of(head, number.bits)))
+            tensors["weight_shape"] = (torch.int64, (2,))
         if head != k:
-            found["weight_tail"] = (torch.int8, (n, k - head))
+            tensors["weight_tail"] = (torch.int8, (n, k - head))
         if number.has_zero_points:
             packed = (torch.int32, (words_of(n, number.bits), groups))
-            found["weight_zero_point"] = (
+            tensors["weight_zero_point"] = (
                 (torch.int8, (n, groups)) if entry.storage == INT else packed
             )
     if entry.ordered:
-        found["weight_order"] = (torch.int32, (k,))
+        tensors["weight_order"] = (torch.int32, (k,))
     if entry.rotation is not None:
         shape: tuple[int, ...] = (entry.rotation, entry.rotation)
         if entry.permuted:
-            found["input_rotation_order"] = (torch.int32, (k,))
+            tensors["input_rotation_order"] = (torch.int32, (k,))
             shape = (2, k // entry.rotation, *shape)
-        found["input_rotation"] = (torch.float32, shape)
+        tensors["input_rotation"] = (torch.float32, shape)
     if entry.bias:
-        found["bias"] = (torch.float16, (n,))
+        tensors["bias"] = (torch.float16, (n,))
     static = _static(entry)
     if static is not None:
-        found["input_scale"] = (torch.float16, (1,))
+        tensors["input_scale"] = (torch.float16, (1,))
         if static.zero is not None:
-            found["input_zero_point"] = (torch.int8, (1,))
-    return found
+            tensors["input_zero_point"] = (torch.int8, (1,))
+    return tensors
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
@@ -211,14 +211,14 @@ def _encode_codes(operand: Operand, number: NumberFormat, entry: LayerEntry) -> 
     if start != operand.k:
         tensors["weight_tail"] = operand.values[:, start:].contiguous()
     if entry.storage == INT:
-        tensors["weight"] = (stored - _HALF).to(torch.int8)
+        tensors["weight"] = (stored - _INT8_OFFSET).to(torch.int8)
     else:
         tensors["weight_packed"] = pack_codes(stored, number.bits)
         tensors["weight_shape"] = torch.tensor(entry.shape)
     if operand.zero_points is not None:
         zeros = _in_range(-operand.zero_points.to(torch.int16), number, "zero points")
         tensors["weight_zero_point"] = (
-            (zeros - _HALF).to(torch.int8)
+            (zeros - _INT8_OFFSET).to(torch.int8)
             if entry.storage == INT
             else pack_codes(zeros.T, number.bits).T.contiguous()
         )
@@ -231,14 +231,14 @@ def _decode_values(
     if entry.storage == FLOAT:
         return tensors["weight"]
     if entry.storage == INT:
-        stored = tensors["weight"].to(torch.int16) + _HALF
+        stored = tensors["weight"].to(torch.int16) + _INT8_OFFSET
     else:
         start = tail_start_of(entry)
         stored = unpack_codes(tensors["weight_packed"], number.bits, start)
     if number.kind == "float":
         numbers = minifloat_numbers(number.bits).to(torch.float16).to(stored.device)
         return numbers[stored.int()]
-    unsigned = number.kind == "asymmetric" and number.bits == _BYTE  # as in Operand
+    unsigned = number.kind == "asymmetric" and number.bits == _BYTE_BITS  # as in Operand
     values = (stored.to(torch.int16) + _base(entry)).to(torch.uint8 if unsigned else torch.int8)
     if "weight_tail" in tensors:
         values = torch.cat([values, tensors["weight_tail"]], dim=1)
@@ -252,17 +252,17 @@ def _decode_zeros(
     if zeros is None:
         return None
     if entry.storage == INT:
-        stored = zeros.to(torch.int16) + _HALF
+        stored = zeros.to(torch.int16) + _INT8_OFFSET
     else:
         stored = unpack_codes(zeros.T, number.bits, entry.shape[0]).T.to(torch.int16)
-    return (-stored).to(torch.int16 if number.bits == _BYTE else torch.int8).contiguous()
+    return (-stored).to(torch.int16 if number.bits == _BYTE_BITS else torch.int8).contiguous()
 
 
 def _minifloat_codes(values: torch.Tensor, bits: int) -> torch.Tensor:
     codes = minifloat_codes(values, bits)
     numbers = minifloat_numbers(bits).to(torch.float16).to(values.device)
     if not torch.equal(numbers[codes.clamp(max=(1 << bits) - 1)], values):
-        raise CheckpointError(f"a weight of {bits} bits holds numbers that the format lacks")
+        raise CheckpointError(f"a weight of {bits} bits has numbers that the format lacks")
     return codes
 
 
@@ -270,7 +270,7 @@ def _in_range(stored: torch.Tensor, number: NumberFormat, what: str) -> torch.Te
     if stored.numel():
         low, high = (int(bound) for bound in torch.aminmax(stored))
         if low < 0 or high >= 1 << number.bits:
-            raise CheckpointError(f"{what} of a weight lie outside the {number.bits} bits that "
+            raise CheckpointError(f"{what} of a weight exceed the {number.bits} bits that "
                 f"{number.name} has")  # fmt: skip
     return stored
 
@@ -335,7 +335,7 @@ def _no_rotation(entry: LayerEntry, block: torch.Tensor) -> bool:
     product = block.double() @ block.double().mT
     wrong = float((product - torch.eye(block.shape[-1]).to(product)).abs().max())
     uneven = bool(rest) or (not entry.permuted and count & (count - 1) != 0)
-    return uneven or not wrong <= _ORTHOGONAL
+    return uneven or not wrong <= _MAX_ORTHOGONALITY_ERROR
 
 
 def _no_group_integer(entry: LayerEntry, scale: torch.Tensor) -> bool:

@@ -29,7 +29,7 @@ Named = tuple[str, torch.Tensor]
 _GENERATION = "generation_config.json"
 _AGAIN = "download it again"
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
-_BYTES_AT_ONCE = 1 << 20  # of a GGUF tensor, before it is dequantized
+_MAX_READ_BYTES = 1 << 20  # of a GGUF tensor, before it is dequantized
 # Of Hugging Face's configuration: the storage of the weights, which no longer applies.
 _STORAGE_KEYS = ("dtype", "torch_dtype", "quantization_config", "_name_or_path")
 
@@ -75,8 +75,10 @@ class ModelSource(ABC):
     def config_dict(self) -> dict[str, Any]:
         """Return the model's fields of a checkpoint's config.json, with FP16 as the data type."""
         described = self._described()
-        kept = {key: value for key, value in described.items() if key not in _STORAGE_KEYS}
-        return dict(sorted({**kept, "_name_or_path": self.name, "torch_dtype": "float16"}.items()))
+        fields = {key: value for key, value in described.items() if key not in _STORAGE_KEYS}
+        return dict(
+            sorted({**fields, "_name_or_path": self.name, "torch_dtype": "float16"}.items())
+        )
 
     def _described(self) -> dict[str, Any]:
         """Hugging Face's config.json of the model."""
@@ -122,9 +124,9 @@ class FolderSource(ModelSource):
 
         def find(name: str) -> TensorInfo | None:
             for key in (name.removeprefix(prefix), renamed(name).removeprefix(prefix)):
-                if found := self._infos.get(key):
+                if info := self._infos.get(key):
                     unused.discard(key)
-                    return found
+                    return info
             return None
 
         self._check_tied_head(model, find)
@@ -313,7 +315,7 @@ class _GgufTensor:
 
         rows = self.shape[0] if len(self.shape) > 1 else 1
         width = self._bytes // rows
-        together = max(1, _BYTES_AT_ONCE // width)
+        together = max(1, _MAX_READ_BYTES // width)
         values = np.empty((rows, self.shape[-1]), dtype=dtype)
         with self._path.open("rb") as file:
             file.seek(self._start)
@@ -360,18 +362,18 @@ def expected_tensors(model: Any) -> dict[str, tuple[int, ...]]:
     }
 
 
-def check_tensors(name: str, model: Any, given: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(name: str, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError unless these are the model's tensors: shapes by name."""
     expected = expected_tensors(model)
-    missing = sorted(set(expected) - set(given))
+    missing = sorted(set(expected) - set(shapes))
     if missing:
         raise CheckpointError(
             f"{name} lacks {len(missing)} weights of its architecture ({missing[0]} …): {_AGAIN}"
         )
     for tensor, shape in expected.items():
-        if given[tensor] != shape:
+        if shapes[tensor] != shape:
             raise CheckpointError(
-                f"{name}: {tensor} is {list(given[tensor])}, its {CONFIG} asks for {list(shape)}: "
+                f"{name}: {tensor} is {list(shapes[tensor])}, its {CONFIG} asks for {list(shape)}: "
                 f"{_AGAIN}"
             )
 
@@ -381,11 +383,11 @@ def check_no_more(name: str, unused: Collection[str]) -> None:
 
     unused: stored tensors that were not read.
     """
-    left = sorted(tensor for tensor in unused if _IN_A_BLOCK.search(tensor))
-    if left:
+    extra = sorted(tensor for tensor in unused if _IN_A_BLOCK.search(tensor))
+    if extra:
         raise CheckpointError(
-            f"{name} has {len(left)} weights that its {CONFIG} has no place for ({left[0]} …): it "
-            f"would be used in part; {_AGAIN}"
+            f"{name} has {len(extra)} weights that its {CONFIG} has no place for ({extra[0]} …): "
+            f"it would be used in part; {_AGAIN}"
         )
 
 

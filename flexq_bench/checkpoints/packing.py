@@ -11,28 +11,28 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-_WORD = 32
-_LOW = (1 << _WORD) - 1
+_WORD_BITS = 32
+_WORD_MASK = (1 << _WORD_BITS) - 1
 
 
 def words_of(codes: int, bits: int) -> int:
     """Number of words for this many codes of a row."""
-    return -(-codes * bits // _WORD)
+    return -(-codes * bits // _WORD_BITS)
 
 
 def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Pack codes [rows, K] in 0 … 2^bits - 1, of any integer type: int32 [rows, words]."""
     rows, k = codes.shape
-    padded = functional.pad(codes, (0, -k % _WORD)) if k % _WORD else codes
-    grouped = padded.reshape(rows, -1, _WORD)
+    padded = functional.pad(codes, (0, -k % _WORD_BITS)) if k % _WORD_BITS else codes
+    grouped = padded.reshape(rows, -1, _WORD_BITS)
     words = torch.zeros(rows, grouped.shape[1], bits, dtype=torch.int64, device=codes.device)
-    for place in range(_WORD):
-        word, shift = divmod(place * bits, _WORD)
+    for place in range(_WORD_BITS):
+        word, shift = divmod(place * bits, _WORD_BITS)
         code = grouped[:, :, place].to(torch.int64)
-        words[:, :, word] |= code << shift & _LOW
-        if shift + bits > _WORD:
-            words[:, :, word + 1] |= code >> (_WORD - shift)
-    signed = torch.where(words > _LOW >> 1, words - (1 << _WORD), words).to(torch.int32)
+        words[:, :, word] |= code << shift & _WORD_MASK
+        if shift + bits > _WORD_BITS:
+            words[:, :, word + 1] |= code >> (_WORD_BITS - shift)
+    signed = torch.where(words > _WORD_MASK >> 1, words - (1 << _WORD_BITS), words).to(torch.int32)
     return signed.view(rows, -1)[:, : words_of(k, bits)].contiguous()
 
 
@@ -41,13 +41,13 @@ def unpack_codes(words: torch.Tensor, bits: int, k: int) -> torch.Tensor:
     rows, count = words.shape
     padded = functional.pad(words, (0, -count % bits)) if count % bits else words
     grouped = padded.reshape(rows, -1, bits)
-    shape = (rows, grouped.shape[1], _WORD)
+    shape = (rows, grouped.shape[1], _WORD_BITS)
     codes = torch.empty(shape, dtype=torch.uint8, device=words.device)
     mask = (1 << bits) - 1
-    for place in range(_WORD):
-        word, shift = divmod(place * bits, _WORD)
-        code = (grouped[:, :, word].to(torch.int64) & _LOW) >> shift
-        if shift + bits > _WORD:
-            code |= grouped[:, :, word + 1].to(torch.int64) << (_WORD - shift)
+    for place in range(_WORD_BITS):
+        word, shift = divmod(place * bits, _WORD_BITS)
+        code = (grouped[:, :, word].to(torch.int64) & _WORD_MASK) >> shift
+        if shift + bits > _WORD_BITS:
+            code |= grouped[:, :, word + 1].to(torch.int64) << (_WORD_BITS - shift)
         codes[:, :, place] = (code & mask).to(torch.uint8)
     return codes.view(rows, -1)[:, :k].contiguous()

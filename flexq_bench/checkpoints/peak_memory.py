@@ -18,7 +18,8 @@ _RESET_PEAK = "5"  # proc(5): resets the peak of the resident set
 _KIB = 1 << 10
 # glibc's mallopt(3): allocations of at least this many bytes are mapped, and unmapped when they are
 # freed.
-_M_MMAP_THRESHOLD, _MAPPED, _MOST_BY_ITSELF = -3, 256 << 10, 32 << 20
+_M_MMAP_THRESHOLD = -3
+_MIN_MAPPED_BYTES, _MAX_AUTOMATIC_BYTES = 256 << 10, 32 << 20
 
 
 class PeakMemory:
@@ -40,7 +41,7 @@ class PeakMemory:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             return self
-        give_back_free_memory()  # free memory of earlier work would hide growth
+        release_free_memory()  # free memory of earlier work would hide growth
         # not Linux, or not permitted: the peak since the start of the process counts
         with contextlib.suppress(OSError):
             _RESET.write_text(_RESET_PEAK)
@@ -68,7 +69,7 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * _KIB
 
 
-def give_back_free_memory() -> None:
+def release_free_memory() -> None:
     """Return free heap memory to the system, which glibc does only partly by itself."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -88,8 +89,8 @@ def freed_at_once(device: torch.device) -> Iterator[None]:
     if mallopt is None:
         yield
         return
-    mallopt(_M_MMAP_THRESHOLD, _MAPPED)
+    mallopt(_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES)
     try:
         yield
     finally:
-        mallopt(_M_MMAP_THRESHOLD, _MOST_BY_ITSELF)  # the upper end of glibc's own choice
+        mallopt(_M_MMAP_THRESHOLD, _MAX_AUTOMATIC_BYTES)  # the upper end of glibc's own choice

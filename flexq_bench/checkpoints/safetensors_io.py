@@ -39,7 +39,7 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _METADATA = "__metadata__"
 _DIGESTS = "sha256"  # in the metadata: digest of each tensor's bytes, as JSON
-_LARGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors library
+_MAX_HEADER_BYTES = 100_000_000  # bytes, the limit of the safetensors library
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(size, _LARGEST_HEADER):
+            if length > min(size, _MAX_HEADER_BYTES):
                 raise ValueError(f"its header would have {length} bytes of {size}")
             header = loads_strictly(file.read(length))
         metadata = header.pop(_METADATA, {})

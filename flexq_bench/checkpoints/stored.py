@@ -37,12 +37,12 @@ class StoredCheckpoint(QuantizedCheckpoint):
     """Checkpoint in the project's own format, from `open_checkpoint`."""
 
     def __init__(self, folder: Path) -> None:
-        whole = _json(folder / CONFIG)
-        section = read_section(whole[QUANTIZATION], str(folder))
+        config = _json(folder / CONFIG)
+        section = read_section(config[QUANTIZATION], str(folder))
         extension = section.flexq_bench
         self.folder = folder
         self._section = section
-        self.config = {key: value for key, value in whole.items() if key != QUANTIZATION}
+        self.config = {key: value for key, value in config.items() if key != QUANTIZATION}
         self.scheme = extension.scheme
         self.calibration = extension.calibration
         self.kv_bits = extension.kv_bits
@@ -58,7 +58,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
         self._check_blocks()
         if vocabulary_digests(folder) != extension.files:
             raise CheckpointError(f"{folder}: its tokenizer is not the one it was made with")
-        if content_hash(whole, self._infos) != self.content_hash:
+        if content_hash(config, self._infos) != self.content_hash:
             raise CheckpointError(
                 f"{folder}: its content hash is not the one that its {CONFIG} names: {_AGAIN}"
             )
@@ -115,12 +115,12 @@ class StoredCheckpoint(QuantizedCheckpoint):
     def _check_blocks(self) -> None:
         """Check that blocks and widths are those of Hugging Face's configuration, if given."""
         blocks = self.config.get("num_hidden_layers")
-        found = {int(match[1]) for name in self.layers if (match := BLOCK.search(f".{name}"))}
-        counted = isinstance(blocks, int) and found
-        if counted and (len(found) != blocks or max(found) >= blocks):
+        numbers = {int(match[1]) for name in self.layers if (match := BLOCK.search(f".{name}"))}
+        counted = isinstance(blocks, int) and numbers
+        if counted and (len(numbers) != blocks or max(numbers) >= blocks):
             raise CheckpointError(
-                f"{self.folder} has layers of {len(found)} blocks, its {CONFIG} asks for {blocks}: "
-                f"{_AGAIN}"
+                f"{self.folder} has layers of {len(numbers)} blocks, its {CONFIG} asks for "
+                f"{blocks}: {_AGAIN}"
             )
         for name, entry in self._entries.items():
             expected = shape_of(name, self.config)

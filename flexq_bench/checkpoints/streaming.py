@@ -23,7 +23,7 @@ from flexq_bench.checkpoints.model_source import (
     expected_tensors,
     quiet_transformers,
 )
-from flexq_bench.checkpoints.peak_memory import give_back_free_memory
+from flexq_bench.checkpoints.peak_memory import release_free_memory
 from flexq_bench.errors import library_reason
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.linear_layers import linear_origins
@@ -81,7 +81,7 @@ class StreamedModel:
         """Drop a block, including changes to it."""
         _drop_weights(self.block(index))
         self._resident = None
-        give_back_free_memory()
+        release_free_memory()
 
     def load_ends(self) -> None:
         """Load the tensors outside the blocks, which a forward pass needs."""
@@ -156,10 +156,10 @@ class EmptyOnMeta(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given = dict(kwargs or {})
+        arguments = dict(kwargs or {})
         if func is torch.empty:
-            given["device"] = _META
-        return func(*args, **given)
+            arguments["device"] = _META
+        return func(*args, **arguments)
 
 
 def without_weights(source: ModelSource) -> Any:

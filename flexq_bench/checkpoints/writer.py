@@ -70,7 +70,7 @@ class CheckpointWriter:
             self._partial = PartialFolder(self.folder)
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
-        self._aside = self._partial.path
+        self._folder_in_progress = self._partial.path
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +119,7 @@ class CheckpointWriter:
     def add_file(self, path: Path) -> None:
         """Copy a file of the tokenizer or the model (generation_config.json) into the folder."""
         try:
-            shutil.copyfile(path, self._aside / path.name)
+            shutil.copyfile(path, self._folder_in_progress / path.name)
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
 
@@ -127,7 +127,7 @@ class CheckpointWriter:
         """Write the tensors added since the last shard to a new one, and release them."""
         if not self._pending:
             return
-        path = self._aside / f"{len(self._shards)}.safetensors"
+        path = self._folder_in_progress / f"{len(self._shards)}.safetensors"
         try:
             infos = write_tensors(path, self._pending)
         except OSError as error:
@@ -150,7 +150,7 @@ class CheckpointWriter:
         try:
             self._write_index()
             config = self._described()
-            _write_json(self._aside / CONFIG, config)
+            _write_json(self._folder_in_progress / CONFIG, config)
             self._put_in_place()
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
@@ -169,21 +169,21 @@ class CheckpointWriter:
 
     def _write_index(self) -> None:
         if len(self._shards) == 1:
-            os.rename(self._shards[0][0], self._aside / WHOLE)
+            os.rename(self._shards[0][0], self._folder_in_progress / WHOLE)
             return
         where: dict[str, str] = {}
         for index, (path, names) in enumerate(self._shards, start=1):
             name = f"model-{index:05}-of-{len(self._shards):05}.safetensors"
-            os.rename(path, self._aside / name)
+            os.rename(path, self._folder_in_progress / name)
             where |= dict.fromkeys(names, name)
         _write_json(
-            self._aside / INDEX,
+            self._folder_in_progress / INDEX,
             {"metadata": {"total_size": self.stored_bytes}, "weight_map": where},
         )
 
     def _described(self) -> dict[str, Any]:
         extension = self._extension.model_copy(
-            update={"layers": self._layers, "files": vocabulary_digests(self._aside)}
+            update={"layers": self._layers, "files": vocabulary_digests(self._folder_in_progress)}
         )
         section = dumped_section(extension, tuple(self._ignored))
         config = {**self._config, QUANTIZATION: section}
@@ -195,7 +195,7 @@ class CheckpointWriter:
         if self.folder.is_dir():
             os.rename(self.folder, replaced)
         try:
-            os.rename(self._aside, self.folder)
+            os.rename(self._folder_in_progress, self.folder)
         except OSError:
             if replaced.is_dir():
                 os.rename(replaced, self.folder)

@@ -106,15 +106,17 @@ def _decoded(model: ModelSpec) -> Block:
 
 def of_config(config: Mapping[str, Any], name: str) -> DecoderArchitecture:
     """Parse the architecture from a config.json. Raises UsageError."""
-    given = _class_of(config)
-    if given not in _TYPES:
-        raise UsageError(f"{name} is a {given}, and decode has {', '.join(_TYPES)}: pick another")
-    block = _TYPES[given]
+    found_class = _class_of(config)
+    if found_class not in _TYPES:
+        raise UsageError(
+            f"{name} is a {found_class}, and decode has {', '.join(_TYPES)}: pick another"
+        )
+    block = _TYPES[found_class]
     kind = config.get("model_type", block)
     if kind != block:
         raise UsageError(
-            f"{CONFIG} of {name} has the class {given} and the model type {kind!r:.40}, which is "
-            "another architecture: download it again"
+            f"{CONFIG} of {name} has the class {found_class} and the model type "
+            f"{kind!r:.40}, which is another architecture: download it again"
         )
     try:
         return _opt(config, name) if block == "opt" else _llama(config, name, block)
@@ -151,8 +153,8 @@ def _count(config: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _positive(given: Mapping[str, Any], key: str, default: float) -> float:
-    value = given.get(key, default)
+def _positive(fields: Mapping[str, Any], key: str, default: float) -> float:
+    value = fields.get(key, default)
     if not isinstance(value, int | float) or not 0 < value < math.inf:
         raise _FieldError(f"{key} is a number above 0, got {value!r}")
     return float(value)

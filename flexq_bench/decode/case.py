@@ -24,7 +24,7 @@ FULL_PRECISION = "fp16"  # the scheme of unquantized weights
 
 # 2: the warm-up decodes only the first tokens instead of all.
 PROTOCOL_VERSION = 2
-LONG_TOKENS = 512  # with more new tokens, a decode has enough steps for fewer processes
+MIN_LONG_TOKENS = 512  # with more new tokens, a decode has enough steps for fewer processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Setup:
 
     def process_count(self, case: DecodeCase) -> int:
         """The number of processes that measure a case."""
-        return self.long_processes if case.new_tokens > LONG_TOKENS else self.processes
+        return self.long_processes if case.new_tokens > MIN_LONG_TOKENS else self.processes
 
 
 def open_model(model: str, scheme: str, seed: int) -> WeightSource:

@@ -20,7 +20,7 @@ from flexq_bench.kernels.runtime.files import cache_folder, only_process
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles
 from flexq_bench.schemes.scheme import Scheme
 
-MOST_BYTES = 64 << 30  # total; a larger checkpoint stays until the next one is added
+MAX_BYTES = 64 << 30  # total; a larger checkpoint stays until the next one is added
 _GIB = 1 << 30
 
 
@@ -65,16 +65,16 @@ def key_of(
 class CheckpointCache:
     """A cache of checkpoints.
 
-    folder None: in the user's cache folder. most_bytes: limit of the total size.
+    folder None: in the user's cache folder. max_bytes: limit of the total size.
     """
 
-    def __init__(self, folder: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, folder: Path | None = None, max_bytes: int = MAX_BYTES) -> None:
         self.folder = folder or cache_folder() / "checkpoints"
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     @property
     def limit(self) -> str:
-        return f"{self._most_bytes / _GIB:g} GiB"
+        return f"{self._max_bytes / _GIB:g} GiB"
 
     def get(self, key: str, make: Callable[[Path], None]) -> tuple[Path, bool]:
         """Return the folder of this key's checkpoint; True: it existed, else `make` wrote it.
@@ -97,12 +97,12 @@ class CheckpointCache:
             key=lambda path: path.stat().st_mtime_ns,
             reverse=True,
         )
-        left = self._most_bytes - _bytes(keep)
+        bytes_left = self._max_bytes - _bytes(keep)
         for path in by_use:
             if path == keep:
                 continue
-            left -= _bytes(path)
-            if left < 0:
+            bytes_left -= _bytes(path)
+            if bytes_left < 0:
                 shutil.rmtree(path, ignore_errors=True)
                 path.with_suffix(".lock").unlink(missing_ok=True)
 

@@ -32,19 +32,24 @@ class CheckpointWeights(NamedWeights):
         self.is_synthetic = checkpoint.is_synthetic
         self._checkpoint = checkpoint
         self._quantized = frozenset(checkpoint.layers)
-        left = {*checkpoint.tensor_names}
+        unused = {*checkpoint.tensor_names}
         for layer in checkpoint.layers:
-            left |= {f"{layer}.weight", *([f"{layer}.bias"] if checkpoint.has_bias(layer) else [])}
+            unused |= {
+                f"{layer}.weight",
+                *([f"{layer}.bias"] if checkpoint.has_bias(layer) else []),
+            }
         for tensor, bias, biased in self._expected():
-            lacking = tensor if tensor not in left else bias if biased and bias not in left else ""
+            lacking = (
+                tensor if tensor not in unused else bias if biased and bias not in unused else ""
+            )
             if lacking:
                 raise UsageError(
                     f"{name} has no tensor {lacking}: its {CONFIG} is of another model"
                 )
-            left -= {tensor, bias}
+            unused -= {tensor, bias}
         if self.architecture.dimensions.tied_embeddings:
             checkpoint.check_tied_head(f"{self._root}.embed_tokens.weight")
-        check_no_more(name, left)
+        check_no_more(name, unused)
         self._shapes = dict(self._dense_tensors())
         self._unbiased = {path for path, _, biased in self._layers() if not biased}
 
@@ -73,10 +78,10 @@ class CheckpointWeights(NamedWeights):
         self._check_shape(name, tuple(tensor.shape), shape)
         return tensor
 
-    def _check_shape(self, name: str, given: tuple[int, ...], expected: tuple[int, ...]) -> None:
-        if given != expected:
+    def _check_shape(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if shape != expected:
             raise UsageError(
-                f"{self.architecture.dimensions.name}: {name} is {list(given)}, its {CONFIG} asks "
+                f"{self.architecture.dimensions.name}: {name} is {list(shape)}, its {CONFIG} asks "
                 f"for {list(expected)}: quantize it again"
             )
 

@@ -9,8 +9,8 @@ from heapq import heapify, heappop, heappush
 
 from flexq_bench.decode.requests import ServingRequest
 
-_FEWEST_SLOTS, _SLOT_FACTOR = 8, 4  # of step sizes: smaller batches are hardly faster
-_SHORTEST_CHUNK = 64  # tokens: shorter chunks are not faster
+_MIN_STEP_SLOTS, _STEP_SLOTS_FACTOR = 8, 4  # of step sizes: smaller batches are hardly faster
+_MIN_CHUNK_TOKENS = 64  # tokens: shorter chunks are not faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Iteration:
 class _Active:
     index: int
     prompt: int
-    left: int  # tokens still to be decoded
+    remaining: int  # tokens still to be decoded
     read: int = 0  # prompt tokens that are prefilled
     length: int = 0  # tokens including the newest; 0: the prompt is not prefilled yet
 
@@ -153,13 +153,15 @@ class Scheduler:
             active.read += chunk.count
             if active.read == active.prompt:
                 active.length = active.prompt + 1
-                active.left -= 1
+                active.remaining -= 1
                 started.append(active.index)
         return started
 
     def finish(self) -> list[tuple[int, int]]:
         """Free the slots of finished requests; returns their slots and indices."""
-        done = [(slot, active.index) for slot, active in self._active.items() if active.left == 0]
+        done = [
+            (slot, active.index) for slot, active in self._active.items() if active.remaining == 0
+        ]
         for slot, _ in done:
             del self._active[slot]
             heappush(self._free, slot)
@@ -169,7 +171,7 @@ class Scheduler:
         """Record a step, which adds a token to every decoding request."""
         for active in self._decoding_slots():
             active.length += 1
-            active.left -= 1
+            active.remaining -= 1
 
     def _decoding_slots(self) -> Iterator[_Active]:
         return (active for active in self._active.values() if active.length)
@@ -178,7 +180,7 @@ class Scheduler:
 def prefill_shapes(step_tokens: int) -> list[tuple[int, int]]:
     """Possible rows and tokens of a prefill: powers of two."""
     shapes = []
-    tokens = min(_SHORTEST_CHUNK, step_tokens)
+    tokens = min(_MIN_CHUNK_TOKENS, step_tokens)
     while tokens <= step_tokens:
         rows = 1
         while rows * tokens <= step_tokens:
@@ -191,8 +193,8 @@ def prefill_shapes(step_tokens: int) -> list[tuple[int, int]]:
 def step_sizes(slots: int) -> list[int]:
     """Batch sizes for which steps are captured, largest first: all slots, 8, 32, 128 and so on."""
     sizes = [slots]
-    fewer = _FEWEST_SLOTS
+    fewer = _MIN_STEP_SLOTS
     while fewer < slots:
         sizes.append(fewer)
-        fewer *= _SLOT_FACTOR
+        fewer *= _STEP_SLOTS_FACTOR
     return sorted(sizes, reverse=True)

@@ -15,8 +15,8 @@ from flexq_bench.kernels.decoder import DecoderOperations
 from flexq_bench.kernels.decoder.kv import empty_layer
 from flexq_bench.kernels.runtime.graph_capture import captured
 
-_SHORTEST_BUCKET = 128  # tokens: attention of shorter sequences takes the same time
-_MOST_CAPTURED_TOKENS = 2048  # of a prefill: with more, launch overhead is hidden
+_MIN_BUCKET_TOKENS = 128  # tokens: attention of shorter sequences takes the same time
+_MAX_CAPTURED_TOKENS = 2048  # of a prefill: with more, launch overhead is hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Engine:
         for bucket in dict.fromkeys(buckets):
             self.prepare(batch, bucket)
         chunks = self._one_chunk_each(prompts)
-        if batch * length <= _MOST_CAPTURED_TOKENS:
+        if batch * length <= _MAX_CAPTURED_TOKENS:
             self.prepare_prompts(batch, length, chunks.longest)
         watch = stopwatch(self.model.device)
         watch.mark()
@@ -206,8 +206,8 @@ class Engine:
 
 def bucket_of(length: int, capacity: int) -> int:
     """Length for which a step's attention is captured: `length` rounded up, at most `capacity`."""
-    rounded = max(_SHORTEST_BUCKET, 1 << (length - 1).bit_length())
+    rounded = max(_MIN_BUCKET_TOKENS, 1 << (length - 1).bit_length())
     # Also 3/4 of powers of two, so that a bucket is at most about 50 % too long.
-    if length <= rounded * 3 // 4 and rounded > _SHORTEST_BUCKET:
+    if length <= rounded * 3 // 4 and rounded > _MIN_BUCKET_TOKENS:
         rounded = rounded * 3 // 4
     return min(rounded, capacity)

@@ -26,10 +26,10 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 HEAD = "lm_head"  # never quantized
 _GIB = 1 << 30
-RESERVE = 1 << 30  # bytes for graphs, libraries' workspaces and allocator fragmentation
+RESERVE_BYTES = 1 << 30  # bytes for graphs, libraries' workspaces and allocator fragmentation
 # Temporary bytes per weight while a layer is rounded or packed: FP16, FP32, quotients, codes.
-_QUANTIZING_BYTES = 16
-_RAW_BYTES = 3  # bytes per weight of the block that is being loaded: FP16 and codes
+_ROUNDING_BYTES_PER_WEIGHT = 16
+_RAW_BYTES_PER_WEIGHT = 3  # bytes per weight of the block that is being loaded: FP16 and codes
 # Per scale, zero point, and index in a channel order.
 _SCALE_BYTES, _ZERO_BYTES, _ORDER_BYTES = 2, 1, 4
 
@@ -66,10 +66,12 @@ def footprint(source: WeightSource, batch: int, capacity: int, kv_bits: int) -> 
     block = sum(packed_bytes(n, k, formats[name].weight) for name, n, k in sizes)
     cache = 2 * model.layers * model.kv_heads * capacity * batch
     cache *= token_bytes(architecture.head_dim, kv_bits)
-    largest = max(n * k for _, n, k in sizes) * _QUANTIZING_BYTES
-    raw_block = sum(n * k for _, n, k in sizes) * _RAW_BYTES
+    largest = max(n * k for _, n, k in sizes) * _ROUNDING_BYTES_PER_WEIGHT
+    raw_block = sum(n * k for _, n, k in sizes) * _RAW_BYTES_PER_WEIGHT
     return Footprint(
-        block * model.layers + model.embedding_parameters * 2, cache, largest + raw_block + RESERVE
+        block * model.layers + model.embedding_parameters * 2,
+        cache,
+        largest + raw_block + RESERVE_BYTES,
     )
 
 

@@ -40,8 +40,8 @@ def cases_of(
 ) -> list[DecodeCase]:
     """All combinations, in the order of measurement: short decodes first."""
     return [
-        DecodeCase(setup.model, of.scheme, batch, prompt_tokens, new, of.kv_bits)
-        for of, new, batch in product(setup.schemes, sorted(new_tokens), batches)
+        DecodeCase(setup.model, cached.scheme, batch, prompt_tokens, new, cached.kv_bits)
+        for cached, new, batch in product(setup.schemes, sorted(new_tokens), batches)
     ]
 
 
@@ -253,11 +253,11 @@ def _earlier_results(record: DecodeRecord | None) -> ProcessResults:
 
 
 def _check_options(setup: Setup, record: DecodeRecord) -> None:
-    for name, given in (("seed", setup.seed), ("tuning", setup.tuning.value)):
+    for name, current in (("seed", setup.seed), ("tuning", setup.tuning.value)):
         stored = record.parameters.get(name)
-        if stored != given:
+        if stored != current:
             raise UsageError(
-                f"run {record.run.uuid[:8]} was begun with {name} {stored}, and this is {given}: "
+                f"run {record.run.uuid[:8]} was begun with {name} {stored}, and this is {current}: "
                 "give the same, or start a new run"
             )
 

@@ -15,7 +15,7 @@ from flexq_bench.decode.architecture import check_capacity
 from flexq_bench.decode.case import check_cache, open_model
 from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.engine import Engine
-from flexq_bench.decode.loading import RESERVE, check_memory, footprint, load, release
+from flexq_bench.decode.loading import RESERVE_BYTES, check_memory, footprint, load, release
 from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.decode.serving import serve, slots_within
 from flexq_bench.decode.text_decoder import operations_on
@@ -30,10 +30,10 @@ from flexq_bench.measure.nvml import open_handle
 from flexq_bench.measure.telemetry import NvmlSensor, Sensor, Telemetry
 
 _PROFILED_STEPS = 3
-_POWER_S = 1.2  # steps of at least this time: a GPU's energy counter changes every 0.1 s
+_MIN_POWER_S = 1.2  # steps of at least this time: a GPU's energy counter changes every 0.1 s
 _POWER_PERIOD_S = 0.02
-_STEPS_BETWEEN_WAITS = 32
-_WARM_UP_TOKENS = 64  # decoding them takes some tenths of a second, in which clocks rise
+_STEPS_PER_SYNCHRONIZATION = 32
+_MAX_WARM_UP_TOKENS = 64  # decoding them takes some tenths of a second, in which clocks rise
 
 
 class DecodeWorkerOperations:
@@ -99,7 +99,7 @@ class DecodeWorkerOperations:
             "is_synthetic": source.is_synthetic,
             "model": source.architecture.dimensions.name,
             "kernels": loaded.kernels(),
-            "content_hashes": {str(bits): of for bits, of in source.content_hashes.items()},
+            "content_hashes": {str(bits): digest for bits, digest in source.content_hashes.items()},
             "scheme_version": source.scheme_version,
             "configs": {str(m): tuner.configs(loaded, m) for m in batches},
         }
@@ -131,9 +131,11 @@ class DecodeWorkerOperations:
         """Number of concurrent sequences within a memory limit, without loading the model."""
         if memory_limit_bytes is None:
             return {"slots": batch_limit}
-        one = footprint(self._open(model, scheme), 1, capacity, kv_bits)
+        single = footprint(self._open(model, scheme), 1, capacity, kv_bits)
         # Temporaries of quantizing are freed before the cache is allocated and don't count.
-        slots = slots_within(memory_limit_bytes, one.weights, RESERVE, one.cache, batch_limit)
+        slots = slots_within(
+            memory_limit_bytes, single.weights, RESERVE_BYTES, single.cache, batch_limit
+        )
         return {"slots": slots}
 
     def serve(
@@ -168,7 +170,7 @@ class DecodeWorkerOperations:
             engine.prepare(batch, bucket)
             engine.advance(batch, bucket)
         prepared = time.perf_counter()
-        engine.generate(prompts, min(new_tokens, _WARM_UP_TOKENS))
+        engine.generate(prompts, min(new_tokens, _MAX_WARM_UP_TOKENS))
         warm = time.perf_counter()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -220,8 +222,8 @@ class DecodeWorkerOperations:
         engine.prepare(batch, bucket)
         began = now = time.perf_counter()
         with Telemetry(self._sensor, period_s=_POWER_PERIOD_S) as telemetry:
-            while now - began < _POWER_S:
-                for _ in range(_STEPS_BETWEEN_WAITS):
+            while now - began < _MIN_POWER_S:
+                for _ in range(_STEPS_PER_SYNCHRONIZATION):
                     engine.positions.fill_(length - 1)
                     engine.advance(batch, bucket)
                 if self.device.type == "cuda":

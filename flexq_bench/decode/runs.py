@@ -56,9 +56,15 @@ def serving_cases(setup: Setup, serving: Serving) -> list[ServingCase]:
         raise UsageError("how many at a time? Give --batch-limit")
     return [
         ServingCase(
-            of.scheme, limit, memory, tuple(requests), lengths, serving.step_tokens, of.kv_bits
+            cached.scheme,
+            limit,
+            memory,
+            tuple(requests),
+            lengths,
+            serving.step_tokens,
+            cached.kv_bits,
         )
-        for of in setup.schemes
+        for cached in setup.schemes
         for limit in limits
     ]
 

@@ -21,7 +21,7 @@ from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.decode.stopwatch import stopwatch
 from flexq_bench.errors import MeasureError
 
-_MIN_ATTENTION_LENGTH = 128  # positions of a prefill's attention
+_MIN_ATTENTION_TOKENS = 128  # positions of a prefill's attention
 _GIB = 1 << 30
 
 
@@ -106,7 +106,7 @@ def _prepare(engine: Engine, requests: Sequence[ServingRequest], step_tokens: in
     ):
         engine.prepare(*step)
     prefills = [iteration.prefill for iteration in iterations if iteration.prefill is not None]
-    shapes = {(one.rows, one.tokens, _attention_length(engine, one.longest)) for one in prefills}
+    shapes = {(p.rows, p.tokens, _attention_length(engine, p.longest)) for p in prefills}
     for shape in sorted(shapes):
         engine.prepare_prompts(*shape)
 
@@ -139,4 +139,4 @@ def _chunks(engine: Engine, prefill: PrefillBatch, prompts: torch.Tensor) -> Chu
 
 def _attention_length(engine: Engine, length: int) -> int:
     """Attention length of a chunk that ends at `length`, rounded up to need few graphs."""
-    return min(max(_MIN_ATTENTION_LENGTH, 1 << (length - 1).bit_length()), engine.capacity)
+    return min(max(_MIN_ATTENTION_TOKENS, 1 << (length - 1).bit_length()), engine.capacity)

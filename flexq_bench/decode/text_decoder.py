@@ -16,7 +16,7 @@ from flexq_bench.kernels.decoder.kv import empty_layer
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 
 # Tokens of one launch. On a CPU bit planes need 36 numbers per product; a GPU is busy with 2048.
-MOST_TOKENS: dict[Backend, int] = {"cpu": 128, "cuda": 2048}
+MAX_LAUNCH_TOKENS: dict[Backend, int] = {"cpu": 128, "cuda": 2048}
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class TextDecoder:
     """The forward pass of `decode`, with the logits of every token.
 
     choose: as in Engine; None: the kernels' heuristics. kv_bits: of keys and values. More than
-    MOST_TOKENS tokens are split into several passes, first by texts, then by tokens. Logits depend
-    on the number of texts only through the order of summation in a GEMM.
+    MAX_LAUNCH_TOKENS tokens are split into several passes, first by texts, then by tokens. Logits
+    depend on the number of texts only through the order of summation in a GEMM.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class TextDecoder:
         """
         rows, length = tokens.shape
         if state.longest + length > state.capacity:
-            state.reserve(bucket_of(state.longest + length, self._most_positions))
+            state.reserve(bucket_of(state.longest + length, self._max_positions))
         counts = torch.full_like(state.lengths, length) if counts is None else counts
         if length == 1 and state.longest > 0:
             logits = self._step(tokens[:, 0], state)
-        elif last_only and rows * length <= MOST_TOKENS[self._backend]:
+        elif last_only and rows * length <= MAX_LAUNCH_TOKENS[self._backend]:
             logits = self._last(tokens, state, counts)
         else:
             logits = self._all(tokens, state)
@@ -98,7 +98,7 @@ class TextDecoder:
         return logits
 
     @property
-    def _most_positions(self) -> int:
+    def _max_positions(self) -> int:
         return self.model.architecture.dimensions.context
 
     @property
@@ -123,7 +123,7 @@ class TextDecoder:
 
     def _all(self, tokens: torch.Tensor, state: TextState) -> torch.Tensor:
         rows, length = tokens.shape
-        most = MOST_TOKENS[self._backend]
+        most = MAX_LAUNCH_TOKENS[self._backend]
         # Local, as operators and workspaces cache buffers by size.
         decoder, workspaces = self._decoder(), dict[int, Workspace]()
         vocabulary = self.model.architecture.dimensions.vocab

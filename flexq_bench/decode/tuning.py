@@ -28,13 +28,13 @@ from flexq_bench.measure.tuning import Tuning
 from flexq_bench.workloads.gemm import GemmWorkload
 
 STAGE = "decode-step"  # of the tuning key
-_COPIES_OF_L2 = 3  # weights of the timed blocks, in sizes of the L2 cache, so that they are cold
-_FEWEST_BLOCKS = 6  # so that the head's share of a step is small
-_WARM_UP, _SAMPLES = 3, 15  # steps
+_MIN_L2_CACHES = 3  # weights of the timed blocks, in sizes of the L2 cache, so that they are cold
+_MIN_BLOCKS = 6  # so that the head's share of a step is small
+_WARM_UP_STEPS, _SAMPLE_STEPS = 3, 15  # steps
 # Candidates within this fraction of the fastest are timed again, with this factor more steps: a
 # disturbed first timing once selected a configuration that cost 3 % of a step.
-_RETIME_WITHIN, _RETIME_FACTOR = 0.015, 6
-_TOKENS = 32  # capacity of a sequence while steps are timed
+_MAX_RETIMED_EXCESS, _RETIME_FACTOR = 0.015, 6
+_CAPACITY_TOKENS = 32  # capacity of a sequence while steps are timed
 
 
 class StepTuner:
@@ -89,7 +89,7 @@ class StepTuner:
         if len(candidates) < 2:
             return
 
-        def time_us(config: Config, samples: int = _RETIME_FACTOR * _SAMPLES) -> float:
+        def time_us(config: Config, samples: int = _RETIME_FACTOR * _SAMPLE_STEPS) -> float:
             self._chosen[key] = config
             return step_us(model, self._operations, self, m, samples)
 
@@ -97,8 +97,8 @@ class StepTuner:
             self._key(kernel, gemm),
             candidates,
             time_us,
-            lambda config: time_us(config, _SAMPLES),
-            _RETIME_WITHIN,
+            lambda config: time_us(config, _SAMPLE_STEPS),
+            _MAX_RETIMED_EXCESS,
         )
 
     def _heuristic(self, kernel: LinearKernel, gemm: GemmWorkload) -> Config | None:
@@ -143,21 +143,21 @@ def step_us(
     operations: DecoderOperations,
     choose: ChooseConfig,
     batch: int,
-    samples: int = _SAMPLES,
+    samples: int = _SAMPLE_STEPS,
 ) -> float:
     """Median microseconds of a step of `batch` short sequences.
 
     Raises what a configuration raises.
     """
-    engine = Engine(model, operations, choose, slots=batch, capacity=_TOKENS)
+    engine = Engine(model, operations, choose, slots=batch, capacity=_CAPACITY_TOKENS)
     try:
-        engine.prepare(batch, _TOKENS)
-        engine.positions.fill_(_TOKENS // 2)
+        engine.prepare(batch, _CAPACITY_TOKENS)
+        engine.positions.fill_(_CAPACITY_TOKENS // 2)
         watch = stopwatch(model.device)
-        for step in range(_WARM_UP + samples):
-            if step >= _WARM_UP:
+        for step in range(_WARM_UP_STEPS + samples):
+            if step >= _WARM_UP_STEPS:
                 watch.mark()
-            engine.advance(batch, _TOKENS)
+            engine.advance(batch, _CAPACITY_TOKENS)
         watch.mark()
         return statistics.median(watch.intervals_ms()) * 1000
     finally:
@@ -166,12 +166,12 @@ def step_us(
 
 def first_blocks(model: Model) -> Model:
     """Truncate a model to its first blocks, so that steps are short but weights are read cold."""
-    blocks = _FEWEST_BLOCKS
+    blocks = _MIN_BLOCKS
     if model.device.type == "cuda":
         block = model.blocks[0]
         block_bytes = sum(
             linear.nbytes for linear in (block.qkv, block.out, block.widen, block.down)
         )
         l2 = torch.cuda.get_device_properties(model.device).L2_cache_size
-        blocks = max(blocks, -(-_COPIES_OF_L2 * l2 // block_bytes))
+        blocks = max(blocks, -(-_MIN_L2_CACHES * l2 // block_bytes))
     return replace(model, blocks=model.blocks[:blocks])

@@ -113,8 +113,8 @@ class SyntheticWeights(DenseWeights):
         }
         heads = None
         if self.architecture.norms_heads:
-            ones = torch.ones(self.architecture.head_dim, dtype=torch.float16, device=device)
-            heads = ones, ones
+            weight = torch.ones(self.architecture.head_dim, dtype=torch.float16, device=device)
+            heads = weight, weight
         return BlockWeights(linears, self._norm(device), self._norm(device), heads)
 
     def _drawer(self, device: torch.device, part: object) -> _Drawer:

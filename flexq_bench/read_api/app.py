@@ -31,7 +31,7 @@ from flexq_bench.read_api.badge import badge_of
 from flexq_bench.read_api.endpoints import ENDPOINTS, Endpoint, document
 
 CACHE_S = 5.0  # minimum time between two validations of a cached response
-_MAX_CACHED, _MAX_CACHED_BYTES = 512, 64 << 20  # responses; their bodies and URLs
+_MAX_CACHED_RESPONSES, _MAX_CACHED_BYTES = 512, 64 << 20  # responses; their bodies and URLs
 _JSON, _SVG = "application/json", "image/svg+xml"
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class _Cache:
         old = self._responses.pop(key, None)
         self._bytes += _size(key, cached) - (0 if old is None else _size(key, old))
         self._responses[key] = cached
-        while len(self._responses) > _MAX_CACHED or self._bytes > _MAX_CACHED_BYTES:
+        while len(self._responses) > _MAX_CACHED_RESPONSES or self._bytes > _MAX_CACHED_BYTES:
             self._bytes -= _size(*self._responses.popitem(last=False))
         return cached
 
@@ -179,8 +179,8 @@ def api_app(database: Database, *, repository: Path | None = None) -> ASGIApp:
     def badge(request: Request) -> _Content:
         def answer() -> bytes:
             with database.session() as session:
-                of, project = (request.query_params.get(name) for name in ("of", "project"))
-                return badge_of(session, of, repository, project=project or "").encode()
+                revision, project = map(request.query_params.get, ("of", "project"))
+                return badge_of(session, revision, repository, project=project or "").encode()
 
         return _guarded(answer, _SVG)
 

@@ -34,15 +34,16 @@ _LETTER_PX, _PAD_PX, _HEIGHT_PX = 7, 10, 20
 
 
 def badge_of(
-    session: Session, of: str | None, repository: Path | None, *, project: str = ""
+    session: Session, revision: str | None, repository: Path | None, *, project: str = ""
 ) -> str:
-    """Return the badge of a branch or commit. of: name, sha or prefix; None: the watched branch.
+    """Return the badge of a branch or commit.
 
-    repository: for branch names; None: only commits. project: name of an external project; empty:
-    this repository, or the first project where it has no timed result. Raises UsageError if `of` is
-    neither a commit nor a branch, GitError if git does not run.
+    revision: name, sha or prefix; None: the watched branch. repository: for branch names; None:
+    only commits. project: name of an external project; empty: this repository, or the first project
+    where it has no timed result. Raises UsageError if it is neither a commit nor a branch, GitError
+    if git does not run.
     """
-    sha = None if of is None else _sha(of, repository)
+    sha = None if revision is None else _sha(revision, repository)
     project = project or queries.main_project(session)
     counts = queries.verdicts_of_commit(session, sha, project=project)
     worst = next((verdict for verdict in _WORST_FIRST if counts.get(verdict.value)), None)
@@ -75,15 +76,15 @@ def svg(label: str, words: str, color: str) -> str:
     )
 
 
-def _sha(of: str, repository: Path | None) -> str:
-    if repository is not None and _BRANCH.fullmatch(of) and ".." not in of:
-        sha = find_revision(repository, of)
+def _sha(revision: str, repository: Path | None) -> str:
+    if repository is not None and _BRANCH.fullmatch(revision) and ".." not in revision:
+        sha = find_revision(repository, revision)
         if sha is None:  # does not list branches: their names may be private
-            raise UsageError(f"no branch and no commit {of!r:.60}")
+            raise UsageError(f"no branch and no commit {revision!r:.60}")
         return sha
-    if _SHA.fullmatch(of):
-        return of
+    if _SHA.fullmatch(revision):
+        return revision
     raise UsageError(
-        f"{of!r:.60} is no commit: give its sha, or start the API with --repository, which knows "
-        "branches"
+        f"{revision!r:.60} is no commit: give its sha, or start the API with --repository, "
+        "which knows branches"
     )

@@ -36,7 +36,7 @@ from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load
-from flexq_bench.decode.text_decoder import MOST_TOKENS
+from flexq_bench.decode.text_decoder import MAX_LAUNCH_TOKENS
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 from flexq_bench.schemes import Calibration, resolve
 from flexq_bench.schemes.errors import QuantizeError
@@ -245,7 +245,7 @@ def test_a_text_longer_than_one_launch_is_the_same_text(stored, monkeypatch) -> 
     model, texts = stored("w8a16").model(), some_texts(3, 40)
     whole = model(input_ids=texts).logits
     for most in (16, 100):  # a part of a text, two texts of three
-        monkeypatch.setitem(MOST_TOKENS, "cpu", most)
+        monkeypatch.setitem(MAX_LAUNCH_TOKENS, "cpu", most)
         torch.testing.assert_close(model(input_ids=texts).logits, whole, rtol=2e-3, atol=4e-3)
 
 

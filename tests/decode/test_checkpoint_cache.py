@@ -57,7 +57,7 @@ def test_what_is_there_is_not_made_again_and_the_oldest_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_cache, "_is_complete", lambda path: path.is_dir())
-    cache = CheckpointCache(tmp_path / "kept", most_bytes=250)
+    cache = CheckpointCache(tmp_path / "kept", max_bytes=250)
     made: list[str] = []
 
     def make(folder: Path) -> None:

@@ -27,7 +27,7 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 _BITS = 4
 _LAYOUT = "gemm"
-_A_WORD = 8  # codes
+_CODES_PER_WORD = 8  # codes
 _PLACE_OF_ROW = (0, 4, 1, 5, 2, 6, 3, 7)  # of the eight rows of a word
 _PARTS = ("qweight", "qzeros", "scales")
 
@@ -63,7 +63,7 @@ class AwqLayers(LayerReader):
 
     def shape(self, name: str) -> tuple[int, int]:
         channels, words = self._matrix(f"{name}.qweight")
-        return words * _A_WORD, channels
+        return words * _CODES_PER_WORD, channels
 
     def formats(self, name: str) -> str:
         return NumberFormat(_BITS, self._whole_group, "asymmetric").name
@@ -75,7 +75,9 @@ class AwqLayers(LayerReader):
         take = self._tensors.take
         words = take(f"{name}.qweight", (torch.int32,), device=device)
         scales = take(f"{name}.scales", HALVES, (groups, rows), device=device)
-        zeros = take(f"{name}.qzeros", (torch.int32,), (groups, rows // _A_WORD), device=device)
+        zeros = take(
+            f"{name}.qzeros", (torch.int32,), (groups, rows // _CODES_PER_WORD), device=device
+        )
         operand = integer_operand(
             _rows_in_order(words),
             _rows_in_order(zeros),
@@ -99,5 +101,7 @@ class AwqLayers(LayerReader):
 def _rows_in_order(words: torch.Tensor) -> torch.Tensor:
     """Unpack words [columns, N/8] to codes, uint8 [N, columns]."""
     columns, count = words.shape
-    codes = unpack_codes(words, _BITS, count * _A_WORD).view(columns, count, _A_WORD)
+    codes = unpack_codes(words, _BITS, count * _CODES_PER_WORD).view(
+        columns, count, _CODES_PER_WORD
+    )
     return codes[:, :, list(_PLACE_OF_ROW)].view(columns, -1).T.contiguous()

@@ -30,7 +30,7 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 # Tensors that early versions of transformers stored and now compute from the configuration; and the
 # scales of a quantized KV cache, which remain in folders whose config.json no longer has that
 # cache.
-_PASSED_OVER = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
+_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +58,12 @@ class ExternalCheckpoint(QuantizedCheckpoint):
             self._layers.names, lambda name: renamed(f"{name}.").removesuffix(".")
         )
         weights = {f"{name}.weight": name for name in self._stored_layers}
-        self._outside = {
+        self._dense_weights = {
             weight: name for weight, name in weights.items() if not BLOCK.search(f".{name}")
         }
-        self.layers = tuple(name for weight, name in weights.items() if weight not in self._outside)
+        self.layers = tuple(
+            name for weight, name in weights.items() if weight not in self._dense_weights
+        )
         self._quantized = frozenset(self.layers)
         if not self.layers:
             raise CheckpointError(f"{folder} has no quantized layer in a block of a decoder")
@@ -71,16 +73,16 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         dense = (
             name
             for name in self._tensors.infos
-            if name not in owned and not name.endswith(_PASSED_OVER)
+            if name not in owned and not name.endswith(_IGNORED_SUFFIXES)
         )
         self._stored_tensors = self._by_name(dense, renamed)
-        twice = next((name for name in self._stored_tensors if name in weights), None)
-        if twice is not None:
+        duplicate = next((name for name in self._stored_tensors if name in weights), None)
+        if duplicate is not None:
             raise CheckpointError(
-                f"{folder} has {twice} beside the codes of that layer: which of them is meant? "
+                f"{folder} has {duplicate} and the codes of that layer: which of them is meant? "
                 "Copy the folder again"
             )
-        self.tensor_names = tuple(sorted([*self._stored_tensors, *self._outside]))
+        self.tensor_names = tuple(sorted([*self._stored_tensors, *self._dense_weights]))
         self.kv_bits = DENSE_KV_BITS
         self.scheme = StoredScheme(name=self._scheme_name(), version=0)
         self._warn()
@@ -108,9 +110,9 @@ class ExternalCheckpoint(QuantizedCheckpoint):
     def tensor(self, name: str) -> torch.Tensor:
         if name not in self.tensor_names:
             raise CheckpointError(f"{self.folder} has no tensor {name}")
-        if name in self._outside:
-            outside = self._layers.layer(self._stored_layers[self._outside[name]])
-            values = outside.weight.in_own_order()
+        if name in self._dense_weights:
+            layer = self._layers.layer(self._stored_layers[self._dense_weights[name]])
+            values = layer.weight.in_own_order()
             return values.to(torch.float32)  # exact: a code times an FP16 scale
         tensor = self._tensors.take(self._stored_tensors[name], (*REALS, torch.float64))
         if not bool(torch.isfinite(tensor).all()):
@@ -131,10 +133,10 @@ class ExternalCheckpoint(QuantizedCheckpoint):
 
     def _check_shape(self, name: str) -> None:
         expected = shape_of(name, self.config)
-        given = self._layers.shape(self._stored_layers[name])
-        if expected is not None and given != expected:
+        shape = self._layers.shape(self._stored_layers[name])
+        if expected is not None and shape != expected:
             raise CheckpointError(
-                f"{self.folder}: {name} is {list(given)}, its {CONFIG} asks for {list(expected)}: "
+                f"{self.folder}: {name} is {list(shape)}, its {CONFIG} asks for {list(expected)}: "
                 "copy the folder again"
             )
 
@@ -152,11 +154,11 @@ class ExternalCheckpoint(QuantizedCheckpoint):
                 self.folder.name,
                 100 * change,
             )
-        if self._outside:
+        if self._dense_weights:
             log.warning(
                 "%s: %s quantized in it: computed with the values that the codes stand for, by no "
                 "kernel",
                 self.folder.name,
-                " and ".join(self._outside.values())
-                + (" are" if len(self._outside) > 1 else " is"),
+                " and ".join(self._dense_weights.values())
+                + (" are" if len(self._dense_weights) > 1 else " is"),
             )

@@ -3,9 +3,9 @@
 Its compressors name a layer's tensors (compressed_tensors/compressors) and say what they stand for:
 
     weight_packed      int32 [N, words], pack-quantized: codes of 2 to 8 bits, from 0 up
-    weight_shape       int [2], beside it: N and K
+    weight_shape       int [2], with it: N and K
     weight             INT8 or E4M3 [N, K]: int-quantized, float-quantized, naive-quantized
-    weight_scale       [N, groups]; of channels [N, 1], of a tensor [1], of blocks one a block
+    weight_scale       [N, groups]; of channels [N, 1], of a tensor [1], of blocks [blocks]
     weight_zero_point  int32 [words, groups], packed along N, or INT8 [N, groups] (of a tensor [1],
                        and in early versions); none: symmetric
     weight_g_idx       int32 [K], the group of each channel (activation order)
@@ -49,7 +49,7 @@ _PARTS = (
     *("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx"),
     *("input_scale", "input_zero_point"),
 )
-_CODES = (torch.int8, torch.float8_e4m3fn)
+_CODE_DTYPES = (torch.int8, torch.float8_e4m3fn)
 
 
 class CompressedTensorsLayers(LayerReader):
@@ -99,9 +99,13 @@ class CompressedTensorsLayers(LayerReader):
         take = self._tensors.take
         bits = weights.num_bits
         rows, k = self.shape(name)
-        dense, whole = words_of(k, bits), -(-k // (32 // bits))
+        dense, whole_codes = words_of(k, bits), -(-k // (32 // bits))
         words = take(
-            f"{name}.weight_packed", (torch.int32,), (rows, dense), (rows, whole), device=device
+            f"{name}.weight_packed",
+            (torch.int32,),
+            (rows, dense),
+            (rows, whole_codes),
+            device=device,
         )
         is_dense = words.shape[1] == dense
         codes = (unpack_codes if is_dense else unpack_whole_codes)(words, bits, k)
@@ -152,9 +156,9 @@ class CompressedTensorsLayers(LayerReader):
     ) -> torch.Tensor:
         """Zero points of one byte each, as uint8 [N, groups] from 0 up."""
         rows, groups = scales.shape
-        whole = [(1,), (), (1, 1), (rows,)] if groups == 1 else []
+        shared = [(1,), (), (1, 1), (rows,)] if groups == 1 else []
         stored = self._tensors.take(
-            f"{name}.weight_zero_point", (torch.int8,), (rows, groups), *whole, device=device
+            f"{name}.weight_zero_point", (torch.int8,), (rows, groups), *shared, device=device
         )
         zeros = self._over_rows(stored, rows).to(torch.int16) + (1 << (bits - 1))
         if int(zeros.min()) < 0 or int(zeros.max()) >= 1 << bits:
@@ -248,7 +252,7 @@ class CompressedTensorsLayers(LayerReader):
 
     def _is_part(self, module: str, parameter: str) -> bool:
         if parameter == "weight":
-            return self._tensors.dtype(f"{module}.weight") in _CODES
+            return self._tensors.dtype(f"{module}.weight") in _CODE_DTYPES
         return parameter in _PARTS
 
     def _scales(self, name: str) -> Iterator[str]:

@@ -15,11 +15,11 @@ from flexq_bench.checkpoints.external.layer_reader import matches
 from flexq_bench.kernels.formats import Kind, NumberFormat
 
 PACKED = "pack-quantized"
-_PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
-_BY_LAYER = "mixed-precision"  # of the whole model: each group has a format of its own
+_UNPACKED = ("int-quantized", "float-quantized", "naive-quantized")
+_MIXED = "mixed-precision"  # of the whole model: each group has a format of its own
 _REGEX = "re:"
 # Locations that need no operation at run time: rotations of weights, with their inverse.
-_OFFLINE = ("weight_input", "weight_output")
+_OFFLINE_LOCATIONS = ("weight_input", "weight_output")
 
 
 class _Section(BaseModel):
@@ -29,12 +29,14 @@ class _Section(BaseModel):
 
     def unknown(self) -> list[str]:
         extra = self.model_extra or {}
-        return [key for key in extra if key not in _SILENT and extra[key] not in _NOTHING]
+        return [
+            key for key in extra if key not in _IGNORED_KEYS and extra[key] not in _EMPTY_VALUES
+        ]
 
 
-_NOTHING: tuple[Any, ...] = (None, False, {}, [], "")
+_EMPTY_VALUES: tuple[Any, ...] = (None, False, {}, [], "")
 # Keys about the origin of the numbers, types of tensors described elsewhere, and records.
-_SILENT = (
+_IGNORED_KEYS = (
     *("observer", "observer_kwargs", "scale_dtype", "zp_dtype"),
     *("quant_method", "quantization_status", "global_compression_ratio", "run_compressed"),
     "version",
@@ -83,14 +85,14 @@ class Arguments(_Section):
 
     @field_validator("block_structure", mode="before")
     @classmethod
-    def _as_numbers(cls, given: Any) -> Any:
+    def _as_numbers(cls, value: Any) -> Any:
         """Parse the form 128x128 of early versions."""
-        return given.split("x") if isinstance(given, str) else given
+        return value.split("x") if isinstance(value, str) else value
 
     @field_validator("type", "strategy", "dynamic", "actorder", mode="before")
     @classmethod
-    def _in_lower_case(cls, given: Any) -> Any:
-        return given.lower() if isinstance(given, str) else given
+    def _in_lower_case(cls, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
 
 
 class LayerGroup(_Section):
@@ -144,7 +146,7 @@ class Configuration(_Section):
 
     def _check(self, name: str, group: LayerGroup, weights: Arguments, model: str) -> None:
         form = self.format_of(group)
-        known = (PACKED, *_PLAIN)
+        known = (PACKED, *_UNPACKED)
         if form is not None and form not in known:
             raise CheckpointError(f"{model}: {name} is {form}; {', '.join(known)} are read here")
         is_float, bits = weights.type == "float", weights.num_bits
@@ -173,7 +175,7 @@ class Configuration(_Section):
         """The format of a group's tensors; None: not specified."""
         if group.format is not None:
             return group.format
-        return None if self.format == _BY_LAYER else self.format
+        return None if self.format == _MIXED else self.format
 
 
 def read_configuration(section: dict[str, Any], model: str) -> Configuration:
@@ -202,7 +204,7 @@ def _refuse_unsupported(config: Configuration, model: str) -> None:
     if config.kv_cache_scheme is not None:
         raise CheckpointError(
             f"{model} has a quantized KV cache (kv_cache_scheme), whose scales are not "
-            "read here: remove it from config.json to judge weights and activations alone"
+            "read here: remove it from config.json to evaluate weights and activations alone"
         )
     sparsity = (config.sparsity_config or {}).get("format", "dense")
     if sparsity != "dense":
@@ -222,7 +224,7 @@ def _are_offline(transforms: Any) -> bool:
         places = [use["location"] for scheme in transforms.values() for use in scheme["apply"]]
     except (TypeError, KeyError, AttributeError):
         return False
-    return all(place in _OFFLINE for place in places)
+    return all(place in _OFFLINE_LOCATIONS for place in places)
 
 
 def _refuse_unknown(section: _Section | None, where: str) -> None:

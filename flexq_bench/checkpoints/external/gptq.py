@@ -32,10 +32,10 @@ from flexq_bench.checkpoints.packing import unpack_codes, words_of
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
-_WORD = 32
+_WORD_BITS = 32
 _BITS = (2, 3, 4, 8)
 _OFFSETS = {"gptq": 1, "gptq_v2": 0}  # subtracted from zero points, by checkpoint_format
-_MORE = ("rotation", "adapter", "lora")  # operations of GPTQModel in addition to the codes
+_UNSUPPORTED = ("rotation", "adapter", "lora")  # operations of GPTQModel in addition to the codes
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
@@ -56,10 +56,10 @@ class GptqLayers(LayerReader):
                 f"{tensors.folder.name} is a GPTQ checkpoint in the layout {layout}: supported "
                 f"is {' or '.join(_OFFSETS)}"
             )
-        more = next((key for key in _MORE if section.get(key)), None)
-        if more is not None:
+        extra = next((key for key in _UNSUPPORTED if section.get(key)), None)
+        if extra is not None:
             raise CheckpointError(
-                f"{tensors.folder.name} is a GPTQ checkpoint with {more}, which is not computed "
+                f"{tensors.folder.name} is a GPTQ checkpoint with {extra}, which is not computed "
                 "here: quantize the model without"
             )
         if section.get("pack_dtype", "int32") != "int32":
@@ -73,7 +73,7 @@ class GptqLayers(LayerReader):
     def shape(self, name: str) -> tuple[int, int]:
         bits, _ = self._settings(name)
         words, rows = self._matrix(f"{name}.qweight")
-        return rows, words * _WORD // bits
+        return rows, words * _WORD_BITS // bits
 
     def formats(self, name: str) -> str:
         bits, group = self._settings(name)

@@ -8,7 +8,7 @@ from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.formats.asymmetric import asymmetric_types
 
-_WORD = 32  # bits of an int32
+_WORD_BITS = 32  # bits of an int32
 
 
 def unpack_whole_codes(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
@@ -17,9 +17,9 @@ def unpack_whole_codes(words: torch.Tensor, bits: int, count: int) -> torch.Tens
     words: int32 [rows, ceil(count / (32 // bits))]. Returns uint8 [rows, count]. compressed-tensors
     used this layout before version 0.18; for 2, 4 and 8 bits it is that of `packing.unpack_codes`.
     """
-    each = _WORD // bits
-    codes = torch.empty((*words.shape, each), dtype=torch.uint8, device=words.device)
-    for place in range(each):
+    per_word = _WORD_BITS // bits
+    codes = torch.empty((*words.shape, per_word), dtype=torch.uint8, device=words.device)
+    for place in range(per_word):
         codes[:, :, place] = (words >> place * bits & (1 << bits) - 1).to(torch.uint8)
     return codes.flatten(1)[:, :count].contiguous()
 
@@ -51,7 +51,7 @@ def integer_operand(
 def channel_order(group_of: torch.Tensor, group: int, layer: str) -> torch.Tensor | None:
     """Order of channels in which those of one group are consecutive; None: they already are.
 
-    group_of: integers [K], the group of each channel (`g_idx`: GPTQ's activation order). Raises
+    group_of: integers [K], the group of per_word channel (`g_idx`: GPTQ's activation order). Raises
     CheckpointError if any group except the last has a number of channels other than `group`.
     """
     of_channel = group_of.long()

@@ -20,17 +20,17 @@ def read_layers(tensors: FolderTensors, section: Any) -> LayerReader:
     Raises CheckpointError with one line for an unsupported method or layout, and if no tensor is
     quantized.
     """
-    given = section.get("quant_method") if isinstance(section, dict) else section
-    reader = _METHODS.get(str(given))
+    method = section.get("quant_method") if isinstance(section, dict) else section
+    reader = _METHODS.get(str(method))
     if reader is None or not isinstance(section, dict):
         raise CheckpointError(
-            f"{tensors.folder.name} is quantized by {given}; read here are {', '.join(_METHODS)}, "
+            f"{tensors.folder.name} is quantized by {method}; read here are {', '.join(_METHODS)}, "
             "and GGUF files"
         )
     layers = reader(tensors, section)
     if not layers.names:
         raise CheckpointError(
-            f"{tensors.folder.name} says that it is quantized by {given}, and none of its tensors "
+            f"{tensors.folder.name} says that it is quantized by {method}, and none of its tensors "
             "is: copy the folder again"
         )
     return layers
