@@ -21,7 +21,7 @@ from scipy import stats
 from flexq_bench.accuracy.agreement import AgreementMeter, record_reference
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.accuracy.sensitivity.restoring import restoring
+from flexq_bench.accuracy.sensitivity.layer_kinds import restoring
 from flexq_bench.accuracy.setup import best_device
 from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.kernels.formats import NumberFormat

@@ -394,15 +394,14 @@ def judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> Limit
     check = "parity of kernels"
     limit_text = f"{limit.tolerance:g}"
     evaluator = setup.evaluator
-    segment = evaluator.first_segment()
-    if segment is None:
+    if not setup.plan.texts:
         reason = "no text makes inputs for the layers: give --data NAME=FILE"
         return LimitOutcome(scheme, check, Outcome.MISSING, reason, limit_text)
     try:
         sites = kernel_parity(
             _original(setup).model,
             evaluator.model_under(scheme).model,
-            segment,
+            evaluator.text_ids(setup.plan.texts[0].name)[0],
             limit.kernels,
             backend="cpu" if setup.origin.device.backend == "cpu" else "cuda",
         )

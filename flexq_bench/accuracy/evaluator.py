@@ -12,7 +12,12 @@ from typing import Any, Protocol
 
 import torch
 
-from flexq_bench.accuracy.agreement import Agreement, AgreementMeter, layer_errors
+from flexq_bench.accuracy.agreement import (
+    Agreement,
+    AgreementMeter,
+    ReferenceLogits,
+    layer_errors,
+)
 from flexq_bench.accuracy.as_decode import (
     DTYPE,
     ModelWeights,
@@ -135,8 +140,8 @@ class Evaluator:
         }
         self._current: _Quantized | None = None
         self._reproduction: ReproducedModel | None = None
-        for tokens in self._tokens.values():
-            segments_of(tokens, self.context, plan.max_tokens)
+        for name in self._tokens:
+            self._segment_count(name)  # raises AccuracyError for a text that is too short
         self.reference = reference
         if reference is None and plan.original:
             self.reference = ModelReference(loaded, context=self.context, bos=plan.bos)
@@ -170,16 +175,16 @@ class Evaluator:
 
         Raises AccuracyError as store_reference.
         """
-        assert self.reference is not None
-        predictions = {}
-        for text in self._plan.texts:
-            tokens = self._tokens[text.name]
-            count = segments_of(tokens, self.context, self._plan.max_tokens)
-            predictions[text] = (
-                tokens,
-                self.reference.predictions(text, tokens, count).first(count),
-            )
+        predictions = {
+            text: (self._tokens[text.name], self._reference_on(text)) for text in self._plan.texts
+        }
         return store_reference(path, self._loaded, predictions)
+
+    def _reference_on(self, text: Text) -> ReferenceLogits:
+        """Return the reference's predictions on all segments of a text that may be evaluated."""
+        assert self.reference is not None  # the callers compare with it
+        count = self._segment_count(text.name)
+        return self.reference.predictions(text, self._tokens[text.name], count).first(count)
 
     def distinct_segments(self, text: str) -> tuple[tuple[int, ...], int]:
         """Return the indices of distinct segments, in order, and the number of all segments."""
@@ -320,16 +325,12 @@ class Evaluator:
 
     def text_ids(self, text: str) -> torch.Tensor:
         """Return the segments of a text that may be evaluated, int64 [segments, context]."""
-        tokens = self._tokens[text]
-        count = segments_of(tokens, self.context, self._plan.max_tokens)
+        tokens, count = self._tokens[text], self._segment_count(text)
         return torch.stack(list(segments(tokens.ids, self.context, bos=tokens.bos))[:count])
 
-    def first_segment(self) -> torch.Tensor | None:
-        """Return the first segment of the first text [context]; None: there is no text."""
-        if not self._plan.texts:
-            return None
-        tokens = self._tokens[self._plan.texts[0].name]
-        return next(segments(tokens.ids, self.context, bos=tokens.bos))
+    def _segment_count(self, text: str) -> int:
+        """Return the number of segments of a text that may be evaluated."""
+        return segments_of(self._tokens[text], self.context, self._plan.max_tokens)
 
     @property
     def _base(self) -> str:
@@ -378,9 +379,7 @@ class Evaluator:
         assert self.reference is not None  # _base is a unit only if there is a reference
         known = self.reference.known(text) if self.schedule is not None else None
         if known is None:
-            count = segments_of(self._tokens[text.name], self.context, self._plan.max_tokens)
-            tokens = self._tokens[text.name]
-            known = self.reference.predictions(text, tokens, count).first(count)
+            known = self._reference_on(text)
         return perplexity_results(
             scheme, text, known.result, None, self.parameters(scheme, text.name)
         )
@@ -388,7 +387,7 @@ class Evaluator:
     def _on_text(self, scheme: str, model: LoadedModel, text: Text) -> list[MetricResult]:
         parameters = self.parameters(scheme, text.name)
         tokens = self._tokens[text.name]
-        available = segments_of(tokens, self.context, self._plan.max_tokens)
+        available = self._segment_count(text.name)
         length = text_length(self.context, tokens.bos)
         meter: AgreementMeter | None = None
         result: PerplexityResult | None = None
@@ -417,8 +416,7 @@ class Evaluator:
             scheme, text, result, agreement, parameters, seed=self._plan.seed
         )
         if self._plan.layers and text == self._plan.texts[0]:
-            first = next(segments(tokens.ids, self.context, bos=tokens.bos))
-            folds = self._quantized(scheme).folds
+            first, folds = self.text_ids(text.name)[0], self._quantized(scheme).folds
             errors = layer_errors(self._loaded.model, model.model, first, folds)
             results.append(layer_result(scheme, text, errors, parameters))
         return results

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,7 +28,7 @@ from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.ray_actors import Actor, RayActors
 from flexq_bench.fleet.retry_policy import MAX_DEATHS, is_quarantined
 from flexq_bench.fleet.timeouts import LONGEST_S, Times
-from flexq_bench.fleet.workers import Event, Finished, Joined, Lost
+from flexq_bench.fleet.workers import Finished, Joined, Lost
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.repository.provenance import current_commit
 
@@ -79,24 +79,6 @@ class Evaluating:
     introduction: Introduction
     unit: Unit | None = None
     scheme: str | None = None
-
-
-class Evaluators(Protocol):
-    """Workers that evaluate; lost ones are replaced (RayEvaluators)."""
-
-    def poll(self, timeout_s: float) -> Sequence[Event]: ...
-
-    def call(self, worker: str, method: str, *arguments: object) -> None: ...
-
-    @property
-    def arriving(self) -> int:
-        """Workers that are being started."""
-        ...
-
-    @property
-    def refusals(self) -> Sequence[str]:
-        """Reasons why devices have no worker."""
-        ...
 
 
 class RayEvaluators(RayActors):
@@ -204,7 +186,7 @@ class Evaluation:
         self._recording: Recording | None = None
         self._first: ResultOrigin | None = None
 
-    def carry_out(self, evaluators: Evaluators) -> list[MetricResult]:
+    def carry_out(self, evaluators: RayEvaluators) -> list[MetricResult]:
         """Evaluate until every unit has results. Raises as execute_on_cluster."""
         reason = ""
         while len(self._findings) < len(self._plan.units):

@@ -28,7 +28,6 @@ from flexq_bench.schemes.activations import (
 from flexq_bench.schemes.calibration import Calibration
 
 FORMAT_VERSION: Literal[1] = 1
-CONFIG = "config.json"
 SECTION = "flexq_bench"
 QUANTIZATION = "quantization_config"
 COMPRESSED_TENSORS: Literal["compressed-tensors"] = "compressed-tensors"

@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from flexq_bench.schemes.model_files import CONFIG
 from flexq_bench.schemes.strict_json import loads_strictly
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
-_CONFIG, _SECTION = "config.json", "flexq_bench"
+_SECTION = "flexq_bench"
 _QUANTIZATION = ("quantization_config", "compression_config")  # the second name was used in 2024
 # Separate files of AutoGPTQ up to 0.7 and of AutoAWQ up to 0.1, whose config.json has no section,
 # by quant_method.
@@ -36,7 +37,7 @@ def read_config(path: Path | str) -> tuple[dict[str, Any], Any]:
     Early AutoGPTQ and AutoAWQ have a separate file for that section. Both are empty if no file can
     be read.
     """
-    config = _object(Path(path) / _CONFIG)
+    config = _object(Path(path) / CONFIG)
     sections = (config.get(key) for key in _QUANTIZATION)
     section = next((section for section in sections if section is not None), None)
     if section is None and config:

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from flexq_bench.checkpoints.config import CONFIG
 from flexq_bench.checkpoints.errors import HEAD, CheckpointError, own_head_error
 from flexq_bench.checkpoints.gguf_config import check_tensors_used, complete_config
 from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, read_tensor, with_digest
 from flexq_bench.errors import library_reason
 from flexq_bench.schemes.linear_layers import Origin
-from flexq_bench.schemes.model_files import ModelFiles, merged_tensors
+from flexq_bench.schemes.model_files import CONFIG, ModelFiles, merged_tensors
 from flexq_bench.schemes.model_map import stored_names
 
 Named = tuple[str, torch.Tensor]

@@ -10,24 +10,21 @@ import torch
 
 from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.config import (
-    CONFIG,
     QUANTIZATION,
     dumped_section,
     read_section,
 )
 from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.checkpoints.folders import INDEX, WHOLE
+from flexq_bench.checkpoints.folder_tensors import FolderTensors
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.layers import all_finite, decode, specs
 from flexq_bench.checkpoints.safetensors_io import (
     DTYPES,
-    TensorInfo,
-    read_header,
     read_tensor,
     with_digest,
 )
+from flexq_bench.schemes.model_files import CONFIG, read_json
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from flexq_bench.schemes.strict_json import loads_strictly
 
 _AGAIN = "copy the folder again, or quantize again"
 BLOCK = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
@@ -37,7 +34,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
     """Checkpoint in the project's own format, from `open_checkpoint`."""
 
     def __init__(self, folder: Path) -> None:
-        config = _json(folder / CONFIG)
+        config = read_json(folder / CONFIG)
         section = read_section(config[QUANTIZATION], str(folder))
         extension = section.flexq_bench
         self.folder = folder
@@ -52,7 +49,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
         self._entries = extension.layers
         self._infos = {
             name: info if info.digest else with_digest(info, name)  # of a shard by another program
-            for name, info in tensors_of(folder).items()
+            for name, info in FolderTensors(folder).infos.items()
         }
         self._check_structure()
         self._check_blocks()
@@ -155,31 +152,3 @@ def shape_of(name: str, config: dict[str, Any]) -> tuple[int, int] | None:
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
     }.get(name.rpartition(".")[2])
-
-
-def tensors_of(folder: Path) -> dict[str, TensorInfo]:
-    """All tensors of a folder. Raises CheckpointError if a shard is missing or truncated."""
-    if not (folder / INDEX).is_file():
-        return read_header(folder / WHOLE)
-    where = _json(folder / INDEX).get("weight_map")
-    if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
-        raise CheckpointError(f"{folder / INDEX} doesn't say which file has which tensor: {_AGAIN}")
-    infos: dict[str, TensorInfo] = {}
-    for file in sorted(set(where.values())):
-        if Path(file).name != file:
-            raise CheckpointError(f"{folder / INDEX} names a file elsewhere, {file}: {_AGAIN}")
-        of_file = read_header(folder / file)
-        if set(of_file) != {name for name, place in where.items() if place == file}:
-            raise CheckpointError(f"{folder / file} has other tensors than {INDEX} says: {_AGAIN}")
-        infos |= of_file
-    return infos
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = loads_strictly(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"can't read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds no JSON object: {_AGAIN}")
-    return content

@@ -13,7 +13,6 @@ from typing import Any, Self
 import torch
 
 from flexq_bench.checkpoints.config import (
-    CONFIG,
     QUANTIZATION,
     SECTION,
     Extension,
@@ -26,6 +25,7 @@ from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.layers import all_finite, encode
 from flexq_bench.checkpoints.partial_folder import PartialFolder
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, write_tensors
+from flexq_bench.schemes.model_files import CONFIG
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 SHARD_BYTES = 1 << 30

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flexq_bench.checkpoints.folders import is_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.architecture import of_catalog
-from flexq_bench.decode.checkpoint_weights import checkpoint_weights
+from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.decode.model_weights import open_weights
 from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.decode.weights import SyntheticWeights, WeightSource
@@ -123,7 +124,7 @@ def open_model(model: str, scheme: str, seed: int) -> WeightSource:
     if not is_there(path) and "/" not in model and path.suffix != ".gguf":
         raise UsageError(f"{unknown('model', model, catalog)}; or give a folder or a .gguf file")
     if is_checkpoint(path):
-        return checkpoint_weights(path)
+        return CheckpointWeights(open_checkpoint(path))
     if resolve(scheme).name != FULL_PRECISION:
         raise UsageError(f"{model} is not quantized: quantize it by {scheme} first")
     return open_weights(path)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.model_source import check_no_more
-from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.architecture import of_config
 from flexq_bench.decode.model_weights import NamedWeights
 from flexq_bench.errors import UsageError
@@ -84,8 +82,3 @@ class CheckpointWeights(NamedWeights):
                 f"{self.architecture.dimensions.name}: {name} is {list(shape)}, its {CONFIG} asks "
                 f"for {list(expected)}: quantize it again"
             )
-
-
-def checkpoint_weights(path: Path) -> CheckpointWeights:
-    """Open the weights of a checkpoint folder. Raises UsageError as CheckpointWeights."""
-    return CheckpointWeights(open_checkpoint(path))

@@ -9,7 +9,7 @@ import torch
 from flexq_bench.decode.decoder import Chunks, Decoder, Model
 from flexq_bench.decode.layers import ChooseConfig, Workspace
 from flexq_bench.decode.prefill import PrefillRunner
-from flexq_bench.decode.stopwatch import stopwatch
+from flexq_bench.decode.stopwatch import Stopwatch
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.decoder import DecoderOperations
 from flexq_bench.kernels.decoder.kv import empty_layer
@@ -101,7 +101,7 @@ class Engine:
         chunks = self._one_chunk_each(prompts)
         if batch * length <= _MAX_CAPTURED_TOKENS:
             self.prepare_prompts(batch, length, chunks.longest)
-        watch = stopwatch(self.model.device)
+        watch = Stopwatch(self.model.device)
         watch.mark()
         self.read(chunks, batch)
         watch.mark()

@@ -18,7 +18,7 @@ from flexq_bench.decode.continuous_batching import (
 from flexq_bench.decode.decoder import Chunks
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.requests import ServingRequest
-from flexq_bench.decode.stopwatch import stopwatch
+from flexq_bench.decode.stopwatch import Stopwatch
 from flexq_bench.errors import MeasureError
 
 _MIN_ATTENTION_TOKENS = 128  # positions of a prefill's attention
@@ -64,7 +64,7 @@ def serve(
     prefilled between two steps, which limits the time between tokens of a request.
     """
     _prepare(engine, requests, step_tokens)
-    watch = stopwatch(engine.model.device)
+    watch = Stopwatch(engine.model.device)
     began, first, ended = ([0] * len(requests) for _ in range(3))
     answers: list[torch.Tensor] = [prompts[:0, 0]] * len(requests)
     steps: list[int] = []  # index of the mark after each

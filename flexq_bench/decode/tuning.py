@@ -18,7 +18,7 @@ from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.layers import ChooseConfig, PackedLinear
 from flexq_bench.decode.loading import release
-from flexq_bench.decode.stopwatch import stopwatch
+from flexq_bench.decode.stopwatch import Stopwatch
 from flexq_bench.kernels.autotune import TuningKey, TuningMemory
 from flexq_bench.kernels.contract import Config, LinearKernel
 from flexq_bench.kernels.decoder import DecoderOperations
@@ -153,7 +153,7 @@ def step_us(
     try:
         engine.prepare(batch, _CAPACITY_TOKENS)
         engine.positions.fill_(_CAPACITY_TOKENS // 2)
-        watch = stopwatch(model.device)
+        watch = Stopwatch(model.device)
         for step in range(_WARM_UP_STEPS + samples):
             if step >= _WARM_UP_STEPS:
                 watch.mark()

@@ -45,10 +45,20 @@ class Parameter:
             )
         return number
 
-    def schema(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
+        """Return the parameter object of the OpenAPI document."""
+        schema: dict[str, Any] = {"type": "string"}
         if self.kind is int:
-            return {"type": "integer", "minimum": self.least, "maximum": self.most}
-        return {"type": "string"} | ({"enum": list(self.choices)} if self.choices else {})
+            schema = {"type": "integer", "minimum": self.least, "maximum": self.most}
+        elif self.choices:
+            schema["enum"] = list(self.choices)
+        return {
+            "name": self.name,
+            "in": "path" if self.in_path else "query",
+            "required": self.in_path,
+            "description": self.description,
+            "schema": schema,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +148,16 @@ _BADGE = {
         "operationId": "getBadge",
         "summary": "a badge: the verdict of a branch or commit, for a README",
         "parameters": [
-            {
-                "name": "of",
-                "in": "query",
-                "description": "a branch (with --repository), or a commit by its sha or a prefix "
-                "of at least 7 digits; default: the newest judged commit of the watched branch",
-                "schema": {"type": "string"},
-            },
-            {
-                "name": "project",
-                "in": "query",
-                "description": "the project of the commit; default: this repository, or the first "
-                "project by name where it has no timed result",
-                "schema": {"type": "string"},
-            },
+            Parameter(
+                "of",
+                "a branch (with --repository), or a commit by its sha or a prefix of at least 7 "
+                "digits; default: the newest judged commit of the watched branch",
+            ).described(),
+            Parameter(
+                "project",
+                "the project of the commit; default: this repository, or the first project by name "
+                "where it has no timed result",
+            ).described(),
         ],
         "responses": {
             "200": {
@@ -203,16 +209,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     return {
         "operationId": endpoint.name,
         "summary": endpoint.description,
-        "parameters": [
-            {
-                "name": parameter.name,
-                "in": "path" if parameter.in_path else "query",
-                "required": parameter.in_path,
-                "description": parameter.description,
-                "schema": parameter.schema(),
-            }
-            for parameter in endpoint.parameters
-        ],
+        "parameters": [parameter.described() for parameter in endpoint.parameters],
         "responses": {
             "200": response(endpoint.description, endpoint.response_type.__name__),
             "304": {"description": "as the ETag of the request says"},

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.architecture import of_catalog
-from flexq_bench.decode.checkpoint_weights import checkpoint_weights
+from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.decode.synthetic_source import SyntheticSource
 from flexq_bench.decode.weights import SyntheticWeights
@@ -41,7 +42,8 @@ def test_a_checkpoint_of_random_weights_is_what_decode_would_round(block, tmp_pa
         SyntheticSource(weights), scheme, tmp_path / "out", device=CPU, dtype=torch.float16
     )
 
-    stored, rounded = checkpoint_weights(tmp_path / "out"), RoundedWeights(weights, scheme)
+    stored = CheckpointWeights(open_checkpoint(tmp_path / "out"))
+    rounded = RoundedWeights(weights, scheme)
     assert stored.is_synthetic
     for index in range(spec.layers):
         ours, theirs = stored.block(index, CPU), rounded.block(index, CPU)

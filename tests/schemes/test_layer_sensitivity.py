@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch.nn import functional
 
-from flexq_bench.accuracy.sensitivity.restoring import restoring
+from flexq_bench.accuracy.sensitivity.layer_kinds import restoring
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.errors import QuantizeError

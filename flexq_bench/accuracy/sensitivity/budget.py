@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity
-from flexq_bench.accuracy.sensitivity.layer_kinds import OnStep
-from flexq_bench.accuracy.sensitivity.restoring import restoring
+from flexq_bench.accuracy.sensitivity.layer_kinds import OnStep, restoring
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.flexq import FlexqOptions, named_sites, paper_choice

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity
-from flexq_bench.accuracy.sensitivity.restoring import restoring
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.model_map import LinearSite, ModelMap, map_model
+from flexq_bench.schemes.model_map import (
+    LinearSite,
+    ModelMap,
+    linear_at,
+    map_model,
+    replace_module,
+)
 from flexq_bench.schemes.own_schemes import OwnSchemeLoop
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.uniform import FLEXQ_GROUP, round_site
@@ -121,6 +127,20 @@ def kind_sensitivities(
             increase = mean_difference_interval(dense.nll, result.nll, seed=seed)
         measured.append(KindSensitivity(kind, setting, result, increase))
     return dense, tuple(measured)
+
+
+@contextmanager
+def restoring(model: nn.Module, sites: Sequence[LinearSite]) -> Iterator[None]:
+    """Restore the dense layers of these sites at the end of the block.
+
+    For schemes that only replace layers.
+    """
+    dense = {site.name: linear_at(model, site.name) for site in sites}
+    try:
+        yield
+    finally:
+        for name, layer in dense.items():
+            replace_module(model, name, layer)
 
 
 def _kinds(layout: ModelMap) -> tuple[str, ...]:

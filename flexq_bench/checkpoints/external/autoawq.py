@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.checkpoints.external.folder import HALVES, FolderTensors
 from flexq_bench.checkpoints.external.integers import half_scales, integer_operand
 from flexq_bench.checkpoints.external.layer_reader import LayerReader
+from flexq_bench.checkpoints.folder_tensors import HALVES, FolderTensors
 from flexq_bench.checkpoints.packing import unpack_codes
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.quantized_layer import QuantizedLayer

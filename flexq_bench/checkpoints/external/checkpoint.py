@@ -12,18 +12,20 @@ import torch
 
 from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.config import (
-    CONFIG,
     DENSE_KV_BITS,
     QUANTIZATION,
     StoredScheme,
 )
 from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.checkpoints.external.folder import REALS, FolderTensors
-from flexq_bench.checkpoints.external.methods import read_layers
+from flexq_bench.checkpoints.external.autoawq import AwqLayers
+from flexq_bench.checkpoints.external.compressed_tensors import CompressedTensorsLayers
+from flexq_bench.checkpoints.external.gptq import GptqLayers
+from flexq_bench.checkpoints.external.layer_reader import LayerReader
+from flexq_bench.checkpoints.folder_tensors import REALS, FolderTensors
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.safetensors_io import with_digest
 from flexq_bench.checkpoints.stored import BLOCK, shape_of
-from flexq_bench.schemes.model_files import class_name
+from flexq_bench.schemes.model_files import CONFIG, class_name
 from flexq_bench.schemes.model_map import names_of_stored
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
@@ -31,6 +33,9 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 # scales of a quantized KV cache, which remain in folders whose config.json no longer has that
 # cache.
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
+
+# The supported layouts, by `quant_method` of config.json.
+_METHODS = {reader.method: reader for reader in (CompressedTensorsLayers, AwqLayers, GptqLayers)}
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +56,7 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         self.config = config
         self._section = section
         self._tensors = FolderTensors(folder)
-        self._layers = read_layers(self._tensors, self._section)
+        self._layers = _read_layers(self._tensors, self._section)
         renamed = names_of_stored(class_name(config))
         # By their names here, the names of layers and tensors in the files.
         self._stored_layers = self._by_name(
@@ -162,3 +167,25 @@ class ExternalCheckpoint(QuantizedCheckpoint):
                 " and ".join(self._dense_weights.values())
                 + (" are" if len(self._dense_weights) > 1 else " is"),
             )
+
+
+def _read_layers(tensors: FolderTensors, section: Any) -> LayerReader:
+    """Return the quantized layers of a folder. section: `quantization_config` of its config.json.
+
+    Raises CheckpointError with one line for an unsupported method or layout, and if no tensor is
+    quantized.
+    """
+    method = section.get("quant_method") if isinstance(section, dict) else section
+    reader = _METHODS.get(str(method))
+    if reader is None or not isinstance(section, dict):
+        raise CheckpointError(
+            f"{tensors.folder.name} is quantized by {method}; read here are {', '.join(_METHODS)}, "
+            "and GGUF files"
+        )
+    layers = reader(tensors, section)
+    if not layers.names:
+        raise CheckpointError(
+            f"{tensors.folder.name} says that it is quantized by {method}, and none of its tensors "
+            "is: copy the folder again"
+        )
+    return layers

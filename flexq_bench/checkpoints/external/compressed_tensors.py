@@ -28,7 +28,6 @@ from flexq_bench.checkpoints.external.compressed_tensors_config import (
     Arguments,
     read_configuration,
 )
-from flexq_bench.checkpoints.external.folder import INTEGERS, REALS, FolderTensors
 from flexq_bench.checkpoints.external.integers import (
     channel_order,
     half_scales,
@@ -36,6 +35,7 @@ from flexq_bench.checkpoints.external.integers import (
     unpack_whole_codes,
 )
 from flexq_bench.checkpoints.external.layer_reader import LayerReader
+from flexq_bench.checkpoints.folder_tensors import INTEGERS, REALS, FolderTensors
 from flexq_bench.checkpoints.packing import unpack_codes, words_of
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.schemes.activations import (

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.checkpoints.external.folder import HALVES, INTEGERS, FolderTensors
 from flexq_bench.checkpoints.external.integers import (
     channel_order,
     half_scales,
     integer_operand,
 )
 from flexq_bench.checkpoints.external.layer_reader import LayerReader, matches
+from flexq_bench.checkpoints.folder_tensors import HALVES, INTEGERS, FolderTensors
 from flexq_bench.checkpoints.packing import unpack_codes, words_of
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.quantized_layer import QuantizedLayer

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.checkpoints.external.folder import REALS, FolderTensors
 from flexq_bench.checkpoints.external.integers import half_change, half_scales
+from flexq_bench.checkpoints.folder_tensors import REALS, FolderTensors
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 _BIAS = "bias"

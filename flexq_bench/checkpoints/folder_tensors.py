@@ -1,4 +1,4 @@
-"""Tensors of a folder written by another tool, read and checked one at a time."""
+"""Tensors of a folder, by name, read and checked one at a time."""
 
 from __future__ import annotations
 
