@@ -59,42 +59,64 @@ def test_weights_are_of_the_data_type_asked_for(tiny_llama):
         load_model(str(tiny_llama), device=CPU, dtype="fp8")
 
 
-def test_a_cut_off_file_is_never_loaded_in_part(folder):
+def spoil_index(folder: Path, weight_map: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def cut_off(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    with pytest.raises(UsageError, match=r"model.safetensors is cut off or damaged .*no part"):
-        load_model(str(folder), device=CPU)
 
 
-def test_a_shard_that_is_missing_is_named(folder):
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"a": "model.safetensors", "b": "second.safetensors"}})
+def index_elsewhere(folder: Path, place: str) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "other.safetensors")
+    spoil_index(folder, {"a": place})
+
+
+def rename(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+
+
+def drop_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+
+
+def enlarge_tokenizer(folder: Path) -> None:
+    config = json.loads((folder / "tokenizer.json").read_text())
+    config["added_tokens"].append(
+        config["added_tokens"][0] | {"id": 512, "content": "<|more|>", "special": True}
     )
-    with pytest.raises(UsageError, match=r"lacks second\.safetensors"):
-        load_model(str(folder), device=CPU)
+    (folder / "tokenizer.json").write_text(json.dumps(config))
 
 
-def test_weights_that_the_architecture_lacks_are_said(folder):
-    change(folder / "config.json", num_hidden_layers=5)
-    with pytest.raises(UsageError, match=r"lacks 9 weights .*model.layers.4"):
-        load_model(str(folder), device=CPU)
-
-
-def test_weights_that_the_configuration_has_no_place_for_are_said(folder):
-    change(folder / "config.json", num_hidden_layers=3)
-    with pytest.raises(UsageError, match=r"has 9 weights .*no place for \(model.layers.3.*in part"):
-        load_model(str(folder), device=CPU)
-
-
-def test_a_model_of_a_billion_blocks_is_refused_before_any_is_made(folder):
-    change(folder / "config.json", num_hidden_layers=10**9)
-    with pytest.raises(UsageError, match=r"38 weights, and its config\.json asks for 1000000000"):
-        load_model(str(folder), device=CPU)
-
-
-def test_a_weight_of_another_shape_is_named(folder):
-    change(folder / "config.json", intermediate_size=250)
-    with pytest.raises(UsageError, match=r"down_proj.weight is \[128, 256\], .* \[128, 250\]"):
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (cut_off, r"model.safetensors is cut off or damaged .*no part"),
+        (
+            lambda f: spoil_index(f, {"a": "model.safetensors", "b": "second.safetensors"}),
+            r"lacks second\.safetensors",
+        ),
+        (lambda f: spoil_index(f, ["model.safetensors"]), "which file has which weight"),
+        (lambda f: index_elsewhere(f, "../other.safetensors"), "names a file elsewhere"),
+        (lambda f: index_elsewhere(f, "/srv/other.safetensors"), "names a file elsewhere"),
+        (lambda f: index_elsewhere(f, "a/b"), "names a file elsewhere"),
+        (
+            lambda f: rename(f, "model-00001-of-00002.safetensors"),
+            r"no model\.safetensors\.index\.json",
+        ),
+        (lambda f: rename(f, "pytorch_model.bin"), r"has no \.safetensors file"),
+        (drop_tokenizer, "has no tokenizer that transformers reads"),
+        (
+            enlarge_tokenizer,
+            r"largest token is 512 \('<\|more\|>'\), the model has .* for 512 tokens",
+        ),
+    ],
+)
+def test_damaged_folder_is_refused(folder, spoil, message):
+    spoil(folder)
+    with pytest.raises(UsageError, match=message):
         load_model(str(folder), device=CPU)
 
 
@@ -115,6 +137,11 @@ def test_weights_of_a_quantized_type_are_refused(folder, respell, dtype):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"num_hidden_layers": 5}, r"lacks 9 weights .*model.layers.4"),
+        ({"num_hidden_layers": 3}, r"has 9 weights .*no place for \(model.layers.3.*in part"),
+        ({"num_hidden_layers": 10**9}, r"38 weights, and its config\.json asks for 1000000000"),
+        ({"intermediate_size": 250}, r"down_proj.weight is \[128, 256\], .* \[128, 250\]"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantized already \(gptq\)"),
         ({"quantization_config": "gptq"}, r"quantized already \(gptq\)"),
         ({"compression_config": {"quant_method": "sparse"}}, r"quantized already \(sparse\)"),
         ({"model_type": "foo"}, "can't load model: .*`foo`"),
@@ -127,26 +154,6 @@ def test_a_configuration_that_is_wrong_is_said_in_one_line(folder, changes, mess
     with pytest.raises(UsageError, match=message) as raised:
         load_model(str(folder), device=CPU)
     assert "\n" not in str(raised.value)
-
-
-def test_parts_without_their_index_are_refused(folder):
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    with pytest.raises(UsageError, match=r"no model\.safetensors\.index\.json"):
-        load_model(str(folder), device=CPU)
-
-
-def test_an_index_that_says_nothing_is_refused(folder):
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}')
-    with pytest.raises(UsageError, match="which file has which weight"):
-        load_model(str(folder), device=CPU)
-
-
-@pytest.mark.parametrize("place", ["../other.safetensors", "/srv/other.safetensors", "a/b"])
-def test_an_index_reads_no_file_elsewhere(folder, place):
-    (folder / "model.safetensors").rename(folder.parent / "other.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": place}}))
-    with pytest.raises(UsageError, match="names a file elsewhere"):
-        load_model(str(folder), device=CPU)
 
 
 def test_code_in_a_model_s_folder_is_neither_run_nor_asked_about(folder, monkeypatch, tmp_path):
@@ -171,33 +178,6 @@ def test_code_in_a_model_s_folder_is_neither_run_nor_asked_about(folder, monkeyp
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_tokenizer_that_does_not_fit_is_refused(folder):
-    text = (folder / "tokenizer.json").read_text()
-    config = json.loads(text)
-    config["added_tokens"].append(
-        config["added_tokens"][0] | {"id": 512, "content": "<|more|>", "special": True}
-    )
-    (folder / "tokenizer.json").write_text(json.dumps(config))
-    with pytest.raises(
-        UsageError,
-        match=r"largest token is 512 \('<\|more\|>'\), the model has .* for 512 tokens",
-    ):
-        load_model(str(folder), device=CPU)
-
-
-def test_a_folder_without_a_tokenizer_is_refused(folder):
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(UsageError, match="has no tokenizer that transformers reads"):
-        load_model(str(folder), device=CPU)
-
-
-def test_a_model_that_is_quantized_already_is_refused(folder):
-    change(folder / "config.json", quantization_config={"quant_method": "gptq"})
-    with pytest.raises(UsageError, match=r"is quantized already \(gptq\)"):
-        load_model(str(folder), device=CPU)
-
-
 def test_packed_weights_without_a_word_in_the_configuration_are_refused(folder):
     from safetensors.torch import load_file, save_file
 
@@ -205,12 +185,6 @@ def test_packed_weights_without_a_word_in_the_configuration_are_refused(folder):
     tensors["model.layers.0.mlp.up_proj.qweight"] = torch.zeros(4, 4, dtype=torch.int32)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UsageError, match=r"quantized already \(model.*qweight\)"):
-        load_model(str(folder), device=CPU)
-
-
-def test_pickled_weights_are_not_read(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UsageError, match=r"has no \.safetensors file"):
         load_model(str(folder), device=CPU)
 
 

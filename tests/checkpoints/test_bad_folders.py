@@ -10,12 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.folder_tensors import FolderTensors
 from flexq_bench.checkpoints.folders import is_checkpoint
 from flexq_bench.checkpoints.hashing import content_hash
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.checkpoints.safetensors_io import write_tensors
-from flexq_bench.checkpoints.stored import tensors_of
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes.activations import StaticActivation
@@ -79,7 +78,7 @@ def with_tensor(folder: Path, name: str, change) -> None:
     write_tensors(path, tensors)
 
     def rehash(config, section, extension):
-        extension["content_hash"] = content_hash(config, tensors_of(folder))
+        extension["content_hash"] = content_hash(config, FolderTensors(folder).infos)
 
     change_config(folder, rehash)
 
@@ -93,77 +92,61 @@ def read_all(folder: Path) -> None:
 
 
 def complaint(folder: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(UsageError) as caught:
         read_all(folder)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_a_whole_folder_is_read(folder):
+def test_intact_folder_is_read(folder):
     assert is_checkpoint(folder)
     checkpoint = open_checkpoint(folder)
     assert checkpoint.layer(UP).weight.rows == 96
     assert len(shards(folder)) > 1
 
 
-def test_a_shard_that_is_cut_off(folder):
-    path = shards(folder)[0]
-    path.write_bytes(path.read_bytes()[:-1])
-    assert "cut off" in complaint(folder)
+def cut(path: Path, end: int) -> None:
+    path.write_bytes(path.read_bytes()[:end])
 
 
-@pytest.mark.parametrize("size", [0, 4, 20])
-def test_a_shard_that_is_cut_off_in_its_header(folder, size):
-    path = shards(folder)[0]
-    path.write_bytes(path.read_bytes()[:size])
-    assert "cut off or damaged" in complaint(folder)
-
-
-def test_a_header_that_nests_without_end(folder):
+def nest(path: Path) -> None:
     header = b"[" * 100_000
-    shards(folder)[0].write_bytes(struct.pack("<Q", len(header)) + header)
-    assert "cut off or damaged" in complaint(folder)
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
 
 
-def test_a_shard_that_is_missing(folder):
-    shards(folder)[1].unlink()
-    assert "is missing" in complaint(folder)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: cut(path, -1), "cut off"),
+        (lambda path: cut(path, 0), "cut off or damaged"),
+        (lambda path: cut(path, 4), "cut off or damaged"),
+        (lambda path: cut(path, 20), "cut off or damaged"),
+        (nest, "cut off or damaged"),
+        (Path.unlink, "lacks model-00001-of-"),
+        (lambda path: save_file({"other": torch.ones(1)}, path), "says that model-00001-of-"),
+    ],
+)
+def test_damaged_or_missing_shard_is_refused(folder, damage, message):
+    damage(shards(folder)[0])
+    assert message in complaint(folder)
 
 
-def test_a_shard_of_another_checkpoint(folder):
-    path = shards(folder)[1]
-    save_file({"other": torch.ones(1)}, path)
-    assert "has other tensors" in complaint(folder)
-
-
-def test_a_byte_that_is_damaged_is_found_when_its_tensor_is_read(folder):
+def test_damaged_byte_is_found_when_its_tensor_is_read(folder):
     path = shards(folder)[0]
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
 
-    assert open_checkpoint(folder).layers  # headers alone are read
+    assert open_checkpoint(folder).layers  # only headers are read
     assert "not those that were written" in complaint(folder)
 
 
-def test_a_hash_that_is_wrong(folder):
-    change_config(folder, lambda c, s, extension: extension.update(content_hash="0" * 64))
-    assert "content hash" in complaint(folder)
-
-
-def test_a_seed_that_was_changed(folder):
-    change_config(folder, lambda c, s, extension: extension["scheme"].update(seed=9))
-    assert "content hash" in complaint(folder)
-
-
-def test_another_version_of_the_format(folder):
-    change_config(folder, lambda c, s, extension: extension.update(version=2))
-    assert "has version 2" in complaint(folder)
-
-
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
+        (lambda c, s, e: e.update(content_hash="0" * 64), "content hash"),
+        (lambda c, s, e: e["scheme"].update(seed=9), "content hash"),
+        (lambda c, s, e: e.update(version=2), "has version 2"),
         (lambda c, s, e: s.update(surprise=1), "surprise"),
         (lambda c, s, e: e.update(surprise=1), "surprise"),
         (lambda c, s, e: e["layers"][UP].update(weight="int9/128"), "2 to 8 bits"),
@@ -191,9 +174,9 @@ def test_another_version_of_the_format(folder):
         (lambda c, s, e: e["layers"].update({"model.layers.0.x": e["layers"][UP]}), "lacks"),
     ],
 )
-def test_a_configuration_that_can_not_be(folder, change, said):
+def test_invalid_configuration_is_refused(folder, change, message):
     change_config(folder, change)
-    assert said in complaint(folder)
+    assert message in complaint(folder)
 
 
 def nan(tensor: torch.Tensor) -> torch.Tensor:
@@ -206,7 +189,7 @@ def nan(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "message"),
     [
         (f"{UP}.weight_scale", nan, "NaN"),
         ("model.layers.1.mlp.gate_proj.weight", nan, "NaN"),
@@ -217,24 +200,21 @@ def nan(tensor: torch.Tensor) -> torch.Tensor:
         (f"{UP}.weight_scale", lambda scale: scale.float(), "float16"),
     ],
 )
-def test_numbers_that_can_not_be(folder, name, change, said):
+def test_invalid_tensor_is_refused(folder, name, change, message):
     with_tensor(folder, name, change)
-    assert said in complaint(folder)
+    assert message in complaint(folder)
 
 
-def test_another_tokenizer(write, tmp_path, folder):
+def test_changed_tokenizer_is_refused(folder):
     (folder / "tokenizer.json").write_text("{}")
     assert "tokenizer" in complaint(folder)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"quantization_config": 3}'])
-def test_no_checkpoint(tmp_path, content):
-    (tmp_path / "config.json").write_text(content)
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"quantization_config": 3}'])
+def test_folder_without_checkpoint_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    else:
+        assert not is_checkpoint(tmp_path)
     with pytest.raises(UsageError):
         open_checkpoint(tmp_path)
-
-
-def test_no_folder(tmp_path):
-    assert not is_checkpoint(tmp_path / "none")
-    with pytest.raises(UsageError, match="no quantized checkpoint"):
-        open_checkpoint(tmp_path / "none")

@@ -47,21 +47,6 @@ def test_shards_are_found_by_their_index(folder: Path) -> None:
     assert (weight.rows, weight.k) == (192, 384)
 
 
-def test_a_missing_shard_is_named(folder: Path) -> None:
-    shard = sorted(folder.glob("model-*.safetensors"))[1]
-    shard.unlink()
-
-    with pytest.raises(UsageError, match=f"lacks {shard.name}: download the model again"):
-        open_weights(folder)
-
-
-def test_a_folder_without_config_is_refused(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-    with pytest.raises(UsageError, match=r"neither config\.json nor"):
-        open_weights(folder)
-
-
 def test_an_architecture_that_there_is_none_of_is_refused(folder: Path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["GPT2"]}))
@@ -70,14 +55,14 @@ def test_an_architecture_that_there_is_none_of_is_refused(folder: Path) -> None:
         open_weights(folder)
 
 
-def respell(folder: Path, **values: Any) -> None:
+def change_config(folder: Path, **values: Any) -> None:
     """Change the configuration."""
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "message"),
     [
         ({"architectures": "LlamaForCausalLM", "model_type": "gpt2"}, "model of type 'gpt2'"),
         ({"model_type": "mistral"}, "LlamaForCausalLM and the model type 'mistral'"),
@@ -86,23 +71,20 @@ def respell(folder: Path, **values: Any) -> None:
         ({"rms_norm_eps": "NaN"}, "rms_norm_eps is a number above 0, got 'NaN'"),
         ({"rope_parameters": [1]}, "rotary angles are a table"),
         ({"head_dim": 31}, "a head has 31"),
-        ({"head_dim": 16}, r"q_proj.weight is \[192, 192\], .* \[96, 192\]"),
         ({"intermediate_size": 256}, r"gate_proj.weight is \[384, 192\], .* \[256, 192\]"),
         ({"num_hidden_layers": 10**9}, "has 21 weights, .* asks for 1000000000 blocks"),
-        ({"num_hidden_layers": 1}, r"9 weights .* no place for \(model\.layers\.1\."),
         ({"attention_bias": True}, r"lacks 8 weights .*model\.layers\.0\.self_attn\.k_proj\.bias"),
-        ({"quantization_config": {"quant_method": "fp8"}}, r"quantized already \(fp8\)"),
     ],
 )
-def test_a_configuration_of_another_model_is_refused_unread(folder, values, says) -> None:
-    respell(folder, **values)
+def test_a_configuration_of_another_model_is_refused_unread(folder, values, message) -> None:
+    change_config(folder, **values)
 
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         open_weights(folder)
 
 
 def test_a_model_without_a_class_is_of_its_type(folder: Path) -> None:
-    respell(folder, architectures=None)
+    change_config(folder, architectures=None)
 
     assert open_weights(folder).architecture.block == "llama"
 
@@ -141,43 +123,23 @@ def test_heads_need_not_divide_the_hidden_size_if_their_dimension_is_known() -> 
 
 def test_a_sliding_window_is_the_longest_sequence(folder: Path) -> None:
     mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-    respell(folder, **mistral, sliding_window=64)
+    change_config(folder, **mistral, sliding_window=64)
     assert open_weights(folder).architecture.dimensions.context == 64
-    respell(folder, sliding_window=None)
+    change_config(folder, sliding_window=None)
     assert open_weights(folder).architecture.dimensions.context == 256
 
 
-@pytest.mark.parametrize(
-    ("kind", "scale", "says"),
-    [
-        (torch.int8, 50, "quantized already"),
-        (torch.float8_e4m3fn, 1, "quantized already"),
-        (torch.bfloat16, 1e7, r"down_proj\.weight holds NaN or infinity in FP16"),
-    ],
-)
-def test_weights_that_are_none_are_refused(tmp_path: Path, kind, scale, says) -> None:
+def test_weights_beyond_fp16_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    small_llama(CPU).reference.save_pretrained(tmp_path)
-    tensors = {name: t.clone() for name, t in small_llama(CPU).source.tensors.items()}
+    small = small_llama(CPU)
+    small.reference.save_pretrained(tmp_path)
     name = "model.layers.0.mlp.down_proj.weight"
-    tensors[name] = (tensors[name].float() * scale).to(kind)
-    save_file(tensors, tmp_path / "model.safetensors")
+    large = {name: (small.source.tensors[name].float() * 1e7).bfloat16()}
+    save_file({**small.source.tensors, **large}, tmp_path / "model.safetensors")
 
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=r"down_proj\.weight holds NaN or infinity in FP16"):
         open_weights(tmp_path).block(0, CPU)
-
-
-def test_a_bias_that_the_configuration_has_no_word_of_is_not_added(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    small_llama(CPU).reference.save_pretrained(tmp_path)
-    tensors = {**small_llama(CPU).source.tensors}
-    tensors["model.layers.1.self_attn.q_proj.bias"] = torch.ones(192)
-    save_file(tensors, tmp_path / "model.safetensors")
-
-    with pytest.raises(UsageError, match=r"no place for \(.*q_proj\.bias"):
-        open_weights(tmp_path)
 
 
 def test_angles_that_are_scaled_in_another_way_are_refused() -> None:

@@ -283,17 +283,6 @@ def test_early_versions_describe_the_layers_in_a_file_of_its_own(
     assert torch.equal(layer.weight.dequantize(), expected)
 
 
-def test_a_dense_weight_beside_its_codes_is_refused(a_folder, dense_tensors):
-    full = f"{LAYER}.weight"
-
-    def with_both(tensors):
-        return tensors | {full: dense_tensors[full]}
-
-    folder = a_folder(GPTQ, lambda _, weight: gptq(weight), change=with_both)
-    with pytest.raises(CheckpointError, match=r"down_proj.weight beside the codes of that layer"):
-        open_checkpoint(folder)
-
-
 def test_a_tensor_in_two_shards_is_refused(a_folder, dense_tensors):
     folder = a_folder(GPTQ, lambda _, weight: gptq(weight))
     name = "model.norm.weight"
@@ -334,21 +323,6 @@ def test_what_is_not_read_is_said_in_one_line(a_folder, section, message):
     assert "\n" not in str(raised.value)
 
 
-MISSING = [
-    (GPTQ | {"desc_act": True}, gptq, "g_idx", r"has no tensor .*down_proj\.g_idx"),
-    (AWQ | {"zero_point": False}, awq, "qzeros", r"has no zero points \(qzeros\)"),
-]
-
-
-@pytest.mark.parametrize(("section", "pack", "part", "message"), MISSING)
-def test_parts_that_the_settings_ask_for_are_missed(a_folder, section, pack, part, message):
-    def quantized(_, weight):
-        return {name: tensor for name, tensor in pack(weight).items() if name != part}
-
-    with pytest.raises(CheckpointError, match=message):
-        open_checkpoint(a_folder(section, quantized)).layer(LAYER)
-
-
 def test_blocks_may_be_called_otherwise(a_folder):
     def renamed(tensors):  # as Falcon's, BLOOM's and GPT-J's
         return {name.replace("model.layers", "transformer.h"): t for name, t in tensors.items()}
@@ -357,54 +331,52 @@ def test_blocks_may_be_called_otherwise(a_folder):
     assert "transformer.h.1.mlp.down_proj" in open_checkpoint(folder).layers
 
 
-def test_zero_points_that_are_no_middle_contradict_sym(a_folder):
-    section = GPTQ | {"sym": True, "checkpoint_format": "gptq_v2"}
-    folder = a_folder(section, lambda _, weight: gptq(weight, symmetric=True))  # of version 1
-    with pytest.raises(CheckpointError, match=r"other zero points than 8.*checkpoint_format"):
+def without(*names):
+    return lambda tensors: {n: t for n, t in tensors.items() if not n.endswith(names)}
+
+
+def changed(part, change):
+    return lambda tensors: {
+        name: change(tensor) if name == f"{LAYER}.{part}" else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def with_dense_weight(tensors):
+    return tensors | {f"{LAYER}.weight": torch.ones(128, 256)}
+
+
+WRONG_LAYERS = [
+    (GPTQ, gptq, with_dense_weight, r"down_proj.weight and the codes of that layer"),
+    (GPTQ | {"desc_act": True}, gptq, without("g_idx"), r"has no tensor .*down_proj\.g_idx"),
+    (AWQ | {"zero_point": False}, awq, without("qzeros"), r"has no zero points \(qzeros\)"),
+    (AWQ, awq, without(f"{LAYER}.qweight"), r"has no tensor .*1\.mlp\.down_proj\.qweight"),
+    (  # packed by version 1
+        GPTQ | {"sym": True, "checkpoint_format": "gptq_v2"},
+        lambda weight: gptq(weight, symmetric=True),
+        dict,
+        r"other zero points than 8.*checkpoint_format",
+    ),
+    (  # a zero point that wrapped
+        GPTQ,
+        gptq,
+        changed("qzeros", lambda zeros: zeros | 15),
+        r"zero points of 0.*save it as gptq_v2",
+    ),
+    (
+        GPTQ,
+        gptq,
+        changed("g_idx", lambda groups: groups.clamp(max=1)),
+        "doesn't make groups of 64 channels",
+    ),
+]
+
+
+@pytest.mark.parametrize(("section", "pack", "change", "message"), WRONG_LAYERS)
+def test_contradictory_layer_is_refused(a_folder, section, pack, change, message):
+    folder = a_folder(section, lambda _, weight: pack(weight), change=change)
+    with pytest.raises(CheckpointError, match=message):
         open_checkpoint(folder).layer(LAYER)
-
-
-def test_a_zero_point_that_wrapped_is_refused(a_folder):
-    def quantized(_, weight):
-        parts = gptq(weight)
-        return {**parts, "qzeros": parts["qzeros"] | 15}
-
-    with pytest.raises(CheckpointError, match=r"zero points of 0.*save it as gptq_v2"):
-        open_checkpoint(a_folder(GPTQ, quantized)).layer(LAYER)
-
-
-def test_an_order_of_groups_that_are_not_full_is_refused(a_folder):
-    def quantized(_, weight):
-        parts = gptq(weight)
-        return {**parts, "g_idx": parts["g_idx"].clamp(max=1)}
-
-    with pytest.raises(CheckpointError, match="doesn't make groups of 64 channels"):
-        open_checkpoint(a_folder(GPTQ, quantized)).layer(LAYER)
-
-
-def test_a_layer_without_codes_is_named(a_folder):
-    def without_codes(tensors):
-        del tensors[f"{LAYER}.qweight"]
-        return tensors
-
-    folder = a_folder(AWQ, lambda _, weight: awq(weight), change=without_codes)
-    with pytest.raises(CheckpointError, match=r"has no tensor .*1\.mlp\.down_proj\.qweight"):
-        open_checkpoint(folder)
-
-
-def test_a_cut_off_shard_is_refused(a_folder):
-    folder = a_folder(AWQ, lambda _, weight: awq(weight))
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match="cut off or damaged"):
-        open_checkpoint(folder)
-
-
-def test_a_folder_that_is_not_quantized_is_no_checkpoint(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert not is_checkpoint(tmp_path)
-    with pytest.raises(UsageError, match="holds no quantized checkpoint"):
-        open_checkpoint(tmp_path)
 
 
 def test_a_checkpoint_of_others_is_never_overwritten(a_folder):
