@@ -27,7 +27,7 @@ def accuracy(cli, tiny_llama):
     return run
 
 
-def test_each_scheme_is_evaluated_beside_the_model_as_it_is(accuracy, stored):
+def test_each_scheme_is_evaluated_with_the_original_model(accuracy, stored):
     ran = accuracy("--schemes", "w6a6,w4a4")
     assert ran.code == ExitCode.PASS, ran.err
     perplexities = {r.scheme: r.value for r in stored() if r.metric == "perplexity"}
@@ -37,7 +37,7 @@ def test_each_scheme_is_evaluated_beside_the_model_as_it_is(accuracy, stored):
     assert "128 … 255" in ran.out
 
 
-def test_a_record_says_what_its_number_depends_on(accuracy, stored):
+def test_record_has_all_parameters_of_its_value(accuracy, stored):
     accuracy("--schemes", "w6a6", "--layers")
     records = {(r.scheme, r.metric): r for r in stored()}
     metrics = {metric for scheme, metric in records if scheme == "w6a6"}
@@ -68,19 +68,19 @@ def test_a_record_says_what_its_number_depends_on(accuracy, stored):
     assert records["w6a6", "layer_error"].n_items == 28
 
 
-def test_results_can_be_had_as_json_lines(accuracy):
+def test_results_are_written_as_json_lines(accuracy):
     ran = accuracy("--schemes", "w6a6", "--json", "-")
     rows = [json.loads(line) for line in ran.out.splitlines()]
     assert {row["kind"] for row in rows} == {"accuracy"}
     assert "perplexity" in ran.err
 
 
-def test_a_change_smaller_than_its_interval_is_called_that(accuracy):
+def test_change_within_its_interval_is_marked(accuracy):
     ran = accuracy("--schemes", "w8a16[group=128]")
     assert "within noise" in ran.out
 
 
-def test_an_interrupted_run_goes_on_with_what_is_missing(accuracy, stored, monkeypatch):
+def test_resumed_run_evaluates_missing_units_only(accuracy, stored, monkeypatch):
     real, done = Scheme.quantize, []
 
     def quantize(self, model, *rest, **named):
@@ -106,7 +106,7 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(accuracy, stored, monke
     assert {r.scheme for r in stored()} == {"fp16", "w6a6", "w4a4"}
 
 
-def test_going_on_with_other_options_is_refused(accuracy, stored):
+def test_resuming_with_other_options_is_refused(accuracy, stored):
     accuracy("--schemes", "w6a6")
     run = stored()[0].run.uuid
     ran = accuracy("--schemes", "w6a6", "--context", "128", "--resume", run)
@@ -114,7 +114,7 @@ def test_going_on_with_other_options_is_refused(accuracy, stored):
     assert "was evaluated with other options" in ran.error
 
 
-def test_a_model_that_blows_up_is_stored_as_failed(accuracy, stored, monkeypatch):
+def test_nonfinite_perplexity_is_stored_as_failed(accuracy, stored, monkeypatch):
     def explode(self, model, *rest, **named):
         model.model.norm.weight.data.fill_(float("nan"))
 
@@ -146,26 +146,26 @@ def test_a_model_that_blows_up_is_stored_as_failed(accuracy, stored, monkeypatch
         (("--resume", "0000"), "no run begins with '0000'"),
     ],
 )
-def test_what_is_wrong_is_one_line(accuracy, options, message):
+def test_invalid_options_are_refused_in_one_line(accuracy, options, message):
     ran = accuracy(*options)
     assert ran.code == ExitCode.USAGE
     assert message in ran.error
     assert len(ran.error.splitlines()) == 1
 
 
-def test_nothing_to_evaluate_on_is_a_mistake(accuracy):
+def test_call_without_text_or_task_is_refused(accuracy):
     ran = accuracy(data=None)
     assert ran.code == ExitCode.USAGE
     assert "evaluate on what? Give --data FILE, --tasks NAMES, or both" in ran.error
 
 
-def test_two_texts_of_one_name_are_a_mistake(accuracy, tiny_llama):
+def test_two_texts_with_one_name_are_refused(accuracy, tiny_llama):
     ran = accuracy("--data", f"heldout={tiny_llama / 'calibration.txt'}")
     assert ran.code == ExitCode.USAGE
     assert "two of the texts and tasks are called heldout: write NAME=PATH" in ran.error
 
 
-def test_an_architecture_without_a_layer_map_is_refused(accuracy, tmp_path, tiny_llama):
+def test_architecture_without_layer_map_is_refused(accuracy, tmp_path, tiny_llama):
     import shutil
 
     from transformers import CodeGenConfig, CodeGenForCausalLM
@@ -179,7 +179,7 @@ def test_an_architecture_without_a_layer_map_is_refused(accuracy, tmp_path, tiny
     assert "no layer map for the architecture 'CodeGenForCausalLM'" in ran.error
 
 
-def test_what_failed_is_tried_again_when_a_run_goes_on(accuracy, stored, monkeypatch):
+def test_resumed_run_repeats_failed_units(accuracy, stored, monkeypatch):
     uniform = evaluating.resolve("w6a6").__class__
     real = uniform.quantize
 

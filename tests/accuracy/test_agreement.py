@@ -34,7 +34,7 @@ def test_predictions_are_compared_token_by_token(a_model, some_tokens):
     assert min(agreement.top1) < 1
 
 
-def test_a_model_agrees_with_itself(a_model, some_tokens):
+def test_model_agrees_with_itself(a_model, some_tokens):
     model, tokens = a_model(), some_tokens(64)
     reference = record_reference(model, tokens, context=32)
     meter = AgreementMeter(reference)
@@ -44,7 +44,7 @@ def test_a_model_agrees_with_itself(a_model, some_tokens):
     assert set(meter.result().top1) == {1}
 
 
-def test_the_reference_outlives_a_change_of_its_model(a_model, some_tokens):
+def test_reference_is_unchanged_when_its_model_changes(a_model, some_tokens):
     model, tokens = a_model(), some_tokens(64)
     reference = record_reference(model, tokens, context=32)
     with torch.no_grad():
@@ -78,12 +78,12 @@ def mean_kl_from_itself(model, tokens):
     return meter.result().mean_kl
 
 
-def test_logits_that_are_capped_are_compared(a_gemma, some_tokens):
+def test_capped_logits_are_compared(a_gemma, some_tokens):
     assert mean_kl_from_itself(a_gemma, some_tokens(64)) == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("scale", [0.0625, 0.3])
-def test_logits_that_are_scaled_are_compared(some_tokens, scale):
+def test_scaled_logits_are_compared(some_tokens, scale):
     torch.manual_seed(0)
     model = CohereForCausalLM(CohereConfig(**SIZES, logit_scale=scale)).eval()
     assert mean_kl_from_itself(model, some_tokens(64)) == pytest.approx(0, abs=1e-6)
@@ -93,13 +93,13 @@ def double_logits(_model, _inputs, output):
     output.logits = 2 * output.logits
 
 
-def test_logits_that_are_more_than_the_head_are_refused(a_gemma, some_tokens):
+def test_logits_computed_after_the_head_are_refused(a_gemma, some_tokens):
     a_gemma.register_forward_hook(double_logits)
     with pytest.raises(AccuracyError, match="not what its output head gives"):
         record_reference(a_gemma, some_tokens(64), context=32)
 
 
-def test_each_layer_answers_for_itself_alone(a_model, some_tokens):
+def test_layer_error_is_independent_of_other_layers(a_model, some_tokens):
     model, tokens = a_model(), some_tokens(32)
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -111,7 +111,7 @@ def test_each_layer_answers_for_itself_alone(a_model, some_tokens):
 
 
 @pytest.mark.parametrize("name", ["smoothquant-w8a8", "awq-w8a16", "dgq-w4a8"])
-def test_scales_that_were_folded_into_layers_are_no_error_of_theirs(a_model, some_tokens, name):
+def test_folded_scales_cause_no_layer_error(a_model, some_tokens, name):
     model, tokens = a_model(), some_tokens(32)
     with torch.no_grad():
         for parameter in model.parameters():

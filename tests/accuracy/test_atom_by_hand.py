@@ -139,7 +139,7 @@ def some_inputs(order: NDArray[np.int64]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("k", [64, 128, 576, 1536])
-def test_both_paths_compute_a_layer_from_the_same_codes(k, tmp_path):
+def test_reference_and_kernel_compute_from_the_same_codes(k, tmp_path):
     generator = torch.Generator().manual_seed(k)
     order = torch.randperm(k, generator=generator)
     values = 0.1 * torch.randn(N, k, generator=generator)
@@ -182,7 +182,7 @@ def test_both_paths_compute_a_layer_from_the_same_codes(k, tmp_path):
         assert (error <= 2.0**-20 * sums + HALF * np.abs(expected) + 2.0**-25).all()
 
 
-def test_a_model_is_its_layers_and_a_rounded_cache(a_model, some_tokens, tmp_path):
+def test_model_equals_its_layers_with_a_rounded_cache(a_model, some_tokens, tmp_path):
     model, tokens = a_model(), some_tokens(32)
     scheme = resolve("atom-w4a4[group=16]")
     scheme.quantize(model, Calibration(some_tokens(128, seed=1).view(4, 32)))

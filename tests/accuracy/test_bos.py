@@ -41,7 +41,7 @@ def beginning(plain):
     return plain
 
 
-def test_it_goes_before_each_segment_where_the_tokenizer_asks(a_model, beginning):
+def test_bos_precedes_each_segment_if_the_tokenizer_adds_it(a_model, beginning):
     model = a_model(vocabulary=512)
     assert chosen_bos(None, beginning) == "segment"
     tokens = text_tokens(TEXT, beginning, "segment", 16)
@@ -56,14 +56,14 @@ def test_it_goes_before_each_segment_where_the_tokenizer_asks(a_model, beginning
     assert len(found.nll) == len(losses)
 
 
-def test_papers_tables_have_it_before_the_first_segment_only(beginning):
+def test_bos_text_precedes_the_first_segment_only(beginning):
     alone = text_tokens(TEXT, beginning, "none", 16)
     whole = text_tokens(TEXT, beginning, "text", 16)
     assert whole.bos is None
     assert whole.ids.tolist() == [beginning.bos_token_id, *alone.ids.tolist()]
 
 
-def test_nothing_is_put_where_nothing_is_asked_for(plain):
+def test_no_bos_is_added_if_the_tokenizer_adds_none(plain):
     assert chosen_bos(None, plain) == "none"
     tokens = text_tokens(TEXT, plain, "none", 16)
     assert tokens.bos is None
@@ -92,7 +92,7 @@ class NeedsBos(torch.nn.Module):
         return type("Output", (), {"logits": 9 * following * sure})
 
 
-def test_a_model_that_looks_trained_with_it_is_warned_about(a_model, plain):
+def test_model_that_needs_bos_is_warned_about(a_model, plain):
     tokens = text_tokens(TEXT, plain, "none", 16)
     config = type("Config", (), {"bos_token_id": 0})
     said = first_tokens_warning(NeedsBos(config), plain, tokens)

@@ -29,7 +29,7 @@ def accuracy(cli, tiny_llama):
     return run
 
 
-def test_a_folder_is_evaluated_as_its_bytes_say(accuracy, stored, checkpoint, tiny_llama):
+def test_checkpoint_equals_its_scheme_in_memory(accuracy, stored, checkpoint, tiny_llama):
     ran = accuracy(checkpoint)
     assert ran.code == ExitCode.PASS, ran.err
     accuracy(tiny_llama, "--schemes", "flexq-w6ax")
@@ -43,7 +43,7 @@ def test_a_folder_is_evaluated_as_its_bytes_say(accuracy, stored, checkpoint, ti
     assert (of_folder.through, of_folder.scheme_version) == ("reference", in_memory.scheme_version)
 
 
-def test_beside_the_original_it_is_compared_with_that(accuracy, stored, checkpoint, tiny_llama):
+def test_checkpoint_is_compared_with_the_given_original(accuracy, stored, checkpoint, tiny_llama):
     ran = accuracy(tiny_llama, "--checkpoint", str(checkpoint))
     assert ran.code == ExitCode.PASS, ran.err
     records = {(r.scheme, r.metric): r for r in stored()}
@@ -76,9 +76,7 @@ def fewer_merges(folder: Path) -> None:
         (fewer_merges, "its tokenizer reads the text as other tokens than that of tiny-llama"),
     ],
 )
-def test_a_checkpoint_that_reads_texts_otherwise_is_refused(
-    cli, tiny_llama, tmp_path, change, message
-):
+def test_checkpoint_with_other_tokenization_is_refused(cli, tiny_llama, tmp_path, change, message):
     changed, out = tmp_path / "changed", tmp_path / "out"
     shutil.copytree(tiny_llama, changed)
     change(changed)
@@ -94,7 +92,7 @@ def test_a_checkpoint_that_reads_texts_otherwise_is_refused(
     assert message in ran.error
 
 
-def test_through_kernels_is_what_the_reference_says(accuracy, stored, write_checkpoint, tmp_path):
+def test_kernels_agree_with_the_reference(accuracy, stored, write_checkpoint, tmp_path):
     folder = write_checkpoint(tmp_path / "w8a16", "w8a16")
     accuracy(folder, "--through", "kernels", "--max-tokens", "255")
     accuracy(folder, "--through", "reference", "--max-tokens", "255")
@@ -106,7 +104,7 @@ def test_through_kernels_is_what_the_reference_says(accuracy, stored, write_chec
     assert dtypes == {"kernels": "float16", "reference": "float32"}
 
 
-def test_a_run_is_not_gone_on_with_through_something_else(accuracy, stored, checkpoint):
+def test_run_is_not_resumed_through_another_implementation(accuracy, stored, checkpoint):
     accuracy(checkpoint)
     ran = accuracy(checkpoint, "--through", "kernels", "--resume", stored()[0].run.uuid)
     assert ran.code == ExitCode.USAGE
@@ -122,16 +120,14 @@ def test_a_run_is_not_gone_on_with_through_something_else(accuracy, stored, chec
         (("--checkpoint", "x"), "is a quantized checkpoint itself"),
     ],
 )
-def test_what_does_not_go_with_a_folder_is_one_line(accuracy, checkpoint, options, message):
+def test_options_contradicting_a_checkpoint_are_refused(accuracy, checkpoint, options, message):
     ran = accuracy(checkpoint, *options)
     assert ran.code == ExitCode.USAGE
     assert message in ran.error
     assert len(ran.error.splitlines()) == 1
 
 
-def test_a_scheme_without_kernels_is_refused_before_anything_is_evaluated(
-    accuracy, stored, tiny_llama
-):
+def test_scheme_without_kernels_is_refused_before_evaluation(accuracy, stored, tiny_llama):
     ran = accuracy(tiny_llama, "--schemes", "w6a6,w5a6", "--through", "kernels")
     assert ran.code == ExitCode.USAGE
     assert "w5a6: q_proj: no kernel reads int5/128 weights: evaluate --through ref" in ran.error

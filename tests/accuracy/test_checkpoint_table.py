@@ -36,7 +36,7 @@ def differs(row: dict) -> bool:
     return abs(row["kernels"] / row["reference"] - 1) >= 1e-3 and is_clear(interval)
 
 
-def test_a_call_that_was_cut_off_is_gone_on_with(tiny_llama, tmp_path, capsys, monkeypatch):
+def test_interrupted_call_is_continued(tiny_llama, tmp_path, capsys, monkeypatch):
     out, kept = tmp_path / "rows.jsonl", tmp_path / "kept"
     kept.mkdir()
     options = ("--max-tokens", "255", "--checkpoints", str(kept), "--schemes")

@@ -16,7 +16,7 @@ BOS = 99
 
 
 @pytest.mark.parametrize("bos", [None, BOS])
-def test_a_token_that_lost_is_where_the_text_has_it(bos):
+def test_worst_token_has_its_place_in_the_text(bos):
     text = torch.arange(24)  # the token at each place is the place
     cut = torch.stack(list(segments(text, 6, bos=bos)))
     losses = np.random.default_rng(0).random((len(cut), 5), dtype=np.float32)

@@ -182,7 +182,7 @@ def quantized(path: Path, scheme: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_every_layer_of_the_blocks_is_quantized_and_nothing_else(family, architecture):
+def test_exactly_the_layers_of_blocks_are_quantized(family, architecture):
     original, path = family(architecture)
     expected = logits(original)
 
@@ -215,7 +215,7 @@ def test_every_layer_of_the_blocks_is_quantized_and_nothing_else(family, archite
 @pytest.mark.parametrize(
     "architecture", [*FOLDED, *(pytest.param(name, marks=pytest.mark.slow) for name in ALIKE)]
 )
-def test_scales_that_are_folded_in_cancel_out(family, architecture):
+def test_folded_scales_cancel_out(family, architecture):
     original, path = family(architecture)
     with torch.no_grad():
         for parameter in original.parameters():
@@ -234,7 +234,7 @@ def test_scales_that_are_folded_in_cancel_out(family, architecture):
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_a_checkpoint_computes_what_was_quantized(family, tmp_path, architecture):
+def test_checkpoint_equals_the_quantized_model(family, tmp_path, architecture):
     _, path = family(architecture)
     scheme = resolve("flexq-w6ax")
 
@@ -260,7 +260,7 @@ def test_a_checkpoint_computes_what_was_quantized(family, tmp_path, architecture
         ("Qwen3MoeForCausalLM", {"moe_intermediate_size": 768}),
     ],
 )
-def test_sizes_may_be_the_defaults_of_transformers(family, tmp_path, architecture, defaults):
+def test_missing_sizes_are_the_defaults_of_transformers(family, tmp_path, architecture, defaults):
     original, path = family(architecture, **defaults)
     config = json.loads((path / "config.json").read_text())
     kept = {key: value for key, value in config.items() if key not in defaults}
@@ -279,9 +279,7 @@ def test_sizes_may_be_the_defaults_of_transformers(family, tmp_path, architectur
     ("architecture", "own"),
     [("PhiForCausalLM", False), ("GPT2LMHeadModel", True), ("MixtralForCausalLM", True)],
 )
-def test_layers_that_transformers_has_not_are_not_said_to_be_compressed_tensors(
-    family, tmp_path, architecture, own
-):
+def test_separated_layers_are_stored_in_own_format(family, tmp_path, architecture, own):
     written = quantize_checkpoint(
         open_source(find_model(str(family(architecture)[1]))), resolve("w8a16"), tmp_path / "out",
         device=CPU, dtype=torch.float32,
@@ -294,7 +292,7 @@ def test_layers_that_transformers_has_not_are_not_said_to_be_compressed_tensors(
 
 
 @pytest.mark.parametrize("architecture", MIXTURES)
-def test_down_proj_of_every_expert_has_the_activations_that_flexq_gives_it(family, architecture):
+def test_down_proj_of_every_expert_has_8_bit_activations(family, architecture):
     model = quantized(family(architecture)[1], "flexq-w6ax")
 
     bits = {
@@ -313,7 +311,7 @@ def test_down_proj_of_every_expert_has_the_activations_that_flexq_gives_it(famil
         *("atom-w4a4[group=16]", "omniquant-w8a8[epochs=1]"),
     ],
 )
-def test_an_expert_that_no_token_reaches_is_rounded_to_nearest(family, scheme, caplog):
+def test_expert_without_tokens_is_rounded_to_nearest(family, scheme, caplog):
     model, _ = family("MixtralForCausalLM", num_experts_per_tok=1)
     with torch.no_grad():
         for block in model.model.layers:  # the first two experts share all tokens
@@ -330,7 +328,7 @@ def test_an_expert_that_no_token_reaches_is_rounded_to_nearest(family, scheme, c
     assert torch.isfinite(layer.weight).all()
 
 
-def test_a_shared_expert_is_trained_beside_those_of_the_router(family):
+def test_shared_expert_is_trained(family):
     model = with_linear_layers(family("Qwen2MoeForCausalLM")[0])
     expected = logits(model)
 
@@ -374,7 +372,7 @@ def with_stored_weights(model: nn.Module, folder: Path) -> nn.Module:
 
 
 @pytest.mark.parametrize("architecture", PARTLY_DENSE)
-def test_a_mixture_with_a_dense_block_is_what_its_stored_codes_say(family, tmp_path, architecture):
+def test_mixture_with_dense_block_equals_its_stored_codes(family, tmp_path, architecture):
     settings, layers = PARTLY_DENSE[architecture]
     model, path = family(architecture, **settings)
     biases = {n: t for n, t in model.state_dict().items() if n.endswith("correction_bias")}
@@ -407,7 +405,7 @@ def test_a_mixture_with_a_dense_block_is_what_its_stored_codes_say(family, tmp_p
         *("atom-w8a8[group=16]", "omniquant-w8a8[epochs=1]", "flexq-w6ax[a8_budget=0.25]"),
     ],
 )
-def test_a_dense_block_and_one_of_experts_are_calibrated_alike(family, scheme):
+def test_dense_block_and_block_of_experts_are_calibrated(family, scheme):
     model, _ = family("Qwen2MoeForCausalLM", mlp_only_layers=[0])
     model = with_linear_layers(model)
     expected = logits(model)
@@ -419,14 +417,14 @@ def test_a_dense_block_and_one_of_experts_are_calibrated_alike(family, scheme):
     assert 0 < divergence(expected, logits(model)) < 0.05
 
 
-def test_blocks_whose_experts_are_stored_otherwise_are_refused(family):
+def test_blocks_with_packed_experts_are_refused(family):
     with pytest.raises(
         QuantizeError, match="block 0 of this MixtralForCausalLM has no experts, or"
     ):
         map_model(family("MixtralForCausalLM")[0])
 
 
-def test_decode_has_no_mixtures_and_says_so(cli, family, tmp_path):
+def test_decode_refuses_mixtures(cli, family, tmp_path):
     model = str(family("MixtralForCausalLM")[1])
     out = str(tmp_path / "out")
     assert cli("quantize", model, "--scheme", "w6a6", "--out", out).code == ExitCode.PASS

@@ -59,7 +59,7 @@ def flip_one_group(operand):
     return replace(operand, scales=scales)
 
 
-def test_the_papers_scheme_passes_with_the_kernels_of_the_registry(gate, monkeypatch):
+def test_flexq_passes_with_registry_kernels(gate, monkeypatch):
     used = set()
     gemm = BitPlaneGemm.gemm
 
@@ -74,7 +74,7 @@ def test_the_papers_scheme_passes_with_the_kernels_of_the_registry(gate, monkeyp
     assert used == {"flexq-w6a6", "flexq-w6a8"}
 
 
-def test_a_kernel_with_the_sign_of_one_groups_scale_flipped_fails(gate, monkeypatch):
+def test_flipped_scale_in_a_kernel_fails(gate, monkeypatch):
     pack = BitPlaneGemm.pack_weight
     monkeypatch.setattr(
         BitPlaneGemm, "pack_weight", lambda self, weight: pack(self, flip_one_group(weight))
@@ -86,7 +86,7 @@ def test_a_kernel_with_the_sign_of_one_groups_scale_flipped_fails(gate, monkeypa
     assert outcomes == {"perplexity of heldout": "pass", "parity of kernels": "regression"}
 
 
-def test_an_evaluated_model_with_the_sign_of_one_groups_scale_flipped_fails(gate, monkeypatch):
+def test_flipped_scale_in_the_evaluated_model_fails(gate, monkeypatch):
     real = Operand.dequantize
     monkeypatch.setattr(
         Operand, "dequantize", lambda self, dtype: real(flip_one_group(self), dtype)
@@ -97,13 +97,13 @@ def test_an_evaluated_model_with_the_sign_of_one_groups_scale_flipped_fails(gate
     assert outcomes["parity of kernels"] == "regression"
 
 
-def test_nothing_to_evaluate_at_all_is_missing(gate):
+def test_gate_without_text_is_missing(gate):
     ran = gate(data=None)
     assert ran.code == ExitCode.MISSING
     assert "heldout: no text: give --data heldout=FILE" in ran.error
 
 
-def test_a_task_that_there_is_not_is_missing_and_the_rest_is_judged(gate):
+def test_unknown_task_is_missing_and_other_checks_run(gate):
     pytest.importorskip("lm_eval", reason="tasks need lm-eval: pip install 'flexq-bench[accuracy]'")
     task = '[[task]]\nname = "piqqa"\nmetric = "acc"\nmargin_points = 2\n'
     ran = gate("--json", "-", policy=QUICK + task)
@@ -114,25 +114,25 @@ def test_a_task_that_there_is_not_is_missing_and_the_rest_is_judged(gate):
     assert "no task 'piqqa' in lm-eval: near are piqa" in checks["acc of piqqa"]["reason"]
 
 
-def test_a_scheme_is_not_judged_against_itself(gate):
+def test_scheme_as_its_own_base_is_refused(gate):
     ran = gate("--scheme", "w6a6", "--base", "w6a6")
     assert ran.code == ExitCode.USAGE
     assert "w6a6 can't be judged against itself" in ran.error
 
 
-def test_a_text_without_a_limit_is_a_mistake(gate):
+def test_text_without_limit_is_refused(gate):
     ran = gate(data="calibration.txt")
     assert ran.code == ExitCode.USAGE
     assert "no limit on a text called calibration: its texts are heldout" in ran.error
 
 
-def test_formats_that_no_named_kernel_has_fail_parity(gate):
+def test_formats_without_named_kernel_fail_parity(gate):
     ran = gate("--scheme", "w6a6", policy=QUICK.replace('"flexq-w6a6", ', ""))
     assert ran.code == ExitCode.REGRESSION
     assert "no kernel named has its" in " ".join(ran.out.split())
 
 
-def test_four_bits_rounded_to_nearest_fail_and_all_reports_say_it(gate, tmp_path):
+def test_four_bits_fail_in_all_reports(gate, tmp_path):
     files = {name: tmp_path / f"report.{name}" for name in ("markdown", "junit", "json")}
     options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
     ran = gate("--scheme", "w4a4", *options)
@@ -147,7 +147,7 @@ def test_four_bits_rounded_to_nearest_fail_and_all_reports_say_it(gate, tmp_path
     assert suite.attrib == {"tests": "10", "failures": "8", "errors": "0"}
 
 
-def test_what_it_decided_is_stored(gate, tmp_path):
+def test_decision_is_stored(gate, tmp_path):
     assert gate("--scheme", "w4a4", policy=QUICK).code == ExitCode.REGRESSION
     with open_database(str(tmp_path / "flexq.sqlite")) as database, database.session() as session:
         (row,) = queries.gate_history(session, "tiny-llama", limit=9)
@@ -158,7 +158,7 @@ def test_what_it_decided_is_stored(gate, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_three_verdicts_come_by_one_command(tiny_llama, tmp_path):
+def test_benchmark_shows_all_three_verdicts(tiny_llama, tmp_path):
     root = tiny_llama.parents[2]
     script = [sys.executable, str(root / "benchmarks" / "accuracy" / "gate_verdicts.py")]
     script += ["--model", str(tiny_llama), "--data", f"heldout={tiny_llama / 'heldout.txt'}"]
@@ -183,7 +183,7 @@ LIMITS_ALONE = ONE_SEGMENT.partition("[parity]")[0]
 
 
 @pytest.mark.parametrize("through", ["reference", "kernels"])
-def test_a_checkpoint_is_judged_as_its_bytes_say(gate, checkpoint, tmp_path, through):
+def test_gate_stores_the_hash_of_its_checkpoint(gate, checkpoint, tmp_path, through):
     files = {name: tmp_path / f"report.{name}" for name in ("markdown", "junit", "json")}
     options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
     ran = gate(
@@ -202,7 +202,7 @@ def test_a_checkpoint_is_judged_as_its_bytes_say(gate, checkpoint, tmp_path, thr
     assert (row.content_hash, row.through, row.verdict) == (digest, through, "pass")
 
 
-def test_a_checkpoint_with_damaged_bytes_is_refused_by_its_hash(gate, checkpoint, tmp_path):
+def test_checkpoint_with_damaged_bytes_is_refused(gate, checkpoint, tmp_path):
     damaged = tmp_path / "damaged"
     shutil.copytree(checkpoint, damaged)
     shard = sorted(damaged.glob("*.safetensors"))[-1]
@@ -215,9 +215,7 @@ def test_a_checkpoint_with_damaged_bytes_is_refused_by_its_hash(gate, checkpoint
 
 
 @pytest.mark.parametrize("through", ["reference", "kernels"])
-def test_one_damaged_layer_whose_hash_was_made_again_fails(
-    gate, write_checkpoint, tmp_path, through
-):
+def test_damaged_layer_with_valid_hash_fails(gate, write_checkpoint, tmp_path, through):
     def damage(name, layer):
         if name != "model.layers.1.mlp.down_proj":
             return layer
@@ -231,9 +229,7 @@ def test_one_damaged_layer_whose_hash_was_made_again_fails(
     assert "look first at" not in ran.out + ran.err
 
 
-def test_a_kernel_with_one_groups_wrong_scale_passes_the_reference_and_fails_kernels(
-    gate, checkpoint, monkeypatch
-):
+def test_wrong_kernel_scale_fails_through_kernels_only(gate, checkpoint, monkeypatch):
     """What is judged through kernels is what will run."""
     pack = BitPlaneGemm.pack_weight
 
@@ -249,7 +245,7 @@ def test_a_kernel_with_one_groups_wrong_scale_passes_the_reference_and_fails_ker
     assert gate(*judged, "kernels", policy=LIMITS_ALONE).code == ExitCode.REGRESSION
 
 
-def test_a_gate_needs_the_model_that_a_checkpoint_was_made_from(cli, checkpoint):
+def test_gate_of_a_checkpoint_needs_its_original(cli, checkpoint):
     ran = cli("gate", "accuracy", "--model", str(checkpoint), "--device", "cpu")
     assert ran.code == ExitCode.USAGE
     assert "give it with --checkpoint" in ran.error

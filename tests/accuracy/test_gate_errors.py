@@ -20,7 +20,7 @@ def gate_errors(monkeypatch):
     return importlib.import_module("gate_errors")
 
 
-def test_equal_models_compute_other_numbers_of_segments_together(
+def test_equal_models_pass_with_any_number_of_segments_together(
     tiny_llama, gate_errors, monkeypatch
 ):
     together = []
@@ -64,7 +64,7 @@ CLEAN = ["perplexity", "KL mean"]  # what a scheme fails that a policy refuses
         ("sign", "fp16", [], False, False),
     ],
 )
-def test_a_scheme_that_the_policy_refuses_does_not_count_as_caught(
+def test_scheme_that_fails_undamaged_does_not_count_as_caught(
     gate_errors, corruption, scheme, fails, must, wrong
 ):
     verdicts = importlib.import_module("corruption_table").Verdicts()

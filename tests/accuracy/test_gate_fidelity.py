@@ -125,9 +125,7 @@ def fidelity(cli, tiny_llama, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["smoothquant-w8a8", "awq-w4a16"])
-def test_a_calibrated_checkpoint_passes_and_a_damaged_one_fails(
-    quantize, damaged, fidelity, scheme
-):
+def test_calibrated_checkpoint_passes_and_damaged_copy_fails(quantize, damaged, fidelity, scheme):
     """The segments are the checkpoint's: the gate is given the text alone."""
     checkpoint = quantize(scheme, "--seed", "3")
     code, checks = fidelity(checkpoint, "calibration.txt")
@@ -142,7 +140,7 @@ def test_a_calibrated_checkpoint_passes_and_a_damaged_one_fails(
     assert checks[1]["outcome"] == "regression"
 
 
-def test_what_can_not_be_repeated_is_not_judged_and_says_what_to_do(quantize, fidelity, tmp_path):
+def test_fidelity_of_unrepeatable_quantization_is_not_judged(quantize, fidelity, tmp_path):
     def changed(name, change):
         folder = tmp_path / name
         shutil.copytree(checkpoint, folder)
@@ -170,7 +168,7 @@ def test_what_can_not_be_repeated_is_not_judged_and_says_what_to_do(quantize, fi
 
 
 @pytest.mark.parametrize("stores_hashes", [True, False])
-def test_a_checkpoint_is_not_judged_on_the_text_that_it_was_calibrated_with(
+def test_evaluating_on_the_calibration_text_is_refused(
     quantize, cli, tiny_llama, tmp_path, stores_hashes
 ):
     checkpoint = quantize("smoothquant-w8a8", segments=("8", "64"))
@@ -205,7 +203,7 @@ def test_a_checkpoint_is_not_judged_on_the_text_that_it_was_calibrated_with(
     assert "of its 8 calibration segments are in heldout, where it loses less" in warning
 
 
-def test_a_cache_that_the_checkpoint_chose_is_no_damage(quantize, fidelity):
+def test_smaller_cache_of_a_checkpoint_passes_fidelity(quantize, fidelity):
     """`quantize --kv-bits 4`, where the scheme has 16."""
     code, checks = fidelity(quantize("smoothquant-w8a8", "--kv-bits", "4"), "calibration.txt")
     assert code == ExitCode.PASS, checks
@@ -216,7 +214,7 @@ def test_a_cache_that_the_checkpoint_chose_is_no_damage(quantize, fidelity):
 @pytest.mark.parametrize(
     "scheme", ["awq-w4a16", "gptq-w4a16", "smoothquant-w8a8", "dgq-w4a8", "atom-w4a4"]
 )
-def test_damage_past_the_limits_fails_under_every_calibrated_scheme(
+def test_damage_beyond_the_limits_fails_under_each_scheme(
     quantize, damaged, fidelity, scheme, capsys
 ):
     """What moves the perplexity by 0.5 % or the mean KL divergence by 10 % fails."""

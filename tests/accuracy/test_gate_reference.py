@@ -115,12 +115,12 @@ def stored_reference(tiny_llama, tmp_path_factory):
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_file_fails_against_the_stored_original(gate, made, stored_reference, damage):
+def test_damaged_weights_fail_against_the_stored_reference(gate, made, stored_reference, damage):
     ran = gate(made(damage), reference=stored_reference)
     assert ran.code == ExitCode.REGRESSION, ran.out + ran.error
 
 
-def test_a_wrong_rotary_base_fails_and_is_named(gate, made):
+def test_wrong_rotary_base_fails_and_is_named(gate, made):
     rope = {"rope_theta": 20000.0, "rope_type": "default"}
     ran = gate(made(rope_parameters=rope))
     assert ran.code == ExitCode.REGRESSION, ran.out + ran.error
@@ -128,7 +128,7 @@ def test_a_wrong_rotary_base_fails_and_is_named(gate, made):
     assert any(line.startswith("rope_parameters: ") for line in found["differing"])
 
 
-def test_an_undamaged_copy_passes_in_few_tokens(gate, made, stored_reference):
+def test_undamaged_copy_passes_with_few_tokens(gate, made, stored_reference):
     """In FP32, where the original is FP16."""
     ran = gate(made(), reference=stored_reference)
     assert ran.code == ExitCode.PASS, ran.out + ran.error
@@ -139,7 +139,7 @@ def test_an_undamaged_copy_passes_in_few_tokens(gate, made, stored_reference):
     assert checks["perplexity of heldout"]["reason"].startswith("2,550 tokens show a loss of 1 %")
 
 
-def test_a_failing_gate_names_the_layer_and_the_tokens_and_stores_them(gate, made, tmp_path):
+def test_failing_gate_stores_the_worst_layers_and_tokens(gate, made, tmp_path):
     ran = gate(made(DAMAGES["a down_proj's sign flipped"]))
     (found,) = json.loads(ran.out)["diagnoses"]
     first = found["layers"][0]
@@ -177,7 +177,7 @@ def test_a_damaged_stored_reference_is_refused(gate, tiny_llama, stored_referenc
     assert "is not what its content hash says" in ran.error
 
 
-def test_too_few_tokens_are_missing_with_the_number(gate, made, stored_reference):
+def test_too_few_tokens_are_missing_with_the_needed_number(gate, made, stored_reference):
     policy = POLICY.replace("detect", "max_tokens = 510\ndetect")
     ran = gate(made(), reference=stored_reference, policy=policy)
     assert ran.code == ExitCode.MISSING
@@ -185,7 +185,7 @@ def test_too_few_tokens_are_missing_with_the_number(gate, made, stored_reference
     assert reason.startswith("needs 2,550 tokens, has 510")
 
 
-def test_segments_that_repeat_do_not_count(cli, tiny_llama, tmp_path):
+def test_duplicate_segments_do_not_count(cli, tiny_llama, tmp_path):
     text = (tiny_llama / "heldout.txt").read_text()
     # 512 tokens, again and again: each segment of 256 is one of two
     from transformers import AutoTokenizer
@@ -205,7 +205,7 @@ def test_segments_that_repeat_do_not_count(cli, tiny_llama, tmp_path):
     assert "in addition to 18 duplicate segments" in json.loads(ran.out)["checks"][0]["reason"]
 
 
-def test_one_bad_scheme_does_not_end_the_others(gate, made):
+def test_failing_scheme_does_not_stop_the_others(gate, made):
     def outlier(weights):
         weights["model.layers.0.mlp.gate_proj.weight"][0, 0] = 3e7  # its scale passes FP16
 

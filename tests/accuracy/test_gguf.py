@@ -86,7 +86,7 @@ def a_file(tiny_llama: Path, tmp_path: Path) -> Callable[..., tuple[Path, dict[s
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K"])
-def test_a_file_is_the_model_that_its_blocks_stand_for(a_file, name):
+def test_gguf_file_equals_its_dequantized_blocks(a_file, name):
     path, values = a_file(gguf.GGMLQuantizationType[name])
 
     loaded = load_model(str(path), device=CPU)
@@ -100,7 +100,7 @@ def test_a_file_is_the_model_that_its_blocks_stand_for(a_file, name):
     assert torch.equal(served, torch.from_numpy(values["ffn_down"]).half())
 
 
-def test_its_tensors_are_read_one_at_a_time_as_transformers_reads_them(a_file):
+def test_tensors_read_singly_equal_those_of_transformers(a_file):
     path, _ = a_file(gguf.GGMLQuantizationType.Q4_0)
     state = load_model(str(path), device=CPU).model.state_dict()
     source = open_source(find_model(str(path)))
@@ -112,7 +112,7 @@ def test_its_tensors_are_read_one_at_a_time_as_transformers_reads_them(a_file):
         assert torch.equal(tensor.half(), state[name].half()), name
 
 
-def test_each_file_has_a_hash_of_its_own(a_file):
+def test_gguf_files_have_different_hashes(a_file):
     paths = [a_file(gguf.GGMLQuantizationType[name])[0] for name in ("Q8_0", "Q4_0")]
     hashes = {load_model(str(path), device=CPU).content_hash for path in paths}
     assert len(hashes) == 2

@@ -156,7 +156,7 @@ COMPUTED = {
 
 
 @pytest.mark.parametrize("case", COMPUTED)
-def test_a_file_is_computed_as_the_model_that_it_was_made_of(a_file, case):
+def test_gguf_file_equals_its_original_model(a_file, case):
     architecture, kind, settings, keys, tensors = COMPUTED[case]
     model = a_model(kind, settings)
     loaded = load_model(str(a_file(architecture, model, keys, tensors)), device=CPU)
@@ -164,7 +164,7 @@ def test_a_file_is_computed_as_the_model_that_it_was_made_of(a_file, case):
         assert torch.equal(loaded.model(IDS).logits, model(IDS).logits)
 
 
-def test_decode_computes_biases_and_scaled_angles_of_a_file(a_file):
+def test_decode_uses_biases_and_scaled_angles_of_gguf(a_file):
     model = a_model("Llama", {**LLAMA3, "attention_bias": True})
     path = a_file("llama", model, tensors={"rope_freqs.weight": llama3_factors(8.0)})
 
@@ -189,7 +189,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("keys", "tensors", "message"), REFUSED)
-def test_what_transformers_does_not_compute_is_said_in_one_line(a_file, keys, tensors, message):
+def test_unsupported_gguf_keys_are_refused_in_one_line(a_file, keys, tensors, message):
     path = a_file("llama", a_model("Llama", {}), keys, tensors)
     for load in (lambda: load_model(str(path), device=CPU), lambda: open_weights(path)):
         with pytest.raises(UsageError, match=message) as raised:
@@ -197,7 +197,7 @@ def test_what_transformers_does_not_compute_is_said_in_one_line(a_file, keys, te
         assert "\n" not in str(raised.value)
 
 
-def test_gemmas_scale_of_queries_is_that_of_llama_cpp(a_file):
+def test_gemma_query_scale_equals_that_of_llama_cpp(a_file):
     settings = {"tie_word_embeddings": False, "query_pre_attn_scalar": HEAD_DIM}
     keys = {"attn_logit_softcapping": 20.0, "attention.sliding_window": 32}
     path = a_file("gemma2", a_model("Gemma2", settings), keys)

@@ -55,7 +55,7 @@ def expected(layer: QuantizedLayer, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("label", FORMATS)
-def test_each_kernel_computes_the_layer(label):
+def test_each_kernel_agrees_with_the_reference(label):
     layer = a_layer(*FORMATS[label])
     module = KernelLinear("fc", layer)
     x = some_inputs(2, 7)
@@ -65,7 +65,7 @@ def test_each_kernel_computes_the_layer(label):
     torch.testing.assert_close(y.double(), expected(layer, x), rtol=2e-3, atol=2e-3)
 
 
-def test_the_order_of_channels_is_the_weights():
+def test_inputs_follow_the_channel_order_of_weights():
     generator = torch.Generator().manual_seed(0)
     values = 0.1 * torch.randn(N, K, generator=generator)
     order = torch.randperm(K, generator=generator).int()
@@ -76,7 +76,7 @@ def test_the_order_of_channels_is_the_weights():
     torch.testing.assert_close(y.double(), expected(layer, x), rtol=2e-3, atol=2e-3)
 
 
-def test_many_tokens_are_the_same_tokens_a_few_at_a_time():
+def test_many_tokens_equal_the_same_tokens_in_pieces():
     layer, buffers = a_layer(*FORMATS["flexq"]), ActivationBuffers()
     module = KernelLinear("fc", layer, buffers)
     x = some_inputs(3, 150).half()  # launches of 128 tokens, and what is left of them
@@ -86,7 +86,7 @@ def test_many_tokens_are_the_same_tokens_a_few_at_a_time():
     assert torch.equal(whole.view(-1, N), pieces)
 
 
-def test_layers_of_one_shape_take_turns_with_one_buffer(monkeypatch):
+def test_layers_of_one_shape_share_a_buffer(monkeypatch):
     layer, buffers = a_layer(*FORMATS["abq-w6a6"]), ActivationBuffers()
     modules = [KernelLinear(name, layer, buffers) for name in ("a", "b")]
     made = []
@@ -102,7 +102,7 @@ def test_layers_of_one_shape_take_turns_with_one_buffer(monkeypatch):
     assert len(made) == 1
 
 
-def test_formats_without_a_kernel_are_named_with_the_layer():
+def test_formats_without_kernel_are_refused_with_the_layer():
     with pytest.raises(QuantizeError, match=r"fc: no kernel reads int5/128 weights"):
         KernelLinear("fc", a_layer(NumberFormat(5, 128), NumberFormat(6, 128)))
     static = QuantizedLayer(
@@ -115,7 +115,7 @@ def test_formats_without_a_kernel_are_named_with_the_layer():
 @pytest.mark.parametrize(
     ("value", "reason"), [(float("nan"), "NaN or infinity"), (1e6, r"inputs reach 1e\+06, kernels")]
 )
-def test_inputs_that_fp16_can_not_hold_are_refused(value, reason):
+def test_inputs_beyond_fp16_are_refused(value, reason):
     module = KernelLinear("fc", a_layer(*FORMATS["w4a16"]))
     x = some_inputs(3)
     x[1, 5] = value
@@ -123,7 +123,7 @@ def test_inputs_that_fp16_can_not_hold_are_refused(value, reason):
         module(x)
 
 
-def test_a_kernel_of_one_groups_wrong_scale_is_seen(monkeypatch):
+def test_wrong_scale_of_one_group_changes_the_output(monkeypatch):
     """What a seeded defect of a kernel does to a model is what this layer computes then."""
     layer = a_layer(*FORMATS["flexq"], bias=False)
     x = some_inputs(4)

@@ -38,21 +38,21 @@ def change(path: Path, **values) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_folder_becomes_a_model_with_its_tokenizer(tiny_llama):
+def test_folder_is_loaded_with_its_tokenizer(tiny_llama):
     loaded = load_model(str(tiny_llama), device=CPU)
     assert (loaded.name, loaded.dtype, loaded.context()) == ("tiny-llama", "float32", 256)
     assert not loaded.model.training
     assert loaded.tokenizer.decode(loaded.tokenizer("a lambda").input_ids) == "a lambda"
 
 
-def test_the_hash_is_of_all_that_decides_what_it_computes(tiny_llama, folder):
+def test_hash_covers_the_configuration(tiny_llama, folder):
     same = load_model(str(tiny_llama), device=CPU).content_hash
     assert load_model(str(folder), device=CPU).content_hash == same
     change(folder / "config.json", rms_norm_eps=1e-5)
     assert load_model(str(folder), device=CPU).content_hash != same
 
 
-def test_weights_are_of_the_data_type_asked_for(tiny_llama):
+def test_weights_have_the_requested_data_type(tiny_llama):
     loaded = load_model(str(tiny_llama), device=CPU, dtype="bfloat16")
     assert loaded.model.dtype is torch.bfloat16
     with pytest.raises(UsageError, match="no data type 'fp8': there are float32"):
@@ -121,7 +121,7 @@ def test_damaged_folder_is_refused(folder, spoil, message):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_weight_that_is_no_number_is_named(folder, respell, bad):
+def test_nonfinite_weight_is_named(folder, respell, bad):
     respell("model.layers.1.mlp.up_proj.weight", lambda weight: weight.index_fill(0, ONE, bad))
     with pytest.raises(UsageError, match=r"layers\.1\.mlp\.up_proj\.weight holds NaN or infinity"):
         load_model(str(folder), device=CPU)
@@ -149,14 +149,14 @@ def test_weights_of_a_quantized_type_are_refused(folder, respell, dtype):
         ({"rope_scaling": {"rope_type": "yarn"}}, "can't load model: Missing required keys in"),
     ],
 )
-def test_a_configuration_that_is_wrong_is_said_in_one_line(folder, changes, message):
+def test_invalid_configuration_is_refused_in_one_line(folder, changes, message):
     change(folder / "config.json", **changes)
     with pytest.raises(UsageError, match=message) as raised:
         load_model(str(folder), device=CPU)
     assert "\n" not in str(raised.value)
 
 
-def test_code_in_a_model_s_folder_is_neither_run_nor_asked_about(folder, monkeypatch, tmp_path):
+def test_code_in_a_model_folder_is_not_run(folder, monkeypatch, tmp_path):
     (folder / "evil.py").write_text(
         f"open({str(tmp_path / 'ran')!r}, 'w')\n"
         "from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast\n"
@@ -178,7 +178,7 @@ def test_code_in_a_model_s_folder_is_neither_run_nor_asked_about(folder, monkeyp
     assert not (tmp_path / "ran").exists()
 
 
-def test_packed_weights_without_a_word_in_the_configuration_are_refused(folder):
+def test_packed_weights_missing_in_the_configuration_are_refused(folder):
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")
@@ -197,12 +197,12 @@ def test_packed_weights_without_a_word_in_the_configuration_are_refused(folder):
         ("a" * 5000, "no model aaa"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_line(spec, message):
+def test_missing_model_is_named(spec, message):
     with pytest.raises(UsageError, match=message):
         load_model(spec, device=CPU)
 
 
-def test_a_folder_with_something_else_is_refused(tmp_path):
+def test_folder_without_model_is_refused(tmp_path):
     with pytest.raises(UsageError, match="holds no model"):
         load_model(str(tmp_path), device=CPU)
     (tmp_path / "a.bin").write_bytes(b"")
@@ -210,7 +210,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
         load_model(str(tmp_path / "a.bin"), device=CPU)
 
 
-def test_an_unknown_name_is_looked_for_on_the_hub(monkeypatch):
+def test_unknown_name_is_searched_on_the_hub(monkeypatch):
     import huggingface_hub
 
     def offline(name, **options):
@@ -221,7 +221,7 @@ def test_an_unknown_name_is_looked_for_on_the_hub(monkeypatch):
         load_model("owner/name", device=CPU)
 
 
-def test_a_model_of_the_hub_is_its_downloaded_folder(monkeypatch, tiny_llama):
+def test_model_of_the_hub_is_downloaded(monkeypatch, tiny_llama):
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(tiny_llama))
@@ -243,7 +243,7 @@ def test_a_damaged_gguf_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_file_that_may_not_be_read_is_not_said_to_be_damaged(folder, monkeypatch, name):
+def test_unreadable_file_is_reported_as_permission_denied(folder, monkeypatch, name):
     opened = Path.open
 
     def guarded(path: Path, *arguments, **options):
@@ -257,7 +257,7 @@ def test_a_file_that_may_not_be_read_is_not_said_to_be_damaged(folder, monkeypat
     assert "\n" not in str(raised.value)
 
 
-def test_a_folder_that_may_not_be_read_is_named(folder, monkeypatch):
+def test_unreadable_folder_is_named(folder, monkeypatch):
     def guarded(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 

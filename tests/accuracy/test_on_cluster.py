@@ -28,7 +28,7 @@ PLAN = EvaluationPlan(
 )
 
 
-def test_a_worker_stays_with_its_scheme_and_helps_only_when_none_is_untouched():
+def test_worker_keeps_its_scheme_until_every_scheme_is_started():
     units = Units([(scheme, task) for scheme in ("a", "b") for task in ("x", "y", "z")])
     assert units.take(None) == ("a", "x")
     assert units.take("a") == ("a", "y")
@@ -38,7 +38,7 @@ def test_a_worker_stays_with_its_scheme_and_helps_only_when_none_is_untouched():
     assert units.take("a") is None
 
 
-def test_a_unit_that_ends_workers_is_given_up():
+def test_unit_that_kills_three_workers_is_refused():
     units = Units([("a", "x")])
     for _ in range(2):
         units.put_back(units.take(None))
@@ -115,7 +115,7 @@ def drive(tmp_path):
     return run
 
 
-def test_a_unit_of_a_lost_worker_is_evaluated_by_another(drive):
+def test_unit_of_a_lost_worker_is_evaluated_by_another(drive):
     found, done = drive(deadly={("w6a6", "one"): 1})
     assert [(f.scheme, f.task) for f in found] == list(PLAN.units)
     assert sorted(done) == sorted(PLAN.units)
@@ -126,23 +126,23 @@ def test_a_lost_worker_is_replaced(drive):
     assert [(f.scheme, f.task) for f in found] == list(PLAN.units)
 
 
-def test_a_unit_that_ends_every_worker_it_is_given_to_ends_the_evaluation(drive):
+def test_unit_that_kills_every_worker_ends_the_evaluation(drive):
     with pytest.raises(InfrastructureError, match="w6a6 on one killed 3 workers"):
         drive(deadly={("w6a6", "one"): 9}, replaces=True)
 
 
-def test_all_workers_lost_is_one_line(drive):
+def test_losing_all_workers_is_an_error(drive):
     with pytest.raises(InfrastructureError, match="all workers are lost, the last on host"):
         drive(deadly={("fp16", "one"): 2})
 
 
-def test_a_machine_with_another_model_is_refused(drive):
+def test_machine_with_another_model_is_refused(drive):
     with pytest.raises(AccuracyError, match="host1 has another tiny"):
         drive(hashes=("a" * 64, "b" * 64))
 
 
 @pytest.mark.slow
-def test_workers_of_a_cluster_find_what_one_process_finds(cli, tiny_llama):
+def test_cluster_has_the_results_of_one_process(cli, tiny_llama):
     asked = ("accuracy", "--model", str(tiny_llama), "--data", str(tiny_llama / "heldout.txt"))
     asked += ("--max-tokens", "1275", "--schemes", "w6a6,w4a4", "--device", "cpu", "--json", "-")
     alone, together = cli(*asked), cli(*asked, "--cluster", "local")

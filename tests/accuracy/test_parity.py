@@ -41,7 +41,7 @@ def under(model, scheme: str):
     return copied
 
 
-def test_kernels_compute_what_was_evaluated_with_biases_and_odd_sizes(an_opt):
+def test_kernels_match_with_biases_and_odd_sizes(an_opt):
     sites = kernel_parity(an_opt, under(an_opt, "w6a6"), SEGMENT, KERNELS, backend="cpu")
     assert len(sites) == 12
     assert {site.kernel for site in sites} == {"flexq-w6a6"}
@@ -49,7 +49,7 @@ def test_kernels_compute_what_was_evaluated_with_biases_and_odd_sizes(an_opt):
 
 
 @pytest.mark.parametrize("what", ["weight", "bias"])
-def test_one_layer_that_computes_something_else_is_found(an_opt, what):
+def test_wrong_layer_is_found(an_opt, what):
     quantized = under(an_opt, "w6a6")
     layer = quantized.get_submodule("model.decoder.layers.1.fc2")
     getattr(layer, what)[0] *= -1
@@ -58,7 +58,7 @@ def test_one_layer_that_computes_something_else_is_found(an_opt, what):
     assert wrong == ["model.decoder.layers.1.fc2"]
 
 
-def test_each_layer_meets_the_kernel_for_its_formats(an_opt):
+def test_each_layer_is_compared_with_the_kernel_of_its_formats(an_opt):
     quantized = under(an_opt, "flexq-w6ax[a8=fc1]")
     sites = kernel_parity(an_opt, quantized, SEGMENT, KERNELS, backend="cpu")
     assert {site.site for site in sites if site.kernel == "flexq-w6a8"} == {
@@ -67,7 +67,7 @@ def test_each_layer_meets_the_kernel_for_its_formats(an_opt):
 
 
 @pytest.mark.parametrize("scheme", ["w4a4", "w5a6", "rtn-w6a6", "w6a16"])
-def test_formats_that_no_kernel_named_has_are_said(an_opt, scheme):
+def test_formats_without_named_kernel_are_reported(an_opt, scheme):
     sites = kernel_parity(an_opt, under(an_opt, scheme), SEGMENT, KERNELS, backend="cpu")
     assert {(site.kernel, site.max_rel_error) for site in sites} == {("", None)}
 

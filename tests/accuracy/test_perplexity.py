@@ -22,7 +22,7 @@ def plain_loop(model: LlamaForCausalLM, tokens: torch.Tensor, context: int) -> f
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_agrees_with_a_plain_transformers_loop(a_model, some_tokens, dtype):
+def test_perplexity_equals_that_of_a_plain_loop(a_model, some_tokens, dtype):
     model, tokens = a_model().to(dtype), some_tokens(200)
     found = perplexity(model, tokens, context=32)
     assert found.perplexity == pytest.approx(plain_loop(model, tokens, 32), rel=1e-5)
@@ -37,7 +37,7 @@ def test_max_tokens_counts_predicted_tokens_of_whole_segments(a_model, some_toke
     assert segment_count(200, 32, max_tokens=1) == 1
 
 
-def test_segments_computed_together_give_what_they_give_alone(a_model, some_tokens):
+def test_segments_together_equal_segments_alone(a_model, some_tokens):
     seen = []
     model, tokens = a_model(), some_tokens(200)
     alone = perplexity(model, tokens, context=32, at_once=1)
@@ -48,7 +48,7 @@ def test_segments_computed_together_give_what_they_give_alone(a_model, some_toke
     assert seen == [0, 1, 2, 3, 4, 5]
 
 
-def test_logits_that_are_handed_out_predict_the_next_token(a_model, some_tokens):
+def test_logits_passed_on_predict_the_next_token(a_model, some_tokens):
     seen = {}
     model, tokens = a_model(), some_tokens(64)
     found = perplexity(model, tokens, context=32, on_logits=seen.__setitem__)
@@ -56,13 +56,13 @@ def test_logits_that_are_handed_out_predict_the_next_token(a_model, some_tokens)
     assert -chosen.mean().item() == pytest.approx(found.nll[1], rel=1e-5)
 
 
-def test_standard_error_is_of_the_perplexity():
+def test_standard_error_follows_the_delta_method():
     found = PerplexityResult((1.0, 1.2, 1.4), context=8, seconds=1.0)
     assert found.standard_error == pytest.approx(math.exp(1.2) * 0.2 / math.sqrt(3))
     assert PerplexityResult((1.0,), context=8, seconds=1.0).standard_error is None
 
 
-def test_a_model_that_blows_up_has_an_infinite_perplexity():
+def test_huge_losses_have_infinite_perplexity():
     assert PerplexityResult((1e4,), context=8, seconds=1.0).perplexity == math.inf
     assert math.isnan(PerplexityResult((math.nan,), context=8, seconds=1.0).perplexity)
 
@@ -72,13 +72,13 @@ def test_a_text_shorter_than_a_segment_is_refused(a_model, some_tokens):
         perplexity(a_model(), some_tokens(31), context=32)
 
 
-def test_the_models_mode_is_left_as_it_was(a_model, some_tokens):
+def test_training_mode_is_restored(a_model, some_tokens):
     model = a_model().train()
     perplexity(model, some_tokens(64), context=32)
     assert model.training
 
 
-def test_the_loss_is_kept_by_position(a_model, some_tokens):
+def test_loss_is_reported_by_position(a_model, some_tokens):
     model, tokens = a_model(), some_tokens(600)
     found = perplexity(model, tokens, context=300)
 

@@ -13,7 +13,7 @@ from flexq_bench.kernels.decoder.kv import empty_layer
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_cache_holds_what_decodes_cache_holds_bit_for_bit(a_model, bits):
+def test_cache_equals_that_of_decode_bit_for_bit(a_model, bits):
     batch, heads, tokens, head_dim = 2, 2, 9, 8
     generator = torch.Generator().manual_seed(0)
     keys, values = (
@@ -29,7 +29,7 @@ def test_a_cache_holds_what_decodes_cache_holds_bit_for_bit(a_model, bits):
     assert torch.equal(held, layer.read(slots, tokens))
 
 
-def test_fewer_bits_of_the_cache_cost_more_and_sixteen_nothing(a_model, some_tokens):
+def test_fewer_cache_bits_cost_more_and_sixteen_nothing(a_model, some_tokens):
     tokens = some_tokens(128)
 
     def nll(bits: int) -> float:
@@ -42,7 +42,7 @@ def test_fewer_bits_of_the_cache_cost_more_and_sixteen_nothing(a_model, some_tok
     assert 0 < abs(nll(8) - plain) < abs(nll(4) - plain)
 
 
-def test_learned_positions_are_counted_from_the_cache(some_tokens):
+def test_learned_positions_follow_the_cache_length(some_tokens):
     torch.manual_seed(0)
     config = OPTConfig(
         vocab_size=96,

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def test_its_perplexity_is_the_known_one():
+def test_smollm2_has_its_known_perplexity():
     pytest.importorskip("gguf", reason="GGUF files need flexq-bench[accuracy]")
     loaded = load_model(str(MODEL), device=torch.device("cpu"))
     tokens = tokenize(read_text(str(TEXT)), loaded.tokenizer)

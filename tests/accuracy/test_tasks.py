@@ -108,7 +108,7 @@ def test_questions_are_answered_by_likelihood(loaded, choosing):
 
 
 @pytest.mark.slow
-def test_the_data_hash_is_of_the_questions_asked(loaded, choosing):
+def test_data_hash_covers_the_questions(loaded, choosing):
     whole = run_task(loaded, choosing)
     assert run_task(loaded, choosing).data_hash == whole.data_hash
     part = run_task(loaded, choosing, limit=2)
@@ -116,7 +116,7 @@ def test_the_data_hash_is_of_the_questions_asked(loaded, choosing):
     assert part.data_hash != whole.data_hash
 
 
-def test_a_generative_task_is_judged_by_its_own_metric(loaded, a_task):
+def test_generative_task_has_its_own_metric(loaded, a_task):
     written = a_task(
         "writing",
         [{"question": "The lambda", "answer": "expression"}],
@@ -131,7 +131,7 @@ def test_a_generative_task_is_judged_by_its_own_metric(loaded, a_task):
     assert metric.items in ((0.0,), (1.0,))
 
 
-def test_the_papers_tasks_take_their_data_from_a_folder(loaded, tmp_path):
+def test_zero_shot_task_reads_data_from_a_folder(loaded, tmp_path):
     lines = ["He opens the door", "1", "zzz.", "and goes in.", "qqq.", "xxx."]
     (tmp_path / "hellaswag_val_full.txt.bz2").write_bytes(bz2.compress("\n".join(lines).encode()))
     found = run_task(loaded, "hellaswag", data=tmp_path)
@@ -139,12 +139,12 @@ def test_the_papers_tasks_take_their_data_from_a_folder(loaded, tmp_path):
     assert {metric.metric for metric in found.metrics} == {"acc", "acc_norm"}
 
 
-def test_a_folder_without_a_tasks_data_is_said_in_one_line(tmp_path):
+def test_folder_without_task_data_is_refused(tmp_path):
     with pytest.raises(MissingTaskError, match=r"no data for piqa: .* has no piqa/validation"):
         check_tasks(["piqa"], tmp_path)
 
 
-def test_a_text_that_is_cut_off_is_refused(tmp_path):
+def test_truncated_text_is_refused(tmp_path):
     (tmp_path / "hellaswag_val_full.txt.bz2").write_bytes(bz2.compress(b"one\n2\nthree"))
     with pytest.raises(AccuracyError, match="is cut off: each item has 6 lines"):
         check_tasks(["hellaswag"], tmp_path)
@@ -154,13 +154,13 @@ def test_a_text_that_is_cut_off_is_refused(tmp_path):
     ("lines", "message"),
     [([], "is empty"), (["a", "4", "b", "c", "d", "e"], r"line 2: '4' is no label")],
 )
-def test_a_text_of_something_else_is_refused(tmp_path, lines, message):
+def test_text_without_items_is_refused(tmp_path, lines, message):
     (tmp_path / "hellaswag_val_full.txt.bz2").write_bytes(bz2.compress("\n".join(lines).encode()))
     with pytest.raises(AccuracyError, match=message):
         check_tasks(["hellaswag"], tmp_path)
 
 
-def test_items_that_do_not_fit_their_task_make_it_missing(loaded, a_task):
+def test_invalid_items_make_a_task_missing(loaded, a_task):
     spoiled = a_task(
         "spoiled",
         [{"question": "The lambda"}],
@@ -173,12 +173,12 @@ def test_items_that_do_not_fit_their_task_make_it_missing(loaded, a_task):
         run_task(loaded, spoiled)
 
 
-def test_a_task_file_that_is_not_there_is_refused():
+def test_missing_task_file_is_refused():
     with pytest.raises(AccuracyError, match=r"no task file nowhere\.yaml"):
         check_tasks(["nowhere.yaml"], None)
 
 
-def test_a_task_is_called_what_its_file_is():
+def test_task_is_named_after_its_file():
     assert task_name("some/where/mine.yaml") == "mine"
     assert task_name("piqa") == "piqa"
 
@@ -192,7 +192,7 @@ def test_an_unknown_task_lists_near_ones():
 
 
 @pytest.mark.slow
-def test_every_task_that_lm_eval_knows_is_known():
+def test_every_task_of_lm_eval_is_known():
     from lm_eval.tasks import TaskManager
 
     known = set(_tasks_below(_tasks_folder()))
@@ -222,7 +222,7 @@ def test_names_are_checked_before_a_model_is_loaded(tiny_llama, changes, message
 @pytest.mark.slow
 @pytest.mark.skipif(not ZEROSHOT.is_dir(), reason="the zero-shot sets are not beside the checkout")
 @pytest.mark.parametrize("name", ["piqa", "arc_easy", "arc_challenge", "boolq", "winogrande"])
-def test_the_published_sets_can_be_asked(loaded, name):
+def test_published_sets_are_evaluated(loaded, name):
     found = run_task(loaded, name, data=ZEROSHOT, limit=4)
     assert found.n_items == 4
     assert 0 <= found.metrics[0].value <= 1
@@ -269,9 +269,7 @@ SUMS = [{"question": f"What is {n} + {n}?", "answer": f"Twice.\n#### {2 * n}"} f
     ("written", "strict", "flexible"),
     [("So it is\n#### 4", (1, 0), (1, 0)), ("2 and 2, that is $1,200.", (0, 0), (0, 1))],
 )
-def test_gsm8k_is_the_last_number_by_lm_evals_two_filters(
-    loaded, answering, tmp_path, written, strict, flexible
-):
+def test_gsm8k_uses_both_filters_of_lm_eval(loaded, answering, tmp_path, written, strict, flexible):
     rows_of(tmp_path / "gsm8k" / "test.jsonl", SUMS)
     rows_of(tmp_path / "gsm8k" / "train.jsonl", SUMS)
     asked = answering(written)
@@ -332,7 +330,7 @@ def mmlu(folder: Path, sizes: dict[str, int]) -> None:
         rows_of(folder / "mmlu" / subject / "dev.jsonl", rows[:1])
 
 
-def test_mmlu_is_a_group_weighted_by_the_size_of_its_subjects(loaded, tmp_path, monkeypatch):
+def test_mmlu_weights_subjects_by_size(loaded, tmp_path, monkeypatch):
     sizes = {"anatomy": 5, "astronomy": 1}
     monkeypatch.setattr(local_tasks, "mmlu_subjects", lambda: tuple(sizes))
     mmlu(tmp_path, sizes)
@@ -347,14 +345,14 @@ def test_mmlu_is_a_group_weighted_by_the_size_of_its_subjects(loaded, tmp_path, 
     assert metric.parts == {name: sum(i) / len(i) for name, i in by_subject.items()}
 
 
-def test_mmlu_without_a_subject_is_no_mmlu(tmp_path):
+def test_mmlu_without_all_subjects_is_missing(tmp_path):
     mmlu(tmp_path, {"anatomy": 1})
     with pytest.raises(MissingTaskError, match=r"56 of mmlu's 57 subjects: .*mmlu/abstract_alg"):
         check_tasks(["mmlu"], tmp_path)
 
 
 @pytest.mark.slow
-def test_the_whole_of_mmlu_is_asked(loaded, tmp_path):
+def test_all_subjects_of_mmlu_are_evaluated(loaded, tmp_path):
     mmlu(tmp_path, dict.fromkeys(local_tasks.mmlu_subjects(), 1))
     found = run_task(loaded, "mmlu", data=tmp_path)
     assert found.n_items == len(found.metrics[0].items) == len(found.metrics[0].parts) == 57

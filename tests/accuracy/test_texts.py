@@ -22,7 +22,7 @@ def a_file(tmp_path):
     return write
 
 
-def test_wikitext_rows_are_joined_by_two_newlines_and_keep_their_ends(a_file):
+def test_wikitext_rows_are_joined_by_two_newlines(a_file):
     text = read_text(a_file("wiki.test.raw", " \n = A = \n \n B b . \n"))
     assert text.content == "\n\n = A = \n\n\n\n\n B b . \n"
     assert (text.name, text.kind) == ("wikitext", "wikitext")
@@ -40,7 +40,7 @@ def test_documents_are_joined_by_spaces(a_file, rows):
     assert read_text(path).content == "one two"
 
 
-def test_a_document_may_hold_line_separators_and_rows_may_be_blank(a_file):
+def test_documents_may_contain_line_separators(a_file):
     path = a_file("some.jsonl", '{"text": "one\u2028two\x85three"}\n\n{"text": "four"}\n')
     assert read_text(path).content == "one\u2028two\x85three four"
 
@@ -49,12 +49,12 @@ def test_lines_of_ptb_are_joined_by_spaces(a_file):
     assert read_text(a_file("ptb.test.txt", " no it was \n n't \n")).content == "no it was n't"
 
 
-def test_papers_way_of_ptb_joins_lines_by_two_newlines(a_file):
+def test_ptb_gptq_joins_lines_by_two_newlines(a_file):
     path = a_file("ptb.valid.txt", " no it was \n n't \n")
     assert read_text(f"ptb-gptq:{path}").content == "no it was\n\nn't"
 
 
-def test_papers_way_of_c4_draws_windows_as_gptqs_code_does(a_file):
+def test_c4_gptq_draws_windows_like_gptqs_code(a_file):
     """random.seed(0), then 256 times a document, until one is long enough, and a place in it."""
     rows = [{"text": " ".join(str(100 * i + j) for j in range(5 * i))} for i in range(9)]
     text = read_text("c4-gptq:" + a_file("c4.jsonl", "\n".join(map(json.dumps, rows))))
@@ -75,7 +75,7 @@ def test_papers_way_of_c4_draws_windows_as_gptqs_code_does(a_file):
         tokenize(text, None)
 
 
-def test_any_other_file_is_taken_as_it_is(a_file):
+def test_other_files_are_unchanged(a_file):
     path = a_file("story.txt", "once\r\nupon ")
     text = read_text(path)
     assert (text.name, text.content) == ("story", "once\r\nupon ")
@@ -95,7 +95,7 @@ def test_kind_and_name_can_be_given(a_file):
         ("wiki:some.txt", "no kind of text 'wiki': there are wikitext"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_line(spec, message):
+def test_missing_model_is_named(spec, message):
     with pytest.raises(AccuracyError, match=message):
         read_text(spec)
 
@@ -115,14 +115,14 @@ def test_a_file_without_text_is_refused(a_file, name, content, message):
         read_text(a_file(name, content))
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path):
+def test_binary_file_is_refused(tmp_path):
     path = tmp_path / "x.txt"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(AccuracyError, match="not UTF-8 text"):
         read_text(str(path))
 
 
-def test_a_data_set_of_the_hub_comes_by_its_name(monkeypatch):
+def test_data_set_of_the_hub_is_loaded_by_name(monkeypatch):
     asked = []
 
     def load_dataset(**where):
@@ -135,7 +135,7 @@ def test_a_data_set_of_the_hub_comes_by_its_name(monkeypatch):
     assert asked[0]["path"] == "Salesforce/wikitext"
 
 
-def test_a_hub_that_does_not_answer_is_said_in_one_line(monkeypatch):
+def test_unreachable_hub_is_reported_in_one_line(monkeypatch):
     def load_dataset(**where):
         raise ConnectionError("no route\nto host")
 

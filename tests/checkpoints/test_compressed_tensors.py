@@ -56,7 +56,7 @@ def section_of(folder):
 
 
 @pytest.mark.parametrize("case", SAYABLE)
-def test_its_reader_gets_our_weights(case, write):
+def test_library_reads_our_weights(case, write):
     weight, activation, form = SAYABLE[case]
     layer = a_layer(weight, activation)
     folder = write({NAME: layer, "model.layers.0.left": a_layer("fp16")})
@@ -79,7 +79,7 @@ def test_its_reader_gets_our_weights(case, write):
     assert torch.equal(compressor.decompress(tensors, group)["weight"].double(), real)
 
 
-def test_static_activations_are_where_it_looks_for_them(write):
+def test_library_finds_static_activations(write):
     weight, activation, _ = SAYABLE["w8a8, static, asymmetric"]
     folder = write({NAME: a_layer(weight, activation)})
 
@@ -104,7 +104,7 @@ def test_layers_of_several_formats_are_several_groups(write):
 
 
 @pytest.mark.parametrize("case", OWN)
-def test_it_refuses_a_folder_with_a_layer_that_it_has_no_word_for(case, write):
+def test_library_refuses_layers_in_own_format(case, write):
     section = section_of(
         write({NAME: a_layer(*OWN[case]), "model.layers.0.b": a_layer("int4/128")})
     )
@@ -113,14 +113,14 @@ def test_it_refuses_a_folder_with_a_layer_that_it_has_no_word_for(case, write):
         QuantizationConfig.model_validate(section)
 
 
-def test_it_refuses_a_folder_with_a_quantized_cache(write):
+def test_library_refuses_a_quantized_cache(write):
     section = section_of(write({NAME: a_layer("int4/128")}, kv_bits=4))
 
     with pytest.raises(ValueError, match="format"):
         QuantizationConfig.model_validate(section)
 
 
-def test_transformers_takes_the_one_and_refuses_the_other(write):
+def test_transformers_refuses_own_format_only(write):
     from transformers.utils.quantization_config import CompressedTensorsConfig
 
     taken = section_of(write({NAME: a_layer("int4/128")}, at="taken"))
@@ -131,7 +131,7 @@ def test_transformers_takes_the_one_and_refuses_the_other(write):
         CompressedTensorsConfig(**refused)
 
 
-def test_bits_a_weight_are_those_of_the_file(write):
+def test_packed_codes_have_no_gaps(write):
     folder = write({NAME: a_layer("fp5/row")})
 
     with safe_open(folder / "model.safetensors", "pt") as file:
@@ -139,7 +139,7 @@ def test_bits_a_weight_are_those_of_the_file(write):
     assert codes.numel() * 32 == 24 * 256 * 5
 
 
-def test_dense_layers_with_quantized_activations_are_ours(write):
+def test_dense_layers_with_quantized_activations_have_own_format(write):
     layer = QuantizedLayer(quantize(torch.ones(4, 32), FP16), INT8)
 
     assert section_of(write({NAME: layer}))["format"] == "flexq-bench"

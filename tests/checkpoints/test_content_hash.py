@@ -32,7 +32,7 @@ def hash_of(folder) -> str:
     return open_checkpoint(folder).content_hash
 
 
-def test_neither_shards_nor_paths_nor_versions_of_libraries_decide_it(write):
+def test_hash_ignores_shards_paths_and_library_versions(write):
     described = {"model_type": "llama", "transformers_version": "4.9", "_name_or_path": "a"}
     again = {"_name_or_path": "b", "model_type": "llama", "torch_dtype": "float16"}
 
@@ -43,7 +43,7 @@ def test_neither_shards_nor_paths_nor_versions_of_libraries_decide_it(write):
     assert hash_of(whole) == hash_of(shards)
 
 
-def test_shards_by_another_program_have_the_same_content(write):
+def test_hash_is_equal_for_shards_of_another_program(write):
     folder = write(layers())
     wanted = hash_of(folder)
     tensors = load_file(folder / "model.safetensors")
@@ -57,7 +57,7 @@ def test_shards_by_another_program_have_the_same_content(write):
         open_checkpoint(folder)
 
 
-def test_what_it_was_calibrated_with_does_not_decide_it(write):
+def test_hash_ignores_the_calibration_record(write):
     """So checkpoints of versions that did not store it have the same hash."""
     learned = StoredCalibration(
         tokens="0" * 64, segments=8, length=256, device="cpu", dtype="float32"
@@ -68,7 +68,7 @@ def test_what_it_was_calibrated_with_does_not_decide_it(write):
     assert hash_of(with_it) == hash_of(with_it.with_name("without"))
 
 
-def test_all_that_decides_numbers_decides_it(write, tmp_path):
+def test_hash_covers_all_that_affects_results(write, tmp_path):
     vocabulary = tmp_path / "tokenizer.json"
     vocabulary.write_text('{"a": 1}')
     base = layers()
@@ -92,7 +92,7 @@ def test_all_that_decides_numbers_decides_it(write, tmp_path):
     assert len({hash_of(folder) for folder in folders}) == len(folders)
 
 
-def test_config_names_it(write):
+def test_config_contains_the_hash(write):
     folder = write(layers())
 
     config = json.loads((folder / "config.json").read_text())
@@ -100,7 +100,7 @@ def test_config_names_it(write):
     assert config["quantization_config"]["flexq_bench"]["content_hash"] == hash_of(folder)
 
 
-def test_another_cache_has_the_hash_of_what_would_be_written_with_it(write):
+def test_hash_with_cache_equals_that_of_a_written_one(write):
     some = {"model.layers.0.x": layers()["model.layers.0.x"]}
     plain, eight = (write(some, at=f"kv{bits}", kv_bits=bits) for bits in (16, 8))
 

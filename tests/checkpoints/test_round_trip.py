@@ -79,7 +79,7 @@ def test_layers_of_every_format_and_shape(number, activation, rows, k, biased, d
 
 
 @pytest.mark.parametrize("scale", [0, 5, -1])
-def test_an_integer_of_a_group_past_what_six_bits_have_is_refused(scale):
+def test_group_integer_beyond_six_bits_is_refused(scale):
     operand = quantize(torch.ones(3, 200), NumberFormat(6, 128, "dual"))
     operand.scales[1, 1] = scale
 
@@ -97,7 +97,7 @@ SCHEMES = (
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_streamed_model_is_quantized_as_one_in_memory(name, small_llama, calibration, tmp_path):
+def test_streamed_model_equals_one_in_memory(name, small_llama, calibration, tmp_path):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(small_llama, dtype=torch.float32)
@@ -133,7 +133,7 @@ def test_a_streamed_model_is_quantized_as_one_in_memory(name, small_llama, calib
     assert (checkpoint.scheme.name, checkpoint.scheme.seed) == (scheme.name, 5)
 
 
-def test_tensors_that_fp16_cannot_hold_keep_their_type(write):
+def test_tensors_beyond_fp16_keep_their_type(write):
     layer = QuantizedLayer(quantize(torch.ones(2, 4), NumberFormat(8)))
     large = torch.tensor([1e6, 1.0])
     written = {"wide": large, "fine": torch.ones(3, dtype=torch.bfloat16)}

@@ -35,7 +35,7 @@ def resident(model: StreamedModel) -> list[int]:
     ]
 
 
-def test_a_forward_pass_is_the_model_s_and_holds_one_block(small_llama):
+def test_streamed_forward_pass_loads_one_block(small_llama):
     from transformers import AutoModelForCausalLM
 
     whole = AutoModelForCausalLM.from_pretrained(small_llama, dtype=torch.float32)
@@ -78,7 +78,7 @@ with freed_at_once(torch.device("cpu")):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the heap of glibc")
-def test_what_is_freed_between_other_tensors_goes_back_to_the_system():
+def test_memory_freed_between_tensors_is_returned():
     ran = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
 
     held, freed = map(float, ran.stdout.split())
@@ -87,7 +87,7 @@ def test_what_is_freed_between_other_tensors_goes_back_to_the_system():
 
 
 @pytest.mark.slow
-def test_the_peak_is_less_than_two_blocks_and_the_embedding(tmp_path):
+def test_peak_is_below_two_blocks_and_the_embedding(tmp_path):
     """The whole process's growth, with the sizes of SmolLM2-135M but for fewer blocks."""
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.initialization import no_init_weights
@@ -119,7 +119,7 @@ def test_the_peak_is_less_than_two_blocks_and_the_embedding(tmp_path):
     assert json.loads(ran.stdout)["peak_bytes"] < 2 * block + 49152 * 576 * 2
 
 
-def test_memory_holds_one_block_while_a_model_is_quantized(small_llama, calibration, tmp_path):
+def test_one_block_is_in_memory_during_quantization(small_llama, calibration, tmp_path):
     held, most = set(), []
 
     class Watched(StreamedModel):
@@ -197,7 +197,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
         ),
     ],
 )
-def test_a_model_that_can_not_be_quantized_leaves_nothing(changed, tmp_path, change, said):
+def test_failed_quantization_leaves_no_files(changed, tmp_path, change, said):
     folder = changed(change)
 
     with pytest.raises(CheckpointError, match=said):
@@ -217,7 +217,7 @@ def test_scheme_without_layers_and_unknown_cache_are_refused(
         quantized(small_llama, tmp_path, scheme, kv_bits=kv_bits)
 
 
-def test_a_head_that_is_tied_is_stored_once(changed, tmp_path):
+def test_tied_head_is_stored_once(changed, tmp_path):
     def tie(tensors, config):
         config["tie_word_embeddings"] = True
         del tensors["lm_head.weight"]
@@ -229,7 +229,7 @@ def test_a_head_that_is_tied_is_stored_once(changed, tmp_path):
     assert checkpoint.config["tie_word_embeddings"] is True
 
 
-def test_a_model_stored_without_its_head_is_found(tmp_path):
+def test_model_stored_without_head_is_read(tmp_path):
     from transformers import OPTConfig, OPTForCausalLM
 
     torch.manual_seed(0)

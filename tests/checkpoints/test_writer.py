@@ -25,7 +25,7 @@ def a_layer() -> QuantizedLayer:
     return QuantizedLayer(quantize(torch.ones(4, 32), NumberFormat(6)))
 
 
-def test_what_is_interrupted_leaves_nothing(write, tmp_path, monkeypatch):
+def test_interrupted_writer_leaves_no_files(write, tmp_path, monkeypatch):
     def stop(*arguments):
         raise KeyboardInterrupt
 
@@ -35,7 +35,7 @@ def test_what_is_interrupted_leaves_nothing(write, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_one(write, tmp_path):
+def test_files_of_a_killed_process_are_removed(write, tmp_path):
     killed = os.fork()
     if killed == 0:
         writer = CheckpointWriter(tmp_path / "checkpoint", {}, EXTENSION)
@@ -55,7 +55,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one(write, tmp_path):
         assert {path.name for path in tmp_path.iterdir()} == {folder.name, ".checkpoint.partial-1"}
 
 
-def test_a_folder_of_something_else_stays(write, tmp_path):
+def test_folder_with_other_files_is_kept(write, tmp_path):
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "thesis.tex").write_text("years")
 
@@ -64,7 +64,7 @@ def test_a_folder_of_something_else_stays(write, tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["checkpoint", "thesis.tex"]
 
 
-def test_a_checkpoint_stays_unless_it_is_to_be_overwritten(write, tmp_path):
+def test_checkpoint_is_replaced_only_with_overwrite(write, tmp_path):
     folder = write({NAME: a_layer()})
     with pytest.raises(CheckpointError, match="--overwrite"):
         write({NAME: a_layer()})
@@ -75,7 +75,7 @@ def test_a_checkpoint_stays_unless_it_is_to_be_overwritten(write, tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_file_is_no_folder(write, tmp_path):
+def test_file_or_dangling_link_is_refused(write, tmp_path):
     place = tmp_path / "checkpoint"
     place.write_text("")
     with pytest.raises(CheckpointError, match="is a file"):
@@ -86,13 +86,13 @@ def test_a_file_is_no_folder(write, tmp_path):
         write({NAME: a_layer()})
 
 
-def test_a_place_that_can_not_be_written(write, tmp_path):
+def test_unwritable_place_is_refused(write, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="can't write"):
         write({NAME: a_layer()}, at="file/checkpoint")
 
 
-def test_nothing_quantized_is_no_checkpoint(write, tmp_path):
+def test_checkpoint_without_layers_is_refused(write, tmp_path):
     with pytest.raises(CheckpointError, match="no quantized layer"):
         write({})
     assert list(tmp_path.iterdir()) == []
@@ -129,17 +129,17 @@ ONES = torch.ones(2, 1, dtype=torch.float16)
         (Operand(CODES, ONES * 0.5, 4, 4, CODES[:, :1], ONES), "integers"),
     ],
 )
-def test_codes_that_are_none_of_their_format_are_not_written(write, operand, said):
+def test_codes_outside_their_format_are_refused(write, operand, said):
     with pytest.raises(CheckpointError, match=said):
         write({NAME: QuantizedLayer(operand)})
 
 
-def test_tensors_that_are_no_numbers_are_not_written(write):
+def test_nonfinite_tensors_are_refused(write):
     with pytest.raises(CheckpointError, match="NaN"):
         write({NAME: a_layer()}, tensors={"model.norm.weight": torch.tensor([torch.nan])})
 
 
-def test_a_static_scale_must_be_one_in_fp16(write):
+def test_static_scale_below_fp16_is_refused(write):
     from flexq_bench.schemes.activations import StaticActivation
 
     tiny = StaticActivation(NumberFormat(8), 1e-12)
@@ -147,7 +147,7 @@ def test_a_static_scale_must_be_one_in_fp16(write):
         write({NAME: QuantizedLayer(a_layer().weight, tiny)})
 
 
-def test_one_name_is_added_once(tmp_path: Path):
+def test_duplicate_name_is_refused(tmp_path: Path):
     layer = QuantizedLayer(a_layer().weight, DynamicActivation(NumberFormat(8)))
     with CheckpointWriter(tmp_path / "out", {}, EXTENSION) as writer:
         writer.add_layer(NAME, layer)

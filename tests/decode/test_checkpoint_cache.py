@@ -25,7 +25,7 @@ def files(tmp_path: Path) -> ModelFiles:
     return ModelFiles("model", folder, None, (weights,))
 
 
-def test_a_key_is_of_all_that_decides_the_bytes(files: ModelFiles, tmp_path: Path) -> None:
+def test_key_covers_all_that_affects_the_bytes(files: ModelFiles, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("a b")
     calibration = CalibrationText(f"text:{text}", 8, None)
@@ -53,7 +53,7 @@ def test_a_key_is_of_all_that_decides_the_bytes(files: ModelFiles, tmp_path: Pat
     assert key(scheme=nearest) == key(scheme=nearest, calibration=None)
 
 
-def test_what_is_there_is_not_made_again_and_the_oldest_makes_room(
+def test_cached_checkpoint_is_reused_and_the_oldest_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_cache, "_is_complete", lambda path: path.is_dir())
@@ -74,7 +74,7 @@ def test_what_is_there_is_not_made_again_and_the_oldest_makes_room(
     assert sorted(path.name for path in cache.folder.iterdir() if path.is_dir()) == ["a", "c"]
 
 
-def test_a_damaged_one_is_made_again(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_written_again(tmp_path: Path) -> None:
     cache = CheckpointCache(tmp_path / "kept")
     folder = cache.folder / "a"
     folder.mkdir(parents=True)

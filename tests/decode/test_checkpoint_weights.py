@@ -188,7 +188,7 @@ def rms(values: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("kind", "name"), with_kernels())
-def test_logits_are_those_of_the_codes_in_torch(stored, kind: str, name: str) -> None:
+def test_logits_equal_those_of_the_codes_in_torch(stored, kind: str, name: str) -> None:
     made = stored(kind, name)
     source = CheckpointWeights(made.checkpoint)
     got, in_torch, whole = logits(source), logits(source, instead=InTorch), in_transformers(made)
@@ -205,7 +205,7 @@ def test_logits_are_those_of_the_codes_in_torch(stored, kind: str, name: str) ->
     "name",
     ["smoothquant-w8a8", "dgq-w4a8", "awq-w4a16[symmetric=true]", "atom-w4a4"],
 )
-def test_a_calibration_reaches_what_runs(stored, name: str) -> None:
+def test_calibration_affects_the_decoded_weights(stored, name: str) -> None:
     made = stored("llama", _quick(name))
     with_it, with_other = (
         CheckpointWeights(made.checkpoint),
@@ -221,7 +221,7 @@ def test_a_calibration_reaches_what_runs(stored, name: str) -> None:
 
 @pytest.mark.parametrize("kv_bits", [8, 4])
 @pytest.mark.parametrize("kind", BUILD)
-def test_a_cache_is_rounded_as_accuracy_rounds_it(stored, kind: str, kv_bits: int) -> None:
+def test_cache_is_rounded_as_in_accuracy(stored, kind: str, kv_bits: int) -> None:
     made = stored(kind, "w8a16")
     source = CheckpointWeights(made.checkpoint)
     got = logits(source, kv_bits)
@@ -229,7 +229,7 @@ def test_a_cache_is_rounded_as_accuracy_rounds_it(stored, kind: str, kv_bits: in
     assert rms(got - in_transformers(made, kv_bits)) < 0.5 * rms(got - logits(source))
 
 
-def test_parts_of_a_layer_stay_what_they_are(stored) -> None:
+def test_fused_layer_keeps_the_codes_of_its_parts(stored) -> None:
     checkpoint = stored("opt", "w6a6").checkpoint
     names = [f"model.decoder.layers.1.self_attn.{kind}_proj" for kind in "qkv"]
     parts = [checkpoint.layer(name) for name in names]
@@ -241,7 +241,7 @@ def test_parts_of_a_layer_stay_what_they_are(stored) -> None:
     assert torch.equal(whole.bias, torch.cat([part.bias for part in parts]))
 
 
-def test_parts_that_differ_are_no_layer() -> None:
+def test_different_parts_are_not_fused() -> None:
     weight = torch.randn(4, 160, generator=torch.Generator().manual_seed(0))
     six, eight = (quantize(weight, NumberFormat(bits, 128)) for bits in (6, 8))
     activation = DynamicActivation(NumberFormat(6, 128))
@@ -269,7 +269,7 @@ def test_a_layer_without_a_kernel_is_named(stored) -> None:
         logits(CheckpointWeights(made.checkpoint))
 
 
-def test_layers_that_were_left_dense_run_in_fp16(stored) -> None:
+def test_dense_layers_run_in_fp16(stored) -> None:
     made = stored("llama", "w8a16")
     kept = "model.layers.1.mlp.down_proj"
     checkpoint = copy.copy(made.checkpoint)

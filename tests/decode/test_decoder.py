@@ -46,7 +46,7 @@ def of_each_kind(request: pytest.FixtureRequest) -> Small:
     return small_opt(CPU) if request.param == "opt" else small_llama(CPU, request.param)
 
 
-def test_fp16_logits_and_tokens_are_those_of_transformers(of_each_kind: Small) -> None:
+def test_fp16_logits_and_tokens_equal_transformers(of_each_kind: Small) -> None:
     small = of_each_kind
     engine = an_engine(small, "fp16", TorchOperations())
     ids = prompts(2, 20, CPU)
@@ -63,7 +63,7 @@ def test_fp16_logits_and_tokens_are_those_of_transformers(of_each_kind: Small) -
 @pytest.mark.parametrize(
     "scheme", ["flexq-w6ax", "smoothquant-w8a8", "fp6", "dgq-w4a8", "dual-w6a8", "atom-w4a4"]
 )
-def test_quantized_logits_are_those_of_the_codes(small: Small, scheme: str) -> None:
+def test_quantized_logits_equal_those_of_the_codes(small: Small, scheme: str) -> None:
     ids = prompts(2, 10, CPU)
     got = an_engine(small, scheme, TorchOperations()).logits(ids)
 
@@ -73,7 +73,7 @@ def test_quantized_logits_are_those_of_the_codes(small: Small, scheme: str) -> N
 
 
 @pytest.mark.parametrize("scheme", ["flexq-w6ax", "smoothquant-w8a8"])
-def test_sums_in_fp32_are_those_of_the_codes_rounded_alike(scheme: str) -> None:
+def test_sums_in_fp32_equal_the_codes_if_rounded_alike(scheme: str) -> None:
     small, ids = small_opt(CPU), prompts(5, 80, CPU)
 
     def logits(instead: Callable[[LinearKernel], LinearKernel]) -> torch.Tensor:
@@ -129,7 +129,7 @@ def test_a_scheme_gives_each_layer_its_kernel(small: Small) -> None:
     assert labels == ["flexq", "flexq", "flexq", "flexq" if is_opt else "flexq[w6a8]"]
 
 
-def test_a_batch_decodes_what_each_sequence_decodes_alone(small: Small) -> None:
+def test_batch_equals_its_sequences_alone(small: Small) -> None:
     engine = an_engine(small, "fp16", TorchOperations())
     ids = prompts(3, 9, CPU)
     together = engine.generate(ids, 20).tokens
@@ -140,7 +140,7 @@ def test_a_batch_decodes_what_each_sequence_decodes_alone(small: Small) -> None:
 
 
 @pytest.mark.parametrize("bits", [16, 4])
-def test_steps_decode_what_a_prompt_of_the_same_tokens_says(small: Small, bits: int) -> None:
+def test_steps_predict_what_a_prefill_predicts(small: Small, bits: int) -> None:
     engine = an_engine(small, "fp16", TorchOperations(), kv_bits=bits)
     ids = prompts(2, 12, CPU)
     new = engine.generate(ids, 20).tokens
@@ -151,7 +151,7 @@ def test_steps_decode_what_a_prompt_of_the_same_tokens_says(small: Small, bits: 
     assert float((logits.amax(dim=2) - of_tokens).max()) <= 0.1
 
 
-def test_llama_3_stretches_its_long_waves() -> None:
+def test_llama_3_scales_low_rotary_frequencies() -> None:
     rope = {
         "rope_type": "llama3",
         "rope_theta": 10000.0,
@@ -192,7 +192,7 @@ def _engine(source: WeightSource, capacity: int) -> Engine:
     return Engine(model, TorchOperations(), lambda *_: None, slots=1, capacity=capacity)
 
 
-def test_64_tokens_of_a_trained_llama_are_those_of_transformers() -> None:
+def test_64_tokens_of_a_trained_llama_equal_transformers() -> None:
     small = trained_llama(CPU)
     ids = torch.tensor([SURE], dtype=torch.int32)
     engine = an_engine(small, "fp16", TorchOperations())
@@ -205,7 +205,7 @@ def test_64_tokens_of_a_trained_llama_are_those_of_transformers() -> None:
     assert float((engine.logits(whole).float() - wanted).abs().max()) <= TOLERANCE
 
 
-def test_stories_of_a_real_small_llama_are_those_of_transformers() -> None:
+def test_stories_of_a_real_llama_equal_transformers() -> None:
     from transformers import AutoModelForCausalLM
 
     path = _real("stories260K")
@@ -227,7 +227,7 @@ def test_stories_of_a_real_small_llama_are_those_of_transformers() -> None:
 
 
 @pytest.mark.slow
-def test_a_gguf_file_decodes_as_transformers_decodes_it() -> None:
+def test_gguf_file_decodes_like_transformers() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     source = open_weights(_real("smollm2-135m-instruct/SmolLM2-135M-Instruct.Q4_1.gguf"))

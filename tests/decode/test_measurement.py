@@ -96,7 +96,7 @@ def decoded(
     return measuring.decode_all(setup, cases, run, COMMIT, before or {})
 
 
-def test_a_record_comes_again_with_each_process(start: Start) -> None:
+def test_record_is_updated_after_each_process(start: Start) -> None:
     start()
 
     records = list(decoded())
@@ -115,7 +115,7 @@ def test_a_record_comes_again_with_each_process(start: Start) -> None:
     assert all(record.parts == ({"part": "norm", "count": 1, "us": 2.0},) for record in records)
 
 
-def test_long_decodes_are_measured_by_fewer_processes_and_last(start: Start) -> None:
+def test_long_decodes_use_fewer_processes_and_come_last(start: Start) -> None:
     workers = start()
 
     last = {record.case: record for record in decoded(new=(1024, 128))}
@@ -131,7 +131,7 @@ def test_long_decodes_are_measured_by_fewer_processes_and_last(start: Start) -> 
     ]
 
 
-def test_a_run_that_goes_on_asks_for_what_lacks(start: Start) -> None:
+def test_resumed_run_measures_missing_processes_only(start: Start) -> None:
     start()
     stopped = {}
     for record in decoded():
@@ -150,7 +150,7 @@ def test_a_run_that_goes_on_asks_for_what_lacks(start: Start) -> None:
     assert list(decoded(before=last)) == []
 
 
-def test_what_was_begun_in_another_way_is_not_gone_on_with(start: Start) -> None:
+def test_run_with_other_seed_or_device_is_not_resumed(start: Start) -> None:
     start()
     before = {record.case: record for record in decoded(replace(SETUP, processes=1))}
 
@@ -161,7 +161,7 @@ def test_what_was_begun_in_another_way_is_not_gone_on_with(start: Start) -> None
         list(decoded(before=before))
 
 
-def test_a_scheme_that_can_not_be_does_not_stop_the_others(start: Start) -> None:
+def test_refused_scheme_does_not_stop_the_others(start: Start) -> None:
     workers = start(refused="fp16")
 
     records = list(decoded())
@@ -183,7 +183,7 @@ def test_a_scheme_is_loaded_once_for_all_its_caches(start: Start) -> None:
     assert [scheme for scheme, _ in workers.loaded] == ["fp16", "flexq-w6ax"] * 3
 
 
-def test_a_cache_is_that_of_all_schemes_unless_one_says_another() -> None:
+def test_scheme_suffix_overrides_the_cache_bits() -> None:
     assert read_scheme("fp16", 8) == CachedScheme("fp16", 8)
     assert read_scheme("flexq-w6ax+kv4", 8) == CachedScheme("flexq-w6ax", 4)
     assert read_scheme("atom-w4a4") == CachedScheme("atom-w4a4", 4)
@@ -197,14 +197,14 @@ def test_a_cache_is_that_of_all_schemes_unless_one_says_another() -> None:
         read_scheme("fp17+kv8", 16)
 
 
-def test_nothing_that_can_be_is_a_usage_error(start: Start) -> None:
+def test_refusal_of_all_cases_is_a_usage_error(start: Start) -> None:
     start(refused="fp16")
 
     with pytest.raises(UsageError, match="fp16 doesn't fit"):
         list(decoded(replace(SETUP, schemes=SCHEMES[:1])))
 
 
-def test_a_batch_that_does_not_fit_leaves_the_others(
+def test_refused_batch_does_not_stop_the_others(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers = start()
@@ -248,13 +248,13 @@ def test_a_scheme_is_loaded_once_for_all_its_servings(start: Start) -> None:
     assert [r.tokens_per_s for r in records] == [1000.0] * 4
 
 
-def test_no_more_are_served_at_a_time_than_there_are(start: Start) -> None:
+def test_slots_do_not_exceed_requests(start: Start) -> None:
     start()
 
     assert served((256,), requests=12)[0].parameters["slots"] == 12
 
 
-def test_a_serving_that_can_not_be_leaves_the_others(start: Start) -> None:
+def test_refused_serving_does_not_stop_the_others(start: Start) -> None:
     start(refused="fp16")
 
     records = served((8, 256))
@@ -271,7 +271,7 @@ def test_a_serving_that_can_not_be_leaves_the_others(start: Start) -> None:
         served((256,))
 
 
-def test_a_worker_gets_an_absolute_path_because_it_runs_in_another_folder():
+def test_worker_gets_absolute_paths():
     setup = Setup("tiny-flexq", SCHEMES, "cpu", checkpoints={"w8a16": "cache/w8a16"})
 
     assert setup.weights_of("flexq-w6ax") == str(Path("tiny-flexq").absolute())

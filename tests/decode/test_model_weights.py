@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("build", [small_llama, small_opt])
-def test_a_folder_gives_the_weights_that_were_saved(tmp_path: Path, build) -> None:
+def test_folder_has_the_saved_weights(tmp_path: Path, build) -> None:
     small = build(CPU)
     small.reference.save_pretrained(tmp_path)
     source = open_weights(tmp_path)
@@ -42,12 +42,12 @@ def test_a_folder_gives_the_weights_that_were_saved(tmp_path: Path, build) -> No
     assert torch.equal(source.ends(CPU).head, small.source.ends(CPU).head)
 
 
-def test_shards_are_found_by_their_index(folder: Path) -> None:
+def test_shards_are_read_by_their_index(folder: Path) -> None:
     weight = open_weights(folder).block(0, CPU).linears["down_proj"].weight
     assert (weight.rows, weight.k) == (192, 384)
 
 
-def test_an_architecture_that_there_is_none_of_is_refused(folder: Path) -> None:
+def test_unknown_architecture_is_refused(folder: Path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["GPT2"]}))
 
@@ -76,20 +76,20 @@ def change_config(folder: Path, **values: Any) -> None:
         ({"attention_bias": True}, r"lacks 8 weights .*model\.layers\.0\.self_attn\.k_proj\.bias"),
     ],
 )
-def test_a_configuration_of_another_model_is_refused_unread(folder, values, message) -> None:
+def test_inconsistent_configuration_is_refused(folder, values, message) -> None:
     change_config(folder, **values)
 
     with pytest.raises(UsageError, match=message):
         open_weights(folder)
 
 
-def test_a_model_without_a_class_is_of_its_type(folder: Path) -> None:
+def test_model_without_class_has_that_of_its_type(folder: Path) -> None:
     change_config(folder, architectures=None)
 
     assert open_weights(folder).architecture.block == "llama"
 
 
-def test_null_in_a_configuration_is_as_if_missing() -> None:
+def test_null_in_a_configuration_equals_missing() -> None:
     config = small_llama(torch.device("cpu")).reference.config.to_dict()
     nulls = {"num_key_value_heads": None, "head_dim": None}
 
@@ -98,7 +98,7 @@ def test_null_in_a_configuration_is_as_if_missing() -> None:
     assert (dimensions.kv_heads, dimensions.head_dim) == (6, 32)
 
 
-def test_keys_that_are_missing_have_the_defaults_of_the_models_class() -> None:
+def test_missing_keys_have_the_defaults_of_transformers() -> None:
     config = small_llama(torch.device("cpu")).reference.config.to_dict()
     config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
     config |= {"num_attention_heads": 16, "head_dim": 16, "max_position_embeddings": 8192}
@@ -112,7 +112,7 @@ def test_keys_that_are_missing_have_the_defaults_of_the_models_class() -> None:
     assert dimensions.context == expected.sliding_window
 
 
-def test_heads_need_not_divide_the_hidden_size_if_their_dimension_is_known() -> None:
+def test_head_dim_may_differ_from_hidden_by_heads() -> None:
     config = small_llama(torch.device("cpu")).reference.config.to_dict()
     sizes = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 64}
 
@@ -121,7 +121,7 @@ def test_heads_need_not_divide_the_hidden_size_if_their_dimension_is_known() -> 
     assert (architecture.dimensions.heads, architecture.head_dim) == (5, 64)
 
 
-def test_a_sliding_window_is_the_longest_sequence(folder: Path) -> None:
+def test_sliding_window_limits_the_context(folder: Path) -> None:
     mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
     change_config(folder, **mistral, sliding_window=64)
     assert open_weights(folder).architecture.dimensions.context == 64
@@ -142,7 +142,7 @@ def test_weights_beyond_fp16_are_refused(tmp_path: Path) -> None:
         open_weights(tmp_path).block(0, CPU)
 
 
-def test_angles_that_are_scaled_in_another_way_are_refused() -> None:
+def test_other_rotary_scaling_is_refused() -> None:
     config = {**small_llama(CPU).reference.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
 
     with pytest.raises(UsageError, match="scales its rotary angles by 'yarn'"):
@@ -152,7 +152,7 @@ def test_angles_that_are_scaled_in_another_way_are_refused() -> None:
         of_config({**config, **both}, "small")
 
 
-def test_a_qwen3_without_a_size_of_heads_has_that_of_transformers() -> None:
+def test_qwen3_without_head_dim_has_the_default() -> None:
     from transformers import Qwen3Config
 
     config = Qwen3Config(num_attention_heads=2, num_key_value_heads=1).to_dict()
@@ -161,12 +161,12 @@ def test_a_qwen3_without_a_size_of_heads_has_that_of_transformers() -> None:
     assert of_config({**config, "architectures": ["Qwen3ForCausalLM"]}, "small").head_dim == 128
 
 
-def test_an_unknown_model_is_answered_with_the_nearest_names() -> None:
+def test_unknown_model_suggests_near_names() -> None:
     with pytest.raises(UsageError, match="no model 'lama-13b': there are llama-13b"):
         open_model("lama-13b", "fp16", 0)
 
 
-def test_a_name_that_no_file_can_have_is_no_model() -> None:
+def test_overlong_name_is_an_unknown_model() -> None:
     with pytest.raises(UsageError, match="no model 'xxx"):
         open_model("x" * 5000, "fp16", 0)
 
@@ -184,7 +184,7 @@ def test_a_catalog_model_of_another_block_is_refused(name):
         open_model(name, "fp16", 0)
 
 
-def test_the_papers_models_take_the_memory_that_their_formats_say() -> None:
+def test_footprint_of_llama_13b_follows_its_formats() -> None:
     exact = footprint(open_model("llama-13b", "fp16", 0), 1, 1039, 16)
     six = footprint(open_model("llama-13b", "flexq-w6ax", 0), 1, 1039, 16)
 
@@ -198,7 +198,7 @@ def test_the_papers_models_take_the_memory_that_their_formats_say() -> None:
     "label",
     ["atom-w4a4", "dgq-w4a8", "dual-w6a8", "w8a16", "w4a16", "fp6-w6a16", "cublaslt-w8a8", "fp16"],
 )
-def test_the_memory_of_a_layer_is_what_its_kernel_packs(label: str) -> None:
+def test_layer_memory_equals_the_packed_bytes(label: str) -> None:
     n, k = 256, 1024
     kernel = linear_kernel(label, "cuda")
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(0))

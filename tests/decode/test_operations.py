@@ -44,7 +44,7 @@ def load(operations: DecodeWorkerOperations, folder: Path) -> dict[str, Any]:
     return operations.load(str(folder), "fp16", [1], 20, "none")
 
 
-def test_a_folder_that_is_whole_is_loaded_and_decoded(
+def test_intact_folder_is_loaded_and_decoded(
     operations: DecodeWorkerOperations, folder: Path
 ) -> None:
     operations.check(**asked(folder))
@@ -61,7 +61,7 @@ class PowerMeter:
         return DeviceState(energy_j=20.0 * (time.perf_counter() // 0.1))
 
 
-def test_the_energy_of_a_short_decode_is_its_time_by_the_power_of_longer_steps(
+def test_energy_is_time_multiplied_by_power_of_long_steps(
     folder: Path,
 ) -> None:
     operations = DecodeWorkerOperations("cpu", 0)
@@ -108,7 +108,7 @@ def test_damaged_shard_is_refused_before_loading(
         operations.check(**asked(folder))
 
 
-def test_a_damaged_gguf_file_is_named(operations: DecodeWorkerOperations, tmp_path: Path) -> None:
+def test_damaged_gguf_file_is_named(operations: DecodeWorkerOperations, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF and nothing more")
 
@@ -116,7 +116,7 @@ def test_a_damaged_gguf_file_is_named(operations: DecodeWorkerOperations, tmp_pa
         operations.check(**asked(path))
 
 
-def test_a_batch_that_does_not_fit_says_what_is_needed_and_free(
+def test_refused_batch_reports_needed_and_free_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loading, "available_memory", lambda device: 23 * GIB)
@@ -132,7 +132,7 @@ def test_a_batch_that_does_not_fit_says_what_is_needed_and_free(
     )
 
 
-def test_memory_that_runs_out_is_a_refusal_and_the_next_model_loads(
+def test_model_loads_after_running_out_of_memory(
     operations: DecodeWorkerOperations, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_out(*_: object) -> None:

@@ -21,7 +21,7 @@ BLOCK = (
 STEP = ("index_select", *BLOCK, *BLOCK, "decode_norm", "gemm", "scale", "decode_pick")
 
 
-def test_linear_layers_are_told_apart_by_what_stands_around_them() -> None:
+def test_linear_layers_are_identified_by_fused_kernels_around_them() -> None:
     parts = parts_of(STEP, "llama", 2)
 
     one = ["norm", "qkv_proj", "attention", "attention", "o_proj", "o_proj"]
@@ -30,7 +30,7 @@ def test_linear_layers_are_told_apart_by_what_stands_around_them() -> None:
     assert parts == ["embedding", *one, *one, *ends]
 
 
-def test_overlapping_kernels_are_charged_what_they_add() -> None:
+def test_overlapping_kernels_count_their_added_time() -> None:
     launches = [
         Launch(name, start_us=10.0 * i, end_us=10.0 * i + 15.0) for i, name in enumerate(STEP)
     ]

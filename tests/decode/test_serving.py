@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 GIB = 1 << 30
 
 
-def test_first_come_first_served_and_a_finished_one_is_replaced_at_once() -> None:
+def test_finished_request_is_replaced_at_once_in_order() -> None:
     scheduler = Scheduler(
         [ServingRequest(5, 2), ServingRequest(3, 4), ServingRequest(4, 1), ServingRequest(6, 2)],
         2,
@@ -50,7 +50,7 @@ def read_all(scheduler: Scheduler) -> list[int]:
     return started
 
 
-def test_prompts_are_read_together_within_the_tokens_of_a_step_and_in_order() -> None:
+def test_prompts_are_prefilled_in_order_within_step_tokens() -> None:
     scheduler = Scheduler(
         [ServingRequest(100, 2), ServingRequest(300, 2), ServingRequest(60, 2)], 3, 512
     )
@@ -69,7 +69,7 @@ def test_prompts_are_read_together_within_the_tokens_of_a_step_and_in_order() ->
     assert scheduler.next_prefill() is None
 
 
-def test_steps_need_the_slots_up_to_the_last_that_decodes() -> None:
+def test_step_computes_slots_up_to_the_last_decoding() -> None:
     scheduler = Scheduler(
         [ServingRequest(2, 9), ServingRequest(2, 2), ServingRequest(2, 9)], 3, 192
     )
@@ -84,7 +84,7 @@ def test_steps_need_the_slots_up_to_the_last_that_decodes() -> None:
     assert step_sizes(3) == [3]
 
 
-def test_prompts_and_steps_take_turns() -> None:
+def test_prefills_and_steps_alternate() -> None:
     requests = [ServingRequest(100, 2), ServingRequest(30, 3)]
 
     iterations = list(Scheduler(requests, 1, 64).iterations())
@@ -122,7 +122,7 @@ def test_prompts_and_steps_take_turns() -> None:
 
 
 @pytest.mark.parametrize(("step_tokens", "kv_bits"), [(64, 16), (8, 16), (3, 4)])
-def test_each_request_gets_the_answer_that_it_gets_alone(step_tokens: int, kv_bits: int) -> None:
+def test_each_request_has_its_answer_alone(step_tokens: int, kv_bits: int) -> None:
     small = small_llama(CPU)
     engine = an_engine(small, "fp16", TorchOperations(), slots=3, kv_bits=kv_bits)
     lengths = [(9, 12), (20, 3), (5, 1), (14, 20), (7, 9), (3, 5)]
@@ -139,17 +139,17 @@ def test_each_request_gets_the_answer_that_it_gets_alone(step_tokens: int, kv_bi
     assert 1000 * served.seconds >= max(served.latency_ms)
 
 
-def test_memory_decides_how_many_are_served_at_a_time() -> None:
+def test_memory_limits_the_slots() -> None:
     assert slots_within(24 * GIB, 12 * GIB, GIB, GIB // 2, 256) == 22
     assert slots_within(24 * GIB, 12 * GIB, GIB, GIB // 2, 8) == 8
 
 
-def test_memory_that_holds_no_sequence_is_refused_with_what_one_needs() -> None:
+def test_memory_below_one_sequence_is_refused() -> None:
     with pytest.raises(MeasureError, match=r"one sequence needs 27\.0 GiB \(25\.0 of weights\)"):
         slots_within(24 * GIB, 25 * GIB, GIB, GIB, 8)
 
 
-def test_drawn_lengths_have_the_means_they_claim_and_fit() -> None:
+def test_drawn_lengths_have_their_means_and_fit() -> None:
     requests = drawn_requests(20000, 1 << 20, seed=1)
 
     mean = sum(request.prompt_tokens for request in requests) / len(requests)

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("block", ["llama", "qwen2", "qwen3", "opt"])
-def test_a_checkpoint_of_random_weights_is_what_decode_would_round(block, tmp_path):
+def test_synthetic_checkpoint_equals_rounded_synthetic_weights(block, tmp_path):
     is_opt = block == "opt"
     spec = ModelSpec(
         name=f"small-{block}",

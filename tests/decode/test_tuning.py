@@ -75,7 +75,7 @@ def chosen(tuner: StepTuner, model: Model, m: int) -> list[int]:
     return [config.number for config in found if isinstance(config, Choice)]
 
 
-def test_each_layer_is_chosen_behind_those_already_chosen(
+def test_each_layer_is_tuned_with_earlier_choices(
     model: Model, timed: list[tuple[Config | None, ...]]
 ) -> None:
     tuner = StepTuner(CPU, TorchOperations(), Tuning.REMEMBERED, frozenset((1,)))
@@ -89,7 +89,7 @@ def test_each_layer_is_chosen_behind_those_already_chosen(
     assert chosen(tuner, model, 7) == [0, 0, 0, 0]  # nobody asked for 7 tokens
 
 
-def test_what_is_near_is_timed_again_at_more_length(
+def test_near_candidates_are_timed_again_for_longer(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[tuple[int, int]] = []
@@ -113,7 +113,7 @@ def test_what_is_near_is_timed_again_at_more_length(
     assert {number for number, samples in looks[4:7] if samples > looks[0][1]} == {0, 1, 2}
 
 
-def test_choices_are_remembered_unless_they_are_to_be_fresh(
+def test_choices_are_reused_unless_fresh_is_requested(
     model: Model, timed: list[tuple[Config | None, ...]]
 ) -> None:
     for how, expected in ((Tuning.REMEMBERED, True), (Tuning.REMEMBERED, False)):
@@ -126,7 +126,7 @@ def test_choices_are_remembered_unless_they_are_to_be_fresh(
     assert timed
 
 
-def test_without_tuning_the_heuristic_stays(
+def test_heuristic_is_used_without_tuning(
     model: Model, timed: list[tuple[Config | None, ...]]
 ) -> None:
     tuner = StepTuner(CPU, TorchOperations(), Tuning.NONE, frozenset((1,)))
@@ -137,7 +137,7 @@ def test_without_tuning_the_heuristic_stays(
     assert chosen(tuner, model, 1) == [0, 0, 0, 0]
 
 
-def test_a_step_that_is_timed_is_one_of_the_engine(model: Model) -> None:
+def test_timed_step_is_a_step_of_the_engine(model: Model) -> None:
     asked: set[tuple[int, int, int]] = set()
 
     def choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:

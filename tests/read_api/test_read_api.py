@@ -59,7 +59,7 @@ def test_the_document_is_valid_openapi():
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_every_answer_is_what_the_document_says(slower, ask, address):
+def test_every_response_matches_the_document(slower, ask, address):
     path = address.partition("?")[0]
     (template,) = [
         one.path
@@ -76,13 +76,13 @@ def test_every_answer_is_what_the_document_says(slower, ask, address):
     Draft202012Validator(whole).validate(answer)
 
 
-def test_every_address_of_the_document_is_asked_above():
+def test_every_documented_address_is_tested():
     asked = {re.sub(r"/[0-9a-f]{8}|/1\b", "/*", one.partition("?")[0]) for one in ADDRESSES}
 
     assert asked == {re.sub(r"\{.*?\}", "*", one.path) for one in ENDPOINTS}
 
 
-def test_latest_results_are_those_of_the_queries(path, ask):
+def test_latest_results_equal_the_query(path, ask):
     with open_database(str(path)) as database, database.session() as session:
         stored = {r.uuid: r.median_us for r in queries.latest_results(session)}
 
@@ -93,7 +93,7 @@ def test_latest_results_are_those_of_the_queries(path, ask):
     assert {(r["kernel"], r["m"]) for r in answer["results"]} == {("flexq-w6a6", 8)}
 
 
-def test_a_page_is_a_part_of_the_whole(path, ask):
+def test_pages_add_up_to_the_list(path, ask):
     everything = plain(ask("/v1/series"))
     first, second = (plain(ask(f"/v1/series?limit=4&offset={at}"))["series"] for at in (0, 4))
 
@@ -101,7 +101,7 @@ def test_a_page_is_a_part_of_the_whole(path, ask):
     assert [*first, *second] == everything["series"]
 
 
-def test_an_alert_names_its_kernels_and_verdicts(slower, ask):
+def test_alert_has_its_kernels_and_verdicts(slower, ask):
     answer = plain(ask("/v1/alerts"))
 
     (alert,) = answer["alerts"]
@@ -125,7 +125,7 @@ def test_an_alert_names_its_kernels_and_verdicts(slower, ask):
         ("/badge.svg?of=--upload-pack%3Dx", 422),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_to_do(path, ask, address, status):
+def test_invalid_request_has_one_line_error(path, ask, address, status):
     answer = ask(address)
 
     assert answer.status == status
@@ -135,7 +135,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(path, ask, address, status):
     assert "Traceback" not in error
 
 
-def test_what_did_not_change_is_not_sent_again(path, ask):
+def test_unchanged_response_is_not_sent_again(path, ask):
     first = ask("/v1/series")
 
     again = ask("/v1/series", if_none_match=first.headers["etag"])
@@ -161,7 +161,7 @@ def computed(monkeypatch):
     return bodies
 
 
-def test_an_answer_holds_until_somebody_writes(path, ask, computed):
+def test_response_is_cached_until_a_write(path, ask, computed):
     first, again = ask("/v1/runs"), ask("/v1/runs")
     assert (again.body, again.headers, len(computed)) == (first.body, first.headers, 1)
 
@@ -175,7 +175,7 @@ def test_an_answer_holds_until_somebody_writes(path, ask, computed):
 
 
 @pytest.mark.parametrize("version", [lambda _: None, raises(DatabaseError("it is locked"))])
-def test_where_no_version_can_be_told_an_answer_is_computed_anew(
+def test_response_without_database_version_is_computed_again(
     computed, monkeypatch, request, version
 ):
     """Of a server, which has none, and of a file that can't be read at the moment."""
@@ -186,7 +186,7 @@ def test_where_no_version_can_be_told_an_answer_is_computed_anew(
     assert (statuses, len(computed)) == ([200, 200], 2)
 
 
-def test_answers_are_kept_within_bounds(ask, computed, monkeypatch):
+def test_cache_size_is_bounded(ask, computed, monkeypatch):
     size = len(ask("/v1/runs").body)
     monkeypatch.setattr(app, "_MAX_CACHED_BYTES", size + 1)
     ask("/v1/runs?limit=9")
@@ -195,7 +195,7 @@ def test_answers_are_kept_within_bounds(ask, computed, monkeypatch):
     assert len(computed) == 3
 
 
-def test_a_question_mark_in_a_path_is_not_a_query(ask):
+def test_question_mark_in_a_path_is_not_a_query(ask):
     """/v1/runs%3Flimit=1? and /v1/runs?limit=1? are two addresses."""
     asked = ask("/v1/runs?limit=1?")
     path = ask("/v1/runs%3Flimit=1?")
@@ -205,7 +205,7 @@ def test_a_question_mark_in_a_path_is_not_a_query(ask):
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "TRACE"])
 @pytest.mark.parametrize("address", ["/v1/alerts/1", "/v1/runs", "/badge.svg", "/openapi.json"])
-def test_nothing_but_reading_is_taken(path, ask, method, address):
+def test_other_methods_are_refused(path, ask, method, address):
     before = hashlib.sha256(path.read_bytes()).hexdigest()
 
     answer = ask(address, method=method)
@@ -214,7 +214,7 @@ def test_nothing_but_reading_is_taken(path, ask, method, address):
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
 
 
-def test_the_badge_says_the_worst_verdict_of_the_newest_judged_commit(slower, ask):
+def test_badge_shows_the_worst_verdict_of_the_newest_commit(slower, ask):
     answer = ask("/badge.svg")
 
     assert answer.headers["content-type"].startswith("image/svg+xml")
@@ -222,7 +222,7 @@ def test_the_badge_says_the_worst_verdict_of_the_newest_judged_commit(slower, as
     assert image.get("aria-label") == "kernels: 1 slower"
 
 
-def test_the_badge_and_the_latest_results_leave_other_projects_out(slower, ask, compared, commits):
+def test_badge_and_latest_results_exclude_other_projects(slower, ask, compared, commits):
     before = plain(ask("/v1/results/latest"))
     theirs = {
         sha: replace(commit, sha="f" + sha[1:], topo_order=900 + index, project="acme")
@@ -246,11 +246,11 @@ def test_the_badge_and_the_latest_results_leave_other_projects_out(slower, ask, 
     assert plain(ask("/v1/results/latest")) == before
 
 
-def test_a_commit_that_nobody_judged_has_a_badge_that_says_so(path, ask):
+def test_badge_of_unjudged_commit_says_not_judged(path, ask):
     assert "not judged" in ask("/badge.svg?of=abcdef1").body.decode()
 
 
-def test_a_branch_is_looked_up_in_the_repository(slower, tmp_path):
+def test_badge_finds_a_branch_in_the_repository(slower, tmp_path):
     tree = tmp_path / "tree"
     git = ("git", "-C", str(tree), "-c", "user.name=A", "-c", "user.email=a@example.com")
     subprocess.run(["git", "init", "-q", "-b", "topic", str(tree)], check=True)
@@ -275,7 +275,7 @@ def test_a_branch_is_looked_up_in_the_repository(slower, tmp_path):
         GitError("git rev-parse does not run: /srv/ada/clone"),
     ],
 )
-def test_what_fails_here_names_no_host_user_or_file(ask, monkeypatch, caplog, error):
+def test_server_error_reveals_no_host_user_or_file(ask, monkeypatch, caplog, error):
     monkeypatch.setattr(Database, "session", raises(error))
 
     answer = ask("/v1/runs")

@@ -50,7 +50,7 @@ def sensitivity(capsys):
     return run
 
 
-def test_all_kinds_together_are_the_scheme_and_the_model_is_dense_again(tiny):
+def test_all_kinds_equal_the_scheme_and_the_model_is_restored(tiny):
     model, tokens = tiny
     before = perplexity(model, tokens, context=128, max_tokens=508)
 
@@ -123,7 +123,7 @@ def test_the_verb_prints_tables_for_people(sensitivity):
         (("--figure", "no/such/folder/x.png"), "there is no folder"),
     ],
 )
-def test_what_can_not_be_is_one_line_and_exit_code_2(sensitivity, options, words):
+def test_invalid_options_are_refused_in_one_line(sensitivity, options, words):
     code, out, err = sensitivity("--max-tokens", "255", "--bits", "w6a6", *options)
 
     assert (code, out) == (2, "")

@@ -97,7 +97,7 @@ def test_awq_layers_are_code_minus_zero_times_scale(a_folder, dense_tensors, gro
     assert (checkpoint.kv_bits, len(checkpoint.layers)) == (16, 14)
 
 
-def test_awq_layers_are_those_that_compressed_tensors_converts_them_to(a_folder, dense_tensors):
+def test_awq_layers_equal_the_conversion_of_compressed_tensors(a_folder, dense_tensors):
     stored = awq(dense_tensors[f"{LAYER}.weight"])
     converter = AutoAWQConverter(group_size=64)
     codes, scales, zeros = converter._convert_gemm_module(
@@ -110,7 +110,7 @@ def test_awq_layers_are_those_that_compressed_tensors_converts_them_to(a_folder,
     assert torch.equal(layer.weight.scales, scales)
 
 
-def test_zero_points_that_are_all_in_the_middle_make_a_symmetric_layer(a_folder):
+def test_middle_zero_points_make_a_symmetric_layer(a_folder):
     folder = a_folder(AWQ, lambda _, weight: awq(weight, symmetric=True))
     layer = open_checkpoint(folder).layer(LAYER)
     assert layer.weight_format.name == "int4/64"
@@ -139,7 +139,7 @@ def test_gptq_layers_are_code_minus_zero_times_scale(
     assert layer.weight_format.name == f"{kind}{bits}/{'row' if group == -1 else group}"
 
 
-def test_an_activation_order_is_the_order_of_the_layers_input(a_folder, dense_tensors):
+def test_activation_order_is_the_input_order(a_folder, dense_tensors):
     weight = dense_tensors[f"{LAYER}.weight"]
     order = torch.randperm(256, generator=torch.Generator().manual_seed(0))
 
@@ -157,7 +157,7 @@ def test_an_activation_order_is_the_order_of_the_layers_input(a_folder, dense_te
 
 
 @pytest.mark.parametrize("through", ["reference", "kernels"])
-def test_a_whole_model_computes_with_what_the_codes_stand_for(a_folder, tiny_llama, through):
+def test_model_computes_with_dequantized_codes(a_folder, tiny_llama, through):
     order = torch.randperm(256, generator=torch.Generator().manual_seed(0))
 
     def quantized(name, weight):
@@ -180,7 +180,7 @@ def test_a_whole_model_computes_with_what_the_codes_stand_for(a_folder, tiny_lla
     assert loaded.content_hash == checkpoint.content_hash
 
 
-def test_layers_may_have_bits_and_groups_of_their_own(a_folder):
+def test_layers_may_have_their_own_bits_and_groups(a_folder):
     section = GPTQ | {
         "dynamic": {
             r"+:.*\.down_proj": {"bits": 8, "group_size": 32},
@@ -201,7 +201,7 @@ def test_layers_may_have_bits_and_groups_of_their_own(a_folder):
     assert "model.layers.0.self_attn.o_proj.weight" in checkpoint.tensor_names
 
 
-def test_a_bias_comes_with_its_layer(a_folder):
+def test_bias_belongs_to_its_layer(a_folder):
     def quantized(_, weight):
         return {**gptq(weight), "bias": torch.arange(weight.shape[0]) / 8}
 
@@ -211,7 +211,7 @@ def test_a_bias_comes_with_its_layer(a_folder):
     assert f"{LAYER}.bias" not in checkpoint.tensor_names
 
 
-def test_what_is_not_quantized_is_as_it_was(a_folder, dense_tensors):
+def test_unquantized_tensors_are_unchanged(a_folder, dense_tensors):
     def as_stored_in_2023(tensors):
         more = ("rotary_emb.inv_freq", "k_scale")  # k_scale: of a KV cache that nobody asks for
         return tensors | {f"model.layers.0.self_attn.{name}": torch.ones(16) for name in more}
@@ -229,7 +229,7 @@ def test_what_is_not_quantized_is_as_it_was(a_folder, dense_tensors):
         checkpoint.layer("lm_head")
 
 
-def test_the_hash_is_of_the_bytes_and_of_what_says_how_to_read_them(a_folder):
+def test_hash_covers_bytes_and_quantization_settings(a_folder):
     def hash_of(section, scale=1, **config):
         def quantized(_, weight):
             parts = awq(weight)
@@ -246,7 +246,7 @@ def test_the_hash_is_of_the_bytes_and_of_what_says_how_to_read_them(a_folder):
     )
 
 
-def test_a_file_that_changes_after_it_was_hashed_is_noticed(a_folder):
+def test_file_changed_after_hashing_is_refused(a_folder):
     folder = a_folder(AWQ, lambda _, weight: awq(weight))
     checkpoint = open_checkpoint(folder)
     assert checkpoint.content_hash
@@ -270,7 +270,7 @@ def test_a_file_that_changes_after_it_was_hashed_is_noticed(a_folder):
         ),
     ],
 )
-def test_early_versions_describe_the_layers_in_a_file_of_its_own(
+def test_settings_of_early_versions_are_read_from_their_file(
     a_folder, dense_tensors, name, section, pack
 ):
     folder = a_folder(None, lambda _, weight: pack(weight))
@@ -314,7 +314,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("section", "message"), REFUSED)
-def test_what_is_not_read_is_said_in_one_line(a_folder, section, message):
+def test_unsupported_settings_are_refused_in_one_line(a_folder, section, message):
     is_awq = "awq" in json.dumps(section)
     folder = a_folder(section, lambda _, weight: (awq if is_awq else gptq)(weight))
     assert is_checkpoint(folder)
@@ -323,7 +323,7 @@ def test_what_is_not_read_is_said_in_one_line(a_folder, section, message):
     assert "\n" not in str(raised.value)
 
 
-def test_blocks_may_be_called_otherwise(a_folder):
+def test_blocks_may_have_other_names(a_folder):
     def renamed(tensors):  # as Falcon's, BLOOM's and GPT-J's
         return {name.replace("model.layers", "transformer.h"): t for name, t in tensors.items()}
 
@@ -379,7 +379,7 @@ def test_contradictory_layer_is_refused(a_folder, section, pack, change, message
         open_checkpoint(folder).layer(LAYER)
 
 
-def test_a_checkpoint_of_others_is_never_overwritten(a_folder):
+def test_external_checkpoint_is_never_overwritten(a_folder):
     folder = a_folder(AWQ, lambda _, weight: awq(weight))
     with pytest.raises(CheckpointError, match="only a checkpoint of ours is overwritten"):
         check_target(folder, overwrite=True)
@@ -398,7 +398,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("config", "change", "message"), WRONG)
-def test_tensors_that_make_another_model_are_refused(a_folder, config, change, message):
+def test_tensors_of_another_model_are_refused(a_folder, config, change, message):
     def by_accuracy(folder):
         load_checkpoint(open_checkpoint(folder), device=torch.device("cpu"), through="reference")
 
@@ -416,7 +416,7 @@ def test_tensors_that_make_another_model_are_refused(a_folder, config, change, m
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_a_bias_that_the_architecture_ignores_may_only_be_zero(a_folder, value):
+def test_ignored_bias_must_be_zero(a_folder, value):
     folder = a_folder(
         GPTQ | {"group_size": 128},
         lambda _, weight: gptq(weight, group=128),
@@ -435,7 +435,7 @@ def test_a_bias_that_the_architecture_ignores_may_only_be_zero(a_folder, value):
             load()
 
 
-def test_a_head_that_is_the_embedding_may_be_stored(a_folder):
+def test_stored_head_equal_to_the_embedding_is_accepted(a_folder):
     folder = a_folder(
         GPTQ | {"group_size": 128},
         lambda _, weight: gptq(weight, group=128),

@@ -79,7 +79,7 @@ INTEGERS = [
 
 
 @pytest.mark.parametrize(("weights", "name"), INTEGERS, ids=[name for _, name in INTEGERS])
-def test_packed_integers_are_what_the_library_dequantizes(a_folder, dense_tensors, weights, name):
+def test_packed_integers_equal_the_library(a_folder, dense_tensors, weights, name):
     def quantized(_, weight):
         return compressed(weight, weights, "pack-quantized")[0]
 
@@ -93,7 +93,7 @@ def test_packed_integers_are_what_the_library_dequantizes(a_folder, dense_tensor
 
 
 @pytest.mark.parametrize("bits", [3, 5, 6, 7])
-def test_words_of_versions_before_0_18_end_with_unused_bits(a_folder, dense_tensors, bits):
+def test_words_before_version_0_18_are_unpacked(a_folder, dense_tensors, bits):
     # compressed-tensors 0.12, compressors/quantized_compressors/pack_quantized.py, pack_to_int32:
     # 32 // bits codes a word, the lowest bits first; none crosses into the next word.
     weights = weights_of(num_bits=bits, symmetric=False, strategy="group", group_size=64)
@@ -141,7 +141,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize(("weights", "form", "name"), PLAIN)
-def test_plain_codes_are_what_the_library_dequantizes(a_folder, dense_tensors, weights, form, name):
+def test_unpacked_codes_equal_the_library(a_folder, dense_tensors, weights, form, name):
     def quantized(_, weight):
         return compressed(weight, weights, form)[0]
 
@@ -190,9 +190,7 @@ ACTIVATIONS = [
 
 
 @pytest.mark.parametrize(("weights", "inputs", "tensors", "expected"), ACTIVATIONS)
-def test_activations_are_rounded_as_the_configuration_says(
-    a_folder, weights, inputs, tensors, expected
-):
+def test_activations_follow_the_configuration(a_folder, weights, inputs, tensors, expected):
     form = "float-quantized" if weights["type"] == "float" else "int-quantized"
 
     def quantized(_, weight):
@@ -205,7 +203,7 @@ def test_activations_are_rounded_as_the_configuration_says(
     assert float((layer.activation(x) - x).abs().max()) < 0.5
 
 
-def test_groups_of_layers_go_by_name_then_pattern_then_class(a_folder):
+def test_groups_are_matched_by_name_then_pattern_then_class(a_folder):
     int4, int8 = weights_of(strategy="group", group_size=128), weights_of(num_bits=8)
     section = a_section(int4, "mixed-precision")
     groups = {
@@ -265,7 +263,7 @@ def test_an_activation_order_is_kept(a_folder, dense_tensors):
 
 
 @pytest.mark.parametrize("strategy", ["group", "channel"])
-def test_zero_points_of_early_versions_are_bytes(a_folder, dense_tensors, strategy):
+def test_zero_points_of_early_versions_are_read(a_folder, dense_tensors, strategy):
     # compressed-tensors 0.8, compressors/quantized_compressors/pack_quantized.py: only weights are
     # packed.
     group = {"group_size": 128} if strategy == "group" else {}
@@ -300,7 +298,7 @@ SAME = [
 
 
 @pytest.mark.parametrize("changes", SAME)
-def test_settings_that_say_the_same_give_the_same_layers(a_folder, dense_tensors, changes):
+def test_equivalent_settings_give_equal_layers(a_folder, dense_tensors, changes):
     def quantized(_, weight):
         return compressed(weight, INT4, "pack-quantized")[0]
 
@@ -310,7 +308,7 @@ def test_settings_that_say_the_same_give_the_same_layers(a_folder, dense_tensors
     assert torch.equal(open_checkpoint(folder).layer(LAYER).weight.dequantize(), theirs)
 
 
-def test_scales_that_fp16_lacks_are_rounded_and_said(a_folder, dense_tensors, caplog):
+def test_scales_beyond_fp16_precision_are_rounded_with_warning(a_folder, dense_tensors, caplog):
     weights = weights_of(num_bits=8)
 
     def quantized(dtype):
@@ -329,7 +327,7 @@ def test_scales_that_fp16_lacks_are_rounded_and_said(a_folder, dense_tensors, ca
     assert torch.allclose(layer.weight.dequantize(), theirs, rtol=2**-11, atol=0)
 
 
-def test_a_quantized_output_head_is_computed_dense(a_folder, dense_tensors, caplog):
+def test_quantized_output_head_is_dequantized(a_folder, dense_tensors, caplog):
     weights = weights_of(num_bits=8)
     head = dense_tensors["model.embed_tokens.weight"]
     stored, theirs = compressed(head, weights, "pack-quantized")
@@ -378,7 +376,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
-def test_what_is_not_read_is_said_in_one_line(a_folder, changes, message):
+def test_unsupported_settings_are_refused_in_one_line(a_folder, changes, message):
     weights = weights_of(strategy="group", group_size=128)
     folder = a_folder(
         a_section(weights, "pack-quantized") | changes,
@@ -396,7 +394,7 @@ NOT_READ = [
 
 
 @pytest.mark.parametrize(("inputs", "message"), NOT_READ)
-def test_activations_that_are_not_computed_are_said(a_folder, inputs, message):
+def test_unsupported_activations_are_refused(a_folder, inputs, message):
     folder = a_folder(
         a_section(W8, "int-quantized", inputs),
         lambda _, weight: compressed(weight, W8, "int-quantized")[0],
@@ -418,7 +416,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize(("part", "change", "message"), DAMAGE)
-def test_tensors_that_do_not_fit_are_named(a_folder, part, change, message):
+def test_inconsistent_tensors_are_named(a_folder, part, change, message):
     weights = weights_of(strategy="group", group_size=128)
 
     def damaged(tensors):

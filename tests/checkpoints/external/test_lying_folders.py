@@ -73,18 +73,18 @@ NORM = "model.norm.weight"  # in the second shard
         (lambda where: where.update({NORM: "x" * 5000}), "lacks xxx"),
     ],
 )
-def test_an_index_that_names_another_file(folder, capsys, tiny_llama, change, said):
+def test_index_naming_another_file_is_refused(folder, capsys, tiny_llama, change, said):
     with_index(folder, change)
     assert said in complaint(folder, capsys, tiny_llama)
 
 
-def test_a_field_of_the_configuration_that_is_there_twice(folder, capsys, tiny_llama):
+def test_duplicate_field_of_the_configuration_is_refused(folder, capsys, tiny_llama):
     path = folder / "config.json"
     path.write_text('{"hidden_size": 64,' + path.read_text().lstrip("{ \n"))
     assert "'hidden_size' twice" in complaint(folder, capsys, tiny_llama)
 
 
-def test_a_tensor_that_a_header_has_twice(folder, capsys, tiny_llama):
+def test_duplicate_tensor_of_a_header_is_refused(folder, capsys, tiny_llama):
     path = folder / SHARDS[1]
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
@@ -99,7 +99,7 @@ def test_a_tensor_that_a_header_has_twice(folder, capsys, tiny_llama):
     ("field", "value", "said"),
     [("rms_norm_eps", float("nan"), "NaN"), ("num_attention_heads", None, "num_attention_heads")],
 )
-def test_a_configuration_without_numbers(folder, capsys, tiny_llama, field, value, said):
+def test_configuration_without_numbers_is_refused(folder, capsys, tiny_llama, field, value, said):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     assert said in complaint(folder, capsys, tiny_llama)

@@ -17,7 +17,7 @@ ROWS = re.findall(
 
 
 @pytest.mark.parametrize(("weights", "activations", "kernel"), ROWS)
-def test_the_kernel_of_each_row_is_the_one_that_runs_it(weights, activations, kernel):
+def test_each_row_names_the_kernel_that_runs_it(weights, activations, kernel):
     for weight in re.findall(r"u?int\d/\w+|fp\d/\w+", weights):
         chosen = kernel_label(NumberFormat.parse(weight), NumberFormat.parse(activations))
         assert (chosen or "none") == kernel

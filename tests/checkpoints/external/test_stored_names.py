@@ -74,7 +74,7 @@ def a_model(tmp_path, tiny_llama):
 
 @pytest.mark.parametrize("architecture", MODELS)
 @pytest.mark.parametrize("through", ["reference", "kernels"])
-def test_a_folder_is_computed_whatever_its_weights_are_called(a_model, architecture, through):
+def test_renamed_weights_compute_the_same_logits(a_model, architecture, through):
     folder, expected = a_model(architecture)
 
     model = load_checkpoint(
