@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +78,27 @@ def cli(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture(scope="session")
-def write_checkpoint(tiny_llama):
+def store_layers(tiny_llama):
+    """store_layers(folder, config, …): a checkpoint of these, with tiny-llama's tokenizer."""
+
+    def store(
+        folder: Path, config: dict, extension: Extension, layers: dict, tensors: dict
+    ) -> Path:
+        with CheckpointWriter(folder, config, extension, overwrite=True) as writer:
+            for name, layer in layers.items():
+                writer.add_layer(name, layer)
+            for name, tensor in tensors.items():
+                writer.add_tensor(name, tensor)
+            for file in ("tokenizer.json", "tokenizer_config.json"):
+                writer.add_file(tiny_llama / file)
+            writer.finish()
+        return folder
+
+    return store
+
+
+@pytest.fixture(scope="session")
+def write_checkpoint(tiny_llama, store_layers):
     """write_checkpoint(folder, "w6a6"): tiny-llama quantized to a folder.
 
     change: what is done to each quantized layer before it is stored, by its name.
@@ -99,23 +121,52 @@ def write_checkpoint(tiny_llama):
             layers={},
         )
         config = {**loaded.model.config.to_dict(), "_name_or_path": "tiny-llama"}
-        with CheckpointWriter(folder, config, stored) as writer:
-            quantized = {
-                layer: module
-                for layer, module in loaded.model.named_modules()
-                if isinstance(module, FakeQuantizedLinear)
-            }
-            for layer, module in quantized.items():
-                stored_layer = module.layer
-                writer.add_layer(layer, change(layer, stored_layer) if change else stored_layer)
-            for tensor, value in loaded.model.named_parameters():
-                writer.add_tensor(tensor, value.detach())
-            for file in ("tokenizer.json", "tokenizer_config.json"):
-                writer.add_file(tiny_llama / file)
-            writer.finish()
-        return folder
+        layers = {
+            layer: module.layer
+            for layer, module in loaded.model.named_modules()
+            if isinstance(module, FakeQuantizedLinear)
+        }
+        if change is not None:
+            layers = {layer: change(layer, quantized) for layer, quantized in layers.items()}
+        tensors = {tensor: value.detach() for tensor, value in loaded.model.named_parameters()}
+        return store_layers(folder, config, stored, layers, tensors)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory, write_checkpoint) -> Path:
+    """tiny-llama under flexq-w6ax, in a folder."""
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "flexq", "flexq-w6ax")
+
+
+@pytest.fixture(scope="session")
+def gguf_writer(tiny_llama):
+    """gguf_writer(path, architecture, config, vocabulary): with sizes and tiny-llama's tokens."""
+
+    def begin(path: Path, architecture: str, config: Any, vocabulary: int) -> Any:
+        import gguf
+
+        writer = gguf.GGUFWriter(path, architecture)
+        writer.add_context_length(config.max_position_embeddings)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_vocab_size(vocabulary)
+        bpe = json.loads((tiny_llama / "tokenizer.json").read_text())["model"]
+        tokens = sorted(bpe["vocab"], key=bpe["vocab"].get)
+        unused = [f"<unused {index}>" for index in range(vocabulary - len(tokens) - 1)]
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([*tokens, "<|endoftext|>", *unused])
+        writer.add_token_merges([" ".join(merge) for merge in bpe["merges"]])
+        writer.add_token_types([1] * len(tokens) + [3] * (len(unused) + 1))
+        writer.add_eos_token_id(len(tokens))
+        return writer
+
+    return begin
 
 
 @pytest.fixture

@@ -13,12 +13,6 @@ from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
 
 
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory, write_checkpoint) -> Path:
-    """tiny-llama under flexq-w6ax, in a folder."""
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "flexq", "flexq-w6ax")
-
-
 @pytest.fixture
 def accuracy(cli, tiny_llama):
     def run(model: Path, *options: str):

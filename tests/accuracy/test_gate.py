@@ -172,12 +172,6 @@ def test_benchmark_shows_all_three_verdicts(tiny_llama, tmp_path):
     assert re.findall(r"exit code (\d), \d+ s", ran.stdout) == ["0", "1", "1"]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory, write_checkpoint):
-    """tiny-llama under flexq-w6ax, in a folder."""
-    return write_checkpoint(tmp_path_factory.mktemp("gate") / "flexq", "flexq-w6ax")
-
-
 ONE_SEGMENT = QUICK.replace("max_tokens = 1275", "max_tokens = 255")
 LIMITS_ALONE = ONE_SEGMENT.partition("[parity]")[0]
 

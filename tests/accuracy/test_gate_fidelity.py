@@ -17,7 +17,6 @@ from transformers import AutoTokenizer
 
 from flexq_bench.checkpoints.config import Extension
 from flexq_bench.checkpoints.reader import open_checkpoint
-from flexq_bench.checkpoints.writer import CheckpointWriter
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes.calibration import calibration_segments
 
@@ -74,33 +73,21 @@ def quantize(cli, tiny_llama, tmp_path):
 
 
 @pytest.fixture
-def damaged(tiny_llama, tmp_path):
+def damaged(store_layers, tmp_path):
     """damaged(checkpoint, damage): a copy after `damage(weight)` of one layer, hashes made anew."""
 
     def make(folder: Path, damage) -> Path:
-        source, copied = open_checkpoint(folder), tmp_path / "damaged"
-        with CheckpointWriter(
-            copied,
-            source.config,
-            Extension(
-                scheme=source.scheme,
-                kv_bits=source.kv_bits,
-                layers={},
-                calibration=source.calibration,
-            ),
-            overwrite=True,
-        ) as writer:
-            for name in source.layers:
-                layer = source.layer(name)
-                if name == DAMAGED:
-                    layer = replace(layer, weight=damage(layer.weight))
-                writer.add_layer(name, layer)
-            for name in source.tensor_names:
-                writer.add_tensor(name, source.tensor(name))
-            for file in ("tokenizer.json", "tokenizer_config.json"):
-                writer.add_file(tiny_llama / file)
-            writer.finish()
-        return copied
+        source = open_checkpoint(folder)
+        layers = {name: source.layer(name) for name in source.layers}
+        layers[DAMAGED] = replace(layers[DAMAGED], weight=damage(layers[DAMAGED].weight))
+        extension = Extension(
+            scheme=source.scheme,
+            kv_bits=source.kv_bits,
+            layers={},
+            calibration=source.calibration,
+        )
+        tensors = {name: source.tensor(name) for name in source.tensor_names}
+        return store_layers(tmp_path / "damaged", source.config, extension, layers, tensors)
 
     return make
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.checkpoints.model_source import open_source
@@ -20,6 +20,13 @@ from flexq_bench.schemes.model_files import find_model
 gguf = pytest.importorskip("gguf", reason="GGUF files need flexq-bench[accuracy]")
 CPU = torch.device("cpu")
 HIDDEN, HEADS, VOCABULARY = 256, 4, 513
+CONFIG = LlamaConfig(
+    hidden_size=HIDDEN,
+    intermediate_size=512,
+    num_hidden_layers=1,
+    num_attention_heads=HEADS,
+    max_position_embeddings=64,
+)
 SHAPES = {  # of a block's layers, as llama.cpp calls them
     "attn_q": (HIDDEN, HIDDEN),
     "attn_k": (HIDDEN, HIDDEN),
@@ -44,27 +51,14 @@ def codes(weight: np.ndarray, kind: Any) -> np.ndarray:
 
 
 @pytest.fixture
-def a_file(tiny_llama: Path, tmp_path: Path) -> Callable[..., tuple[Path, dict[str, np.ndarray]]]:
+def a_file(
+    gguf_writer: Callable[..., Any], tmp_path: Path
+) -> Callable[..., tuple[Path, dict[str, np.ndarray]]]:
     """a_file(type): a LLaMA of one block, its layers of this type; and the layers' values."""
 
     def build(kind: Any) -> tuple[Path, dict[str, np.ndarray]]:
         path = tmp_path / f"model.{kind.name}.gguf"
-        writer = gguf.GGUFWriter(path, "llama")
-        writer.add_context_length(64)
-        writer.add_embedding_length(HIDDEN)
-        writer.add_block_count(1)
-        writer.add_feed_forward_length(512)
-        writer.add_head_count(HEADS)
-        writer.add_head_count_kv(HEADS)
-        writer.add_layer_norm_rms_eps(1e-6)
-        writer.add_vocab_size(VOCABULARY)
-        bpe = json.loads((tiny_llama / "tokenizer.json").read_text())["model"]
-        writer.add_tokenizer_model("gpt2")
-        tokens = sorted(bpe["vocab"], key=bpe["vocab"].get)
-        writer.add_token_list([*tokens, "<|endoftext|>"])
-        writer.add_token_merges([" ".join(merge) for merge in bpe["merges"]])
-        writer.add_token_types([1] * len(tokens) + [3])
-        writer.add_eos_token_id(len(tokens))
+        writer = gguf_writer(path, "llama", CONFIG, VOCABULARY)
         generator = np.random.default_rng(0)
         values = {}
         for name, shape in SHAPES.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +56,7 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 @pytest.fixture
-def a_file(tiny_llama: Path, tmp_path: Path) -> Callable[..., Path]:
+def a_file(gguf_writer: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
     """a_file(architecture, model): the model in FP32; keys and tensors: more of them."""
 
     def build(
@@ -67,15 +66,7 @@ def a_file(tiny_llama: Path, tmp_path: Path) -> Callable[..., Path]:
         tensors: dict[str, Any] | None = None,
     ) -> Path:
         config, path = model.config, tmp_path / "model.gguf"
-        writer = gguf.GGUFWriter(path, architecture)
-        writer.add_context_length(config.max_position_embeddings)
-        writer.add_embedding_length(config.hidden_size)
-        writer.add_block_count(config.num_hidden_layers)
-        writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count(config.num_attention_heads)
-        writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_vocab_size(VOCABULARY)
+        writer = gguf_writer(path, architecture, config, VOCABULARY)
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
         more = {"rope.dimension_count": HEAD_DIM, "attention.key_length": HEAD_DIM, **(keys or {})}
         for key, value in more.items():
@@ -83,14 +74,6 @@ def a_file(tiny_llama: Path, tmp_path: Path) -> Callable[..., Path]:
                 type(value), writer.add_float32
             )
             add(f"{architecture}.{key}", value)
-        bpe = json.loads((tiny_llama / "tokenizer.json").read_text())["model"]
-        tokens = sorted(bpe["vocab"], key=bpe["vocab"].get)
-        unused = [f"<unused {index}>" for index in range(VOCABULARY - len(tokens) - 1)]
-        writer.add_tokenizer_model("gpt2")
-        writer.add_token_list([*tokens, "<|endoftext|>", *unused])
-        writer.add_token_merges([" ".join(merge) for merge in bpe["merges"]])
-        writer.add_token_types([1] * len(tokens) + [3] * (len(unused) + 1))
-        writer.add_eos_token_id(len(tokens))
         kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
         names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
         for name, tensor in model.state_dict().items():

@@ -38,14 +38,6 @@ def test_worker_keeps_its_scheme_until_every_scheme_is_started():
     assert units.take("a") is None
 
 
-def test_unit_that_kills_three_workers_is_refused():
-    units = Units([("a", "x")])
-    for _ in range(2):
-        units.put_back(units.take(None))
-    with pytest.raises(InfrastructureError, match="a on x killed 3 workers"):
-        units.put_back(units.take(None))
-
-
 class MadeEvaluators:
     """Workers that answer at once; one dies of a unit as often as `deadly` says.
 

@@ -117,10 +117,21 @@ def test_middle_zero_points_make_a_symmetric_layer(a_folder):
     assert layer.weight.zero_points is None
 
 
-@pytest.mark.parametrize("layout", ["gptq", "gptq_v2"])
-@pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize(
-    ("bits", "group"), [(4, 64), (4, 128), (4, -1), (8, 128), (2, 32), (3, 64)]
+    ("layout", "symmetric", "bits", "group"),
+    [
+        ("gptq", True, 4, 64),
+        ("gptq_v2", False, 4, 64),
+        ("gptq", False, 4, 128),
+        ("gptq_v2", True, 4, -1),
+        ("gptq", False, 4, -1),
+        ("gptq", True, 8, 128),
+        ("gptq_v2", False, 8, 128),
+        ("gptq_v2", True, 2, 32),
+        ("gptq", False, 2, 32),
+        ("gptq_v2", True, 3, 64),
+        ("gptq", False, 3, 64),
+    ],
 )
 def test_gptq_layers_are_code_minus_zero_times_scale(
     a_folder, dense_tensors, layout, symmetric, bits, group
