@@ -23,7 +23,7 @@ def test_worst_token_has_its_place_in_the_text(bos):
     agreement = Agreement((), (), (), (), losses, losses)
     tokenizer = SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
 
-    found = worst_tokens(agreement, cut, tokenizer, bos=bos is not None)
+    losses = worst_tokens(agreement, cut, tokenizer, bos=bos is not None)
 
-    assert len(found) > 5
-    assert [one.token for one in found] == [str(one.place) for one in found]
+    assert len(losses) > 5
+    assert [loss.token for loss in losses] == [str(loss.place) for loss in losses]

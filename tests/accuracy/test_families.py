@@ -47,7 +47,7 @@ LATENT = (
     | {"kv_lora_rank": 24, "q_lora_rank": 32, "n_group": 1, "topk_group": 1}
     | {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
 )
-# architecture: its settings, linear layers of a block, those of other models beside them
+# architecture: its settings, linear layers of a block, and those of other models
 FAMILIES = {
     "GPT2LMHeadModel": ({"n_inner": 96}, 4),
     "GPTNeoXForCausalLM": ({"intermediate_size": 96, "rotary_pct": 0.5}, 4),
@@ -343,7 +343,7 @@ def with_stored_weights(model: nn.Module, folder: Path) -> nn.Module:
     """A model of transformers with the codes times scales of a w8a16 checkpoint.
 
     Each row is one group; its codes plus 128 are the bytes of its words. The experts of a block are
-    one tensor, gates before the layers beside them.
+    one tensor, gates before the other layers.
     """
     tensors = {}
     for file in folder.glob("*.safetensors"):

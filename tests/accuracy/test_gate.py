@@ -190,7 +190,7 @@ def test_gate_stores_the_hash_of_its_checkpoint(gate, checkpoint, tmp_path, thro
     assert document["through"] == through
     assert digest in files["markdown"].read_text()
     properties = ElementTree.fromstring(files["junit"].read_text()).iter("property")
-    assert digest in {one.attrib["value"] for one in properties}
+    assert digest in {item.attrib["value"] for item in properties}
     with open_database(str(tmp_path / "flexq.sqlite")) as database, database.session() as session:
         (row,) = queries.gate_history(session, "tiny-llama", limit=9)
     assert (row.content_hash, row.through, row.verdict) == (digest, through, "pass")

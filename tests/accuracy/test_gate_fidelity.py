@@ -140,7 +140,7 @@ def test_fidelity_of_unrepeatable_quantization_is_not_judged(quantize, fidelity,
     older = changed("older", lambda section: section.pop("calibration"))
     elsewhere = changed("gpu", lambda section: section["calibration"].update(device="NVIDIA H200"))
     half = changed("half", lambda section: section["calibration"].update(dtype="float16"))
-    for folder, text, said in (
+    for folder, text, message in (
         (checkpoint, None, "give the text that it was calibrated with by --calibration FILE"),
         (checkpoint, "LICENSE-PSF.txt", "another text than LICENSE-PSF: give that of its 2 segm"),
         (elsewhere, "calibration.txt", "was calibrated on NVIDIA H200, here is cpu, where"),
@@ -151,7 +151,7 @@ def test_fidelity_of_unrepeatable_quantization_is_not_judged(quantize, fidelity,
         assert code == ExitCode.PASS
         assert {check["outcome"] for check in checks} == {"pass"}
         assert all(check["reason"].startswith("not judged: the checkpoint") for check in checks)
-        assert all(said in check["reason"] for check in checks), checks
+        assert all(message in check["reason"] for check in checks), checks
 
 
 @pytest.mark.parametrize("stores_hashes", [True, False])

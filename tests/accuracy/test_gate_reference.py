@@ -134,7 +134,7 @@ def test_undamaged_copy_passes_with_few_tokens(gate, made, stored_reference):
     assert ran.code == ExitCode.PASS, ran.out + ran.error
     found = json.loads(ran.out)
     assert found["reference_hash"] != found["model_hash"]
-    checks = {one["check"]: one for one in found["checks"]}
+    checks = {check["check"]: check for check in found["checks"]}
     assert checks["KL mean of heldout"]["value"] < 1e-6
     assert checks["perplexity of heldout"]["reason"].startswith("2,550 tokens show a loss of 1 %")
 
@@ -163,7 +163,7 @@ def test_another_tokenizer_fails(gate, made):
     path.write_text(json.dumps(tokenizer))
     ran = gate(folder)
     assert ran.code == ExitCode.REGRESSION
-    reasons = {one["reason"] for one in json.loads(ran.out)["checks"]}
+    reasons = {check["reason"] for check in json.loads(ran.out)["checks"]}
     assert any("reads the text as other tokens than that of tiny-llama" in r for r in reasons)
 
 

@@ -71,10 +71,10 @@ class MadeEvaluators:
             if self._replaces:
                 self._join(f"{worker} again", "a" * 64)
         else:
-            self._events.append(Finished(worker, [found_of(unit)]))
+            self._events.append(Finished(worker, [result_of(unit)]))
 
 
-def found_of(unit):
+def result_of(unit):
     return MetricResult(
         scheme=unit[0],
         task=unit[1],
@@ -135,9 +135,9 @@ def test_machine_with_another_model_is_refused(drive):
 
 @pytest.mark.slow
 def test_cluster_has_the_results_of_one_process(cli, tiny_llama):
-    asked = ("accuracy", "--model", str(tiny_llama), "--data", str(tiny_llama / "heldout.txt"))
-    asked += ("--max-tokens", "1275", "--schemes", "w6a6,w4a4", "--device", "cpu", "--json", "-")
-    alone, together = cli(*asked), cli(*asked, "--cluster", "local")
+    options = ("accuracy", "--model", str(tiny_llama), "--data", str(tiny_llama / "heldout.txt"))
+    options += ("--max-tokens", "1275", "--schemes", "w6a6,w4a4", "--device", "cpu", "--json", "-")
+    alone, together = cli(*options), cli(*options, "--cluster", "local")
     assert together.code == ExitCode.PASS, together.err
     values = []
     for ran in (alone, together):
@@ -145,6 +145,6 @@ def test_cluster_has_the_results_of_one_process(cli, tiny_llama):
         values.append({(r["scheme"], r["metric"]): r["value"] for r in records})
     assert {scheme for scheme, _ in values[0]} == {"fp16", "w6a6", "w4a4"}
     assert values[1] == pytest.approx(values[0], rel=1e-5)
-    wrong = cli(*asked[:2], "nowhere", *asked[3:], "--cluster", "local")
+    wrong = cli(*options[:2], "nowhere", *options[3:], "--cluster", "local")
     assert wrong.code == ExitCode.USAGE
     assert "flexq-bench: no model nowhere" in wrong.err.splitlines()[-1]

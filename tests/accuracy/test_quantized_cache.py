@@ -21,12 +21,12 @@ def test_cache_equals_that_of_decode_bit_for_bit(a_model, bits):
     )
     cache = QuantizedCache(a_model().config, bits)
     cache.update(keys[:, :, :5], values[:, :, :5], 0)
-    held = torch.stack(cache.update(keys[:, :, 5:], values[:, :, 5:], 0))
+    cached = torch.stack(cache.update(keys[:, :, 5:], values[:, :, 5:], 0))
 
     layer = empty_layer(batch, heads, tokens, head_dim, bits, torch.device("cpu"))
     slots, positions = torch.arange(batch), torch.arange(tokens).expand(batch, -1)
     layer.write(keys.transpose(1, 2), values.transpose(1, 2), slots, positions)
-    assert torch.equal(held, layer.read(slots, tokens))
+    assert torch.equal(cached, layer.read(slots, tokens))
 
 
 def test_fewer_cache_bits_cost_more_and_sixteen_nothing(a_model, some_tokens):
@@ -85,9 +85,9 @@ def test_another_cache_with_tokens_is_refused(a_model, some_tokens):
     from transformers import DynamicCache
 
     model = a_model()
-    held = DynamicCache(config=model.config)
+    cached = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(input_ids=some_tokens(4)[None], past_key_values=held)
+        model(input_ids=some_tokens(4)[None], past_key_values=cached)
         quantize_cache(model, 8)
         with pytest.raises(AccuracyError, match="was given another cache"):
-            model(input_ids=some_tokens(1)[None], past_key_values=held)
+            model(input_ids=some_tokens(1)[None], past_key_values=cached)

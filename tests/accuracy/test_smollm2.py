@@ -1,4 +1,4 @@
-"""A real model from a GGUF file, where it lies beside the checkout."""
+"""A real model from a GGUF file, if it is in shared/."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT = SHARED / "data" / "wikitext2" / "wiki.test.raw"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not MODEL.is_dir(), reason="SmolLM2 is not beside the checkout"),
+    pytest.mark.skipif(not MODEL.is_dir(), reason="SmolLM2 is not in shared/"),
 ]
 
 

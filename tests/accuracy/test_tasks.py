@@ -87,11 +87,11 @@ def likeliest(loaded, row: dict) -> int:
     """The choice of the largest likelihood, computed without lm-eval."""
     totals = []
     for choice in row["choices"]:
-        asked = loaded.tokenizer(row["question"]).input_ids
+        question = loaded.tokenizer(row["question"]).input_ids
         whole = loaded.tokenizer(f"{row['question']} {choice}").input_ids
         with torch.no_grad():
             logits = loaded.model(input_ids=torch.tensor([whole])).logits[0].log_softmax(-1)
-        places = range(len(asked), len(whole))
+        places = range(len(question), len(whole))
         totals.append(sum(logits[i - 1, whole[i]].item() for i in places))
     return totals.index(max(totals))
 
@@ -220,7 +220,7 @@ def test_names_are_checked_before_a_model_is_loaded(tiny_llama, changes, message
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not ZEROSHOT.is_dir(), reason="the zero-shot sets are not beside the checkout")
+@pytest.mark.skipif(not ZEROSHOT.is_dir(), reason="the zero-shot sets are not in shared/")
 @pytest.mark.parametrize("name", ["piqa", "arc_easy", "arc_challenge", "boolq", "winogrande"])
 def test_published_sets_are_evaluated(loaded, name):
     found = run_task(loaded, name, data=ZEROSHOT, limit=4)
@@ -235,18 +235,18 @@ def rows_of(path: Path, rows: list[dict]) -> None:
 
 @pytest.fixture
 def answering(loaded, monkeypatch):
-    """answering(text): the model writes this text to every question; what it was asked."""
+    """answering(text): the model answers every prompt with it; returns the list of prompts."""
     from lm_eval.models.huggingface import HFLM
 
-    asked = []
+    prompts = []
 
     def answer(text: str) -> list[str]:
         def generate(_, requests, **__):
-            asked.extend(request.args[0] for request in requests)
+            prompts.extend(request.args[0] for request in requests)
             return [text] * len(requests)
 
         monkeypatch.setattr(HFLM, "generate_until", generate)
-        return asked
+        return prompts
 
     return answer
 
@@ -272,7 +272,7 @@ SUMS = [{"question": f"What is {n} + {n}?", "answer": f"Twice.\n#### {2 * n}"} f
 def test_gsm8k_uses_both_filters_of_lm_eval(loaded, answering, tmp_path, written, strict, flexible):
     rows_of(tmp_path / "gsm8k" / "test.jsonl", SUMS)
     rows_of(tmp_path / "gsm8k" / "train.jsonl", SUMS)
-    asked = answering(written)
+    prompts = answering(written)
 
     found = run_task(loaded, "gsm8k", data=tmp_path, few_shot=1)
 
@@ -281,19 +281,19 @@ def test_gsm8k_uses_both_filters_of_lm_eval(loaded, answering, tmp_path, written
         "exact_match,strict-match": strict,
         "exact_match,flexible-extract": flexible,
     }
-    assert asked[0].count("Question:") == 2  # an example before the question
+    assert prompts[0].count("Question:") == 2  # an example before the question
 
 
 def test_a_chat_template_wraps_questions_and_examples(templated, loaded, answering, tmp_path):
     rows_of(tmp_path / "gsm8k" / "test.jsonl", SUMS[:1])
     rows_of(tmp_path / "gsm8k" / "train.jsonl", SUMS[1:])
-    asked = answering("#### 4")
+    prompts = answering("#### 4")
 
     found = run_task(templated, "gsm8k", data=tmp_path, few_shot=1, chat_template=True)
 
-    assert asked[0].startswith("<user>Question: What is 600")
-    assert asked[0].count("<user>") == 2
-    assert asked[0].endswith("<assistant>")
+    assert prompts[0].startswith("<user>Question: What is 600")
+    assert prompts[0].count("<user>") == 2
+    assert prompts[0].endswith("<assistant>")
     plain = run_task(templated, "gsm8k", data=tmp_path, few_shot=1)
     assert plain.data_hash != found.data_hash
     with pytest.raises(AccuracyError, match="tiny-llama has no chat template"):

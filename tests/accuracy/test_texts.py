@@ -66,11 +66,13 @@ def test_c4_gptq_draws_windows_like_gptqs_code(a_file):
             start = drawn.randint(0, len(document) - length - 1)
             expected.append(document[start : start + length])
 
-    windows = list(drawn_windows(text, lambda one: [int(word) for word in one.split()], length))
+    windows = list(
+        drawn_windows(text, lambda document: [int(word) for word in document.split()], length)
+    )
 
     assert windows == expected
     with pytest.raises(AccuracyError, match="has more than 40 tokens: give a shorter --context"):
-        next(drawn_windows(text, lambda one: [int(word) for word in one.split()], 40))
+        next(drawn_windows(text, lambda document: [int(word) for word in document.split()], 40))
     with pytest.raises(AccuracyError, match="for `accuracy` alone"):
         tokenize(text, None)
 
@@ -123,16 +125,16 @@ def test_binary_file_is_refused(tmp_path):
 
 
 def test_data_set_of_the_hub_is_loaded_by_name(monkeypatch):
-    asked = []
+    requests = []
 
     def load_dataset(**where):
-        asked.append(where)
+        requests.append(where)
         return {"text": [" = A = \n", "", " b \n"]}
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     text = read_text("wikitext2")
     assert text.content == " = A = \n\n\n\n\n b \n"
-    assert asked[0]["path"] == "Salesforce/wikitext"
+    assert requests[0]["path"] == "Salesforce/wikitext"
 
 
 def test_unreachable_hub_is_reported_in_one_line(monkeypatch):

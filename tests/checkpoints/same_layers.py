@@ -7,13 +7,13 @@ import torch
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 
-def same_tensor(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def same_tensor(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
     """Equal in type, shape and bits: -0 is not 0."""
-    if one is None or other is None:
-        return one is other
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if first is None or second is None:
+        return first is second
+    if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    return _bytes(one) == _bytes(other)
+    return _bytes(first) == _bytes(second)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
@@ -22,15 +22,15 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes()
 
 
-def same_layer(one: QuantizedLayer, other: QuantizedLayer) -> bool:
+def same_layer(first: QuantizedLayer, second: QuantizedLayer) -> bool:
     tensors = ("values", "scales", "zero_points", "row_scales", "order")
     return (
-        all(same_tensor(getattr(one.weight, n), getattr(other.weight, n)) for n in tensors)
-        and (one.weight.bits, one.weight.group, one.weight.tail_bits)
-        == (other.weight.bits, other.weight.group, other.weight.tail_bits)
-        and one.activation == other.activation
-        and same_tensor(one.bias, other.bias)
-        and same_tensor(_rotation(one), _rotation(other))
+        all(same_tensor(getattr(first.weight, n), getattr(second.weight, n)) for n in tensors)
+        and (first.weight.bits, first.weight.group, first.weight.tail_bits)
+        == (second.weight.bits, second.weight.group, second.weight.tail_bits)
+        and first.activation == second.activation
+        and same_tensor(first.bias, second.bias)
+        and same_tensor(_rotation(first), _rotation(second))
     )
 
 

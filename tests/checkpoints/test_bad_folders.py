@@ -61,7 +61,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def change_config(folder: Path, change) -> None:
-    """Change config.json, and have it name the hash of what it says then."""
+    """Change config.json, without a new content hash."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     section = config["quantization_config"]

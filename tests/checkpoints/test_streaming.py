@@ -41,19 +41,19 @@ def test_streamed_forward_pass_loads_one_block(small_llama):
     whole = AutoModelForCausalLM.from_pretrained(small_llama, dtype=torch.float32)
     model = streamed(small_llama)
     tokens = torch.arange(12)[None]
-    held = []
+    loaded = []
     for index in range(model.layout.blocks):
-        model.block(index).register_forward_hook(lambda *_: held.append(resident(model)))
+        model.block(index).register_forward_hook(lambda *_: loaded.append(resident(model)))
 
     model.load_ends()
     with model.streamed(), torch.no_grad():
         logits = model.module(input_ids=tokens, use_cache=False).logits
 
     assert torch.equal(logits, whole(input_ids=tokens).logits)
-    assert held == [[0], [1], [2]]
+    assert loaded == [[0], [1], [2]]
 
 
-# In a process of its own: what glibc was told once holds for the rest of a process.
+# In a process of its own, because glibc's settings stay for the rest of a process.
 FREED = """
 import resource
 from pathlib import Path
@@ -120,12 +120,12 @@ def test_peak_is_below_two_blocks_and_the_embedding(tmp_path):
 
 
 def test_one_block_is_in_memory_during_quantization(small_llama, calibration, tmp_path):
-    held, most = set(), []
+    loaded, counts = set(), []
 
     class Watched(StreamedModel):
         def leave(self, index):
-            held.update(resident(self))
-            most.append(len(resident(self)))
+            loaded.update(resident(self))
+            counts.append(len(resident(self)))
             super().leave(index)
 
     scheme = resolve("smoothquant-w8a8")
@@ -141,8 +141,8 @@ def test_one_block_is_in_memory_during_quantization(small_llama, calibration, tm
             dtype=torch.float32,
         )
 
-    assert held == {0, 1, 2}
-    assert max(most) == 1
+    assert loaded == {0, 1, 2}
+    assert max(counts) == 1
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == 4  # a shard a block, and the ends
 
 
@@ -178,7 +178,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda tensors, config: tensors.pop(UP), "lacks 1 weights"),
         (lambda tensors, config: tensors.update({UP: tensors[UP][:1].clone()}), "asks for"),
@@ -197,10 +197,10 @@ UP = "model.layers.1.mlp.up_proj.weight"
         ),
     ],
 )
-def test_failed_quantization_leaves_no_files(changed, tmp_path, change, said):
+def test_failed_quantization_leaves_no_files(changed, tmp_path, change, message):
     folder = changed(change)
 
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         quantized(folder, tmp_path)
 
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

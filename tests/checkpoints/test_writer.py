@@ -119,7 +119,7 @@ ONES = torch.ones(2, 1, dtype=torch.float16)
 
 
 @pytest.mark.parametrize(
-    ("operand", "said"),
+    ("operand", "message"),
     [
         (Operand(CODES + 8, ONES, 4, None), "codes"),
         (Operand(CODES, ONES * torch.inf, 4, None), "NaN or infinity"),
@@ -129,8 +129,8 @@ ONES = torch.ones(2, 1, dtype=torch.float16)
         (Operand(CODES, ONES * 0.5, 4, 4, CODES[:, :1], ONES), "integers"),
     ],
 )
-def test_codes_outside_their_format_are_refused(write, operand, said):
-    with pytest.raises(CheckpointError, match=said):
+def test_codes_outside_their_format_are_refused(write, operand, message):
+    with pytest.raises(CheckpointError, match=message):
         write({NAME: QuantizedLayer(operand)})
 
 

@@ -217,7 +217,7 @@ class RoundedAlike(FakeQuantized):
 
     Such a sum lies so near the middle between the two that the order of adding decides. If it goes
     the other way, the next layer may get another code, which all later positions then see.
-    near: sums that may go either way; moved: those that went the other way; astray: sums of the
+    near: sums that may go either way; moved: those that went the other way; wrong: sums of the
     kernel that are neither of the two, which is its mistake and is not followed.
     """
 
@@ -228,7 +228,7 @@ class RoundedAlike(FakeQuantized):
 
     def __init__(self, kernel: LinearKernel) -> None:
         super().__init__(kernel)
-        self.sums = self.near = self.moved = self.astray = 0
+        self.sums = self.near = self.moved = self.wrong = 0
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
         return _both(super().pack_weight(weight), self._kernel.pack_weight(weight))
@@ -263,7 +263,7 @@ class RoundedAlike(FakeQuantized):
         self.sums += out.numel()
         self.near += int((low != high).sum())
         self.moved += int((either & (theirs != out)).sum())
-        self.astray += int((~either).sum())
+        self.wrong += int((~either).sum())
         out.copy_(torch.where(either, theirs, out))
 
 

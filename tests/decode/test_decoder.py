@@ -87,7 +87,7 @@ def test_sums_in_fp32_equal_the_codes_if_rounded_alike(scheme: str) -> None:
         return made[-1]
 
     assert _apart(got, logits(rounded_alike)) <= QUANTIZED_TOLERANCE
-    assert sum(kernel.astray for kernel in made) == 0
+    assert sum(kernel.wrong for kernel in made) == 0
     # Few may go either way, and without them a flipped code moves logits of later positions.
     sums, near, moved = (
         sum(getattr(kernel, name) for kernel in made) for name in ("sums", "near", "moved")
@@ -114,7 +114,7 @@ def test_a_wrong_sum_is_not_rounded_to() -> None:
 
     an_engine(small, "flexq-w6ax", TorchOperations(), instead=rounded_alike).logits(ids)
 
-    assert [kernel.astray for kernel in made] == [1] * 8 + [0]
+    assert [kernel.wrong for kernel in made] == [1] * 8 + [0]
 
 
 def _apart(got: torch.Tensor, wanted: torch.Tensor) -> float:

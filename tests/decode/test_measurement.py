@@ -1,4 +1,4 @@
-"""Decoding in fresh processes: what is told when, and what a run that goes on still asks for."""
+"""Decoding in fresh processes: records after each process, and what a resumed run measures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Workers:
     """Stands for worker processes. Steps take 1 ms and a thousandth more in each process."""
 
     def __init__(self, *, refused: str = "", sku: str = "CPU") -> None:
-        self.asked: list[tuple[int, str, int, int]] = []
+        self.requests: list[tuple[int, str, int, int]] = []
         self.loaded: list[tuple[str, list[int]]] = []
         self.refused, self.sku = refused, sku
         self.started = -1
@@ -56,10 +56,10 @@ class Workers:
             self.loaded.append((given["scheme"], given["batches"]))
             self.scheme = given["scheme"]
             configs = {str(m): {"qkv_proj": {"warps": m}} for m in given["batches"]}
-            told = {"is_synthetic": True, "weights_bytes": 1, "kernels": {}, "scheme_version": 2}
-            return {**told, "configs": configs}
+            loaded = {"is_synthetic": True, "weights_bytes": 1, "kernels": {}, "scheme_version": 2}
+            return {**loaded, "configs": configs}
         if what == "decode":
-            self.asked.append((self.started, self.scheme, given["batch"], given["new_tokens"]))
+            self.requests.append((self.started, self.scheme, given["batch"], given["new_tokens"]))
             parts = [{"part": "norm", "count": 1, "us": 2.0}] if given["profiled"] else []
             steps = [1 + self.started / 1000] * (given["new_tokens"] - 1)
             memory = dict.fromkeys(("steady_memory_bytes", "peak_memory_bytes", "energy_j"))
@@ -122,7 +122,7 @@ def test_long_decodes_use_fewer_processes_and_come_last(start: Start) -> None:
 
     assert {r.new_tokens: len(r.processes) for r in last.values()} == {128: 3, 1024: 2}
     assert [
-        new for process, scheme, _, new in workers.asked if (process, scheme) == (0, "fp16")
+        new for process, scheme, _, new in workers.requests if (process, scheme) == (0, "fp16")
     ] == [
         128,
         128,
@@ -142,7 +142,7 @@ def test_resumed_run_measures_missing_processes_only(start: Start) -> None:
 
     last = {record.case: record for record in decoded(before=stopped)}
 
-    assert [process for process, *_ in workers.asked] == [0] * 3 + [1] * 4
+    assert [process for process, *_ in workers.requests] == [0] * 3 + [1] * 4
     assert [len(record.processes) for record in last.values()] == [3] * 4
     assert [p.number for p in last[record.case].processes] == [0, 1, 2]
     cases = measuring.cases_of(SETUP, (1, 4), 15, (8,))
@@ -168,7 +168,7 @@ def test_refused_scheme_does_not_stop_the_others(start: Start) -> None:
 
     assert [r.status for r in records][-2:] == ["refused", "refused"]
     assert records[-1].detail == "decode: fp16 doesn't fit"
-    assert {scheme for _, scheme, *_ in workers.asked} == {"flexq-w6ax"}
+    assert {scheme for _, scheme, *_ in workers.requests} == {"flexq-w6ax"}
 
 
 def test_a_scheme_is_loaded_once_for_all_its_caches(start: Start) -> None:
@@ -224,8 +224,8 @@ def test_refused_batch_does_not_stop_the_others(
 def served(limits: tuple[int, ...], requests: int = 100) -> list[ServingRecord]:
     wanted = tuple([ServingRequest(10, 20)] * requests)
     cases = [
-        ServingCase(of.scheme, limit, None, wanted, "made up", 512, of.kv_bits)
-        for of in SETUP.schemes
+        ServingCase(cached.scheme, limit, None, wanted, "made up", 512, cached.kv_bits)
+        for cached in SETUP.schemes
         for limit in limits
     ]
     run = new_run("decode", "manual", [case.key(SETUP) for case in cases])

@@ -1,4 +1,4 @@
-"""Models on disk: what is read, and what is said where something is missing."""
+"""Models on disk: their weights, and errors for unsupported configurations."""
 
 from __future__ import annotations
 

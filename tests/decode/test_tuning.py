@@ -86,7 +86,7 @@ def test_each_layer_is_tuned_with_earlier_choices(
     assert chosen(tuner, model, 1) == [2, 1, 0, 0]
     configs = tuner.configs(model, 1)
     assert (configs["gate_up_proj"], configs["down_proj"]) == ({"number": 2}, {"number": 1})
-    assert chosen(tuner, model, 7) == [0, 0, 0, 0]  # nobody asked for 7 tokens
+    assert chosen(tuner, model, 7) == [0, 0, 0, 0]  # nobody requested for 7 tokens
 
 
 def test_near_candidates_are_timed_again_for_longer(
@@ -138,13 +138,13 @@ def test_heuristic_is_used_without_tuning(
 
 
 def test_timed_step_is_a_step_of_the_engine(model: Model) -> None:
-    asked: set[tuple[int, int, int]] = set()
+    requested: set[tuple[int, int, int]] = set()
 
     def choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:
-        asked.add((m, n, k))
+        requested.add((m, n, k))
         return None
 
     assert step_us(model, TorchOperations(), choose, 2) > 0.0
     block, head = model.blocks[0], model.head
     layers = [linear.weights for linear in (block.qkv, block.out, block.widen, block.down, head)]
-    assert asked == {(2, weights.rows, weights.k) for weights in layers}
+    assert requested == {(2, weights.rows, weights.k) for weights in layers}

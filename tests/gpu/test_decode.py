@@ -100,7 +100,7 @@ def test_quantized_logits_equal_those_of_rounded_weights(
 
     assert float((got - wanted).abs().max()) <= QUANTIZED_TOLERANCE
     assert _agree(got.argmax(dim=-1), wanted.argmax(dim=-1)) >= 0.99
-    assert sum(kernel.astray for kernel in made) == 0
+    assert sum(kernel.wrong for kernel in made) == 0
 
 
 @pytest.mark.parametrize(

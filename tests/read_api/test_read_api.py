@@ -62,10 +62,10 @@ def test_the_document_is_valid_openapi():
 def test_every_response_matches_the_document(slower, ask, address):
     path = address.partition("?")[0]
     (template,) = [
-        one.path
-        for one in ENDPOINTS
-        if re.fullmatch(re.sub(r"\{.*?\}", r"[^/]+", one.path), path)
-        and one.path.count("{") == (path not in [e.path for e in ENDPOINTS])
+        endpoint.path
+        for endpoint in ENDPOINTS
+        if re.fullmatch(re.sub(r"\{.*?\}", r"[^/]+", endpoint.path), path)
+        and endpoint.path.count("{") == (path not in [e.path for e in ENDPOINTS])
     ]
     spec = document()
     schema = spec["paths"][template]["get"]["responses"]["200"]["content"]["application/json"]
@@ -77,9 +77,11 @@ def test_every_response_matches_the_document(slower, ask, address):
 
 
 def test_every_documented_address_is_tested():
-    asked = {re.sub(r"/[0-9a-f]{8}|/1\b", "/*", one.partition("?")[0]) for one in ADDRESSES}
+    tested = {
+        re.sub(r"/[0-9a-f]{8}|/1\b", "/*", address.partition("?")[0]) for address in ADDRESSES
+    }
 
-    assert asked == {re.sub(r"\{.*?\}", "*", one.path) for one in ENDPOINTS}
+    assert tested == {re.sub(r"\{.*?\}", "*", endpoint.path) for endpoint in ENDPOINTS}
 
 
 def test_latest_results_equal_the_query(path, ask):
@@ -107,7 +109,7 @@ def test_alert_has_its_kernels_and_verdicts(slower, ask):
     (alert,) = answer["alerts"]
     assert alert["kernels"] == ["flexq-w6a6"]
     detail = plain(ask(f"/v1/alerts/{alert['id']}"))
-    assert [one["verdict"] for one in detail["decisions"]] == ["slower"]
+    assert [decision["verdict"] for decision in detail["decisions"]] == ["slower"]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def test_badge_and_latest_results_exclude_other_projects(slower, ask, compared, 
     with open_database(str(slower)) as database, database.session() as session:
         add_record(session, record)
         record_night(
-            session, [judged], on, {one.sha: one for one in theirs.values()}, alerting=True
+            session, [judged], on, {commit.sha: commit for commit in theirs.values()}, alerting=True
         )
 
     assert ET.fromstring(ask("/badge.svg").body).get("aria-label") == "kernels: 1 slower"

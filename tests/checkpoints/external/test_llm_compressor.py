@@ -245,7 +245,7 @@ def test_an_activation_order_is_kept(a_folder, dense_tensors):
     def quantized(name, weight):
         if name != LAYER:
             return compressed(weight, weights, "pack-quantized")[0]
-        # As compressed-tensors 0.12 packs: the codes in the channels' own order, g_idx beside them.
+        # As compressed-tensors 0.12 packs: the codes in the channels' own order, with g_idx.
         stored, _ = compressed(weight[:, order], weights, "pack-quantized")
         codes = unpack_from_int32(stored["weight_packed"], 4, weight.shape)
         own = torch.empty_like(codes)

@@ -1,4 +1,4 @@
-"""Folders of others whose files contradict each other, or themselves: one line, exit code 2."""
+"""External folders whose files contradict each other, or themselves: one line, exit code 2."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ NORM = "model.norm.weight"  # in the second shard
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda where: where.update({NORM: SHARDS[0]}), f"says that {SHARDS[0]} has {NORM}"),
         (lambda where: where.update(ghost=SHARDS[0]), f"says that {SHARDS[0]} has ghost"),
         (lambda where: where.update({NORM: "x" * 5000}), "lacks xxx"),
     ],
 )
-def test_index_naming_another_file_is_refused(folder, capsys, tiny_llama, change, said):
+def test_index_naming_another_file_is_refused(folder, capsys, tiny_llama, change, message):
     with_index(folder, change)
-    assert said in complaint(folder, capsys, tiny_llama)
+    assert message in complaint(folder, capsys, tiny_llama)
 
 
 def test_duplicate_field_of_the_configuration_is_refused(folder, capsys, tiny_llama):
@@ -96,10 +96,12 @@ def test_duplicate_tensor_of_a_header_is_refused(folder, capsys, tiny_llama):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [("rms_norm_eps", float("nan"), "NaN"), ("num_attention_heads", None, "num_attention_heads")],
 )
-def test_configuration_without_numbers_is_refused(folder, capsys, tiny_llama, field, value, said):
+def test_configuration_without_numbers_is_refused(
+    folder, capsys, tiny_llama, field, value, message
+):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-    assert said in complaint(folder, capsys, tiny_llama)
+    assert message in complaint(folder, capsys, tiny_llama)
