@@ -28,7 +28,7 @@ OnLogits = Callable[[int, torch.Tensor], None]
 
 
 def perplexity_of(mean_nll: float) -> float:
-    """exp of the mean; infinite beyond the range of a float, NaN if a logit is NaN."""
+    """Return exp of the mean; infinite beyond the range of a float, NaN if a logit is NaN."""
     return math.exp(mean_nll) if not mean_nll > 700 else math.inf
 
 

@@ -92,12 +92,12 @@ def store_reference(
 
 
 class StoredReference:
-    """The predictions in a file. See Reference."""
+    """The predictions in a file. See ReferencePredictions."""
 
     model: LoadedModel | None = None
 
     def __init__(self, path: Path) -> None:
-        """Raises AccuracyError if it is no such file, or doesn't match its content hash."""
+        """Read the file. Raises AccuracyError if it is no such file, or doesn't match its hash."""
         tensors, header = _read(path)
         self.name: str = header["model"]
         self.model_hash: str = header["model_hash"]
@@ -131,7 +131,7 @@ class StoredReference:
         return self._of(text)[1].result.context
 
     def predictions(self, text: Text, tokens: TextTokens, count: int) -> ReferenceLogits:
-        """See Reference."""
+        """See ReferencePredictions."""
         own, logits = self._of(text)
         check_same_tokens(self.name, own, tokens)
         if len(logits.hidden) < count:
@@ -142,7 +142,7 @@ class StoredReference:
         return logits
 
     def known(self, text: Text) -> ReferenceLogits | None:
-        """See Reference."""
+        """See ReferencePredictions."""
         return self._of(text)[1]
 
     def segments(self, text: Text) -> int:

@@ -60,7 +60,7 @@ class QuantizedCheckpoint(ABC):
 
     @abstractmethod
     def has_bias(self, name: str) -> bool:
-        """True if a layer of `layers` has a bias."""
+        """Return True if a layer of `layers` has a bias."""
 
     def check_tied_head(self, embedding: str) -> None:
         """Raise CheckpointError if it has an output head although the configuration ties it.

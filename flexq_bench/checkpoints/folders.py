@@ -20,13 +20,13 @@ _OWN_FILES = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
 
 
 def is_checkpoint(path: Path | str) -> bool:
-    """True if the folder's config.json has a quantization section of any tool."""
+    """Return True if the folder's config.json has a quantization section of any tool."""
     _, section = read_config(path)
     return section is not None
 
 
 def is_own_checkpoint(path: Path | str) -> bool:
-    """True if flexq-bench quantized the folder, according to its config.json."""
+    """Return True if flexq-bench quantized the folder, according to its config.json."""
     _, section = read_config(path)
     return isinstance(section, dict) and _SECTION in section
 

@@ -92,7 +92,7 @@ def check_tensors_used(names: Mapping[str, str], reader: Any, path: Path) -> Non
 
 
 def _is_mapped_whole(architecture: str) -> bool:
-    """True for architectures of which newer versions of transformers read every key."""
+    """Return True for architectures of which newer versions of transformers read every key."""
     try:
         from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
     except ImportError:

@@ -172,8 +172,9 @@ def specs(entry: LayerEntry) -> dict[str, Spec]:
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """True if no value is NaN or infinite: both affect the extremes, found in one pass without a
-    copy.
+    """Return True if no value is NaN or infinite, by one pass without a copy.
+
+    Either would be one of the extremes.
     """
     return tensor.numel() == 0 or all(map(math.isfinite, map(float, torch.aminmax(tensor))))
 
@@ -319,7 +320,7 @@ def _described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
 
 
 def _has_nan(entry: LayerEntry, weight: torch.Tensor) -> bool:
-    """True for a NaN in E4M3 without infinities: all bits are set except the sign."""
+    """Return True for a NaN in E4M3 without infinities: all bits are set except the sign."""
     if weight.dtype != torch.float8_e4m3fn:
         return False
     return bool(((weight.view(torch.uint8) & 0x7F) == 0x7F).any())

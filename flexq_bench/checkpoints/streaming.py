@@ -64,7 +64,7 @@ class StreamedModel:
         return self.layout.block_module(self.module, index)
 
     def keeps_fp32(self, name: str) -> bool:
-        """True for tensors that transformers never converts: biases that choose experts."""
+        """Return True for tensors that transformers never converts: biases that choose experts."""
         parts = getattr(self.module, "_keep_in_fp32_modules_strict", None) or ()
         return any(part in name for part in parts)
 

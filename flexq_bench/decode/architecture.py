@@ -56,12 +56,12 @@ class DecoderArchitecture:
 
     @property
     def norms_heads(self) -> bool:
-        """True if every head of queries and keys has a norm."""
+        """Return True if every head of queries and keys has a norm."""
         return self.dimensions.block == "qwen3"
 
     @property
     def is_gated(self) -> bool:
-        """True if the feed-forward has a gate (GLU)."""
+        """Return True if the feed-forward has a gate (GLU)."""
         return self.block == "llama"
 
     def rotary(self, length: int, device: torch.device) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""What is evaluated through kernels is what is decoded: the same logits, bit for bit."""
+"""Evaluation through kernels has the logits of decode, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the token that begins texts goes."""
+"""Placement of the BOS token."""
 
 from __future__ import annotations
 

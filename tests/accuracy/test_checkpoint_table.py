@@ -28,7 +28,7 @@ def rows(tiny_llama: Path, out: Path, *options: str) -> list[dict]:
 
 
 def differs(row: dict) -> bool:
-    """Whether perplexities are 0.1 % apart, and more than these few segments scatter.
+    """Return True if perplexities clearly differ, by 0.1 % at least.
 
     Where inputs are rounded to 6 bits, sums in another order give other codes now and then.
     """

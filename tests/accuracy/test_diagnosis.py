@@ -1,4 +1,4 @@
-"""Where a failing model lost."""
+"""Diagnosis of a failing model."""
 
 from __future__ import annotations
 

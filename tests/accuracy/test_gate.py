@@ -224,7 +224,6 @@ def test_damaged_layer_with_valid_hash_fails(gate, write_checkpoint, tmp_path, t
 
 
 def test_wrong_kernel_scale_fails_through_kernels_only(gate, checkpoint, monkeypatch):
-    """What is judged through kernels is what will run."""
     pack = BitPlaneGemm.pack_weight
 
     def spoil(self, weight):

@@ -204,7 +204,7 @@ def test_smaller_cache_of_a_checkpoint_passes_fidelity(quantize, fidelity):
 def test_damage_beyond_the_limits_fails_under_each_scheme(
     quantize, damaged, fidelity, scheme, capsys
 ):
-    """What moves the perplexity by 0.5 % or the mean KL divergence by 10 % fails."""
+    """Damage that changes perplexity by 0.5 % or the mean KL divergence by 10 % fails."""
     checkpoint = quantize(scheme, segments=("8", "256"))
     for damage in (None, scale_up, swap_rows, reverse_channels):
         folder = damaged(checkpoint, damage) if damage else checkpoint

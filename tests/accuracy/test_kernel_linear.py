@@ -124,7 +124,7 @@ def test_inputs_beyond_fp16_are_refused(value, reason):
 
 
 def test_wrong_scale_of_one_group_changes_the_output(monkeypatch):
-    """What a seeded defect of a kernel does to a model is what this layer computes then."""
+    """A defect of a kernel changes what this layer computes."""
     layer = a_layer(*FORMATS["flexq"], bias=False)
     x = some_inputs(4)
     right = KernelLinear("fc", layer)(x)

@@ -1,4 +1,4 @@
-"""What is read is what was written, bit for bit."""
+"""Written and read checkpoints are equal, bit for bit."""
 
 from __future__ import annotations
 

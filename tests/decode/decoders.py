@@ -165,7 +165,7 @@ def prompts(batch: int, length: int, device: torch.device) -> torch.Tensor:
 
 @torch.inference_mode()
 def tokens_without_graphs(engine: Engine, ids: torch.Tensor, new: int) -> torch.Tensor:
-    """What `generate` decodes, launch by launch, so that Python may look in between."""
+    """Return the tokens of `generate`, decoded without CUDA graphs."""
     batch, length = ids.shape
     slots = torch.arange(batch, device=ids.device)
     ends = torch.full_like(slots, length)

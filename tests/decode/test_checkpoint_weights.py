@@ -120,7 +120,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Sto
 
 
 class InTorch(LinearKernel):
-    """What accuracy evaluates a layer by, in place of a kernel."""
+    """The layer of an evaluation through the reference, in place of a kernel."""
 
     def __init__(self, kernel: LinearKernel) -> None:
         self.spec = kernel.spec

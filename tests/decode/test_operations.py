@@ -1,4 +1,4 @@
-"""What a worker refuses, before anything is loaded and after."""
+"""Operations of a decode worker, and its refusals before and after loading."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Arguments(_Section):
 
     @property
     def has_group_order(self) -> bool:
-        """True if channels were grouped by their activations, with the groups in `weight_g_idx`."""
+        """Return True if channels were grouped by their activations (`weight_g_idx`)."""
         return self.actorder is True or self.actorder in ("group", "dynamic")
 
     @field_validator("block_structure", mode="before")
@@ -219,7 +219,7 @@ def _refuse_unsupported(config: Configuration, model: str) -> None:
 
 
 def _are_offline(transforms: Any) -> bool:
-    """True if all rotations are in the weights, and none is needed at run time."""
+    """Return True if all rotations are in the weights, and none is needed at run time."""
     try:
         places = [use["location"] for scheme in transforms.values() for use in scheme["apply"]]
     except (TypeError, KeyError, AttributeError):

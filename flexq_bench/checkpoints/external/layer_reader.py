@@ -47,7 +47,7 @@ class LayerReader(ABC):
 
     @abstractmethod
     def _is_part(self, module: str, parameter: str) -> bool:
-        """True for a tensor that only quantized layers have."""
+        """Return True for a tensor that only quantized layers have."""
 
     @abstractmethod
     def _scales(self, name: str) -> Iterator[str]:
@@ -100,7 +100,7 @@ class LayerReader(ABC):
 
 
 def matches(name: str, pattern: str) -> bool:
-    """True if a pattern of a configuration matches from the start of a name.
+    """Return True if a pattern of a configuration matches from the start of a name.
 
     Raises CheckpointError if it is not a regular expression.
     """
