@@ -121,14 +121,10 @@ def test_long_decodes_use_fewer_processes_and_come_last(start: Start) -> None:
     last = {record.case: record for record in decoded(new=(1024, 128))}
 
     assert {r.new_tokens: len(r.processes) for r in last.values()} == {128: 3, 1024: 2}
-    assert [
-        new for process, scheme, _, new in workers.requests if (process, scheme) == (0, "fp16")
-    ] == [
-        128,
-        128,
-        1024,
-        1024,
+    new_tokens = [
+        new for number, scheme, _, new in workers.requests if (number, scheme) == (0, "fp16")
     ]
+    assert new_tokens == [128, 128, 1024, 1024]
 
 
 def test_resumed_run_measures_missing_processes_only(start: Start) -> None:
@@ -239,12 +235,8 @@ def test_a_scheme_is_loaded_once_for_all_its_servings(start: Start) -> None:
 
     sizes = [40, 32, 8]
     assert workers.loaded == [("fp16", sizes), ("flexq-w6ax", sizes)]
-    assert [(r.scheme, r.parameters["slots"]) for r in records] == [
-        ("fp16", 8),
-        ("fp16", 40),
-        ("flexq-w6ax", 8),
-        ("flexq-w6ax", 40),
-    ]
+    slots = [(r.scheme, r.parameters["slots"]) for r in records]
+    assert slots == [(scheme, limit) for scheme in ("fp16", "flexq-w6ax") for limit in (8, 40)]
     assert [r.tokens_per_s for r in records] == [1000.0] * 4
 
 
@@ -259,12 +251,8 @@ def test_refused_serving_does_not_stop_the_others(start: Start) -> None:
 
     records = served((8, 256))
 
-    assert [(r.scheme, r.status) for r in records] == [
-        ("fp16", "refused"),
-        ("fp16", "refused"),
-        ("flexq-w6ax", "ok"),
-        ("flexq-w6ax", "refused"),
-    ]
+    assert [r.scheme for r in records] == ["fp16"] * 2 + ["flexq-w6ax"] * 2
+    assert [r.status for r in records] == ["refused", "refused", "ok", "refused"]
     assert records[-1].detail == "decode: batch 100 ran out of GPU memory"
     start()
     with pytest.raises(UsageError, match="ran out of GPU memory"):

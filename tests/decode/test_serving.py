@@ -89,36 +89,19 @@ def test_prefills_and_steps_alternate() -> None:
 
     iterations = list(Scheduler(requests, 1, 64).iterations())
 
-    assert [iteration.prefill is not None for iteration in iterations] == [
-        True,
-        True,
-        False,
-        True,
-        False,
-        False,
+    assert [
+        (i.prefill is not None, [a.index for a in i.admitted], i.started, i.finished)
+        for i in iterations
+    ] == [
+        (True, [0], (), ()),
+        (True, [], (0,), ()),
+        (False, [], (), ((0, 0),)),
+        (True, [1], (1,), ()),
+        (False, [], (), ()),
+        (False, [], (), ((0, 1),)),
     ]
-    assert [[a.index for a in iteration.admitted] for iteration in iterations] == [
-        [0],
-        [],
-        [],
-        [1],
-        [],
-        [],
-    ]
-    assert [iteration.started for iteration in iterations] == [(), (0,), (), (1,), (), ()]
-    assert [iteration.finished for iteration in iterations] == [
-        (),
-        (),
-        ((0, 0),),
-        (),
-        (),
-        ((0, 1),),
-    ]
-    assert [(t.decoding, t.longest) for t in iterations if t.prefill is None] == [
-        (1, 102),
-        (1, 32),
-        (1, 33),
-    ]
+    steps = [(i.decoding, i.longest) for i in iterations if i.prefill is None]
+    assert steps == [(1, 102), (1, 32), (1, 33)]
 
 
 @pytest.mark.parametrize(("step_tokens", "kv_bits"), [(64, 16), (8, 16), (3, 4)])
