@@ -202,9 +202,13 @@ class LinearKernel(ABC):
         config: Config | None = None,
     ) -> None:
         """Run `activate` into `packed`, then `gemm`. A kernel may fuse the two."""
-        ready = self.for_weights(packed, w)
-        self.activate(x, ready)
+        ready = self.activated(x, self.for_weights(packed, w))
         self.gemm(ready, w, out, bias=bias, config=config)
+
+    def activated(self, x: torch.Tensor, packed: PackedOperand) -> PackedOperand:
+        """Return activations for `gemm`: `packed`, filled by `activate`, or others, not copied."""
+        self.activate(x, packed)
+        return packed
 
     def read_only(self) -> frozenset[str]:
         """Return the operands of `gemm`, of "x" and "w", that a launch must not modify.

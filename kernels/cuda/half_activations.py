@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flexq_bench.kernels.checked_gemm import CheckedGemm
-from flexq_bench.kernels.contract import Config, PackedOperand
+from flexq_bench.kernels.contract import PackedOperand
 from flexq_bench.kernels.formats import Operand
 
 _ALIGNMENT = 16  # bytes, of a row that a kernel reads without a copy
@@ -38,23 +38,10 @@ class HalfActivationKernel(CheckedGemm):
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         packed.buffers["values"][: packed.rows, : packed.k] = x
 
-    def linear(
-        self,
-        x: torch.Tensor,
-        packed: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        self.gemm(self.activated(x, packed), w, out, bias=bias, config=config)
-
     def activated(self, x: torch.Tensor, packed: PackedOperand) -> PackedOperand:
         """Return x as packed activations, without a copy if it has their layout and alignment."""
         values = packed.buffers["values"]
         same_layout = x.dtype == values.dtype == torch.float16 and x.shape[1] == values.shape[1]
         if same_layout and x.is_contiguous() and x.data_ptr() % _ALIGNMENT == 0:
             return PackedOperand({"values": x}, packed.rows, packed.k)
-        self.activate(x, packed)
-        return packed
+        return super().activated(x, packed)

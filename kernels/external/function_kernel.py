@@ -179,21 +179,10 @@ class FunctionKernel(CheckedGemm):
         assert self._definition.quantize_activation is not None
         self._definition.quantize_activation(x, *packed.buffers.values())
 
-    def linear(
-        self,
-        x: torch.Tensor,
-        packed: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
+    def activated(self, x: torch.Tensor, packed: PackedOperand) -> PackedOperand:
         if self.spec.activation.is_dense:
-            packed = PackedOperand({"values": x}, packed.rows, packed.k)
-        else:
-            self.activate(x, packed)
-        self.gemm(packed, w, out, bias=bias, config=config)
+            return PackedOperand({"values": x}, packed.rows, packed.k)
+        return super().activated(x, packed)
 
     def compute(self, call: GemmCall, config: Config | None) -> None:
         x, w, out, bias, _ = call

@@ -69,20 +69,10 @@ class Int8Gemm(CheckedGemm):
         packed.buffers["codes"].copy_(codes)
         packed.buffers["largest"].copy_(largest)
 
-    def linear(
-        self,
-        x: torch.Tensor,
-        packed: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        """Multiply the tensors that the quantizer returns, without copying them."""
+    def activated(self, x: torch.Tensor, packed: PackedOperand) -> PackedOperand:
+        """Return the tensors of the quantizer, without copying them."""
         codes, largest, _ = _functional().int8_vectorwise_quant(x)
-        quantized = PackedOperand({"codes": codes, "largest": largest}, packed.rows, packed.k)
-        self.gemm(quantized, w, out, bias=bias, config=config)
+        return PackedOperand({"codes": codes, "largest": largest}, packed.rows, packed.k)
 
     def compute(self, call: GemmCall, config: Config | None) -> None:
         x, w, out, bias, _ = call
