@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import re
 import shutil
-import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,14 +14,13 @@ from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.external_kernels import program_root
 from flexq_bench.repository.project import (
     FILE,
-    commits_after,
     open_project,
     project_notes,
     revision,
-    working_tree,
 )
 from flexq_bench.repository.project_builds import BuildError, built_tree
 from flexq_bench.repository.project_files import WORKFLOW, missing_kernels, write_first_files
+from flexq_bench.repository.worktrees import commits_after
 from flexq_bench.workloads.errors import WorkloadError
 
 ROOT = Path(__file__).parents[2]
@@ -232,38 +227,12 @@ def test_a_working_tree_with_changes_is_measured_as_it_is_and_dirty(made):
     project = open_project(str(made.path))
     (made.path / "fast.py").write_text(KERNEL + "# edited\n")
 
-    found = working_tree(project)
+    found = revision(project, ".")
 
     assert (found.commit.dirty, found.commit.project) == (True, "acme-kernels")
     assert found.commit.sha == made.git("rev-parse", "HEAD")
     built = built_tree(project, found.checkout)
     assert (built.folder / "fast.py").read_text().endswith("# edited\n")
-
-
-def test_files_that_were_only_touched_are_no_changes(made):
-    os.utime(made.path / "fast.py", (1, 1))  # as after a copy of the folder
-
-    assert not working_tree(open_project(str(made.path))).commit.dirty
-
-
-def test_a_merge_with_conflicts_is_one_line(made):
-    made.git("checkout", "-q", "-b", "feature/other")
-    made.commit(fast_py=KERNEL + "# theirs\n")
-    made.git("checkout", "-q", "main")
-    made.commit(fast_py=KERNEL + "# ours\n")
-    with suppress(subprocess.CalledProcessError):
-        made.git("merge", "-q", "feature/other")
-
-    with pytest.raises(UsageError, match=r"conflicts of a merge, in fast\.py: resolve"):
-        working_tree(open_project(str(made.path)))
-
-
-def test_a_repository_without_a_commit_is_one_line(tmp_path, git):
-    git(tmp_path, "init", "-q")
-    (tmp_path / FILE).write_text(TOML)
-
-    with pytest.raises(UsageError, match="has no commit yet: git commit first"):
-        working_tree(open_project(str(tmp_path)))
 
 
 def test_a_bare_repository_is_told_to_be_checked_out(made, tmp_path, git):
@@ -280,17 +249,6 @@ def test_a_repository_of_another_user_is_told_what_git_asks_for(made, monkeypatc
         open_project(str(made.path))
 
 
-def test_sources_that_git_does_not_track_are_said_to_be_left_out(made, caplog):
-    (made.path / "new.py").write_text(KERNEL)
-    (made.path / "gate.md").touch()
-
-    found = working_tree(open_project(str(made.path)))
-
-    assert not found.commit.dirty
-    warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert warned == ["not measured: new.py, which git does not track: git add it"]
-
-
 def test_a_shallow_clone_is_told_to_fetch_what_decides_the_order(made, tmp_path, git):
     made.commit()
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{made.path}", "shallow")
@@ -300,7 +258,7 @@ def test_a_shallow_clone_is_told_to_fetch_what_decides_the_order(made, tmp_path,
     git(tmp_path / "shallow", "fetch", "-q", "--depth", "1", "origin", "other:other")
 
     with pytest.raises(UsageError, match="git fetch --unshallow first"):
-        commits_after(project, other, "main")
+        commits_after(project.root, other, "main")
 
 
 def test_each_commit_has_its_own_file(made):
@@ -350,10 +308,10 @@ def test_commits_between_two_are_those_of_the_first_parents(made):
     later = [made.commit(), made.commit()]
     project = open_project(str(made.path))
 
-    assert commits_after(project, good, later[-1]) == later
+    assert commits_after(project.root, good, later[-1]) == later
     assert revision(project, "main").checkout == later[-1]
     with pytest.raises(UsageError, match="is not an ancestor"):
-        commits_after(project, later[-1], good)
+        commits_after(project.root, later[-1], good)
 
 
 @pytest.mark.parametrize(
@@ -468,32 +426,3 @@ def test_a_newcomer_writes_40_lines_at_most():
     lines = [line for block in blocks for line in block.splitlines() if line.strip()]
 
     assert 5 < len(lines) <= 40
-
-
-def test_files_to_be_added_later_are_tracked(made):
-    (made.path / "new.py").write_text(KERNEL)
-    made.git("add", "--intent-to-add", "new.py")
-
-    found = working_tree(open_project(str(made.path)))
-
-    assert made.git("show", f"{found.checkout}:new.py") == KERNEL.strip()
-    assert made.git("status", "--porcelain") == "A new.py"  # the index is as it was
-
-
-def test_a_working_tree_has_the_commits_of_submodules(made, tmp_path, git, caplog):
-    git(tmp_path, "init", "-q", "inner")
-    git(tmp_path / "inner", "commit", "-q", "--allow-empty", "-m", "a")
-    add = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add")
-    made.git(*add, str(tmp_path / "inner"), "lib")
-    made.git("commit", "-qm", "c")
-    (made.path / "lib" / "lib.py").write_text("1\n")
-    git(made.path / "lib", "add", "lib.py")
-    assert not working_tree(open_project(str(made.path))).commit.dirty
-    warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert warned == ["not measured: changes in submodule lib: commit them there"]
-
-    git(made.path / "lib", "commit", "-qam", "b")
-    found = working_tree(open_project(str(made.path)))
-    assert found.commit.dirty
-    lib = made.git("rev-parse", f"{found.checkout}:lib")
-    assert lib == git(made.path / "lib", "rev-parse", "HEAD")
