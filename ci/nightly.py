@@ -20,6 +20,7 @@ from typing import Any
 from flexq_bench.ci.candidates import Suspects, suspects_of
 from flexq_bench.ci.change_points import store_change_points
 from flexq_bench.ci.notifications import events
+from flexq_bench.ci.report_data import MAX_CANDIDATES, KindReport
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.fleet import JobInfo, add_jobs
@@ -36,7 +37,6 @@ from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.suite import Suite
 
-MOST_CANDIDATES = 50  # comparisons per night and kind of GPU of outliers, and as many of others
 _RECENT_NIGHTS = 14  # a kind of GPU that took part within these nights is expected
 
 log = logging.getLogger(__name__)
@@ -55,42 +55,8 @@ class Rules:
     night: str
     repository: Path | None
     canaries: int = 2
-    candidates: int = MOST_CANDIDATES
+    candidates: int = MAX_CANDIDATES
     alerting: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class KindReport:
-    """Result of a night on one kind of GPU.
-
-    reasons: number of cases that are missing or failed, by reason. candidates: outliers and
-    creeping series. verdicts: number of comparisons by verdict. notes: steps that were skipped, and
-    why. worse: a line for each case that the code made slower or wrong, worst first. change_points,
-    retracted: change points that the retrospective pass stored and retracted, over all series.
-    budget: most comparisons of outliers. not_compared: outliers beyond the budget, most suspicious
-    first: case, nights waited, distance from its history in sigmas.
-    """
-
-    night: str
-    suite: str
-    gpu: str
-    commit: str
-    run: str  # uuid
-    planned: int
-    received: int
-    statuses: dict[str, int]
-    reasons: dict[str, int]
-    candidates: int
-    verdicts: dict[str, int]
-    opened: tuple[int, ...]
-    fixed: tuple[int, ...]
-    canaries: int
-    change_points: int
-    notes: tuple[str, ...]
-    worse: tuple[str, ...] = ()
-    retracted: int = 0
-    budget: int = MOST_CANDIDATES
-    not_compared: tuple[tuple[str, int, float], ...] = ()
 
 
 def night_key(night: str, suite: str, gpu: str, commit: CommitInfo) -> str:

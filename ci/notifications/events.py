@@ -12,9 +12,12 @@ import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flexq_bench.ci.report_data import GateReport, KindReport
+from flexq_bench.ci.reports.nightly import lines
 from flexq_bench.db import queries
+from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Session
 from flexq_bench.db.outbox import DeliveryRow, EventInfo, add_event
 from flexq_bench.exit_codes import ExitCode
@@ -22,12 +25,6 @@ from flexq_bench.verdicts import Cause, Judged, Verdict
 from flexq_bench.verdicts.alert_rule import kernel_family
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import calibrates
-
-if TYPE_CHECKING:
-    from flexq_bench.ci.gate_perf import GateReport
-    from flexq_bench.ci.history_alerts import HistoryVerdicts
-    from flexq_bench.ci.nightly import KindReport
-    from flexq_bench.db.records import GateRecord
 
 CRITICAL_CHANGE = math.log(1.10)  # slow-down from which an event is `critical`, else `warning`
 _SHA = 10
@@ -107,11 +104,18 @@ def add_improvement_events(
 
 
 def add_history_events(
-    session: Session, verdicts: HistoryVerdicts, *, at: datetime | None = None
+    session: Session,
+    opened: Iterable[int],
+    improved: Sequence[str],
+    *,
+    at: datetime | None = None,
 ) -> None:
-    """Add events of the alerts and improvements found in the histories of other projects."""
-    add_alert_events(session, verdicts.opened, at=at)
-    for decision in queries.decisions_by_uuid(session, verdicts.improved):
+    """Add events of the alerts and improvements found in the histories of other projects.
+
+    opened: ids of alerts. improved: uuids of decisions.
+    """
+    add_alert_events(session, opened, at=at)
+    for decision in queries.decisions_by_uuid(session, improved):
         label = _labels(session, [decision])[decision.series_id]
         _add(
             session,
@@ -271,9 +275,6 @@ def add_digest_event(
     at: datetime | None = None,
 ) -> None:
     """Add one event per night and suite: results on every kind of GPU, and open alerts."""
-    from flexq_bench.ci.reports.nightly import lines
-    from flexq_bench.db.decisions import OPEN_STATES
-
     still_open = queries.alerts(session, states=OPEN_STATES)
     opened = sum(len(report.opened) for report in reports)
     fixed = sum(len(report.fixed) for report in reports)

@@ -5,30 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from xml.etree import ElementTree
 
 from rich import box
 from rich.table import Table
 
 from flexq_bench.accuracy.diagnosis import named_layers
+from flexq_bench.ci.accuracy_gate.checks import LimitOutcome
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport
-from flexq_bench.ci.accuracy_gate.limits import LimitOutcome
-from flexq_bench.ci.gate_perf import Outcome
-from flexq_bench.ci.reports.headline import EXIT_WORDS
-from flexq_bench.ci.reports.junit import clean
-from flexq_bench.ci.reports.markdown import plain
+from flexq_bench.ci.report_data import GateOutcome
+from flexq_bench.ci.reports.formats import JUnitCase, junit_xml, plain
+from flexq_bench.ci.reports.perf import EXIT_WORDS
 
 SCHEMA_VERSION = 1
 MARKER = "<!-- flexq-bench gate accuracy -->"
 SUITE = "flexq-bench gate accuracy"
 _LAYERS = 8  # rows of a table of layers
 _SHOWN = 3  # tokens and settings of a failing scheme that a line lists
-_FAILING = (Outcome.MISSING, Outcome.REGRESSION, Outcome.AMBIGUOUS)
+_FAILING = (GateOutcome.MISSING, GateOutcome.REGRESSION, GateOutcome.AMBIGUOUS)
 
 
 def headline(report: AccuracyReport) -> str:
     """Return the result as `failed: 1 regression, 3 pass; tiny against fp16, through kernels`."""
-    counts = [(outcome, len(report.with_outcome(outcome))) for outcome in Outcome]
+    counts = [(outcome, len(report.with_outcome(outcome))) for outcome in GateOutcome]
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts if count)
     return (
         f"{EXIT_WORDS[report.exit_code]}: {summary}; {report.model} against {_base(report)}, "
@@ -80,31 +78,23 @@ def markdown(report: AccuracyReport) -> str:
 
 def junit(report: AccuracyReport) -> str:
     """Format JUnit XML: regressions and ambiguous checks are failures, missing ones errors."""
-    counts = {outcome: len(report.with_outcome(outcome)) for outcome in Outcome}
+    counts = {outcome: len(report.with_outcome(outcome)) for outcome in GateOutcome}
     totals = {
-        "tests": str(len(report.judged)),
-        "failures": str(counts[Outcome.REGRESSION] + counts[Outcome.AMBIGUOUS]),
-        "errors": str(counts[Outcome.MISSING]),
+        "tests": len(report.judged),
+        "failures": counts[GateOutcome.REGRESSION] + counts[GateOutcome.AMBIGUOUS],
+        "errors": counts[GateOutcome.MISSING],
     }
-    root = ElementTree.Element("testsuites", totals)
-    suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, **totals})
-    properties = ElementTree.SubElement(suite, "properties")
-    for name, value in _named_hashes(report):
-        ElementTree.SubElement(properties, "property", {"name": clean(name), "value": clean(value)})
-    system_out = "\n".join(notes(report))
-    for one in report.judged:
-        names = {"classname": clean(one.scheme), "name": clean(one.check)}
-        test = ElementTree.SubElement(suite, "testcase", names)
-        if one.outcome in _FAILING:
-            tag = "error" if one.outcome is Outcome.MISSING else "failure"
-            message = clean(f"{change(one)}, limit {one.limit}".removeprefix(", "))
-            attributes = {"message": message, "type": str(one.outcome)}
-            ElementTree.SubElement(test, tag, attributes).text = clean(one.reason)
-    if system_out:
-        ElementTree.SubElement(suite, "system-out").text = clean(system_out)
-    ElementTree.indent(root)
-    body = ElementTree.tostring(root, encoding="unicode")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
+    cases = map(_junit_case, report.judged)
+    return junit_xml(SUITE, totals, _named_hashes(report), cases, "\n".join(notes(report)))
+
+
+def _junit_case(limit: LimitOutcome) -> JUnitCase:
+    if limit.outcome not in _FAILING:
+        return JUnitCase(limit.scheme, limit.check)
+    tag = "error" if limit.outcome is GateOutcome.MISSING else "failure"
+    message = f"{change(limit)}, limit {limit.limit}".removeprefix(", ")
+    kind = str(limit.outcome)
+    return JUnitCase(limit.scheme, limit.check, tag, message, kind, limit.reason)
 
 
 def as_json(report: AccuracyReport) -> str:

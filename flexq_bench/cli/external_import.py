@@ -226,7 +226,7 @@ def _store(
     series = {row.series_id for row in rows}
     verdicts = judge_histories(session, series, alerting=alerting)
     if alerting:
-        events.add_history_events(session, verdicts)
+        events.add_history_events(session, verdicts.opened, verdicts.improved)
     return added, verdicts
 
 

@@ -36,7 +36,8 @@ from flexq_bench.exit_codes import ExitCode
 from flexq_bench.sweeps.text import split_names
 
 if TYPE_CHECKING:
-    from flexq_bench.ci.nightly import KindReport, Rules
+    from flexq_bench.ci.nightly import Rules
+    from flexq_bench.ci.report_data import KindReport
     from flexq_bench.db.engine import Database
     from flexq_bench.db.records import CommitInfo
     from flexq_bench.fleet import PoolOptions
@@ -233,7 +234,7 @@ def _judge_and_notify(
         if unloaded:
             events.add_unloaded_kernels_event(session, night, suite, commit.sha, unloaded)
         if alerting:
-            events.add_history_events(session, verdicts)
+            events.add_history_events(session, verdicts.opened, verdicts.improved)
             events.add_digest_event(session, night, suite, reports)
     send_if_subscribed(database)
 

@@ -14,11 +14,11 @@ import pytest
 from flexq_bench.accuracy.errors import MissingTaskError
 from flexq_bench.accuracy.records import ResultOrigin
 from flexq_bench.accuracy.results import PERPLEXITY, MetricResult
-from flexq_bench.ci.accuracy_gate.fidelity import judge_fidelity
+from flexq_bench.ci.accuracy_gate.checks import judge_fidelity
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_accuracy
-from flexq_bench.ci.accuracy_gate.limits import Judged
 from flexq_bench.ci.accuracy_gate.policy import FidelityLimit, load_accuracy_policy
-from flexq_bench.ci.gate_perf import Outcome
+from flexq_bench.ci.accuracy_gate.results import SchemeResults
+from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.ci.reports.accuracy import notes
 from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.exit_codes import ExitCode
@@ -307,7 +307,7 @@ def test_alpha_is_shared_by_limits_and_one_past_its_limit_within_noise_is_undeci
 def test_fidelity_is_by_intervals_of_95_percent_whatever_alpha_is(mean, outcome):
     """Damage of few tokens: 20 segments that scatter by 0.00085, so the difference by 0.0002."""
     own = {"wikitext": [kl(0.002)]}
-    judged = Judged("w6a6", "fp16", [kl(mean, 0.00085)], {}, own=own)
+    judged = SchemeResults("w6a6", "fp16", [kl(mean, 0.00085)], {}, own=own)
     limit = FidelityLimit(text="wikitext", percent=1, kl_percent=8)
     assert judge_fidelity(limit, judged)[1].outcome == outcome
 
@@ -355,7 +355,7 @@ def test_a_task_alone_is_judged_where_nobody_gave_the_planned_text(gate):
     limits = f"{text_limit('')}{TASK}"
     report = gate(limits, piqa("fp16"), piqa("w6a6"), missing=missing, head=f"{HEAD}detect = 1.0\n")
     assert report.exit_code == ExitCode.MISSING
-    assert report.judged[0].outcome is Outcome.MISSING
+    assert report.judged[0].outcome is GateOutcome.MISSING
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 import pytest
 
 from flexq_bench.accuracy.records import ResultOrigin
-from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, LimitOutcome
+from flexq_bench.ci.accuracy_gate.checks import LimitOutcome
+from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_records
 from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
-from flexq_bench.ci.accuracy_gate.records import gate_records
-from flexq_bench.ci.gate_perf import Outcome
+from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.runs.lifecycle import new_run
 
@@ -41,9 +41,11 @@ def a_report(*judged: LimitOutcome) -> AccuracyReport:
 
 def test_each_scheme_has_a_record_with_its_own_verdict(policy):
     report = a_report(
-        LimitOutcome("w6a6", "perplexity of wikitext", Outcome.PASS, "", "+1 %", 12.0, 12.1, 0.8),
-        LimitOutcome("w4a4", "perplexity of wikitext", Outcome.PASS, "", "+1 %"),
-        LimitOutcome("w4a4", "parity of kernels", Outcome.REGRESSION, "28 layers", "0.001"),
+        LimitOutcome(
+            "w6a6", "perplexity of wikitext", GateOutcome.PASS, "", "+1 %", 12.0, 12.1, 0.8
+        ),
+        LimitOutcome("w4a4", "perplexity of wikitext", GateOutcome.PASS, "", "+1 %"),
+        LimitOutcome("w4a4", "parity of kernels", GateOutcome.REGRESSION, "28 layers", "0.001"),
     )
 
     found = gate_records(report, policy, ORIGIN, at=NOW)
@@ -61,8 +63,8 @@ def test_each_scheme_has_a_record_with_its_own_verdict(policy):
 
 def test_missing_results_outweigh_a_regression_as_in_the_exit_code(policy):
     report = a_report(
-        LimitOutcome("w6a6", "perplexity of wikitext", Outcome.REGRESSION, "", "+1 %"),
-        LimitOutcome("w6a6", "acc of piqa", Outcome.MISSING, "no data", "-2 points"),
+        LimitOutcome("w6a6", "perplexity of wikitext", GateOutcome.REGRESSION, "", "+1 %"),
+        LimitOutcome("w6a6", "acc of piqa", GateOutcome.MISSING, "no data", "-2 points"),
     )
 
     (found,) = gate_records(report, policy, ORIGIN, at=NOW)
@@ -74,7 +76,7 @@ def test_another_policy_of_the_same_name_is_told_apart(policy, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(POLICY.replace("percent = 1", "percent = 2"))
     stricter = load_accuracy_policy(str(path))
-    report = a_report(LimitOutcome("w6a6", "perplexity of wikitext", Outcome.PASS, "", "+1 %"))
+    report = a_report(LimitOutcome("w6a6", "perplexity of wikitext", GateOutcome.PASS, "", "+1 %"))
 
     (one,) = gate_records(report, policy, ORIGIN, at=NOW)
     (other,) = gate_records(report, stricter, ORIGIN, at=NOW)

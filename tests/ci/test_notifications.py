@@ -16,11 +16,11 @@ import pytest
 from sqlalchemy import select
 
 from flexq_bench.ci.late_night import check_late_night
-from flexq_bench.ci.nightly import KindReport
 from flexq_bench.ci.notifications import channels, events
 from flexq_bench.ci.notifications.channels import DELIVERY, SIGNATURE
 from flexq_bench.ci.notifications.delivery import HOLD, LONGEST_RETRY, deliver, retry_after
 from flexq_bench.ci.notifications.subscriptions import load_subscriptions
+from flexq_bench.ci.report_data import KindReport
 from flexq_bench.db.outbox import (
     EventInfo,
     add_event,

@@ -8,8 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flexq_bench.ci.reports import MARKER, as_json, headline, junit, markdown
-from flexq_bench.ci.reports.terminal import findings_table
+from flexq_bench.ci.reports.perf import (
+    MARKER,
+    as_json,
+    findings_table,
+    headline,
+    junit,
+    markdown,
+)
 
 POLICY = """
 [[waiver]]

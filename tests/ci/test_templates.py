@@ -12,7 +12,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 from typer.main import get_command
 
-from flexq_bench.ci.reports.markdown import MARKER
+from flexq_bench.ci.reports.perf import MARKER
 from flexq_bench.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
