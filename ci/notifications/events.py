@@ -20,6 +20,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Session
 from flexq_bench.db.outbox import DeliveryRow, EventInfo, add_event
+from flexq_bench.db.records import GateRecord
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.verdicts import Cause, Judged, Verdict
 from flexq_bench.verdicts.alert_rule import kernel_family

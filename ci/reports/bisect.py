@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flexq_bench.ci.bisect import BisectReport, Step
+from flexq_bench.ci.bisect import BisectionStep, BisectReport
 from flexq_bench.measure.ab.revisions import MergedBranch, merged_branches, subject_of
 from flexq_bench.results.comparison_report import as_plain as comparison_as_plain
 from flexq_bench.runs.command_lines import command
@@ -16,7 +16,7 @@ from flexq_bench.runs.command_lines import command
 _SHA = 10
 
 
-def step_line(step: Step) -> str:
+def step_line(step: BisectionStep) -> str:
     """Format a step, as `abcdef1234 changed after 6 pairs: 4 % slower`."""
     after = f" after {step.pairs} pairs" if step.pairs else ""
     return f"{step.commit[:_SHA]} {step.outcome}{after}: {step.reason}"

@@ -73,8 +73,8 @@ def perf(
     limits; 1: slower or wrong; 3: it can't be decided; 4: planned results are missing. Verdicts are
     stored with their evidence. A revision compared with itself measures the noise.
     """
+    from flexq_bench.ci.gate_inputs import planned_cases
     from flexq_bench.ci.gate_perf import gate_perf, suffices
-    from flexq_bench.ci.judged import planned_cases
     from flexq_bench.ci.report_data import GateOutcome
     from flexq_bench.cli.external import code_with_failures, use_kernels_from
     from flexq_bench.cli.project import refuse_beside_project
@@ -156,7 +156,7 @@ def _input_of_repository(
 ) -> _GateInput:
     """Return the gate's input for commits of this repository."""
     from flexq_bench.ci.base_policy import load_policy_of
-    from flexq_bench.ci.judged import judged_commit
+    from flexq_bench.ci.gate_inputs import judged_commit
     from flexq_bench.ci.policy import load_policy
     from flexq_bench.cli.external import with_external
     from flexq_bench.measure import ab as interleave

@@ -388,7 +388,7 @@ def exit_code(reports: Sequence[KindReport], *, alerting: bool) -> ExitCode:
 
     Changes that join an open alert don't count; without alerts all regressions count.
     """
-    from flexq_bench.runs.lifecycle import worst
+    from flexq_bench.exit_codes import worst_exit_code
 
     codes = []
     for report in reports:
@@ -399,4 +399,4 @@ def exit_code(reports: Sequence[KindReport], *, alerting: bool) -> ExitCode:
             codes.append(ExitCode.MISSING)
         if report.statuses.get("failed"):
             codes.append(ExitCode.INFRASTRUCTURE)
-    return ExitCode(worst(codes))
+    return ExitCode(worst_exit_code(codes))

@@ -7,7 +7,14 @@ from functools import partial
 
 import pytest
 
-from flexq_bench.ci.bisect import Journal, Outcome, Step, search, side_is_clear, step_of
+from flexq_bench.ci.bisect import (
+    BisectionStep,
+    Journal,
+    StepOutcome,
+    search,
+    side_is_clear,
+    step_of,
+)
 from flexq_bench.ci.reports.bisect import step_line
 from flexq_bench.measure.ab import CaseComparison, InterleaveRules
 from flexq_bench.verdicts import Comparison, confirm
@@ -20,13 +27,15 @@ COMMITS = [f"c{i:02}" for i in range(1, 33)]
 def answering(culprit: str, skipped: frozenset[str] = frozenset(), asked: list[str] | None = None):
     """Answers as commits would give; every question is noted."""
 
-    def ask(commit: str) -> Step:
+    def ask(commit: str) -> BisectionStep:
         if asked is not None:
             asked.append(commit)
         if commit in skipped:
-            return Step(commit, Outcome.SKIPPED, "does not build")
+            return BisectionStep(commit, StepOutcome.SKIPPED, "does not build")
         changed = commit >= culprit
-        return Step(commit, Outcome.CHANGED if changed else Outcome.UNCHANGED, "", 0.0)
+        return BisectionStep(
+            commit, StepOutcome.CHANGED if changed else StepOutcome.UNCHANGED, "", 0.0
+        )
 
     return ask
 
@@ -46,7 +55,7 @@ def test_commits_without_an_answer_are_gone_around():
     found = search("good", COMMITS, answering("c20", frozenset({"c16", "c17", "c24"})))
 
     assert found.suspects == ("c20",)
-    assert found.steps["c16"].outcome is Outcome.SKIPPED
+    assert found.steps["c16"].outcome is StepOutcome.SKIPPED
 
 
 def test_what_can_not_be_told_apart_are_all_suspects():
@@ -74,7 +83,7 @@ def test_answers_of_an_interrupted_search_are_not_asked_for_again(tmp_path, monk
 def test_a_journal_that_is_damaged_counts_as_none(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
     journal = Journal("case")
-    journal.write({"a": Step("a", Outcome.CHANGED, "slower", 0.02)})
+    journal.write({"a": BisectionStep("a", StepOutcome.CHANGED, "slower", 0.02)})
     assert journal.read()["a"].log_ratio == 0.02
 
     journal.path.write_text(journal.path.read_text()[:10])
@@ -93,12 +102,12 @@ def compared(change: float, scatter: float = 0.001):
 @pytest.mark.parametrize(
     ("share", "scatter", "outcome"),
     [
-        (0.0, 0.001, Outcome.UNCHANGED),
-        (0.3, 0.001, Outcome.UNCHANGED),
-        (0.7, 0.001, Outcome.CHANGED),
-        (1.0, 0.001, Outcome.CHANGED),
-        (0.5, 0.001, Outcome.SKIPPED),
-        (1.0, 0.05, Outcome.SKIPPED),
+        (0.0, 0.001, StepOutcome.UNCHANGED),
+        (0.3, 0.001, StepOutcome.UNCHANGED),
+        (0.7, 0.001, StepOutcome.CHANGED),
+        (1.0, 0.001, StepOutcome.CHANGED),
+        (0.5, 0.001, StepOutcome.SKIPPED),
+        (1.0, 0.05, StepOutcome.SKIPPED),
     ],
 )
 def test_a_commit_belongs_to_the_end_that_it_is_nearer_to(direction, share, scatter, outcome):
@@ -112,7 +121,11 @@ def test_a_commit_without_data_is_skipped_with_the_reason():
 
     step = step_of("a", nothing, 0.04, "the worker died")
 
-    assert (step.outcome, step.reason, step.log_ratio) == (Outcome.SKIPPED, "the worker died", None)
+    assert (step.outcome, step.reason, step.log_ratio) == (
+        StepOutcome.SKIPPED,
+        "the worker died",
+        None,
+    )
     assert "are needed" in step_of("a", nothing, 0.04).reason
 
 

@@ -14,15 +14,18 @@ from flexq_bench.db import queries
 from flexq_bench.db.fleet import JobInfo, add_jobs, claim_jobs
 from flexq_bench.db.store import begin_run
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes
-from flexq_bench.runs.owner import is_alive, is_dead, this_process
+from flexq_bench.runs.lifecycle import new_run, open_run, store_results
+from flexq_bench.runs.owner_process import is_alive, is_dead, this_process
 from flexq_bench.runs.resume import read_unfinished
-from flexq_bench.runs.worker import Outcome
+from flexq_bench.runs.worker import MeasuredCase
 
 
 def killed_process():
     """The owner that a process of this host was."""
-    code = "from flexq_bench.runs.owner import this_process as t; o = t(); print(o.pid, o.start)"
+    code = (
+        "from flexq_bench.runs.owner_process import this_process as t; o = t(); "
+        "print(o.pid, o.start)"
+    )
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     pid, _, start = told.stdout.strip().partition(" ")
     return replace(this_process(), pid=int(pid), start=start)
@@ -97,9 +100,9 @@ def test_a_run_under_leases_of_a_fleet_is_not_resumed_without_a_cluster(
 
 def test_a_run_of_a_live_process_is_not_resumed_beside_it(database, a_run, commit):
     with subprocess.Popen(["sleep", "60"]) as other:
-        from flexq_bench.runs import owner
+        from flexq_bench.runs import owner_process
 
-        start = f"{owner._pid_scope()} {owner._start_ticks(other.pid)}"
+        start = f"{owner_process._pid_scope()} {owner_process._start_ticks(other.pid)}"
         uuid = a_run(replace(this_process(), pid=other.pid, start=start))
         try:
             with pytest.raises(UsageError, match=f"process {other.pid} on this host measures"):
@@ -114,8 +117,8 @@ def test_a_case_is_stored_once_a_repetition_whoever_measures_it(
     run, cases = new_run("smoke", "manual", [a_case().key]), [a_case()]
     with open_run(database, run, commit) as opened:
         for attempt in (1, 2):
-            found = Outcome(cases[0], a_result(median_us=20.0 + attempt), worker, attempt)
-            store_outcomes(opened, cases, [found], on_record=lambda record: None)
+            found = MeasuredCase(cases[0], a_result(median_us=20.0 + attempt), worker, attempt)
+            store_results(opened, cases, [found], on_record=lambda record: None)
 
     with database.session() as session:
         [record] = queries.run_records(session, run.uuid)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from flexq_bench.db import queries
-from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes
+from flexq_bench.runs.lifecycle import new_run, open_run, store_results
 from flexq_bench.runs.record import build_record
-from flexq_bench.runs.worker import Outcome
+from flexq_bench.runs.worker import MeasuredCase
 
 
 @pytest.fixture
@@ -101,13 +101,13 @@ def test_a_result_that_cannot_be_stored_is_a_failed_one_and_stops_no_other(
 ):
     cases = [a_case(m=1), a_case(m=2)]
     outcomes = [
-        Outcome(cases[0], a_result(**changes), worker),
-        Outcome(cases[1], a_result(), worker),
+        MeasuredCase(cases[0], a_result(**changes), worker),
+        MeasuredCase(cases[1], a_result(), worker),
     ]
     run = new_run("smoke", "manual", [case.key for case in cases])
 
     with open_run(database, run, commit) as opened:
-        store_outcomes(opened, cases, outcomes, on_record=lambda record: None)
+        store_results(opened, cases, outcomes, on_record=lambda record: None)
 
     with database.session() as session:
         poisoned, sound = queries.run_records(session, run.uuid)
