@@ -41,7 +41,7 @@ def answering(culprit: str, skipped: frozenset[str] = frozenset(), asked: list[s
 
 
 @pytest.mark.parametrize("culprit", COMMITS)
-def test_every_culprit_is_found_in_a_few_questions(culprit):
+def test_every_culprit_is_found_in_few_comparisons(culprit):
     asked: list[str] = []
 
     found = search("good", COMMITS, answering(culprit, asked=asked))
@@ -51,21 +51,21 @@ def test_every_culprit_is_found_in_a_few_questions(culprit):
     assert len(asked) <= 5
 
 
-def test_commits_without_an_answer_are_gone_around():
+def test_skipped_commits_are_searched_around():
     found = search("good", COMMITS, answering("c20", frozenset({"c16", "c17", "c24"})))
 
     assert found.suspects == ("c20",)
     assert found.steps["c16"].outcome is StepOutcome.SKIPPED
 
 
-def test_what_can_not_be_told_apart_are_all_suspects():
+def test_indistinguishable_commits_are_all_suspects():
     found = search("good", COMMITS, answering("c20", frozenset({"c18", "c19"})))
 
     assert found.suspects == ("c18", "c19", "c20")
     assert found.last_unchanged == "c17"
 
 
-def test_answers_of_an_interrupted_search_are_not_asked_for_again(tmp_path, monkeypatch):
+def test_resumed_search_reuses_stored_steps(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
     before: list[str] = []
     whole = search("good", COMMITS, answering("c20", asked=before))
@@ -80,7 +80,7 @@ def test_answers_of_an_interrupted_search_are_not_asked_for_again(tmp_path, monk
     assert Journal("case", "good", "other").read() == {}
 
 
-def test_a_journal_that_is_damaged_counts_as_none(tmp_path, monkeypatch):
+def test_damaged_journal_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
     journal = Journal("case")
     journal.write({"a": BisectionStep("a", StepOutcome.CHANGED, "slower", 0.02)})
@@ -110,13 +110,13 @@ def compared(change: float, scatter: float = 0.001):
         (1.0, 0.05, StepOutcome.SKIPPED),
     ],
 )
-def test_a_commit_belongs_to_the_end_that_it_is_nearer_to(direction, share, scatter, outcome):
+def test_commit_is_classified_by_half_of_the_change(direction, share, scatter, outcome):
     whole = 0.04 * direction
 
     assert step_of("a", compared(share * whole, scatter), whole).outcome is outcome
 
 
-def test_a_commit_without_data_is_skipped_with_the_reason():
+def test_commit_without_data_is_skipped_with_the_reason():
     nothing = Comparison([], [], [])
 
     step = step_of("a", nothing, 0.04, "the worker died")
@@ -133,7 +133,7 @@ def test_a_commit_without_data_is_skipped_with_the_reason():
     ("share", "scatter", "is_enough"),
     [(0.0, 0.001, True), (1.0, 0.001, True), (0.5, 0.001, False), (1.0, 0.05, False)],
 )
-def test_a_step_ends_as_soon_as_its_side_is_clear(share, scatter, is_enough):
+def test_step_ends_when_its_side_is_clear(share, scatter, is_enough):
     comparison = compared(share * 0.04, scatter)
     result = CaseComparison(CASE, "good", "commit", comparison, confirm(comparison))
     rules = InterleaveRules(suffices=partial(side_is_clear, 0.04))
@@ -141,7 +141,7 @@ def test_a_step_ends_as_soon_as_its_side_is_clear(share, scatter, is_enough):
     assert rules.is_enough(result) is is_enough
 
 
-def test_a_step_says_how_many_pairs_it_took():
+def test_step_line_has_the_number_of_pairs():
     step = step_of("a" * 40, compared(0.04, 0.001), 0.04)
 
     assert step.pairs == 6

@@ -39,7 +39,7 @@ def a_report(*judged: LimitOutcome) -> AccuracyReport:
     return AccuracyReport("tiny", "ab" * 32, "fp16", "mine", COMMIT.sha, "H200", judged)
 
 
-def test_each_scheme_has_a_record_with_its_own_verdict(policy):
+def test_each_scheme_has_a_record(policy):
     report = a_report(
         LimitOutcome(
             "w6a6", "perplexity of wikitext", GateOutcome.PASS, "", "+1 %", 12.0, 12.1, 0.8
@@ -61,7 +61,7 @@ def test_each_scheme_has_a_record_with_its_own_verdict(policy):
     assert found[0].limits[0].change == 0.8
 
 
-def test_missing_results_outweigh_a_regression_as_in_the_exit_code(policy):
+def test_missing_result_outweighs_regression_in_the_record(policy):
     report = a_report(
         LimitOutcome("w6a6", "perplexity of wikitext", GateOutcome.REGRESSION, "", "+1 %"),
         LimitOutcome("w6a6", "acc of piqa", GateOutcome.MISSING, "no data", "-2 points"),
@@ -72,7 +72,7 @@ def test_missing_results_outweigh_a_regression_as_in_the_exit_code(policy):
     assert (found.verdict, found.exit_code) == ("missing", 4)
 
 
-def test_another_policy_of_the_same_name_is_told_apart(policy, tmp_path):
+def test_policies_of_one_name_have_separate_records(policy, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(POLICY.replace("percent = 1", "percent = 2"))
     stricter = load_accuracy_policy(str(path))

@@ -19,7 +19,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
 
 
-def test_a_project_whose_folder_was_moved_is_known_by_its_name(made):
+def test_moved_project_is_found_by_name(made):
     """Where it lay before, another project may have come to lie."""
     before = made.git("rev-parse", "HEAD")
     (made.path / "libs" / "of gemms").mkdir(parents=True)
@@ -41,9 +41,7 @@ def test_a_project_whose_folder_was_moved_is_known_by_its_name(made):
         open_project(str(made.path / "other")).at(before)
 
 
-def test_builds_and_kernels_have_the_variables_of_the_file_and_in_a_gate_no_others(
-    made, monkeypatch
-):
+def test_builds_have_the_variables_of_the_project_file(made, monkeypatch):
     monkeypatch.setenv("ACME_MODE", "of the shell")
     monkeypatch.setenv("ACME_OTHER", "of the shell")
     text = f'{TOML}[variables]\nACME_MODE = "of the file"\n'
@@ -63,7 +61,7 @@ def test_builds_and_kernels_have_the_variables_of_the_file_and_in_a_gate_no_othe
 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "FLEXQ_BENCH_DB", "A-B", ""])
-def test_variables_that_are_ours_or_none_are_refused(made, name):
+def test_reserved_or_malformed_variables_are_refused(made, name):
     (made.path / FILE).write_text(f'{TOML}[variables]\n"{name}" = "x"\n')
 
     with pytest.raises(WorkloadError, match=f"{FILE}: variables: {name} is set by flexq-bench, or"):

@@ -41,7 +41,7 @@ def with_build(made, command, **build):
     return made.commit()
 
 
-def test_a_tree_is_built_once_however_many_commits_have_it(made, tmp_path):
+def test_tree_is_built_once_for_all_its_commits(made, tmp_path):
     first = with_build(made, f"echo built >> {tmp_path}/log; echo 1 > made")
     second = made.commit()
     third = made.commit(other_py="")
@@ -68,7 +68,7 @@ def test_a_build_of_unreviewed_code_leaves_nothing_for_the_runs_after_it(made, c
     assert (built_tree(project, sha).folder / "fast.py").read_text() == KERNEL
 
 
-def test_a_commit_that_does_not_build_is_one_line_and_is_tried_again(made, tmp_path):
+def test_failed_build_is_one_line_and_retried(made, tmp_path):
     sha = with_build(made, f"test -e {tmp_path}/there || (echo no; echo 'not there'; exit 3)")
     project = open_project(str(made.path))
 
@@ -97,7 +97,7 @@ def test_a_commit_that_does_not_build_is_one_line_and_is_tried_again(made, tmp_p
         ("make: *** No rule to make target", "make: *** No rule to make target"),
     ],
 )
-def test_a_build_that_fails_is_told_by_its_reason(made, tmp_path, output, reason):
+def test_failed_build_names_its_reason(made, tmp_path, output, reason):
     (tmp_path / "output").write_text(output)
     sha = with_build(made, f"cat {tmp_path}/output; exit 1")
 
@@ -105,7 +105,7 @@ def test_a_build_that_fails_is_told_by_its_reason(made, tmp_path, output, reason
         built_tree(open_project(str(made.path)), sha)
 
 
-def test_a_project_in_a_folder_of_a_repository_is_built_there(made):
+def test_project_in_a_subfolder_is_built_there(made):
     inside = made.path / "gemm" / "fast"
     (inside / "src").mkdir(parents=True)
     build = '[build]\ncommand = "pwd > made"\n'
@@ -127,7 +127,7 @@ def test_a_project_in_a_folder_of_a_repository_is_built_there(made):
     assert open_project(str(made.path / "gemm")).name == "acme-kernels"
 
 
-def test_submodules_are_built_at_the_commits_that_each_commit_has(made, tmp_path, git, caplog):
+def test_submodules_are_built_at_their_commits(made, tmp_path, git, caplog):
     library = tmp_path / "library"
     library.mkdir()
     git(library, "init", "-q", "-b", "main")
@@ -153,7 +153,7 @@ def test_submodules_are_built_at_the_commits_that_each_commit_has(made, tmp_path
     assert "the submodule deps/library is not in this clone" in caplog.text
 
 
-def test_files_of_git_lfs_are_those_of_the_clone_and_pointers_are_said(made, caplog):
+def test_lfs_files_come_from_the_clone(made, caplog):
     oids = [digit * 64 for digit in "ab"]
     for oid in oids:
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 6\n"
@@ -177,7 +177,7 @@ def test_files_of_git_lfs_are_those_of_the_clone_and_pointers_are_said(made, cap
     assert (built_tree(project, sha).folder / "ü table b.bin").read_bytes() == b"fetched"
 
 
-def test_a_missing_uv_is_said_with_what_to_do(made, tmp_path, monkeypatch):
+def test_missing_uv_is_reported(made, tmp_path, monkeypatch):
     sha = with_build(made, "true", environment='"uv"', packages='["einops"]')
     project = open_project(str(made.path))
     programs = tmp_path / "programs"
@@ -197,7 +197,7 @@ def test_a_build_that_hangs_is_ended(made):
 
 
 @pytest.mark.parametrize("output", [">/dev/null 2>&1", ""])  # or that of the build
-def test_what_a_build_starts_in_a_session_of_its_own_ends_with_it(made, tmp_path, output):
+def test_processes_of_a_build_end_with_it(made, tmp_path, output):
     told = tmp_path / "told"
     command = f"setsid sleep 600 {output} & echo $! > {told}; sleep 0.5"
     sha = with_build(made, command, timeout_s=30)
@@ -211,7 +211,7 @@ def test_what_a_build_starts_in_a_session_of_its_own_ends_with_it(made, tmp_path
     assert not status.exists() or not status.read_bytes()
 
 
-def test_kernels_are_those_of_the_built_tree_under_the_project_s_name(made):
+def test_kernels_of_a_built_tree_have_the_project_prefix(made):
     sha = made.git("rev-parse", "HEAD")
     built = built_tree(open_project(str(made.path)), sha)
 
@@ -223,7 +223,7 @@ def test_kernels_are_those_of_the_built_tree_under_the_project_s_name(made):
     assert paths == [str(built.folder), str(built.folder / "src"), "/theirs"]
 
 
-def test_a_working_tree_with_changes_is_measured_as_it_is_and_dirty(made):
+def test_working_tree_with_changes_is_a_dirty_revision(made):
     project = open_project(str(made.path))
     (made.path / "fast.py").write_text(KERNEL + "# edited\n")
 
@@ -235,21 +235,21 @@ def test_a_working_tree_with_changes_is_measured_as_it_is_and_dirty(made):
     assert (built.folder / "fast.py").read_text().endswith("# edited\n")
 
 
-def test_a_bare_repository_is_told_to_be_checked_out(made, tmp_path, git):
+def test_bare_repository_is_refused(made, tmp_path, git):
     git(tmp_path, "clone", "-q", "--bare", str(made.path), "bare ü.git")
 
     with pytest.raises(UsageError, match=r"is a bare repository.* worktree add FOLDER"):
         open_project(str(tmp_path / "bare ü.git"))
 
 
-def test_a_repository_of_another_user_is_told_what_git_asks_for(made, monkeypatch):
+def test_repository_of_another_user_is_refused(made, monkeypatch):
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
 
     with pytest.raises(UsageError, match="whose owner is another user: git config --global --add"):
         open_project(str(made.path))
 
 
-def test_a_shallow_clone_is_told_to_fetch_what_decides_the_order(made, tmp_path, git):
+def test_ancestry_in_a_shallow_clone_is_refused(made, tmp_path, git):
     made.commit()
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{made.path}", "shallow")
     made.git("checkout", "-q", "--orphan", "other")
@@ -261,7 +261,7 @@ def test_a_shallow_clone_is_told_to_fetch_what_decides_the_order(made, tmp_path,
         commits_after(project.root, other, "main")
 
 
-def test_each_commit_has_its_own_file(made):
+def test_project_file_is_read_from_each_commit(made):
     before = made.git("rev-parse", "HEAD")
     made.commit(**{"flexq-bench_toml": TOML.replace("smoke", "nightly")})
     project = open_project(str(made.path))
@@ -283,7 +283,7 @@ def test_what_head_changes_of_the_files_that_decide_is_said_wherever_they_lie(ma
     )
 
 
-def test_files_of_kernels_that_head_has_no_more_are_said(made):
+def test_kernel_files_missing_in_head_are_noted(made):
     base = made.git("rev-parse", "HEAD")
     project = open_project(str(made.path))
     (name,) = project.file.kernels
@@ -294,7 +294,7 @@ def test_files_of_kernels_that_head_has_no_more_are_said(made):
     assert lost == f"{name}, which base's {FILE} names, is not in head; --trust-head takes head's"
 
 
-def test_modules_of_kernels_that_head_has_no_more_are_said(made):
+def test_kernel_modules_missing_in_head_are_noted(made):
     base = made.commit(**{"flexq-bench_toml": TOML.replace('"fast.py"', '"fast", "json.tool"')})
     project = open_project(str(made.path))
     made.git("mv", "fast.py", "faster.py")
@@ -303,7 +303,7 @@ def test_modules_of_kernels_that_head_has_no_more_are_said(made):
     assert lost.startswith(f"fast, which base's {FILE} names, is not in head")
 
 
-def test_commits_between_two_are_those_of_the_first_parents(made):
+def test_commits_after_good_are_first_parents(made):
     good = made.git("rev-parse", "HEAD")
     later = [made.commit(), made.commit()]
     project = open_project(str(made.path))
@@ -324,14 +324,14 @@ def test_commits_between_two_are_those_of_the_first_parents(made):
         (TOML + "[build]\nenvironment = 'conda'\n", "environment must be none, pip or uv"),
     ],
 )
-def test_a_wrong_file_is_one_line(made, text, said):
+def test_malformed_project_file_is_one_line(made, text, said):
     (made.path / FILE).write_text(text)
 
     with pytest.raises(WorkloadError, match=said):
         open_project(str(made.path))
 
 
-def test_a_repository_without_a_file_is_told_what_to_do(tmp_path, git):
+def test_repository_without_project_file_is_refused(tmp_path, git):
     git(tmp_path, "init", "-q")
 
     with pytest.raises(UsageError, match=r"has no flexq-bench\.toml: `flexq-bench init"):
@@ -340,7 +340,7 @@ def test_a_repository_without_a_file_is_told_what_to_do(tmp_path, git):
         open_project("")
 
 
-def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
+def test_first_files_name_the_kernels(tmp_path, git):
     git(tmp_path, "init", "-q")
     (tmp_path / "mine.py").write_text(KERNEL)
     (tmp_path / "other.py").write_text("")
@@ -379,7 +379,7 @@ def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
         ((), "make"),
     ],
 )
-def test_a_first_file_suggests_a_build_command(tmp_path, git, files, command):
+def test_first_project_file_suggests_a_build_command(tmp_path, git, files, command):
     git(tmp_path, "init", "-q")
     for name in ("mine.py", *files):
         (tmp_path / name).write_text(KERNEL)
@@ -389,7 +389,7 @@ def test_a_first_file_suggests_a_build_command(tmp_path, git, files, command):
     assert f'\n# command = "{command}"\n' in (tmp_path / FILE).read_text()
 
 
-def test_first_files_of_a_folder_lie_in_it_and_its_workflow_at_the_root(tmp_path, git):
+def test_workflow_of_a_subfolder_is_at_the_root(tmp_path, git):
     git(tmp_path, "init", "-q")
     inside = tmp_path / "gemm" / "fast"
     inside.mkdir(parents=True)
@@ -408,7 +408,7 @@ def test_first_files_of_a_folder_lie_in_it_and_its_workflow_at_the_root(tmp_path
     assert missing_kernels(inside) == ["mine.py"]
 
 
-def test_an_installed_program_hides_nothing_that_a_project_has_installed(tmp_path, cache):
+def test_installed_program_shadows_no_package_of_a_project(tmp_path, cache):
     packages = tmp_path / "site-packages"
     for name in ("flexq_bench", "kernels", "torch"):
         (packages / name).mkdir(parents=True)
@@ -420,7 +420,7 @@ def test_an_installed_program_hides_nothing_that_a_project_has_installed(tmp_pat
     assert program_root(packages) == root
 
 
-def test_a_newcomer_writes_40_lines_at_most():
+def test_documented_first_gate_has_at_most_40_lines():
     section = PAGE.read_text().split("## From an empty repository to a gated pull request\n")[1]
     blocks = re.findall(r"```\w+\n(.*?)```", section.split("\n## ")[0], re.S)
     lines = [line for block in blocks for line in block.splitlines() if line.strip()]

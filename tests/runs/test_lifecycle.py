@@ -43,7 +43,7 @@ def execute(database, commit, worker):
     return go
 
 
-def test_a_run_with_a_record_of_every_case_is_complete(execute, a_case, a_result):
+def test_run_with_all_records_is_complete(execute, a_case, a_result):
     cases = [a_case(m=m) for m in (1, 2, 3)]
 
     summary, records, missing = execute(lambda case: a_result(), cases)
@@ -54,9 +54,7 @@ def test_a_run_with_a_record_of_every_case_is_complete(execute, a_case, a_result
     assert exit_code_of_run(records, missing) == ExitCode.PASS
 
 
-def test_a_failed_case_does_not_stop_the_run_and_is_an_infrastructure_error(
-    execute, a_case, a_result
-):
+def test_failed_case_does_not_stop_the_run(execute, a_case, a_result):
     def script(case):
         return a_result(status="failed", detail="boom") if case.gemm.m == 1 else a_result()
 
@@ -67,7 +65,7 @@ def test_a_failed_case_does_not_stop_the_run_and_is_an_infrastructure_error(
     assert exit_code_of_run(records, missing) == ExitCode.INFRASTRUCTURE
 
 
-def test_a_planned_case_that_never_arrives_is_missing(execute, a_case, a_result):
+def test_planned_case_without_record_is_missing(execute, a_case, a_result):
     def script(case):
         return a_result() if case.gemm.m == 1 else None
 
@@ -79,7 +77,7 @@ def test_a_planned_case_that_never_arrives_is_missing(execute, a_case, a_result)
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])  # Ctrl-C; `| head`
-def test_an_interrupt_keeps_what_came_and_marks_the_run(execute, a_case, a_result, stop):
+def test_interrupted_run_keeps_its_records(execute, a_case, a_result, stop):
     def script(case):
         return stop() if case.gemm.m == 2 else a_result()
 
@@ -91,7 +89,7 @@ def test_an_interrupt_keeps_what_came_and_marks_the_run(execute, a_case, a_resul
     assert missing == tuple(case.key for case in cases[1:])
 
 
-def test_a_broken_device_keeps_what_came_and_fails_the_run(execute, a_case, a_result):
+def test_failed_run_keeps_its_records(execute, a_case, a_result):
     def script(case):
         return InfrastructureError("gone") if case.gemm.m == 2 else a_result()
 
@@ -112,14 +110,14 @@ def test_a_broken_device_keeps_what_came_and_fails_the_run(execute, a_case, a_re
         ("failed", ExitCode.INFRASTRUCTURE),
     ],
 )
-def test_the_verdict_of_a_run_follows_from_its_statuses(execute, a_case, a_result, status, verdict):
+def test_exit_code_of_a_run_follows_from_statuses(execute, a_case, a_result, status, verdict):
     _, records, missing = execute(lambda case: a_result(status=status), [a_case()])
 
     assert exit_code_of_run(records, missing) == verdict
 
 
 @pytest.mark.parametrize("error", [UnreachableError, StandbyError, LockedError])
-def test_a_result_waits_for_a_database_that_is_away(
+def test_result_waits_during_a_database_outage(
     database, commit, worker, a_case, a_result, monkeypatch, caplog, error
 ):
     monkeypatch.setattr(transactions, "RETRY_INTERVAL_S", 0.01)
@@ -144,7 +142,7 @@ def test_a_result_waits_for_a_database_that_is_away(
     assert "results are kept in memory until then" in caplog.text
 
 
-def test_a_database_that_stays_away_ends_the_run(database, commit, monkeypatch):
+def test_long_database_outage_ends_the_run(database, commit, monkeypatch):
     monkeypatch.setattr(transactions, "RETRY_INTERVAL_S", 0.01)
     monkeypatch.setattr(transactions, "MAX_OUTAGE_S", 0.05)
 
