@@ -55,7 +55,7 @@ def gate_perf(
             alerting=alerting,
         )
         events.add_alert_events(session, night.opened)
-    judged = {one.case.key: one for one in night.judged}
+    judged = {verdict.case.key: verdict for verdict in night.judged}
     findings = tuple(_finding(case, judged.get(case.key), policy, today) for case in plan)
     report = GateReport(
         base=base,

@@ -92,8 +92,8 @@ def deciding(judged: Iterable[LimitOutcome]) -> list[GateOutcome]:
     of another limit decides.
     """
     outcomes = list(judged)
-    fails = any(one.outcome is GateOutcome.REGRESSION for one in outcomes)
-    return [one.outcome for one in outcomes if not (fails and one.too_few)]
+    fails = any(limit.outcome is GateOutcome.REGRESSION for limit in outcomes)
+    return [limit.outcome for limit in outcomes if not (fails and limit.too_few)]
 
 
 def judge_text(

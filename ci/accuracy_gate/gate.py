@@ -77,7 +77,7 @@ class AccuracyReport:
         return exit_code_of(deciding(self.judged))
 
     def with_outcome(self, outcome: GateOutcome) -> tuple[LimitOutcome, ...]:
-        return tuple(one for one in self.judged if one.outcome is outcome)
+        return tuple(limit for limit in self.judged if limit.outcome is outcome)
 
 
 def planned_evaluation(
@@ -186,7 +186,9 @@ def gate_accuracy(
         commit=origin.commit.sha,
         device=origin.device.sku,
         through=setup.evaluator.through,
-        content_hashes={one.scheme: one.content_hash for one in gate.results if one.content_hash},
+        content_hashes={
+            result.scheme: result.content_hash for result in gate.results if result.content_hash
+        },
         judged=tuple(judged),
         reference=reference.name if reference else "",
         reference_hash=reference.content_hash if reference else None,
@@ -197,7 +199,9 @@ def gate_accuracy(
 
 
 def _fails(judged: Sequence[LimitOutcome], scheme: str) -> bool:
-    return any(one.scheme == scheme and one.outcome is GateOutcome.REGRESSION for one in judged)
+    return any(
+        limit.scheme == scheme and limit.outcome is GateOutcome.REGRESSION for limit in judged
+    )
 
 
 class _Gate:
@@ -241,7 +245,7 @@ class _Gate:
             self._evaluate_base()
             for scheme in self._schemes:
                 self._evaluate_or_fail(scheme)
-        return [one for scheme in self._schemes for one in self._judged(scheme)]
+        return [limit for scheme in self._schemes for limit in self._judged(scheme)]
 
     def absent(self) -> tuple[str, ...]:
         """Return the texts and tasks of the policy that have no data, and the option for each."""
@@ -330,7 +334,7 @@ class _Gate:
         """Return True if a limit besides the planned tests is still ambiguous (see Undecided)."""
         judged = self._bundle(scheme, results).without_repeats(self._distinct)
         outcomes = judge_distribution_limits(self._policy, judged, lambda _: share, text=text)
-        return any(one.outcome is GateOutcome.AMBIGUOUS for one in outcomes)
+        return any(limit.outcome is GateOutcome.AMBIGUOUS for limit in outcomes)
 
     def _test(self, judged: SchemeResults, limit: PerplexityLimit) -> TextTest | None:
         """Return the planned test, with all segments if it did not run during the evaluation."""
@@ -366,7 +370,7 @@ class _Gate:
             reproduced = evaluator.reproduced(scheme, limit.text, len(result.values))
         except (UsageError, ValueError) as error:
             return {}, one_line(error)
-        return {limit.text: [replace(one, scheme=scheme) for one in reproduced]}, ""
+        return {limit.text: [replace(result, scheme=scheme) for result in reproduced]}, ""
 
 
 def diagnose_scheme(setup: PreparedModel, scheme: str) -> Diagnosis:
@@ -434,7 +438,10 @@ def _record(
         through=report.through,
         reference=report.reference or None,
         reference_hash=report.reference_hash,
-        diagnosis=next((one.values() for one in report.diagnoses if one.scheme == scheme), None),
+        diagnosis=next(
+            (diagnosis.values() for diagnosis in report.diagnoses if diagnosis.scheme == scheme),
+            None,
+        ),
         verdict=next(outcome for outcome in GateOutcome if outcome in outcomes).value,
         exit_code=int(exit_code_of(outcomes)),
         limits=tuple(_stored_limit(limit) for limit in judged),

@@ -46,8 +46,10 @@ class SchemeResults:
 
         def kept(results: Sequence[MetricResult]) -> list[MetricResult]:
             return [
-                without_repeats(one, *distinct[one.task]) if one.task in distinct else one
-                for one in results
+                without_repeats(result, *distinct[result.task])
+                if result.task in distinct
+                else result
+                for result in results
             ]
 
         own = self.own and {text: kept(results) for text, results in self.own.items()}

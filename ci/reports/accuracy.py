@@ -40,15 +40,15 @@ def terminal(report: AccuracyReport) -> Table:
     for name in ("outcome", "scheme", "check", "change", "limit", "detectable", "why"):
         right = name in ("change", "limit", "detectable")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
-    for one in report.judged:
+    for limit in report.judged:
         table.add_row(
-            str(one.outcome),
-            one.scheme,
-            one.check,
-            change(one),
-            one.limit,
-            detectable(one),
-            one.reason,
+            str(limit.outcome),
+            limit.scheme,
+            limit.check,
+            change(limit),
+            limit.limit,
+            detectable(limit),
+            limit.reason,
         )
     return table
 
@@ -59,16 +59,17 @@ def notes(report: AccuracyReport) -> Iterator[str]:
         yield f"warning: {warning}"
     if report.absent:
         yield f"missing: {'; '.join(report.absent)}"
-    for one in report.diagnoses:
-        if one.differing:
-            yield f"{one.scheme}: differs from the original: {'; '.join(one.differing[:_SHOWN])}"
-        if named := named_layers(one.layers, one.kl):
-            yield f"{one.scheme}: look first at {named}"
-        if one.note:
-            yield f"{one.scheme}: {one.note}"
-        if one.tokens:
-            lost = [f"{t.token!r} after {t.before!r} ({t.loss:.2f} nats)" for t in one.tokens]
-            yield f"{one.scheme}: lost most on {'; '.join(lost[:_SHOWN])}"
+    for diagnosis in report.diagnoses:
+        if diagnosis.differing:
+            differing = "; ".join(diagnosis.differing[:_SHOWN])
+            yield f"{diagnosis.scheme}: differs from the original: {differing}"
+        if named := named_layers(diagnosis.layers, diagnosis.kl):
+            yield f"{diagnosis.scheme}: look first at {named}"
+        if diagnosis.note:
+            yield f"{diagnosis.scheme}: {diagnosis.note}"
+        if diagnosis.tokens:
+            lost = [f"{t.token!r} after {t.before!r} ({t.loss:.2f} nats)" for t in diagnosis.tokens]
+            yield f"{diagnosis.scheme}: lost most on {'; '.join(lost[:_SHOWN])}"
 
 
 def markdown(report: AccuracyReport) -> str:
@@ -115,30 +116,30 @@ def as_json(report: AccuracyReport) -> str:
         "policy": report.policy,
         "commit": report.commit,
         "device": report.device,
-        "checks": [asdict(one) for one in report.judged],
-        "diagnoses": [one.values() for one in report.diagnoses],
+        "checks": [asdict(limit) for limit in report.judged],
+        "diagnoses": [diagnosis.values() for diagnosis in report.diagnoses],
     }
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def change(one: LimitOutcome) -> str:
+def change(limit: LimitOutcome) -> str:
     """Format the change, as `+0.8 % (+0.7 … +1.0)`; empty: nothing was judged."""
-    if one.change is not None:
-        text = f"{one.change:+.2f} {one.unit}"
-        if one.low is not None and one.high is not None:
-            text += f" ({one.low:+.2f} … {one.high:+.2f})"
+    if limit.change is not None:
+        text = f"{limit.change:+.2f} {limit.unit}"
+        if limit.low is not None and limit.high is not None:
+            text += f" ({limit.low:+.2f} … {limit.high:+.2f})"
         return text
-    if one.value is None:
+    if limit.value is None:
         return ""
-    text = f"{one.value:.4g} {one.unit}".rstrip()
-    if one.low is not None and one.high is not None and one.low < one.high:
-        text += f" ({one.low:.4g} … {one.high:.4g})"
+    text = f"{limit.value:.4g} {limit.unit}".rstrip()
+    if limit.low is not None and limit.high is not None and limit.low < limit.high:
+        text += f" ({limit.low:.4g} … {limit.high:.4g})"
     return text
 
 
-def detectable(one: LimitOutcome) -> str:
+def detectable(limit: LimitOutcome) -> str:
     """Format the smallest loss that the data could detect, as `1.2 %`; empty: unknown."""
-    return "" if one.detectable is None else f"{one.detectable:.3g} {one.unit}"
+    return "" if limit.detectable is None else f"{limit.detectable:.3g} {limit.unit}"
 
 
 def _base(report: AccuracyReport) -> str:
@@ -171,16 +172,16 @@ def _lines(report: AccuracyReport) -> Iterator[str]:
 
 
 def _layer_tables(report: AccuracyReport) -> Iterator[str]:
-    for one in report.diagnoses:
-        if not one.layers:
+    for diagnosis in report.diagnoses:
+        if not diagnosis.layers:
             continue
         yield ""
-        kl = "" if one.kl is None else f", KL {one.kl:.3g} nats"
-        yield f"Layers of `{one.scheme}`{kl}:"
+        kl = "" if diagnosis.kl is None else f", KL {diagnosis.kl:.3g} nats"
+        yield f"Layers of `{diagnosis.scheme}`{kl}:"
         yield ""
         yield "| layer | output error | KL with the original's layer |"
         yield "| --- | ---: | ---: |"
-        for layer in one.layers[:_LAYERS]:
+        for layer in diagnosis.layers[:_LAYERS]:
             restored = "" if layer.kl_restored is None else f"{layer.kl_restored:.3g}"
             yield f"| {plain(layer.layer)} | {layer.error:.3g} | {restored} |"
 
@@ -199,15 +200,15 @@ def _named_hashes(report: AccuracyReport) -> Iterator[tuple[str, str]]:
 def _table(judged: Sequence[LimitOutcome]) -> Iterator[str]:
     yield "| scheme | check | change | limit | detectable | outcome | |"
     yield "| --- | --- | ---: | ---: | ---: | --- | --- |"
-    for one in judged:
-        outcome = f"**{one.outcome}**" if one.outcome in _FAILING else str(one.outcome)
+    for limit in judged:
+        outcome = f"**{limit.outcome}**" if limit.outcome in _FAILING else str(limit.outcome)
         cells = (
-            f"`{one.scheme}`",
-            plain(one.check),
-            change(one),
-            plain(one.limit),
-            detectable(one),
+            f"`{limit.scheme}`",
+            plain(limit.check),
+            change(limit),
+            plain(limit.limit),
+            detectable(limit),
             outcome,
-            plain(one.reason),
+            plain(limit.reason),
         )
         yield f"| {' | '.join(cells)} |"

@@ -68,7 +68,7 @@ def line(report: BisectReport, repository: Path) -> str:
     first, *other_suspects = (suspect[:_SHA] for suspect in report.location.suspects)
     if not other_suspects:
         branches = merged(report, repository)
-        ends = (f"--good {one.good[:_SHA]} --bad {one.bad[:_SHA]}" for one in branches)
+        ends = (f"--good {branch.good[:_SHA]} --bad {branch.bad[:_SHA]}" for branch in branches)
         go_on = f", a merge: continue with bisect {' and '.join(ends)}" if branches else ""
         return f"{first} made it {effect}{go_on}"
     return (

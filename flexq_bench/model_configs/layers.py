@@ -250,11 +250,11 @@ def _stacked(
         if name not in remaining:
             continue
         for fused, parts in stacks:
-            found = [remaining[part] for part in parts if part in remaining]
-            if name in parts and len(found) == len(parts) and len({s.k for s in found}) == 1:
-                prefix = found[0].name.removesuffix(parts[0])
-                n = sum(s.n for s in found)
-                yield replace(found[0], name=prefix + fused, n=n, fused=True)
+            shapes = [remaining[part] for part in parts if part in remaining]
+            if name in parts and len(shapes) == len(parts) and len({s.k for s in shapes}) == 1:
+                prefix = shapes[0].name.removesuffix(parts[0])
+                n = sum(s.n for s in shapes)
+                yield replace(shapes[0], name=prefix + fused, n=n, fused=True)
                 for part in parts:
                     del remaining[part]
                 break

@@ -138,7 +138,7 @@ class Project:
             return self.inside
         named = git_output(self.root, "ls-tree", "-r", "-z", "--name-only", "--full-tree", sha)
         places = [Path(name).parent for name in named.split("\0") if Path(name).name == FILE]
-        return next((one for one in places if self._name_in(sha, one) == self.name), None)
+        return next((place for place in places if self._name_in(sha, place) == self.name), None)
 
     def _name_in(self, sha: str, inside: Path) -> str:
         try:

@@ -42,7 +42,9 @@ def read(path: str) -> Reading:
         files = sorted(Path(path).rglob("new/benchmark.json"))
         if not files:
             raise UsageError(f"{path} holds no new/benchmark.json: name {_WHAT}")
-        return collect((str(one.parent.parent), partial(_of_folder, one.parent)) for one in files)
+        return collect(
+            (str(file.parent.parent), partial(_of_folder, file.parent)) for file in files
+        )
     lines = read_text(path, _WHAT, most_bytes=MOST_BYTES).splitlines()
     messages = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not any('"reason"' in line for _, line in messages):

@@ -82,7 +82,9 @@ def _with_header(path: str, text: str) -> tuple[Iterator[list[str]], list[str], 
         except csv.Error:
             raise UsageError(f"{path} is no CSV: name {_WHAT}") from None
         candidates.append((rows, header, separator))
-    return next((one for one in candidates if set(_NEEDED) & set(one[1])), candidates[0])
+    return next(
+        (candidate for candidate in candidates if set(_NEEDED) & set(candidate[1])), candidates[0]
+    )
 
 
 def _decimal(path: str, text: str, header: list[str], separator: str) -> str:

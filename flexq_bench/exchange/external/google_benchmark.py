@@ -72,7 +72,7 @@ def _typed(entries: Sequence[Any]) -> list[Any]:
     typed = []
     for entry in entries:
         stem, _, suffix = _name(entry).rpartition("_") if isinstance(entry, dict) else ("", "", "")
-        aggregates = {f"{stem}_{one}" for one in _OLD_AGGREGATES}
+        aggregates = {f"{stem}_{aggregate}" for aggregate in _OLD_AGGREGATES}
         if "run_type" in (entry if isinstance(entry, dict) else ()) or not aggregates <= names:
             typed.append(entry)
         else:

@@ -141,7 +141,7 @@ def _results(
             **common, median=None, cache="cold", detail=detail, environment=environment
         )
         return [skipped]
-    summaries = {one["tag"]: _values(one) for one in state.get("summaries") or ()}
+    summaries = {summary["tag"]: _values(summary) for summary in state.get("summaries") or ()}
     results = []
     for cache, stem in _MODES:
         side = "cpu" if stem == "nv/cpu_only" else "gpu"
@@ -227,7 +227,7 @@ def _samples(summary: Mapping[str, Any] | None, folder: Path) -> tuple[float, ..
 
 
 def _values(summary: Mapping[str, Any]) -> dict[str, Any]:
-    return {one["name"]: one.get("value") for one in summary.get("data") or ()}
+    return {item["name"]: item.get("value") for item in summary.get("data") or ()}
 
 
 def _axis_value(axis: Mapping[str, Any]) -> object:

@@ -96,10 +96,17 @@ def collect(
     refused: list[Refused] = []
     for name, read in entries:
         try:
-            got = read()
-            for one in [got] if isinstance(got, ExternalResult) else got or ():
-                checked = _checked(one)
-                identity = (one.name, one.variant, one.metric, one.cache, one.device, one.shape)
+            entry = read()
+            for result in [entry] if isinstance(entry, ExternalResult) else entry or ():
+                checked = _checked(result)
+                identity = (
+                    result.name,
+                    result.variant,
+                    result.metric,
+                    result.cache,
+                    result.device,
+                    result.shape,
+                )
                 if identity in results:
                     raise BadResult("there is another result of this name and these parameters")
                 results[identity] = checked
@@ -201,45 +208,46 @@ def of_samples(samples: Sequence[float]) -> tuple[float, float, float]:
     return (median, *notches(median, q1, q3, len(samples)))
 
 
-def _checked(one: ExternalResult) -> ExternalResult:
+def _checked(result: ExternalResult) -> ExternalResult:
     for what, text in (
-        ("its name", one.name),
-        ("its parameters", one.variant),
-        ("its device", one.device),
-        ("its metric", one.metric),
-        ("its unit", one.unit),
+        ("its name", result.name),
+        ("its parameters", result.variant),
+        ("its device", result.device),
+        ("its metric", result.metric),
+        ("its unit", result.unit),
     ):
         if len(text) > _LONGEST_NAME:
             raise BadResult(f"{what} has {len(text)} letters, {_LONGEST_NAME} are the most")
         if _UNPRINTABLE.search(text) or not text.isprintable():
             raise BadResult(f"{what} holds control characters")
-    if not one.name.strip():
+    if not result.name.strip():
         raise BadResult("it has no name")
-    if not all(1 <= size <= _LARGEST_SIZE for size in one.shape):
+    if not all(1 <= size <= _LARGEST_SIZE for size in result.shape):
         raise BadResult(f"m, n and k are 1 to {_LARGEST_SIZE}")
-    if one.direction not in ("lower", "higher"):
+    if result.direction not in ("lower", "higher"):
         raise BadResult("its direction is neither lower nor higher")
-    if len(one.samples) > MOST_SAMPLES:
+    if len(result.samples) > MOST_SAMPLES:
         raise BadResult(f"it has more than {MOST_SAMPLES:,} samples")
-    values = [v for v in (one.median, one.low, one.high, *one.samples) if v is not None]
+    values = [v for v in (result.median, result.low, result.high, *result.samples) if v is not None]
     if not all(map(math.isfinite, values)):
         raise BadResult("a value of it is not finite")
-    if one.metric in ("time", "sustained_time"):
-        if one.unit != "us":
+    if result.metric in ("time", "sustained_time"):
+        if result.unit != "us":
             raise BadResult("its metric is a time, and its unit is none")
         for value in values:
             if not _SMALLEST_US <= value <= _LARGEST_US:
                 raise BadResult(f"{value:g} µs is not a plausible time")
-        tops = tera_operations(2 * math.prod(one.shape), one.median)
+        tops = tera_operations(2 * math.prod(result.shape), result.median)
         if tops is not None and tops > _LARGEST_TOPS:
-            raise BadResult(f"{one.median:g} µs is not a plausible time: {tops:.3g} TOPS")
+            raise BadResult(f"{result.median:g} µs is not a plausible time: {tops:.3g} TOPS")
     elif any(abs(value) > _LARGEST_VALUE for value in values):
         raise BadResult(f"a value of it exceeds {_LARGEST_VALUE:g}: give it in a larger unit")
-    elif one.median is not None and one.median <= 0:
-        raise BadResult(f"its value is {one.median:g}: only positive ones have a history")
-    if None not in (one.low, one.high, one.median) and not one.low <= one.median <= one.high:  # type: ignore[operator]  # none of them is None
+    elif result.median is not None and result.median <= 0:
+        raise BadResult(f"its value is {result.median:g}: only positive ones have a history")
+    low, median, high = result.low, result.median, result.high
+    if low is not None and high is not None and median is not None and not low <= median <= high:
         raise BadResult("its median is outside of its interval")
-    return one
+    return result
 
 
 def cleaned(text: object) -> str:
