@@ -29,9 +29,9 @@ from flexq_bench.exchange.external.result import (
     Reading,
     cleaned,
     collect,
+    iso_time,
     number,
 )
-from flexq_bench.exchange.external.times import iso_time
 from flexq_bench.runs.text_files import read_text
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe

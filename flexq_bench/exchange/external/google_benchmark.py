@@ -19,12 +19,12 @@ from flexq_bench.exchange.external.result import (
     collect,
     count,
     in_us,
+    iso_time,
     list_of,
     of_samples,
     read_json,
     split_parameters,
 )
-from flexq_bench.exchange.external.times import iso_time
 
 _WHAT = "a Google Benchmark file: --benchmark_out=FILE --benchmark_out_format=json"
 _OLD_AGGREGATES = ("mean", "median", "stddev")

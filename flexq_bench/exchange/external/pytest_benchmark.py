@@ -19,13 +19,13 @@ from flexq_bench.exchange.external.result import (
     cleaned,
     collect,
     count,
+    iso_time,
     list_of,
     notches,
     number,
     read_json,
     split_parameters,
 )
-from flexq_bench.exchange.external.times import iso_time
 
 _WHAT = "a pytest-benchmark file: pytest --benchmark-json=FILE"
 _SHA = re.compile(r"[0-9a-f]{40,64}")  # "unversioned" outside of a repository

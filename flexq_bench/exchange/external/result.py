@@ -8,6 +8,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from flexq_bench.errors import UsageError
@@ -258,3 +259,18 @@ def cleaned(text: object) -> str:
 
 def _shown(name: str) -> str:
     return cleaned(name)[:120]
+
+
+def iso_time(text: object) -> str | None:
+    """Convert an ISO 8601 time to UTC; None: it is no such time. A time without a zone is UTC."""
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    in_zone = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    try:
+        return in_zone.astimezone(UTC).isoformat()
+    except OverflowError:
+        return None

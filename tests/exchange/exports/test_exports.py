@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flexq_bench.exchange.exports import EXPORTS, write_export
+from flexq_bench.exchange.exports.formats import EXPORTS, write_export
 
 jsonschema = pytest.importorskip("jsonschema")
 

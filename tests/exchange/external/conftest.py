@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from flexq_bench.exchange.external import read_results
+from flexq_bench.exchange.external.formats import read_results
 
 
 @pytest.fixture

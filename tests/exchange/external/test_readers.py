@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.errors import UsageError
-from flexq_bench.exchange.external import FORMATS, read_results, result
+from flexq_bench.exchange.external import result
+from flexq_bench.exchange.external.formats import FORMATS, read_results
 
 MADE_BY_THE_TOOL = Path(__file__).parent
 
