@@ -27,9 +27,9 @@ from flexq_bench.verdicts.alert_rule import kernel_family
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import calibrates
 
-CRITICAL_CHANGE = math.log(1.10)  # slow-down from which an event is `critical`, else `warning`
+MIN_CRITICAL_CHANGE = math.log(1.10)  # slow-down from which an event is `critical`, else `warning`
 _SHA = 10
-_LINES = 12  # per list in a message; the rest is counted
+_MAX_LINES = 12  # per list in a message; the rest is counted
 
 
 def add_alert_events(
@@ -41,7 +41,7 @@ def add_alert_events(
         members = queries.alert_decisions(session, alert_id)
         labels = _labels(session, members)
         wrong = any(decision.verdict == Verdict.INCORRECT for decision in members)
-        slow = alert.worst is not None and alert.worst >= CRITICAL_CHANGE
+        slow = alert.worst is not None and alert.worst >= MIN_CRITICAL_CHANGE
         change = "wrong results" if wrong else f"{math.expm1(alert.worst or 0.0):+.1%}"
         lines = [
             f"{alert.good.sha[:_SHA] if alert.good else 'its first result'}"
@@ -350,8 +350,8 @@ def _labels(session: Session, members: Sequence[queries.DecisionRow]) -> dict[in
 
 
 def _truncated(lines: Sequence[str]) -> list[str]:
-    first = list(lines[:_LINES])
-    return first + ([f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else [])
+    first = list(lines[:_MAX_LINES])
+    return first + ([f"and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else [])
 
 
 def _gpu_names(gpus: Sequence[str]) -> str:

@@ -19,8 +19,8 @@ from flexq_bench.ci.reports.perf import EXIT_WORDS
 SCHEMA_VERSION = 1
 MARKER = "<!-- flexq-bench gate accuracy -->"
 SUITE = "flexq-bench gate accuracy"
-_LAYERS = 8  # rows of a table of layers
-_SHOWN = 3  # tokens and settings of a failing scheme that a line lists
+_MAX_LAYERS = 8  # rows of a table of layers
+_MAX_ITEMS = 3  # tokens and settings of a failing scheme that a line lists
 _FAILING = (GateOutcome.MISSING, GateOutcome.REGRESSION, GateOutcome.AMBIGUOUS)
 
 
@@ -61,7 +61,7 @@ def notes(report: AccuracyReport) -> Iterator[str]:
         yield f"missing: {'; '.join(report.absent)}"
     for diagnosis in report.diagnoses:
         if diagnosis.differing:
-            differing = "; ".join(diagnosis.differing[:_SHOWN])
+            differing = "; ".join(diagnosis.differing[:_MAX_ITEMS])
             yield f"{diagnosis.scheme}: differs from the original: {differing}"
         if named := named_layers(diagnosis.layers, diagnosis.kl):
             yield f"{diagnosis.scheme}: look first at {named}"
@@ -69,7 +69,7 @@ def notes(report: AccuracyReport) -> Iterator[str]:
             yield f"{diagnosis.scheme}: {diagnosis.note}"
         if diagnosis.tokens:
             lost = [f"{t.token!r} after {t.before!r} ({t.loss:.2f} nats)" for t in diagnosis.tokens]
-            yield f"{diagnosis.scheme}: lost most on {'; '.join(lost[:_SHOWN])}"
+            yield f"{diagnosis.scheme}: lost most on {'; '.join(lost[:_MAX_ITEMS])}"
 
 
 def markdown(report: AccuracyReport) -> str:
@@ -181,7 +181,7 @@ def _layer_tables(report: AccuracyReport) -> Iterator[str]:
         yield ""
         yield "| layer | output error | KL with the original's layer |"
         yield "| --- | ---: | ---: |"
-        for layer in diagnosis.layers[:_LAYERS]:
+        for layer in diagnosis.layers[:_MAX_LAYERS]:
             restored = "" if layer.kl_restored is None else f"{layer.kl_restored:.3g}"
             yield f"| {plain(layer.layer)} | {layer.error:.3g} | {restored} |"
 

@@ -19,7 +19,7 @@ from flexq_bench.kernels.runtime.files import cache_folder, in_cache
 from flexq_bench.repository.git import git_output, run_git
 from flexq_bench.repository.provenance import is_dirty
 
-_NAMED = 8  # maximum number of similar names in an error
+_MAX_NAMES = 8  # maximum number of similar names in an error
 
 
 def repository_of(folder: Path) -> Path:
@@ -57,7 +57,7 @@ def resolve_revision(repository: Path, revision: str) -> str:
     names = run_git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
     if not names and find_revision(repository, "HEAD") is None:
         raise UsageError(f"{repository} has no commit yet: git commit first")
-    near = difflib.get_close_matches(revision, names, n=_NAMED, cutoff=0.0)
+    near = difflib.get_close_matches(revision, names, n=_MAX_NAMES, cutoff=0.0)
     there_are = ", ".join(near) or "no branches and no tags"
     raise UsageError(f"no revision {revision!r} in {repository}: there are {there_are}")
 

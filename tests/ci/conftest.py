@@ -1,4 +1,4 @@
-"""A gate on made comparisons, with a database of the test's own."""
+"""Performance gates and nights on made-up measurements."""
 
 from __future__ import annotations
 

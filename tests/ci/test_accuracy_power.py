@@ -1,4 +1,4 @@
-"""How much of a text a planned gate takes: until each of its limits is decided."""
+"""Number of segments that a planned accuracy gate evaluates."""
 
 from __future__ import annotations
 

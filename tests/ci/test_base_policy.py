@@ -1,4 +1,4 @@
-"""Policies as base has them: what a pull request edits does not count."""
+"""Policies and suites read from the base commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the commit that made a change: questions asked, skips, and going on."""
+"""Binary search for the commit that changed a case."""
 
 from __future__ import annotations
 

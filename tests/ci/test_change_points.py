@@ -1,4 +1,4 @@
-"""Looking back over the nights: each change point is stored once, and those of devices never."""
+"""Storage and retraction of change points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The accuracy gate's rules, on findings that are made up."""
+"""Checks of the accuracy gate on made-up results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an accuracy gate decided, as records."""
+"""Records of the accuracy gate's decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The performance gate: what was planned, what came back, and what the policy makes of it."""
+"""Outcomes of the performance gate."""
 
 from __future__ import annotations
 

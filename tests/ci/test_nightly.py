@@ -1,4 +1,4 @@
-"""A night is measured, concluded and reported once, wherever it was stopped."""
+"""Nightly runs: measurement, resume, comparisons, alerts and gaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two projects in one database: what waits and which devices are missed is of each alone."""
+"""Nightly runs of two projects in one database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told what, once each; receivers that are down lose nothing and get nothing twice."""
+"""Notifications: events, subscriptions, delivery and retries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from sqlalchemy import select
 from flexq_bench.ci.late_night import check_late_night
 from flexq_bench.ci.notifications import channels, events
 from flexq_bench.ci.notifications.channels import DELIVERY, SIGNATURE
-from flexq_bench.ci.notifications.delivery import HOLD, LONGEST_RETRY, deliver, retry_after
+from flexq_bench.ci.notifications.delivery import (
+    CLAIM_DURATION,
+    MAX_RETRY_DELAY,
+    deliver,
+    retry_after,
+)
 from flexq_bench.ci.notifications.subscriptions import load_subscriptions
 from flexq_bench.ci.report_data import KindReport
 from flexq_bench.db.outbox import (
@@ -371,10 +376,10 @@ def test_message_of_a_dead_sender_is_sent_by_the_next(database, receiver, subscr
         ((event, _),) = events_to_address(session)
         address(session, event, ["hook"], at=NOW)
     with database.session() as session:
-        claimed = claim(session, at=NOW, hold=HOLD, subscriptions=["hook"])
+        claimed = claim(session, at=NOW, hold=CLAIM_DURATION, subscriptions=["hook"])
 
     assert sending(database, subscribe(), NOW + timedelta(seconds=1)).sent == 0
-    assert sending(database, subscribe(), NOW + HOLD).sent == 1
+    assert sending(database, subscribe(), NOW + CLAIM_DURATION).sent == 1
     assert receiver.messages[0]["delivery"] == claimed.uuid
 
 
@@ -411,7 +416,7 @@ def test_retry_interval_doubles_up_to_its_limit():
     waits = [retry_after(attempts).total_seconds() for attempts in range(12)]
 
     assert waits[:3] == [60, 120, 240]
-    assert waits[-1] == LONGEST_RETRY.total_seconds()
+    assert waits[-1] == MAX_RETRY_DELAY.total_seconds()
 
 
 def test_events_before_the_subscription_are_not_sent(database, receiver, subscribe):

@@ -1,4 +1,4 @@
-"""Policy files: what they mean, and what is wrong with one."""
+"""Policy files of the performance gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gate's reports: Markdown for a pull request, JUnit XML, JSON."""
+"""Reports of the performance gate: Markdown, JUnit XML, JSON."""
 
 from __future__ import annotations
 

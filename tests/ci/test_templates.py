@@ -1,4 +1,4 @@
-"""Workflows and manifests are well-formed, and speak of commands and options that exist."""
+"""Templates of workflows and manifests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace sets of FlashInfer-Bench: read, written, and read by its own package."""
+"""Reading and writing of FlashInfer-Bench trace sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of a project's kernels: those of the commit's build, whatever else is installed."""
+"""Imports of a project's modules from the build of the commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other repositories: their file, their commits, and builds that are made once for each tree."""
+"""Projects: their file, commits and builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commit ran: in a git tree, a dirty one, and none at all."""
+"""Provenance of the running code."""
 
 from __future__ import annotations
 

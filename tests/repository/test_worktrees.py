@@ -1,4 +1,4 @@
-"""Other revisions in folders of their own."""
+"""Worktrees and revisions of a repository."""
 
 from __future__ import annotations
 

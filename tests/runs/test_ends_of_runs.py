@@ -1,4 +1,4 @@
-"""A run is marked as it ended, whatever ended it and whoever measured: never `running` for ever."""
+"""Final status of runs that end normally, by an error or by a signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan is gone through: results are kept as they come, the run says how it ended."""
+"""Storage of results during a run, and its final status."""
 
 from __future__ import annotations
 

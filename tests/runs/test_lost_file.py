@@ -1,4 +1,4 @@
-"""A SQLite file that is deleted or replaced during a run: said at once, and nothing is lost."""
+"""Rescue of results if the SQLite file is deleted or replaced during a run."""
 
 from __future__ import annotations
 

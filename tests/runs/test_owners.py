@@ -1,4 +1,4 @@
-"""A run whose process was killed is known as such; one that somebody measures is left alone."""
+"""Owners of runs: detection of killed processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is going to measure."""
+"""Plans of runs."""
 
 from __future__ import annotations
 

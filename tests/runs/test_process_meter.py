@@ -1,4 +1,4 @@
-"""Processes that measure kernels from outside."""
+"""Worker processes that measure external kernels."""
 
 from __future__ import annotations
 

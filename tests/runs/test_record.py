@@ -1,4 +1,4 @@
-"""From a measurement to its record."""
+"""Conversion of measurements to records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bisections that were requested: served, taken back, given back and quarantined."""
+"""Bisection requests: serving, cancellation, retries and leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests are checked data: what is not in the registry, the catalog or the bounds is refused."""
+"""Sweep requests: validation, serving, retries and outages."""
 
 from __future__ import annotations
 

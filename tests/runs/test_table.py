@@ -1,4 +1,4 @@
-"""The table that people read."""
+"""Terminal tables of a run's results."""
 
 from __future__ import annotations
 

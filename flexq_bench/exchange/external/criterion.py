@@ -17,7 +17,7 @@ from typing import Any
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
-    MOST_BYTES,
+    MAX_BYTES,
     BadResult,
     ExternalResult,
     Reading,
@@ -45,7 +45,7 @@ def read(path: str) -> Reading:
         return collect(
             (str(file.parent.parent), partial(_of_folder, file.parent)) for file in files
         )
-    lines = read_text(path, _WHAT, most_bytes=MOST_BYTES).splitlines()
+    lines = read_text(path, _WHAT, most_bytes=MAX_BYTES).splitlines()
     messages = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not any('"reason"' in line for _, line in messages):
         raise UsageError(f"{path} holds no message of Criterion: name {_WHAT}")

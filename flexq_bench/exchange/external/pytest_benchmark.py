@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from flexq_bench.exchange.external.result import (
-    MOST_SAMPLES,
+    MAX_SAMPLES,
     ExternalResult,
     Reading,
     cleaned,
@@ -100,7 +100,7 @@ def _result(entry: Mapping[str, Any], machine: Mapping[str, Any], version: str) 
     rounds = count(stats["rounds"], "rounds")
     low, high = notches(median, q1, q3, rounds) if rounds else (None, None)
     data = stats.get("data") or ()
-    samples = tuple(number(value, "a sample") * _US for value in data[: MOST_SAMPLES + 1])
+    samples = tuple(number(value, "a sample") * _US for value in data[: MAX_SAMPLES + 1])
     common["environment"]["statistic"] = "median"
     return ExternalResult(
         **common, median=median, low=low, high=high, samples=samples, n_samples=rounds

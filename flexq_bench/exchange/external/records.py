@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flexq_bench.db.identity import content_uuid
 from flexq_bench.db.records import EXTERNAL_BACKEND, CommitInfo, DeviceInfo, Record, RunInfo
-from flexq_bench.exchange.external.result import MOST_BYTES, ExternalResult
+from flexq_bench.exchange.external.result import MAX_BYTES, ExternalResult
 from flexq_bench.runs.record import UNTIMED, record_uuid, tera_operations
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -33,7 +33,7 @@ class Origin:
 def file_hash(path: str) -> str:
     """Return the SHA-256 of a file that was read, and so has at most 64 MiB."""
     with Path(path).open("rb") as file:
-        return hashlib.sha256(file.read(MOST_BYTES + 1)).hexdigest()
+        return hashlib.sha256(file.read(MAX_BYTES + 1)).hexdigest()
 
 
 def external_records(results: Sequence[ExternalResult], origin: Origin) -> list[Record]:

@@ -15,15 +15,15 @@ from flexq_bench.errors import UsageError
 from flexq_bench.runs.record import tera_operations
 from flexq_bench.runs.text_files import read_text
 
-MOST_BYTES = 1 << 26  # per file: 64 MiB
-MOST_RESULTS = 50_000  # per file
-MOST_SAMPLES = 1 << 20  # per result
-_LONGEST_NAME = 400
-_LONGEST_DETAIL = 300
-_SMALLEST_US, _LARGEST_US = 1e-6, 1e12  # 1 ps to 11 days
-_LARGEST_VALUE = 1e12  # of a metric other than time
-_LARGEST_SIZE = 2**31 - 1
-_LARGEST_TOPS = 1e9
+MAX_BYTES = 1 << 26  # per file: 64 MiB
+MAX_RESULTS = 50_000  # per file
+MAX_SAMPLES = 1 << 20  # per result
+_MAX_NAME_LENGTH = 400
+_MAX_DETAIL_LENGTH = 300
+_MIN_US, _MAX_US = 1e-6, 1e12  # 1 ps to 11 days
+_MAX_VALUE = 1e12  # of a metric other than time
+_MAX_DIMENSION = 2**31 - 1
+_MAX_TOPS = 1e9
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # address of an object: differs between processes
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}  # microseconds per unit
@@ -116,8 +116,8 @@ def collect(
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else "it has another form"
             refused.append(Refused(_shown(name), what))
-        if len(results) + len(refused) > MOST_RESULTS:
-            raise UsageError(f"more than {MOST_RESULTS:,} results in a file: split it")
+        if len(results) + len(refused) > MAX_RESULTS:
+            raise UsageError(f"more than {MAX_RESULTS:,} results in a file: split it")
     return Reading(tuple(results.values()), tuple(refused), created_at, machine=machine)
 
 
@@ -126,7 +126,7 @@ def read_json(path: str, what: str) -> dict[str, Any]:
 
     what: the expected kind of file, for example `an nvbench file`.
     """
-    text = read_text(path, what, most_bytes=MOST_BYTES)
+    text = read_text(path, what, most_bytes=MAX_BYTES)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -217,18 +217,18 @@ def _checked(result: ExternalResult) -> ExternalResult:
         ("its metric", result.metric),
         ("its unit", result.unit),
     ):
-        if len(text) > _LONGEST_NAME:
-            raise BadResult(f"{what} has {len(text)} letters, {_LONGEST_NAME} are the most")
+        if len(text) > _MAX_NAME_LENGTH:
+            raise BadResult(f"{what} has {len(text)} letters, {_MAX_NAME_LENGTH} are the most")
         if _UNPRINTABLE.search(text) or not text.isprintable():
             raise BadResult(f"{what} holds control characters")
     if not result.name.strip():
         raise BadResult("it has no name")
-    if not all(1 <= size <= _LARGEST_SIZE for size in result.shape):
-        raise BadResult(f"m, n and k are 1 to {_LARGEST_SIZE}")
+    if not all(1 <= size <= _MAX_DIMENSION for size in result.shape):
+        raise BadResult(f"m, n and k are 1 to {_MAX_DIMENSION}")
     if result.direction not in ("lower", "higher"):
         raise BadResult("its direction is neither lower nor higher")
-    if len(result.samples) > MOST_SAMPLES:
-        raise BadResult(f"it has more than {MOST_SAMPLES:,} samples")
+    if len(result.samples) > MAX_SAMPLES:
+        raise BadResult(f"it has more than {MAX_SAMPLES:,} samples")
     values = [v for v in (result.median, result.low, result.high, *result.samples) if v is not None]
     if not all(map(math.isfinite, values)):
         raise BadResult("a value of it is not finite")
@@ -236,13 +236,13 @@ def _checked(result: ExternalResult) -> ExternalResult:
         if result.unit != "us":
             raise BadResult("its metric is a time, and its unit is none")
         for value in values:
-            if not _SMALLEST_US <= value <= _LARGEST_US:
+            if not _MIN_US <= value <= _MAX_US:
                 raise BadResult(f"{value:g} µs is not a plausible time")
         tops = tera_operations(2 * math.prod(result.shape), result.median)
-        if tops is not None and tops > _LARGEST_TOPS:
+        if tops is not None and tops > _MAX_TOPS:
             raise BadResult(f"{result.median:g} µs is not a plausible time: {tops:.3g} TOPS")
-    elif any(abs(value) > _LARGEST_VALUE for value in values):
-        raise BadResult(f"a value of it exceeds {_LARGEST_VALUE:g}: give it in a larger unit")
+    elif any(abs(value) > _MAX_VALUE for value in values):
+        raise BadResult(f"a value of it exceeds {_MAX_VALUE:g}: give it in a larger unit")
     elif result.median is not None and result.median <= 0:
         raise BadResult(f"its value is {result.median:g}: only positive ones have a history")
     low, median, high = result.low, result.median, result.high
@@ -254,7 +254,7 @@ def _checked(result: ExternalResult) -> ExternalResult:
 def cleaned(text: object) -> str:
     """Shorten untrusted text, and replace unprintable characters by question marks."""
     shown = "".join(c if c.isprintable() else "?" for c in str(text))
-    return shown if len(shown) <= _LONGEST_DETAIL else f"{shown[: _LONGEST_DETAIL - 3]}..."
+    return shown if len(shown) <= _MAX_DETAIL_LENGTH else f"{shown[: _MAX_DETAIL_LENGTH - 3]}..."
 
 
 def _shown(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Each export holds to the published schema of its format; sources stand beside each schema."""
+"""Exports against the published schemas of their formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of other tools, written and read."""
+"""Fixtures that write a file of another tool and read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of other tools become results; what is wrong in them is refused by its name."""
+"""Readers of other tools' result files."""
 
 from __future__ import annotations
 
@@ -396,7 +396,7 @@ def test_repeated_result_is_refused_once(read):
 
 
 def test_file_with_too_many_results_is_refused(read, monkeypatch):
-    monkeypatch.setattr(result, "MOST_RESULTS", 2)
+    monkeypatch.setattr(result, "MAX_RESULTS", 2)
     rows = "benchmark,value\ngemm,1\nother,2\n"
     assert len(read("csv", rows).results) == 2
     with pytest.raises(UsageError, match="more than 2 results in a file"):
