@@ -54,17 +54,12 @@ def load(repository, monkeypatch):
     "named",
     ["default", "ci/policies/default.toml", "ci/policies/beside.toml", "ci/policies/above.toml"],
 )
-def test_limits_waivers_and_shapes_are_bases(load, named):
-    found = load(named)
+@pytest.mark.parametrize("absolute", [False, True])
+def test_limits_waivers_and_shapes_are_bases(load, repository, named, absolute):
+    found = load(str(repository / named) if absolute and "/" in named else named)
 
     assert (found.default.slower_percent, found.waivers) == (1.0, ())
     assert [(shape.n, shape.k) for shape in found.suite.shapes] == [(512, 512)]
-
-
-def test_absolute_path_into_the_repository_is_read_from_base(load, repository):
-    found = load(str(repository / "ci/policies/default.toml"))
-
-    assert found.default.slower_percent == 1.0
 
 
 def test_link_of_head_is_not_followed(load, repository, tmp_path):

@@ -22,35 +22,48 @@ def outcomes(report):
     return [str(finding.outcome) for finding in report.findings]
 
 
-def test_unchanged_case_passes(gate, compared):
-    report = gate(compared("flexq-w6a6"), compared("cublas-fp16"))
-
-    assert (outcomes(report), report.exit_code) == (["pass", "pass"], ExitCode.PASS)
+def limit(kernels: str, percent: float) -> str:
+    return f'[[limit]]\nkernels = ["{kernels}"]\nslower_percent = {percent}\n'
 
 
-def test_slowdown_beyond_the_limit_fails(gate, compared):
-    report = gate(compared("flexq-w6a6", 1.05), compared("cublas-fp16"))
+UNDECIDED = {"ratio": 1.02, "noise": 0.05}
 
-    assert (outcomes(report), report.exit_code) == (["regression", "pass"], ExitCode.REGRESSION)
-    assert report.findings[0].change == pytest.approx(5, abs=0.2)
+
+@pytest.mark.parametrize(
+    ("kernel", "changes", "policy", "outcome", "code"),
+    [
+        ("flexq-w6a6", {}, "", "pass", ExitCode.PASS),
+        ("flexq-w6a6", {"ratio": 1.05}, "", "regression", ExitCode.REGRESSION),
+        ("flexq-w6a6", {"ratio": 1.05, "same_binary": True}, "", "pass", ExitCode.PASS),
+        ("flexq-w6a6", UNDECIDED, "", "ambiguous", ExitCode.AMBIGUOUS),
+        ("flexq-w6a6", UNDECIDED, limit("flexq-*", 50), "pass", ExitCode.PASS),
+        # neither a limit nor a waiver accepts wrong results
+        (
+            *("flexq-w6a6", {"correct": False}, limit("flexq-*", 1000) + WAIVER),
+            *("regression", ExitCode.REGRESSION),
+        ),
+        ("read-6", {}, "", "probe", ExitCode.PASS),
+        ("read-6", {"ratio": 1.06}, "", "probe", ExitCode.PASS),
+        ("read-6", UNDECIDED, "", "probe", ExitCode.PASS),
+        ("read-6", {"correct": False}, "", "regression", ExitCode.REGRESSION),
+        ("read-6", {"placements": 0}, "", "missing", ExitCode.MISSING),
+    ],
+)
+def test_outcome_of_a_case(gate, compared, kernel, changes, policy, outcome, code):
+    report = gate(compared(kernel, **changes), compared("cublas-fp16"), policy=policy)
+
+    assert (outcomes(report), report.exit_code) == ([outcome, "pass"], code)
 
 
 def test_slowdown_within_the_kernels_limit_passes(gate, compared):
-    limit = '[[limit]]\nkernels = ["flexq-*"]\nslower_percent = 6\nowner = "flexq"\n'
+    policy = f'{limit("flexq-*", 6)}owner = "flexq"\n'
 
-    report = gate(compared("flexq-w6a6", 1.05), compared("cublas-fp16", 1.05), policy=limit)
+    report = gate(compared("flexq-w6a6", 1.05), compared("cublas-fp16", 1.05), policy=policy)
 
     assert outcomes(report) == ["pass", "regression"]
     assert report.findings[0].verdict == "slower"
+    assert report.findings[0].change == pytest.approx(5, abs=0.2)
     assert [finding.owner for finding in report.findings] == ["flexq", "kernels"]
-
-
-def test_wrong_result_fails_at_any_limit(gate, compared):
-    limit = '[[limit]]\nkernels = ["flexq-*"]\nslower_percent = 1000\n'
-
-    report = gate(compared("flexq-w6a6", correct=False), policy=limit + WAIVER)
-
-    assert (outcomes(report), report.exit_code) == (["regression"], ExitCode.REGRESSION)
 
 
 def test_corrected_base_passes_with_a_note(gate, compared):
@@ -59,21 +72,6 @@ def test_corrected_base_passes_with_a_note(gate, compared):
     assert (outcomes(report), report.exit_code) == (["pass"], ExitCode.PASS)
     assert report.compared == 0
     assert f"{report.findings[0].case.key}: {CORRECTED}" in report.notes
-
-
-@pytest.mark.parametrize("changes", [{}, {"ratio": 1.06}, {"ratio": 1.02, "noise": 0.05}])
-def test_floor_is_not_judged(gate, compared, changes):
-    report = gate(compared("flexq-w6a6"), compared("read-6", **changes))
-
-    assert (outcomes(report), report.exit_code) == (["pass", "probe"], ExitCode.PASS)
-
-
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [({"correct": False}, ExitCode.REGRESSION), ({"placements": 0}, ExitCode.MISSING)],
-)
-def test_wrong_or_missing_floor_fails(gate, compared, changes, code):
-    assert gate(compared("flexq-w6a6"), compared("read-6", **changes)).exit_code == code
 
 
 @pytest.mark.parametrize(
@@ -85,26 +83,9 @@ def test_spin_probe_is_judged(kernel, expected):
 
 
 def test_limit_that_fits_only_probes_is_noted(gate, compared):
-    limit = '[[limit]]\nkernels = ["read-*"]\nslower_percent = 5\n'
-
-    report = gate(compared("flexq-w6a6"), compared("read-6"), policy=limit)
+    report = gate(compared("flexq-w6a6"), compared("read-6"), policy=limit("read-*", 5))
 
     assert "limit of read-* fits no planned case but probes" in report.notes[0]
-
-
-def test_undecided_case_is_ambiguous(gate, compared):
-    report = gate(compared("flexq-w6a6", 1.02, noise=0.05))
-
-    assert (outcomes(report), report.exit_code) == (["ambiguous"], ExitCode.AMBIGUOUS)
-
-
-def test_undecided_case_within_its_limit_passes(gate, compared):
-    limit = '[[limit]]\nkernels = ["flexq-*"]\nslower_percent = 50\n'
-
-    report = gate(compared("flexq-w6a6", 1.02, noise=0.05), policy=limit)
-
-    assert report.findings[0].verdict == "ambiguous"
-    assert report.exit_code == ExitCode.PASS
 
 
 @pytest.mark.parametrize(
@@ -135,12 +116,6 @@ def test_worst_outcome_decides_the_exit_code(gate, compared):
     assert gate(slow, unclear, plan=[slow.case, unclear.case, lost]).exit_code == ExitCode.MISSING
 
 
-def test_same_machine_code_passes(gate, compared):
-    report = gate(compared("flexq-w6a6", 1.05, same_binary=True))
-
-    assert (report.findings[0].cause, report.exit_code) == ("environment", ExitCode.PASS)
-
-
 @pytest.mark.parametrize(
     "change", [{"ratio": 1.05}, {"ratio": 1.02, "noise": 0.05}, {"placements": 0}]
 )
@@ -161,7 +136,7 @@ def test_expired_waiver_is_ignored_and_noted(gate, compared):
 
 
 def test_unused_entries_of_a_policy_are_noted(gate, compared):
-    vain = '[[limit]]\nkernels = ["abq-*"]\nslower_percent = 1\n' + WAIVER.replace("6a6", "6a8")
+    vain = limit("abq-*", 1) + WAIVER.replace("6a6", "6a8")
 
     report = gate(compared("flexq-w6a6"), policy=vain + WAIVER)
 

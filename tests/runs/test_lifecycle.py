@@ -76,28 +76,24 @@ def test_planned_case_without_record_is_missing(execute, a_case, a_result):
     assert exit_code_of_run(records, missing) == ExitCode.MISSING
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])  # Ctrl-C; `| head`
-def test_interrupted_run_keeps_its_records(execute, a_case, a_result, stop):
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(), "interrupted"),  # `| head`
+        (InfrastructureError("gone"), "failed"),
+    ],
+)
+def test_run_that_ends_early_keeps_its_records(execute, a_case, a_result, error, status):
     def script(case):
-        return stop() if case.gemm.m == 2 else a_result()
+        return error if case.gemm.m == 2 else a_result()
 
     cases = [a_case(m=m) for m in (1, 2, 3)]
-    summary, records, missing = execute(script, cases, raises=stop)
+    summary, records, missing = execute(script, cases, raises=type(error))
 
-    assert summary.status == "interrupted"
+    assert summary.status == status
     assert [record.m for record in records] == [1]
     assert missing == tuple(case.key for case in cases[1:])
-
-
-def test_failed_run_keeps_its_records(execute, a_case, a_result):
-    def script(case):
-        return InfrastructureError("gone") if case.gemm.m == 2 else a_result()
-
-    cases = [a_case(m=1), a_case(m=2)]
-    summary, records, _ = execute(script, cases, raises=InfrastructureError)
-
-    assert summary.status == "failed"
-    assert [record.m for record in records] == [1]
 
 
 @pytest.mark.parametrize(

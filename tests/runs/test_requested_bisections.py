@@ -115,20 +115,6 @@ def test_bisection_fails_after_three_servers_died(database, bisected, commit, co
     )  # fmt: skip
 
 
-def test_stopped_bisection_returns_to_the_queue(database, bisected, commit, compared):
-    answers = iter([KeyboardInterrupt()])
-
-    def stopped(*_, suffices):
-        for error in answers:
-            raise error
-        return [compared("flexq-w6a6", 1.05)]
-
-    with pytest.raises(KeyboardInterrupt):
-        bisected(COMMITS[5], stopped)
-
-    assert served(database, bisected.pool, commit).state == "done"
-
-
 def test_bisection_returns_to_the_queue_if_the_machine_fails(database, bisected, commit, compared):
     def fails(gpu, repository, base, head, cases, *, suffices):
         if head == COMMITS[-1]:
