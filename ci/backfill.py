@@ -17,7 +17,7 @@ from flexq_bench.db.nightly import NightInfo, set_night
 from flexq_bench.errors import FlexqError
 from flexq_bench.repository.worktrees import worktree
 
-_LIMIT_S = 4 * 3600.0  # per gap, so that a night ends before the next one
+_TIMEOUT_S = 4 * 3600.0  # per gap, so that a night ends before the next one
 
 log = logging.getLogger(__name__)
 
@@ -108,10 +108,10 @@ def resume_in(
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=_LIMIT_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return 1, f"stopped after {_LIMIT_S / 3600:.0f} hours"
+        return 1, f"stopped after {_TIMEOUT_S / 3600:.0f} hours"
     errors = [line for line in completed.stderr.splitlines() if line.strip()]
     return completed.returncode, errors[-1] if errors else ""

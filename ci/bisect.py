@@ -31,14 +31,14 @@ _EXIT_CODES_WITHOUT_SEARCH = {
 }
 
 
-class Outcome(StrEnum):
+class StepOutcome(StrEnum):
     CHANGED = "changed"  # more than half of the change
     UNCHANGED = "unchanged"
     SKIPPED = "skipped"  # it doesn't build, its worker dies, or the result is ambiguous
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BisectionStep:
     """Result of one commit's comparison with good.
 
     log_ratio: ln(commit / good); None: skipped. pairs: of processes (or placements) that were
@@ -46,7 +46,7 @@ class Step:
     """
 
     commit: str
-    outcome: Outcome
+    outcome: StepOutcome
     reason: str
     log_ratio: float | None = None
     pairs: int = 0
@@ -62,7 +62,7 @@ class ChangeLocation:
 
     suspects: tuple[str, ...]
     last_unchanged: str
-    steps: Mapping[str, Step]
+    steps: Mapping[str, BisectionStep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def bisect(
     compare: Callable[[str, Suffices | None], CaseComparison],
     journal: Journal,
     *,
-    on_step: Callable[[Step], None],
+    on_step: Callable[[BisectionStep], None],
     on_resume: Callable[[int], None],
 ) -> BisectReport:
     """Find the commit that changed a case, by binary search with comparisons to `good`.
@@ -126,8 +126,8 @@ def bisect(
         confirmed = ends.confirmation
         if confirmed.verdict not in (Verdict.SLOWER, Verdict.FASTER):
             return BisectReport(case, good, bad, ends)
-        steps[bad] = Step(
-            bad, Outcome.CHANGED, confirmed.reason, confirmed.log_ratio, confirmed.placements
+        steps[bad] = BisectionStep(
+            bad, StepOutcome.CHANGED, confirmed.reason, confirmed.log_ratio, confirmed.placements
         )
         journal.write(steps)
     total_change = steps[bad].log_ratio
@@ -135,7 +135,7 @@ def bisect(
     on_step(steps[bad])
     suffices = partial(side_is_clear, total_change)
 
-    def measure(commit: str) -> Step:
+    def measure(commit: str) -> BisectionStep:
         try:
             compared = compare(commit, suffices)
             if (
@@ -143,7 +143,7 @@ def bisect(
             ):  # the worker died, perhaps because of the commit: retry
                 compared = compare(commit, suffices)
         except (BrokenRevisionError, UsageError, WorkloadError) as error:
-            step = Step(commit, Outcome.SKIPPED, str(error))
+            step = BisectionStep(commit, StepOutcome.SKIPPED, str(error))
         except InfrastructureError as error:
             raise InfrastructureError(
                 f"{error}; the search stops at {commit[:10]}: repeat the command to resume it "
@@ -197,8 +197,8 @@ def device_uuid(device: str, gpu: str | None) -> str:
 def search(
     good: str,
     commits: Sequence[str],
-    measure: Callable[[str], Step],
-    known: Mapping[str, Step] | None = None,
+    measure: Callable[[str], BisectionStep],
+    known: Mapping[str, BisectionStep] | None = None,
 ) -> ChangeLocation:
     """Find the commit that made the change.
 
@@ -215,7 +215,7 @@ def search(
         unskipped = [
             i
             for i in range(low + 1, high)
-            if commits[i] not in steps or steps[commits[i]].outcome is not Outcome.SKIPPED
+            if commits[i] not in steps or steps[commits[i]].outcome is not StepOutcome.SKIPPED
         ]
         if not unskipped:
             break
@@ -224,9 +224,9 @@ def search(
         if commit not in steps:
             steps[commit] = measure(commit)
         outcome = steps[commit].outcome
-        if outcome is Outcome.CHANGED:
+        if outcome is StepOutcome.CHANGED:
             high = middle
-        elif outcome is Outcome.UNCHANGED:
+        elif outcome is StepOutcome.UNCHANGED:
             low = middle
     return ChangeLocation(
         suspects=tuple(commits[low + 1 : high + 1]),
@@ -235,7 +235,9 @@ def search(
     )
 
 
-def step_of(commit: str, comparison: Comparison, total_change: float, detail: str = "") -> Step:
+def step_of(
+    commit: str, comparison: Comparison, total_change: float, detail: str = ""
+) -> BisectionStep:
     """Classify a commit by its comparison with good. total_change: ln(bad / good).
 
     The threshold is half of the total; if it lies within the bounds, the commit is skipped. Each
@@ -245,16 +247,20 @@ def step_of(commit: str, comparison: Comparison, total_change: float, detail: st
     confirmed = confirm(comparison, confidence=_CONFIDENCE)
     pairs = confirmed.placements
     if confirmed.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
-        return Step(commit, Outcome.SKIPPED, detail or confirmed.reason, pairs=pairs)
+        return BisectionStep(commit, StepOutcome.SKIPPED, detail or confirmed.reason, pairs=pairs)
     sign = 1 if total_change > 0 else -1
     low, high = sorted((sign * confirmed.low, sign * confirmed.high))
     half = abs(total_change) / 2
     if low > half:
-        return Step(commit, Outcome.CHANGED, confirmed.reason, confirmed.log_ratio, pairs)
+        return BisectionStep(
+            commit, StepOutcome.CHANGED, confirmed.reason, confirmed.log_ratio, pairs
+        )
     if high < half:
-        return Step(commit, Outcome.UNCHANGED, confirmed.reason, confirmed.log_ratio, pairs)
+        return BisectionStep(
+            commit, StepOutcome.UNCHANGED, confirmed.reason, confirmed.log_ratio, pairs
+        )
     reason = f"neither side of half the change: {confirmed.reason}"
-    return Step(commit, Outcome.SKIPPED, reason, pairs=pairs)
+    return BisectionStep(commit, StepOutcome.SKIPPED, reason, pairs=pairs)
 
 
 def side_is_clear(total_change: float, compared: CaseComparison, _decided: bool) -> bool:
@@ -266,7 +272,7 @@ def side_is_clear(total_change: float, compared: CaseComparison, _decided: bool)
     if compared.confirmation.limited_by_clocks:
         return True
     step = step_of(compared.head, compared.comparison, total_change)
-    return step.outcome is not Outcome.SKIPPED
+    return step.outcome is not StepOutcome.SKIPPED
 
 
 class Journal:
@@ -280,16 +286,18 @@ class Journal:
         key = hashlib.sha256("\0".join(map(str, identity)).encode()).hexdigest()
         self.path = cache_folder() / "bisect" / f"{key[:32]}.json"
 
-    def read(self) -> dict[str, Step]:
+    def read(self) -> dict[str, BisectionStep]:
         """Return the steps by commit; empty: there is no file, or it can't be read."""
         try:
             rows = json.loads(self.path.read_text())
-            steps = [Step(**{**row, "outcome": Outcome(row["outcome"])}) for row in rows]
+            steps = [
+                BisectionStep(**{**row, "outcome": StepOutcome(row["outcome"])}) for row in rows
+            ]
         except (OSError, ValueError, TypeError, KeyError):
             return {}
         return {step.commit: step for step in steps}
 
-    def write(self, steps: Mapping[str, Step]) -> None:
+    def write(self, steps: Mapping[str, BisectionStep]) -> None:
         """Replace the file atomically. Raises CacheError."""
         write_atomically(self.path, json.dumps([asdict(step) for step in steps.values()]).encode())
 

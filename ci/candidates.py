@@ -136,7 +136,7 @@ def _crept(
         then = _slow_down_since(suspect, order, up_to=known.head_order or head)
         if not has_crept_further(change, then):
             del changes[series]
-    slowest_first = sorted(changes.values(), key=lambda one: -one[0])
+    slowest_first = sorted(changes.values(), key=lambda change: -change[0])
     return [(release, suspect) for _, suspect in slowest_first]
 
 

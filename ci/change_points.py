@@ -91,9 +91,9 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
         )
         if model.device_changes:
             waiting[series_id] = model
-            for one in model.device_changes:
-                first, before = usable[one.index], usable[one.index - 1]
-                changes[before.device, first.device, first.run][series_id] = one
+            for change in model.device_changes:
+                first, before = usable[change.index], usable[change.index - 1]
+                changes[before.device, first.device, first.run][series_id] = change
             newest = model.device_changes[-1]
             changed += (
                 len(usable) - newest.index == SHORTEST_SEGMENT
@@ -122,7 +122,7 @@ def steps_beside_others(changes: Mapping[int, DeviceChange]) -> dict[int, Step]:
     """
     if len(changes) <= _FEWEST_OTHERS:
         return {}
-    shifts = {series: math.log(one.after / one.before) for series, one in changes.items()}
+    shifts = {series: math.log(change.after / change.before) for series, change in changes.items()}
     steps = {}
     for series, change in changes.items():
         others = np.array([shift for other, shift in shifts.items() if other != series])
@@ -197,12 +197,12 @@ def _store(
     # Two steps are at least the shortest level apart: a later night may move one by a night or two.
     near = {p.commit for p in results[max(step.index - _REACH, 0) : step.index + _REACH + 1]}
     known = [
-        one
-        for one in queries.change_points_of(session, series_id, with_retracted=True)
-        if one.commit in near
+        point
+        for point in queries.change_points_of(session, series_id, with_retracted=True)
+        if point.commit in near
     ]
     if known:
-        if any(one.retracted is None for one in known):
+        if any(point.retracted is None for point in known):
             return False
         restore_change_point(session, known[0].id)
         return True

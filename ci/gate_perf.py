@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import date
-from enum import StrEnum
 
 from flexq_bench.ci.notifications import events
-from flexq_bench.ci.policy import Limit, Policy, Waiver
+from flexq_bench.ci.policy import Limit, Policy
+from flexq_bench.ci.report_data import Finding, GateOutcome, GateReport
 from flexq_bench.db.engine import Database
 from flexq_bench.db.records import CommitInfo
-from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts import Cause, Comparer, Confirmation, Judged, Verdict
@@ -20,96 +18,10 @@ from flexq_bench.verdicts.nightly import record_night
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import calibrates
 
-
-class Outcome(StrEnum):
-    """Outcome of a case or a limit under the policy, the worst first."""
-
-    MISSING = "missing"  # planned, but without a result to judge
-    REGRESSION = "regression"
-    AMBIGUOUS = "ambiguous"
-    WAIVED = "waived"
-    PASS = "pass"
-    PROBE = "probe"  # a baseline of other cases, not judged itself
-
-
-_EXIT_CODES = {
-    Outcome.MISSING: ExitCode.MISSING,
-    Outcome.REGRESSION: ExitCode.REGRESSION,
-    Outcome.AMBIGUOUS: ExitCode.AMBIGUOUS,
-}
-
-
-def exit_code_of(outcomes: Iterable[Outcome]) -> ExitCode:
-    """Return the exit code of the worst outcome; missing results are worst."""
-    present = set(outcomes)
-    return next(
-        (code for outcome, code in _EXIT_CODES.items() if outcome in present), ExitCode.PASS
-    )
-
-
 _NAN = math.nan
 _NO_RESULT = Confirmation(
     Verdict.NO_DATA, Cause.NONE, "no result arrived", _NAN, _NAN, _NAN, _NAN, _NAN, 0, 0
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Result of a planned case. Changes in percent of the base's time, positive is slower.
-
-    change, low, high None: nothing was judged. pairs: of processes (of placements, if
-    there are fewer than 5 processes) that were judged. stopped_early: True if the change was so
-    clear that fewer pairs than usual decided it. waiver: the one that applies if it is `waived`.
-    """
-
-    case: Case
-    outcome: Outcome
-    verdict: str
-    cause: str
-    reason: str
-    change: float | None
-    low: float | None
-    high: float | None
-    limit: float
-    owner: str
-    pairs: int
-    stopped_early: bool
-    waiver: Waiver | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GateReport:
-    """Result of a performance gate. notes: remarks on the comparison and on the policy.
-
-    opened: ids of new alerts. trusts_head: True if head was measured with its own program.
-    """
-
-    base: CommitInfo
-    head: CommitInfo
-    gpu: str
-    policy: str
-    suite: str
-    findings: tuple[Finding, ...]  # in the plan's order
-    notes: tuple[str, ...]
-    opened: tuple[int, ...] = ()
-    joined: tuple[int, ...] = ()
-    fixed: tuple[int, ...] = ()
-    trusts_head: bool = False
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """Exit code of the worst outcome."""
-        return exit_code_of(finding.outcome for finding in self.findings)
-
-    @property
-    def compared(self) -> int:
-        """Number of cases with a verdict."""
-        return sum(finding.verdict != Verdict.NO_DATA for finding in self.findings)
-
-    def with_outcome(self, outcome: Outcome) -> tuple[Finding, ...]:
-        """Return the findings of one outcome, slowest first."""
-        findings = [finding for finding in self.findings if finding.outcome is outcome]
-        return tuple(sorted(findings, key=_slowness, reverse=True))
 
 
 def gate_perf(
@@ -143,7 +55,7 @@ def gate_perf(
             alerting=alerting,
         )
         events.add_alert_events(session, night.opened)
-    judged = {one.case.key: one for one in night.judged}
+    judged = {verdict.case.key: verdict for verdict in night.judged}
     findings = tuple(_finding(case, judged.get(case.key), policy, today) for case in plan)
     report = GateReport(
         base=base,
@@ -166,15 +78,15 @@ def gate_perf(
 def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> Finding:
     limit = policy.limit_of(case).slower_percent
     confirmation = _NO_RESULT if judged is None else judged.confirmation
-    outcome = Outcome.MISSING if judged is None else _outcome(judged, limit)
+    outcome = GateOutcome.MISSING if judged is None else _outcome(judged, limit)
     waiver = None
     # Incorrect results are never waived.
-    accepted = outcome in (Outcome.PASS, Outcome.PROBE)
+    accepted = outcome in (GateOutcome.PASS, GateOutcome.PROBE)
     if not accepted and confirmation.verdict is not Verdict.INCORRECT:
         waiver = policy.waiver_of(case, today)
     return Finding(
         case,
-        Outcome.WAIVED if waiver else outcome,
+        GateOutcome.WAIVED if waiver else outcome,
         confirmation.verdict.value,
         confirmation.cause.value,
         confirmation.reason,
@@ -189,25 +101,25 @@ def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> 
     )
 
 
-def _outcome(judged: Judged, limit: float) -> Outcome:
+def _outcome(judged: Judged, limit: float) -> GateOutcome:
     confirmation: Confirmation = judged.confirmation
     if confirmation.verdict is Verdict.NO_DATA:
         is_corrected = not judged.evidence.comparison.base_correct
-        return Outcome.PASS if is_corrected else Outcome.MISSING
+        return GateOutcome.PASS if is_corrected else GateOutcome.MISSING
     if confirmation.verdict is Verdict.INCORRECT:
-        return Outcome.REGRESSION
+        return GateOutcome.REGRESSION
     if calibrates(judged.case.kernel):
-        return Outcome.PROBE
+        return GateOutcome.PROBE
     return outcome_of(confirmation, limit, is_worse=judged.is_worse)
 
 
-def outcome_of(confirmation: Confirmation, limit: float, *, is_worse: bool) -> Outcome:
+def outcome_of(confirmation: Confirmation, limit: float, *, is_worse: bool) -> GateOutcome:
     """Return the outcome of a comparison. limit: accepted slow-down, percent."""
     if is_worse and math.expm1(confirmation.log_ratio) * 100 > limit:
-        return Outcome.REGRESSION
+        return GateOutcome.REGRESSION
     if confirmation.verdict is Verdict.AMBIGUOUS and not _is_within(confirmation, limit):
-        return Outcome.AMBIGUOUS
-    return Outcome.PASS
+        return GateOutcome.AMBIGUOUS
+    return GateOutcome.PASS
 
 
 def suffices(policy: Policy, result: CaseComparison, decided: bool) -> bool:
@@ -251,7 +163,7 @@ def _notes(policy: Policy, findings: Sequence[Finding], today: date) -> list[str
     notes += [
         f"{finding.case.key}: {finding.reason}"
         for finding in findings
-        if finding.outcome is Outcome.PASS and finding.verdict == Verdict.NO_DATA
+        if finding.outcome is GateOutcome.PASS and finding.verdict == Verdict.NO_DATA
     ]
     return notes
 
@@ -262,10 +174,3 @@ def _but_probes(limit: Limit, cases: Sequence[Case]) -> str:
 
 def _percent(log_ratio: float) -> float | None:
     return 100 * math.expm1(log_ratio) if math.isfinite(log_ratio) else None
-
-
-def _slowness(finding: Finding) -> float:
-    # Incorrect results sort before slow ones.
-    if finding.verdict == Verdict.INCORRECT:
-        return math.inf
-    return -math.inf if finding.change is None else finding.change

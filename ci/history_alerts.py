@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import OPEN_STATES, DecisionInfo, add_decision, set_alert_state
+from flexq_bench.db.decisions import DecisionInfo, add_decision
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point
@@ -16,6 +16,7 @@ from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.stats.segments import SHORTEST_SEGMENT
 from flexq_bench.verdicts import Verdict
 from flexq_bench.verdicts.alert_rule import Group, kernel_family
+from flexq_bench.verdicts.alerts import close_fixed_alerts, open_or_join_alerts
 from flexq_bench.verdicts.history_verdict import (
     DETECTOR,
     DETECTOR_VERSION,
@@ -25,9 +26,8 @@ from flexq_bench.verdicts.history_verdict import (
     is_back,
     steps,
 )
-from flexq_bench.verdicts.nightly import open_or_join_alerts
 
-_LONGEST = 300  # newest results of a series that are analysed
+_MAX_RESULTS = 300  # of a series that are analysed, the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class HistoryVerdicts:
 
 
 @dataclass(frozen=True, slots=True)
-class _NewStep:
-    """A new step, with the results before it and at it."""
+class _StoredStep:
+    """A step that is stored for the first time, with the results before it and at it."""
 
     series: ProjectSeries
     step: Step
@@ -73,7 +73,7 @@ def judge_histories(
         for row in queries.project_series(session)
         if selected_ids is None or row.id in selected_ids
     ]
-    new_steps: list[_NewStep] = []
+    new_steps: list[_StoredStep] = []
     levels: dict[int, tuple[Sequence[HistoryPoint], list[Step]]] = {}
     at = datetime.now(UTC)
     for row in chosen:
@@ -81,7 +81,7 @@ def judge_histories(
         located = steps([point.median_us for point in points], row.direction)
         levels[row.id] = points, located
         new_steps += _new_steps(session, row, points, located, at, watched=alerting)
-    improved = tuple(one.uuid for one in new_steps if one.step.verdict is Verdict.FASTER)
+    improved = tuple(new.uuid for new in new_steps if new.step.verdict is Verdict.FASTER)
     if not alerting:
         return HistoryVerdicts(len(chosen), len(new_steps), improved=improved)
     opened, joined = open_or_join_alerts(session, _groups(new_steps), at)
@@ -100,7 +100,7 @@ def _usable(session: Session, series_id: int) -> list[HistoryPoint]:
     last = points[-1].epoch if points else 0
     newest = [point for point in points if point.epoch == last]
     placed = [point for point in newest if point.topo_order is not None]
-    return (placed or newest)[-_LONGEST:]
+    return (placed or newest)[-_MAX_RESULTS:]
 
 
 def _new_steps(
@@ -111,7 +111,7 @@ def _new_steps(
     at: datetime,
     *,
     watched: bool,
-) -> list[_NewStep]:
+) -> list[_StoredStep]:
     known = {point.commit for point in queries.change_points_of(session, row.id)}
     new = []
     for step in located:
@@ -152,27 +152,27 @@ def _new_steps(
         add_change_point(session, identity, first.commit, before=step.before, after=step.after)
         if added:
             lasts = not is_back(step.before, located[-1].after, row.direction)
-            new.append(_NewStep(row, step, before, first, identity, lasts))
+            new.append(_StoredStep(row, step, before, first, identity, lasts))
     return new
 
 
-def _groups(new_steps: Sequence[_NewStep]) -> list[Group]:
+def _groups(new_steps: Sequence[_StoredStep]) -> list[Group]:
     """Persistent steps for the worse, by family and range of commits."""
-    members: dict[tuple[str, str, str, str], list[_NewStep]] = {}
-    for one in new_steps:
-        if one.step.verdict is Verdict.SLOWER and one.lasts:
-            project = one.series.project
-            family = family_of(project, one.series.kernel)
-            key = family, project, one.before.commit, one.first.commit
-            members.setdefault(key, []).append(one)
+    members: dict[tuple[str, str, str, str], list[_StoredStep]] = {}
+    for new in new_steps:
+        if new.step.verdict is Verdict.SLOWER and new.lasts:
+            project = new.series.project
+            family = family_of(project, new.series.kernel)
+            key = family, project, new.before.commit, new.first.commit
+            members.setdefault(key, []).append(new)
     return [
         Group(
             family,
-            _commit(those[0].before, project),
-            _commit(those[0].first, project),
-            tuple(one.uuid for one in those),
+            _commit(steps_of_group[0].before, project),
+            _commit(steps_of_group[0].first, project),
+            tuple(new.uuid for new in steps_of_group),
         )
-        for (family, project, _, _), those in members.items()
+        for (family, project, _, _), steps_of_group in members.items()
     ]
 
 
@@ -183,24 +183,26 @@ def _close(
     at: datetime,
 ) -> tuple[int, ...]:
     """Close the alerts of these series if every series is back at the level before its step."""
-    fixed = []
-    for alert in queries.alerts(session, states=OPEN_STATES):
+
+    def closing_note(alert: AlertRow) -> str | None:
         if not alert.series or not set(alert.series) <= rows.keys():
-            continue
+            return None
         decisions = queries.alert_decisions(session, alert.id)
-        goods = {one.series_id: _level_before(session, one.uuid) for one in decisions}
-        if all(
-            _has_come_back(levels[one], goods.get(one), rows[one].direction, alert)
-            for one in alert.series
+        goods = {
+            decision.series_id: _level_before(session, decision.uuid) for decision in decisions
+        }
+        if not all(
+            _has_come_back(levels[series], goods.get(series), rows[series].direction, alert)
+            for series in alert.series
         ):
-            heads = {levels[one][0][-1].commit[:10] for one in alert.series}
-            note = (
-                f"every series is back at the level of {alert.good.sha[:10] if alert.good else ''} "
-                f"at {', '.join(sorted(heads))}, by history alone"
-            )
-            set_alert_state(session, alert.id, "fixed", person="", note=note, at=at)
-            fixed.append(alert.id)
-    return tuple(fixed)
+            return None
+        heads = {levels[series][0][-1].commit[:10] for series in alert.series}
+        return (
+            f"every series is back at the level of {alert.good.sha[:10] if alert.good else ''} "
+            f"at {', '.join(sorted(heads))}, by history alone"
+        )
+
+    return close_fixed_alerts(session, closing_note, at)
 
 
 def _level_before(session: Session, decision: str) -> float | None:

@@ -21,10 +21,10 @@ def check_late_night(database: Database, suite: str, hour: str, *, now: datetime
     night = f"{now:%F}"
     with database.session() as session:
         states = queries.night_states(session, name=night, suite=suite)
-        unfinished = [one for one in states if one.state != "done"]
+        unfinished = [row for row in states if row.state != "done"]
         if states and not unfinished:
             return None
-        progress = ", ".join(f"{one.state} on {one.gpu}" for one in unfinished) or "never begun"
+        progress = ", ".join(f"{row.state} on {row.gpu}" for row in unfinished) or "never begun"
         state = f"night {night} of suite {suite} is not done at {hour} UTC: {progress}"
         add_late_night_event(session, night, suite, hour, state, at=now)
     return state

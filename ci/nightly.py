@@ -20,6 +20,7 @@ from typing import Any
 from flexq_bench.ci.candidates import Suspects, suspects_of
 from flexq_bench.ci.change_points import store_change_points
 from flexq_bench.ci.notifications import events
+from flexq_bench.ci.report_data import MAX_CANDIDATES, KindReport
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.fleet import JobInfo, add_jobs
@@ -36,7 +37,6 @@ from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.suite import Suite
 
-MOST_CANDIDATES = 50  # comparisons per night and kind of GPU of outliers, and as many of others
 _RECENT_NIGHTS = 14  # a kind of GPU that took part within these nights is expected
 
 log = logging.getLogger(__name__)
@@ -55,42 +55,8 @@ class Rules:
     night: str
     repository: Path | None
     canaries: int = 2
-    candidates: int = MOST_CANDIDATES
+    candidates: int = MAX_CANDIDATES
     alerting: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class KindReport:
-    """Result of a night on one kind of GPU.
-
-    reasons: number of cases that are missing or failed, by reason. candidates: outliers and
-    creeping series. verdicts: number of comparisons by verdict. notes: steps that were skipped, and
-    why. worse: a line for each case that the code made slower or wrong, worst first. change_points,
-    retracted: change points that the retrospective pass stored and retracted, over all series.
-    budget: most comparisons of outliers. not_compared: outliers beyond the budget, most suspicious
-    first: case, nights waited, distance from its history in sigmas.
-    """
-
-    night: str
-    suite: str
-    gpu: str
-    commit: str
-    run: str  # uuid
-    planned: int
-    received: int
-    statuses: dict[str, int]
-    reasons: dict[str, int]
-    candidates: int
-    verdicts: dict[str, int]
-    opened: tuple[int, ...]
-    fixed: tuple[int, ...]
-    canaries: int
-    change_points: int
-    notes: tuple[str, ...]
-    worse: tuple[str, ...] = ()
-    retracted: int = 0
-    budget: int = MOST_CANDIDATES
-    not_compared: tuple[tuple[str, int, float], ...] = ()
 
 
 def night_key(night: str, suite: str, gpu: str, commit: CommitInfo) -> str:
@@ -138,7 +104,7 @@ def measure_night(
         if planned:
             with progress(sum(len(work.cases) for work in planned)) as on_record:
                 pool.measure(planned, on_record)
-    measured = {one.run.info.uuid for one in planned}
+    measured = {work.run.info.uuid for work in planned}
     for info in nights:
         if info.run in measured:
             _set_state(database, info, "comparing")
@@ -173,7 +139,7 @@ def conclude(
                 comparisons.extend(pool.compare(info.gpu, rules.repository, base, head, cases))
             except (FlexqError, WorkloadError) as error:  # the latter: of a base's project file
                 notes.append(f"{len(cases)} cases of {base[:10]} and {head[:10]}: {error}")
-    shas = {sha for one in comparisons for sha in (one.base, one.head)}
+    shas = {sha for comparison in comparisons for sha in (comparison.base, comparison.head)}
     commits = {sha: commit if sha == commit.sha else _commit_of(rules, commit, sha) for sha in shas}
     machine = pool.machine(info.gpu)
     # One transaction: if the process is killed here, nothing is stored and all of it is repeated.
@@ -242,14 +208,14 @@ def _not_compared(
 
 
 def _worse(judged: Sequence[Judged]) -> tuple[str, ...]:
-    worse = [one for one in judged if one.is_worse and not one.is_canary]
-    wrong = [one for one in worse if math.isnan(one.confirmation.log_ratio)]
-    slower = [one for one in worse if one not in wrong]
-    slower.sort(key=lambda one: one.confirmation.log_ratio, reverse=True)
+    worse = [case for case in judged if case.is_worse and not case.is_canary]
+    wrong = [case for case in worse if math.isnan(case.confirmation.log_ratio)]
+    slower = [case for case in worse if case not in wrong]
+    slower.sort(key=lambda case: case.confirmation.log_ratio, reverse=True)
     return tuple(
-        f"{one.confirmation.verdict}: {one.case.key}, {one.confirmation.reason} "
-        f"({one.compared.base[:10]}..{one.compared.head[:10]})"
-        for one in (*wrong, *slower)
+        f"{case.confirmation.verdict}: {case.case.key}, {case.confirmation.reason} "
+        f"({case.compared.base[:10]}..{case.compared.head[:10]})"
+        for case in (*wrong, *slower)
     )
 
 
@@ -361,5 +327,5 @@ def _parse_report(data: Mapping[str, Any]) -> KindReport:
     values = {**data}
     for name in ("opened", "fixed", "notes", "worse"):
         values[name] = tuple(values.get(name, ()))
-    values["not_compared"] = tuple(tuple(one) for one in values.get("not_compared", ()))
+    values["not_compared"] = tuple(tuple(candidate) for candidate in values.get("not_compared", ()))
     return KindReport(**values)

@@ -48,7 +48,7 @@ from flexq_bench.accuracy.setup import PreparedModel, best_device, prepare
 from flexq_bench.accuracy.texts import read_text
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_accuracy, planned_evaluation
 from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, load_accuracy_policy
-from flexq_bench.ci.gate_perf import Outcome
+from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.db.engine import open_database
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.formats import NumberFormat, quantize
@@ -323,7 +323,7 @@ def row_of(
         for what in ("perplexity", "KL mean")
     )
     failing = [n.split(" of ")[0] if not n.startswith("fidelity") else " ".join(n.split()[:3])
-               for n, c in checks.items() if c.outcome is Outcome.REGRESSION]  # fmt: skip
+               for n, c in checks.items() if c.outcome is GateOutcome.REGRESSION]  # fmt: skip
     percent = None if own_ppl is None else own_ppl.change
     kl = None if own_kl is None or own_kl.value is None else own_kl.value
     clean = None if own_kl is None else own_kl.base

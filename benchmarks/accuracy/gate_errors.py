@@ -40,7 +40,7 @@ from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.accuracy.results import FULL_PRECISION, KL_QUANTILES
 from flexq_bench.accuracy.setup import best_device
 from flexq_bench.accuracy.texts import read_text
-from flexq_bench.ci.accuracy_gate.limits import clearly_beyond, far_end
+from flexq_bench.ci.accuracy_gate.checks import clearly_beyond, far_end
 from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, PlannedPower
 from flexq_bench.ci.accuracy_gate.power import GROWTH, PILOT, limit_alpha, shared_alpha
 from flexq_bench.exit_codes import ExitCode

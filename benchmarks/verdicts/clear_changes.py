@@ -18,7 +18,7 @@ import numpy as np
 from in_processes import in_processes
 from simulate import ALERTS, candidate_of, decide, generator
 
-from flexq_bench.ci.bisect import Outcome, side_is_clear, step_of
+from flexq_bench.ci.bisect import StepOutcome, side_is_clear, step_of
 from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.verdicts.alert_rule import SURE_PLACEMENTS
 
@@ -70,7 +70,7 @@ def steps(
     whole = float(np.log1p(total))
     rules = InterleaveRules()
     asked = replace(rules, suffices=partial(side_is_clear, whole)) if early else TwelvePairs()
-    outcomes: Counter[Outcome] = Counter()
+    outcomes: Counter[StepOutcome] = Counter()
     pairs = []
     for _ in range(trials):
         candidate = candidate_of(kind, rng, whole * is_changed, sigma, rules)
@@ -79,11 +79,11 @@ def steps(
             outcomes[step_of("", candidate.judge().comparison, whole).outcome] += 1
         else:
             is_clear = found.low > whole / 2 or found.high < whole / 2
-            side = Outcome.CHANGED if found.log_ratio > whole / 2 else Outcome.UNCHANGED
-            outcomes[side if is_clear else Outcome.SKIPPED] += 1
+            side = StepOutcome.CHANGED if found.log_ratio > whole / 2 else StepOutcome.UNCHANGED
+            outcomes[side if is_clear else StepOutcome.SKIPPED] += 1
         pairs.append(taken)
-    wrong = outcomes[Outcome.UNCHANGED if is_changed else Outcome.CHANGED]
-    return wrong / trials, outcomes[Outcome.SKIPPED] / trials, float(np.mean(pairs))
+    wrong = outcomes[StepOutcome.UNCHANGED if is_changed else StepOutcome.CHANGED]
+    return wrong / trials, outcomes[StepOutcome.SKIPPED] / trials, float(np.mean(pairs))
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ import numpy as np
 from in_processes import in_processes
 from simulate import candidate_of, decide, generator
 
-from flexq_bench.ci.gate_perf import exit_code_of, outcome_of
+from flexq_bench.ci.gate_perf import outcome_of
+from flexq_bench.ci.report_data import exit_code_of
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.verdicts import Verdict

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,11 +18,9 @@ from flexq_bench.accuracy.diagnosis import (
     worst_tokens,
 )
 from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
-from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.local_tasks import LOCAL_TASKS, where_data_lies
-from flexq_bench.accuracy.parity import SiteParity, kernel_parity
 from flexq_bench.accuracy.plan import CalibrationPlan, EvaluationPlan
-from flexq_bench.accuracy.records import OnUnit, execute
+from flexq_bench.accuracy.records import OnUnit, ResultOrigin, execute
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     ORIGINAL,
@@ -34,24 +33,23 @@ from flexq_bench.accuracy.setup import PreparedModel
 from flexq_bench.accuracy.tasks import check_tasks
 from flexq_bench.accuracy.texts import Text
 from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.ci.accuracy_gate.fidelity import judge_fidelity
-from flexq_bench.ci.accuracy_gate.limits import (
-    Judged,
+from flexq_bench.ci.accuracy_gate.checks import (
     LimitOutcome,
     deciding,
-    judge_agreement,
-    judge_kl,
+    judge_distribution_limits,
+    judge_parity,
     judge_task,
     judge_text,
 )
-from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, ParityLimit, PerplexityLimit
-from flexq_bench.ci.accuracy_gate.power import PowerSchedule, TextTest, limit_alpha
-from flexq_bench.ci.accuracy_gate.segments import find
-from flexq_bench.ci.gate_perf import Outcome, exit_code_of
+from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, PerplexityLimit
+from flexq_bench.ci.accuracy_gate.power import PowerSchedule, TextTest
+from flexq_bench.ci.accuracy_gate.results import SchemeResults, find
+from flexq_bench.ci.report_data import GateOutcome, exit_code_of
 from flexq_bench.db.engine import Database
+from flexq_bench.db.identity import name_uuid
+from flexq_bench.db.records import GateLimit, GateRecord
 from flexq_bench.errors import FlexqError, MissingResultsError, UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.kernels.errors import KernelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +76,8 @@ class AccuracyReport:
         """Exit code of the worst outcome that counts, see `deciding`."""
         return exit_code_of(deciding(self.judged))
 
-    def with_outcome(self, outcome: Outcome) -> tuple[LimitOutcome, ...]:
-        return tuple(one for one in self.judged if one.outcome is outcome)
+    def with_outcome(self, outcome: GateOutcome) -> tuple[LimitOutcome, ...]:
+        return tuple(limit for limit in self.judged if limit.outcome is outcome)
 
 
 def planned_evaluation(
@@ -188,7 +186,9 @@ def gate_accuracy(
         commit=origin.commit.sha,
         device=origin.device.sku,
         through=setup.evaluator.through,
-        content_hashes={one.scheme: one.content_hash for one in gate.results if one.content_hash},
+        content_hashes={
+            result.scheme: result.content_hash for result in gate.results if result.content_hash
+        },
         judged=tuple(judged),
         reference=reference.name if reference else "",
         reference_hash=reference.content_hash if reference else None,
@@ -199,7 +199,9 @@ def gate_accuracy(
 
 
 def _fails(judged: Sequence[LimitOutcome], scheme: str) -> bool:
-    return any(one.scheme == scheme and one.outcome is Outcome.REGRESSION for one in judged)
+    return any(
+        limit.scheme == scheme and limit.outcome is GateOutcome.REGRESSION for limit in judged
+    )
 
 
 class _Gate:
@@ -243,7 +245,7 @@ class _Gate:
             self._evaluate_base()
             for scheme in self._schemes:
                 self._evaluate_or_fail(scheme)
-        return [one for scheme in self._schemes for one in self._judged(scheme)]
+        return [limit for scheme in self._schemes for limit in self._judged(scheme)]
 
     def absent(self) -> tuple[str, ...]:
         """Return the texts and tasks of the policy that have no data, and the option for each."""
@@ -301,36 +303,18 @@ class _Gate:
         for limit in policy.perplexities:
             test = self._test(judged, limit)  # leaves repeated segments out itself
             yield judge_text(limit, distinct if test is None else judged, policy.planned, test)
-        yield from self._other_limits(distinct)
+        share = partial(self._share, scheme)
+        yield from judge_distribution_limits(policy, distinct, share)
         for task in policy.tasks:
             yield judge_task(task, judged, policy)
         if scheme in self._parities:
             yield self._parities[scheme]
 
-    def _bundle(self, scheme: str, results: Sequence[MetricResult]) -> Judged:
+    def _bundle(self, scheme: str, results: Sequence[MetricResult]) -> SchemeResults:
         """Bundle results of a scheme with those of the original quantized here by the scheme."""
         own, unknown = self._reproduced_results(scheme, results)
         failure = self.failures.get(scheme, "")
-        return Judged(scheme, self._base, results, self._missing, failure, own, unknown)
-
-    def _other_limits(
-        self, judged: Judged, text: str | None = None, share: float | None = None
-    ) -> list[LimitOutcome]:
-        """Judge the limits of divergence, agreement and fidelity. text: only limits on this text.
-
-        share: of the error probability of the first two to spend; None: what is left.
-        """
-        policy, alpha = self._policy, limit_alpha(self._policy)
-        outcomes: list[LimitOutcome] = []
-        kl, agreement, fidelity = policy.kl, policy.agreement, policy.fidelity
-        if kl is not None and text in (None, kl.text):
-            outcomes += judge_kl(kl, judged, alpha, share or self._share(judged.scheme, kl.text))
-        if agreement is not None and text in (None, agreement.text):
-            remaining_share = share or self._share(judged.scheme, agreement.text)
-            outcomes += judge_agreement(agreement, judged, alpha, remaining_share)
-        if fidelity is not None and text in (None, fidelity.text):
-            outcomes += judge_fidelity(fidelity, judged)
-        return outcomes
+        return SchemeResults(scheme, self._base, results, self._missing, failure, own, unknown)
 
     @cached_property
     def _distinct(self) -> dict[str, tuple[Sequence[int], int]]:
@@ -349,10 +333,10 @@ class _Gate:
     ) -> bool:
         """Return True if a limit besides the planned tests is still ambiguous (see Undecided)."""
         judged = self._bundle(scheme, results).without_repeats(self._distinct)
-        outcomes = self._other_limits(judged, text, share)
-        return any(one.outcome is Outcome.AMBIGUOUS for one in outcomes)
+        outcomes = judge_distribution_limits(self._policy, judged, lambda _: share, text=text)
+        return any(limit.outcome is GateOutcome.AMBIGUOUS for limit in outcomes)
 
-    def _test(self, judged: Judged, limit: PerplexityLimit) -> TextTest | None:
+    def _test(self, judged: SchemeResults, limit: PerplexityLimit) -> TextTest | None:
         """Return the planned test, with all segments if it did not run during the evaluation."""
         if self._schedule is None or limit.text in self._missing:
             return None
@@ -386,58 +370,7 @@ class _Gate:
             reproduced = evaluator.reproduced(scheme, limit.text, len(result.values))
         except (UsageError, ValueError) as error:
             return {}, one_line(error)
-        return {limit.text: [replace(one, scheme=scheme) for one in reproduced]}, ""
-
-
-def judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> LimitOutcome:
-    """Compare each quantized layer with the kernel for its formats."""
-    check = "parity of kernels"
-    limit_text = f"{limit.tolerance:g}"
-    evaluator = setup.evaluator
-    if not setup.plan.texts:
-        reason = "no text makes inputs for the layers: give --data NAME=FILE"
-        return LimitOutcome(scheme, check, Outcome.MISSING, reason, limit_text)
-    try:
-        sites = kernel_parity(
-            _original(setup).model,
-            evaluator.model_under(scheme).model,
-            evaluator.text_ids(setup.plan.texts[0].name)[0],
-            limit.kernels,
-            backend="cpu" if setup.origin.device.backend == "cpu" else "cuda",
-        )
-    except KernelError as error:
-        return LimitOutcome(scheme, check, Outcome.MISSING, str(error), limit_text)
-    return _parity_outcome(sites, scheme, check, limit.tolerance)
-
-
-def _parity_outcome(
-    sites: Sequence[SiteParity], scheme: str, check: str, tolerance: float
-) -> LimitOutcome:
-    limit_text = f"{tolerance:g}"
-    broken = [site for site in sites if site.kernel and site.max_rel_error is None]
-    wrong = [s for s in sites if s.max_rel_error is not None and s.max_rel_error > tolerance]
-    without = [site for site in sites if not site.kernel]
-    worst = max((s.max_rel_error for s in sites if s.max_rel_error is not None), default=None)
-    outcome, reason = Outcome.PASS, f"{len(sites)} layers"
-    if wrong:
-        outcome = Outcome.REGRESSION
-        reason = f"{wrong[0].kernel} differs at {wrong[0].site} ({len(wrong)} of {len(sites)})"
-    elif broken:
-        outcome = Outcome.MISSING
-        reason = f"{broken[0].kernel} at {broken[0].site}: {broken[0].detail}"
-    elif without:  # the evaluated model could not run with these kernels
-        outcome = Outcome.REGRESSION
-        reason = f"{without[0].site} ({len(without)} of {len(sites)}): {without[0].detail}"
-    return LimitOutcome(
-        scheme, check, outcome, reason, limit_text, value=worst, unit="relative error"
-    )
-
-
-def _original(setup: PreparedModel) -> LoadedModel:
-    reference = setup.evaluator.reference
-    if reference is not None and reference.model is not None:
-        return reference.model
-    return setup.evaluator.model_under(FULL_PRECISION)
+        return {limit.text: [replace(result, scheme=scheme) for result in reproduced]}, ""
 
 
 def diagnose_scheme(setup: PreparedModel, scheme: str) -> Diagnosis:
@@ -468,3 +401,58 @@ def diagnose_scheme(setup: PreparedModel, scheme: str) -> Diagnosis:
     except (FlexqError, RuntimeError, ValueError, AttributeError) as error:
         return Diagnosis(scheme, None, (), (), tokens, one_line(error))
     return Diagnosis(scheme, kl, layers, differing, tokens)
+
+
+def gate_records(
+    report: AccuracyReport, policy: AccuracyPolicy, origin: ResultOrigin, *, at: datetime
+) -> list[GateRecord]:
+    """Return a record for each judged scheme, in order. at: time-zone aware."""
+    schemes = dict.fromkeys(limit.scheme for limit in report.judged)
+    return [
+        _record(scheme, [limit for limit in report.judged if limit.scheme == scheme],
+                report, policy, origin, at)
+        for scheme in schemes
+    ]  # fmt: skip
+
+
+def _record(
+    scheme: str,
+    judged: Sequence[LimitOutcome],
+    report: AccuracyReport,
+    policy: AccuracyPolicy,
+    origin: ResultOrigin,
+    at: datetime,
+) -> GateRecord:
+    outcomes = set(deciding(judged))
+    identity = (origin.run.uuid, policy.fingerprint, report.base, scheme, at.isoformat())
+    return GateRecord(
+        uuid=name_uuid(" ".join(identity), kind="accuracy gate"),
+        model=report.model,
+        model_hash=report.model_hash,
+        scheme=scheme,
+        base=report.base,
+        policy=policy.name,
+        policy_version=policy.version,
+        policy_hash=policy.fingerprint,
+        content_hash=report.content_hashes.get(scheme),
+        through=report.through,
+        reference=report.reference or None,
+        reference_hash=report.reference_hash,
+        diagnosis=next(
+            (diagnosis.values() for diagnosis in report.diagnoses if diagnosis.scheme == scheme),
+            None,
+        ),
+        verdict=next(outcome for outcome in GateOutcome if outcome in outcomes).value,
+        exit_code=int(exit_code_of(outcomes)),
+        limits=tuple(_stored_limit(limit) for limit in judged),
+        created_at=at.isoformat(),
+        run=origin.run,
+        commit=origin.commit,
+        device=origin.device,
+        environment=origin.environment,
+    )
+
+
+def _stored_limit(limit: LimitOutcome) -> GateLimit:
+    values = {field.name: getattr(limit, field.name) for field in fields(GateLimit)}
+    return GateLimit(**{**values, "outcome": limit.outcome.value})

@@ -197,7 +197,7 @@ def text_plans(policy: AccuracyPolicy) -> Mapping[str, TextPlan]:
     """The test of each text with a limit of its perplexity; empty without `detect`.
 
     alpha is shared with the limits of divergence and agreement (Bonferroni), so it holds for a
-    scheme as a whole. Fidelity limits have no share: see ci.accuracy_fidelity.
+    scheme as a whole. Fidelity limits have no share: see checks.judge_fidelity.
     """
     detect = policy.planned.detect
     if detect is None:

@@ -20,11 +20,11 @@ from flexq_bench.db.outbox import (
     mark_sent,
 )
 
-FIRST_RETRY = timedelta(minutes=1)  # after the first failure; each further one doubles it
-LONGEST_RETRY = timedelta(hours=6)
-OLDEST = timedelta(days=7)  # older events, from before a subscription, are not sent
+MIN_RETRY_DELAY = timedelta(minutes=1)  # after the first failure; each further one doubles it
+MAX_RETRY_DELAY = timedelta(hours=6)
+MAX_EVENT_AGE = timedelta(days=7)  # older events, from before a subscription, are not sent
 # A claim without a result expires after this time, which is longer than a message may take.
-HOLD = timedelta(seconds=2.5 * channels.DEADLINE_S)
+CLAIM_DURATION = timedelta(seconds=2.5 * channels.DEADLINE_S)
 
 Send = Callable[[Subscription, DeliveryRow], None]
 
@@ -65,7 +65,11 @@ def deliver(
     while True:
         names = [name for name in configured if name not in failures]
         with database.session() as session:
-            delivery = claim(session, at=now(), hold=HOLD, subscriptions=names) if names else None
+            delivery = (
+                claim(session, at=now(), hold=CLAIM_DURATION, subscriptions=names)
+                if names
+                else None
+            )
         if delivery is None:
             break
         try:
@@ -88,14 +92,14 @@ def deliver(
 def retry_after(attempts: int) -> timedelta:
     """Return the delay before the next attempt. attempts: failures before the latest one."""
     doublings = min(attempts, 20)
-    return min(FIRST_RETRY * (1 << doublings), LONGEST_RETRY)
+    return min(MIN_RETRY_DELAY * (1 << doublings), MAX_RETRY_DELAY)
 
 
 def _address(database: Database, subscriptions: Subscriptions, at: datetime) -> int:
     old = 0
     with database.session() as session:
         for event_id, event in events_to_address(session):
-            too_old = event.created_at < at - OLDEST
+            too_old = event.created_at < at - MAX_EVENT_AGE
             old += too_old
             names = [] if too_old else [entry.name for entry in subscriptions.of(event)]
             address(session, event_id, names, at=at)

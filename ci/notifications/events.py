@@ -12,26 +12,24 @@ import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flexq_bench.ci.report_data import GateReport, KindReport
+from flexq_bench.ci.reports.nightly import lines
 from flexq_bench.db import queries
+from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Session
 from flexq_bench.db.outbox import DeliveryRow, EventInfo, add_event
+from flexq_bench.db.records import GateRecord
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.verdicts import Cause, Judged, Verdict
 from flexq_bench.verdicts.alert_rule import kernel_family
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import calibrates
 
-if TYPE_CHECKING:
-    from flexq_bench.ci.gate_perf import GateReport
-    from flexq_bench.ci.history_alerts import HistoryVerdicts
-    from flexq_bench.ci.nightly import KindReport
-    from flexq_bench.db.records import GateRecord
-
-CRITICAL_CHANGE = math.log(1.10)  # slow-down from which an event is `critical`, else `warning`
+MIN_CRITICAL_CHANGE = math.log(1.10)  # slow-down from which an event is `critical`, else `warning`
 _SHA = 10
-_LINES = 12  # per list in a message; the rest is counted
+_MAX_LINES = 12  # per list in a message; the rest is counted
 
 
 def add_alert_events(
@@ -43,7 +41,7 @@ def add_alert_events(
         members = queries.alert_decisions(session, alert_id)
         labels = _labels(session, members)
         wrong = any(decision.verdict == Verdict.INCORRECT for decision in members)
-        slow = alert.worst is not None and alert.worst >= CRITICAL_CHANGE
+        slow = alert.worst is not None and alert.worst >= MIN_CRITICAL_CHANGE
         change = "wrong results" if wrong else f"{math.expm1(alert.worst or 0.0):+.1%}"
         lines = [
             f"{alert.good.sha[:_SHA] if alert.good else 'its first result'}"
@@ -107,11 +105,18 @@ def add_improvement_events(
 
 
 def add_history_events(
-    session: Session, verdicts: HistoryVerdicts, *, at: datetime | None = None
+    session: Session,
+    opened: Iterable[int],
+    improved: Sequence[str],
+    *,
+    at: datetime | None = None,
 ) -> None:
-    """Add events of the alerts and improvements found in the histories of other projects."""
-    add_alert_events(session, verdicts.opened, at=at)
-    for decision in queries.decisions_by_uuid(session, verdicts.improved):
+    """Add events of the alerts and improvements found in the histories of other projects.
+
+    opened: ids of alerts. improved: uuids of decisions.
+    """
+    add_alert_events(session, opened, at=at)
+    for decision in queries.decisions_by_uuid(session, improved):
         label = _labels(session, [decision])[decision.series_id]
         _add(
             session,
@@ -271,9 +276,6 @@ def add_digest_event(
     at: datetime | None = None,
 ) -> None:
     """Add one event per night and suite: results on every kind of GPU, and open alerts."""
-    from flexq_bench.ci.reports.nightly import lines
-    from flexq_bench.db.decisions import OPEN_STATES
-
     still_open = queries.alerts(session, states=OPEN_STATES)
     opened = sum(len(report.opened) for report in reports)
     fixed = sum(len(report.fixed) for report in reports)
@@ -348,8 +350,8 @@ def _labels(session: Session, members: Sequence[queries.DecisionRow]) -> dict[in
 
 
 def _truncated(lines: Sequence[str]) -> list[str]:
-    first = list(lines[:_LINES])
-    return first + ([f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else [])
+    first = list(lines[:_MAX_LINES])
+    return first + ([f"and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else [])
 
 
 def _gpu_names(gpus: Sequence[str]) -> str:

@@ -96,18 +96,22 @@ class Subscriptions:
 
     def of(self, event: EventInfo) -> list[Subscription]:
         """Return the subscriptions that match an event."""
-        return [one for one in self.entries if self._matches(one, event)]
+        return [subscription for subscription in self.entries if self._matches(subscription, event)]
 
-    def _matches(self, one: Subscription, event: EventInfo) -> bool:
-        if event.kind not in one.kinds or _rank(event.severity) < _rank(one.severity):
+    def _matches(self, subscription: Subscription, event: EventInfo) -> bool:
+        if event.kind not in subscription.kinds or _rank(event.severity) < _rank(
+            subscription.severity
+        ):
             return False
-        if one.gpus and event.gpus and not _matches_any_gpu(one.gpus, event.gpus):
+        if subscription.gpus and event.gpus and not _matches_any_gpu(subscription.gpus, event.gpus):
             return False
         labels = [
-            label for label in event.kernels if not one.kernels or matches_any(one.kernels, label)
+            label
+            for label in event.kernels
+            if not subscription.kernels or matches_any(subscription.kernels, label)
         ]
-        if one.owner is not None:
-            labels = [label for label in labels if self._owner(label) == one.owner]
+        if subscription.owner is not None:
+            labels = [label for label in labels if self._owner(label) == subscription.owner]
         return bool(labels) or not event.kernels
 
     def _owner(self, label: str) -> str:
@@ -120,19 +124,20 @@ def load_subscriptions(path: str | Path) -> Subscriptions:
     values = read_toml(file)
     check_version(file.name, values.get("version"))
     table = validated(_File, values, file.name)
-    names = [one.name for one in table.subscription]
+    names = [subscription.name for subscription in table.subscription]
     for name in names:
         if names.count(name) > 1:
             raise WorkloadError(f"{file.name}: two subscriptions are called {name!r}: rename one")
-    for one in table.subscription:
-        for kind in one.kinds:
+    for subscription in table.subscription:
+        for kind in subscription.kinds:
             if kind not in EVENT_KINDS:
                 raise WorkloadError(
-                    f"{file.name}, {one.name}: {unknown('kind', kind, EVENT_KINDS)}"
+                    f"{file.name}, {subscription.name}: {unknown('kind', kind, EVENT_KINDS)}"
                 )
-        if one.owner is not None and table.policy is None:
+        if subscription.owner is not None and table.policy is None:
             raise WorkloadError(
-                f"{file.name}, {one.name}: owner needs a policy: name it at the top, policy = …"
+                f"{file.name}, {subscription.name}: owner needs a policy: "
+                "name it at the top, policy = …"
             )
     policy = None if table.policy is None else load_policy(_policy_path(file, table.policy))
     return Subscriptions(table.subscription, policy)

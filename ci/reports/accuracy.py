@@ -5,30 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from xml.etree import ElementTree
 
 from rich import box
 from rich.table import Table
 
 from flexq_bench.accuracy.diagnosis import named_layers
+from flexq_bench.ci.accuracy_gate.checks import LimitOutcome
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport
-from flexq_bench.ci.accuracy_gate.limits import LimitOutcome
-from flexq_bench.ci.gate_perf import Outcome
-from flexq_bench.ci.reports.headline import EXIT_WORDS
-from flexq_bench.ci.reports.junit import clean
-from flexq_bench.ci.reports.markdown import plain
+from flexq_bench.ci.report_data import GateOutcome
+from flexq_bench.ci.reports.formats import JUnitCase, junit_xml, plain
+from flexq_bench.ci.reports.perf import EXIT_WORDS
 
 SCHEMA_VERSION = 1
 MARKER = "<!-- flexq-bench gate accuracy -->"
 SUITE = "flexq-bench gate accuracy"
-_LAYERS = 8  # rows of a table of layers
-_SHOWN = 3  # tokens and settings of a failing scheme that a line lists
-_FAILING = (Outcome.MISSING, Outcome.REGRESSION, Outcome.AMBIGUOUS)
+_MAX_LAYERS = 8  # rows of a table of layers
+_MAX_ITEMS = 3  # tokens and settings of a failing scheme that a line lists
+_FAILING = (GateOutcome.MISSING, GateOutcome.REGRESSION, GateOutcome.AMBIGUOUS)
 
 
 def headline(report: AccuracyReport) -> str:
     """Return the result as `failed: 1 regression, 3 pass; tiny against fp16, through kernels`."""
-    counts = [(outcome, len(report.with_outcome(outcome))) for outcome in Outcome]
+    counts = [(outcome, len(report.with_outcome(outcome))) for outcome in GateOutcome]
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts if count)
     return (
         f"{EXIT_WORDS[report.exit_code]}: {summary}; {report.model} against {_base(report)}, "
@@ -42,15 +40,15 @@ def terminal(report: AccuracyReport) -> Table:
     for name in ("outcome", "scheme", "check", "change", "limit", "detectable", "why"):
         right = name in ("change", "limit", "detectable")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
-    for one in report.judged:
+    for limit in report.judged:
         table.add_row(
-            str(one.outcome),
-            one.scheme,
-            one.check,
-            change(one),
-            one.limit,
-            detectable(one),
-            one.reason,
+            str(limit.outcome),
+            limit.scheme,
+            limit.check,
+            change(limit),
+            limit.limit,
+            detectable(limit),
+            limit.reason,
         )
     return table
 
@@ -61,16 +59,17 @@ def notes(report: AccuracyReport) -> Iterator[str]:
         yield f"warning: {warning}"
     if report.absent:
         yield f"missing: {'; '.join(report.absent)}"
-    for one in report.diagnoses:
-        if one.differing:
-            yield f"{one.scheme}: differs from the original: {'; '.join(one.differing[:_SHOWN])}"
-        if named := named_layers(one.layers, one.kl):
-            yield f"{one.scheme}: look first at {named}"
-        if one.note:
-            yield f"{one.scheme}: {one.note}"
-        if one.tokens:
-            lost = [f"{t.token!r} after {t.before!r} ({t.loss:.2f} nats)" for t in one.tokens]
-            yield f"{one.scheme}: lost most on {'; '.join(lost[:_SHOWN])}"
+    for diagnosis in report.diagnoses:
+        if diagnosis.differing:
+            differing = "; ".join(diagnosis.differing[:_MAX_ITEMS])
+            yield f"{diagnosis.scheme}: differs from the original: {differing}"
+        if named := named_layers(diagnosis.layers, diagnosis.kl):
+            yield f"{diagnosis.scheme}: look first at {named}"
+        if diagnosis.note:
+            yield f"{diagnosis.scheme}: {diagnosis.note}"
+        if diagnosis.tokens:
+            lost = [f"{t.token!r} after {t.before!r} ({t.loss:.2f} nats)" for t in diagnosis.tokens]
+            yield f"{diagnosis.scheme}: lost most on {'; '.join(lost[:_MAX_ITEMS])}"
 
 
 def markdown(report: AccuracyReport) -> str:
@@ -80,31 +79,23 @@ def markdown(report: AccuracyReport) -> str:
 
 def junit(report: AccuracyReport) -> str:
     """Format JUnit XML: regressions and ambiguous checks are failures, missing ones errors."""
-    counts = {outcome: len(report.with_outcome(outcome)) for outcome in Outcome}
+    counts = {outcome: len(report.with_outcome(outcome)) for outcome in GateOutcome}
     totals = {
-        "tests": str(len(report.judged)),
-        "failures": str(counts[Outcome.REGRESSION] + counts[Outcome.AMBIGUOUS]),
-        "errors": str(counts[Outcome.MISSING]),
+        "tests": len(report.judged),
+        "failures": counts[GateOutcome.REGRESSION] + counts[GateOutcome.AMBIGUOUS],
+        "errors": counts[GateOutcome.MISSING],
     }
-    root = ElementTree.Element("testsuites", totals)
-    suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, **totals})
-    properties = ElementTree.SubElement(suite, "properties")
-    for name, value in _named_hashes(report):
-        ElementTree.SubElement(properties, "property", {"name": clean(name), "value": clean(value)})
-    system_out = "\n".join(notes(report))
-    for one in report.judged:
-        names = {"classname": clean(one.scheme), "name": clean(one.check)}
-        test = ElementTree.SubElement(suite, "testcase", names)
-        if one.outcome in _FAILING:
-            tag = "error" if one.outcome is Outcome.MISSING else "failure"
-            message = clean(f"{change(one)}, limit {one.limit}".removeprefix(", "))
-            attributes = {"message": message, "type": str(one.outcome)}
-            ElementTree.SubElement(test, tag, attributes).text = clean(one.reason)
-    if system_out:
-        ElementTree.SubElement(suite, "system-out").text = clean(system_out)
-    ElementTree.indent(root)
-    body = ElementTree.tostring(root, encoding="unicode")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
+    cases = map(_junit_case, report.judged)
+    return junit_xml(SUITE, totals, _named_hashes(report), cases, "\n".join(notes(report)))
+
+
+def _junit_case(limit: LimitOutcome) -> JUnitCase:
+    if limit.outcome not in _FAILING:
+        return JUnitCase(limit.scheme, limit.check)
+    tag = "error" if limit.outcome is GateOutcome.MISSING else "failure"
+    message = f"{change(limit)}, limit {limit.limit}".removeprefix(", ")
+    kind = str(limit.outcome)
+    return JUnitCase(limit.scheme, limit.check, tag, message, kind, limit.reason)
 
 
 def as_json(report: AccuracyReport) -> str:
@@ -125,30 +116,30 @@ def as_json(report: AccuracyReport) -> str:
         "policy": report.policy,
         "commit": report.commit,
         "device": report.device,
-        "checks": [asdict(one) for one in report.judged],
-        "diagnoses": [one.values() for one in report.diagnoses],
+        "checks": [asdict(limit) for limit in report.judged],
+        "diagnoses": [diagnosis.values() for diagnosis in report.diagnoses],
     }
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def change(one: LimitOutcome) -> str:
+def change(limit: LimitOutcome) -> str:
     """Format the change, as `+0.8 % (+0.7 … +1.0)`; empty: nothing was judged."""
-    if one.change is not None:
-        text = f"{one.change:+.2f} {one.unit}"
-        if one.low is not None and one.high is not None:
-            text += f" ({one.low:+.2f} … {one.high:+.2f})"
+    if limit.change is not None:
+        text = f"{limit.change:+.2f} {limit.unit}"
+        if limit.low is not None and limit.high is not None:
+            text += f" ({limit.low:+.2f} … {limit.high:+.2f})"
         return text
-    if one.value is None:
+    if limit.value is None:
         return ""
-    text = f"{one.value:.4g} {one.unit}".rstrip()
-    if one.low is not None and one.high is not None and one.low < one.high:
-        text += f" ({one.low:.4g} … {one.high:.4g})"
+    text = f"{limit.value:.4g} {limit.unit}".rstrip()
+    if limit.low is not None and limit.high is not None and limit.low < limit.high:
+        text += f" ({limit.low:.4g} … {limit.high:.4g})"
     return text
 
 
-def detectable(one: LimitOutcome) -> str:
+def detectable(limit: LimitOutcome) -> str:
     """Format the smallest loss that the data could detect, as `1.2 %`; empty: unknown."""
-    return "" if one.detectable is None else f"{one.detectable:.3g} {one.unit}"
+    return "" if limit.detectable is None else f"{limit.detectable:.3g} {limit.unit}"
 
 
 def _base(report: AccuracyReport) -> str:
@@ -181,16 +172,16 @@ def _lines(report: AccuracyReport) -> Iterator[str]:
 
 
 def _layer_tables(report: AccuracyReport) -> Iterator[str]:
-    for one in report.diagnoses:
-        if not one.layers:
+    for diagnosis in report.diagnoses:
+        if not diagnosis.layers:
             continue
         yield ""
-        kl = "" if one.kl is None else f", KL {one.kl:.3g} nats"
-        yield f"Layers of `{one.scheme}`{kl}:"
+        kl = "" if diagnosis.kl is None else f", KL {diagnosis.kl:.3g} nats"
+        yield f"Layers of `{diagnosis.scheme}`{kl}:"
         yield ""
         yield "| layer | output error | KL with the original's layer |"
         yield "| --- | ---: | ---: |"
-        for layer in one.layers[:_LAYERS]:
+        for layer in diagnosis.layers[:_MAX_LAYERS]:
             restored = "" if layer.kl_restored is None else f"{layer.kl_restored:.3g}"
             yield f"| {plain(layer.layer)} | {layer.error:.3g} | {restored} |"
 
@@ -209,15 +200,15 @@ def _named_hashes(report: AccuracyReport) -> Iterator[tuple[str, str]]:
 def _table(judged: Sequence[LimitOutcome]) -> Iterator[str]:
     yield "| scheme | check | change | limit | detectable | outcome | |"
     yield "| --- | --- | ---: | ---: | ---: | --- | --- |"
-    for one in judged:
-        outcome = f"**{one.outcome}**" if one.outcome in _FAILING else str(one.outcome)
+    for limit in judged:
+        outcome = f"**{limit.outcome}**" if limit.outcome in _FAILING else str(limit.outcome)
         cells = (
-            f"`{one.scheme}`",
-            plain(one.check),
-            change(one),
-            plain(one.limit),
-            detectable(one),
+            f"`{limit.scheme}`",
+            plain(limit.check),
+            change(limit),
+            plain(limit.limit),
+            detectable(limit),
             outcome,
-            plain(one.reason),
+            plain(limit.reason),
         )
         yield f"| {' | '.join(cells)} |"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flexq_bench.ci.bisect import BisectReport, Step
+from flexq_bench.ci.bisect import BisectionStep, BisectReport
 from flexq_bench.measure.ab.revisions import MergedBranch, merged_branches, subject_of
 from flexq_bench.results.comparison_report import as_plain as comparison_as_plain
 from flexq_bench.runs.command_lines import command
@@ -16,7 +16,7 @@ from flexq_bench.runs.command_lines import command
 _SHA = 10
 
 
-def step_line(step: Step) -> str:
+def step_line(step: BisectionStep) -> str:
     """Format a step, as `abcdef1234 changed after 6 pairs: 4 % slower`."""
     after = f" after {step.pairs} pairs" if step.pairs else ""
     return f"{step.commit[:_SHA]} {step.outcome}{after}: {step.reason}"
@@ -68,7 +68,7 @@ def line(report: BisectReport, repository: Path) -> str:
     first, *other_suspects = (suspect[:_SHA] for suspect in report.location.suspects)
     if not other_suspects:
         branches = merged(report, repository)
-        ends = (f"--good {one.good[:_SHA]} --bad {one.bad[:_SHA]}" for one in branches)
+        ends = (f"--good {branch.good[:_SHA]} --bad {branch.bad[:_SHA]}" for branch in branches)
         go_on = f", a merge: continue with bisect {' and '.join(ends)}" if branches else ""
         return f"{first} made it {effect}{go_on}"
     return (

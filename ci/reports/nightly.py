@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from flexq_bench.ci.nightly import KindReport
+from flexq_bench.ci.report_data import KindReport
 
-_MOST_LINES = 20  # per list and kind of GPU
+_MAX_LINES = 20  # per list and kind of GPU
 
 
 def lines(reports: Sequence[KindReport]) -> Iterator[str]:
@@ -23,7 +21,7 @@ def lines(reports: Sequence[KindReport]) -> Iterator[str]:
             f"{report.change_points} new change points, {report.retracted} retracted "
             f"(run {report.run[:8]})"
         )
-        for line in report.worse[:_MOST_LINES]:
+        for line in report.worse[:_MAX_LINES]:
             yield f"  {line}"
         for number in report.opened:
             yield f"  opened alert {number}: flexq-bench explain {number}"
@@ -53,7 +51,7 @@ def markdown(reports: Sequence[KindReport]) -> str:
             f"{report.canaries} | {report.change_points} | {alerts} |"
         )
     for report in reports:
-        items = [f"- **{_cell(line)}**" for line in report.worse[:_MOST_LINES]]
+        items = [f"- **{_cell(line)}**" for line in report.worse[:_MAX_LINES]]
         items += [f"- alert {n}: `flexq-bench explain {n}`" for n in report.opened]
         items += [f"- {count} × {_cell(reason)}" for reason, count in _reasons(report)]
         items += [f"- {_cell(line)}" for line in _budget(report)]
@@ -79,7 +77,7 @@ def _budget(report: KindReport) -> list[str]:
 
 def _reasons(report: KindReport) -> list[tuple[str, int]]:
     ordered = sorted(report.reasons.items(), key=lambda item: -item[1])
-    return ordered[:_MOST_LINES]
+    return ordered[:_MAX_LINES]
 
 
 def _counts(numbers: dict[str, int]) -> str:

@@ -13,8 +13,8 @@ from rich.table import Table
 from flexq_bench.ci.gate_static import Change, StaticReport
 from flexq_bench.measure.machine_code.comparison import Broken, short_name
 
-_SHOWN = 30  # regressions, and builds that don't compile, that are listed
-_ERROR_LENGTH = 200  # characters of a compiler error
+_MAX_ROWS = 30  # regressions, and builds that don't compile, that are listed
+_MAX_ERROR_LENGTH = 200  # characters of a compiler error
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def terminal(report: StaticReport) -> Table | None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, justify in _COLUMNS:
         table.add_column(name, justify="right" if justify else "left", overflow="fold")
-    for regression in worse[:_SHOWN]:
+    for regression in worse[:_MAX_ROWS]:
         table.add_row(*_cells(report, regression))
     return table
 
@@ -107,12 +107,14 @@ def further_lines(report: StaticReport) -> list[str]:
     if report.uncompared:
         builds = _count(report.uncompared, "build")
         lines.append(f"the base does not compile for {builds}: only spills are judged there")
-    left_out = len(regressions(report.changes)) - _SHOWN
+    left_out = len(regressions(report.changes)) - _MAX_ROWS
     if left_out > 0:
         lines.append(f"and {left_out} more regressions: --json has them")
-    lines += [_broken_line(broken) for broken in report.broken[:_SHOWN]]
-    if len(report.broken) > _SHOWN:
-        lines.append(f"and {len(report.broken) - _SHOWN} more that do not compile: --json has them")
+    lines += [_broken_line(broken) for broken in report.broken[:_MAX_ROWS]]
+    if len(report.broken) > _MAX_ROWS:
+        lines.append(
+            f"and {len(report.broken) - _MAX_ROWS} more that do not compile: --json has them"
+        )
     return lines + [_summary_line(s) for s in summarize(report.changes) if s.verdict != "worse"]
 
 
@@ -123,7 +125,7 @@ def markdown(report: StaticReport) -> str:
     if worse:
         names = [name for name, _ in _COLUMNS]
         rules = ["---:" if right else "---" for _, right in _COLUMNS]
-        rows = [names, rules, *(_cells(report, regression) for regression in worse[:_SHOWN])]
+        rows = [names, rules, *(_cells(report, regression) for regression in worse[:_MAX_ROWS])]
         lines += ["", *(f"| {' | '.join(row)} |" for row in rows)]
     if further := further_lines(report):
         lines += ["", *(f"- {line}" for line in further)]
@@ -166,8 +168,8 @@ def _range(values: Sequence[float]) -> str:
 
 def _broken_line(broken: Broken) -> str:
     error = broken.error
-    if len(error) > _ERROR_LENGTH:
-        error = f"{error[: _ERROR_LENGTH - 3]}..."
+    if len(error) > _MAX_ERROR_LENGTH:
+        error = f"{error[: _MAX_ERROR_LENGTH - 3]}..."
     return f"{broken.build} for {broken.target}: {error}"
 
 

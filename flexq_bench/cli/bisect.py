@@ -72,7 +72,7 @@ def bisect(
     from flexq_bench.measure.ab import InterleaveRules
     from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
     from flexq_bench.repository import project as projects
-    from flexq_bench.repository.worktrees import repository_of
+    from flexq_bench.repository.worktrees import commits_after, repository_of
 
     use_kernels_from(kernels_from)
     if project is not None:
@@ -80,7 +80,7 @@ def bisect(
         opened = use_project(project, good)
         folder, first = opened.project.root, opened.revision.commit.sha
         last = projects.revision(opened.project, bad).commit.sha
-        commits = projects.commits_after(opened.project, first, last)
+        commits = commits_after(folder, first, last)
         run_comparison = partial(_compared_in_project, opened.project)
     else:
         folder = repository_of(Path(repository))

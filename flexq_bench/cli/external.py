@@ -83,9 +83,9 @@ def with_external(suite: Suite, patterns: Sequence[str] | None) -> Suite:
 
 def code_with_failures(code: int) -> int:
     """The exit code, at least MISSING if sources failed to load."""
-    from flexq_bench.runs.lifecycle import worst
+    from flexq_bench.exit_codes import worst_exit_code
 
-    return worst((code, ExitCode.MISSING)) if failures_to_load() else code
+    return worst_exit_code((code, ExitCode.MISSING)) if failures_to_load() else code
 
 
 def failures_to_load() -> list[str]:

@@ -27,7 +27,7 @@ def refuse_projects(format_name: str, projects: Sequence[str]) -> None:
 
 def write_external(format_name: str, file: str, records: Iterable[Record]) -> int:
     """Write records in another service's format; returns the result count. Raises UsageError."""
-    from flexq_bench.exchange.exports import EXPORTS, write_export
+    from flexq_bench.exchange.exports.formats import EXPORTS, write_export
     from flexq_bench.workloads.names import unknown
 
     if format_name == TRACES:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flexq_bench.ci.history_alerts import HistoryVerdicts
     from flexq_bench.db.engine import Database, Session
     from flexq_bench.db.records import CommitInfo, Record
-    from flexq_bench.exchange.external import Reading
+    from flexq_bench.exchange.external.result import Reading
 
 EXTERNAL_BACKEND = "Results of other tools"
 TRACES = "flashinfer-bench"  # a folder, unlike the formats of runs.outside
@@ -143,7 +143,7 @@ def import_external(
     file of another format.
     """
     from flexq_bench.db.engine import open_database
-    from flexq_bench.exchange.external import FORMATS, read_results
+    from flexq_bench.exchange.external.formats import FORMATS, read_results
     from flexq_bench.exchange.flashinfer_traces import read_traces
     from flexq_bench.workloads.names import unknown
 
@@ -226,7 +226,7 @@ def _store(
     series = {row.series_id for row in rows}
     verdicts = judge_histories(session, series, alerting=alerting)
     if alerting:
-        events.add_history_events(session, verdicts)
+        events.add_history_events(session, verdicts.opened, verdicts.improved)
     return added, verdicts
 
 
@@ -251,7 +251,7 @@ def _records(
 
 def _created_at(path: str, reading: Reading, options: ExternalOptions) -> str:
     """The time of results, ISO 8601 in UTC. Raises UsageError."""
-    from flexq_bench.exchange.external.times import iso_time
+    from flexq_bench.exchange.external.result import iso_time
 
     now = datetime.now(UTC)
     time = iso_time(options.time)

@@ -111,9 +111,12 @@ def accuracy(
     from flexq_bench.accuracy.setup import prepare, subjects
     from flexq_bench.accuracy.texts import read_text
     from flexq_bench.checkpoints.folders import is_checkpoint
-    from flexq_bench.ci.accuracy_gate.gate import gate_accuracy, planned_evaluation
+    from flexq_bench.ci.accuracy_gate.gate import (
+        gate_accuracy,
+        gate_records,
+        planned_evaluation,
+    )
     from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
-    from flexq_bench.ci.accuracy_gate.records import gate_records
     from flexq_bench.ci.notifications import events
     from flexq_bench.ci.reports import accuracy as reports
     from flexq_bench.db.engine import open_database

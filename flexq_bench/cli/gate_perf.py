@@ -33,8 +33,8 @@ from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.workloads.probes import is_probe
 
 if TYPE_CHECKING:
-    from flexq_bench.ci.gate_perf import GateReport
     from flexq_bench.ci.policy import Policy
+    from flexq_bench.ci.report_data import GateReport
     from flexq_bench.db.records import CommitInfo
     from flexq_bench.verdicts import Compared
 
@@ -73,8 +73,9 @@ def perf(
     limits; 1: slower or wrong; 3: it can't be decided; 4: planned results are missing. Verdicts are
     stored with their evidence. A revision compared with itself measures the noise.
     """
-    from flexq_bench.ci.gate_perf import Outcome, gate_perf, suffices
-    from flexq_bench.ci.judged import planned_cases
+    from flexq_bench.ci.gate_inputs import planned_cases
+    from flexq_bench.ci.gate_perf import gate_perf, suffices
+    from flexq_bench.ci.report_data import GateOutcome
     from flexq_bench.cli.external import code_with_failures, use_kernels_from
     from flexq_bench.cli.project import refuse_beside_project
     from flexq_bench.db.engine import open_database
@@ -121,7 +122,7 @@ def perf(
             trusts_head=trust_head,
         )
     _write(report, files)
-    missing = report.with_outcome(Outcome.MISSING)
+    missing = report.with_outcome(GateOutcome.MISSING)
     if plan and len(missing) == len(report.findings):
         for note in report.notes:
             say(out, note)
@@ -155,7 +156,7 @@ def _input_of_repository(
 ) -> _GateInput:
     """Return the gate's input for commits of this repository."""
     from flexq_bench.ci.base_policy import load_policy_of
-    from flexq_bench.ci.judged import judged_commit
+    from flexq_bench.ci.gate_inputs import judged_commit
     from flexq_bench.ci.policy import load_policy
     from flexq_bench.cli.external import with_external
     from flexq_bench.measure import ab as interleave
@@ -218,7 +219,7 @@ def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:
 
 
 def _write(report: GateReport, files: dict[str, str | None]) -> None:
-    from flexq_bench.ci import reports
+    from flexq_bench.ci.reports import perf as reports
 
     writers = {
         "--markdown": reports.markdown,
@@ -229,8 +230,7 @@ def _write(report: GateReport, files: dict[str, str | None]) -> None:
 
 
 def _print(report: GateReport, out: Console) -> None:
-    from flexq_bench.ci import reports
-    from flexq_bench.ci.reports.terminal import findings_table
+    from flexq_bench.ci.reports.perf import findings_table, headline
 
     table = findings_table(report)
     if table is not None:
@@ -244,4 +244,4 @@ def _print(report: GateReport, out: Console) -> None:
     ):
         for alert in alerts:
             say(out, f"{word} alert {alert}: {command('explain', str(alert))}")
-    say(out, reports.headline(report))
+    say(out, headline(report))

@@ -17,7 +17,7 @@ from flexq_bench.cli.progress import progress as shown_progress
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.records import CommitInfo, Record, RunInfo
-from flexq_bench.exit_codes import INTERRUPTED
+from flexq_bench.exit_codes import INTERRUPTED, worst_exit_code
 from flexq_bench.fleet.open_pool import PoolOptions, open_pool
 from flexq_bench.fleet.pool import Pool
 from flexq_bench.fleet.suite_runs import PlannedRun, measure_runs, plan_runs
@@ -26,7 +26,7 @@ from flexq_bench.repository.provenance import current_commit
 from flexq_bench.results.published_numbers import store_published_numbers
 from flexq_bench.runs import command_lines as invocation
 from flexq_bench.runs.cost_estimate import read_costs
-from flexq_bench.runs.lifecycle import OnRecord, open_run, verdict_of_run, worst
+from flexq_bench.runs.lifecycle import OnRecord, exit_code_of_run, open_run
 from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.runs.resume import read_unfinished
 from flexq_bench.runs.table import problem_lines, published_table, result_line, results_table
@@ -168,7 +168,7 @@ def carry_out(
     except Exception:
         log.warning("what was measured before is stored, continue with %s", resume)
         raise
-    return worst(report(database, run, options) for run in runs)
+    return worst_exit_code(report(database, run, options) for run in runs)
 
 
 def report(database: Database, run: RunInfo, options: RunOptions) -> int:
@@ -206,7 +206,7 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
         say(out, f"records: {path}")
     show = invocation.command("dashboard", *invocation.database_arguments(database))
     say(out, f"view them: {show}, then {RESULTS_PAGE}?run={run.uuid[:8]}")
-    return int(verdict_of_run(records, missing))
+    return int(exit_code_of_run(records, missing))
 
 
 @contextmanager

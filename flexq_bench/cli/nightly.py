@@ -36,7 +36,8 @@ from flexq_bench.exit_codes import ExitCode
 from flexq_bench.sweeps.text import split_names
 
 if TYPE_CHECKING:
-    from flexq_bench.ci.nightly import KindReport, Rules
+    from flexq_bench.ci.nightly import Rules
+    from flexq_bench.ci.report_data import KindReport
     from flexq_bench.db.engine import Database
     from flexq_bench.db.records import CommitInfo
     from flexq_bench.fleet import PoolOptions
@@ -233,7 +234,7 @@ def _judge_and_notify(
         if unloaded:
             events.add_unloaded_kernels_event(session, night, suite, commit.sha, unloaded)
         if alerting:
-            events.add_history_events(session, verdicts)
+            events.add_history_events(session, verdicts.opened, verdicts.improved)
             events.add_digest_event(session, night, suite, reports)
     send_if_subscribed(database)
 
@@ -387,7 +388,7 @@ def exit_code(reports: Sequence[KindReport], *, alerting: bool) -> ExitCode:
 
     Changes that join an open alert don't count; without alerts all regressions count.
     """
-    from flexq_bench.runs.lifecycle import worst
+    from flexq_bench.exit_codes import worst_exit_code
 
     codes = []
     for report in reports:
@@ -398,4 +399,4 @@ def exit_code(reports: Sequence[KindReport], *, alerting: bool) -> ExitCode:
             codes.append(ExitCode.MISSING)
         if report.statuses.get("failed"):
             codes.append(ExitCode.INFRASTRUCTURE)
-    return ExitCode(worst(codes))
+    return ExitCode(worst_exit_code(codes))

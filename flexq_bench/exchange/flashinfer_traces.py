@@ -22,16 +22,16 @@ from flexq_bench.db.records import Record
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.exports.selection import comparable, label_of
 from flexq_bench.exchange.external.result import (
-    MOST_BYTES,
-    MOST_RESULTS,
+    MAX_BYTES,
+    MAX_RESULTS,
     BadResult,
     ExternalResult,
     Reading,
     cleaned,
     collect,
+    iso_time,
     number,
 )
-from flexq_bench.exchange.external.times import iso_time
 from flexq_bench.runs.text_files import read_text
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 WHAT = "a folder of a FlashInfer-Bench trace set"
 _OP_TYPE = "gemm"
 _US_A_MS = 1e3
-_MOST_FILES = 10_000
+_MAX_FILES = 10_000
 _KINDS = ("symmetric", "dense")  # of number formats: codes with one scale per group, or FP16
 _REFERENCE = """import torch
 
@@ -156,7 +156,7 @@ def folder_hash(folder: str) -> str:
         for path in _files(folder, kind):
             digest.update(f"{path.relative_to(folder)}\0".encode())
             with path.open("rb") as file:
-                digest.update(file.read(MOST_BYTES + 1))
+                digest.update(file.read(MAX_BYTES + 1))
     return digest.hexdigest()
 
 
@@ -167,7 +167,7 @@ def gemm_definitions(folder: str) -> dict[str, GemmDefinition]:
     definitions = {}
     for path in _files(folder, "definitions"):
         try:
-            value = json.loads(read_text(str(path), WHAT, most_bytes=MOST_BYTES))
+            value = json.loads(read_text(str(path), WHAT, most_bytes=MAX_BYTES))
             definition = _gemm(value)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(f"{path} is no definition: name {WHAT}") from None
@@ -264,13 +264,13 @@ def _json_lines(folder: str, kind: str) -> Iterator[tuple[str, Any]]:
     lines = 0
     for path in _files(folder, kind):
         for place, line in enumerate(
-            read_text(str(path), WHAT, most_bytes=MOST_BYTES).splitlines(), start=1
+            read_text(str(path), WHAT, most_bytes=MAX_BYTES).splitlines(), start=1
         ):
             if not line.strip():
                 continue
             lines += 1
-            if lines > 10 * MOST_RESULTS:
-                raise UsageError(f"{folder} has more than {10 * MOST_RESULTS:,} {kind}: split it")
+            if lines > 10 * MAX_RESULTS:
+                raise UsageError(f"{folder} has more than {10 * MAX_RESULTS:,} {kind}: split it")
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError):
@@ -281,8 +281,8 @@ def _json_lines(folder: str, kind: str) -> Iterator[tuple[str, Any]]:
 def _files(folder: str, kind: str) -> list[Path]:
     suffix = ".json" if kind == "definitions" else ".jsonl"
     files = sorted(p for p in (Path(folder) / kind).rglob(f"*{suffix}") if p.is_file())
-    if len(files) > _MOST_FILES:
-        raise UsageError(f"{folder}/{kind} has more than {_MOST_FILES:,} files: split it")
+    if len(files) > _MAX_FILES:
+        raise UsageError(f"{folder}/{kind} has more than {_MAX_FILES:,} files: split it")
     return files
 
 

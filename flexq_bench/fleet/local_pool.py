@@ -18,10 +18,10 @@ from flexq_bench.measure.ab import (
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.local_devices import device_info
 from flexq_bench.repository.project import Project, revision
-from flexq_bench.runs.lifecycle import OnRecord, store_outcomes
+from flexq_bench.runs.lifecycle import OnRecord, store_results
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.process_meter import Measurer
-from flexq_bench.runs.worker import Outcome, Worker
+from flexq_bench.runs.worker import MeasuredCase, Worker
 from flexq_bench.workloads.case import Case
 
 
@@ -56,7 +56,7 @@ class LocalPool:
         with device_alone(self._worker.device.uuid):
             for work in works:
                 outcomes = self._outcomes(work.cases)
-                store_outcomes(work.run, work.cases, outcomes, on_record=on_record)
+                store_results(work.run, work.cases, outcomes, on_record=on_record)
 
     def machine(self, gpu: str) -> Machine:
         project = "" if self._project is None else self._project.name
@@ -90,6 +90,6 @@ class LocalPool:
             )
         return kind
 
-    def _outcomes(self, cases: Sequence[Case]) -> Iterator[Outcome]:
+    def _outcomes(self, cases: Sequence[Case]) -> Iterator[MeasuredCase]:
         for case in self._measurer.in_order(cases):
-            yield Outcome(case, self._measurer.measure(case), self._worker)
+            yield MeasuredCase(case, self._measurer.measure(case), self._worker)

@@ -27,7 +27,7 @@ from flexq_bench.results.device_offsets import store_offsets
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.lifecycle import OnRecord
 from flexq_bench.runs.machine import Machine
-from flexq_bench.runs.outage import through_outages
+from flexq_bench.runs.transactions import run_transaction
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.names import unknown
 
@@ -175,7 +175,7 @@ class RayPool:
             add_jobs(session, run, jobs)
             reopen_jobs(session, run, memory_obstacles)
 
-        through_outages(self._database, declare)
+        run_transaction(self._database, declare)
 
     def _interrupt_unmeasured(self, works: Sequence[Work]) -> None:
         """Mark runs with cases that had no device as interrupted; they can be resumed elsewhere."""
@@ -185,7 +185,7 @@ class RayPool:
                 if queries.jobs_of(session, work.run.info.uuid, states=("no-device",)):
                     work.run.status = "interrupted"
 
-        through_outages(self._database, interrupt)
+        run_transaction(self._database, interrupt)
 
     def _store_offsets(self, works: Sequence[Work]) -> None:
         try:

@@ -50,7 +50,7 @@ from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
 from flexq_bench.repository.provenance import ROOT
 from flexq_bench.repository.worktrees import is_published, repository_of
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
-from flexq_bench.runs.outage import through_outages
+from flexq_bench.runs.transactions import run_transaction
 from flexq_bench.workloads.case import Case
 
 # A server renews the lease of its request for as long as a case, or a comparison with its builds,
@@ -165,7 +165,7 @@ def _bisect(
     """Bisect in this clone; the line about the result becomes the request's detail."""
 
     def on_step(line: str) -> None:
-        through_outages(
+        run_transaction(
             database, lambda session: set_request_detail(session, request.uuid, server, line)
         )
 
@@ -235,7 +235,7 @@ def _missing_cases(run: OpenRun, request: ClaimedRequest, cases: Sequence[Case])
         set_request_run(session, request.uuid, run.info.uuid)
         return set(queries.missing_cases(session, run.info.uuid))
 
-    missing = through_outages(run.database, read_missing)
+    missing = run_transaction(run.database, read_missing)
     return [case for case in cases if case.key in missing]
 
 
@@ -301,7 +301,7 @@ def _renew(
     database: Database, request: ClaimedRequest, server: str, *, has_result: bool = True
 ) -> None:
     """Renew the lease. Raises CancelledError if the request was cancelled."""
-    if not through_outages(
+    if not run_transaction(
         database, lambda session: _renew_in(session, request, server, has_result=has_result)
     ):
         raise CancelledError(f"request {request.uuid[:8]} was cancelled")
@@ -352,13 +352,15 @@ def _return_request(database: Database, server: str, error: BaseException) -> No
 
 def _return_requests(database: Database, server: str) -> None:
     """Return all requests of this server to the queue, after an outage of any length."""
-    through_outages(database, lambda session: return_requests(session, server), longest_s=math.inf)
+    run_transaction(
+        database, lambda session: return_requests(session, server), max_outage_s=math.inf
+    )
 
 
 def _finish(
     database: Database, request: ClaimedRequest, state: str, run: str | None, detail: str
 ) -> Served:
-    through_outages(
+    run_transaction(
         database,
         lambda session: finish_request(
             session, request.uuid, state, detail=detail, at=database_time(session)

@@ -13,8 +13,8 @@ from flexq_bench.errors import UsageError
 from flexq_bench.runs.text_files import read_text
 
 CONFIG = "config.json"
-_MOST_BYTES = 1 << 20
-_MOST = (  # older transformers build experts one by one
+_MAX_BYTES = 1 << 20
+_MAX_COUNTS = (  # older transformers build experts one by one
     (1000, re.compile(r"(num|n)_.*layers?$|n_layers?$|num_layers$")),
     (20_000, re.compile(r"(num|n)_.*experts$")),
 )
@@ -82,7 +82,7 @@ def read_config(path: str) -> tuple[Path, dict[str, Any]]:
     if file.is_dir():
         _refuse_other_folder(file)
         file /= CONFIG
-    text = read_text(str(file), f"a {CONFIG} or its folder", most_bytes=_MOST_BYTES)
+    text = read_text(str(file), f"a {CONFIG} or its folder", most_bytes=_MAX_BYTES)
     try:
         values = json.loads(text, object_hook=_decode_object)
     except (ValueError, RecursionError):
@@ -128,7 +128,7 @@ def _check_counts(values: Mapping[str, Any], file: Path) -> None:
     for key, value in values.items():
         if isinstance(value, dict):
             _check_counts(value, file)
-        for most, pattern in _MOST:
+        for most, pattern in _MAX_COUNTS:
             if isinstance(value, int) and value > most and pattern.fullmatch(key):
                 raise UsageError(
                     f"{file} has {key} {value:,}, and {most:,} is the most that is built: mend it"

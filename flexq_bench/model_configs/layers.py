@@ -26,7 +26,7 @@ _ROUTERS = frozenset({"gate", "router", "router_gate", "shared_expert_gate"})
 _WRAPPED = frozenset({"linear", "layer"})  # the module around it has the name
 _CROSS = re.compile(r"cross_?att|encoder_(decoder_)?att|EncDecAtt", re.IGNORECASE)
 _NO_TEXT = re.compile(r"Vision|Visual|Audio|Image")
-_MOST_UNREAD = 0.1  # of the weights in blocks
+_MAX_UNREAD_SHARE = 0.1  # of the weights in blocks
 # Projections of one input that serving engines stack along N, in their order.
 _QKV = tuple(
     tuple(pattern.format(letter) for letter in letters)
@@ -74,7 +74,7 @@ def layers_of_config(path: str) -> tuple[LayerShape, ...]:
         raise UsageError(f"{file} makes a model without linear layers: name that of a decoder")
     read = sum(shape.n * shape.k * count for shape, count in counts.items())
     total = read + sum(weights.unread.values())
-    if total - read > _MOST_UNREAD * total:
+    if total - read > _MAX_UNREAD_SHARE * total:
         raise UsageError(
             f"{file}: {1 - read / total:.0%} of the weights of its blocks have an unknown layout "
             f"({next(iter(weights.unread)):.60}): measure its sizes by --n and --k"
@@ -250,11 +250,11 @@ def _stacked(
         if name not in remaining:
             continue
         for fused, parts in stacks:
-            found = [remaining[part] for part in parts if part in remaining]
-            if name in parts and len(found) == len(parts) and len({s.k for s in found}) == 1:
-                prefix = found[0].name.removesuffix(parts[0])
-                n = sum(s.n for s in found)
-                yield replace(found[0], name=prefix + fused, n=n, fused=True)
+            shapes = [remaining[part] for part in parts if part in remaining]
+            if name in parts and len(shapes) == len(parts) and len({s.k for s in shapes}) == 1:
+                prefix = shapes[0].name.removesuffix(parts[0])
+                n = sum(s.n for s in shapes)
+                yield replace(shapes[0], name=prefix + fused, n=n, fused=True)
                 for part in parts:
                     del remaining[part]
                 break

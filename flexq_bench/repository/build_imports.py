@@ -109,7 +109,7 @@ class _BuildFinder:
             return frozenset()
         owners = metadata.packages_distributions()
         names = {
-            name for name, some in owners.items() if any(_canonical(one) == own for one in some)
+            name for name, some in owners.items() if any(_canonical(owner) == own for owner in some)
         }
         return frozenset(names | {own.replace("-", "_")})
 

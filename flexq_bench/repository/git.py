@@ -61,19 +61,6 @@ def git_output(
     return done.stdout.strip()
 
 
-def commits_with(folder: Path, good: str, bad: str) -> list[str]:
-    """Return the commits after `good` up to `bad`, oldest first, that are relevant to a search.
-
-    These are the first parents of bad that contain good; commits on bad's side from before `good`
-    was merged do not contain it. Raises GitError.
-    """
-    between = f"{good}..{bad}"
-    # In a single call, `good` would be followed along first parents only.
-    containing = set(git_output(folder, "rev-list", "--ancestry-path", between).splitlines())
-    first = git_output(folder, "rev-list", "--first-parent", "--reverse", between).splitlines()
-    return [commit for commit in first if commit in containing]
-
-
 def commits_of_tags(folder: Path) -> dict[str, str]:
     """Return the full sha of the commit of each tag, by name. Raises GitError outside of git."""
     # The last field is the target of an annotated tag; it is empty for a lightweight one.

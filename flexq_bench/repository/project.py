@@ -22,15 +22,11 @@ timeout_s = 1800                     # of the command, and of the installation
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import shutil
 import tempfile
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,9 +35,10 @@ from pydantic import Field
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.external.sources import KernelSource, normalized
-from flexq_bench.repository.git import GitError, commits_with, git_output, run_git
+from flexq_bench.repository.git import GitError, git_output, run_git
 from flexq_bench.repository.provenance import commit_at
-from flexq_bench.repository.worktrees import is_shallow, repository_of, resolve_revision
+from flexq_bench.repository.working_tree import WORKING_TREE, snapshot
+from flexq_bench.repository.worktrees import repository_of, resolve_revision
 from flexq_bench.workloads.data_files import (
     Amount,
     AnyText,
@@ -57,21 +54,10 @@ from flexq_bench.workloads.errors import WorkloadError
 
 FILE = "flexq-bench.toml"
 VERSION = 1
-WORKING_TREE = "."
-# Author and committer of the temporary commit of a working tree, which is on no branch.
-_NOBODY = {
-    f"GIT_{who}_{what}": value
-    for who in ("AUTHOR", "COMMITTER")
-    for what, value in (("NAME", "flexq-bench"), ("EMAIL", "flexq-bench@localhost"))
-}
-# Kinds of files that kernels consist of. Other untracked files need no warning.
-_SOURCES = ("*.py", "*.cu", "*.cuh", "*.cpp", "*.h", "*.hpp", "*.toml")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME = re.compile(r"""^\s*name\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
 _OURS = ("HOME", "PYTHONPATH", "TMPDIR")
 Environment = Literal["none", "pip", "uv"]
-
-log = logging.getLogger(__name__)
 
 
 class BuildTable(DataTable):
@@ -152,7 +138,7 @@ class Project:
             return self.inside
         named = git_output(self.root, "ls-tree", "-r", "-z", "--name-only", "--full-tree", sha)
         places = [Path(name).parent for name in named.split("\0") if Path(name).name == FILE]
-        return next((one for one in places if self._name_in(sha, one) == self.name), None)
+        return next((place for place in places if self._name_in(sha, place) == self.name), None)
 
     def _name_in(self, sha: str, inside: Path) -> str:
         try:
@@ -239,94 +225,16 @@ class ProjectRevision:
     checkout: str
 
 
-def working_tree(project: Project) -> ProjectRevision:
-    """Return the checked-out commit with the changes of tracked files on top of it.
-
-    Untracked sources are not included; they are listed in a log message. Raises UsageError if there
-    is no commit yet, or a merge with conflicts is not finished.
-    """
-    head = resolve_revision(project.root, "HEAD")
-    unmerged = git_output(project.root, "diff", "--name-only", "--diff-filter=U").splitlines()
-    if unmerged:
-        raise UsageError(
-            f"{project.root} has conflicts of a merge, in {unmerged[0]}: resolve and git add them "
-            "first, or abort the merge"
-        )
-    listing = ("ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
-    names = git_output(project.root / project.inside, *listing).split("\0")
-    untracked = tuple(name for name in names if name)
-    _log_left_out(untracked, ", which git does not track: git add it")
-    _log_left_out(_changed_submodules(project.root), ": commit them there")
-    tree = _tree_with_changes(project.root)
-    commit = project.commit(head)
-    if tree == git_output(project.root, "rev-parse", f"{head}^{{tree}}"):
-        return ProjectRevision(commit, head)
-    words = ("commit-tree", tree, "-p", head, "-m", "flexq-bench")
-    changed = git_output(project.root, *words, environment=_NOBODY)
-    return ProjectRevision(replace(commit, dirty=True), changed)
-
-
-def _tree_with_changes(root: Path) -> str:
-    """Write the tree of all tracked files as they are now, and return its name.
-
-    A copy of the index is updated: `git stash create` would ignore submodules, and fail for a file
-    that is to be added later (`git add --intent-to-add`).
-    """
-    index = root / git_output(root, "rev-parse", "--git-path", "index")
-    with tempfile.TemporaryDirectory() as folder:
-        own = Path(folder) / "index"
-        if index.is_file():
-            shutil.copy2(index, own)
-        environment = {"GIT_INDEX_FILE": str(own)}
-        git_output(root, "add", "--update", ".", environment=environment)
-        return git_output(root, "write-tree", environment=environment)
-
-
-def _changed_submodules(root: Path) -> tuple[str, ...]:
-    """Describe the submodules with changes of tracked files that no commit of theirs has."""
-    listing = ("status", "--porcelain=v2", "-z", "--ignore-submodules=none", "--no-renames")
-    # "1 XY S<c><m><u> modes and names path"; m is M if tracked files are changed
-    lines = (line.split(" ", 8) for line in git_output(root, *listing).split("\0"))
-    return tuple(
-        f"changes in submodule {words[8]}"
-        for words in lines
-        if words[0] == "1" and words[2].startswith("S") and words[2][2:3] == "M"
-    )
-
-
-@cache  # once per process
-def _log_left_out(names: Sequence[str], advice: str) -> None:
-    if names:
-        more = f" and {len(names) - 1} more" if names[1:] else ""
-        log.warning("not measured: %s%s%s", names[0], more, advice)
-
-
 def revision(project: Project, text: str) -> ProjectRevision:
-    """Resolve a revision; `.` is the working tree. Raises UsageError for an unknown revision."""
+    """Resolve a revision; `.` is the working tree.
+
+    Raises UsageError for an unknown revision, or a working tree that can't be a commit.
+    """
     if text == WORKING_TREE:
-        return working_tree(project)
+        tree = snapshot(project.root)
+        return ProjectRevision(replace(project.commit(tree.head), dirty=tree.dirty), tree.commit)
     sha = resolve_revision(project.root, text)
     return ProjectRevision(project.commit(sha), sha)
-
-
-def commits_after(project: Project, good: str, bad: str) -> list[str]:
-    """Return the commits after `good` up to `bad`, oldest first; see git.commits_with.
-
-    Raises UsageError if good is not an ancestor of bad.
-    """
-    try:
-        git_output(project.root, "merge-base", "--is-ancestor", good, bad)
-    except GitError:
-        if is_shallow(project.root):
-            raise UsageError(
-                f"this shallow clone does not show whether {good[:10]} is an ancestor of "
-                f"{bad[:10]}: git fetch --unshallow first (in a workflow: fetch-depth: 0)"
-            ) from None
-        raise UsageError(
-            f"{good[:10]} is not an ancestor of {bad[:10]}: name a good revision that bad was "
-            "made from"
-        ) from None
-    return commits_with(project.root, good, bad)
 
 
 def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:

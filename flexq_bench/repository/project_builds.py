@@ -33,7 +33,7 @@ from flexq_bench.repository.worktrees import worktree
 SOURCES = "src"  # folder of a project's modules, if they are not next to its file
 _DONE = "built.json"  # written last: without it, a build is started again
 _OUTPUT = "build.log"
-_SHOWN = 200  # maximum characters of the reason of a failure
+_MAX_REASON_LENGTH = 200  # maximum characters of the reason of a failure
 # Lines that give a reason, and lines that only wrap another error.
 _REASON = re.compile(r"\berror\b.*: |^\s*(\w+\.)*\w*Error: ", re.IGNORECASE)
 _WRAPS = re.compile(r"^(make|ninja)\b|subprocess-exited-with-error|metadata-generation-failed")
@@ -354,4 +354,4 @@ def _reason(output: str, code: int) -> str:
     """Return the first line of a build's output that gives a reason, or else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     reasons = (line for line in lines if _REASON.search(line) and not _WRAPS.search(line))
-    return next(reasons, lines[-1] if lines else f"exit code {code}")[:_SHOWN]
+    return next(reasons, lines[-1] if lines else f"exit code {code}")[:_MAX_REASON_LENGTH]

@@ -111,8 +111,8 @@ def _project_file(folder: Path, name: str) -> str:
     search = ("grep", "-z", "--files-with-matches", "--untracked", "--fixed-strings", _API)
     names = run_git(folder, *search, "--", "*.py").stdout.split("\0")
     # A virtual environment that git does not ignore contains this program.
-    found = [name for name in names if name and not _is_no_source(Path(name))]
-    sources = [_source(folder, Path(name)) for name in found or [_EXAMPLE]]
+    sources_found = [name for name in names if name and not _is_no_source(Path(name))]
+    sources = [_source(folder, Path(name)) for name in sources_found or [_EXAMPLE]]
     kernels = ", ".join(json.dumps(source, ensure_ascii=False) for source in sources)
     return _PROJECT.format(name=name, kernels=kernels, command=_build_command(folder))
 

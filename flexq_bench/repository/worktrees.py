@@ -16,10 +16,10 @@ from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.kernels.runtime.files import cache_folder, in_cache
-from flexq_bench.repository.git import run_git
+from flexq_bench.repository.git import git_output, run_git
 from flexq_bench.repository.provenance import is_dirty
 
-_NAMED = 8  # maximum number of similar names in an error
+_MAX_NAMES = 8  # maximum number of similar names in an error
 
 
 def repository_of(folder: Path) -> Path:
@@ -57,7 +57,7 @@ def resolve_revision(repository: Path, revision: str) -> str:
     names = run_git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
     if not names and find_revision(repository, "HEAD") is None:
         raise UsageError(f"{repository} has no commit yet: git commit first")
-    near = difflib.get_close_matches(revision, names, n=_NAMED, cutoff=0.0)
+    near = difflib.get_close_matches(revision, names, n=_MAX_NAMES, cutoff=0.0)
     there_are = ", ".join(near) or "no branches and no tags"
     raise UsageError(f"no revision {revision!r} in {repository}: there are {there_are}")
 
@@ -73,6 +73,29 @@ def find_revision(repository: Path, revision: str) -> str | None:
         repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
     )
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def commits_after(repository: Path, good: str, bad: str) -> list[str]:
+    """Return the commits after `good` up to `bad`, oldest first, that are relevant to a search.
+
+    These are the first parents of bad that contain good; commits on bad's side from before `good`
+    was merged do not contain it. Raises UsageError if good is not an ancestor of bad.
+    """
+    if run_git(repository, "merge-base", "--is-ancestor", good, bad).returncode != 0:
+        if is_shallow(repository):
+            raise UsageError(
+                f"this shallow clone does not show whether {good[:10]} is an ancestor of "
+                f"{bad[:10]}: git fetch --unshallow first (in a workflow: fetch-depth: 0)"
+            )
+        raise UsageError(
+            f"{good[:10]} is not an ancestor of {bad[:10]}: name a good revision that bad was "
+            "made from"
+        )
+    between = f"{good}..{bad}"
+    # In a single call, `good` would be followed along first parents only.
+    containing = set(git_output(repository, "rev-list", "--ancestry-path", between).splitlines())
+    first = git_output(repository, "rev-list", "--first-parent", "--reverse", between).splitlines()
+    return [commit for commit in first if commit in containing]
 
 
 def is_published(repository: Path, sha: str) -> bool:

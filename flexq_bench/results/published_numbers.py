@@ -17,19 +17,5 @@ def store_published_numbers(database: Database) -> None:
 
 
 def _info(value: PublishedValue) -> ReferenceInfo:
-    return ReferenceInfo(
-        source=value.source,
-        source_table=value.table,
-        kernel=value.kernel,
-        metric=value.metric,
-        value=value.value,
-        unit=value.unit,
-        baseline=value.baseline,
-        model=value.model,
-        m=value.m,
-        suite=value.suite,
-        task=value.task,
-        bound=value.bound,
-        hardware=value.hardware,
-        note=value.note,
-    )
+    values = value.model_dump()
+    return ReferenceInfo(source_table=values.pop("table"), unit=value.unit, **values)

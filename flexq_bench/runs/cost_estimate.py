@@ -11,7 +11,7 @@ from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import case_seconds
 from flexq_bench.workloads.case import Case, Stage
 
-_NEWEST = 5  # measurements used per case: older ones are of older code
+_MAX_MEASUREMENTS = 5  # measurements used per case: older ones are of older code
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def estimate_costs(measured: Iterable[tuple[str, float]]) -> CostEstimates:
     """Estimate costs from pairs of case key and seconds, newest first."""
     times: dict[str, list[float]] = defaultdict(list)
     for key, seconds in measured:
-        if len(times[key]) < _NEWEST:
+        if len(times[key]) < _MAX_MEASUREMENTS:
             times[key].append(seconds)
     by_case = {key: median(values) for key, values in times.items()}
     by_kernel: dict[tuple[str, Stage], list[float]] = defaultdict(list)

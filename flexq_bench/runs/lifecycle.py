@@ -38,10 +38,10 @@ from flexq_bench.db.store import add_record, begin_run, end_runs_of, finish_run
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
-from flexq_bench.runs.outage import through_outages
-from flexq_bench.runs.owner import is_dead, this_process
+from flexq_bench.runs.owner_process import is_dead, this_process
 from flexq_bench.runs.record import build_record
-from flexq_bench.runs.worker import Outcome
+from flexq_bench.runs.transactions import run_transaction
+from flexq_bench.runs.worker import MeasuredCase
 from flexq_bench.workloads.case import Case
 
 OnRecord = Callable[[Record], None]
@@ -91,7 +91,7 @@ class OpenRun:
         InfrastructureError if the database stays unavailable.
         """
         try:
-            through_outages(self.database, write)
+            run_transaction(self.database, write)
         except FileMovedError:
             self.unwritten.append(write)
             raise
@@ -118,7 +118,7 @@ def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[O
     with ended_by_terminate():
         with suppress(*UNAVAILABLE):  # the next run repeats it
             end_dead_runs(database)
-        info = through_outages(
+        info = run_transaction(
             database,
             lambda session: begin_run(
                 session, replace(run, status="running"), commit, this_process()
@@ -157,8 +157,8 @@ def status_after(error: BaseException) -> str:
     return "interrupted" if interrupted else "failed"
 
 
-def store_outcomes(
-    run: OpenRun, cases: Sequence[Case], outcomes: Iterable[Outcome], *, on_record: OnRecord
+def store_results(
+    run: OpenRun, cases: Sequence[Case], outcomes: Iterable[MeasuredCase], *, on_record: OnRecord
 ) -> None:
     """Store each outcome when it arrives, then call on_record with its record.
 
@@ -183,7 +183,7 @@ def store_outcomes(
         run.status = "failed"
 
 
-def verdict_of_run(records: Sequence[Record], missing: Sequence[str]) -> ExitCode:
+def exit_code_of_run(records: Sequence[Record], missing: Sequence[str]) -> ExitCode:
     """The exit code for the results of one run.
 
     A wrong kernel is a regression (1), a planned case without a record is missing (4), a failed
@@ -197,18 +197,6 @@ def verdict_of_run(records: Sequence[Record], missing: Sequence[str]) -> ExitCod
     if "failed" in statuses:
         return ExitCode.INFRASTRUCTURE
     return ExitCode.PASS
-
-
-def worst(codes: Iterable[int]) -> int:
-    """Combine the exit codes of several runs; the most severe one wins."""
-    ranked = (
-        ExitCode.INFRASTRUCTURE,
-        ExitCode.MISSING,
-        ExitCode.REGRESSION,
-        ExitCode.AMBIGUOUS,
-    )
-    present = set(codes)
-    return next((int(code) for code in ranked if code in present), max(present, default=0))
 
 
 def _set_final_status(run: OpenRun, status: str) -> None:

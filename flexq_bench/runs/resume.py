@@ -10,7 +10,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.owner import is_alive, this_process
+from flexq_bench.runs.owner_process import is_alive, this_process
 from flexq_bench.runs.plan import cases_of_keys
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.errors import WorkloadError

@@ -27,7 +27,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MeasuredCase:
     """The result of a case. attempt: from 1; increased by one if a worker dies or is lost."""
 
     case: Case

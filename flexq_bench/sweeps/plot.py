@@ -11,8 +11,8 @@ from flexq_bench.errors import InfrastructureError
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe
 
-_MOST_PANELS = 12
-_COLUMNS = 3
+_MAX_PANELS = 12
+_MAX_COLUMNS = 3
 _PANEL_IN = (4.6, 3.4)
 _DPI = 120
 
@@ -27,8 +27,8 @@ def write_plot(results: Sequence[ResultRow], path: Path) -> int:
     from matplotlib.figure import Figure
 
     panels = _panels(results)
-    shown = list(panels.items())[:_MOST_PANELS]
-    columns = min(_COLUMNS, max(1, len(shown)))
+    shown = list(panels.items())[:_MAX_PANELS]
+    columns = min(_MAX_COLUMNS, max(1, len(shown)))
     rows = -(-max(1, len(shown)) // columns)
     figure = Figure(figsize=(_PANEL_IN[0] * columns, _PANEL_IN[1] * rows), layout="constrained")
     for place, (title, members) in enumerate(shown, start=1):

@@ -21,7 +21,7 @@ REGIMES: tuple[Regime, ...] = get_args(Regime)
 _FIELDS = ("kernels", "m", "shapes", "stages", "caches")
 _SHAPE_FIELDS = ("n", "k", "layer", "model")
 _LAYER = re.compile(r"[A-Za-z0-9_.-]{0,64}")
-_MOST_VALUES = 1000  # per list in untrusted data
+_MAX_VALUES = 1000  # per list in untrusted data
 
 Word = TypeVar("Word", Stage, CacheMode, Regime)
 
@@ -101,8 +101,8 @@ def check_fields(data: Mapping[str, Any], fields: Sequence[str], of: str) -> Non
 
 def _list(data: Mapping[str, Any], name: str) -> list[Any]:
     value = data.get(name)
-    if not isinstance(value, list) or not 0 < len(value) <= _MOST_VALUES:
-        raise UsageError(f"{name} must be a list of 1 to {_MOST_VALUES} values")
+    if not isinstance(value, list) or not 0 < len(value) <= _MAX_VALUES:
+        raise UsageError(f"{name} must be a list of 1 to {_MAX_VALUES} values")
     return value
 
 

@@ -1,26 +1,20 @@
-"""Storage of verdicts: decisions with their evidence, alerts, and the A/A calibration."""
+"""Storage of verdicts: decisions with their evidence, and the A/A calibration."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import (
-    OPEN_STATES,
-    DecisionInfo,
-    add_decision,
-    join_alert,
-    open_alert,
-    set_alert_state,
-)
+from flexq_bench.db.decisions import DecisionInfo, add_decision
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.verdicts import alert_rule
-from flexq_bench.verdicts.alert_rule import Group, alert_of, groups_of, is_fixed
+from flexq_bench.verdicts.alert_rule import groups_of, is_fixed
+from flexq_bench.verdicts.alerts import close_fixed_alerts, open_or_join_alerts
 from flexq_bench.verdicts.compared import Compared, ComparisonDevice
 from flexq_bench.verdicts.detector import Judged, judge_together
 from flexq_bench.verdicts.noise_calibration import update_calibration
@@ -122,33 +116,6 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def open_or_join_alerts(
-    session: Session, groups: Iterable[Group], at: datetime
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids of the alerts that groups of new decisions opened, and of those that they joined."""
-    opened: dict[int, None] = {}
-    joined: dict[int, None] = {}
-    for group in groups:
-        # Floors, and external kernels with equal names, have the same family in all projects.
-        alerts = queries.alerts(session, family=group.family)
-        known = alert_of(group, [one for one in alerts if one.bad.project == group.bad.project])
-        if known is None:
-            alert_id = open_alert(
-                session,
-                group.family,
-                group.good.sha,
-                group.bad.sha,
-                at,
-                project=group.bad.project,
-            )
-            opened[alert_id] = None
-        else:
-            alert_id = known.id
-            joined[alert_id] = None
-        join_alert(session, alert_id, group.members)
-    return tuple(opened), tuple(one for one in joined if one not in opened)
-
-
 def _close_fixed(
     session: Session,
     comparisons: Sequence[Compared],
@@ -157,13 +124,13 @@ def _close_fixed(
 ) -> tuple[int, ...]:
     bases = {(compared.base, commits[compared.base].project) for compared in comparisons}
     heads = ", ".join(sorted({compared.head[:10] for compared in comparisons}))
-    fixed = []
-    for alert in queries.alerts(session, states=OPEN_STATES):
+
+    def closing_note(alert: queries.AlertRow) -> str | None:
         if alert.good is None or (alert.good.sha, alert.good.project) not in bases:
-            continue
+            return None
         latest = queries.latest_decisions_from(session, alert.good.sha, alert.series)
-        if is_fixed(alert, latest):
-            note = f"every series is back at the level of {alert.good.sha[:10]} at {heads}"
-            set_alert_state(session, alert.id, "fixed", person="", note=note, at=at)
-            fixed.append(alert.id)
-    return tuple(fixed)
+        if not is_fixed(alert, latest):
+            return None
+        return f"every series is back at the level of {alert.good.sha[:10]} at {heads}"
+
+    return close_fixed_alerts(session, closing_note, at)

@@ -1,4 +1,4 @@
-"""A gate on made comparisons, with a database of the test's own."""
+"""Performance gates and nights on made-up measurements."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # its helper: made_nights
 
 from made_nights import SUITE, MadePool, unseen
 
-from flexq_bench.ci.gate_perf import GateReport, gate_perf
+from flexq_bench.ci.gate_perf import gate_perf
 from flexq_bench.ci.nightly import Rules, conclude, measure_night
 from flexq_bench.ci.policy import load_policy
+from flexq_bench.ci.report_data import GateReport
 from flexq_bench.db.engine import Database
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.runs.machine import Machine

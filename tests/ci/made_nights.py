@@ -1,4 +1,4 @@
-"""Nights on devices on which every case takes the same, for tests of what follows from them."""
+"""A pool of devices on which all cases take the same time."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def policy(tmp_path):
     return load
 
 
-def test_what_is_not_said_has_the_usual_value(policy):
+def test_omitted_keys_have_defaults(policy):
     found = policy(HEAD + TEXT)
     assert (found.name, found.schemes, found.base) == ("mine", ("flexq-w6ax",), "fp16")
     assert (found.context, found.max_tokens, found.limit, found.parity) == (None,) * 4
@@ -30,13 +30,13 @@ def test_what_is_not_said_has_the_usual_value(policy):
     )
 
 
-def test_ours_is_found_by_name():
+def test_bundled_policy_is_found_by_name():
     found = load_accuracy_policy("default")
     assert found.parity is not None
     assert [task.name for task in found.tasks] == ["piqa", "arc_easy"]
 
 
-def test_a_task_file_lies_beside_the_policy(policy, tmp_path):
+def test_task_file_is_relative_to_the_policy(policy, tmp_path):
     task = '[[task]]\nname = "mine.yaml"\nmetric = "acc"\nmargin_points = 1\n'
     assert policy(HEAD + task).tasks[0].name == str(tmp_path / "mine.yaml")
 
@@ -58,16 +58,16 @@ def test_a_task_file_lies_beside_the_policy(policy, tmp_path):
         ("version = 1\n" + TEXT, "schemes is missing"),
     ],
 )
-def test_what_is_wrong_is_named(policy, text, message):
+def test_malformed_policy_is_refused_with_its_key(policy, text, message):
     with pytest.raises(WorkloadError, match=message):
         policy(text)
 
 
-def test_an_unknown_name_lists_ours():
+def test_unknown_policy_name_lists_the_bundled_ones():
     with pytest.raises(WorkloadError, match=r"no policy 'nightly': there is default; or give"):
         load_accuracy_policy("nightly")
 
 
-def test_a_quantile_that_must_be_zero_needs_its_tokens_too(policy):
+def test_zero_quantile_limit_needs_its_tokens(policy):
     found = policy(HEAD + '[kl]\ntext = "wikitext"\np95 = 0.1\np999 = 0\n')
     assert tokens_needed(found) == {"wikitext": 1000}

@@ -1,4 +1,4 @@
-"""How much of a text a planned gate takes: until each of its limits is decided."""
+"""Number of segments that a planned accuracy gate evaluates."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def taken(tmp_path):
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.1])  # nothing is lost; far more than is accepted
-def test_a_text_goes_on_until_no_limit_is_ambiguous(taken, loss):
+def test_text_is_evaluated_until_no_limit_is_ambiguous(taken, loss):
     counts, shares, last = taken(lambda done: done < 30, loss)
 
     assert counts[0] == PILOT
@@ -66,11 +66,11 @@ def test_a_text_goes_on_until_no_limit_is_ambiguous(taken, loss):
     assert sum(shares) == pytest.approx(counts[-1] / SEGMENTS)
 
 
-def test_a_text_ends_where_all_is_decided_at_once(taken):
+def test_text_ends_when_all_limits_are_decided(taken):
     assert taken(lambda done: False)[0] == [PILOT]
 
 
-def test_looks_at_limits_share_their_errors_up_to_the_end_of_the_text(taken):
+def test_looks_share_the_error_probability(taken):
     counts, shares, last = taken(lambda done: True)
 
     assert counts[-1] == SEGMENTS

@@ -1,4 +1,4 @@
-"""Policies as base has them: what a pull request edits does not count."""
+"""Policies and suites read from the base commit."""
 
 from __future__ import annotations
 
@@ -54,20 +54,15 @@ def load(repository, monkeypatch):
     "named",
     ["default", "ci/policies/default.toml", "ci/policies/beside.toml", "ci/policies/above.toml"],
 )
-def test_limits_waivers_and_shapes_are_bases(load, named):
-    found = load(named)
+@pytest.mark.parametrize("absolute", [False, True])
+def test_limits_waivers_and_shapes_are_bases(load, repository, named, absolute):
+    found = load(str(repository / named) if absolute and "/" in named else named)
 
     assert (found.default.slower_percent, found.waivers) == (1.0, ())
     assert [(shape.n, shape.k) for shape in found.suite.shapes] == [(512, 512)]
 
 
-def test_an_absolute_path_into_the_repository_is_bases_too(load, repository):
-    found = load(str(repository / "ci/policies/default.toml"))
-
-    assert found.default.slower_percent == 1.0
-
-
-def test_a_link_of_head_leads_to_no_other_file(load, repository, tmp_path):
+def test_link_of_head_is_not_followed(load, repository, tmp_path):
     lax = tmp_path / "lax.toml"
     lax.write_text(POLICY.format(suite="nightly", percent=99))
     policy = repository / "ci/policies/default.toml"
@@ -77,7 +72,7 @@ def test_a_link_of_head_leads_to_no_other_file(load, repository, tmp_path):
     assert load("ci/policies/default.toml").default.slower_percent == 1.0
 
 
-def test_a_policy_of_the_operator_is_read_as_it_is_and_its_suite_is_bases(load, tmp_path):
+def test_policy_outside_the_repository_is_read_as_it_is(load, tmp_path):
     own = tmp_path / "operator.toml"
     own.write_text(POLICY.format(suite="nightly", percent=5))
 
@@ -87,7 +82,7 @@ def test_a_policy_of_the_operator_is_read_as_it_is_and_its_suite_is_bases(load, 
     assert [(shape.n, shape.k) for shape in found.suite.shapes] == [(512, 512)]
 
 
-def test_a_suite_of_the_operator_lies_beside_the_policy(load, tmp_path):
+def test_suite_outside_the_repository_is_relative_to_the_policy(load, tmp_path):
     (tmp_path / "few.toml").write_text(SUITE.format(shape="64x64"))
     own = tmp_path / "operator.toml"
     own.write_text(POLICY.format(suite="few.toml", percent=5))
@@ -95,14 +90,14 @@ def test_a_suite_of_the_operator_lies_beside_the_policy(load, tmp_path):
     assert [(shape.n, shape.k) for shape in load(str(own)).suite.shapes] == [(64, 64)]
 
 
-def test_a_suite_in_the_repository_is_bases_whoever_names_it(load, repository, tmp_path):
+def test_suite_in_the_repository_is_always_that_of_base(load, repository, tmp_path):
     own = tmp_path / "operator.toml"
     own.write_text(POLICY.format(suite=f"{repository}/mine/own.toml", percent=5))
 
     assert [(shape.n, shape.k) for shape in load(str(own)).suite.shapes] == [(512, 512)]
 
 
-def test_a_policy_that_only_head_has_is_refused(load, repository):
+def test_policy_only_in_head_is_refused(load, repository):
     (repository / "ci/policies/new.toml").write_text(POLICY.format(suite="nightly", percent=99))
 
     with pytest.raises(WorkloadError, match=r"has no ci/policies/new.toml: a gate reads base's"):
@@ -111,7 +106,7 @@ def test_a_policy_that_only_head_has_is_refused(load, repository):
         load("new")
 
 
-def test_a_base_without_policies_has_those_of_this_program(tmp_path, git):
+def test_base_without_policies_has_the_bundled_ones(tmp_path, git):
     git(tmp_path, "init", "-q", "-b", "main")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "empty")
 

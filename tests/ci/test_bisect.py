@@ -1,4 +1,4 @@
-"""The search for the commit that made a change: questions asked, skips, and going on."""
+"""Binary search for the commit that changed a case."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from functools import partial
 
 import pytest
 
-from flexq_bench.ci.bisect import Journal, Outcome, Step, search, side_is_clear, step_of
+from flexq_bench.ci.bisect import (
+    BisectionStep,
+    Journal,
+    StepOutcome,
+    search,
+    side_is_clear,
+    step_of,
+)
 from flexq_bench.ci.reports.bisect import step_line
 from flexq_bench.measure.ab import CaseComparison, InterleaveRules
 from flexq_bench.verdicts import Comparison, confirm
@@ -20,19 +27,21 @@ COMMITS = [f"c{i:02}" for i in range(1, 33)]
 def answering(culprit: str, skipped: frozenset[str] = frozenset(), asked: list[str] | None = None):
     """Answers as commits would give; every question is noted."""
 
-    def ask(commit: str) -> Step:
+    def ask(commit: str) -> BisectionStep:
         if asked is not None:
             asked.append(commit)
         if commit in skipped:
-            return Step(commit, Outcome.SKIPPED, "does not build")
+            return BisectionStep(commit, StepOutcome.SKIPPED, "does not build")
         changed = commit >= culprit
-        return Step(commit, Outcome.CHANGED if changed else Outcome.UNCHANGED, "", 0.0)
+        return BisectionStep(
+            commit, StepOutcome.CHANGED if changed else StepOutcome.UNCHANGED, "", 0.0
+        )
 
     return ask
 
 
 @pytest.mark.parametrize("culprit", COMMITS)
-def test_every_culprit_is_found_in_a_few_questions(culprit):
+def test_every_culprit_is_found_in_few_comparisons(culprit):
     asked: list[str] = []
 
     found = search("good", COMMITS, answering(culprit, asked=asked))
@@ -42,21 +51,21 @@ def test_every_culprit_is_found_in_a_few_questions(culprit):
     assert len(asked) <= 5
 
 
-def test_commits_without_an_answer_are_gone_around():
+def test_skipped_commits_are_searched_around():
     found = search("good", COMMITS, answering("c20", frozenset({"c16", "c17", "c24"})))
 
     assert found.suspects == ("c20",)
-    assert found.steps["c16"].outcome is Outcome.SKIPPED
+    assert found.steps["c16"].outcome is StepOutcome.SKIPPED
 
 
-def test_what_can_not_be_told_apart_are_all_suspects():
+def test_indistinguishable_commits_are_all_suspects():
     found = search("good", COMMITS, answering("c20", frozenset({"c18", "c19"})))
 
     assert found.suspects == ("c18", "c19", "c20")
     assert found.last_unchanged == "c17"
 
 
-def test_answers_of_an_interrupted_search_are_not_asked_for_again(tmp_path, monkeypatch):
+def test_resumed_search_reuses_stored_steps(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
     before: list[str] = []
     whole = search("good", COMMITS, answering("c20", asked=before))
@@ -71,10 +80,10 @@ def test_answers_of_an_interrupted_search_are_not_asked_for_again(tmp_path, monk
     assert Journal("case", "good", "other").read() == {}
 
 
-def test_a_journal_that_is_damaged_counts_as_none(tmp_path, monkeypatch):
+def test_damaged_journal_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
     journal = Journal("case")
-    journal.write({"a": Step("a", Outcome.CHANGED, "slower", 0.02)})
+    journal.write({"a": BisectionStep("a", StepOutcome.CHANGED, "slower", 0.02)})
     assert journal.read()["a"].log_ratio == 0.02
 
     journal.path.write_text(journal.path.read_text()[:10])
@@ -93,26 +102,30 @@ def compared(change: float, scatter: float = 0.001):
 @pytest.mark.parametrize(
     ("share", "scatter", "outcome"),
     [
-        (0.0, 0.001, Outcome.UNCHANGED),
-        (0.3, 0.001, Outcome.UNCHANGED),
-        (0.7, 0.001, Outcome.CHANGED),
-        (1.0, 0.001, Outcome.CHANGED),
-        (0.5, 0.001, Outcome.SKIPPED),
-        (1.0, 0.05, Outcome.SKIPPED),
+        (0.0, 0.001, StepOutcome.UNCHANGED),
+        (0.3, 0.001, StepOutcome.UNCHANGED),
+        (0.7, 0.001, StepOutcome.CHANGED),
+        (1.0, 0.001, StepOutcome.CHANGED),
+        (0.5, 0.001, StepOutcome.SKIPPED),
+        (1.0, 0.05, StepOutcome.SKIPPED),
     ],
 )
-def test_a_commit_belongs_to_the_end_that_it_is_nearer_to(direction, share, scatter, outcome):
+def test_commit_is_classified_by_half_of_the_change(direction, share, scatter, outcome):
     whole = 0.04 * direction
 
     assert step_of("a", compared(share * whole, scatter), whole).outcome is outcome
 
 
-def test_a_commit_without_data_is_skipped_with_the_reason():
+def test_commit_without_data_is_skipped_with_the_reason():
     nothing = Comparison([], [], [])
 
     step = step_of("a", nothing, 0.04, "the worker died")
 
-    assert (step.outcome, step.reason, step.log_ratio) == (Outcome.SKIPPED, "the worker died", None)
+    assert (step.outcome, step.reason, step.log_ratio) == (
+        StepOutcome.SKIPPED,
+        "the worker died",
+        None,
+    )
     assert "are needed" in step_of("a", nothing, 0.04).reason
 
 
@@ -120,7 +133,7 @@ def test_a_commit_without_data_is_skipped_with_the_reason():
     ("share", "scatter", "is_enough"),
     [(0.0, 0.001, True), (1.0, 0.001, True), (0.5, 0.001, False), (1.0, 0.05, False)],
 )
-def test_a_step_ends_as_soon_as_its_side_is_clear(share, scatter, is_enough):
+def test_step_ends_when_its_side_is_clear(share, scatter, is_enough):
     comparison = compared(share * 0.04, scatter)
     result = CaseComparison(CASE, "good", "commit", comparison, confirm(comparison))
     rules = InterleaveRules(suffices=partial(side_is_clear, 0.04))
@@ -128,7 +141,7 @@ def test_a_step_ends_as_soon_as_its_side_is_clear(share, scatter, is_enough):
     assert rules.is_enough(result) is is_enough
 
 
-def test_a_step_says_how_many_pairs_it_took():
+def test_step_line_has_the_number_of_pairs():
     step = step_of("a" * 40, compared(0.04, 0.001), 0.04)
 
     assert step.pairs == 6

@@ -1,4 +1,4 @@
-"""Looking back over the nights: each change point is stored once, and those of devices never."""
+"""Storage and retraction of change points."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flexq_bench.stats.level_model import (
 from flexq_bench.workloads.case import Case
 
 
-def test_looking_back_stores_a_change_point_once(a_night, database, sha):
+def test_change_point_is_stored_once(a_night, database, sha):
     for order in range(1, 18):
         _, [report] = a_night(order, us=20.0 if order <= 12 else 22.0)
 
@@ -43,7 +43,7 @@ def test_looking_back_stores_a_change_point_once(a_night, database, sha):
     assert report.change_points == 0
 
 
-def test_a_change_point_that_moves_by_a_night_is_the_same(a_night, database):
+def test_change_point_that_moves_by_a_night_is_the_same(a_night, database):
     # Found at the 13th night on the 15th, and at the 14th on the 18th.
     before = (19.95, 19.91, 19.82, 19.81, 20.13, 20.1, 19.84, 20.17, 19.92, 20.18, 19.81, 20.04)
     after = (20.29, 20.61, 20.76, 20.59, 20.48, 20.75, 20.76, 20.68)
@@ -54,7 +54,7 @@ def test_a_change_point_that_moves_by_a_night_is_the_same(a_night, database):
     assert [count for count in found if count] == [3]
 
 
-def test_a_change_point_is_taken_back_once_the_level_is_back(a_night, database):
+def test_change_point_is_retracted_when_the_level_returns(a_night, database):
     times = (*[20.0] * 11, *[22.0] * 3, *[20.0] * 6)
     reports = [a_night(order, us=us)[1][0] for order, us in enumerate(times, 1)]
 
@@ -66,7 +66,7 @@ def test_a_change_point_is_taken_back_once_the_level_is_back(a_night, database):
     assert found.retracted == "the level was back after 3 results"
 
 
-def test_the_reason_of_a_retraction_is_the_nearest_cause():
+def test_retraction_reason_is_the_nearest_cause():
     up, down = Step(52, 20.0, 21.0, 1e-6), Step(46, 21.0, 20.0, 1e-6)
     modes = ModeSet(0.12, 0.4, 0.8)
     drift = Drift(0, 100, 0.001, 0.1)
@@ -95,9 +95,7 @@ class PoolOfTwo(MadePool):
         return Machine("cpu", DeviceInfo(f"{gpu} {self.device}", gpu, "cpu"))
 
 
-def test_a_level_that_changes_with_the_device_is_a_note_and_no_change_point(
-    a_night, database, commits, sha, compared
-):
+def test_level_change_with_the_device_is_a_note(a_night, database, commits, sha, compared):
     reports = []
     for order in range(1, 17):
         pool = PoolOfTwo(database, commits[sha(order)], compared)
@@ -109,7 +107,7 @@ def test_a_level_that_changes_with_the_device_is_a_note_and_no_change_point(
     assert noted == ["2025-11-12"]
 
 
-def test_a_step_with_the_device_is_a_change_point_once_the_old_device_is_back(
+def test_step_with_the_device_is_stored_when_the_device_returns(
     a_night, database, commits, sha, compared
 ):
     for order in range(1, 19):
@@ -125,7 +123,7 @@ def test_a_step_with_the_device_is_a_change_point_once_the_old_device_is_back(
     assert found.after / found.before == pytest.approx(1.05, abs=0.003)
 
 
-def test_a_series_that_changes_otherwise_than_the_others_with_the_device_is_a_step():
+def test_series_that_differs_from_the_device_change_is_a_step():
     rng = np.random.default_rng(1)
     shifts = 0.02 + 0.003 * rng.standard_normal(40)
     shifts[7] += 0.03
@@ -142,7 +140,7 @@ def test_a_series_that_changes_otherwise_than_the_others_with_the_device_is_a_st
     assert steps_beside_others(few) == {}
 
 
-def test_such_a_step_is_stored_and_stays(database, commits, sha):
+def test_step_besides_a_device_change_stays_stored(database, commits, sha):
     rng = np.random.default_rng(2)
     cases = [Case.from_key(f"flexq-w6a6 gemm cold m{m}n256k256") for m in range(1, 9)]
     seen = []

@@ -1,4 +1,4 @@
-"""What an accuracy gate decided, as records."""
+"""Records of the accuracy gate's decisions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 import pytest
 
 from flexq_bench.accuracy.records import ResultOrigin
-from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, LimitOutcome
+from flexq_bench.ci.accuracy_gate.checks import LimitOutcome
+from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_records
 from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
-from flexq_bench.ci.accuracy_gate.records import gate_records
-from flexq_bench.ci.gate_perf import Outcome
+from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.runs.lifecycle import new_run
 
@@ -39,11 +39,13 @@ def a_report(*judged: LimitOutcome) -> AccuracyReport:
     return AccuracyReport("tiny", "ab" * 32, "fp16", "mine", COMMIT.sha, "H200", judged)
 
 
-def test_each_scheme_has_a_record_with_its_own_verdict(policy):
+def test_each_scheme_has_a_record(policy):
     report = a_report(
-        LimitOutcome("w6a6", "perplexity of wikitext", Outcome.PASS, "", "+1 %", 12.0, 12.1, 0.8),
-        LimitOutcome("w4a4", "perplexity of wikitext", Outcome.PASS, "", "+1 %"),
-        LimitOutcome("w4a4", "parity of kernels", Outcome.REGRESSION, "28 layers", "0.001"),
+        LimitOutcome(
+            "w6a6", "perplexity of wikitext", GateOutcome.PASS, "", "+1 %", 12.0, 12.1, 0.8
+        ),
+        LimitOutcome("w4a4", "perplexity of wikitext", GateOutcome.PASS, "", "+1 %"),
+        LimitOutcome("w4a4", "parity of kernels", GateOutcome.REGRESSION, "28 layers", "0.001"),
     )
 
     found = gate_records(report, policy, ORIGIN, at=NOW)
@@ -59,10 +61,10 @@ def test_each_scheme_has_a_record_with_its_own_verdict(policy):
     assert found[0].limits[0].change == 0.8
 
 
-def test_missing_results_outweigh_a_regression_as_in_the_exit_code(policy):
+def test_missing_result_outweighs_regression_in_the_record(policy):
     report = a_report(
-        LimitOutcome("w6a6", "perplexity of wikitext", Outcome.REGRESSION, "", "+1 %"),
-        LimitOutcome("w6a6", "acc of piqa", Outcome.MISSING, "no data", "-2 points"),
+        LimitOutcome("w6a6", "perplexity of wikitext", GateOutcome.REGRESSION, "", "+1 %"),
+        LimitOutcome("w6a6", "acc of piqa", GateOutcome.MISSING, "no data", "-2 points"),
     )
 
     (found,) = gate_records(report, policy, ORIGIN, at=NOW)
@@ -70,11 +72,11 @@ def test_missing_results_outweigh_a_regression_as_in_the_exit_code(policy):
     assert (found.verdict, found.exit_code) == ("missing", 4)
 
 
-def test_another_policy_of_the_same_name_is_told_apart(policy, tmp_path):
+def test_policies_of_one_name_have_separate_records(policy, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(POLICY.replace("percent = 1", "percent = 2"))
     stricter = load_accuracy_policy(str(path))
-    report = a_report(LimitOutcome("w6a6", "perplexity of wikitext", Outcome.PASS, "", "+1 %"))
+    report = a_report(LimitOutcome("w6a6", "perplexity of wikitext", GateOutcome.PASS, "", "+1 %"))
 
     (one,) = gate_records(report, policy, ORIGIN, at=NOW)
     (other,) = gate_records(report, stricter, ORIGIN, at=NOW)

@@ -67,7 +67,7 @@ def simulated(policy: AccuracyPolicy, gates: int, shared: float, loss: float) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])
-def test_all_limits_together_fail_a_model_without_a_loss_no_more_often_than_alpha(policy, shared):
+def test_joint_false_alarm_rate_is_at_most_alpha(policy, shared):
     gates = 1000
     rate = simulated(policy, gates, shared, 0.0)[:, 0].mean()
     assert rate <= ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / gates)
@@ -75,7 +75,7 @@ def test_all_limits_together_fail_a_model_without_a_loss_no_more_often_than_alph
 
 
 @pytest.mark.slow
-def test_a_loss_on_one_text_of_several_is_caught_as_planned(policy):
+def test_loss_on_one_of_several_texts_is_detected(policy):
     gates = 1000
     rate = simulated(policy, gates, 0.5, 0.01)[:, 1].mean()
     assert rate >= POWER - 2 * math.sqrt(POWER * (1 - POWER) / gates)

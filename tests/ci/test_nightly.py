@@ -1,4 +1,4 @@
-"""A night is measured, concluded and reported once, wherever it was stopped."""
+"""Nightly runs: measurement, resume, comparisons, alerts and gaps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flexq_bench.workloads.errors import WorkloadError
 KEY = "flexq-w6a6 gemm cold m1n256k256"
 
 
-def test_a_second_start_of_a_night_does_nothing(a_night):
+def test_finished_night_is_not_repeated(a_night):
     first, reports = a_night(1, canaries=1)
     again, same = a_night(1, canaries=1)
 
@@ -39,7 +39,7 @@ def test_a_second_start_of_a_night_does_nothing(a_night):
     assert reports[0].received == reports[0].planned == len(first.measured)
 
 
-def test_metrics_tell_the_state_and_age_of_nights_and_what_is_open(a_night, database):
+def test_metrics_have_state_and_age_of_nights(a_night, database):
     for order in range(1, 8):
         a_night(order)
     a_night(8, us=21.0)
@@ -52,7 +52,7 @@ def test_metrics_tell_the_state_and_age_of_nights_and_what_is_open(a_night, data
     assert re.search(r'flexq_open_alerts{state="\w+"} 1\n', told)
 
 
-def test_a_night_that_was_stopped_goes_on(a_night, database, commits, sha, compared):
+def test_interrupted_night_is_resumed(a_night, database, commits, sha, compared):
     class Stopping(MadePool):
         def compare(self, *arguments):
             raise KeyboardInterrupt
@@ -66,7 +66,7 @@ def test_a_night_that_was_stopped_goes_on(a_night, database, commits, sha, compa
     assert report.canaries == 1
 
 
-def test_a_second_commit_of_a_day_is_measured_and_reported_as_its_own(a_night, sha):
+def test_second_commit_of_a_day_has_its_own_night(a_night, sha):
     _, [first] = a_night(1, name="2025-11-01")
     pool, [second] = a_night(2, name="2025-11-01")
     again, [same] = a_night(1, name="2025-11-01")
@@ -77,7 +77,7 @@ def test_a_second_commit_of_a_day_is_measured_and_reported_as_its_own(a_night, s
     assert (again.measured, same) == ([], first)
 
 
-def test_a_night_stopped_while_comparing_is_not_concluded_by_the_next_commit(
+def test_interrupted_comparison_is_not_concluded_by_another_commit(
     a_night, database, commits, sha, compared
 ):
     class Stopping(MadePool):
@@ -97,9 +97,7 @@ def test_a_night_stopped_while_comparing_is_not_concluded_by_the_next_commit(
     assert (measured.commit, bool(pool.measured)) == (sha(2), True)
 
 
-def test_a_night_killed_before_it_is_done_reports_what_it_opens_when_it_goes_on(
-    a_night, database, monkeypatch
-):
+def test_resumed_night_reports_its_opened_alerts(a_night, database, monkeypatch):
     from flexq_bench.db import nightly as stored_nights
 
     for order in range(1, 8):
@@ -125,7 +123,7 @@ def test_a_night_killed_before_it_is_done_reports_what_it_opens_when_it_goes_on(
     assert report.verdicts["slower"] >= 1
 
 
-def test_resuming_a_night_at_another_commit_names_the_commit_it_was_begun_at(
+def test_resuming_at_another_commit_names_the_first_commit(
     a_night, database, commits, sha, compared
 ):
     from flexq_bench.cli.nightly import unfinished_night
@@ -142,7 +140,7 @@ def test_resuming_a_night_at_another_commit_names_the_commit_it_was_begun_at(
         unfinished_night(database, "made", commits[sha(2)])
 
 
-def test_what_stands_out_is_confirmed_against_a_trusted_commit_and_alerts(a_night, sha):
+def test_confirmed_outlier_opens_an_alert(a_night, sha):
     for order in range(1, 8):
         a_night(order)
 
@@ -177,7 +175,7 @@ class Creeping(MadePool):
         return super().compare(gpu, repository, base, head, cases)
 
 
-def test_candidates_beyond_the_budget_are_named_and_wait(a_night):
+def test_candidates_beyond_the_budget_wait(a_night):
     _ = [a_night(order) for order in range(1, 8)]
     [first], [second] = (a_night(order, us=22.0, candidates=1)[1] for order in (8, 9))
 
@@ -186,7 +184,7 @@ def test_candidates_beyond_the_budget_are_named_and_wait(a_night):
     assert {key for key, *_ in second.not_compared} != {key for key, *_ in first.not_compared}
 
 
-def test_what_crept_since_the_release_is_confirmed_against_it_once(
+def test_creeping_series_is_compared_with_the_release_once(
     a_night, database, commits, sha, compared
 ):
     contests, opened = {}, {}
@@ -216,7 +214,7 @@ class Aging(Creeping):
         return MadePool.compare(self, gpu, repository, base, head, cases)
 
 
-def test_a_machine_that_crept_is_held_against_the_release_once(
+def test_creeping_machine_is_compared_with_the_release_once(
     a_night, database, commits, sha, compared
 ):
     asked = []
@@ -232,7 +230,7 @@ def test_a_machine_that_crept_is_held_against_the_release_once(
 
 
 @pytest.mark.parametrize("slow_nights", [1, 2, 4])
-def test_an_alert_whose_cause_was_reverted_is_fixed_in_that_night(a_night, database, slow_nights):
+def test_alert_is_fixed_after_its_cause_is_reverted(a_night, database, slow_nights):
     for order in range(1, 8):
         a_night(order)
     for order in range(8, 8 + slow_nights):
@@ -246,7 +244,7 @@ def test_an_alert_whose_cause_was_reverted_is_fixed_in_that_night(a_night, datab
 
 
 @pytest.mark.parametrize("alerting", [True, False])
-def test_what_got_slower_fails_the_job_also_where_nobody_is_alerted(a_night, database, alerting):
+def test_slower_case_fails_the_job_without_alerting(a_night, database, alerting):
     for order in range(1, 8):
         a_night(order)
 
@@ -260,7 +258,7 @@ def test_what_got_slower_fails_the_job_also_where_nobody_is_alerted(a_night, dat
 
 
 @pytest.mark.parametrize("order", [2, 3])
-def test_a_step_in_the_first_nights_of_a_series_is_confirmed_and_alerts(a_night, sha, order):
+def test_step_in_the_first_nights_opens_an_alert(a_night, sha, order):
     for quiet in range(1, order):
         a_night(quiet)
 
@@ -270,7 +268,7 @@ def test_a_step_in_the_first_nights_of_a_series_is_confirmed_and_alerts(a_night,
     assert report.opened
 
 
-def test_a_night_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+def test_interrupted_night_names_the_resuming_command(tmp_path, monkeypatch, capsys):
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -283,7 +281,7 @@ def test_a_night_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch, ca
     assert f"nightly smoke --night one --db {path}" in capsys.readouterr().err
 
 
-def test_a_canary_goes_to_the_noise_book_and_alerts_nobody(a_night, database, sha):
+def test_canary_updates_the_noise_calibration_only(a_night, database, sha):
     pool, [report] = a_night(1, canaries=1)
 
     assert pool.contests[-1][:2] == (sha(1), sha(1))
@@ -293,7 +291,7 @@ def test_a_canary_goes_to_the_noise_book_and_alerts_nobody(a_night, database, sh
 
 
 @pytest.mark.parametrize("kind", [InfrastructureError, WorkloadError])
-def test_what_cannot_be_compared_is_a_note(a_night, database, commits, sha, compared, kind):
+def test_failed_comparison_is_a_note(a_night, database, commits, sha, compared, kind):
     class Broken(MadePool):
         def compare(self, *arguments):
             raise kind("the node has no git")
@@ -304,7 +302,7 @@ def test_what_cannot_be_compared_is_a_note(a_night, database, commits, sha, comp
     assert "the node has no git" in night_report.markdown([report])
 
 
-def test_a_kind_that_is_gone_leaves_a_gap_that_is_filled_later(a_night, database, sha):
+def test_absent_gpu_leaves_a_gap_that_is_filled_later(a_night, database, sha):
     a_night(1, gpus=("A CPU", "Another CPU"))
     a_night(2)
     with database.session() as session:
@@ -319,7 +317,7 @@ def test_a_kind_that_is_gone_leaves_a_gap_that_is_filled_later(a_night, database
     assert find_gaps(database, "made", gpus, night="2025-11-02", cases=100) == []
 
 
-def test_a_gap_that_cannot_be_filled_says_why(a_night, database, monkeypatch):
+def test_unfillable_gap_has_a_reason(a_night, database, monkeypatch):
     from contextlib import contextmanager
 
     a_night(1, gpus=("A CPU", "Another CPU"))
@@ -343,7 +341,7 @@ def test_a_gap_that_cannot_be_filled_says_why(a_night, database, monkeypatch):
     assert (filled.remaining, filled.detail) == (gap.missing, "the database is of a later version")
 
 
-def test_sweeps_are_no_baseline(a_night, database, commits, sha):
+def test_sweeps_are_not_a_baseline(a_night, database, commits, sha):
     from flexq_bench.db.store import add_record, begin_run
 
     for order in range(1, 8):
@@ -365,7 +363,7 @@ def test_sweeps_are_no_baseline(a_night, database, commits, sha):
     assert sha(20) not in {point.commit for point in points}
 
 
-def test_the_database_of_a_backfill_is_in_no_argument(a_night, database, monkeypatch, tmp_path):
+def test_backfill_passes_the_database_in_the_environment(a_night, database, monkeypatch, tmp_path):
     from flexq_bench.cli import nightly as verb
 
     a_night(1, gpus=("A CPU", "Another CPU"))

@@ -1,4 +1,4 @@
-"""Two projects in one database: what waits and which devices are missed is of each alone."""
+"""Nightly runs of two projects in one database."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def a_night(database, commits, sha, compared):
     return run
 
 
-def test_devices_of_another_project_are_not_missed(a_night, database):
+def test_devices_of_another_project_are_not_expected(a_night, database):
     a_night("", 1)
     a_night("acme", 2, gpu="Their GPU")
 
@@ -40,7 +40,7 @@ def test_devices_of_another_project_are_not_missed(a_night, database):
     assert (theirs.gpu, ours.gpu) == ("Their GPU", "A CPU")
 
 
-def test_what_waits_in_another_project_is_not_ours(a_night):
+def test_candidates_of_another_project_do_not_count(a_night):
     for order in range(1, 8):
         a_night("", order)
     waiting = a_night("", 8, us=22.0)
@@ -52,7 +52,7 @@ def test_what_waits_in_another_project_is_not_ours(a_night):
     assert [nights for _, nights, _ in theirs.not_compared] == [1] * theirs.candidates
 
 
-def test_projects_of_one_repository_have_nights_and_commits_of_their_own(a_night, database):
+def test_projects_of_a_repository_have_separate_nights(a_night, database):
     """Both are at the same commits, which were stored for the first of them."""
     suites = {name: replace(SUITE, name=f"{name}.suite") for name in ("gemm", "attention")}
     for order in (1, 2):
@@ -69,7 +69,7 @@ def test_projects_of_one_repository_have_nights_and_commits_of_their_own(a_night
         assert queries.commits_between(session, 0, 9, project="other") == []
 
 
-def test_alerts_name_their_own_project_and_join_no_other_s(database, commits, compared):
+def test_alerts_of_projects_are_separate(database, commits, compared):
     for name, ratio in (("gemm", 1.2), ("attention", 1.3)):
         machine = Machine("cpu", DeviceInfo("CPU-1", "A CPU", "cpu"), name)
         theirs = {sha: replace(commit, project=name) for sha, commit in commits.items()}

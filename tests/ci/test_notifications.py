@@ -1,4 +1,4 @@
-"""Who is told what, once each; receivers that are down lose nothing and get nothing twice."""
+"""Notifications: events, subscriptions, delivery and retries."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ import pytest
 from sqlalchemy import select
 
 from flexq_bench.ci.late_night import check_late_night
-from flexq_bench.ci.nightly import KindReport
 from flexq_bench.ci.notifications import channels, events
 from flexq_bench.ci.notifications.channels import DELIVERY, SIGNATURE
-from flexq_bench.ci.notifications.delivery import HOLD, LONGEST_RETRY, deliver, retry_after
+from flexq_bench.ci.notifications.delivery import (
+    CLAIM_DURATION,
+    MAX_RETRY_DELAY,
+    deliver,
+    retry_after,
+)
 from flexq_bench.ci.notifications.subscriptions import load_subscriptions
+from flexq_bench.ci.report_data import KindReport
 from flexq_bench.db.outbox import (
     EventInfo,
     add_event,
@@ -129,9 +134,7 @@ def sending(database, subscriptions, at=NOW):
     return deliver(database, subscriptions, now=lambda: at)
 
 
-def test_an_alert_is_one_signed_message_however_often_it_is_sent(
-    database, receiver, subscribe, conclude, compared
-):
+def test_alert_is_one_signed_message(database, receiver, subscribe, conclude, compared):
     slower = compared("flexq-w6a6", 1.05)
     conclude(slower)
     conclude(slower)
@@ -148,9 +151,7 @@ def test_an_alert_is_one_signed_message_however_often_it_is_sent(
     assert "flexq +5" in message["subject"]
 
 
-def test_a_url_may_have_an_upper_case_scheme_and_space_around_it(
-    database, receiver, subscribe, monkeypatch
-):
+def test_url_may_have_upper_case_scheme_and_spaces(database, receiver, subscribe, monkeypatch):
     monkeypatch.setenv("HOOK_URL", f" {receiver.url.replace('http', 'HTTP', 1)}\n")
     with database.session() as session:
         add_event(session, an_event())
@@ -158,7 +159,9 @@ def test_a_url_may_have_an_upper_case_scheme_and_space_around_it(
     assert sending(database, subscribe()).sent == 1
 
 
-def test_canaries_and_environments_tell_nobody(database, receiver, subscribe, conclude, compared):
+def test_canaries_and_machine_changes_are_not_notified(
+    database, receiver, subscribe, conclude, compared
+):
     canary = compared("flexq-w6a6", 1.05, base=1, head=1)
     same_code = [compared("flexq-w6a8", ratio, same_binary=True) for ratio in (1.05, 0.95)]
     conclude(canary, compared("abq-w4a4", 0.95, base=1, head=1), *same_code)
@@ -167,7 +170,7 @@ def test_canaries_and_environments_tell_nobody(database, receiver, subscribe, co
     assert receiver.messages == []
 
 
-def test_an_improvement_is_told_as_information(database, receiver, subscribe, conclude, compared):
+def test_improvement_is_an_info_event(database, receiver, subscribe, conclude, compared):
     conclude(compared("flexq-w6a6", 0.9), compared("read-6", 1.0), compared("cublaslt-w8a8", 1.0))
     sending(database, subscribe())
 
@@ -175,7 +178,7 @@ def test_an_improvement_is_told_as_information(database, receiver, subscribe, co
     assert (message["kind"], message["severity"]) == ("improvement", "info")
 
 
-def test_wrong_results_and_large_slow_downs_are_critical(
+def test_wrong_results_and_large_slowdowns_are_critical(
     database, receiver, subscribe, conclude, compared
 ):
     conclude(compared("flexq-w6a6", 1.3), compared("abq-w4a4", 1.0, correct=False))
@@ -193,7 +196,7 @@ def a_report(gpu="A CPU", **changes):
     return KindReport(**given | {"night": "2026-01-15", "suite": "nightly", "gpu": gpu} | changes)
 
 
-def test_a_night_has_one_digest_for_all_its_gpus(database, receiver, subscribe):
+def test_night_has_one_digest_for_all_gpus(database, receiver, subscribe):
     reports = [a_report(), a_report("NVIDIA H200", opened=(4,))]
     for _ in range(2):  # resumed
         with database.session() as session:
@@ -206,7 +209,7 @@ def test_a_night_has_one_digest_for_all_its_gpus(database, receiver, subscribe):
     assert "NVIDIA H200" in message["text"]
 
 
-def test_missing_results_of_a_night_are_told(database, receiver, subscribe):
+def test_missing_results_of_a_night_are_notified(database, receiver, subscribe):
     with database.session() as session:
         events.add_nightly_event(session, a_report(), at=NOW)
         events.add_nightly_event(
@@ -222,9 +225,7 @@ def test_missing_results_of_a_night_are_told(database, receiver, subscribe):
     assert (message["severity"], wrong["severity"]) == ("warning", "critical")
 
 
-def test_a_gate_that_fails_is_told_and_one_that_passes_is_not(
-    database, receiver, subscribe, gate, compared
-):
+def test_only_failing_gates_are_notified(database, receiver, subscribe, gate, compared):
     gate(compared("flexq-w6a6", 1.0))
     sending(database, subscribe())
     assert receiver.messages == []
@@ -236,7 +237,7 @@ def test_a_gate_that_fails_is_told_and_one_that_passes_is_not(
     assert (message["kind"], message["severity"]) == ("gate", "critical")
 
 
-def test_an_accuracy_gate_that_could_not_tell_is_a_warning(database):
+def test_ambiguous_accuracy_gate_is_a_warning(database):
     verdicts = {"pass": 0, "regression": 1, "ambiguous": 3, "missing": 4}
     limit = GateLimit(
         "KL mean of wikitext", "0.02 nats", "ambiguous", "may be 0.03", *[None] * 5, "nats"
@@ -257,9 +258,7 @@ def test_an_accuracy_gate_that_could_not_tell_is_a_warning(database):
     assert told == {"regression": "critical", "ambiguous": "warning", "missing": "critical"}
 
 
-def test_a_receiver_that_is_down_loses_nothing_and_gets_nothing_twice(
-    database, receiver, subscribe
-):
+def test_receiver_outage_neither_loses_nor_repeats_messages(database, receiver, subscribe):
     with database.session() as session:
         for number in range(3):
             add_event(session, an_event(f"event {number}", subject=f"{number}"))
@@ -279,7 +278,7 @@ def test_a_receiver_that_is_down_loses_nothing_and_gets_nothing_twice(
     assert [message["subject"] for message in receiver.messages] == ["0", "1", "2"]
 
 
-def test_a_receiver_that_cannot_be_reached_is_told_without_its_url(
+def test_unreachable_receiver_is_reported_without_its_url(
     database, receiver, subscribe, monkeypatch
 ):
     with database.session() as session:
@@ -296,7 +295,7 @@ def test_a_receiver_that_cannot_be_reached_is_told_without_its_url(
     assert "127.0.0.1" not in why
 
 
-def test_a_receiver_that_answers_byte_by_byte_is_left_at_the_deadline(
+def test_slow_receiver_is_cut_off_at_the_deadline(
     database, receiver, subscribe, monkeypatch, caplog
 ):
     """A timeout of each part of a response is none of the whole."""
@@ -332,7 +331,7 @@ def test_a_receiver_that_answers_byte_by_byte_is_left_at_the_deadline(
     assert logging.getLogger("urllib3").level == logging.NOTSET
 
 
-def test_a_library_that_raises_is_a_failed_delivery(database, receiver, subscribe, monkeypatch):
+def test_exception_of_a_library_is_a_failed_delivery(database, receiver, subscribe, monkeypatch):
     def broken(*arguments, **options):
         raise RuntimeError(arguments[0])
 
@@ -359,7 +358,7 @@ def test_libraries_that_send_log_no_url(database, receiver, subscribe, monkeypat
     assert logging.getLogger("urllib3").level == logging.NOTSET
 
 
-def test_one_receiver_that_is_down_stops_no_other(database, receiver, subscribe, monkeypatch):
+def test_outage_of_a_receiver_stops_no_other(database, receiver, subscribe, monkeypatch):
     monkeypatch.setenv("DEAD_URL", "http://127.0.0.1:9/")
     dead = '[[subscription]]\nname = "dead"\nurl_env = "DEAD_URL"\n'
     with database.session() as session:
@@ -371,20 +370,20 @@ def test_one_receiver_that_is_down_stops_no_other(database, receiver, subscribe,
     assert (sent.sent, sent.waiting, list(sent.failures)) == (2, 2, ["dead"])
 
 
-def test_a_sender_that_dies_leaves_its_message_to_the_next(database, receiver, subscribe):
+def test_message_of_a_dead_sender_is_sent_by_the_next(database, receiver, subscribe):
     with database.session() as session:
         add_event(session, an_event())
         ((event, _),) = events_to_address(session)
         address(session, event, ["hook"], at=NOW)
     with database.session() as session:
-        claimed = claim(session, at=NOW, hold=HOLD, subscriptions=["hook"])
+        claimed = claim(session, at=NOW, hold=CLAIM_DURATION, subscriptions=["hook"])
 
     assert sending(database, subscribe(), NOW + timedelta(seconds=1)).sent == 0
-    assert sending(database, subscribe(), NOW + HOLD).sent == 1
+    assert sending(database, subscribe(), NOW + CLAIM_DURATION).sent == 1
     assert receiver.messages[0]["delivery"] == claimed.uuid
 
 
-def test_two_senders_at_once_double_nothing(database, receiver, subscribe):
+def test_two_senders_send_each_message_once(database, receiver, subscribe):
     with database.session() as session:
         for number in range(8):
             add_event(session, an_event(f"event {number}", subject=f"{number}"))
@@ -398,7 +397,7 @@ def test_two_senders_at_once_double_nothing(database, receiver, subscribe):
     assert sorted(message["subject"] for message in receiver.messages) == list("01234567")
 
 
-def test_other_services_are_reached_through_apprise(database, receiver, subscribe, monkeypatch):
+def test_other_services_use_apprise(database, receiver, subscribe, monkeypatch):
     pytest.importorskip("apprise")
     port = receiver.server.server_port
     monkeypatch.setenv("SERVICE", f"json://user:{SECRET.replace(' ', '-')}@127.0.0.1:{port}/")
@@ -413,14 +412,14 @@ def test_other_services_are_reached_through_apprise(database, receiver, subscrib
     assert len(receiver.messages) == 2
 
 
-def test_back_off_doubles_up_to_its_limit():
+def test_retry_interval_doubles_up_to_its_limit():
     waits = [retry_after(attempts).total_seconds() for attempts in range(12)]
 
     assert waits[:3] == [60, 120, 240]
-    assert waits[-1] == LONGEST_RETRY.total_seconds()
+    assert waits[-1] == MAX_RETRY_DELAY.total_seconds()
 
 
-def test_what_is_older_than_the_subscription_is_no_news(database, receiver, subscribe):
+def test_events_before_the_subscription_are_not_sent(database, receiver, subscribe):
     with database.session() as session:
         add_event(session, an_event(created_at=NOW - timedelta(days=30)))
 
@@ -445,13 +444,13 @@ def test_what_is_older_than_the_subscription_is_no_news(database, receiver, subs
         ('owner = "kernels"', False),
     ],
 )
-def test_a_subscription_filters(subscribe, filters, goes):
+def test_subscription_filters_events(subscribe, filters, goes):
     told = subscribe(f'[[subscription]]\nname = "mine"\nurl_env = "X"\n{filters}\n')
 
     assert ("mine" in [one.name for one in told.of(an_event())]) is goes
 
 
-def test_a_filter_of_kernels_lets_a_digest_through(subscribe):
+def test_kernel_filter_passes_a_digest(subscribe):
     text = '[[subscription]]\nname = "mine"\nurl_env = "X"\nkernels = ["abq-*"]\nowner = "a"\n'
     digest = an_event(kind="digest", kernels=())
 
@@ -479,7 +478,7 @@ def test_a_wrong_subscription_is_one_line_without_its_secret(subscribe, text, sa
     assert "secret@host" not in str(raised.value)
 
 
-def test_a_night_that_is_not_done_by_its_hour_is_told_once(database, receiver, subscribe):
+def test_late_night_is_notified_once(database, receiver, subscribe):
     early = check_late_night(database, "nightly", "06:30", now=NOW)
     late = NOW.replace(hour=7)
     states = [check_late_night(database, "nightly", "06:30", now=late) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Policy files: what they mean, and what is wrong with one."""
+"""Policy files of the performance gate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def case(label: str, m: int = 1, n: int = 256, k: int = 256) -> Case:
     return Case(name, GemmWorkload(m, n, k), variant=variant)
 
 
-def test_the_policy_that_comes_with_the_package_can_be_loaded():
+def test_bundled_policy_can_be_loaded():
     found = load_policy("default")
 
     assert found.name == "default"
@@ -46,7 +46,7 @@ def test_the_policy_that_comes_with_the_package_can_be_loaded():
     assert found.owner_of(case("read-6")) == "kernels"
 
 
-def test_the_policy_in_the_documentation_can_be_loaded(policy):
+def test_documented_policy_can_be_loaded(policy):
     page = Path(__file__).parents[2] / "docs" / "verdicts.md"
     (example,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.S)
 
@@ -55,7 +55,7 @@ def test_the_policy_in_the_documentation_can_be_loaded(policy):
     assert (len(found.limits), len(found.waivers)) == (1, 1)
 
 
-def test_the_first_limit_that_fits_counts(policy):
+def test_first_fitting_limit_counts(policy):
     found = policy(
         TOP
         + '[[limit]]\nkernels = ["flexq-w6a6"]\nslower_percent = 1\nowner = "Ada"\n'
@@ -72,7 +72,7 @@ def test_the_first_limit_that_fits_counts(policy):
     )  # fmt: skip
 
 
-def test_a_waiver_counts_to_the_end_of_its_last_day(policy):
+def test_waiver_counts_until_the_end_of_its_last_day(policy):
     found = policy(TOP + WAIVER)
 
     assert found.waiver_of(case("flexq-w6a6"), date(2026, 1, 31)) is not None
@@ -80,7 +80,7 @@ def test_a_waiver_counts_to_the_end_of_its_last_day(policy):
     assert found.waiver_of(case("flexq-w6a8"), date(2026, 1, 1)) is None
 
 
-def test_a_waiver_may_be_of_shapes_and_sizes_only(policy):
+def test_waiver_may_select_shapes_only(policy):
     found = policy(TOP + WAIVER + 'shapes = ["256x256"]\nm = "1,4:8"\n')
     day = date(2026, 1, 1)
 
@@ -90,13 +90,13 @@ def test_a_waiver_may_be_of_shapes_and_sizes_only(policy):
     assert found.waivers[0].name == "flexq-w6a6 256x256 m=1,4,5,6,7,8"
 
 
-def test_an_expired_waiver_is_followed_by_one_that_counts(policy):
+def test_next_waiver_counts_after_an_expired_one(policy):
     found = policy(TOP + WAIVER + WAIVER.replace("2026-01-31", "2027-01-31"))
 
     assert found.waiver_of(case("flexq-w6a6"), date(2026, 6, 1)) is found.waivers[1]
 
 
-def test_a_suite_of_one_s_own_lies_beside_the_policy(policy, tmp_path):
+def test_suite_file_is_relative_to_the_policy(policy, tmp_path):
     (tmp_path / "mine.toml").write_text(
         'description = "mine"\n[[group]]\nkernels = ["flexq*"]\nm = "1"\nshapes = ["32x32"]\n'
     )
@@ -135,7 +135,7 @@ def test_a_suite_of_one_s_own_lies_beside_the_policy(policy, tmp_path):
         ("version = ", "gate.toml is not TOML"),
     ],
 )
-def test_what_is_wrong_with_a_policy_is_said_in_one_line(policy, text, says):
+def test_malformed_policy_is_one_line(policy, text, says):
     with pytest.raises(WorkloadError) as caught:
         policy(text)
 
@@ -143,7 +143,7 @@ def test_what_is_wrong_with_a_policy_is_said_in_one_line(policy, text, says):
     assert "\n" not in str(caught.value)
 
 
-def test_a_limit_of_a_kernel_that_the_suite_has_not_is_an_error(policy, tmp_path):
+def test_limit_of_a_kernel_outside_the_suite_is_refused(policy, tmp_path):
     (tmp_path / "mine.toml").write_text(
         'description = "mine"\n[[group]]\nkernels = ["flexq-w6a6"]\nm = "1"\nshapes = ["32x32"]\n'
     )
@@ -153,7 +153,7 @@ def test_a_limit_of_a_kernel_that_the_suite_has_not_is_an_error(policy, tmp_path
         policy(text + '[[limit]]\nkernels = ["flexq-w6a7"]\nslower_percent = 1')
 
 
-def test_an_unknown_policy_names_those_there_are():
+def test_unknown_policy_lists_known_ones():
     with pytest.raises(WorkloadError, match="no policy 'defalt': there is default; or give a"):
         load_policy("defalt")
     with pytest.raises(WorkloadError, match=r"can't read nowhere/x\.toml"):

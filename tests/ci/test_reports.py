@@ -1,4 +1,4 @@
-"""A gate's reports: Markdown for a pull request, JUnit XML, JSON."""
+"""Reports of the performance gate: Markdown, JUnit XML, JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flexq_bench.ci.reports import MARKER, as_json, headline, junit, markdown
-from flexq_bench.ci.reports.terminal import findings_table
+from flexq_bench.ci.reports.perf import (
+    MARKER,
+    as_json,
+    findings_table,
+    headline,
+    junit,
+    markdown,
+)
 
 POLICY = """
 [[waiver]]
@@ -35,19 +41,19 @@ def report(gate, compared):
     return gate(*found, plan=[*(one.case for one in found), lost], policy=POLICY)
 
 
-def test_the_headline_counts_what_was_found(report):
+def test_headline_counts_outcomes(report):
     assert headline(report) == (
         "incomplete: 1 missing, 2 regressions, 1 ambiguous, 1 waived, 1 pass, 1 probe; "
         "6 of 7 cases compared"
     )
 
 
-def test_the_comment_can_be_found_again_by_its_first_line(report):
+def test_first_line_of_the_comment_is_the_marker(report):
     assert markdown(report).splitlines()[0] == MARKER
     assert MARKER.startswith("<!--")
 
 
-def test_the_comment_shows_what_fails_with_the_worst_first(report):
+def test_comment_lists_failures_worst_first(report):
     text = markdown(report)
 
     shown = [line for line in text.splitlines() if "| **" in line]
@@ -60,7 +66,7 @@ def test_the_comment_shows_what_fails_with_the_worst_first(report):
     assert "read-6" not in text
 
 
-def test_the_comment_folds_probes_and_says_what_changed_beside_a_kernel(gate, compared):
+def test_comment_collapses_probes_and_names_causes(gate, compared):
     kernels = (("flexq-w6a6", 1.05), ("cublaslt-w8a8", 1.02), ("read-6", 1.02))
     text = markdown(gate(*(compared(kernel, slower, noise=0.0001) for kernel, slower in kernels)))
 
@@ -70,7 +76,7 @@ def test_the_comment_folds_probes_and_says_what_changed_beside_a_kernel(gate, co
     assert "<summary>1 probe, baselines of other cases" in text
 
 
-def test_every_report_says_how_many_pairs_decided_and_that_it_stopped_early(gate, compared):
+def test_reports_have_pairs_and_early_stop(gate, compared):
     report = gate(
         compared("flexq-w6a6", 1.1, placements=7), compared("cublas-fp16", 1.05, placements=12)
     )
@@ -87,13 +93,13 @@ def test_every_report_says_how_many_pairs_decided_and_that_it_stopped_early(gate
     assert list(table.columns[6].cells) == ["slower: clear, so stopped early", "slower"]
 
 
-def test_every_row_of_the_comment_has_every_cell(report):
+def test_comment_rows_have_all_cells(report):
     rows = [line for line in markdown(report).splitlines() if line.startswith("| ")]
 
     assert {line.count(" |") for line in rows} == {9}
 
 
-def test_words_of_people_are_text_in_the_comment(report):
+def test_texts_in_the_comment_are_escaped(report):
     text = markdown(report)
 
     for sign in ("<img", "@everyone", "`rm`", "[link]"):
@@ -101,14 +107,14 @@ def test_words_of_people_are_text_in_the_comment(report):
     assert "&lt;img" in text
 
 
-def test_the_comment_fits_whatever_the_size_of_the_plan(report):
+def test_comment_of_a_large_plan_fits_the_limit(report):
     many = replace(report, findings=report.findings * 2000, notes=("long " * 200,) * 500)
 
     assert len(markdown(many)) < 65_536
     assert "more: see the JSON report" in markdown(many)
 
 
-def test_junit_counts_each_case_once(report):
+def test_junit_has_each_case_once(report):
     root = ElementTree.fromstring(junit(report))
 
     counts = {name: int(value) for name, value in root.attrib.items()}
@@ -122,7 +128,7 @@ def test_junit_counts_each_case_once(report):
     }  # fmt: skip
 
 
-def test_what_xml_has_no_place_for_is_left_out(report):
+def test_junit_omits_forbidden_characters(report):
     finding = replace(report.findings[0], reason="bell\x07 \ud800 <&>")
 
     root = ElementTree.fromstring(junit(replace(report, findings=(finding,))))
@@ -130,7 +136,7 @@ def test_what_xml_has_no_place_for_is_left_out(report):
     assert root.find(".//failure").text == "bell  <&> (owner: kernels)"
 
 
-def test_json_has_every_case_in_the_plan_s_order(report):
+def test_json_has_all_cases_in_plan_order(report):
     found = json.loads(as_json(report))
 
     assert found["exit_code"] == 4

@@ -1,4 +1,4 @@
-"""Workflows and manifests are well-formed, and speak of commands and options that exist."""
+"""Templates of workflows and manifests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 from typer.main import get_command
 
-from flexq_bench.ci.reports.markdown import MARKER
+from flexq_bench.ci.reports.perf import MARKER
 from flexq_bench.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def run(command):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_actionlint_has_nothing_to_say(tmp_path):
+def test_workflow_passes_actionlint(tmp_path):
     wrong = tmp_path / "wrong.yml"
     wrong.write_text(WORKFLOWS[0].read_text().replace("runs-on", "runs-one"))
 
@@ -59,7 +59,7 @@ def test_actionlint_has_nothing_to_say(tmp_path):
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, *OWN], ids=lambda path: path.stem)
-def test_a_workflow_asks_for_few_rights(path):
+def test_workflow_has_read_permissions_only(path):
     workflow = yaml.safe_load(path.read_text())
 
     assert workflow["permissions"]["contents"] == "read"
@@ -71,7 +71,7 @@ def test_a_workflow_asks_for_few_rights(path):
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, *OWN], ids=lambda path: path.stem)
-def test_a_checkout_leaves_no_token_behind(path):
+def test_checkout_does_not_persist_credentials(path):
     for job in yaml.safe_load(path.read_text())["jobs"].values():
         for step in job["steps"]:
             if step.get("uses", "").startswith("actions/checkout@"):
@@ -79,7 +79,7 @@ def test_a_checkout_leaves_no_token_behind(path):
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, *OWN], ids=lambda path: path.stem)
-def test_an_action_is_named_by_its_commit(path):
+def test_actions_are_pinned_to_commits(path):
     """A tag can be moved to other code by whoever takes over the action's repository."""
     named = re.findall(r"uses: (\S+)(.*)", path.read_text())
 
@@ -89,7 +89,7 @@ def test_an_action_is_named_by_its_commit(path):
         assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), action
 
 
-def test_a_pull_request_is_judged_by_its_base():
+def test_pull_request_is_judged_by_its_base():
     workflow = yaml.safe_load((ROOT / "ci/github/pull-request.yml").read_text())
     gate = workflow["jobs"]["gate"]
     checkouts = [step for step in gate["steps"] if "checkout@" in step.get("uses", "")]
@@ -139,7 +139,7 @@ def test_versions_are_audited_by_their_hashes():
     [*WORKFLOWS, CLUSTER / "kuberay.yaml", CLUSTER / "flexq-bench-worker.service"],
     ids=lambda path: path.stem,
 )
-def test_commands_and_options_exist(path):
+def test_commands_in_templates_exist(path):
     calls = re.findall(r"bin/flexq-bench ((?:[^\n]|\\\n)+)", path.read_text())
 
     assert calls
@@ -152,11 +152,11 @@ def test_commands_and_options_exist(path):
         assert {word for word in words if word.startswith("--")} <= options
 
 
-def test_the_gate_finds_the_comment_that_it_replaces():
+def test_comment_is_found_by_its_marker():
     assert MARKER in (ROOT / "ci/github/pull-request.yml").read_text()
 
 
-def test_ray_takes_the_cluster_file_and_its_head_has_no_dashboard():
+def test_ray_accepts_the_cluster_file():
     cluster = yaml.safe_load((CLUSTER / "ray-cluster.yaml").read_text())
 
     validate_config(prepare_config(cluster))
@@ -164,7 +164,7 @@ def test_ray_takes_the_cluster_file_and_its_head_has_no_dashboard():
     assert "--include-dashboard=false" in " ".join(cluster["head_start_ray_commands"])
 
 
-def test_kubernetes_gets_our_ray_and_one_gpu_a_worker():
+def test_kubernetes_workers_have_one_gpu():
     cluster = yaml.safe_load((CLUSTER / "kuberay.yaml").read_text())["spec"]
 
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
@@ -176,7 +176,7 @@ def test_kubernetes_gets_our_ray_and_one_gpu_a_worker():
         assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
-def test_systemd_has_nothing_to_say_of_the_unit(tmp_path):
+def test_unit_passes_systemd_analyze(tmp_path):
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd-analyze here")
     text = (CLUSTER / "flexq-bench-worker.service").read_text()

@@ -46,7 +46,7 @@ def files(tmp_path, monkeypatch):
     Path("criterion.jsonl").write_text(json.dumps(complete))
     Path("results.csv").write_text(block("csv"))
     Path("subscriptions.toml").write_text(block("toml"))
-    shutil.copy(ROOT / "tests/runs/outside/pytest_benchmark.json", "pytest.json")
+    shutil.copy(ROOT / "tests/exchange/external/pytest_benchmark.json", "pytest.json")
     shape = {"A": {"shape": ["M", "K"]}, "B": {"shape": ["N", "K"]}}
     axes = {"M": {"type": "var"}, "N": {"type": "const", "value": 64}}
     definition = {

@@ -14,9 +14,9 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.store import add_records
-from flexq_bench.exchange.exports import EXPORTS
-from flexq_bench.exchange.external import Origin, external_records, read_results
-from flexq_bench.exchange.external.records import file_hash
+from flexq_bench.exchange.exports.formats import EXPORTS
+from flexq_bench.exchange.external.formats import read_results
+from flexq_bench.exchange.external.records import Origin, external_records, file_hash
 
 PROJECT = "their/kernels"
 OTHER = "elsewhere-gemms"

@@ -32,7 +32,7 @@ from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost, ReadyWorker, Report
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import open_run
-from flexq_bench.runs.outage import through_outages
+from flexq_bench.runs.transactions import run_transaction
 from flexq_bench.runs.worker import Worker
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -145,7 +145,7 @@ def measure(order: Order) -> None:
         open_run(database, run, COMMIT) as opened,
     ):
         jobs = [JobInfo(key) for key in keys]
-        through_outages(database, lambda session: add_jobs(session, order.run, jobs))
+        run_transaction(database, lambda session: add_jobs(session, order.run, jobs))
         workers = SimulatedWorkers(order)
         coordinator = Coordinator(database, workers, COMMIT, TIMES, on_record=on_record)
         coordinator.gather()

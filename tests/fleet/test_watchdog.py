@@ -16,7 +16,7 @@ from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.db.requests import Limits, RequestInfo, add_request
 from flexq_bench.db.store import begin_run
 from flexq_bench.fleet.watchdog import stalls
-from flexq_bench.runs.owner import this_process
+from flexq_bench.runs.owner_process import this_process
 
 CASE = "flexq-w6a6 gemm cold m1n64k64"
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)

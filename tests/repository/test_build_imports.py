@@ -1,4 +1,4 @@
-"""Modules of a project's kernels: those of the commit's build, whatever else is installed."""
+"""Imports of a project's modules from the build of the commit."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def found_by_a_process(made, *places):
     return done.stdout.removeprefix(str(built.folder)).strip() or done.stderr.splitlines()[-1]
 
 
-def test_an_editable_installation_does_not_stand_in_for_a_commit(made, tmp_path):
+def test_editable_installation_does_not_replace_a_commit(made, tmp_path):
     package(made.path / "acme")
     made.commit()
     hook = tmp_path / "hook"
@@ -84,7 +84,7 @@ def test_an_editable_installation_does_not_stand_in_for_a_commit(made, tmp_path)
     assert "which is not the commit's: have the commit installed" in said
 
 
-def test_an_installed_package_of_its_name_does_not_stand_in_for_a_commit(made, tmp_path):
+def test_installed_package_does_not_replace_a_commit(made, tmp_path):
     package(made.path / "python" / "acme")
     package(tmp_path / "installed" / "acme")
     made.commit(setup_py='from setuptools import setup\nsetup(name="acme")\n')
@@ -95,7 +95,7 @@ def test_an_installed_package_of_its_name_does_not_stand_in_for_a_commit(made, t
     assert found_by_a_process(made, installed) == str(installed / "acme" / "__init__.py")
 
 
-def test_what_was_installed_of_a_commit_comes_before_its_sources(made):
+def test_packages_installed_for_a_commit_precede_its_sources(made):
     """Its compiled modules are there alone; a release that something requires is no commit's."""
     package(made.path / "acme")
     made.commit()

@@ -1,14 +1,10 @@
-"""Other repositories: their file, their commits, and builds that are made once for each tree."""
+"""Projects: their file, commits and builds."""
 
 from __future__ import annotations
 
-import logging
-import os
 import re
 import shutil
-import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,14 +14,13 @@ from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.external_kernels import program_root
 from flexq_bench.repository.project import (
     FILE,
-    commits_after,
     open_project,
     project_notes,
     revision,
-    working_tree,
 )
 from flexq_bench.repository.project_builds import BuildError, built_tree
 from flexq_bench.repository.project_files import WORKFLOW, missing_kernels, write_first_files
+from flexq_bench.repository.worktrees import commits_after
 from flexq_bench.workloads.errors import WorkloadError
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +41,7 @@ def with_build(made, command, **build):
     return made.commit()
 
 
-def test_a_tree_is_built_once_however_many_commits_have_it(made, tmp_path):
+def test_tree_is_built_once_for_all_its_commits(made, tmp_path):
     first = with_build(made, f"echo built >> {tmp_path}/log; echo 1 > made")
     second = made.commit()
     third = made.commit(other_py="")
@@ -73,7 +68,7 @@ def test_a_build_of_unreviewed_code_leaves_nothing_for_the_runs_after_it(made, c
     assert (built_tree(project, sha).folder / "fast.py").read_text() == KERNEL
 
 
-def test_a_commit_that_does_not_build_is_one_line_and_is_tried_again(made, tmp_path):
+def test_failed_build_is_one_line_and_retried(made, tmp_path):
     sha = with_build(made, f"test -e {tmp_path}/there || (echo no; echo 'not there'; exit 3)")
     project = open_project(str(made.path))
 
@@ -102,7 +97,7 @@ def test_a_commit_that_does_not_build_is_one_line_and_is_tried_again(made, tmp_p
         ("make: *** No rule to make target", "make: *** No rule to make target"),
     ],
 )
-def test_a_build_that_fails_is_told_by_its_reason(made, tmp_path, output, reason):
+def test_failed_build_names_its_reason(made, tmp_path, output, reason):
     (tmp_path / "output").write_text(output)
     sha = with_build(made, f"cat {tmp_path}/output; exit 1")
 
@@ -110,7 +105,7 @@ def test_a_build_that_fails_is_told_by_its_reason(made, tmp_path, output, reason
         built_tree(open_project(str(made.path)), sha)
 
 
-def test_a_project_in_a_folder_of_a_repository_is_built_there(made):
+def test_project_in_a_subfolder_is_built_there(made):
     inside = made.path / "gemm" / "fast"
     (inside / "src").mkdir(parents=True)
     build = '[build]\ncommand = "pwd > made"\n'
@@ -132,7 +127,7 @@ def test_a_project_in_a_folder_of_a_repository_is_built_there(made):
     assert open_project(str(made.path / "gemm")).name == "acme-kernels"
 
 
-def test_submodules_are_built_at_the_commits_that_each_commit_has(made, tmp_path, git, caplog):
+def test_submodules_are_built_at_their_commits(made, tmp_path, git, caplog):
     library = tmp_path / "library"
     library.mkdir()
     git(library, "init", "-q", "-b", "main")
@@ -158,7 +153,7 @@ def test_submodules_are_built_at_the_commits_that_each_commit_has(made, tmp_path
     assert "the submodule deps/library is not in this clone" in caplog.text
 
 
-def test_files_of_git_lfs_are_those_of_the_clone_and_pointers_are_said(made, caplog):
+def test_lfs_files_come_from_the_clone(made, caplog):
     oids = [digit * 64 for digit in "ab"]
     for oid in oids:
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 6\n"
@@ -182,7 +177,7 @@ def test_files_of_git_lfs_are_those_of_the_clone_and_pointers_are_said(made, cap
     assert (built_tree(project, sha).folder / "ü table b.bin").read_bytes() == b"fetched"
 
 
-def test_a_missing_uv_is_said_with_what_to_do(made, tmp_path, monkeypatch):
+def test_missing_uv_is_reported(made, tmp_path, monkeypatch):
     sha = with_build(made, "true", environment='"uv"', packages='["einops"]')
     project = open_project(str(made.path))
     programs = tmp_path / "programs"
@@ -202,7 +197,7 @@ def test_a_build_that_hangs_is_ended(made):
 
 
 @pytest.mark.parametrize("output", [">/dev/null 2>&1", ""])  # or that of the build
-def test_what_a_build_starts_in_a_session_of_its_own_ends_with_it(made, tmp_path, output):
+def test_processes_of_a_build_end_with_it(made, tmp_path, output):
     told = tmp_path / "told"
     command = f"setsid sleep 600 {output} & echo $! > {told}; sleep 0.5"
     sha = with_build(made, command, timeout_s=30)
@@ -216,7 +211,7 @@ def test_what_a_build_starts_in_a_session_of_its_own_ends_with_it(made, tmp_path
     assert not status.exists() or not status.read_bytes()
 
 
-def test_kernels_are_those_of_the_built_tree_under_the_project_s_name(made):
+def test_kernels_of_a_built_tree_have_the_project_prefix(made):
     sha = made.git("rev-parse", "HEAD")
     built = built_tree(open_project(str(made.path)), sha)
 
@@ -228,11 +223,11 @@ def test_kernels_are_those_of_the_built_tree_under_the_project_s_name(made):
     assert paths == [str(built.folder), str(built.folder / "src"), "/theirs"]
 
 
-def test_a_working_tree_with_changes_is_measured_as_it_is_and_dirty(made):
+def test_working_tree_with_changes_is_a_dirty_revision(made):
     project = open_project(str(made.path))
     (made.path / "fast.py").write_text(KERNEL + "# edited\n")
 
-    found = working_tree(project)
+    found = revision(project, ".")
 
     assert (found.commit.dirty, found.commit.project) == (True, "acme-kernels")
     assert found.commit.sha == made.git("rev-parse", "HEAD")
@@ -240,58 +235,21 @@ def test_a_working_tree_with_changes_is_measured_as_it_is_and_dirty(made):
     assert (built.folder / "fast.py").read_text().endswith("# edited\n")
 
 
-def test_files_that_were_only_touched_are_no_changes(made):
-    os.utime(made.path / "fast.py", (1, 1))  # as after a copy of the folder
-
-    assert not working_tree(open_project(str(made.path))).commit.dirty
-
-
-def test_a_merge_with_conflicts_is_one_line(made):
-    made.git("checkout", "-q", "-b", "feature/other")
-    made.commit(fast_py=KERNEL + "# theirs\n")
-    made.git("checkout", "-q", "main")
-    made.commit(fast_py=KERNEL + "# ours\n")
-    with suppress(subprocess.CalledProcessError):
-        made.git("merge", "-q", "feature/other")
-
-    with pytest.raises(UsageError, match=r"conflicts of a merge, in fast\.py: resolve"):
-        working_tree(open_project(str(made.path)))
-
-
-def test_a_repository_without_a_commit_is_one_line(tmp_path, git):
-    git(tmp_path, "init", "-q")
-    (tmp_path / FILE).write_text(TOML)
-
-    with pytest.raises(UsageError, match="has no commit yet: git commit first"):
-        working_tree(open_project(str(tmp_path)))
-
-
-def test_a_bare_repository_is_told_to_be_checked_out(made, tmp_path, git):
+def test_bare_repository_is_refused(made, tmp_path, git):
     git(tmp_path, "clone", "-q", "--bare", str(made.path), "bare ü.git")
 
     with pytest.raises(UsageError, match=r"is a bare repository.* worktree add FOLDER"):
         open_project(str(tmp_path / "bare ü.git"))
 
 
-def test_a_repository_of_another_user_is_told_what_git_asks_for(made, monkeypatch):
+def test_repository_of_another_user_is_refused(made, monkeypatch):
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
 
     with pytest.raises(UsageError, match="whose owner is another user: git config --global --add"):
         open_project(str(made.path))
 
 
-def test_sources_that_git_does_not_track_are_said_to_be_left_out(made, caplog):
-    (made.path / "new.py").write_text(KERNEL)
-    (made.path / "gate.md").touch()
-
-    found = working_tree(open_project(str(made.path)))
-
-    assert not found.commit.dirty
-    warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert warned == ["not measured: new.py, which git does not track: git add it"]
-
-
-def test_a_shallow_clone_is_told_to_fetch_what_decides_the_order(made, tmp_path, git):
+def test_ancestry_in_a_shallow_clone_is_refused(made, tmp_path, git):
     made.commit()
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{made.path}", "shallow")
     made.git("checkout", "-q", "--orphan", "other")
@@ -300,10 +258,10 @@ def test_a_shallow_clone_is_told_to_fetch_what_decides_the_order(made, tmp_path,
     git(tmp_path / "shallow", "fetch", "-q", "--depth", "1", "origin", "other:other")
 
     with pytest.raises(UsageError, match="git fetch --unshallow first"):
-        commits_after(project, other, "main")
+        commits_after(project.root, other, "main")
 
 
-def test_each_commit_has_its_own_file(made):
+def test_project_file_is_read_from_each_commit(made):
     before = made.git("rev-parse", "HEAD")
     made.commit(**{"flexq-bench_toml": TOML.replace("smoke", "nightly")})
     project = open_project(str(made.path))
@@ -325,7 +283,7 @@ def test_what_head_changes_of_the_files_that_decide_is_said_wherever_they_lie(ma
     )
 
 
-def test_files_of_kernels_that_head_has_no_more_are_said(made):
+def test_kernel_files_missing_in_head_are_noted(made):
     base = made.git("rev-parse", "HEAD")
     project = open_project(str(made.path))
     (name,) = project.file.kernels
@@ -336,7 +294,7 @@ def test_files_of_kernels_that_head_has_no_more_are_said(made):
     assert lost == f"{name}, which base's {FILE} names, is not in head; --trust-head takes head's"
 
 
-def test_modules_of_kernels_that_head_has_no_more_are_said(made):
+def test_kernel_modules_missing_in_head_are_noted(made):
     base = made.commit(**{"flexq-bench_toml": TOML.replace('"fast.py"', '"fast", "json.tool"')})
     project = open_project(str(made.path))
     made.git("mv", "fast.py", "faster.py")
@@ -345,15 +303,15 @@ def test_modules_of_kernels_that_head_has_no_more_are_said(made):
     assert lost.startswith(f"fast, which base's {FILE} names, is not in head")
 
 
-def test_commits_between_two_are_those_of_the_first_parents(made):
+def test_commits_after_good_are_first_parents(made):
     good = made.git("rev-parse", "HEAD")
     later = [made.commit(), made.commit()]
     project = open_project(str(made.path))
 
-    assert commits_after(project, good, later[-1]) == later
+    assert commits_after(project.root, good, later[-1]) == later
     assert revision(project, "main").checkout == later[-1]
     with pytest.raises(UsageError, match="is not an ancestor"):
-        commits_after(project, later[-1], good)
+        commits_after(project.root, later[-1], good)
 
 
 @pytest.mark.parametrize(
@@ -366,14 +324,14 @@ def test_commits_between_two_are_those_of_the_first_parents(made):
         (TOML + "[build]\nenvironment = 'conda'\n", "environment must be none, pip or uv"),
     ],
 )
-def test_a_wrong_file_is_one_line(made, text, said):
+def test_malformed_project_file_is_one_line(made, text, said):
     (made.path / FILE).write_text(text)
 
     with pytest.raises(WorkloadError, match=said):
         open_project(str(made.path))
 
 
-def test_a_repository_without_a_file_is_told_what_to_do(tmp_path, git):
+def test_repository_without_project_file_is_refused(tmp_path, git):
     git(tmp_path, "init", "-q")
 
     with pytest.raises(UsageError, match=r"has no flexq-bench\.toml: `flexq-bench init"):
@@ -382,7 +340,7 @@ def test_a_repository_without_a_file_is_told_what_to_do(tmp_path, git):
         open_project("")
 
 
-def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
+def test_first_files_name_the_kernels(tmp_path, git):
     git(tmp_path, "init", "-q")
     (tmp_path / "mine.py").write_text(KERNEL)
     (tmp_path / "other.py").write_text("")
@@ -421,7 +379,7 @@ def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
         ((), "make"),
     ],
 )
-def test_a_first_file_suggests_a_build_command(tmp_path, git, files, command):
+def test_first_project_file_suggests_a_build_command(tmp_path, git, files, command):
     git(tmp_path, "init", "-q")
     for name in ("mine.py", *files):
         (tmp_path / name).write_text(KERNEL)
@@ -431,7 +389,7 @@ def test_a_first_file_suggests_a_build_command(tmp_path, git, files, command):
     assert f'\n# command = "{command}"\n' in (tmp_path / FILE).read_text()
 
 
-def test_first_files_of_a_folder_lie_in_it_and_its_workflow_at_the_root(tmp_path, git):
+def test_workflow_of_a_subfolder_is_at_the_root(tmp_path, git):
     git(tmp_path, "init", "-q")
     inside = tmp_path / "gemm" / "fast"
     inside.mkdir(parents=True)
@@ -450,7 +408,7 @@ def test_first_files_of_a_folder_lie_in_it_and_its_workflow_at_the_root(tmp_path
     assert missing_kernels(inside) == ["mine.py"]
 
 
-def test_an_installed_program_hides_nothing_that_a_project_has_installed(tmp_path, cache):
+def test_installed_program_shadows_no_package_of_a_project(tmp_path, cache):
     packages = tmp_path / "site-packages"
     for name in ("flexq_bench", "kernels", "torch"):
         (packages / name).mkdir(parents=True)
@@ -462,7 +420,7 @@ def test_an_installed_program_hides_nothing_that_a_project_has_installed(tmp_pat
     assert program_root(packages) == root
 
 
-def test_a_newcomer_writes_40_lines_at_most():
+def test_documented_first_gate_has_at_most_40_lines():
     section = PAGE.read_text().split("## From an empty repository to a gated pull request\n")[1]
     blocks = re.findall(r"```\w+\n(.*?)```", section.split("\n## ")[0], re.S)
     lines = [line for block in blocks for line in block.splitlines() if line.strip()]
@@ -470,30 +428,50 @@ def test_a_newcomer_writes_40_lines_at_most():
     assert 5 < len(lines) <= 40
 
 
-def test_files_to_be_added_later_are_tracked(made):
-    (made.path / "new.py").write_text(KERNEL)
-    made.git("add", "--intent-to-add", "new.py")
+def test_moved_project_is_found_by_name(made):
+    """Where it lay before, another project may have come to lie."""
+    before = made.git("rev-parse", "HEAD")
+    (made.path / "libs" / "of gemms").mkdir(parents=True)
+    made.git("mv", FILE, "fast.py", "libs/of gemms")
+    (made.path / "other").mkdir()
+    (made.path / "other" / FILE).write_text(TOML.replace('name = "', 'name = "another-'))
+    after = made.commit()
+    moved = open_project(str(made.path / "libs" / "of gemms"))
 
-    found = working_tree(open_project(str(made.path)))
+    assert moved.at(before).inside == Path()
+    assert moved.at(before).at(after).inside == Path("libs/of gemms")
+    assert moved.at(before).moved_to(after).file == moved.at(before).file
+    assert project_notes(moved.at(before), before, after) == ()
+    (made.path / "libs" / "of gemms" / FILE).write_text(TOML.replace("smoke", "nightly"))
+    assert project_notes(moved.at(before), before, made.commit()) == (
+        f"not judged: {FILE}, libs/of gemms/{FILE} changed by head; base's are used",
+    )
+    with pytest.raises(WorkloadError, match=f"^{before[:10]} has no other/{FILE}: commit it"):
+        open_project(str(made.path / "other")).at(before)
 
-    assert made.git("show", f"{found.checkout}:new.py") == KERNEL.strip()
-    assert made.git("status", "--porcelain") == "A new.py"  # the index is as it was
+
+def test_builds_have_the_variables_of_the_project_file(made, monkeypatch):
+    monkeypatch.setenv("ACME_MODE", "of the shell")
+    monkeypatch.setenv("ACME_OTHER", "of the shell")
+    text = f'{TOML}[variables]\nACME_MODE = "of the file"\n'
+    built = '[build]\ncommand = "echo $ACME_MODE, $ACME_OTHER > said"\n'
+    sha = made.commit(**{"flexq-bench_toml": text + built})
+    project = open_project(str(made.path))
+
+    with clean_environment() as variables:
+        tree = built_tree(project, sha, variables=variables)
+        assert (tree.folder / "said").read_text() == "of the file,\n"
+        assert tree.environment(variables)["ACME_MODE"] == "of the file"
+    tree = built_tree(project, sha)
+    assert (tree.folder / "said").read_text() == "of the file, of the shell\n"
+    made.commit(**{"flexq-bench_toml": text.replace("of the file", "another") + built})
+    again = built_tree(open_project(str(made.path)), sha)
+    assert (again.folder / "said").read_text() == "another, of the shell\n"
 
 
-def test_a_working_tree_has_the_commits_of_submodules(made, tmp_path, git, caplog):
-    git(tmp_path, "init", "-q", "inner")
-    git(tmp_path / "inner", "commit", "-q", "--allow-empty", "-m", "a")
-    add = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add")
-    made.git(*add, str(tmp_path / "inner"), "lib")
-    made.git("commit", "-qm", "c")
-    (made.path / "lib" / "lib.py").write_text("1\n")
-    git(made.path / "lib", "add", "lib.py")
-    assert not working_tree(open_project(str(made.path))).commit.dirty
-    warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert warned == ["not measured: changes in submodule lib: commit them there"]
+@pytest.mark.parametrize("name", ["PYTHONPATH", "FLEXQ_BENCH_DB", "A-B", ""])
+def test_reserved_or_malformed_variables_are_refused(made, name):
+    (made.path / FILE).write_text(f'{TOML}[variables]\n"{name}" = "x"\n')
 
-    git(made.path / "lib", "commit", "-qam", "b")
-    found = working_tree(open_project(str(made.path)))
-    assert found.commit.dirty
-    lib = made.git("rev-parse", f"{found.checkout}:lib")
-    assert lib == git(made.path / "lib", "rev-parse", "HEAD")
+    with pytest.raises(WorkloadError, match=f"{FILE}: variables: {name} is set by flexq-bench, or"):
+        open_project(str(made.path))

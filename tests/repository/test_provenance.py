@@ -1,4 +1,4 @@
-"""Which commit ran: in a git tree, a dirty one, and none at all."""
+"""Provenance of the running code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tree(tmp_path: Path, git) -> Path:
     return tmp_path
 
 
-def test_a_clean_tree_is_its_head_in_the_order_of_ancestry(tree, git):
+def test_clean_tree_is_its_head_commit(tree, git):
     commit = commit_of(tree)
 
     assert commit.sha == git(tree, "rev-parse", "HEAD")
@@ -35,7 +35,7 @@ def test_a_clean_tree_is_its_head_in_the_order_of_ancestry(tree, git):
     assert commit.committed_at.endswith("+00:00")
 
 
-def test_any_commit_is_told_as_it_was_when_it_was_head(tree, git):
+def test_any_commit_is_described_like_head(tree, git):
     sha = git(tree, "rev-parse", "HEAD^")
     (tree / "kernels" / "gemm.py").write_text("x = 2\n")
     git(tree, "stash")
@@ -47,12 +47,12 @@ def test_any_commit_is_told_as_it_was_when_it_was_head(tree, git):
     assert commit_at(tree, sha) == was
 
 
-def test_a_commit_that_git_lost_is_an_infrastructure_error(tree):
+def test_lost_commit_is_an_infrastructure_error(tree):
     with pytest.raises(InfrastructureError, match="git has no information about 0000"):
         commit_at(tree, "0" * 40)
 
 
-def test_a_subject_that_is_no_text_can_be_stored(tree, git):
+def test_invalid_utf8_in_a_subject_can_be_stored(tree, git):
     # As a program may write it; `git commit` would take the byte for Latin-1.
     raw = git(tree, "cat-file", "commit", "HEAD").encode().replace(b"second", b"caf\xe9")
     (tree / ".git" / "raw").write_bytes(raw)
@@ -62,7 +62,7 @@ def test_a_subject_that_is_no_text_can_be_stored(tree, git):
     assert commit_of(tree).subject.encode() == b"caf?"
 
 
-def test_the_root_commit_has_no_parent(tree, git):
+def test_root_commit_has_no_parent(tree, git):
     git(tree, "checkout", "-q", "HEAD^")
 
     assert (commit_of(tree).parent, commit_of(tree).topo_order) == (None, 1)
@@ -77,13 +77,13 @@ def test_the_root_commit_has_no_parent(tree, git):
         ("notes.txt", False),
     ],
 )
-def test_a_tree_is_dirty_by_a_changed_file_or_a_new_one_in_a_package(tree, path, dirty):
+def test_changed_file_or_new_package_file_makes_a_tree_dirty(tree, path, dirty):
     (tree / path).write_text("changed")
 
     assert commit_of(tree).dirty is dirty
 
 
-def test_a_shallow_clone_does_not_pretend_to_know_its_order(tree, tmp_path_factory, git):
+def test_shallow_clone_has_no_topological_order(tree, tmp_path_factory, git):
     clone = tmp_path_factory.mktemp("clone")
     git(tree, "clone", "-q", "--depth", "1", f"file://{tree}", str(clone))
 
@@ -92,7 +92,7 @@ def test_a_shallow_clone_does_not_pretend_to_know_its_order(tree, tmp_path_facto
     assert (commit.sha, commit.topo_order) == (git(tree, "rev-parse", "HEAD"), None)
 
 
-def test_outside_of_a_tree_the_sources_name_the_code(tmp_path):
+def test_installed_package_is_named_by_its_source_hash(tmp_path):
     (tmp_path / "flexq_bench" / "kernels").mkdir(parents=True)
     source = tmp_path / "flexq_bench" / "kernels" / "gemm.cu"
     source.write_text("a")
@@ -106,7 +106,7 @@ def test_outside_of_a_tree_the_sources_name_the_code(tmp_path):
     assert commit_of(tmp_path).sha.endswith(source_hash(tmp_path))
 
 
-def test_packages_inside_somebody_elses_repository_are_not_its_commit(tree):
+def test_package_inside_another_repository_is_not_its_commit(tree):
     installed = tree / ".venv"
     (installed / "flexq_bench").mkdir(parents=True)
     (installed / "flexq_bench" / "__init__.py").write_text("")
@@ -124,7 +124,7 @@ def test_packages_inside_somebody_elses_repository_are_not_its_commit(tree):
         "db/writer.py",
     ],
 )
-def test_code_that_decides_a_result_is_in_the_hash_of_the_sources(tmp_path, path):
+def test_source_hash_covers_code_that_affects_results(tmp_path, path):
     source = tmp_path / "flexq_bench" / path
     source.parent.mkdir(parents=True)
     source.write_text("a")

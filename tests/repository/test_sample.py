@@ -22,7 +22,7 @@ def sample_script(name):
     return script
 
 
-def test_a_judge_of_later_nights_expects_alerts_of_earlier_ones(tmp_path, monkeypatch):
+def test_expected_alerts_include_earlier_nights(tmp_path, monkeypatch):
     sample_script("make_repository").make(tmp_path / "acme", ("torch",))
     judge = sample_script("judge_history").Judge(tmp_path / "acme", tmp_path / "db.sqlite", [])
     nights, commits = [], judge.git("rev-list", "--reverse", "main").splitlines()
@@ -42,7 +42,7 @@ def test_a_judge_of_later_nights_expects_alerts_of_earlier_ones(tmp_path, monkey
     assert (judge.mismatches, len(nights)) == (0, 3)
 
 
-def test_the_sample_repository_has_30_commits_and_what_is_seeded(tmp_path):
+def test_sample_repository_has_30_commits_with_seeded_changes(tmp_path):
     sample_script("make_repository").make(tmp_path / "acme", ("torch", "triton", "nvrtc"))
 
     def git(*arguments):
@@ -62,7 +62,7 @@ def test_the_sample_repository_has_30_commits_and_what_is_seeded(tmp_path):
     assert built_tree(project, revision(project, "builds-again").checkout).folder.is_dir()
 
 
-def test_a_judge_bisects_every_kernel_of_the_repository(tmp_path):
+def test_every_kernel_of_the_sample_is_bisected(tmp_path):
     kinds = ("torch", "triton", "nvrtc")
     sample_script("make_repository").make(tmp_path / "acme", kinds)
     judge = sample_script("judge_history").Judge(tmp_path / "acme", tmp_path / "db.sqlite", [])

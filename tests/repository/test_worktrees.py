@@ -1,4 +1,4 @@
-"""Other revisions in folders of their own."""
+"""Worktrees and revisions of a repository."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def home(tmp_path) -> Path:
     return tmp_path / "cache" / "worktrees"
 
 
-def test_both_revisions_are_there_at_once_and_gone_after(tree, home, git):
+def test_worktrees_exist_only_inside_the_block(tree, home, git):
     with worktree(tree, "v1.0") as old, worktree(tree, "HEAD") as new:
         assert [(f / "file.txt").read_text() for f in (old, new)] == ["first", "second"]
 
@@ -47,7 +47,7 @@ def test_both_revisions_are_there_at_once_and_gone_after(tree, home, git):
     assert len(git(tree, "worktree", "list").splitlines()) == 1
 
 
-def test_a_checkout_is_removed_when_its_use_fails(tree, home):
+def test_worktree_is_removed_after_an_exception(tree, home):
     def use() -> None:
         with worktree(tree, "HEAD") as folder:
             (folder / "left.txt").write_text("behind")
@@ -59,7 +59,7 @@ def test_a_checkout_is_removed_when_its_use_fails(tree, home):
     assert list(home.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tree, home, git):
+def test_worktree_of_a_killed_process_is_removed(tree, home, git):
     program = (
         "import os; from pathlib import Path\n"
         "from flexq_bench.repository.worktrees import worktree\n"
@@ -75,14 +75,14 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tree, home, git):
     assert len(git(tree, "worktree", "list").splitlines()) == 1
 
 
-def test_a_living_process_s_checkout_stays(tree, home):
+def test_worktree_of_a_live_process_stays(tree, home):
     with worktree(tree, "HEAD") as first:
         with worktree(tree, "HEAD"):
             pass
         assert (first / "file.txt").exists()
 
 
-def test_revisions_are_what_git_understands(tree, git):
+def test_revisions_are_resolved_by_git(tree, git):
     sha = git(tree, "rev-parse", "HEAD~1")
 
     assert {resolve_revision(tree, name) for name in ("v1.0", "main~1", sha, sha[:8])} == {sha}
@@ -106,17 +106,17 @@ def test_what_was_fetched_for_a_pull_request_is_not_published(tree, git):
 
 
 @pytest.mark.parametrize("revision", ["maim", "", "--all", "f" * 40])
-def test_an_unknown_revision_is_said_with_those_there_are(tree, revision):
+def test_unknown_revision_lists_similar_names(tree, revision):
     with pytest.raises(UsageError, match=rf"no revision {revision!r} in .*: there are .*main"):
         resolve_revision(tree, revision)
 
 
-def test_the_working_tree_is_no_revision(tree):
+def test_working_tree_is_refused_as_a_revision(tree):
     with pytest.raises(UsageError, match="not the working tree: commit first, and give HEAD"):
         resolve_revision(tree, ".")
 
 
-def test_a_shallow_clone_says_what_to_fetch(tree, tmp_path, git):
+def test_unknown_revision_in_a_shallow_clone_is_refused(tree, tmp_path, git):
     clone = tmp_path / "shallow"
     git(tree, "clone", "-q", "--depth", "1", tree.as_uri(), str(clone))
 
@@ -124,12 +124,12 @@ def test_a_shallow_clone_says_what_to_fetch(tree, tmp_path, git):
         resolve_revision(clone, "HEAD~1")
 
 
-def test_a_folder_outside_of_any_repository_is_said(tmp_path):
+def test_folder_outside_a_repository_is_refused(tmp_path):
     with pytest.raises(UsageError, match=f"{re.escape(str(tmp_path))} is not in a git repository"):
         repository_of(tmp_path)
 
 
-def test_only_changes_on_top_of_the_asked_commit_are_refused(tree, git):
+def test_local_changes_on_the_judged_commit_are_refused(tree, git):
     head = git(tree, "rev-parse", "HEAD")
     refuse_local_changes(tree, head)
     (tree / "file.txt").write_text("third")

@@ -13,7 +13,7 @@ from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.fleet import request_worker
 from flexq_bench.fleet.local_pool import LocalPool
 from flexq_bench.measure import Measured
-from flexq_bench.runs import outage
+from flexq_bench.runs import transactions
 from flexq_bench.runs.process_meter import InProcessMeter
 from flexq_bench.runs.worker import Worker
 from flexq_bench.workloads.case import Case
@@ -101,5 +101,5 @@ def worker() -> Worker:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outages are looked at, and leases renewed, many times a second."""
-    monkeypatch.setattr(outage, "PAUSE_S", 0.001)
+    monkeypatch.setattr(transactions, "RETRY_INTERVAL_S", 0.001)
     monkeypatch.setattr(request_worker, "BEAT_S", 0.02)

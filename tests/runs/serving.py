@@ -1,4 +1,4 @@
-"""Serving requests in tests: servers, and how they die."""
+"""Helpers that serve requests, and simulate dying servers."""
 
 from __future__ import annotations
 

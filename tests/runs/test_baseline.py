@@ -35,7 +35,7 @@ def of_kernel(rows, kernel):
     return row
 
 
-def test_speed_up_is_over_the_baseline_of_the_same_case_and_gpu(result):
+def test_speedup_is_over_the_same_case_and_gpu(result):
     rows = compare_with_baseline(
         [
             result("cublaslt-w8a8", 40.0, m=1),
@@ -55,7 +55,7 @@ def test_speed_up_is_over_the_baseline_of_the_same_case_and_gpu(result):
     assert found == pytest.approx({("A", 1): 4.0, ("A", 8): 8.0, ("B", 1): 1.5})
 
 
-def test_any_kernel_can_be_the_baseline_and_is_exactly_as_fast_as_itself(result):
+def test_baseline_has_speedup_one(result):
     results = [
         result("cublaslt-w8a8", 40.0, half_width=1.0),
         result("flexq-w6a6", 10.0, half_width=1.0),
@@ -68,7 +68,7 @@ def test_any_kernel_can_be_the_baseline_and_is_exactly_as_fast_as_itself(result)
 
 
 @pytest.mark.parametrize("wrong", ["cublaslt-w8a8", "flexq-w6a6"])
-def test_a_wrong_result_is_never_compared(result, wrong):
+def test_wrong_result_has_no_speedup(result, wrong):
     rows = compare_with_baseline(
         [
             result(kernel, status="incorrect" if kernel == wrong else "ok")
@@ -80,7 +80,7 @@ def test_a_wrong_result_is_never_compared(result, wrong):
     assert of_kernel(rows, wrong).pct_of_floor is None
 
 
-def test_both_intervals_widen_the_speed_up(result):
+def test_both_intervals_widen_the_speedup(result):
     narrow = compare_with_baseline([result("cublaslt-w8a8"), result(half_width=0.2)])
     wide = compare_with_baseline([result("cublaslt-w8a8", half_width=0.2), result(half_width=0.2)])
 
@@ -92,7 +92,7 @@ def test_both_intervals_widen_the_speed_up(result):
     assert width(wide) == pytest.approx(0.02 * math.sqrt(2), rel=0.01)
 
 
-def test_the_floor_is_the_devices_own_and_as_uncertain_as_its_probe(result):
+def test_share_of_floor_has_the_uncertainty_of_the_probe(result):
     probe = result("read-6", 11.0, half_width=1.1, floor_us=None)
 
     alone = compare_with_baseline([result(floor_us=10.0)])
@@ -106,6 +106,6 @@ def test_the_floor_is_the_devices_own_and_as_uncertain_as_its_probe(result):
     assert of_kernel(beside, "read-6").pct_of_floor is None
 
 
-def test_half_the_interval_is_given_in_percent_of_the_median(result):
+def test_half_width_is_in_percent_of_the_median(result):
     assert half_width_percent(result(median_us=20.0, half_width=1.0)) == pytest.approx(5.0)
     assert half_width_percent(result(ci_low_us=None)) is None

@@ -1,4 +1,4 @@
-"""A run is marked as it ended, whatever ended it and whoever measured: never `running` for ever."""
+"""Final status of runs that end normally, by an error or by a signal."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def statuses(database) -> Sequence[str]:
 
 @pytest.mark.parametrize("user", USERS, ids=lambda user: user.__name__)
 @pytest.mark.parametrize("name", ENDS)
-def test_a_run_says_how_it_ended(where, user, name):
+def test_run_has_the_status_of_its_end(where, user, name):
     end, status = ENDS[name]
 
     with suppress(BaseException):
@@ -188,7 +188,7 @@ def test_a_run_says_how_it_ended(where, user, name):
     assert statuses(where.database) == [status]
 
 
-def test_a_second_interrupt_while_the_end_is_marked_changes_nothing(where, monkeypatch):
+def test_second_interrupt_keeps_the_final_status(where, monkeypatch):
     from flexq_bench.runs import lifecycle
 
     real, calls = lifecycle.finish_run, []
@@ -210,7 +210,7 @@ def test_a_second_interrupt_while_the_end_is_marked_changes_nothing(where, monke
     assert statuses(where.database) == ["interrupted"]
 
 
-def test_a_run_that_was_left_running_is_gone_on_with(where):
+def test_run_left_running_is_resumed(where):
     """As a process that was killed leaves it, or an earlier version that heard a broken pipe."""
     from flexq_bench.db.store import begin_run
 

@@ -1,4 +1,4 @@
-"""A plan is gone through: results are kept as they come, the run says how it ended."""
+"""Storage of results during a run, and its final status."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from flexq_bench.db import queries
 from flexq_bench.db.errors import LockedError, StandbyError, UnreachableError
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.runs import lifecycle, outage
-from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes, verdict_of_run
-from flexq_bench.runs.worker import Outcome
+from flexq_bench.runs import lifecycle, transactions
+from flexq_bench.runs.lifecycle import exit_code_of_run, new_run, open_run, store_results
+from flexq_bench.runs.worker import MeasuredCase
 
 
 @pytest.fixture
@@ -25,14 +25,14 @@ def execute(database, commit, worker):
             if isinstance(answer, BaseException):
                 raise answer
             if answer is not None:
-                yield Outcome(case, answer, worker)
+                yield MeasuredCase(case, answer, worker)
 
     def go(script, cases, raises=None):
         run = new_run("smoke", "manual", [case.key for case in cases])
         seen = []
         raised = nullcontext() if raises is None else pytest.raises(raises)
         with raised, open_run(database, run, commit) as opened:
-            store_outcomes(opened, cases, outcomes(script, cases), on_record=seen.append)
+            store_results(opened, cases, outcomes(script, cases), on_record=seen.append)
         with database.session() as session:
             summary = queries.run_by_uuid_prefix(session, run.uuid)
             missing = queries.missing_cases(session, run.uuid)
@@ -43,7 +43,7 @@ def execute(database, commit, worker):
     return go
 
 
-def test_a_run_with_a_record_of_every_case_is_complete(execute, a_case, a_result):
+def test_run_with_all_records_is_complete(execute, a_case, a_result):
     cases = [a_case(m=m) for m in (1, 2, 3)]
 
     summary, records, missing = execute(lambda case: a_result(), cases)
@@ -51,12 +51,10 @@ def test_a_run_with_a_record_of_every_case_is_complete(execute, a_case, a_result
     assert summary.status == "complete"
     assert [record.case for record in records] == [case.key for case in cases]
     assert (records[0].model, records[0].layer) == ("llama-7b", "o_proj")
-    assert verdict_of_run(records, missing) == ExitCode.PASS
+    assert exit_code_of_run(records, missing) == ExitCode.PASS
 
 
-def test_a_failed_case_does_not_stop_the_run_and_is_an_infrastructure_error(
-    execute, a_case, a_result
-):
+def test_failed_case_does_not_stop_the_run(execute, a_case, a_result):
     def script(case):
         return a_result(status="failed", detail="boom") if case.gemm.m == 1 else a_result()
 
@@ -64,10 +62,10 @@ def test_a_failed_case_does_not_stop_the_run_and_is_an_infrastructure_error(
 
     assert summary.status == "complete"
     assert [record.status for record in records] == ["failed", "ok"]
-    assert verdict_of_run(records, missing) == ExitCode.INFRASTRUCTURE
+    assert exit_code_of_run(records, missing) == ExitCode.INFRASTRUCTURE
 
 
-def test_a_planned_case_that_never_arrives_is_missing(execute, a_case, a_result):
+def test_planned_case_without_record_is_missing(execute, a_case, a_result):
     def script(case):
         return a_result() if case.gemm.m == 1 else None
 
@@ -75,31 +73,27 @@ def test_a_planned_case_that_never_arrives_is_missing(execute, a_case, a_result)
 
     assert summary.status == "failed"
     assert missing == (a_case(m=2).key,)
-    assert verdict_of_run(records, missing) == ExitCode.MISSING
+    assert exit_code_of_run(records, missing) == ExitCode.MISSING
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])  # Ctrl-C; `| head`
-def test_an_interrupt_keeps_what_came_and_marks_the_run(execute, a_case, a_result, stop):
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(), "interrupted"),  # `| head`
+        (InfrastructureError("gone"), "failed"),
+    ],
+)
+def test_run_that_ends_early_keeps_its_records(execute, a_case, a_result, error, status):
     def script(case):
-        return stop() if case.gemm.m == 2 else a_result()
+        return error if case.gemm.m == 2 else a_result()
 
     cases = [a_case(m=m) for m in (1, 2, 3)]
-    summary, records, missing = execute(script, cases, raises=stop)
+    summary, records, missing = execute(script, cases, raises=type(error))
 
-    assert summary.status == "interrupted"
+    assert summary.status == status
     assert [record.m for record in records] == [1]
     assert missing == tuple(case.key for case in cases[1:])
-
-
-def test_a_broken_device_keeps_what_came_and_fails_the_run(execute, a_case, a_result):
-    def script(case):
-        return InfrastructureError("gone") if case.gemm.m == 2 else a_result()
-
-    cases = [a_case(m=1), a_case(m=2)]
-    summary, records, _ = execute(script, cases, raises=InfrastructureError)
-
-    assert summary.status == "failed"
-    assert [record.m for record in records] == [1]
 
 
 @pytest.mark.parametrize(
@@ -112,17 +106,17 @@ def test_a_broken_device_keeps_what_came_and_fails_the_run(execute, a_case, a_re
         ("failed", ExitCode.INFRASTRUCTURE),
     ],
 )
-def test_the_verdict_of_a_run_follows_from_its_statuses(execute, a_case, a_result, status, verdict):
+def test_exit_code_of_a_run_follows_from_statuses(execute, a_case, a_result, status, verdict):
     _, records, missing = execute(lambda case: a_result(status=status), [a_case()])
 
-    assert verdict_of_run(records, missing) == verdict
+    assert exit_code_of_run(records, missing) == verdict
 
 
 @pytest.mark.parametrize("error", [UnreachableError, StandbyError, LockedError])
-def test_a_result_waits_for_a_database_that_is_away(
+def test_result_waits_during_a_database_outage(
     database, commit, worker, a_case, a_result, monkeypatch, caplog, error
 ):
-    monkeypatch.setattr(outage, "PAUSE_S", 0.01)
+    monkeypatch.setattr(transactions, "RETRY_INTERVAL_S", 0.01)
     cases, left = [a_case(m=m) for m in (1, 2, 3)], [5]
     real = lifecycle.add_record
 
@@ -134,9 +128,9 @@ def test_a_result_waits_for_a_database_that_is_away(
 
     monkeypatch.setattr(lifecycle, "add_record", away)
     run = new_run("smoke", "manual", [case.key for case in cases])
-    outcomes = [Outcome(case, a_result(), worker) for case in cases]
+    outcomes = [MeasuredCase(case, a_result(), worker) for case in cases]
     with open_run(database, run, commit) as opened:
-        store_outcomes(opened, cases, outcomes, on_record=lambda record: None)
+        store_results(opened, cases, outcomes, on_record=lambda record: None)
 
     with database.session() as session:
         assert len(list(queries.run_records(session, run.uuid))) == 3
@@ -144,9 +138,9 @@ def test_a_result_waits_for_a_database_that_is_away(
     assert "results are kept in memory until then" in caplog.text
 
 
-def test_a_database_that_stays_away_ends_the_run(database, commit, monkeypatch):
-    monkeypatch.setattr(outage, "PAUSE_S", 0.01)
-    monkeypatch.setattr(outage, "LONGEST_S", 0.05)
+def test_long_database_outage_ends_the_run(database, commit, monkeypatch):
+    monkeypatch.setattr(transactions, "RETRY_INTERVAL_S", 0.01)
+    monkeypatch.setattr(transactions, "MAX_OUTAGE_S", 0.05)
 
     def away(session):
         raise UnreachableError("gone")

@@ -1,4 +1,4 @@
-"""A SQLite file that is deleted or replaced during a run: said at once, and nothing is lost."""
+"""Rescue of results if the SQLite file is deleted or replaced during a run."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def folder_deleted(path):
 
 
 @pytest.mark.parametrize("lose", [deleted, replaced])
-def test_a_file_that_goes_away_during_a_run_fails_it_and_its_results_are_rescued(
-    tmp_path, a_pool, a_result, commit, lose
-):
+def test_results_are_rescued_if_the_database_file_is_lost(tmp_path, a_pool, a_result, commit, lose):
     folder = tmp_path / "data"
     path = folder / "flexq.sqlite"
     seen = []
@@ -64,7 +62,7 @@ def test_a_file_that_goes_away_during_a_run_fails_it_and_its_results_are_rescued
     assert len(records) == 3  # and the one that was measured when it was noticed
 
 
-def test_results_are_rescued_elsewhere_if_the_folder_is_gone_too(
+def test_results_are_rescued_elsewhere_if_the_folder_is_lost(
     tmp_path, a_pool, a_result, commit, monkeypatch
 ):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -80,7 +78,7 @@ def test_results_are_rescued_elsewhere_if_the_folder_is_gone_too(
     assert len(list(tmp_path.glob("flexq.sqlite.*.jsonl"))) == 1
 
 
-def test_an_open_database_makes_no_new_file_where_its_own_was(tmp_path, commit):
+def test_open_database_does_not_recreate_its_file(tmp_path, commit):
     path = tmp_path / "flexq.sqlite"
     with open_database(str(path)) as database:
         database.engine.dispose()  # the next session connects anew

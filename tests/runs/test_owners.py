@@ -1,4 +1,4 @@
-"""A run whose process was killed is known as such; one that somebody measures is left alone."""
+"""Owners of runs: detection of killed processes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from flexq_bench.db import queries
 from flexq_bench.db.fleet import JobInfo, add_jobs, claim_jobs
 from flexq_bench.db.store import begin_run
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes
-from flexq_bench.runs.owner import is_alive, is_dead, this_process
+from flexq_bench.runs.lifecycle import new_run, open_run, store_results
+from flexq_bench.runs.owner_process import is_alive, is_dead, this_process
 from flexq_bench.runs.resume import read_unfinished
-from flexq_bench.runs.worker import Outcome
+from flexq_bench.runs.worker import MeasuredCase
 
 
 def killed_process():
     """The owner that a process of this host was."""
-    code = "from flexq_bench.runs.owner import this_process as t; o = t(); print(o.pid, o.start)"
+    code = (
+        "from flexq_bench.runs.owner_process import this_process as t; o = t(); "
+        "print(o.pid, o.start)"
+    )
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     pid, _, start = told.stdout.strip().partition(" ")
     return replace(this_process(), pid=int(pid), start=start)
@@ -45,7 +48,7 @@ def status_of(database, uuid):
         return queries.run_by_uuid_prefix(session, uuid).status
 
 
-def test_a_process_is_alive_while_it_is_there():
+def test_process_is_alive_until_it_ends():
     gone, here = killed_process(), this_process()
 
     assert (is_alive(here), is_dead(here)) == (True, False)
@@ -55,7 +58,7 @@ def test_a_process_is_alive_while_it_is_there():
     assert is_dead(replace(here, start=f"another-boot {here.start.partition(' ')[2]}"))
 
 
-def test_status_tells_a_dead_run_and_how_to_go_on_and_ends_it(database, a_run, capsys):
+def test_status_reports_and_ends_a_dead_run(database, a_run, capsys):
     dead, alive = a_run(killed_process()), a_run(this_process())
     path = str(database.path)
 
@@ -72,7 +75,7 @@ def test_status_tells_a_dead_run_and_how_to_go_on_and_ends_it(database, a_run, c
     assert f"run --resume {dead[:8]} --db {path}" in told
 
 
-def test_the_next_run_ends_those_whose_process_was_killed(database, a_run, commit):
+def test_next_run_ends_runs_of_killed_processes(database, a_run, commit):
     dead = a_run(killed_process())
 
     with open_run(database, new_run("smoke", "manual", ()), commit):
@@ -81,9 +84,7 @@ def test_the_next_run_ends_those_whose_process_was_killed(database, a_run, commi
     assert status_of(database, dead) == "interrupted"
 
 
-def test_a_run_under_leases_of_a_fleet_is_not_resumed_without_a_cluster(
-    database, a_run, a_case, commit
-):
+def test_run_with_leased_jobs_is_not_resumed_locally(database, a_run, a_case, commit):
     uuid, now = a_run(None), datetime.now(UTC)
     with database.session() as session:
         add_jobs(session, uuid, [JobInfo(a_case().key)])
@@ -95,11 +96,11 @@ def test_a_run_under_leases_of_a_fleet_is_not_resumed_without_a_cluster(
     assert read_unfinished(database, uuid, None, commit, repetitions=True).cases
 
 
-def test_a_run_of_a_live_process_is_not_resumed_beside_it(database, a_run, commit):
+def test_run_of_a_live_process_is_not_resumed(database, a_run, commit):
     with subprocess.Popen(["sleep", "60"]) as other:
-        from flexq_bench.runs import owner
+        from flexq_bench.runs import owner_process
 
-        start = f"{owner._pid_scope()} {owner._start_ticks(other.pid)}"
+        start = f"{owner_process._pid_scope()} {owner_process._start_ticks(other.pid)}"
         uuid = a_run(replace(this_process(), pid=other.pid, start=start))
         try:
             with pytest.raises(UsageError, match=f"process {other.pid} on this host measures"):
@@ -108,14 +109,12 @@ def test_a_run_of_a_live_process_is_not_resumed_beside_it(database, a_run, commi
             other.kill()
 
 
-def test_a_case_is_stored_once_a_repetition_whoever_measures_it(
-    database, a_case, a_result, commit, worker
-):
+def test_retried_case_is_stored_once(database, a_case, a_result, commit, worker):
     run, cases = new_run("smoke", "manual", [a_case().key]), [a_case()]
     with open_run(database, run, commit) as opened:
         for attempt in (1, 2):
-            found = Outcome(cases[0], a_result(median_us=20.0 + attempt), worker, attempt)
-            store_outcomes(opened, cases, [found], on_record=lambda record: None)
+            found = MeasuredCase(cases[0], a_result(median_us=20.0 + attempt), worker, attempt)
+            store_results(opened, cases, [found], on_record=lambda record: None)
 
     with database.session() as session:
         [record] = queries.run_records(session, run.uuid)

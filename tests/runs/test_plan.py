@@ -1,4 +1,4 @@
-"""What a run is going to measure."""
+"""Plans of runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def a_suite(*kernels: str, caches=("cold",)) -> Suite:
     return Suite("own", "", "", (Group(kernels, (1, 8), shapes, caches=caches),))
 
 
-def test_each_weight_width_and_shape_has_its_floor_once_and_the_empty_kernel_runs_once():
+def test_plan_has_one_floor_per_shape_and_weight_width():
     plan = build_plan(a_suite("flexq-w6a6", "flexq-w6a8", "cublas-fp16"), "cpu", None)
 
     probes = [case.key for case in plan.cases if is_probe(case.kernel)]
@@ -30,14 +30,14 @@ def test_each_weight_width_and_shape_has_its_floor_once_and_the_empty_kernel_run
     )
 
 
-def test_a_hot_case_has_a_hot_floor():
+def test_hot_case_has_hot_floor():
     plan = build_plan(a_suite("cublas-fp16", caches=("hot",)), "cpu", None)
 
     assert "read-16 gemm hot m1n64k128" in plan.keys
     assert "read-16 gemm cold m1n64k128" not in plan.keys
 
 
-def test_the_floor_of_launches_that_overlap_is_a_read_whose_launches_do():
+def test_overlapping_launches_have_an_overlapping_floor():
     plan = build_plan(a_suite("flexq", "cublas-fp16").under(("boost", "sustained")), "cuda", (9, 0))
 
     floors = {case.key for case in plan.cases if case.label.startswith("read-")}
@@ -49,7 +49,7 @@ def test_the_floor_of_launches_that_overlap_is_a_read_whose_launches_do():
     }
 
 
-def test_cases_of_a_shape_stand_together_behind_their_floors():
+def test_cases_of_a_shape_follow_its_floors():
     plan = build_plan(a_suite("flexq*", "cublas*"), "cpu", None)
 
     shapes = [(case.gemm.n, case.gemm.k) for case in plan.cases]
@@ -61,13 +61,13 @@ def test_cases_of_a_shape_stand_together_behind_their_floors():
         assert kinds == sorted(kinds, reverse=True)
 
 
-def test_a_floor_that_the_suite_has_itself_is_not_measured_twice():
+def test_floor_in_the_suite_is_planned_once():
     plan = build_plan(a_suite("cublas-fp16", "read-16", "empty"), "cpu", None)
 
     assert len(set(plan.keys)) == len(plan.keys)
 
 
-def test_a_glob_leaves_out_what_the_gpu_cannot_run_and_a_label_does_not():
+def test_glob_skips_kernels_that_the_gpu_cannot_run():
     old = (7, 5)
     by_label = build_plan(a_suite("flexq-w6a6"), "cuda", old)
 
@@ -76,7 +76,7 @@ def test_a_glob_leaves_out_what_the_gpu_cannot_run_and_a_label_does_not():
         build_plan(a_suite("flexq*"), "cuda", old)
 
 
-def test_an_external_kernel_is_planned_in_the_stages_that_it_has():
+def test_external_kernel_is_planned_in_its_stages():
     fp16 = registry.resolve("cublas-fp16", "cpu").spec
     spec = replace(fp16, name="acme.one", stages=("gemm",), source_hash="0" * 64)
     groups = [Group(("acme.one",), (1,), (Shape(64, 128, "a"),), stages) for stages in STAGES]
@@ -90,7 +90,7 @@ def test_an_external_kernel_is_planned_in_the_stages_that_it_has():
     assert [case.stage for case in lacking.cases if case.label == "acme.one"] == ["linear"]
 
 
-def test_a_kernel_that_a_person_asks_for_must_exist_and_one_of_a_suite_file_is_skipped():
+def test_unknown_kernel_is_refused_unless_a_suite_file_names_it():
     suite = a_suite("cublas-fp16", "flexq-w9a9")
 
     assert build_plan(suite, "cpu", None).skipped == ("flexq-w9a9",)
@@ -98,14 +98,14 @@ def test_a_kernel_that_a_person_asks_for_must_exist_and_one_of_a_suite_file_is_s
         build_plan(suite, "cpu", None, requested_kernels=["flexq-w9a9"])
 
 
-def test_every_kernel_of_the_registry_can_be_planned_on_its_backend():
+def test_every_registered_kernel_can_be_planned():
     for backend, capability in (("cpu", None), ("cuda", (9, 0))):
         labels = registry.labels(backend)
         plan = build_plan(a_suite(*labels), backend, capability)
         assert {case.label for case in plan.cases} == set(labels)
 
 
-def test_stored_keys_become_cases_named_after_their_shape():
+def test_stored_keys_become_cases_with_layer_names():
     known = Shape(64, 128, "o_proj", "llama-7b")
     keys = ["flexq-w6a6[-evict-first] linear hot m4n64k128", "read-6 gemm cold m1n8k8"]
 

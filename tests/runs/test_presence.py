@@ -18,7 +18,7 @@ def the_worker(database):
     return worker
 
 
-def test_a_worker_is_there_while_it_serves_and_has_stopped_after(database):
+def test_worker_is_registered_while_it_serves(database):
     with presence.registered_worker(database, WORKER):
         here = the_worker(database)
         assert (here.state, here.gpu, here.pid) == ("idle", "A CPU", 42)
@@ -26,7 +26,7 @@ def test_a_worker_is_there_while_it_serves_and_has_stopped_after(database):
     assert the_worker(database).state == "stopped"
 
 
-def test_it_gives_signs_of_life(database):
+def test_heartbeat_is_renewed(database):
     with presence.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
         first = the_worker(database).heartbeat_at
         deadline = time.monotonic() + 10
@@ -34,7 +34,7 @@ def test_it_gives_signs_of_life(database):
             assert time.monotonic() < deadline
 
 
-def test_a_database_that_is_busy_for_a_moment_ends_nothing(database, monkeypatch, caplog):
+def test_busy_database_does_not_end_the_heartbeat(database, monkeypatch, caplog):
     real, calls = presence.beat, []
 
     def busy_once(*args, **options):

@@ -1,4 +1,4 @@
-"""Processes that measure kernels from outside."""
+"""Worker processes that measure external kernels."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def a_kernel(name):
     return DescribedKernel(KernelSpec(name, "cpu", int8, int8, "made", source_hash="0"))
 
 
-def test_each_file_of_a_package_has_a_process_of_its_own(started):
+def test_each_kernel_file_has_its_own_process(started):
     registry.add([a_kernel("acme.one"), a_kernel("acme.two")])
     sources = {KernelSource(f"/{name}.py", "acme"): (f"acme.{name}",) for name in ("one", "two")}
     options = ProcessOptions("cpu", 0, Tuning.NONE, 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""From a measurement to its record."""
+"""Conversion of measurements to records."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from flexq_bench.db import queries
-from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes
+from flexq_bench.runs.lifecycle import new_run, open_run, store_results
 from flexq_bench.runs.record import build_record
-from flexq_bench.runs.worker import Outcome
+from flexq_bench.runs.worker import MeasuredCase
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def record(a_case, a_result, worker, commit):
     return build
 
 
-def test_the_identity_is_of_run_case_and_attempt_alone(record, a_case, a_result):
+def test_record_uuid_depends_on_run_case_and_attempt(record, a_case, a_result):
     same = record(measured=a_result(median_us=30.0))
     others = [
         record(case=a_case(m=2)),
@@ -44,9 +44,7 @@ def test_rates_follow_from_the_median(record, a_case, a_result):
     assert found.tops == pytest.approx(0.5)  # 2·10^6 operations in 4 us
 
 
-def test_rates_are_null_where_nothing_was_timed_or_there_is_nothing_to_count(
-    record, a_case, a_result
-):
+def test_rates_without_time_or_operations_are_null(record, a_case, a_result):
     untimed = record(measured=a_result(status="failed", detail="x", median_us=None))
     floor = record(case=a_case("read-6"))
 
@@ -64,7 +62,7 @@ def test_rates_are_null_where_nothing_was_timed_or_there_is_nothing_to_count(
         ("ok", True, False),
     ],
 )
-def test_only_right_results_of_a_clean_tree_are_accepted(
+def test_only_correct_results_of_clean_trees_are_accepted(
     record, a_result, commit, status, dirty, accepted
 ):
     found = record(measured=a_result(status=status), commit=replace(commit, dirty=dirty))
@@ -72,7 +70,7 @@ def test_only_right_results_of_a_clean_tree_are_accepted(
     assert found.accepted is accepted
 
 
-def test_a_time_taken_beside_other_processes_is_told_and_never_accepted(record, a_result):
+def test_time_with_other_processes_on_the_gpu_is_not_accepted(record, a_result):
     found = record(measured=a_result(extra={"other_processes": 2}))
 
     assert (found.status, found.accepted, found.median_us) == ("noisy", False, 20.0)
@@ -96,18 +94,18 @@ def test_a_time_taken_beside_other_processes_is_told_and_never_accepted(record, 
         ({"binary_hash": "a\x00"}, "binary_hash holds a NUL"),
     ],
 )
-def test_a_result_that_cannot_be_stored_is_a_failed_one_and_stops_no_other(
+def test_unstorable_result_is_a_failed_record(
     record, a_case, a_result, database, commit, worker, changes, told
 ):
     cases = [a_case(m=1), a_case(m=2)]
     outcomes = [
-        Outcome(cases[0], a_result(**changes), worker),
-        Outcome(cases[1], a_result(), worker),
+        MeasuredCase(cases[0], a_result(**changes), worker),
+        MeasuredCase(cases[1], a_result(), worker),
     ]
     run = new_run("smoke", "manual", [case.key for case in cases])
 
     with open_run(database, run, commit) as opened:
-        store_outcomes(opened, cases, outcomes, on_record=lambda record: None)
+        store_results(opened, cases, outcomes, on_record=lambda record: None)
 
     with database.session() as session:
         poisoned, sound = queries.run_records(session, run.uuid)

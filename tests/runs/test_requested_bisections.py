@@ -1,4 +1,4 @@
-"""Bisections that were requested: served, taken back, given back and quarantined."""
+"""Bisection requests: serving, cancellation, retries and leases."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def bisected(database, a_pool, commit, compared, monkeypatch, tmp_path):
     return bisect
 
 
-def test_a_bisection_that_was_requested_names_the_commit(database, bisected):
+def test_requested_bisection_names_the_commit(database, bisected):
     request, done = bisected(COMMITS[5])
 
     assert (request.cases, done.state, done.run) == (MAX_COMPARISONS, "done", None)
@@ -66,7 +66,7 @@ def test_a_bisection_that_was_requested_names_the_commit(database, bisected):
         assert [row.detail for row in queries.requests(session)] == [done.detail]
 
 
-def test_a_bisection_of_what_nobody_merged_is_refused(database, bisected, monkeypatch):
+def test_bisection_of_unmerged_commits_is_refused(database, bisected, monkeypatch):
     monkeypatch.setattr(request_worker, "is_published", lambda *_: False)
 
     _, done = bisected(COMMITS[5])
@@ -77,7 +77,7 @@ def test_a_bisection_of_what_nobody_merged_is_refused(database, bisected, monkey
     )
 
 
-def test_a_bisection_is_taken_back_between_two_comparisons(database, bisected, compared):
+def test_bisection_is_cancelled_between_comparisons(database, bisected, compared):
     asked = []
 
     def compare(gpu, repository, base, head, cases, *, suffices):
@@ -95,7 +95,7 @@ def test_a_bisection_is_taken_back_between_two_comparisons(database, bisected, c
     assert row.detail == "cancelled by bob"
 
 
-def test_a_bisection_that_ends_three_servers_is_over(database, bisected, commit, compared):
+def test_bisection_fails_after_three_servers_died(database, bisected, commit, compared):
     """Of the commit that does it: the answer of the first comparison is in the journal."""
 
     def killed(gpu, repository, base, head, cases, *, suffices):
@@ -115,21 +115,7 @@ def test_a_bisection_that_ends_three_servers_is_over(database, bisected, commit,
     )  # fmt: skip
 
 
-def test_a_bisection_that_is_stopped_goes_back(database, bisected, commit, compared):
-    answers = iter([KeyboardInterrupt()])
-
-    def stopped(*_, suffices):
-        for error in answers:
-            raise error
-        return [compared("flexq-w6a6", 1.05)]
-
-    with pytest.raises(KeyboardInterrupt):
-        bisected(COMMITS[5], stopped)
-
-    assert served(database, bisected.pool, commit).state == "done"
-
-
-def test_a_bisection_goes_back_where_the_machine_fails(database, bisected, commit, compared):
+def test_bisection_returns_to_the_queue_if_the_machine_fails(database, bisected, commit, compared):
     def fails(gpu, repository, base, head, cases, *, suffices):
         if head == COMMITS[-1]:
             return [compared("flexq-w6a6", 1.05)]
@@ -145,7 +131,7 @@ def test_a_bisection_goes_back_where_the_machine_fails(database, bisected, commi
     assert served(database, bisected.pool, commit).detail.startswith(COMMITS[5][:10])
 
 
-def test_a_comparison_holds_its_request_for_minutes_and_as_long_as_it_works(
+def test_lease_is_renewed_while_a_comparison_makes_progress(
     database, bisected, commit, compared, monkeypatch, quick
 ):
     """Longer than the lease, which a server that dies leaves behind."""
@@ -183,7 +169,7 @@ def test_a_comparison_that_hangs_is_anybodys_in_the_end(
     assert meanwhile[1].state == "done"
 
 
-def test_a_bisection_has_an_end_where_no_commit_has_an_answer(bisected, compared, monkeypatch):
+def test_bisection_of_unmeasurable_commits_ends(bisected, compared, monkeypatch):
     monkeypatch.setattr(request_worker, "MAX_COMPARISONS", 3)
     asked = []
 

@@ -1,4 +1,4 @@
-"""Requests are checked data: what is not in the registry, the catalog or the bounds is refused."""
+"""Sweep requests: validation, serving, retries and outages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ask(database, sweep=SWEEP, requester="ada"):
 
 
 @pytest.mark.parametrize("shape", [SHAPE, Shape(288, 96, "Wqkv", "")])
-def test_a_sweep_survives_the_way_through_data(shape):
+def test_sweep_is_the_same_after_storage(shape):
     sweep = replace(SWEEP, shapes=(shape,))
     assert sweep_of(sweep.as_data()) == sweep
 
@@ -58,12 +58,12 @@ def test_a_sweep_survives_the_way_through_data(shape):
         ({"code": "1"}, "no field of a sweep 'code'"),
     ],
 )
-def test_what_is_not_known_or_out_of_bounds_is_refused(changes, message):
+def test_unknown_or_out_of_range_values_are_refused(changes, message):
     with pytest.raises((UsageError, WorkloadError), match=message):
         sweep_of(SWEEP.as_data() | changes)
 
 
-def test_a_request_knows_its_size_and_refuses_to_be_too_large(database):
+def test_too_large_request_is_refused(database):
     with database.session() as session:
         request = sweep_request(session, SWEEP, requester=" ada ", backend="cpu")
         assert (request.requester, request.cases) == ("ada", 2 + 2)  # the floor, the empty kernel
@@ -83,7 +83,7 @@ def test_a_request_knows_its_size_and_refuses_to_be_too_large(database):
             checked_request(session, "suite", {"suite": "/etc/passwd"}, requester="ada")
 
 
-def test_the_cases_of_a_request_are_counted_before_any_is_made(database, monkeypatch):
+def test_cases_of_a_request_are_counted_without_building_them(database, monkeypatch):
     sizes = tuple(range(1, 1001))
     shapes = tuple(Shape(n, 128, "") for n in sizes)
     monkeypatch.setattr("flexq_bench.workloads.suite._combine", None)
@@ -95,7 +95,7 @@ def test_the_cases_of_a_request_are_counted_before_any_is_made(database, monkeyp
         sweep_request(session, Sweep(("flexq-w6a6",), sizes, shapes), requester="ada")
 
 
-def test_a_request_that_is_stored_and_too_large_is_not_served(database, a_pool, commit):
+def test_stored_request_that_is_too_large_is_not_served(database, a_pool, commit):
     sweep = Sweep(("flexq-w6a6",), tuple(range(1, 1001)), (SHAPE, Shape(64, 256, "")))
     info = RequestInfo(
         "1" * 32, "sweep", sweep.as_data(), "ada", "", 1, None, datetime.now(UTC)
@@ -131,7 +131,7 @@ def test_a_stored_request_reads_no_file(database, a_pool, commit, tmp_path):
         assert "5ec3e7" not in done.detail
 
 
-def test_a_served_request_is_a_run_of_trigger_sweep(database, a_pool, a_result, commit):
+def test_served_request_is_a_run_with_trigger_sweep(database, a_pool, a_result, commit):
     request = ask(database)
 
     done = served(database, a_pool(lambda case: a_result()), commit)
@@ -145,9 +145,7 @@ def test_a_served_request_is_a_run_of_trigger_sweep(database, a_pool, a_result, 
     assert served(database, a_pool(lambda case: a_result()), commit) is None
 
 
-def test_a_server_that_dies_leaves_a_run_that_the_next_one_completes(
-    database, a_pool, a_result, commit
-):
+def test_next_server_completes_the_run_of_a_dead_one(database, a_pool, a_result, commit):
     ask(database)
     answers = iter([a_result(), SystemExit()])
     with pytest.raises(SystemExit):
@@ -187,7 +185,7 @@ def test_a_request_that_ends_three_servers_is_over_and_the_next_one_is_served(
         assert queries.run_by_uuid_prefix(session, over.run).status == "failed"
 
 
-def test_a_result_between_two_deaths_is_progress(database, a_pool, a_result, commit):
+def test_result_between_two_server_deaths_counts_as_progress(database, a_pool, a_result, commit):
     ask(database)
     for _ in range(3):
         answers = iter([a_result(), SystemExit()])
@@ -197,7 +195,7 @@ def test_a_result_between_two_deaths_is_progress(database, a_pool, a_result, com
     assert done.state == "done"
 
 
-def test_a_server_that_is_stopped_gives_its_request_back(database, a_pool, a_result, commit):
+def test_stopped_server_returns_its_request(database, a_pool, a_result, commit):
     ask(database)
     for error in (KeyboardInterrupt(), InfrastructureError("the GPU fell off the bus")) * 2:
         answers = iter([error])
@@ -227,7 +225,7 @@ class Outage:
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["refused", "acknowledgement lost"])
-def test_an_outage_at_any_moment_is_waited_for_and_nobodys_death(
+def test_outage_is_waited_for_and_counts_as_no_death(
     database, a_pool, a_result, commit, monkeypatch, quick, lost
 ):
     monkeypatch.setattr(request_worker, "BEAT_S", 60.0)  # sessions in the same order every time
@@ -251,7 +249,7 @@ def test_an_outage_at_any_moment_is_waited_for_and_nobodys_death(
     assert first > 10
 
 
-def test_what_cannot_be_measured_here_is_a_failed_request(database, a_pool, commit):
+def test_request_that_cannot_be_measured_fails(database, a_pool, commit):
     ask(database, Sweep(("flexq-w6a6",), (1,), SWEEP.shapes))
     pool = a_pool(None)
 
@@ -264,7 +262,7 @@ def test_what_cannot_be_measured_here_is_a_failed_request(database, a_pool, comm
     assert (done.state, done.detail) == ("failed", "it would take 9 TiB")
 
 
-def test_a_request_taken_back_stops_after_its_case(database, a_pool, a_result, commit):
+def test_cancelled_request_stops_after_the_current_case(database, a_pool, a_result, commit):
     request = ask(database)
 
     def answer(case):
@@ -280,7 +278,7 @@ def test_a_request_taken_back_stops_after_its_case(database, a_pool, a_result, c
     assert (run.status, run.received) == ("interrupted", 1)
 
 
-def test_one_requester_has_few_requests_at_a_time(database):
+def test_open_requests_of_a_person_are_limited(database):
     for _ in range(4):
         ask(database)
     with pytest.raises(LimitError, match="ada has 4 open requests"):

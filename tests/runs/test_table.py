@@ -1,4 +1,4 @@
-"""The table that people read."""
+"""Terminal tables of a run's results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rendered(results) -> str:
     return out.getvalue()
 
 
-def test_a_row_has_what_the_reader_needs_and_fits_120_columns(result):
+def test_table_row_fits_120_columns(result):
     text = rendered(
         [
             result("cublaslt-w8a8", n=28672, k=8192, median_us=12345.678),
@@ -58,13 +58,13 @@ def test_a_row_has_what_the_reader_needs_and_fits_120_columns(result):
     assert "NO" in text
 
 
-def test_the_longest_names_still_fit(result):
+def test_longest_names_fit(result):
     text = rendered([result("flexq-w6a6-of-a-long-name-x", m=2048, n=1 << 24, k=1 << 24)])
 
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_problems_with_one_cause_are_one_line_and_the_worst_come_first(result):
+def test_problems_are_grouped_by_cause_worst_first(result):
     lines = problem_lines(
         [
             result(m=1, status="unsupported", detail="no such GPU"),
@@ -79,7 +79,7 @@ def test_problems_with_one_cause_are_one_line_and_the_worst_come_first(result):
     assert "and 1 more" in lines[1]
 
 
-def test_a_paper_s_speed_up_stands_beside_the_mean_of_ours(result):
+def test_published_speedup_has_our_mean_next_to_it(result):
     stated = [
         PublishedValue(
             source="Paper",
@@ -110,12 +110,12 @@ def test_a_paper_s_speed_up_stands_beside_the_mean_of_ours(result):
     assert "Paper, Table 1" in row
 
 
-def test_nothing_is_published_of_a_suite_that_no_paper_has(result):
+def test_suite_without_published_values_has_no_table(result):
     assert published_speedups("smoke") == ()
     assert published_table([result("flexq-w6a6")], published_speedups("paper-fig10")) is None
 
 
-def test_flexq_s_figure_10_has_an_average_for_each_baseline_and_m():
+def test_figure_10_has_means_for_each_baseline_and_m():
     stated = published_speedups("paper-fig10")
 
     assert {(s.baseline, s.m) for s in stated} == {
@@ -123,7 +123,7 @@ def test_flexq_s_figure_10_has_an_average_for_each_baseline_and_m():
     }
 
 
-def test_on_a_cpu_no_kernel_is_set_against_another_one(result):
+def test_cpu_results_have_no_speedup(result):
     rows = compare_with_baseline([result("flexq-w6a6"), result(BASELINE)])
 
     with_ratio, without = (

@@ -18,8 +18,8 @@ from flexq_bench.exchange.exports.selection import (
     shortened,
 )
 
-_LONGEST = 1024  # maximum characters of a benchmark's name
-_LONGEST_MEASURE = 64
+_MAX_NAME_LENGTH = 1024  # maximum characters of a benchmark's name
+_MAX_MEASURE_LENGTH = 64
 _NS = 1e3  # nanoseconds in a microsecond
 
 
@@ -27,12 +27,12 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
     """Format the newest comparable result of each series; returns the text and its metric count."""
     benchmarks: dict[str, dict[str, Any]] = {}
     for record in newest_of_each_series(records):
-        name = shortened(f"{label_of(record)} {place_of(record)} on {record.gpu}", _LONGEST)
+        name = shortened(f"{label_of(record)} {place_of(record)} on {record.gpu}", _MAX_NAME_LENGTH)
         measures = benchmarks.setdefault(name, {})
         measure = _measure(record)
         if measure in measures:  # another series with the same name
             tail = f"{record.input_distribution} {record.protocol_version} {record.kernel_version}"
-            name = shortened(f"{name} ({tail.strip()})", _LONGEST)
+            name = shortened(f"{name} ({tail.strip()})", _MAX_NAME_LENGTH)
             measures = benchmarks.setdefault(name, {})
         measures[measure] = _metric(record)
     count = sum(map(len, benchmarks.values()))
@@ -41,7 +41,7 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
 
 def _measure(record: Record) -> str:
     if record.unit != "us":
-        return shortened(f"{record.metric}-{record.unit}".replace("_", "-"), _LONGEST_MEASURE)
+        return shortened(f"{record.metric}-{record.unit}".replace("_", "-"), _MAX_MEASURE_LENGTH)
     return "latency" if record.metric == "time" else f"{record.metric.replace('_', '-')}-ns"
 
 

@@ -20,10 +20,10 @@ from flexq_bench.exchange.exports.selection import (
 )
 
 FRAMEWORK = "flexq-bench"
-_LONGEST_NAME = 80  # of a subtest, in Firefox' version of the schema
-_LONGEST_UNIT = 20
-_LONGEST_OPTION = 100
-_LARGEST = 1e12
+_MAX_NAME_LENGTH = 80  # of a subtest, in Firefox' version of the schema
+_MAX_UNIT_LENGTH = 20
+_MAX_OPTION_LENGTH = 100
+_MAX_VALUE = 1e12
 
 
 def write(records: Iterable[Record]) -> tuple[str, int]:
@@ -33,14 +33,14 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
     count = 0
     for record in newest_of_each_series(records):
         value = record.median_us
-        if value is None or abs(value) > _LARGEST:
+        if value is None or abs(value) > _MAX_VALUE:
             continue
         label = label_of(record)
         suite = suites.setdefault(
             (label, record.gpu),
             {
                 "name": label,
-                "extraOptions": [shortened(record.gpu, _LONGEST_OPTION)],
+                "extraOptions": [shortened(record.gpu, _MAX_OPTION_LENGTH)],
                 "subtests": [],
             },
         )
@@ -51,9 +51,9 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
         known.add((label, record.gpu, name))
         suite["subtests"].append(
             {
-                "name": shortened(name, _LONGEST_NAME),
+                "name": shortened(name, _MAX_NAME_LENGTH),
                 "value": value,
-                "unit": shortened(record.unit or "1", _LONGEST_UNIT),
+                "unit": shortened(record.unit or "1", _MAX_UNIT_LENGTH),
                 "lowerIsBetter": record.direction == "lower",
             }
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
-    MOST_BYTES,
+    MAX_BYTES,
     BadResult,
     ExternalResult,
     Reading,
@@ -42,8 +42,10 @@ def read(path: str) -> Reading:
         files = sorted(Path(path).rglob("new/benchmark.json"))
         if not files:
             raise UsageError(f"{path} holds no new/benchmark.json: name {_WHAT}")
-        return collect((str(one.parent.parent), partial(_of_folder, one.parent)) for one in files)
-    lines = read_text(path, _WHAT, most_bytes=MOST_BYTES).splitlines()
+        return collect(
+            (str(file.parent.parent), partial(_of_folder, file.parent)) for file in files
+        )
+    lines = read_text(path, _WHAT, most_bytes=MAX_BYTES).splitlines()
     messages = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not any('"reason"' in line for _, line in messages):
         raise UsageError(f"{path} holds no message of Criterion: name {_WHAT}")

@@ -21,7 +21,7 @@ from itertools import islice
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
-    MOST_BYTES,
+    MAX_BYTES,
     US,
     BadResult,
     ExternalResult,
@@ -48,7 +48,7 @@ _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+")
 
 def read(path: str) -> Reading:
     """Read one result per row; empty rows are ignored. Raises UsageError for another header."""
-    text = read_text(path, _WHAT, most_bytes=MOST_BYTES)
+    text = read_text(path, _WHAT, most_bytes=MAX_BYTES)
     if (separator_line := _SEPARATOR_LINE.match(text)) is not None:
         text = text[separator_line.end() :]
     rows, header, separator = _with_header(path, text)
@@ -82,7 +82,9 @@ def _with_header(path: str, text: str) -> tuple[Iterator[list[str]], list[str], 
         except csv.Error:
             raise UsageError(f"{path} is no CSV: name {_WHAT}") from None
         candidates.append((rows, header, separator))
-    return next((one for one in candidates if set(_NEEDED) & set(one[1])), candidates[0])
+    return next(
+        (candidate for candidate in candidates if set(_NEEDED) & set(candidate[1])), candidates[0]
+    )
 
 
 def _decimal(path: str, text: str, header: list[str], separator: str) -> str:

@@ -29,7 +29,7 @@ def read_results(format_name: str, path: str) -> Reading:
     Raises UsageError if the file is of another format, KeyError for an unknown format.
     """
     reading = FORMATS[format_name](path)
-    reasons = {one.reason for one in reading.refused}
+    reasons = {entry.reason for entry in reading.refused}
     if not reading.results and len(reading.refused) > 1 and len(reasons) == 1:
         raise UsageError(
             f"{path}: none of its {len(reading.refused)} results can be read, {reasons.pop()}: "

@@ -19,12 +19,12 @@ from flexq_bench.exchange.external.result import (
     collect,
     count,
     in_us,
+    iso_time,
     list_of,
     of_samples,
     read_json,
     split_parameters,
 )
-from flexq_bench.exchange.external.times import iso_time
 
 _WHAT = "a Google Benchmark file: --benchmark_out=FILE --benchmark_out_format=json"
 _OLD_AGGREGATES = ("mean", "median", "stddev")
@@ -72,7 +72,7 @@ def _typed(entries: Sequence[Any]) -> list[Any]:
     typed = []
     for entry in entries:
         stem, _, suffix = _name(entry).rpartition("_") if isinstance(entry, dict) else ("", "", "")
-        aggregates = {f"{stem}_{one}" for one in _OLD_AGGREGATES}
+        aggregates = {f"{stem}_{aggregate}" for aggregate in _OLD_AGGREGATES}
         if "run_type" in (entry if isinstance(entry, dict) else ()) or not aggregates <= names:
             typed.append(entry)
         else:

@@ -17,7 +17,7 @@ from typing import Any
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
-    MOST_SAMPLES,
+    MAX_SAMPLES,
     BadResult,
     ExternalResult,
     Reading,
@@ -35,7 +35,7 @@ from flexq_bench.exchange.external.result import (
 _WHAT = "an nvbench file: the benchmark's --json FILE"
 _FORM = 1  # major version of nvbench's JSON
 _US = 1e6  # microseconds in a second
-_95 = 1.96  # standard errors: half-width of a 95 % interval
+_Z_95 = 1.96  # half-width of a 95 % interval in standard errors
 _NOT_FINITE = ("inf", "-inf", "nan", "-nan", "Infinity", "NaN")  # in text form
 # Our cache mode, and the stem of nvbench's tags. `cold` clears the L2 before each launch.
 _MODES = (("cold", "nv/cold"), ("hot", "nv/batch"), ("", "nv/cpu_only"))
@@ -141,7 +141,7 @@ def _results(
             **common, median=None, cache="cold", detail=detail, environment=environment
         )
         return [skipped]
-    summaries = {one["tag"]: _values(one) for one in state.get("summaries") or ()}
+    summaries = {summary["tag"]: _values(summary) for summary in state.get("summaries") or ()}
     results = []
     for cache, stem in _MODES:
         side = "cpu" if stem == "nv/cpu_only" else "gpu"
@@ -191,7 +191,7 @@ def _timed(
     # For fewer than five samples nvbench writes an infinite deviation.
     deviation = summaries.get(f"{time}/stdev/relative", {}).get("value")
     relative = None if str(deviation) in _NOT_FINITE else value(f"{time}/stdev/relative")
-    reach = None if relative is None or not n else _95 * relative * mean * _US / math.sqrt(n)
+    reach = None if relative is None or not n else _Z_95 * relative * mean * _US / math.sqrt(n)
     centre = mean * _US
     return "mean", {
         "median": centre,
@@ -210,8 +210,8 @@ def _samples(summary: Mapping[str, Any] | None, folder: Path) -> tuple[float, ..
     if summary is None or not isinstance(summary.get("filename"), str):
         return ()
     n_samples = count(summary.get("size", 0), "the number of samples")
-    if n_samples > MOST_SAMPLES:
-        raise BadResult(f"it has more than {MOST_SAMPLES:,} samples")
+    if n_samples > MAX_SAMPLES:
+        raise BadResult(f"it has more than {MAX_SAMPLES:,} samples")
     for home in (folder, folder.parent):
         path = (home / summary["filename"]).resolve()
         if path.is_relative_to(home) and path.is_file():
@@ -227,7 +227,7 @@ def _samples(summary: Mapping[str, Any] | None, folder: Path) -> tuple[float, ..
 
 
 def _values(summary: Mapping[str, Any]) -> dict[str, Any]:
-    return {one["name"]: one.get("value") for one in summary.get("data") or ()}
+    return {item["name"]: item.get("value") for item in summary.get("data") or ()}
 
 
 def _axis_value(axis: Mapping[str, Any]) -> object:

@@ -13,19 +13,19 @@ from functools import partial
 from typing import Any
 
 from flexq_bench.exchange.external.result import (
-    MOST_SAMPLES,
+    MAX_SAMPLES,
     ExternalResult,
     Reading,
     cleaned,
     collect,
     count,
+    iso_time,
     list_of,
     notches,
     number,
     read_json,
     split_parameters,
 )
-from flexq_bench.exchange.external.times import iso_time
 
 _WHAT = "a pytest-benchmark file: pytest --benchmark-json=FILE"
 _SHA = re.compile(r"[0-9a-f]{40,64}")  # "unversioned" outside of a repository
@@ -100,7 +100,7 @@ def _result(entry: Mapping[str, Any], machine: Mapping[str, Any], version: str) 
     rounds = count(stats["rounds"], "rounds")
     low, high = notches(median, q1, q3, rounds) if rounds else (None, None)
     data = stats.get("data") or ()
-    samples = tuple(number(value, "a sample") * _US for value in data[: MOST_SAMPLES + 1])
+    samples = tuple(number(value, "a sample") * _US for value in data[: MAX_SAMPLES + 1])
     common["environment"]["statistic"] = "median"
     return ExternalResult(
         **common, median=median, low=low, high=high, samples=samples, n_samples=rounds

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flexq_bench.db.identity import content_uuid
 from flexq_bench.db.records import EXTERNAL_BACKEND, CommitInfo, DeviceInfo, Record, RunInfo
-from flexq_bench.exchange.external.result import MOST_BYTES, ExternalResult
+from flexq_bench.exchange.external.result import MAX_BYTES, ExternalResult
 from flexq_bench.runs.record import UNTIMED, record_uuid, tera_operations
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -33,7 +33,7 @@ class Origin:
 def file_hash(path: str) -> str:
     """Return the SHA-256 of a file that was read, and so has at most 64 MiB."""
     with Path(path).open("rb") as file:
-        return hashlib.sha256(file.read(MOST_BYTES + 1)).hexdigest()
+        return hashlib.sha256(file.read(MAX_BYTES + 1)).hexdigest()
 
 
 def external_records(results: Sequence[ExternalResult], origin: Origin) -> list[Record]:
@@ -51,31 +51,34 @@ def external_records(results: Sequence[ExternalResult], origin: Origin) -> list[
         created_at=origin.created_at,
         idempotency_key=identity,
     )
-    return [_record(one, origin, run) for one in results]
+    return [_record(result, origin, run) for result in results]
 
 
-def _record(one: ExternalResult, origin: Origin, run: RunInfo) -> Record:
-    sku = origin.device or one.device or UNKNOWN_DEVICE
-    m, n, k = one.shape
-    label = kernel_label(one.name, one.variant)
+def _record(result: ExternalResult, origin: Origin, run: RunInfo) -> Record:
+    sku = origin.device or result.device or UNKNOWN_DEVICE
+    m, n, k = result.shape
+    label = kernel_label(result.name, result.variant)
     case = " ".join(
-        filter(None, (label, EXTERNAL_BACKEND, one.cache, f"m{m}n{n}k{k}", one.metric, f"on {sku}"))
+        filter(
+            None,
+            (label, EXTERNAL_BACKEND, result.cache, f"m{m}n{n}k{k}", result.metric, f"on {sku}"),
+        )
     )
-    ok = one.median is not None
-    is_gemm = one.metric == "time" and min(one.shape) > 1
+    ok = result.median is not None
+    is_gemm = result.metric == "time" and min(result.shape) > 1
     operations = GemmWorkload(m, n, k).operations if is_gemm else None
     return Record(
         uuid=record_uuid(run.uuid, case, 1),
         case=case,
-        kernel=one.name,
-        variant=one.variant,
+        kernel=result.name,
+        variant=result.variant,
         kernel_version=_VERSION,
         backend=EXTERNAL_BACKEND,
         stage="",
-        cache=one.cache,
-        metric=one.metric,
-        unit=one.unit,
-        direction=one.direction,
+        cache=result.cache,
+        metric=result.metric,
+        unit=result.unit,
+        direction=result.direction,
         m=m,
         n=n,
         k=k,
@@ -85,13 +88,13 @@ def _record(one: ExternalResult, origin: Origin, run: RunInfo) -> Record:
         protocol_version=0,
         gpu=sku,
         status="ok" if ok else "failed",
-        detail=one.detail,
-        median_us=one.median,
-        ci_low_us=one.low,
-        ci_high_us=one.high,
-        n_samples=one.n_samples,
-        samples_us=(one.samples,) if one.samples else (),
-        tops=tera_operations(operations, one.median),
+        detail=result.detail,
+        median_us=result.median,
+        ci_low_us=result.low,
+        ci_high_us=result.high,
+        n_samples=result.n_samples,
+        samples_us=(result.samples,) if result.samples else (),
+        tops=tera_operations(operations, result.median),
         accepted=ok,
         config={},
         binary_hash=None,
@@ -99,8 +102,8 @@ def _record(one: ExternalResult, origin: Origin, run: RunInfo) -> Record:
         run=run,
         commit=origin.commit,
         device=DeviceInfo(uuid=f"{EXTERNAL_BACKEND} {sku}", sku=sku, backend=EXTERNAL_BACKEND),
-        environment=dict(one.environment),
-        extra=dict(one.extra),
+        environment=dict(result.environment),
+        extra=dict(result.extra),
         project=origin.project,
         **UNTIMED,
     )

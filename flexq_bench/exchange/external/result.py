@@ -8,21 +8,22 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.record import tera_operations
 from flexq_bench.runs.text_files import read_text
 
-MOST_BYTES = 1 << 26  # per file: 64 MiB
-MOST_RESULTS = 50_000  # per file
-MOST_SAMPLES = 1 << 20  # per result
-_LONGEST_NAME = 400
-_LONGEST_DETAIL = 300
-_SMALLEST_US, _LARGEST_US = 1e-6, 1e12  # 1 ps to 11 days
-_LARGEST_VALUE = 1e12  # of a metric other than time
-_LARGEST_SIZE = 2**31 - 1
-_LARGEST_TOPS = 1e9
+MAX_BYTES = 1 << 26  # per file: 64 MiB
+MAX_RESULTS = 50_000  # per file
+MAX_SAMPLES = 1 << 20  # per result
+_MAX_NAME_LENGTH = 400
+_MAX_DETAIL_LENGTH = 300
+_MIN_US, _MAX_US = 1e-6, 1e12  # 1 ps to 11 days
+_MAX_VALUE = 1e12  # of a metric other than time
+_MAX_DIMENSION = 2**31 - 1
+_MAX_TOPS = 1e9
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # address of an object: differs between processes
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}  # microseconds per unit
@@ -96,10 +97,17 @@ def collect(
     refused: list[Refused] = []
     for name, read in entries:
         try:
-            got = read()
-            for one in [got] if isinstance(got, ExternalResult) else got or ():
-                checked = _checked(one)
-                identity = (one.name, one.variant, one.metric, one.cache, one.device, one.shape)
+            entry = read()
+            for result in [entry] if isinstance(entry, ExternalResult) else entry or ():
+                checked = _checked(result)
+                identity = (
+                    result.name,
+                    result.variant,
+                    result.metric,
+                    result.cache,
+                    result.device,
+                    result.shape,
+                )
                 if identity in results:
                     raise BadResult("there is another result of this name and these parameters")
                 results[identity] = checked
@@ -108,8 +116,8 @@ def collect(
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else "it has another form"
             refused.append(Refused(_shown(name), what))
-        if len(results) + len(refused) > MOST_RESULTS:
-            raise UsageError(f"more than {MOST_RESULTS:,} results in a file: split it")
+        if len(results) + len(refused) > MAX_RESULTS:
+            raise UsageError(f"more than {MAX_RESULTS:,} results in a file: split it")
     return Reading(tuple(results.values()), tuple(refused), created_at, machine=machine)
 
 
@@ -118,7 +126,7 @@ def read_json(path: str, what: str) -> dict[str, Any]:
 
     what: the expected kind of file, for example `an nvbench file`.
     """
-    text = read_text(path, what, most_bytes=MOST_BYTES)
+    text = read_text(path, what, most_bytes=MAX_BYTES)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -201,52 +209,68 @@ def of_samples(samples: Sequence[float]) -> tuple[float, float, float]:
     return (median, *notches(median, q1, q3, len(samples)))
 
 
-def _checked(one: ExternalResult) -> ExternalResult:
+def _checked(result: ExternalResult) -> ExternalResult:
     for what, text in (
-        ("its name", one.name),
-        ("its parameters", one.variant),
-        ("its device", one.device),
-        ("its metric", one.metric),
-        ("its unit", one.unit),
+        ("its name", result.name),
+        ("its parameters", result.variant),
+        ("its device", result.device),
+        ("its metric", result.metric),
+        ("its unit", result.unit),
     ):
-        if len(text) > _LONGEST_NAME:
-            raise BadResult(f"{what} has {len(text)} letters, {_LONGEST_NAME} are the most")
+        if len(text) > _MAX_NAME_LENGTH:
+            raise BadResult(f"{what} has {len(text)} letters, {_MAX_NAME_LENGTH} are the most")
         if _UNPRINTABLE.search(text) or not text.isprintable():
             raise BadResult(f"{what} holds control characters")
-    if not one.name.strip():
+    if not result.name.strip():
         raise BadResult("it has no name")
-    if not all(1 <= size <= _LARGEST_SIZE for size in one.shape):
-        raise BadResult(f"m, n and k are 1 to {_LARGEST_SIZE}")
-    if one.direction not in ("lower", "higher"):
+    if not all(1 <= size <= _MAX_DIMENSION for size in result.shape):
+        raise BadResult(f"m, n and k are 1 to {_MAX_DIMENSION}")
+    if result.direction not in ("lower", "higher"):
         raise BadResult("its direction is neither lower nor higher")
-    if len(one.samples) > MOST_SAMPLES:
-        raise BadResult(f"it has more than {MOST_SAMPLES:,} samples")
-    values = [v for v in (one.median, one.low, one.high, *one.samples) if v is not None]
+    if len(result.samples) > MAX_SAMPLES:
+        raise BadResult(f"it has more than {MAX_SAMPLES:,} samples")
+    values = [v for v in (result.median, result.low, result.high, *result.samples) if v is not None]
     if not all(map(math.isfinite, values)):
         raise BadResult("a value of it is not finite")
-    if one.metric in ("time", "sustained_time"):
-        if one.unit != "us":
+    if result.metric in ("time", "sustained_time"):
+        if result.unit != "us":
             raise BadResult("its metric is a time, and its unit is none")
         for value in values:
-            if not _SMALLEST_US <= value <= _LARGEST_US:
+            if not _MIN_US <= value <= _MAX_US:
                 raise BadResult(f"{value:g} µs is not a plausible time")
-        tops = tera_operations(2 * math.prod(one.shape), one.median)
-        if tops is not None and tops > _LARGEST_TOPS:
-            raise BadResult(f"{one.median:g} µs is not a plausible time: {tops:.3g} TOPS")
-    elif any(abs(value) > _LARGEST_VALUE for value in values):
-        raise BadResult(f"a value of it exceeds {_LARGEST_VALUE:g}: give it in a larger unit")
-    elif one.median is not None and one.median <= 0:
-        raise BadResult(f"its value is {one.median:g}: only positive ones have a history")
-    if None not in (one.low, one.high, one.median) and not one.low <= one.median <= one.high:  # type: ignore[operator]  # none of them is None
+        tops = tera_operations(2 * math.prod(result.shape), result.median)
+        if tops is not None and tops > _MAX_TOPS:
+            raise BadResult(f"{result.median:g} µs is not a plausible time: {tops:.3g} TOPS")
+    elif any(abs(value) > _MAX_VALUE for value in values):
+        raise BadResult(f"a value of it exceeds {_MAX_VALUE:g}: give it in a larger unit")
+    elif result.median is not None and result.median <= 0:
+        raise BadResult(f"its value is {result.median:g}: only positive ones have a history")
+    low, median, high = result.low, result.median, result.high
+    if low is not None and high is not None and median is not None and not low <= median <= high:
         raise BadResult("its median is outside of its interval")
-    return one
+    return result
 
 
 def cleaned(text: object) -> str:
     """Shorten untrusted text, and replace unprintable characters by question marks."""
     shown = "".join(c if c.isprintable() else "?" for c in str(text))
-    return shown if len(shown) <= _LONGEST_DETAIL else f"{shown[: _LONGEST_DETAIL - 3]}..."
+    return shown if len(shown) <= _MAX_DETAIL_LENGTH else f"{shown[: _MAX_DETAIL_LENGTH - 3]}..."
 
 
 def _shown(name: str) -> str:
     return cleaned(name)[:120]
+
+
+def iso_time(text: object) -> str | None:
+    """Convert an ISO 8601 time to UTC; None: it is no such time. A time without a zone is UTC."""
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    in_zone = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    try:
+        return in_zone.astimezone(UTC).isoformat()
+    except OverflowError:
+        return None

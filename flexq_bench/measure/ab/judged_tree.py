@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from flexq_bench.measure.ab.revisions import NOBODY
+from flexq_bench.measure.ab.revisions import RevisionError
 from flexq_bench.measure.worker_messages import printable
 from flexq_bench.repository.git import GitError, git_output
 from flexq_bench.repository.provenance import PACKAGES
+from flexq_bench.repository.working_tree import commit_on_no_branch
 
 UNDER_TEST = "kernels"
 # Modules of that package that judge results: base's, with any suffix that Python would import.
 _JUDGES = frozenset({"__init__", "contract", "errors", "formats", "reference"})
 _SOURCES = "csrc"  # device code, which runs in no process
+_LINK = "flexq_bench/kernels"  # through which a tree imports that package
 _FILE_MODES = frozenset({"100644", "100755"})
 _NAMED = 5  # files named by a note, at most
 
@@ -52,9 +54,11 @@ def is_under_test(path: str) -> bool:
 def judged_tree(repository: Path, base: str, head: str) -> JudgedTree:
     """Base's tree with the files under test of head in place of its own.
 
-    base, head: full ids of commits. Raises InfrastructureError if git fails.
+    base, head: full ids of commits. Raises RevisionError if they import the package under test by
+    different names, and InfrastructureError if git fails.
     """
     old, new = _files(repository, base), _files(repository, head)
+    _check_import_names(repository, {base: _LINK in old, head: _LINK in new})
     taken = {path: at for path, at in new.items() if is_under_test(path)}
     links = sorted(path for path, (mode, _) in taken.items() if mode not in _FILE_MODES)
     files = {path: at for path, at in old.items() if not is_under_test(path)}
@@ -65,6 +69,19 @@ def judged_tree(repository: Path, base: str, head: str) -> JudgedTree:
         runs_code_of_head=any(_runs(path) for path in changed),
         notes=tuple(_notes(repository, base, head, links)),
     )
+
+
+def _check_import_names(repository: Path, has_link: dict[str, bool]) -> None:
+    """Raise RevisionError unless all or none of the commits import flexq_bench.kernels."""
+    newer = [commit for commit, has in has_link.items() if has]
+    older = [commit for commit, has in has_link.items() if not has]
+    if newer and older:
+        added = ("log", "-m", "--diff-filter=A", "--format=%H", newer[0], "--", _LINK)
+        *_, oldest = git_output(repository, *added).splitlines()
+        raise RevisionError(
+            f"{older[0][:10]} is from before {oldest[:10]}, the oldest commit with {_LINK}: name "
+            "later commits, or measure each by its own program (--trust-head)"
+        )
 
 
 def _files(repository: Path, commit: str) -> dict[str, tuple[str, str]]:
@@ -86,8 +103,7 @@ def _commit(repository: Path, files: dict[str, tuple[str, str]], base: str, head
         git_output(repository, *command, environment=index, input_text=lines)
         tree = git_output(repository, "write-tree", environment=index)
     message = f"{head[:10]} as {base[:10]} judges it"
-    parents = ("-p", base, "-p", head)
-    return git_output(repository, "commit-tree", tree, *parents, "-m", message, environment=NOBODY)
+    return commit_on_no_branch(repository, tree, [base, head], message)
 
 
 def _runs(path: str) -> bool:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.ab.worker_command import WORKER_MODULES, file_of, worker_module
-from flexq_bench.repository.git import GitError, commits_with, git_output, run_git
+from flexq_bench.repository.git import git_output, run_git
 from flexq_bench.repository.provenance import PACKAGES
-from flexq_bench.repository.worktrees import resolve_revision
+from flexq_bench.repository.working_tree import WORKING_TREE, snapshot
+from flexq_bench.repository.worktrees import commits_after, resolve_revision
 
-WORKING_TREE = "."
 _FULL_ID = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-# A commit made for a comparison has no author of its own, and is on no branch.
-NOBODY = {
-    f"GIT_{who}_{what}": value
-    for who in ("AUTHOR", "COMMITTER")
-    for what, value in (("NAME", "flexq-bench"), ("EMAIL", "flexq-bench@localhost"))
-}
 
 
 class RevisionError(UsageError):
@@ -53,21 +46,11 @@ def resolve_pair(repository: Path, base: str, head: str) -> tuple[Revision, Revi
 
 
 def commits_between(repository: Path, good: str, bad: str) -> list[str]:
-    """Commits after `good` up to `bad` that change our packages and contain `good`.
-
-    Oldest first, by first parents. good, bad: ids. Raises RevisionError if good is not an ancestor
-    of bad.
-    """
-    try:
-        git_output(repository, "merge-base", "--is-ancestor", good, bad)
-    except GitError:
-        raise RevisionError(
-            f"{good[:10]} is not an ancestor of {bad[:10]}: name a good revision that bad was "
-            "made from"
-        ) from None
+    """Return those of `commits_after` that change our packages."""
     listed = ("rev-list", "--first-parent", f"{good}..{bad}", "--", *PACKAGES)
+    commits = commits_after(repository, good, bad)
     changing = set(git_output(repository, *listed).splitlines())
-    return [commit for commit in commits_with(repository, good, bad) if commit in changing]
+    return [commit for commit in commits if commit in changing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +91,9 @@ def subject_of(repository: Path, commit: str) -> str:
 
 def _resolve(repository: Path, revision: str) -> Revision:
     if revision == WORKING_TREE:
-        resolved = _working_tree(repository)
+        tree = snapshot(repository, PACKAGES)
+        name = f"{tree.head}-dirty" if tree.dirty else tree.head
+        resolved = Revision(name, tree.commit)
     else:
         sha = resolve_revision(repository, revision)
         resolved = Revision(sha, sha)
@@ -125,7 +110,7 @@ def _resolve(repository: Path, revision: str) -> Revision:
 def _refuse_changes(repository: Path, written: str, revision: Revision) -> None:
     if _FULL_ID.fullmatch(written) or revision.commit != resolve_revision(repository, "HEAD"):
         return
-    if _tree_now(repository) != _tree_of(repository, revision.commit):
+    if snapshot(repository, PACKAGES).dirty:
         raise RevisionError(
             f"the working tree has changes that {written} has not: commit them, compare them as "
             f"`{WORKING_TREE}`, or leave them out by the commit's full id, {revision.commit}"
@@ -133,37 +118,4 @@ def _refuse_changes(repository: Path, written: str, revision: Revision) -> None:
 
 
 def _has(repository: Path, commit: str, path: str) -> bool:
-    try:
-        git_output(repository, "cat-file", "-e", f"{commit}:{path}")
-    except GitError:
-        return False
-    return True
-
-
-def _working_tree(repository: Path) -> Revision:
-    """The packages as they are in the folder now, as a commit that is on no branch.
-
-    It is a copy: edits during the comparison are not part of it.
-    """
-    head = resolve_revision(repository, "HEAD")
-    tree = _tree_now(repository)
-    if tree == _tree_of(repository, head):
-        return Revision(head, head)
-    message = ("-m", "the working tree, for a comparison")
-    made = git_output(repository, "commit-tree", tree, "-p", head, *message, environment=NOBODY)
-    return Revision(f"{head}-dirty", made)
-
-
-def _tree_now(repository: Path) -> str:
-    """The tree of a commit of all our packages now; the index is not changed."""
-    with tempfile.TemporaryDirectory() as folder:
-        index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-        git_output(repository, "read-tree", "HEAD", environment=index)
-        present = [name for name in PACKAGES if (repository / name).is_dir()]
-        if present:
-            git_output(repository, "add", "--all", "--", *present, environment=index)
-        return git_output(repository, "write-tree", environment=index)
-
-
-def _tree_of(repository: Path, commit: str) -> str:
-    return git_output(repository, "rev-parse", f"{commit}^{{tree}}")
+    return run_git(repository, "cat-file", "-e", f"{commit}:{path}").returncode == 0

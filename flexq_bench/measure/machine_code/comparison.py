@@ -31,12 +31,12 @@ from flexq_bench.measure.machine_code.revision_builds import (
     open_revision,
 )
 from flexq_bench.repository.provenance import is_dirty
+from flexq_bench.repository.working_tree import WORKING_TREE
 from flexq_bench.repository.worktrees import refuse_local_changes, resolve_revision, worktree
 from flexq_bench.workloads.names import unknown
 from flexq_bench.workloads.patterns import matches, matches_any
 
 OnProgress = Callable[[int, int], None]  # number compiled so far, number to compile
-WORKING_TREE = "."  # the files as they are in the folder now
 _Key = tuple[str, str]  # name of a build, target
 Codes = tuple[Mapping[_Key, Compiled], Mapping[_Key, Compiled]]  # of base and head
 

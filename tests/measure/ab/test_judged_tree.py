@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flexq_bench.measure.ab.judged_tree import judged_tree
+from flexq_bench.measure.ab.revisions import RevisionError
 
 FILES = {
     "flexq_bench/measure/clocks.py": "base\n",
@@ -141,6 +142,18 @@ def test_a_head_that_changes_no_kernel_is_measured_as_its_base(repository, base,
 
     assert judged_tree(repository.path, base, head).commit == base
     assert judged_tree(repository.path, base, base).notes == ()
+
+
+def test_commits_across_the_move_of_packages_are_refused(repository, base, write):
+    (repository.path / "flexq_bench" / "kernels").symlink_to("../kernels")
+    oldest = write()
+    head = write(**{"kernels/cpu/dense.py": "head\n"})
+    message = f"^{base[:10]} is from before {oldest[:10]}, the oldest commit with flexq_bench/kern"
+
+    for pair in ((base, head), (head, base)):
+        with pytest.raises(RevisionError, match=message):
+            judged_tree(repository.path, *pair)
+    assert judged_tree(repository.path, oldest, head).notes == ()
 
 
 def test_hooks_of_the_repository_do_not_run(repository, base, tmp_path):

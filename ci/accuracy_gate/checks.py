@@ -1,14 +1,21 @@
-"""Comparison of results with the limits of an accuracy policy: one outcome each."""
+"""Checks of the accuracy gate: results compared with the limits of a policy, one outcome each.
+
+Each `judge_...` function is a check, and takes its limit from a table of the policy.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from flexq_bench.accuracy.loading import LoadedModel
+from flexq_bench.accuracy.parity import SiteParity, kernel_parity
 from flexq_bench.accuracy.results import (
+    FULL_PRECISION,
     KL,
     KL_QUANTILES,
     PERPLEXITY,
@@ -19,23 +26,28 @@ from flexq_bench.accuracy.results import (
     difference,
     kl_metric,
 )
+from flexq_bench.accuracy.setup import PreparedModel
 from flexq_bench.accuracy.tasks import task_name as name_of_task
 from flexq_bench.ci.accuracy_gate.policy import (
     AccuracyPolicy,
     AgreementLimit,
+    FidelityLimit,
     KlLimit,
+    ParityLimit,
     PerplexityLimit,
     PlannedPower,
     TaskLimit,
 )
-from flexq_bench.ci.accuracy_gate.power import TextTest, fewest_tokens, shared_alpha
-from flexq_bench.ci.accuracy_gate.segments import find, shortened, without_repeats
-from flexq_bench.ci.gate_perf import Outcome
+from flexq_bench.ci.accuracy_gate.power import TextTest, fewest_tokens, limit_alpha, shared_alpha
+from flexq_bench.ci.accuracy_gate.results import SchemeResults, find, shortened
+from flexq_bench.ci.report_data import GateOutcome
+from flexq_bench.kernels.errors import KernelError
 from flexq_bench.stats import (
     Decision,
     Interval,
     TestPlan,
     detectable_loss,
+    is_clear,
     item_difference,
     loss_p_value,
     mean_difference_interval,
@@ -44,7 +56,8 @@ from flexq_bench.stats import (
 )
 
 _ROUNDING = 1e-9  # tolerance of a value relative to its limit
-_ONE_SEGMENT = "one segment has no interval: evaluate more tokens"
+_MIN_DIVERGENCE = 1e-9  # nats: smaller values give no percentage
+_NO_INTERVAL = "one segment has no interval: evaluate more tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +72,7 @@ class LimitOutcome:
 
     scheme: str
     check: str  # for example "perplexity of wikitext", "acc of piqa", "parity of kernels"
-    outcome: Outcome
+    outcome: GateOutcome
     reason: str
     limit: str
     base: float | None = None
@@ -72,88 +85,36 @@ class LimitOutcome:
     too_few: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """Results that limits are applied to: those of a scheme and of its base.
-
-    absent: texts and tasks that were not evaluated, with the reason. failure: why the scheme has no
-    results at all; empty: it has. own: results of the original quantized here by the scheme, by
-    text; if a text is not in it, `unknown` has the reason.
-    """
-
-    scheme: str
-    base: str
-    results: Sequence[MetricResult]
-    absent: Mapping[str, str]
-    failure: str = ""
-    own: Mapping[str, Sequence[MetricResult]] | None = None
-    unknown: str = ""
-
-    def find(self, scheme: str, task: str, metric: str) -> MetricResult | None:
-        """The result of this metric, if there is one."""
-        return find(self.results, scheme, task, metric)
-
-    def pair(self, task: str, metric: str) -> tuple[MetricResult | None, MetricResult | None]:
-        """The base's result and the scheme's, on their common segments."""
-        first, second = self.find(self.base, task, metric), self.find(self.scheme, task, metric)
-        if first is None or second is None or metric != PERPLEXITY:
-            return first, second
-        return shortened(first, len(second.values)), second
-
-    def without_repeats(self, distinct: Mapping[str, tuple[Sequence[int], int]]) -> Judged:
-        """The same results on the distinct segments of each text.
-
-        distinct: by text, the indices of these segments, and the number of all.
-        """
-
-        def kept(results: Sequence[MetricResult]) -> list[MetricResult]:
-            return [
-                without_repeats(one, *distinct[one.task]) if one.task in distinct else one
-                for one in results
-            ]
-
-        own = self.own and {text: kept(results) for text, results in self.own.items()}
-        return replace(self, results=kept(self.results), own=own)
-
-    def lacking(self, name: str, first: MetricResult | None, second: MetricResult | None) -> str:
-        """Explain why there is nothing to judge; empty: there are results."""
-        if first is not None and first.value is not None and second is not None:
-            return "" if second.value is not None else second.detail
-        return self.failure or self.absent.get(name, "no result arrived")
-
-
-def deciding(judged: Iterable[LimitOutcome]) -> list[Outcome]:
+def deciding(judged: Iterable[LimitOutcome]) -> list[GateOutcome]:
     """The outcomes that determine the verdict.
 
     A missing result outweighs all others. If only one limit has too few data, however, a regression
     of another limit decides.
     """
     outcomes = list(judged)
-    fails = any(one.outcome is Outcome.REGRESSION for one in outcomes)
-    return [one.outcome for one in outcomes if not (fails and one.too_few)]
+    fails = any(limit.outcome is GateOutcome.REGRESSION for limit in outcomes)
+    return [limit.outcome for limit in outcomes if not (fails and limit.too_few)]
 
 
 def judge_text(
-    limit: PerplexityLimit, judged: Judged, planned: PlannedPower, test: TextTest | None
+    limit: PerplexityLimit, results: SchemeResults, planned: PlannedPower, test: TextTest | None
 ) -> LimitOutcome:
     """Judge the perplexity of a text. test: the planned one; None: there is no plan."""
     check = f"perplexity of {limit.text}"
     words = _in_words(limit, planned if test is not None else None)
-    first, second = judged.pair(limit.text, PERPLEXITY)
-    broken = failure_reason(judged, first, second)
+    decided = partial(LimitOutcome, results.scheme, check, limit=words)
+    first, second = results.pair(limit.text, PERPLEXITY)
+    broken = results.failure_reason(first, second)
     if broken or first is None or second is None or first.value is None or second.value is None:
-        outcome = Outcome.REGRESSION if broken else Outcome.MISSING
+        outcome = GateOutcome.REGRESSION if broken else GateOutcome.MISSING
         base = None if first is None else first.value
-        reason = broken or judged.lacking(limit.text, first, second)
-        return LimitOutcome(judged.scheme, check, outcome, reason, words, base=base)
+        reason = broken or results.lacking(limit.text, first, second)
+        return decided(outcome, reason, base=base)
     paired = difference(first, second)
     outcome, reason = _text_outcome(limit, first.value, second.value, paired, test, second)
-    return LimitOutcome(
-        judged.scheme,
-        check,
+    return decided(
         outcome,
         reason,
-        words,
         base=first.value,
         value=second.value,
         change=100 * (second.value / first.value - 1),
@@ -163,7 +124,7 @@ def judge_text(
         detectable=_finite(
             _detectable(first, second, planned) if test is None else test.detectable
         ),
-        too_few=outcome is Outcome.MISSING,
+        too_few=outcome is GateOutcome.MISSING,
     )
 
 
@@ -174,44 +135,44 @@ def _text_outcome(
     paired: MetricDifference | None,
     test: TextTest | None,
     head: MetricResult,
-) -> tuple[Outcome, str]:
+) -> tuple[GateOutcome, str]:
     increase, percent = after - before, 100 * (after / before - 1)
     if limit.at_most is not None and after > limit.at_most:
-        return Outcome.REGRESSION, f"is {after:.4g}"
+        return GateOutcome.REGRESSION, f"is {after:.4g}"
     if limit.increase is not None and increase > limit.increase:
-        return Outcome.REGRESSION, f"grew by {increase:.3g}"
+        return GateOutcome.REGRESSION, f"grew by {increase:.3g}"
     if test is not None:  # the policy's `detect` replaces its percentages
         return _planned_outcome(test, head)
     if limit.percent is not None and percent > limit.percent:
-        return Outcome.REGRESSION, f"grew by {percent:.3g} %"
+        return GateOutcome.REGRESSION, f"grew by {percent:.3g} %"
     if limit.upper_percent is None:
-        return Outcome.PASS, ""
+        return GateOutcome.PASS, ""
     if percent > limit.upper_percent:
-        return Outcome.REGRESSION, f"grew by {percent:.3g} %"
+        return GateOutcome.REGRESSION, f"grew by {percent:.3g} %"
     if paired is None:
-        return Outcome.AMBIGUOUS, _ONE_SEGMENT
+        return GateOutcome.AMBIGUOUS, _NO_INTERVAL
     upper = 100 * paired.interval.high
     if upper > limit.upper_percent:
-        return Outcome.AMBIGUOUS, f"may have grown by {upper:.3g} %: more tokens are needed"
-    return Outcome.PASS, "" if paired.clear else "smaller than its interval"
+        return GateOutcome.AMBIGUOUS, f"may have grown by {upper:.3g} %: more tokens are needed"
+    return GateOutcome.PASS, "" if paired.clear else "smaller than its interval"
 
 
-def _planned_outcome(test: TextTest, head: MetricResult) -> tuple[Outcome, str]:
+def _planned_outcome(test: TextTest, head: MetricResult) -> tuple[GateOutcome, str]:
     segment = head.n_items // max(1, len(head.values))
     used = f"{test.decided_at * segment:,} tokens"
     if test.decision is Decision.ABOVE:
         accepted = test.plan.percent(0.0)
         than = f"more than {accepted:.3g} %" if accepted else "a loss"
-        return Outcome.REGRESSION, f"{than}, clear after {used}"
+        return GateOutcome.REGRESSION, f"{than}, clear after {used}"
     rates = f"power {100 * test.plan.test.power:g} %, alpha {100 * test.plan.test.alpha:.2g} %"
     if test.decision is Decision.BELOW:
-        return Outcome.PASS, f"{used} show a loss of {test.detectable:.3g} % ({rates})"
+        return GateOutcome.PASS, f"{used} show a loss of {test.detectable:.3g} % ({rates})"
     reason = f"needs {test.needed * segment:,} tokens, has {test.losses.size * segment:,}"
     if test.repeated:
         reason += f" (in addition to {test.repeated} duplicate segments)"
     if math.isfinite(test.detectable):
         reason += f", which show a loss of {test.detectable:.3g} % ({rates})"
-    return Outcome.MISSING, f"{reason}: give a longer text"
+    return GateOutcome.MISSING, f"{reason}: give a longer text"
 
 
 def _detectable(first: MetricResult, second: MetricResult, planned: PlannedPower) -> float:
@@ -228,42 +189,39 @@ def _detectable(first: MetricResult, second: MetricResult, planned: PlannedPower
     return 100 * math.expm1(effect) if effect < 1 else math.inf
 
 
-def judge_task(limit: TaskLimit, judged: Judged, policy: AccuracyPolicy) -> LimitOutcome:
+def judge_task(limit: TaskLimit, results: SchemeResults, policy: AccuracyPolicy) -> LimitOutcome:
     """Judge the metric of a task: within its margin, by the interval or by a planned test."""
     name = name_of_task(limit.name)
     check = f"{limit.metric} of {name}"
     words = f"-{limit.margin_points:g} points"
     if limit.at_least is not None:
         words += f", at least {limit.at_least:g}"
-    first, second = (judged.find(s, name, limit.metric) for s in (judged.base, judged.scheme))
+    decided = partial(LimitOutcome, results.scheme, check, limit=words)
+    first, second = (results.find(s, name, limit.metric) for s in (results.base, results.scheme))
     paired = None if first is None or second is None else difference(first, second)
     if first is None or second is None or paired is None:
-        if judged.failure:
-            return LimitOutcome(judged.scheme, check, Outcome.REGRESSION, judged.failure, words)
-        reason = _no_pair(limit, name, judged)
-        return LimitOutcome(judged.scheme, check, Outcome.MISSING, reason, words)
+        if results.failure:
+            return decided(GateOutcome.REGRESSION, results.failure)
+        return decided(GateOutcome.MISSING, _no_pair(limit, name, results))
     sign = 1 if first.direction == "higher" else -1
     low, high = sorted((100 * sign * paired.interval.low, 100 * sign * paired.interval.high))
     change = 100 * sign * paired.interval.estimate
     binary = paired.p_value is not None
     detectable = _detectable_points(first, second, policy) if binary else None
     if limit.at_least is not None and paired.value < limit.at_least:
-        outcome, reason = Outcome.REGRESSION, f"is {paired.value:.4g}"
+        outcome, reason = GateOutcome.REGRESSION, f"is {paired.value:.4g}"
     elif policy.planned.detect is not None and binary:
         outcome, reason = _planned_task(limit, first, second, policy)
     elif change < -limit.margin_points:
-        outcome, reason = Outcome.REGRESSION, f"worse by {-change:.3g} points"
+        outcome, reason = GateOutcome.REGRESSION, f"worse by {-change:.3g} points"
     elif low < -limit.margin_points:
-        outcome = Outcome.AMBIGUOUS
+        outcome = GateOutcome.AMBIGUOUS
         reason = f"may be worse by {-low:.3g} points{_would_tell(detectable, second.n_items)}"
     else:
-        outcome, reason = Outcome.PASS, "" if paired.clear else "smaller than its interval"
-    return LimitOutcome(
-        judged.scheme,
-        check,
+        outcome, reason = GateOutcome.PASS, "" if paired.clear else "smaller than its interval"
+    return decided(
         outcome,
         reason,
-        words,
         base=paired.base,
         value=paired.value,
         change=change,
@@ -271,17 +229,17 @@ def judge_task(limit: TaskLimit, judged: Judged, policy: AccuracyPolicy) -> Limi
         high=high,
         unit="points",
         detectable=detectable,
-        too_few=outcome is Outcome.MISSING,
+        too_few=outcome is GateOutcome.MISSING,
     )
 
 
-def _no_pair(limit: TaskLimit, name: str, judged: Judged) -> str:
-    known = sorted({f.metric for f in judged.results if f.task == name})
+def _no_pair(limit: TaskLimit, name: str, results: SchemeResults) -> str:
+    known = sorted({f.metric for f in results.results if f.task == name})
     if known and limit.metric not in known:
         return f"{name} has no {limit.metric}: there are {', '.join(known)}"
     if known:
         return "too few questions to compare"
-    return judged.absent.get(limit.name, "no result arrived")
+    return results.absent.get(limit.name, "no result arrived")
 
 
 def _would_tell(detectable: float | None, count: int) -> str:
@@ -306,7 +264,7 @@ def _discordant(lost: int, won: int, count: int) -> float:
 
 def _planned_task(
     limit: TaskLimit, first: MetricResult, second: MetricResult, policy: AccuracyPolicy
-) -> tuple[Outcome, str]:
+) -> tuple[GateOutcome, str]:
     lost, won = _losses(first, second)
     count, alpha, power = len(second.values), shared_alpha(policy), policy.planned.power
     p_value = loss_p_value(lost, won)
@@ -314,15 +272,15 @@ def _planned_task(
     discordant = _discordant(lost, won, count)
     needed = questions_needed(discordant, min(points / 100, 0.999), alpha=alpha, power=power)
     if p_value <= alpha:
-        return Outcome.REGRESSION, f"{lost} questions lost, {won} won, p {p_value:.2g}"
+        return GateOutcome.REGRESSION, f"{lost} questions lost, {won} won, p {p_value:.2g}"
     if count < needed:
         seen = 100 * detectable_loss(discordant, count, alpha=alpha, power=power)
         shows = f", which show a loss of {seen:.3g} points" if seen < 100 else ""
         return (
-            Outcome.MISSING,
+            GateOutcome.MISSING,
             f"needs {needed:,} questions for {limit.margin_points:g} points, has {count:,}{shows}",
         )
-    return Outcome.PASS, f"{count:,} questions show a loss of {limit.margin_points:g} points"
+    return GateOutcome.PASS, f"{count:,} questions show a loss of {limit.margin_points:g} points"
 
 
 def _detectable_points(
@@ -336,8 +294,31 @@ def _detectable_points(
     return 100 * share if share < 1 else None
 
 
+def judge_distribution_limits(
+    policy: AccuracyPolicy,
+    results: SchemeResults,
+    share_of: Callable[[str], float],
+    *,
+    text: str | None = None,
+) -> list[LimitOutcome]:
+    """Judge the limits of divergence, agreement and fidelity. text: only limits on this text.
+
+    share_of: by text, the part of the error probability of the first two that this look spends.
+    """
+    alpha = limit_alpha(policy)
+    kl, agreement, fidelity = policy.kl, policy.agreement, policy.fidelity
+    outcomes: list[LimitOutcome] = []
+    if kl is not None and text in (None, kl.text):
+        outcomes += judge_kl(kl, results, alpha, share_of(kl.text))
+    if agreement is not None and text in (None, agreement.text):
+        outcomes += judge_agreement(agreement, results, alpha, share_of(agreement.text))
+    if fidelity is not None and text in (None, fidelity.text):
+        outcomes += judge_fidelity(fidelity, results)
+    return outcomes
+
+
 def judge_kl(
-    limit: KlLimit, judged: Judged, alpha: float | None = None, share: float = 1.0
+    limit: KlLimit, results: SchemeResults, alpha: float | None = None, share: float = 1.0
 ) -> list[LimitOutcome]:
     """Judge each limited statistic of the tokens' KL divergences.
 
@@ -347,7 +328,7 @@ def judge_kl(
     metrics = {"mean": KL} | {name: kl_metric(name) for name in KL_QUANTILES}
     return [
         _judge_value(
-            judged,
+            results,
             f"KL {name} of {limit.text}",
             limit.text,
             metric,
@@ -363,12 +344,12 @@ def judge_kl(
 
 
 def judge_agreement(
-    limit: AgreementLimit, judged: Judged, alpha: float | None = None, share: float = 1.0
+    limit: AgreementLimit, results: SchemeResults, alpha: float | None = None, share: float = 1.0
 ) -> list[LimitOutcome]:
     """Judge each limited share of equal predictions. alpha, share: as in judge_kl."""
     return [
         _judge_value(
-            judged,
+            results,
             f"{name} agreement of {limit.text}",
             limit.text,
             metric,
@@ -382,7 +363,7 @@ def judge_agreement(
 
 
 def _judge_value(
-    judged: Judged,
+    results: SchemeResults,
     check: str,
     text: str,
     metric: str,
@@ -396,44 +377,157 @@ def _judge_value(
     """Judge a value with its interval by its upper, or lower, limit."""
     higher = unit == "share"
     words = f"at least {bound:g}" if higher else f"{bound:g} nats"
-    result = judged.find(judged.scheme, text, metric)
-    whole = judged.find(judged.scheme, text, PERPLEXITY)
-    broken = failure_reason(judged, whole, whole) or ("" if result is None else result.detail)
+    decided = partial(LimitOutcome, results.scheme, check, limit=words)
+    result = results.find(results.scheme, text, metric)
+    whole = results.find(results.scheme, text, PERPLEXITY)
+    broken = results.failure_reason(whole, whole) or ("" if result is None else result.detail)
     if result is None or result.value is None:
-        outcome = Outcome.REGRESSION if broken else Outcome.MISSING
-        reason = broken or judged.absent.get(text, "no result arrived")
-        return LimitOutcome(judged.scheme, check, outcome, reason, words)
+        outcome = GateOutcome.REGRESSION if broken else GateOutcome.MISSING
+        return decided(outcome, broken or results.absent.get(text, "no result arrived"))
     interval = _interval_of(result)
     beyond = result.value < bound if higher else result.value > bound + _ROUNDING
     segments = len(result.values if whole is None else whole.values)
     end = far_end(interval, segments, share, low=higher)
     may_be = end < bound if higher else end > bound + _ROUNDING
-    outcome, reason = Outcome.PASS, ""
+    outcome, reason = GateOutcome.PASS, ""
     spent = None if alpha is None else alpha * share
     if beyond and clearly_beyond(interval, bound, segments, spent):
-        outcome, reason = Outcome.REGRESSION, f"is {result.value:.4g}"
+        outcome, reason = GateOutcome.REGRESSION, f"is {result.value:.4g}"
     elif beyond:
-        outcome = Outcome.AMBIGUOUS
+        outcome = GateOutcome.AMBIGUOUS
         reason = f"is {result.value:.4g}, past the limit within noise: more tokens are needed"
     elif result.n_items < fewest:
-        outcome = Outcome.MISSING
+        outcome = GateOutcome.MISSING
         reason = f"needs {fewest:,} tokens, has {result.n_items:,}: give a longer text"
     elif segments == 1:
-        outcome, reason = Outcome.AMBIGUOUS, _ONE_SEGMENT
+        outcome, reason = GateOutcome.AMBIGUOUS, _NO_INTERVAL
     elif may_be:
-        outcome, reason = Outcome.AMBIGUOUS, f"may be {end:.4g}: more tokens are needed"
-    return LimitOutcome(
-        judged.scheme,
-        check,
+        outcome, reason = GateOutcome.AMBIGUOUS, f"may be {end:.4g}: more tokens are needed"
+    return decided(
         outcome,
         reason,
-        words,
         value=result.value,
         low=interval.low,
         high=interval.high,
         unit=unit,
-        too_few=outcome is Outcome.MISSING,
+        too_few=outcome is GateOutcome.MISSING,
     )
+
+
+def judge_fidelity(limit: FidelityLimit, results: SchemeResults) -> list[LimitOutcome]:
+    """Compare perplexity and mean KL divergence with the scheme's own result on the original.
+
+    A limit of KL divergence that allows for a scheme's own loss also allows for damage of the same
+    size. Fidelity instead compares with the original, quantized by the gate with the same scheme. A
+    checkpoint, or kernels, whose results differ from that compute something else.
+
+    The intervals are of 95 % for any alpha of the policy. An undamaged model computes the same, so
+    no error probability is needed, and wider intervals would let damage pass on few tokens.
+    """
+    own = None if results.own is None else results.own.get(limit.text)
+    floor = f", or {limit.kl:g} nats" if limit.kl else ""
+    outcomes = []
+    for metric, what, words in (
+        (PERPLEXITY, "perplexity", f"±{limit.percent:g} %"),
+        (KL, "KL mean", f"±{limit.kl_percent:g} %{floor}"),
+    ):
+        check = f"fidelity of {what} of {limit.text}"
+        decided = partial(LimitOutcome, results.scheme, check, limit=words)
+        head = results.find(results.scheme, limit.text, metric)
+        clean = None if own is None else find(own, results.scheme, limit.text, metric)
+        broken = results.failure_reason(head, head)
+        if broken or head is None or head.value is None:
+            outcome = GateOutcome.REGRESSION if broken else GateOutcome.MISSING
+            reason = broken or results.absent.get(limit.text, "no result arrived")
+            outcomes.append(decided(outcome, reason))
+        elif clean is None or clean.value is None:
+            reason = f"not judged: {results.unknown or 'nothing to compare with'}"
+            outcomes.append(decided(GateOutcome.PASS, reason))
+        else:
+            outcomes.append(_judge_difference(limit, clean, head, decided, results.scheme))
+    return outcomes
+
+
+def _judge_difference(
+    limit: FidelityLimit,
+    clean: MetricResult,
+    head: MetricResult,
+    decided: Callable[..., LimitOutcome],
+    scheme: str,
+) -> LimitOutcome:
+    """Judge the difference of a metric from that of the original quantized here, `clean`."""
+    clean = shortened(clean, len(head.values))
+    own, value = clean.value or 0.0, head.value or 0.0
+    is_perplexity = head.metric == PERPLEXITY
+    difference = Interval(*([math.log(value / own) if is_perplexity else value - own] * 3))
+    if len(clean.values) == len(head.values) > 1:
+        difference = mean_difference_interval(clean.values, head.values, seed=0)
+    ends = (difference.estimate, difference.low, difference.high)
+    unit = "%"
+    if is_perplexity:
+        beyond = abs(math.expm1(difference.estimate)) > limit.percent / 100
+        change, low, high = (100 * math.expm1(end) for end in ends)
+    else:
+        beyond = abs(difference.estimate) > max(limit.kl_percent / 100 * own, limit.kl)
+        if own > _MIN_DIVERGENCE:
+            change, low, high = (100 * end / own for end in ends)
+        else:
+            (change, low, high), unit = ends, "nats"
+    outcome, reason = GateOutcome.PASS, ""
+    if beyond and is_clear(difference):
+        outcome = GateOutcome.REGRESSION
+        reason = f"{scheme} of the original has {own:.5g}, this has {value:.5g}"
+    elif beyond:
+        outcome = GateOutcome.AMBIGUOUS
+        reason = "beyond the limit and within noise: more tokens are needed"
+    return decided(
+        outcome, reason, base=own, value=value, change=change, low=low, high=high, unit=unit
+    )
+
+
+def judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> LimitOutcome:
+    """Compare each quantized layer with the kernel for its formats."""
+    check = "parity of kernels"
+    decided = partial(LimitOutcome, scheme, check, limit=f"{limit.tolerance:g}")
+    evaluator = setup.evaluator
+    if not setup.plan.texts:
+        reason = "no text makes inputs for the layers: give --data NAME=FILE"
+        return decided(GateOutcome.MISSING, reason)
+    try:
+        sites = kernel_parity(
+            _original(setup).model,
+            evaluator.model_under(scheme).model,
+            evaluator.text_ids(setup.plan.texts[0].name)[0],
+            limit.kernels,
+            backend="cpu" if setup.origin.device.backend == "cpu" else "cuda",
+        )
+    except KernelError as error:
+        return decided(GateOutcome.MISSING, str(error))
+    errors = [site.max_rel_error for site in sites if site.max_rel_error is not None]
+    outcome, reason = _parity_outcome(sites, limit.tolerance)
+    return decided(outcome, reason, value=max(errors, default=None), unit="relative error")
+
+
+def _parity_outcome(sites: Sequence[SiteParity], tolerance: float) -> tuple[GateOutcome, str]:
+    broken = [site for site in sites if site.kernel and site.max_rel_error is None]
+    wrong = [s for s in sites if s.max_rel_error is not None and s.max_rel_error > tolerance]
+    without = [site for site in sites if not site.kernel]
+    if wrong:
+        reason = f"{wrong[0].kernel} differs at {wrong[0].site} ({len(wrong)} of {len(sites)})"
+        return GateOutcome.REGRESSION, reason
+    if broken:
+        return GateOutcome.MISSING, f"{broken[0].kernel} at {broken[0].site}: {broken[0].detail}"
+    if without:  # the evaluated model could not run with these kernels
+        reason = f"{without[0].site} ({len(without)} of {len(sites)}): {without[0].detail}"
+        return GateOutcome.REGRESSION, reason
+    return GateOutcome.PASS, f"{len(sites)} layers"
+
+
+def _original(setup: PreparedModel) -> LoadedModel:
+    reference = setup.evaluator.reference
+    if reference is not None and reference.model is not None:
+        return reference.model
+    return setup.evaluator.model_under(FULL_PRECISION)
 
 
 def clearly_beyond(interval: Interval, bound: float, count: int, alpha: float | None) -> bool:
@@ -467,22 +561,6 @@ def _interval_of(result: MetricResult) -> Interval:
     return Interval(
         value, float(result.observed.get("low", value)), float(result.observed.get("high", value))
     )
-
-
-def failure_reason(judged: Judged, first: MetricResult | None, second: MetricResult | None) -> str:
-    """Explain a missing result that the scheme itself caused.
-
-    Empty: the scheme has the result, or lacks it for another reason.
-    """
-    if judged.failure:
-        return judged.failure
-    if second is not None and second.value is None and (first is second or _has_value(first)):
-        return second.detail
-    return ""
-
-
-def _has_value(result: MetricResult | None) -> bool:
-    return result is not None and result.value is not None
 
 
 def _finite(value: float) -> float | None:

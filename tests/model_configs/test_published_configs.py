@@ -191,7 +191,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], Sizes]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_published_configuration_has_these_sizes(name: str, tmp_path: Path) -> None:
+def test_published_configuration_has_expected_sizes(name: str, tmp_path: Path) -> None:
     config, sizes = CONFIGS[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
 
@@ -227,7 +227,7 @@ def test_a_published_configuration_has_these_sizes(name: str, tmp_path: Path) ->
         ),
     ],
 )
-def test_an_unknown_type_is_read_by_the_names_of_llama_s_sizes(
+def test_unknown_type_is_read_by_llama_key_names(
     config: Any, sizes: Sizes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -242,7 +242,7 @@ SMALLER = {"git", "phi4_multimodal", "longcat_flash", "xlnet"}
 
 
 @pytest.mark.slow
-def test_the_layers_are_nearly_all_weights_of_every_decoder(tmp_path: Path) -> None:
+def test_layers_cover_nearly_all_decoder_weights(tmp_path: Path) -> None:
     import torch
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES

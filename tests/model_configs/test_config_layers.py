@@ -57,9 +57,7 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", load_catalog().values(), ids=lambda model: model.name)
-def test_the_catalog_has_the_layers_that_transformers_builds(
-    model: ModelSpec, tmp_path: Path
-) -> None:
+def test_catalog_has_the_layers_of_transformers(model: ModelSpec, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of(model)))
 
     built = layers_of_config(str(tmp_path))
@@ -124,7 +122,7 @@ SIZES_OF_NO_SUCH = """{"model_type": "no-such", "hidden_size": 64, "intermediate
         ('{"model_type": "llama", "x": "' + "x" * (1 << 20) + '"}', "larger than 1,048,576 bytes"),
     ],
 )
-def test_a_file_that_is_no_language_model_s_is_refused_in_one_line(
+def test_configuration_without_language_model_is_refused(
     text: str, complaint: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "config.json"
@@ -137,7 +135,7 @@ def test_a_file_that_is_no_language_model_s_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_of_something_else_is_refused_by_its_files(tmp_path: Path) -> None:
+def test_folder_of_an_adapter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
 
     with pytest.raises(UsageError, match="that of an adapter: name the folder of its base model"):

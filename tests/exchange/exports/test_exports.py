@@ -1,4 +1,4 @@
-"""Each export holds to the published schema of its format; sources stand beside each schema."""
+"""Exports against the published schemas of their formats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flexq_bench.exchange.exports import EXPORTS, write_export
+from flexq_bench.exchange.exports.formats import EXPORTS, write_export
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -199,7 +199,7 @@ def exported(records, tmp_path):
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_an_export_holds_to_the_published_schema(exported, name):
+def test_export_matches_the_published_schema(exported, name):
     text, count = exported(name)
 
     jsonschema.Draft7Validator(SCHEMAS[name]).validate(json.loads(text))
@@ -207,7 +207,7 @@ def test_an_export_holds_to_the_published_schema(exported, name):
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_an_export_of_nothing_is_a_valid_file(tmp_path, name):
+def test_empty_export_is_valid(tmp_path, name):
     assert write_export(name, tmp_path / "out", []) == 0
 
     text = (tmp_path / "out").read_text()
@@ -218,21 +218,21 @@ def test_an_export_of_nothing_is_a_valid_file(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_what_may_not_be_compared_is_left_out(exported, name):
+def test_unaccepted_results_are_not_exported(exported, name):
     text, _ = exported(name)
 
     assert "m2n4096" not in text
     assert 'm="2"' not in text
 
 
-def test_bencher_has_the_newest_latency_in_nanoseconds(exported):
+def test_bencher_has_newest_latency_in_nanoseconds(exported):
     benchmarks = json.loads(exported("bencher")[0])
 
     metric = benchmarks["flexq-w6a6 gemm cold m1n4096k4096 on NVIDIA H200"]["latency"]
     assert metric == pytest.approx({"value": 7000, "lower_value": 6000, "upper_value": 7200})
 
 
-def test_perfherder_has_a_suite_a_kernel_and_gpu(exported):
+def test_perfherder_has_a_suite_per_kernel_and_gpu(exported):
     suites = json.loads(exported("perfherder")[0])["suites"]
 
     (plain,) = [one for one in suites if one["name"] == "flexq-w6a6"]
@@ -243,7 +243,7 @@ def test_perfherder_has_a_suite_a_kernel_and_gpu(exported):
 
 
 @pytest.mark.parametrize("name", ["bencher", "perfherder"])
-def test_series_that_differ_by_their_inputs_alone_have_names_of_their_own(build, tmp_path, name):
+def test_series_with_other_inputs_have_other_names(build, tmp_path, name):
     records = [build.a_record(one, input_distribution=one) for one in ("normal", "zeros")]
 
     assert write_export(name, tmp_path / "out", records) == 2
@@ -260,7 +260,7 @@ def test_pytorch_hud_has_every_result_with_its_commit(exported, records):
     assert rows[0]["metric"]["name"] == "time(us)"
 
 
-def test_openmetrics_is_read_by_prometheus_own_parser(exported, records):
+def test_prometheus_parser_reads_openmetrics(exported, records):
     parser = pytest.importorskip("prometheus_client.openmetrics.parser")
     text, count = exported("openmetrics")
 

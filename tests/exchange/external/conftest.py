@@ -1,4 +1,4 @@
-"""Files of other tools, written and read."""
+"""Fixtures that write a file of another tool and read it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from flexq_bench.exchange.external import read_results
+from flexq_bench.exchange.external.formats import read_results
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Files of other tools become results; what is wrong in them is refused by its name."""
+"""Readers of other tools' result files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.errors import UsageError
-from flexq_bench.exchange.external import FORMATS, read_results, result
+from flexq_bench.exchange.external import result
+from flexq_bench.exchange.external.formats import FORMATS, read_results
 
 MADE_BY_THE_TOOL = Path(__file__).parent
 
@@ -96,7 +97,7 @@ def binary(filename, size):
     }
 
 
-def test_nvbench_samples_beside_the_file_are_read_and_no_others(read, tmp_path):
+def test_nvbench_samples_are_read_from_the_same_folder_only(read, tmp_path):
     (tmp_path / "times.bin").write_bytes(array.array("f", [1e-5, 3e-5, 2e-5]).tobytes())
     elsewhere = tmp_path.parent / "elsewhere"
     elsewhere.mkdir(exist_ok=True)
@@ -111,7 +112,7 @@ def test_nvbench_samples_beside_the_file_are_read_and_no_others(read, tmp_path):
     assert other.samples == ()
 
 
-def test_nvbench_bad_states_are_refused_and_the_others_kept(read):
+def test_malformed_nvbench_states_are_refused_alone(read):
     bad = state(summary("nv/cold/time/gpu/median", "soon"), name="M=1")
     none = {**state(), "name": "M=2", "summaries": []}
     skipped = state(name="M=3\0\ud800", is_skipped=True, skip_reason="too large", axis_values=[])
@@ -127,7 +128,7 @@ def test_nvbench_bad_states_are_refused_and_the_others_kept(read):
     ]
 
 
-def test_nvbench_devices_of_one_name_are_one_series_and_the_first_is_read(read):
+def test_nvbench_devices_of_one_name_are_one_series(read):
     file = nvbench(*(state(device=number, name=f"Device={number}") for number in (1, 2, 3)))
     names = ("NVIDIA H200", "NVIDIA H200", "NVIDIA H200", "NVIDIA L4")  # nothing ran on the first
     file["devices"] = [{"id": number, "name": name} for number, name in enumerate(names)]
@@ -143,7 +144,7 @@ def test_nvbench_devices_of_one_name_are_one_series_and_the_first_is_read(read):
     ]
 
 
-def test_a_file_of_nvbench_itself_is_read_whole():
+def test_real_nvbench_file_is_read():
     """cuda-bench's wheel holds a file that nvbench wrote for its own tests."""
     try:
         files = metadata.files("cuda-bench") or []
@@ -180,7 +181,7 @@ def iteration(name="BM_gemm/m:8/n:64/k:32/real_time", index=0, **changes):
     } | changes
 
 
-def test_a_file_of_google_benchmark_itself_is_read_whole():
+def test_real_google_benchmark_file_is_read():
     """Of three repetitions a benchmark, made by the Python package google-benchmark 1.9.5."""
     reading = read_results("google-benchmark", str(MADE_BY_THE_TOOL / "google_benchmark.json"))
 
@@ -204,7 +205,7 @@ def test_google_benchmark_repetitions_are_samples(read):
     assert reading.created_at == "2026-01-31T01:00:00+00:00"
 
 
-def test_google_benchmark_aggregates_serve_where_there_are_no_iterations(read):
+def test_google_benchmark_aggregates_are_read_without_iterations(read):
     def aggregate(kind, time, name="BM_sort<a/b>/64"):
         return iteration(name, run_type="aggregate", aggregate_name=kind, real_time=time)
 
@@ -221,7 +222,7 @@ def test_google_benchmark_aggregates_serve_where_there_are_no_iterations(read):
     assert one.median == pytest.approx(0.002)
 
 
-def test_google_benchmark_errors_and_bad_entries_are_told(read):
+def test_google_benchmark_errors_are_reported(read):
     failed = iteration("BM_a", error_occurred=True, error_message="no GPU")
     bad = [
         iteration("BM_b", real_time=-1),
@@ -239,7 +240,7 @@ def test_google_benchmark_errors_and_bad_entries_are_told(read):
     assert "-0.001 µs is not a plausible time" in refusals(reading)[0]
 
 
-def test_google_benchmark_aggregates_of_old_versions_are_no_benchmarks(read):
+def test_old_google_benchmark_aggregates_are_ignored(read):
     """They tell neither run types nor which repetition it was."""
 
     def entry(name, time):
@@ -258,7 +259,7 @@ def test_google_benchmark_aggregates_of_old_versions_are_no_benchmarks(read):
 # pytest-benchmark
 
 
-def test_a_file_of_pytest_benchmark_itself_is_read():
+def test_real_pytest_benchmark_file_is_read():
     raw, summary_only = read_results(
         "pytest-benchmark", str(MADE_BY_THE_TOOL / "pytest_benchmark.json")
     ).results
@@ -284,7 +285,7 @@ def test_pytest_benchmark_entries_without_statistics_are_refused(read):
     ]
 
 
-def test_pytest_benchmark_errors_and_names_of_parameters_are_kept_apart(read):
+def test_pytest_benchmark_parameters_are_separate(read):
     file = json.loads((MADE_BY_THE_TOOL / "pytest_benchmark.json").read_text())
     fine = file["benchmarks"][0] | {"params": {"run": "<function gemm at 0x7f00>"}}
     broken = fine | {"fullname": "b.py::test_c", "has_error": True, "stats": None}
@@ -300,7 +301,7 @@ def test_pytest_benchmark_errors_and_names_of_parameters_are_kept_apart(read):
     assert "raised an error" in reading.results[1].detail
 
 
-def test_pytest_benchmark_folders_with_brackets_are_no_parameters(read):
+def test_pytest_benchmark_brackets_in_folders_are_no_parameters(read):
     file = json.loads((MADE_BY_THE_TOOL / "pytest_benchmark.json").read_text())
     fine = file["benchmarks"][0] | {"params": {"m": 1}}
     tests = [fine | {"name": f"{one}[1::a[0]]", "fullname": f"[x]/b.py::A::{one}[1::a[0]]"}
@@ -347,7 +348,7 @@ def test_criterion_messages_are_read_line_by_line(read):
     assert one.samples == pytest.approx((0.1, 0.105))
 
 
-def test_criterion_lines_that_are_cut_off_are_refused(read):
+def test_truncated_criterion_lines_are_refused(read):
     reading = read("criterion", "\n".join([complete(), complete(iteration_count=[1]), "{"]))
 
     assert len(reading.results) == 1
@@ -357,7 +358,7 @@ def test_criterion_lines_that_are_cut_off_are_refused(read):
     ]
 
 
-def test_a_folder_of_criterion_has_the_newest_results_of_each_benchmark(read, tmp_path):
+def test_criterion_folder_has_newest_results(read, tmp_path):
     def estimate(value):
         interval = {"confidence_level": 0.95, "lower_bound": value - 1, "upper_bound": value + 1}
         return {"point_estimate": value, "confidence_interval": interval, "standard_error": 0.5}
@@ -384,7 +385,7 @@ def test_a_folder_of_criterion_has_the_newest_results_of_each_benchmark(read, tm
         read_results("criterion", str(tmp_path / "criterion" / "gemm" / "w6a8" / "64" / "base"))
 
 
-def test_the_same_result_twice_is_refused_once(read):
+def test_repeated_result_is_refused_once(read):
     reading = read("csv", "benchmark,value\ngemm,1\ngemm,2\n")
 
     assert [one.median for one in reading.results] == [1.0]
@@ -394,8 +395,8 @@ def test_the_same_result_twice_is_refused_once(read):
 # All of them
 
 
-def test_a_file_of_more_results_than_are_read_is_refused(read, monkeypatch):
-    monkeypatch.setattr(result, "MOST_RESULTS", 2)
+def test_file_with_too_many_results_is_refused(read, monkeypatch):
+    monkeypatch.setattr(result, "MAX_RESULTS", 2)
     rows = "benchmark,value\ngemm,1\nother,2\n"
     assert len(read("csv", rows).results) == 2
     with pytest.raises(UsageError, match="more than 2 results in a file"):
@@ -404,13 +405,13 @@ def test_a_file_of_more_results_than_are_read_is_refused(read, monkeypatch):
 
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("content", ["", "[]", "{}", "\x00", "{" * 100_000, "null"])
-def test_a_file_of_another_kind_is_refused_as_a_whole(read, format_name, content):
+def test_file_of_another_format_is_refused(read, format_name, content):
     with pytest.raises(UsageError):
         read(format_name, content)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_a_byte_order_mark_tells_the_encoding(read, encoding):
+def test_byte_order_mark_determines_the_encoding(read, encoding):
     (named,) = read("csv", "benchmark,value\nGröße,1\n", encoding=encoding).results
     (other,) = read("google-benchmark", google(iteration()), encoding=encoding).results
 
@@ -422,7 +423,7 @@ def test_nvbench_of_another_major_version_is_refused(read):
         read("nvbench", {**nvbench(state()), "meta": {"version": {"json": {"major": 2}}}})
 
 
-def test_a_file_of_another_tool_is_one_line(read):
+def test_file_of_another_tool_is_one_line(read):
     with pytest.raises(
         UsageError, match=r"none of its 2 results can be read, 'fullname' is mis.*\?"
     ):
@@ -430,6 +431,6 @@ def test_a_file_of_another_tool_is_one_line(read):
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_a_file_without_end_is_not_read(format_name):
+def test_endless_file_is_not_read(format_name):
     with pytest.raises(UsageError, match="no regular file"):
         read_results(format_name, "/dev/zero")

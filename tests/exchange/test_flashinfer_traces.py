@@ -1,4 +1,4 @@
-"""Trace sets of FlashInfer-Bench: read, written, and read by its own package."""
+"""Reading and writing of FlashInfer-Bench trace sets."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def trace_set(tmp_path):
     return write
 
 
-def test_traces_of_a_solution_are_results_and_their_workloads_samples(trace_set):
+def test_traces_become_results_with_samples(trace_set):
     folder = trace_set([a_trace(8, 0.5), a_trace(8, 0.7), a_trace(1, status="TIMEOUT")])
 
     reading = read_traces(folder)
@@ -92,7 +92,7 @@ def test_traces_of_a_solution_are_results_and_their_workloads_samples(trace_set)
     assert reading.created_at == "2026-01-31T02:00:00+00:00"
 
 
-def test_other_operations_are_left_out_and_bad_traces_refused(trace_set):
+def test_bad_traces_are_refused(trace_set):
     attention = {**GEMM, "name": "gqa", "op_type": "gqa_ragged"}
     traces = [
         a_trace(1, 0.5, definition="gqa"),
@@ -120,7 +120,7 @@ def test_shapes_of_gemms_become_a_suite(trace_set, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"name": 1}'])
-def test_a_folder_that_is_no_trace_set_is_refused(tmp_path, content):
+def test_folder_without_trace_set_is_refused(tmp_path, content):
     with pytest.raises(UsageError, match="has no folder definitions"):
         read_traces(str(tmp_path))
     (tmp_path / "definitions").mkdir()
@@ -147,7 +147,7 @@ def ours(build, tmp_path):
     return folder, write_traces(folder, current)
 
 
-def test_our_results_come_back_as_they_went(ours):
+def test_written_traces_are_read_unchanged(ours):
     folder, count = ours
     results = {(one.name, one.shape): one for one in read_traces(str(folder)).results}
 
@@ -160,7 +160,7 @@ def test_our_results_come_back_as_they_went(ours):
     assert results["flexq-w6a6", (8, 4096, 4096)].median == pytest.approx(6.1)
 
 
-def test_the_reference_of_a_definition_computes_what_our_reference_does(ours):
+def test_reference_of_a_definition_equals_ours(ours):
     folder, _ = ours
     (path,) = folder.glob("definitions/gemm/*int6g128_int6g128*.json")
     definition = json.loads(path.read_text())
@@ -183,7 +183,7 @@ def test_the_reference_of_a_definition_computes_what_our_reference_does(ours):
     assert torch.equal(result, expected)
 
 
-def test_flashinfer_bench_itself_reads_what_we_write(ours):
+def test_flashinfer_bench_reads_our_traces(ours):
     data = pytest.importorskip("flashinfer_bench.data")
     folder, count = ours
 

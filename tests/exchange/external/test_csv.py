@@ -27,7 +27,7 @@ def test_csv_rows_of_other_metrics_keep_their_unit(read):
     assert (one.metric, one.unit, one.direction, one.median) == ("bandwidth", "TB/s", "higher", 3.2)
 
 
-def test_csv_rows_of_other_metrics_tell_which_way_is_better(read):
+def test_csv_rows_of_other_metrics_have_a_direction(read):
     reading = read("csv", "benchmark,value,unit,metric\ncopy,3.2,TB/s,bandwidth\n")
 
     assert reading.refused == (
@@ -35,7 +35,7 @@ def test_csv_rows_of_other_metrics_tell_which_way_is_better(read):
     )
 
 
-def test_csv_headers_are_read_in_any_letters_and_order(read):
+def test_csv_headers_have_any_case_and_order(read):
     (one,) = read("csv", "\ufeffUnit,Value, Benchmark \r\nns,1500,gemm\r\n").results
 
     assert (one.name, one.median) == ("gemm", pytest.approx(1.5))
@@ -51,7 +51,7 @@ def test_csv_headers_are_read_in_any_letters_and_order(read):
         "sep=;\r\nValue;Benchmark;Low;Samples\r\n1,5;gemm;1,25;16\r\n1234;other\r\n",
     ],
 )
-def test_csv_separated_by_semicolons_or_tabs_may_have_decimal_commas(read, text):
+def test_csv_with_semicolons_or_tabs_may_have_decimal_commas(read, text):
     reading = read("csv", text)
 
     assert reading.refused == ()
@@ -73,7 +73,7 @@ def test_csv_separated_by_semicolons_or_tabs_may_have_decimal_commas(read, text)
         ("benchmark;value;ms\ngemm;1;2\n", "no column 'ms'"),
     ],
 )
-def test_csv_that_may_mean_two_things_is_one_line(read, text, said):
+def test_ambiguous_csv_is_refused(read, text, said):
     with pytest.raises(UsageError, match=re.escape(said)):
         read("csv", text)
 
@@ -103,7 +103,7 @@ def test_csv_rows_out_of_range_are_refused(read, row, why):
     assert reading.refused == (Refused("row 2", why),)
 
 
-def test_a_csv_value_too_large_to_be_stored_is_refused_and_the_others_kept(read):
+def test_too_large_csv_value_is_refused_alone(read):
     rows = "good,5e11,B/s,bandwidth,higher\nthroughput,2e12,B/s,bandwidth,higher\n"
     reading = read("csv", f"benchmark,value,unit,metric,direction\n{rows}")
 
@@ -113,7 +113,7 @@ def test_a_csv_value_too_large_to_be_stored_is_refused_and_the_others_kept(read)
     )
 
 
-def test_csv_as_spreadsheets_write_it_is_read_and_a_decimal_comma_said(read):
+def test_csv_of_spreadsheets_is_read(read):
     reading = read("csv", 'benchmark,value,,\rgemm,1,,\rother,"1,5",,\r')
 
     assert [(one.name, one.median) for one in reading.results] == [("gemm", 1.0)]
@@ -122,7 +122,7 @@ def test_csv_as_spreadsheets_write_it_is_read_and_a_decimal_comma_said(read):
     )
 
 
-def test_a_last_row_that_is_cut_off_is_refused(read):
+def test_truncated_last_csv_row_is_refused(read):
     text = "benchmark,value,unit,m\ngemm,21.4,us,1\nother,2"
 
     assert read("csv", text).refused == (
