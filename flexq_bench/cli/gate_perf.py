@@ -218,18 +218,15 @@ def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:
 
 
 def _write(report: GateReport, files: dict[str, str | None]) -> None:
-    from flexq_bench.ci import reports
+    from flexq_bench.ci.reports.junit import junit
+    from flexq_bench.ci.reports.machine_readable import as_json
+    from flexq_bench.ci.reports.markdown import markdown
 
-    writers = {
-        "--markdown": reports.markdown,
-        "--junit": reports.junit,
-        "--json": reports.as_json,
-    }
-    write_reports(report, files, writers)
+    write_reports(report, files, {"--markdown": markdown, "--junit": junit, "--json": as_json})
 
 
 def _print(report: GateReport, out: Console) -> None:
-    from flexq_bench.ci import reports
+    from flexq_bench.ci.reports.headline import headline
     from flexq_bench.ci.reports.terminal import findings_table
 
     table = findings_table(report)
@@ -244,4 +241,4 @@ def _print(report: GateReport, out: Console) -> None:
     ):
         for alert in alerts:
             say(out, f"{word} alert {alert}: {command('explain', str(alert))}")
-    say(out, reports.headline(report))
+    say(out, headline(report))

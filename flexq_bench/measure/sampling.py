@@ -12,13 +12,8 @@ from dataclasses import dataclass, replace
 from flexq_bench.measure.clocks import Batch, Rotation
 from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.telemetry import Telemetry
-from flexq_bench.stats import (
-    Interval,
-    hierarchical_interval,
-    median_interval,
-    trimmed_mean,
-    trimmed_mean_interval,
-)
+from flexq_bench.stats import Interval, hierarchical_interval, median_interval
+from flexq_bench.stats.trimmed_mean import trimmed_mean, trimmed_mean_interval
 from flexq_bench.workloads.case import Regime
 
 _MAX_BATCH = 128  # samples, so that the device's queue of launches never fills

@@ -8,7 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flexq_bench.ci.reports import MARKER, as_json, headline, junit, markdown
+from flexq_bench.ci.reports.headline import headline
+from flexq_bench.ci.reports.junit import junit
+from flexq_bench.ci.reports.machine_readable import as_json
+from flexq_bench.ci.reports.markdown import MARKER, markdown
 from flexq_bench.ci.reports.terminal import findings_table
 
 POLICY = """

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from flexq_bench.stats import device_offsets
+from flexq_bench.stats.device_offsets import device_offsets
 
 NAN = math.nan
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from flexq_bench.stats import Interval, run_noise, with_run_noise
-from flexq_bench.stats.run_noise import noise_of_changes
+from flexq_bench.stats import Interval
+from flexq_bench.stats.run_noise import noise_of_changes, run_noise, with_run_noise
 
 
 def series(rng, sigma, runs=30, step=0.0):

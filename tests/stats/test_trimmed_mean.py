@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flexq_bench.stats import trimmed_mean, trimmed_mean_interval
+from flexq_bench.stats.trimmed_mean import trimmed_mean, trimmed_mean_interval
 
 
 def two_levels(rng, size):

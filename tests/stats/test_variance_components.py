@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flexq_bench.stats import variance_components
+from flexq_bench.stats.variance_components import variance_components
 
 TRUE = (0.005, 0.003, 0.002)
 
