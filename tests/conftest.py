@@ -162,8 +162,7 @@ def compared() -> Callable[..., Any]:
     """
     import numpy as np
 
-    from flexq_bench.measure.ab.case_comparison import CaseComparison
-    from flexq_bench.verdicts import Comparison, confirm
+    from flexq_bench.verdicts import CaseComparison, Comparison, confirm
     from flexq_bench.workloads.case import Case
     from flexq_bench.workloads.gemm import GemmWorkload
 

@@ -8,13 +8,7 @@ from pathlib import Path
 from flexq_bench.db.records import Record, RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet.pool import Kind, Work
-from flexq_bench.measure.ab import (
-    CaseComparison,
-    InterleaveRules,
-    Suffices,
-    compare_commits,
-    compare_project,
-)
+from flexq_bench.measure.ab import InterleaveRules, Suffices, compare_commits, compare_project
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.local_devices import device_info
 from flexq_bench.repository.project import Project, revision
@@ -22,6 +16,7 @@ from flexq_bench.runs.lifecycle import OnRecord, store_outcomes
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.process_meter import Measurer
 from flexq_bench.runs.worker import Outcome, Worker
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
 

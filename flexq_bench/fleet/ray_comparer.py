@@ -8,8 +8,9 @@ from pathlib import Path
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Tuning
-from flexq_bench.measure.ab import CaseComparison, InterleaveRules, Suffices, compare_commits
+from flexq_bench.measure.ab import InterleaveRules, Suffices, compare_commits
 from flexq_bench.measure.external_kernels import adopt, log_failures
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
 

@@ -22,12 +22,13 @@ from flexq_bench.fleet.pool import Kind, Work
 from flexq_bench.fleet.ray_comparer import ComparerActor
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import Times
-from flexq_bench.measure.ab import CaseComparison, Suffices
+from flexq_bench.measure.ab import Suffices
 from flexq_bench.results.device_offsets import store_offsets
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.lifecycle import OnRecord
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.outage import through_outages
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.names import unknown
 

@@ -45,12 +45,13 @@ from flexq_bench.fleet.retry_policy import (
     is_quarantined,
     quarantine_detail,
 )
-from flexq_bench.measure.ab import CaseComparison, Suffices
+from flexq_bench.measure.ab import Suffices
 from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
 from flexq_bench.repository.provenance import ROOT
 from flexq_bench.repository.worktrees import is_published, repository_of
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from flexq_bench.runs.outage import through_outages
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
 # A server renews the lease of its request for as long as a case, or a comparison with its builds,

@@ -11,7 +11,7 @@ from flexq_bench.fleet import pool_choice
 from flexq_bench.kernels.external.described import DescribedKernel
 from flexq_bench.kernels.external.loading import load
 from flexq_bench.measure import Measured, external_kernels
-from flexq_bench.measure.ab.case_comparison import Block, SampleBatch
+from flexq_bench.measure.ab.blocks import Block, SampleBatch
 from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.local_devices import device_info
 from flexq_bench.runs.machine import Machine

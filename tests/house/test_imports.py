@@ -112,7 +112,9 @@ def hidden_modules(init: Path) -> set[str]:
 
 def test_names_of_packages_do_not_hide_their_modules(tmp_path):
     # `import package.module as name` would give the package's attribute.
-    inits = [path for room in (*ROOMS, "flexq_bench") for path in (ROOT / room).rglob("__init__.py")]
+    inits = [
+        path for room in (*ROOMS, "flexq_bench") for path in (ROOT / room).rglob("__init__.py")
+    ]
     assert {str(init): names for init in inits if (names := hidden_modules(init))} == {}
 
     (tmp_path / "rows.py").touch()

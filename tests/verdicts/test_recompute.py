@@ -11,7 +11,7 @@ import pytest
 from flexq_bench.db import queries
 from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.queries.verdicts import Decision, DecisionEvidence
-from flexq_bench.measure.ab.case_comparison import InterleaveRules
+from flexq_bench.measure.ab.rules import InterleaveRules
 from flexq_bench.verdicts import Comparison, Evidence, alert_rule, judge_evidence, judge_together
 from flexq_bench.verdicts.evidence_plot import Panel, terminal_plot, write_png
 from flexq_bench.verdicts.recompute import recompute

@@ -2,14 +2,75 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flexq_bench.measure.ab.case_comparison import Block, SampleBatch
+from flexq_bench.measure.sampling import location
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.workloads.case import Case
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBatch:
+    """Consecutive samples of one side: microseconds per launch, in order.
+
+    mhz: SM clock, mean of before and after; None: not available. valid: the clock was high enough
+    throughout. trim: of the protocol by which they were taken.
+    """
+
+    samples_us: tuple[float, ...]
+    mhz: float | None
+    valid: bool
+    trim: float | None = None
+
+    @property
+    def time_us(self) -> float:
+        """Trimmed mean, or median, of the batch; NaN if it does not count."""
+        return location(self.samples_us, self.trim) if self.valid else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Two sample batches of each side in the order ABBA: the outer ones are of the same side.
+
+    process: number of the pair of processes. placement: number of the placement in that pair.
+    """
+
+    process: int
+    placement: int
+    base: tuple[SampleBatch, SampleBatch]
+    head: tuple[SampleBatch, SampleBatch]
+
+    @property
+    def base_us(self) -> float:
+        return _mean(batch.time_us for batch in self.base)
+
+    @property
+    def head_us(self) -> float:
+        return _mean(batch.time_us for batch in self.head)
+
+    @property
+    def base_mhz(self) -> float | None:
+        return _clock(self.base)
+
+    @property
+    def head_mhz(self) -> float | None:
+        return _clock(self.head)
+
+
+def _mean(values: Iterator[float]) -> float:
+    return statistics.fmean(values)
+
+
+def _clock(batches: tuple[SampleBatch, SampleBatch]) -> float | None:
+    clocks = [batch.mhz for batch in batches if batch.mhz is not None]
+    return statistics.fmean(clocks) if len(clocks) == len(batches) else None
+
+
+OnBlock = Callable[[Case, Block], None]
 
 
 class Worker(Protocol):

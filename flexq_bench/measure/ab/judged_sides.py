@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import secrets
 import statistics
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,7 @@ import torch
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.reference import reference_of
 from flexq_bench.kernels.registry import resolve
-from flexq_bench.measure.ab.blocks import CasePair, CaseSide, Worker
-from flexq_bench.measure.ab.case_comparison import SampleBatch
+from flexq_bench.measure.ab.blocks import CasePair, CaseSide, SampleBatch, Worker
 from flexq_bench.measure.ab.given_inputs import read_output, write_inputs
 from flexq_bench.measure.check import check_linear, judge_error
 from flexq_bench.measure.clocks import draw_kept
@@ -59,15 +59,6 @@ class JudgingDevice:
     sensor: Sensor
     folder: Path
 
-    @classmethod
-    def on(cls, device: str, folder: Path) -> JudgingDevice:
-        """The judging device of this name. Raises DeviceError if this machine has none."""
-        torch_device = find_device(device)
-        if torch_device.type == "cpu":
-            return cls(torch_device, PROTOCOL_CPU, NoSensor(), folder)
-        nvml = open_handle(torch_device)
-        return cls(torch_device, PROTOCOL_CUDA, NvmlSensor(nvml) if nvml else NoSensor(), folder)
-
     @property
     def untimed_samples(self) -> int:
         """Number of samples of a turn without a time, beside those whose outputs are kept: on a GPU
@@ -83,6 +74,17 @@ class JudgingDevice:
         kernel = resolve(case.label, "cpu" if self.device.type == "cpu" else "cuda")
         assert isinstance(kernel, LinearKernel)  # probes have no inputs, and run base's code
         return kernel
+
+
+@contextmanager
+def judging_device(name: str) -> Iterator[JudgingDevice]:
+    """The judging device of this name. Raises DeviceError if this machine has none."""
+    device = find_device(name)
+    is_cpu = device.type == "cpu"
+    nvml = None if is_cpu else open_handle(device)
+    sensor = NvmlSensor(nvml) if nvml else NoSensor()
+    with tempfile.TemporaryDirectory() as folder:
+        yield JudgingDevice(device, PROTOCOL_CPU if is_cpu else PROTOCOL_CUDA, sensor, Path(folder))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from flexq_bench.measure.ab.case_comparison import (
-    CaseComparison,
-    InterleaveRules,
-    confirm_comparisons,
-)
+from flexq_bench.measure.ab.rules import InterleaveRules, confirm_comparisons
+from flexq_bench.verdicts import CaseComparison
 
 _Pair = TypeVar("_Pair")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.errors import MissingResultsError
-from flexq_bench.measure.ab import CaseComparison, InterleaveRules, compare_judged
-from flexq_bench.verdicts import Verdict
+from flexq_bench.measure.ab import InterleaveRules, compare_judged
+from flexq_bench.verdicts import CaseComparison, Verdict
 from flexq_bench.workloads.case import Case
 
 ROOT = Path(__file__).parents[3]

@@ -16,6 +16,7 @@ from flexq_bench.measure.ab.blocks import CasePair, measure_blocks
 from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
 from flexq_bench.measure.ab.operations import WorkerOperations
 from flexq_bench.measure.protocol import Protocol, WarmUp
+from flexq_bench.measure.telemetry import NoSensor
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.workloads.case import Case
 
@@ -71,7 +72,7 @@ def judged(meter, protocol, tmp_path) -> Callable[..., CasePair]:
 
     def run(case: str = CASES[0], *, believes_binary: bool = True, **answers: Answer) -> CasePair:
         found = Case.from_key(case)
-        judge = replace(JudgingDevice.on("cpu", tmp_path), protocol=protocol)
+        judge = JudgingDevice(torch.device("cpu"), protocol, NoSensor(), tmp_path)
         match = judged_pair(found, found, judge, believes_binary=believes_binary)
         workers = Inside(meter), Inside(meter, **answers)
         for process in range(2):

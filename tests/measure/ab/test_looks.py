@@ -10,9 +10,9 @@ import pytest
 
 from flexq_bench.ci.gate_perf import suffices
 from flexq_bench.ci.policy import load_policy
-from flexq_bench.measure.ab import CaseComparison, InterleaveRules
+from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.measure.ab.looks import look_by_look
-from flexq_bench.verdicts import Comparison, Verdict, confirm
+from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import pairs_for_clear
 from flexq_bench.workloads.case import Case
 

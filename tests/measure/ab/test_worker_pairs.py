@@ -155,4 +155,4 @@ def test_no_worker_of_a_judged_head_starts_while_another_measures(
     )
 
     assert "not this case" in found.detail
-    assert len(started) == 2
+    assert len(started) == 4  # a pair that is checked, then one that measures
