@@ -19,8 +19,7 @@ from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.coordinator import Coordinator
 from flexq_bench.fleet.pool import Kind, Work
-from flexq_bench.fleet.ray_comparer import ComparerActor
-from flexq_bench.fleet.ray_workers import RayWorkers
+from flexq_bench.fleet.ray_workers import ComparerActor, RayWorkers
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.measure.ab import Suffices
 from flexq_bench.results.device_offsets import store_offsets

@@ -37,9 +37,9 @@ from flexq_bench.measure.outcome import extra_facts, judge_speed, status_of, wit
 from flexq_bench.measure.prepared import PreparedCase, TuningMachine
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
 from flexq_bench.measure.sampling import sample_case
-from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
 from flexq_bench.measure.tuning import Tuning
+from flexq_bench.measure.weight_rotation import SharedWeights
 from flexq_bench.workloads.case import Case, parse_kernel_label
 from flexq_bench.workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
 

@@ -18,16 +18,15 @@ from flexq_bench.kernels.contract import Config, Kernel, KernelSpec, is_plain
 from flexq_bench.kernels.runtime.module import binary_hash, compile_ahead
 from flexq_bench.kernels.runtime.nvrtc import builds_hash
 from flexq_bench.measure import tampering
+from flexq_bench.measure.activation_rotation import Rewriting
 from flexq_bench.measure.buffers import Buffers, Draw, UnseenInputs
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, Rotation
-from flexq_bench.measure.cold_cache_rotation import copies_for
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.protocol import Protocol
-from flexq_bench.measure.rewriting import Rewriting
-from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.subject import bind
 from flexq_bench.measure.tuning import BriefTimer
+from flexq_bench.measure.weight_rotation import SharedWeights, copies_for
 from flexq_bench.workloads.case import Case
 
 # Launches on new inputs are compared with repetitions on the same inputs: number of repetitions,

@@ -19,9 +19,15 @@ from flexq_bench.kernels.contract import (
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.reference import reference_of
-from flexq_bench.measure.buffers import Buffers, random_pad
+from flexq_bench.measure.activation_rotation import Rewriting, draw_contents, stage_input
+from flexq_bench.measure.buffers import (
+    Buffers,
+    Launch,
+    LinearBuffers,
+    ProbeBuffers,
+    random_pad,
+)
 from flexq_bench.measure.check import CheckResult, check_linear
-from flexq_bench.measure.clocks import BetweenSamples
 from flexq_bench.measure.inputs import (
     INPUT_DISTRIBUTION,
     LinearInputs,
@@ -29,14 +35,12 @@ from flexq_bench.measure.inputs import (
     realistic_inputs,
     realistic_weight,
 )
-from flexq_bench.measure.linear_buffers import Launch, LinearBuffers
-from flexq_bench.measure.rewriting import (
-    Rewriting,
+from flexq_bench.measure.weight_rotation import (
+    Content,
+    LayerWeights,
+    SharedWeights,
     WeightCopies,
-    draw_contents,
-    stage_input,
 )
-from flexq_bench.measure.shared_weights import Content, LayerWeights, SharedWeights
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 
@@ -304,27 +308,7 @@ class _ProbeSubject(Subject):
 
     def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
         pad = random_pad(self._device, seed)
-        return _ProbeBuffers(self._probe, [self._operand.clone() for _ in range(copies)], pad)
-
-
-class _ProbeBuffers(Buffers):
-    def __init__(self, probe: Probe, operands: list[PackedOperand], pad: torch.Tensor) -> None:
-        self._probe, self.weights, self._pad = probe, operands, pad
-
-    @property
-    def between(self) -> BetweenSamples:
-        """No hooks: a probe is ours, and its bytes have no meaning."""
-        return BetweenSamples()
-
-    def launch(self, i: int, config: Config | None) -> None:
-        self._probe.launch(self.weights[i], config)
-
-    def poison(self) -> None:
-        """Nothing to do: a probe's own check poisons its output."""
-
-    def inspect(self, config: Config | None, tolerance: float) -> str:
-        result = self._probe.check(self.weights[-1], config)
-        return "" if result.exact else f"wrong on the timed buffers: {result.detail}"
+        return ProbeBuffers(self._probe, [self._operand.clone() for _ in range(copies)], pad)
 
 
 def _launcher(kernel: LinearKernel, case: Case, device: torch.device) -> Launch:

@@ -13,7 +13,7 @@ from flexq_bench.kernels.external.loading import load
 from flexq_bench.measure import Measured, external_kernels
 from flexq_bench.measure.ab.blocks import Block, SampleBatch
 from flexq_bench.measure.ab.experiment import ABExperiment
-from flexq_bench.measure.local_devices import device_info
+from flexq_bench.measure.device import device_info
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.worker import Worker
 from flexq_bench.workloads.probes import is_probe

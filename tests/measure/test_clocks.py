@@ -10,7 +10,7 @@ import torch
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA
 from flexq_bench.measure.clocks import Batch, CpuClock, fit_launches
-from flexq_bench.measure.cold_cache_rotation import copies_for
+from flexq_bench.measure.weight_rotation import copies_for
 
 H200_L2 = 60 << 20
 

@@ -136,7 +136,7 @@ def test_whatever_comes_to_the_device_waits_for_who_has_it(folder, monkeypatch):
     from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.measure.ab import InterleaveRules, compare_trees
     from flexq_bench.measure.ab.experiment import Side
-    from flexq_bench.measure.local_devices import device_info
+    from flexq_bench.measure.device import device_info
     from flexq_bench.workloads.case import Case
     from flexq_bench.workloads.gemm import GemmWorkload
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from flexq_bench.kernels.reference import reference_of
-from flexq_bench.measure import clocks, linear_buffers
+from flexq_bench.measure import buffers, clocks
 from flexq_bench.measure.check import judge_error
 from flexq_bench.measure.inputs import realistic_inputs
 
@@ -75,12 +75,12 @@ def graphs(monkeypatch):
         between = between or clocks.BetweenSamples()
         return clocks._CudaRotation(launch, copies, protocol, between, Idle(), launches)
 
-    def begin(buffers, *arguments, **named):
-        initialize(buffers, *arguments, **named)
-        buffers._launch = recorded(buffers._launch)
+    def begin(made, *arguments, **named):
+        initialize(made, *arguments, **named)
+        made._launch = recorded(made._launch)
 
-    initialize = linear_buffers.LinearBuffers.__init__
-    monkeypatch.setattr(linear_buffers.LinearBuffers, "__init__", begin)
+    initialize = buffers.LinearBuffers.__init__
+    monkeypatch.setattr(buffers.LinearBuffers, "__init__", begin)
     monkeypatch.setattr(torch, "index_select", recorded(torch.index_select))
     monkeypatch.setattr(clocks, "captured", captured)
     monkeypatch.setattr(clocks, "ClockStamps", Idle)

@@ -11,9 +11,9 @@ import torch
 
 from flexq_bench.kernels.contract import PackedOperand
 from flexq_bench.kernels.formats import quantize_dual_grained, quantize_e4m3, quantize_symmetric
+from flexq_bench.measure.activation_rotation import Rewriting, Slots, draw_contents
 from flexq_bench.measure.inputs import realistic_inputs
-from flexq_bench.measure.rewriting import Rewriting, Slots, WeightCopies, draw_contents
-from flexq_bench.measure.shared_weights import Content
+from flexq_bench.measure.weight_rotation import Content, WeightCopies
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import torch
 
 from flexq_bench.kernels.contract import PackedOperand
 from flexq_bench.kernels.formats import Operand
-from flexq_bench.measure.shared_weights import Content, LayerWeights, SharedWeights
+from flexq_bench.measure.weight_rotation import Content, LayerWeights, SharedWeights
 
 
 def weights(size=1000):

@@ -23,9 +23,9 @@ from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.measure.ab.rules import InterleaveRules, OnResult
 from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.ab.worker_pairs import WorkerPairs, Workers, can_start_beside
+from flexq_bench.measure.device import device_info
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.external_kernels import adopted, options_of
-from flexq_bench.measure.local_devices import device_info
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS

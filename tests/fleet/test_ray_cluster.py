@@ -12,7 +12,7 @@ import pytest
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.errors import InfrastructureError
-from flexq_bench.fleet.ray_session import _keep_private, _token, ray_session
+from flexq_bench.fleet.ray_cluster import _keep_private, _token, ray_session
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])

@@ -6,7 +6,7 @@ from datetime import timedelta
 from flexq_bench.db import queries
 from flexq_bench.db.errors import LockedError
 from flexq_bench.db.records import DeviceInfo
-from flexq_bench.fleet import presence
+from flexq_bench.fleet import local_pool
 from flexq_bench.runs.worker import Worker
 
 WORKER = Worker(DeviceInfo("cpu-1", "A CPU", "cpu"), {"host": "here"}, None, 42)
@@ -19,7 +19,7 @@ def the_worker(database):
 
 
 def test_a_worker_is_there_while_it_serves_and_has_stopped_after(database):
-    with presence.registered_worker(database, WORKER):
+    with local_pool.registered_worker(database, WORKER):
         here = the_worker(database)
         assert (here.state, here.gpu, here.pid) == ("idle", "A CPU", 42)
 
@@ -27,7 +27,7 @@ def test_a_worker_is_there_while_it_serves_and_has_stopped_after(database):
 
 
 def test_it_gives_signs_of_life(database):
-    with presence.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
+    with local_pool.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
         first = the_worker(database).heartbeat_at
         deadline = time.monotonic() + 10
         while the_worker(database).heartbeat_at == first:
@@ -35,7 +35,7 @@ def test_it_gives_signs_of_life(database):
 
 
 def test_a_database_that_is_busy_for_a_moment_ends_nothing(database, monkeypatch, caplog):
-    real, calls = presence.beat, []
+    real, calls = local_pool.beat, []
 
     def busy_once(*args, **options):
         calls.append(args)
@@ -43,9 +43,9 @@ def test_a_database_that_is_busy_for_a_moment_ends_nothing(database, monkeypatch
             raise LockedError("busy")
         real(*args, **options)
 
-    monkeypatch.setattr(presence, "beat", busy_once)
+    monkeypatch.setattr(local_pool, "beat", busy_once)
 
-    with presence.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
+    with local_pool.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
         deadline = time.monotonic() + 10
         while len(calls) < 2:
             assert time.monotonic() < deadline

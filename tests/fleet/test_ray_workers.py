@@ -8,11 +8,10 @@ import pytest
 
 from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError
-from flexq_bench.fleet import ray_worker as actor
+from flexq_bench.fleet import ray_workers as actor
 from flexq_bench.fleet.ray_actors import Actor
-from flexq_bench.fleet.ray_slots import Slot
-from flexq_bench.fleet.ray_worker import MeterActor
-from flexq_bench.fleet.ray_workers import RayWorkers
+from flexq_bench.fleet.ray_cluster import Slot
+from flexq_bench.fleet.ray_workers import MeterActor, RayWorkers
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.autotune import TuningKey, TuningMemory
 from flexq_bench.kernels.contract import Config
