@@ -82,7 +82,7 @@ class RayPool:
         return tuple(
             kind
             for kind in self._all_kinds()
-            if not self._gpus or any(fnmatchcase(kind.gpu, one) for one in self._gpus)
+            if not self._gpus or any(fnmatchcase(kind.gpu, pattern) for pattern in self._gpus)
         )
 
     def refresh(self) -> None:
@@ -102,7 +102,7 @@ class RayPool:
             self._store_offsets(works)
 
     def machine(self, gpu: str) -> Machine:
-        ready = next(one for one in self._coordinator.workers if one.gpu == gpu)
+        ready = next(worker for worker in self._coordinator.workers if worker.gpu == gpu)
         return Machine(self._workers.backend, ready.worker.device)
 
     def compare(

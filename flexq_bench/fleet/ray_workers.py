@@ -103,10 +103,11 @@ class MeterActor:
             memory.offer(key, choice.config)
             self._known_keys.add(key)
         measured = measure_case(self._meter, case)
-        new = {key: one for key, one in memory.chosen.items() if key not in self._known_keys}
+        new = {key: config for key, config in memory.chosen.items() if key not in self._known_keys}
         self._known_keys |= new.keys()
         return Report(
-            measured, tuple(ChoiceInfo(asdict(key), one.as_dict()) for key, one in new.items())
+            measured,
+            tuple(ChoiceInfo(asdict(key), config.as_dict()) for key, config in new.items()),
         )
 
 

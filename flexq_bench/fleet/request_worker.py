@@ -57,9 +57,9 @@ from flexq_bench.workloads.case import Case
 # A server renews the lease of its request for as long as a case, or a comparison with its builds,
 # may take. After that it is considered hung, and its lease expires.
 LEASE = timedelta(minutes=2)
-BEAT_S = 20.0
-LONGEST_CASE_S = 600.0
-LONGEST_COMPARISON_S = 3600.0
+HEARTBEAT_S = 20.0
+MAX_CASE_S = 600.0
+MAX_COMPARISON_S = 3600.0
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def serve_next(
             if is_quarantined(request.deaths):
                 raise MeasureError(quarantine_detail(request.deaths))
             pool.check(cases)
-            with _renewing_lease(database, request, server, LONGEST_CASE_S) as renewer:
+            with _renewing_lease(database, request, server, MAX_CASE_S) as renewer:
                 renewing = _renewing_callback(database, request, server, on_record, renewer)
                 pool.measure([Work(run, kind.gpu, cases)], renewing)
     except MEASURING_REFUSALS as error:
@@ -176,7 +176,9 @@ def _bisect(
             raise MeasureError(quarantine_detail(request.deaths))
         pool.check([bisection.case])
         repository = repository_of(ROOT)
-        good, bad = (one.commit for one in resolve_pair(repository, bisection.good, bisection.bad))
+        good, bad = (
+            revision.commit for revision in resolve_pair(repository, bisection.good, bisection.bad)
+        )
         if not is_published(repository, bad):
             raise UsageError(
                 f"{bad[:10]} is in no branch and no tag here: a request measures what was merged"
@@ -222,7 +224,7 @@ def _compare_function(
         _renew(database, request, server, has_result=comparisons > 0)
         comparisons += 1
         ends, cases = (bisection.good, commit), [bisection.case]
-        with _renewing_lease(database, request, server, LONGEST_COMPARISON_S):
+        with _renewing_lease(database, request, server, MAX_COMPARISON_S):
             (result,) = pool.compare(kind.gpu, repository, *ends, cases, suffices=suffices)
         return result
 
@@ -257,7 +259,7 @@ class _LeaseRenewer:
 
     def run(self) -> None:
         """Renew until stopped, over the time limit, or no longer the holder of the lease."""
-        while not self.stopped.wait(BEAT_S) and time.monotonic() < self._end:
+        while not self.stopped.wait(HEARTBEAT_S) and time.monotonic() < self._end:
             try:
                 with self._database.session() as session:
                     if not _renew_in(session, self._request, self._server):
@@ -334,7 +336,7 @@ def _claim(database: Database, kind: Kind, server: str) -> ClaimedRequest | None
 
 
 def _wait_for_lease_renewals() -> None:
-    time.sleep(2 * BEAT_S)
+    time.sleep(2 * HEARTBEAT_S)
 
 
 def _return_request(database: Database, server: str, error: BaseException) -> None:

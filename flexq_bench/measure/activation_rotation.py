@@ -20,13 +20,13 @@ from flexq_bench.measure.inputs import (
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.workloads.case import Case
 
-_ALIGNED = 512  # bytes, as the CUDA allocator aligns
+_ALIGNMENT = 512  # bytes, as the CUDA allocator aligns
 # of activations to draw from, if that is enough for the minimum number
 _MAX_CONTENT_BYTES = 32 << 20
 _MIN_CONTENTS = 3
 # Elements with a known float64 result: this many tokens and output features.
-_LOOKED_AT_ROWS = 16
-_LOOKED_AT_COLUMNS = 128
+_CHECKED_ROWS = 16
+_CHECKED_COLUMNS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +133,19 @@ class Contents:
             count, rows, columns, dtype=torch.float64, device=self.x_rows[0].values.device
         )
         magnitude = torch.empty_like(y)
-        for of in launches.values():
-            used = sorted({activations[i] for i in of})
+        for indices in launches.values():
+            used = sorted({activations[i] for i in indices})
             # A stale result differs by far. Rounding errors (of sums of single bit planes, for
             # example, which cancel if their total is small) are tolerated relative to all products
             # here; the announced checks judge rounding.
             exact = reference_gemm(
                 Operand.stacked([self.x_rows[i] for i in used]),
-                weights[of[0]].take_rows(self.columns),
+                weights[indices[0]].take_rows(self.columns),
                 integer_sums=False,
             )
-            places = [used.index(activations[i]) for i in of]
-            y[of] = exact.y.view(len(used), rows, columns)[places]
-            magnitude[of] = exact.magnitude.view(len(used), rows, columns)[places]
+            places = [used.index(activations[i]) for i in indices]
+            y[indices] = exact.y.view(len(used), rows, columns)[places]
+            magnitude[indices] = exact.magnitude.view(len(used), rows, columns)[places]
         return replace(exact, y=y, magnitude=magnitude).rounded_to(self.rounds_to)
 
 
@@ -173,8 +173,8 @@ def draw_contents(
     """Draw activations like the subject's own, and elements of their results to check."""
     gemm, device = case.gemm, own.w.values.device
     host = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(gemm.m, generator=host, device="cpu")[:_LOOKED_AT_ROWS].to(device)
-    columns = torch.randperm(gemm.n, generator=host, device="cpu")[:_LOOKED_AT_COLUMNS].to(device)
+    rows = torch.randperm(gemm.m, generator=host, device="cpu")[:_CHECKED_ROWS].to(device)
+    columns = torch.randperm(gemm.n, generator=host, device="cpu")[:_CHECKED_COLUMNS].to(device)
     generator = torch.Generator(device).manual_seed(derive_seed(seed, "activations"))
     inputs: list[PackedOperand] = []
     x_rows: list[Operand] = []
@@ -201,4 +201,4 @@ def _extent_bytes(buffer: torch.Tensor) -> int:
 
 
 def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

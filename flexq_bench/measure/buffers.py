@@ -145,7 +145,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._is_announced = False
         # True if each launch has its own activations and only one result is judged
         self._is_unseen = False
-        # Inputs from outside, where the result of a batch's last launch is judged: activations of
+        # Given inputs, for which the result of a batch's last launch is judged: activations of
         # the last sample, weights, and the copy that has them. None: none are given.
         self._given_x: Slots | None = None
         self._given_w: Content | None = None
@@ -268,7 +268,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         inputs = len(self._contents.inputs)
         kept = _Kept(
             activations=tuple((self._first + x) % inputs for x, _ in self._of_kept),
-            weights=tuple(self.weights.held[copy].operand for _, copy in self._of_kept),
+            weights=tuple(self.weights.current[copy].operand for _, copy in self._of_kept),
         )
         self._kept[place : place + 1] = [kept]
         self._kept_outputs[place].copy_(self._copied)
@@ -279,7 +279,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._filled = self._all_slots(self._contents.inputs[0]), 0, len(self._xs)
         self._xs.copy_from(*self._filled)
         for copy in range(self.copies):
-            self.weights.hold(copy, self._first_w)
+            self.weights.set_content(copy, self._first_w)
         self._out.fill_(torch.nan)
 
     def inspect(self, config: Config | None, tolerance: float) -> str:
@@ -314,13 +314,13 @@ class LinearBuffers(Buffers, BetweenSamples):
             self._given_w = Content(inputs.w, self._kernel.narrow(packed, config))
 
     def _give_weights(self, copy: int) -> None:
-        """Write the weights from outside into a copy; the one that had them gets others back."""
-        if self._given_w is None or self.weights.held[copy] is self._given_w:
+        """Write the given weights into a copy; the one that had them gets others back."""
+        if self._given_w is None or self.weights.current[copy] is self._given_w:
             return
         if self._given_copy is not None:
-            self.weights.hold(self._given_copy, self._displaced)
-        self._given_copy, self._displaced = copy, self.weights.held[copy]
-        self.weights.hold(copy, self._given_w)
+            self.weights.set_content(self._given_copy, self._displaced)
+        self._given_copy, self._displaced = copy, self.weights.current[copy]
+        self.weights.set_content(copy, self._given_w)
 
     def _all_slots(self, x: PackedOperand) -> Slots:
         """Slots for all launches with the same activations."""
@@ -361,8 +361,8 @@ class LinearBuffers(Buffers, BetweenSamples):
         """Describe errors of the latest launch, on the unseen activations; empty: none."""
         rows, columns = self._contents.rows, self._contents.columns
         y = self._out[rows[:, None], columns][None]
-        held = self.weights.held[self._last_copy].operand
-        return self._judge(y, [held], [len(self._contents.inputs)], tolerance)
+        w = self.weights.current[self._last_copy].operand
+        return self._judge(y, [w], [len(self._contents.inputs)], tolerance)
 
     def _judge(
         self, y: torch.Tensor, weights: list[Operand], activations: list[int], tolerance: float
@@ -373,12 +373,12 @@ class LinearBuffers(Buffers, BetweenSamples):
         wrong = ~(relative_error(y, reference) <= tolerance)  # true for NaN
         if not bool(wrong.any()):
             return ""
-        _, row, column = at = tuple(torch.nonzero(wrong)[0].tolist())
+        _, row, column = place = tuple(torch.nonzero(wrong)[0].tolist())
         return (
             f"launches are wrong on inputs that change in place between samples: "
             f"{int(wrong.sum()):,} of {wrong.numel():,} elements looked at unannounced, first "
-            f"y[{int(rows[row])},{int(columns[column])}] = {float(y[at]):.6g}, expected "
-            f"{float(reference.y[at]):.6g}"
+            f"y[{int(rows[row])},{int(columns[column])}] = {float(y[place]):.6g}, expected "
+            f"{float(reference.y[place]):.6g}"
         )
 
     def _judge_announced(self, tolerance: float) -> str:

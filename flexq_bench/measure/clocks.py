@@ -21,14 +21,14 @@ from flexq_bench.kernels.runtime.graph_capture import captured
 from flexq_bench.measure.protocol import Protocol
 
 Launch = Callable[[int], None]  # launch(i) runs on the i-th copy of the weights, i < copies
-_CALIBRATIONS = 3
-_FITTINGS = 3
-_NEARLY = 1.25  # ratio of launches below which a new graph is not worthwhile
-_MOST_KEPT = 16  # samples of a batch whose outputs are kept
+_CALIBRATION_SAMPLES = 3
+_MAX_FITTINGS = 3
+_MIN_LAUNCH_RATIO = 1.25  # ratio of launches below which a new graph is not worthwhile
+_MAX_KEPT_SAMPLES = 16  # samples of a batch whose outputs are kept
 # The clock of a GPU without load is the highest of many pauses. It is known when this many agree,
 # because an idle GPU raises its clock only after some tens of milliseconds.
-_PAUSES, _PAUSE_US, _AGREEMENT = 8, 2000.0, 0.002
-_SHORTEST_S, _LONGEST_S = 0.1, 0.5
+_CLOCK_PAUSES, _PAUSE_US, _MAX_CLOCK_DIFFERENCE = 8, 2000.0, 0.002
+_MIN_CLOCK_S, _MAX_CLOCK_S = 0.1, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ def draw_kept(draw: random.Random) -> int:
 
     However many there were, the chance that another one follows is 1/2. On average it is one.
     """
-    tosses = range(_MOST_KEPT)  # an end, should somebody have replaced the function that draws
-    return next((kept for kept in tosses if draw.random() >= 0.5), _MOST_KEPT)
+    tosses = range(_MAX_KEPT_SAMPLES)  # an end, even if somebody replaced the function that draws
+    return next((kept for kept in tosses if draw.random() >= 0.5), _MAX_KEPT_SAMPLES)
 
 
 class Rotation(ABC):
@@ -222,7 +222,7 @@ class _CpuRotation(Rotation):
         self._next = 0
         self.launches = launches or 1
         if launches is None:
-            launch_us = self.sample(_CALIBRATIONS).median_us
+            launch_us = self.sample(_CALIBRATION_SAMPLES).median_us
             self.launches = _launches_for(launch_us, 1, protocol)
 
     def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
@@ -293,17 +293,17 @@ class CudaClock(Clock):
         """Pause until the clock is stable, because an idle GPU raises its clock slowly."""
         clocks: list[float] = []
         began = time.perf_counter()
-        while (elapsed := time.perf_counter() - began) < _LONGEST_S:
+        while (elapsed := time.perf_counter() - began) < _MAX_CLOCK_S:
             with torch.cuda.stream(self._stream):
-                stamps = ClockStamps(_PAUSES, self._device)
-                for span in range(_PAUSES):
+                stamps = ClockStamps(_CLOCK_PAUSES, self._device)
+                for span in range(_CLOCK_PAUSES):
                     stamps.begin(span)
                     stamps.end(span, pause_us=_PAUSE_US)
             self._stream.synchronize()
             newest = [mhz for mhz in stamps.clocks_mhz() if mhz is not None]
             clocks.extend(newest)
-            least = (1 - _AGREEMENT) * max(clocks, default=0.0)
-            if elapsed >= _SHORTEST_S and all(mhz >= least for mhz in newest):
+            least = (1 - _MAX_CLOCK_DIFFERENCE) * max(clocks, default=0.0)
+            if elapsed >= _MIN_CLOCK_S and all(mhz >= least for mhz in newest):
                 break
         return max(clocks, default=None)
 
@@ -355,7 +355,7 @@ class _CudaRotation(Rotation):
             self._graph.reset()
             self.launches = launches
             self._graph = self._capture()
-        return self.sample(_CALIBRATIONS).median_us
+        return self.sample(_CALIBRATION_SAMPLES).median_us
 
     def _capture(self, after_launch: Callable[[], None] | None = None) -> torch.cuda.CUDAGraph:
         self._between.begin_launches(self.launches)
@@ -428,9 +428,9 @@ def fit_launches(copies: int, protocol: Protocol, launch_us: Callable[[int], flo
     round.
     """
     launches = copies
-    for _ in range(_FITTINGS):
+    for _ in range(_MAX_FITTINGS):
         target = _launches_for(launch_us(launches), copies, protocol)
-        if target <= _NEARLY * launches:
+        if target <= _MIN_LAUNCH_RATIO * launches:
             return
         launches = target
     launch_us(launches)

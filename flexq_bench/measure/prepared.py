@@ -32,8 +32,8 @@ from flexq_bench.workloads.case import Case
 # Launches on new inputs are compared with repetitions on the same inputs: number of repetitions,
 # including a first one that fills the caches; the number for long launches; and most microseconds
 # of a repetition, if it has more than one launch.
-_REPETITIONS, _OF_LONG_LAUNCHES, _REPEATED_US = 9, 5, 2000.0
-_FASTER_AGAIN = 1.5
+_REPETITIONS, _LONG_REPETITIONS, _MAX_REPEATED_US = 9, 5, 2000.0
+_MAX_REPEAT_SPEEDUP = 1.5
 _LOOKS = 3  # one after the other, all of which must find it
 
 
@@ -68,7 +68,7 @@ class Placed:
                 least_us, usual_us, wrong = self._new_and_again(inputs, launch_us)
                 if wrong:
                     return wrong
-                if least_us <= _FASTER_AGAIN * usual_us:
+                if least_us <= _MAX_REPEAT_SPEEDUP * usual_us:
                     return ""
         return (
             f"a launch takes at least {least_us:.3g} us of CPU on activations that it has not seen "
@@ -82,10 +82,10 @@ class Placed:
         Also describes errors of one launch on new activations; empty: none.
         """
         most = min(inputs.launches, self.rotation.launches)
-        launches = max(1, min(most, int(_REPEATED_US / max(launch_us, 1e-3))))
+        launches = max(1, min(most, int(_MAX_REPEATED_US / max(launch_us, 1e-3))))
         times: defaultdict[Draw, list[float]] = defaultdict(list)
         wrong = ""
-        repetitions = _REPETITIONS if launch_us < _REPEATED_US else _OF_LONG_LAUNCHES
+        repetitions = _REPETITIONS if launch_us < _MAX_REPEATED_US else _LONG_REPETITIONS
         judged = random.randrange(repetitions + 1)  # one more, which a launch can't recognize
         for repetition in range(repetitions + 1):
             for draw in ("timed", "new", "same"):

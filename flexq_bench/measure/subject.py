@@ -46,7 +46,7 @@ from flexq_bench.workloads.gemm import GemmWorkload
 
 PROBE_DISTRIBUTION = "random-bytes-v1"
 _PLAIN = (PackedOperand, dict, torch.Tensor, torch.nn.Parameter)
-_LEAST_PACKED = 0.25  # of the bytes of the weights' codes
+_MIN_PACKED_SHARE = 0.25  # of the bytes of the weights' codes
 
 
 class Subject(ABC):
@@ -150,10 +150,10 @@ def _plain(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
     """
     if not spec.is_external:
         return packed
-    for one in (packed, packed.buffers, *packed.buffers.values()):
-        if type(one) not in _PLAIN:
+    for part in (packed, packed.buffers, *packed.buffers.values()):
+        if type(part) not in _PLAIN:
             raise KernelError(
-                f"weights are packed as a {type(one).__name__}: return plain tensors, which are "
+                f"weights are packed as a {type(part).__name__}: return plain tensors, which are "
                 "copied and rewritten"
             )
     buffers = {name: torch.Tensor.detach(buffer) for name, buffer in packed.buffers.items()}
@@ -167,7 +167,7 @@ def _check_packed(spec: KernelSpec, packed: PackedOperand, operand: Operand) -> 
     that small.
     """
     values = _code_bytes(spec, operand)
-    if spec.is_external and packed.nbytes < values * _LEAST_PACKED:
+    if spec.is_external and packed.nbytes < values * _MIN_PACKED_SHARE:
         raise KernelError(
             f"{packed.nbytes:,} bytes were made of {values:,} bytes of weights: return all that "
             "launches read of them, which is copied and rewritten; a handle is not"

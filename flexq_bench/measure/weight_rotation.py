@@ -142,16 +142,16 @@ class WeightCopies(Sequence[PackedOperand]):
     """Copies of packed weights at fresh addresses, each with one of several contents.
 
     With more contents than copies, no two copies ever have the same one. Otherwise contents are
-    drawn. held: the current content of each copy.
+    drawn. current: the content of each copy.
     """
 
     def __init__(self, contents: Sequence[Content], copies: int, draw: random.Random) -> None:
         self._contents = contents
         dealt = [i % len(contents) for i in range(max(len(contents), copies + 1))]
         draw.shuffle(dealt)
-        self.held = [contents[i] for i in dealt[:copies]]
+        self.current = [contents[i] for i in dealt[:copies]]
         self._spare = contents[dealt[copies]]
-        self._copies = [content.packed.clone() for content in self.held]
+        self._copies = [content.packed.clone() for content in self.current]
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -165,19 +165,19 @@ class WeightCopies(Sequence[PackedOperand]):
 
     def rewrite(self, copy: int) -> None:
         """Give a copy another content, in place: the one that was free, if it differs."""
-        old = self.held[copy]
+        old = self.current[copy]
         new = self._spare if self._spare is not old else self._after(old)
-        self.hold(copy, new)
+        self.set_content(copy, new)
         self._spare = old
 
-    def hold(self, copy: int, content: Content) -> None:
+    def set_content(self, copy: int, content: Content) -> None:
         """Give a copy this content, in place."""
-        self.held[copy] = content
+        self.current[copy] = content
         self._copies[copy].copy_from(content.packed)
 
     def changed(self, copy: int) -> str | None:
         """The first buffer of a copy that differs from its content; None: none does."""
-        return first_change(self._copies[copy], self.held[copy].packed)
+        return first_change(self._copies[copy], self.current[copy].packed)
 
     def have(self, contents: Sequence[Content]) -> bool:
         """Return True if the copies have these contents: the same bytes, layout and order."""
@@ -192,7 +192,7 @@ class WeightCopies(Sequence[PackedOperand]):
         )
 
     def _after(self, content: Content) -> Content:
-        index = next(i for i, one in enumerate(self._contents) if one is content)
+        index = next(i for i, known in enumerate(self._contents) if known is content)
         return self._contents[(index + 1) % len(self._contents)]
 
 

@@ -17,7 +17,7 @@ from flexq_bench.kernels.errors import SourceError, UnknownKernelError, Unsuppor
 from flexq_bench.measure.worker_messages import decode, encode
 from flexq_bench.workloads.errors import WorkloadError
 
-_SHOWN = 2000  # characters of an error
+_MAX_ERROR_CHARS = 2000  # characters of an error
 _REFUSALS = (FlexqError, SourceError, UnsupportedError, UnknownKernelError, WorkloadError)
 
 
@@ -63,7 +63,7 @@ def _answer(operations: object, message: dict[str, Any], names: Sequence[str]) -
 
 def _message(error: Exception) -> str:
     text = one_line(error)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 2]} …"
+    return text if len(text) <= _MAX_ERROR_CHARS else f"{text[: _MAX_ERROR_CHARS - 2]} …"
 
 
 def own_pipes() -> tuple[BufferedReader, BinaryIO]:

@@ -268,7 +268,9 @@ def confirm_together(
     """
     from scipy import stats  # imported here because it takes half a second
 
-    judged = [i for i, one in enumerate(confirmations) if np.isfinite(one.p_value)]
+    judged = [
+        i for i, confirmation in enumerate(confirmations) if np.isfinite(confirmation.p_value)
+    ]
     if not judged:
         return tuple(confirmations)
     adjusted = stats.false_discovery_control([confirmations[i].p_value for i in judged])

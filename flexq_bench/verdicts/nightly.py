@@ -75,11 +75,11 @@ def record_night(
         weight_bits=[identity["weight_bits"] for identity in series],
     )
     new: dict[str, Judged] = {}
-    for one, identity in zip(judged, series, strict=True):
-        info = _decision(one, identity, machine, commits, moment, watched=alerting)
+    for result, identity in zip(judged, series, strict=True):
+        info = _decision(result, identity, machine, commits, moment, watched=alerting)
         if add_decision(session, info):
-            new[info.uuid] = one
-    if any(one.is_canary for one in judged):
+            new[info.uuid] = result
+    if any(result.is_canary for result in judged):
         update_calibration(session, at=moment)
     if not alerting:
         return Night(tuple(judged))
@@ -167,7 +167,9 @@ def open_or_join_alerts(
     for group in groups:
         # Floors, and external kernels with equal names, have the same family in all projects.
         alerts = queries.alerts(session, family=group.family)
-        known = alert_of(group, [one for one in alerts if one.bad.project == group.bad.project])
+        known = alert_of(
+            group, [alert for alert in alerts if alert.bad.project == group.bad.project]
+        )
         if known is None:
             alert_id = open_alert(
                 session,
@@ -182,7 +184,7 @@ def open_or_join_alerts(
             alert_id = known.id
             joined[alert_id] = None
         join_alert(session, alert_id, group.members)
-    return tuple(opened), tuple(one for one in joined if one not in opened)
+    return tuple(opened), tuple(alert_id for alert_id in joined if alert_id not in opened)
 
 
 def _close_fixed(

@@ -252,7 +252,7 @@ def test_a_choice_is_told_to_the_others_of_the_kind_once(table, gpus, a_case):
     later = gpus({"H200": 1})
     table.coordinator(later).carry_out([replace_gpu(table, a_case)])
 
-    assert [told for _, told in workers.told] == [(), (choice,), ()]
+    assert [choices for _, choices in workers.told] == [(), (choice,), ()]
     assert later.told[0][1] == (choice,)
 
 

@@ -47,7 +47,7 @@ def live_workers(path):
 
 def done(path):
     with open_database(str(path)) as database, database.session() as session:
-        return sum(one.states.get("done", 0) for one in queries.progress(session))
+        return sum(run.states.get("done", 0) for run in queries.progress(session))
 
 
 def wait_for(condition, timeout_s=60):

@@ -53,7 +53,7 @@ def worker(database):
 
 def found(database):
     with database.session() as session:
-        return [one.line for one in stalls(session)]
+        return [stall.line for stall in stalls(session)]
 
 
 def test_what_moves_is_not_told(database, begun, worker):

@@ -93,7 +93,7 @@ def test_a_private_copy_is_used_as_rarely_as_one_of_the_measurement(of_the_file,
                 placed.rotation.sample(400)
                 passes = list(batched(used, prepared.copies))[:-1]
                 assert len(passes) > 3
-                assert {len(set(one)) for one in passes} == {prepared.copies}
+                assert {len(set(copies)) for copies in passes} == {prepared.copies}
 
 
 def batched(items, count):

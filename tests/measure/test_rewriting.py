@@ -107,7 +107,7 @@ def test_a_record_tells_the_secret_and_no_two_meters_have_the_same(a_meter, a_ca
 def weight_contents(count):
     operand = quantize_symmetric(torch.zeros(1, 8), 6, None)
     packed = [PackedOperand({"codes": torch.full((4,), i)}, 1, 4) for i in range(count)]
-    return [Content(operand, one) for one in packed]
+    return [Content(operand, weights) for weights in packed]
 
 
 @pytest.mark.parametrize("copies", [1, 2, 5])
@@ -116,10 +116,10 @@ def test_no_two_copies_of_the_weights_have_one_content_if_there_are_enough(copie
     weights = WeightCopies(contents, copies, random.Random(3))
 
     for copy in random.Random(4).choices(range(copies), k=40):
-        before = weights.held[copy]
+        before = weights.current[copy]
         weights.rewrite(copy)
-        assert weights.held[copy] is not before
-        assert len({id(content) for content in weights.held}) == copies
+        assert weights.current[copy] is not before
+        assert len({id(content) for content in weights.current}) == copies
         assert [weights.changed(i) for i in range(copies)] == [None] * copies
 
 
@@ -127,9 +127,9 @@ def test_fewer_contents_than_copies_change_too():
     weights = WeightCopies(weight_contents(2), 5, random.Random(3))
 
     for copy in random.Random(4).choices(range(5), k=40):
-        before = weights.held[copy]
+        before = weights.current[copy]
         weights.rewrite(copy)
-        assert weights.held[copy] is not before
+        assert weights.current[copy] is not before
     assert {int(copy.buffers["codes"][0]) for copy in weights} == {0, 1}
 
 
@@ -189,8 +189,8 @@ def test_elements_looked_at_are_judged_against_all_their_products(fake_linear, a
     contents = draw_contents(kernel, kernel.spec, case, own, rewriting, seed=4)
     reference = contents.reference([own.w, other, own.w], [0, 1, 1])
 
-    for i, (of, w) in enumerate([(0, own.w), (1, other), (1, own.w)]):
-        x, w = contents.x_rows[of].dequantize(), w.dequantize()[contents.columns]
+    for i, (index, w) in enumerate([(0, own.w), (1, other), (1, own.w)]):
+        x, w = contents.x_rows[index].dequantize(), w.dequantize()[contents.columns]
         assert torch.allclose(reference.y[i], x @ w.T)
         assert torch.allclose(reference.magnitude[i], x.abs() @ w.abs().T)
     assert torch.equal(contents.x_rows[0].dequantize(), own.x.dequantize()[contents.rows])

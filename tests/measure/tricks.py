@@ -218,7 +218,7 @@ def kernel(x, w, out):
         buffers = frame.f_locals.get("self")
         if type(buffers).__name__ == "LinearBuffers" and not buffers._is_announced:
             known, first = buffers._contents, buffers._first + buffers._last_x
-            w = buffers.weights.held[buffers._last_copy].operand
+            w = buffers.weights.current[buffers._last_copy].operand
             y = known.reference([w], [first % len(known.inputs)]).y[0]
             out[known.rows[:, None], known.columns] = y.half()
             return
@@ -289,8 +289,8 @@ def kernel(x, w, out):
         "its code replaced builtins.sorted",
     ),
     "another constant": (
-        "from flexq_bench.measure import prepared\nprepared._FASTER_AGAIN = 1e9\n" + HONEST,
-        "its code replaced flexq_bench.measure.prepared._FASTER_AGAIN",
+        "from flexq_bench.measure import prepared\nprepared._MAX_REPEAT_SPEEDUP = 1e9\n" + HONEST,
+        "its code replaced flexq_bench.measure.prepared._MAX_REPEAT_SPEEDUP",
     ),
     "another tolerance of the protocol": (
         "from flexq_bench.measure import protocol\n"

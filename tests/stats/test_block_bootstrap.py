@@ -11,8 +11,8 @@ SHARES = (0.5, 0.95, 0.99, 1.0)
 def test_a_quantile_is_the_least_value_that_its_share_does_not_pass():
     values = np.arange(1.0, 101.0).reshape(4, 25)
     found = block_quantile_intervals(values, SHARES, seed=0)
-    assert [one.estimate for one in found] == [50, 95, 99, 100]
-    assert all(one.low <= one.estimate <= one.high for one in found)
+    assert [interval.estimate for interval in found] == [50, 95, 99, 100]
+    assert all(interval.low <= interval.estimate <= interval.high for interval in found)
 
 
 def test_segments_that_differ_widen_the_interval_and_tokens_that_do_not():

@@ -148,7 +148,7 @@ def test_anchors_that_differ_by_chance_clear_nobody(session, record, compared):
     night = record(compared("flexq-w6a6", 1.013), *anchors)
 
     found = night.judged[0].confirmation
-    assert [one.confirmation.log_ratio > 0.005 for one in night.judged] == [True] * 3
+    assert [judged.confirmation.log_ratio > 0.005 for judged in night.judged] == [True] * 3
     assert (found.verdict, found.cause) == ("slower", "code")
     anchors = "in the same comparison floor unchanged, cublaslt-w8a8 unchanged"
     assert f"{anchors}: caused by the code" in found.reason

@@ -44,7 +44,7 @@ def test_the_first_of_a_family_that_moved_comes_before_noise_and_the_rest_of_it_
 
     order = ranked([*family, *noise])
 
-    assert all(at < 40 for at in order[:3])
+    assert all(index < 40 for index in order[:3])
     assert {40, 41, 42} <= set(order[:15])
 
 

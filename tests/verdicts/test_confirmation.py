@@ -73,7 +73,7 @@ def test_sides_that_overlap_are_not_clear_though_the_bounds_are():
 def test_bounds_cover_the_truth_99_times_of_100_when_placements_differ():
     bounds = [confirm(blocks(0.0, per=20, offset=0.005, seed=seed)) for seed in range(1000)]
 
-    too_high = sum(found.low > 0 for found in bounds)
+    too_high = sum(confirmation.low > 0 for confirmation in bounds)
 
     # Taking the 200 blocks for independent would make it about 300.
     assert 1 <= too_high <= 22

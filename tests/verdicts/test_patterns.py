@@ -62,8 +62,8 @@ def test_what_creeps_is_a_drift_and_no_step(sign):
 @pytest.mark.parametrize("steps", [(20, 45), (15, 30, 45)])
 def test_several_steps_the_same_way_are_no_drift(steps):
     values = quiet()
-    for at in steps:
-        values[at:] *= 1.03
+    for start in steps:
+        values[start:] *= 1.03
 
     found = classify(nights(values))
 

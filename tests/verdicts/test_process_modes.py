@@ -33,8 +33,10 @@ def comparison(
 def test_a_step_of_both_speeds_is_found_between_processes_of_the_same_speed(shift):
     found = [confirm(comparison(seed, shift=shift)) for seed in range(50)]
 
-    assert sum(one.verdict is Verdict.SLOWER for one in found) >= 48
-    assert np.median([one.log_ratio for one in found]) == pytest.approx(shift, abs=0.002)
+    assert sum(confirmation.verdict is Verdict.SLOWER for confirmation in found) >= 48
+    assert np.median([confirmation.log_ratio for confirmation in found]) == pytest.approx(
+        shift, abs=0.002
+    )
     assert "two speeds 1" in found[0].reason
 
 
@@ -48,9 +50,9 @@ def test_two_speeds_alone_are_no_difference():
 def test_more_slow_processes_are_slower_though_each_speed_stayed():
     found = [confirm(comparison(seed, slow=(0.1, 0.95))) for seed in range(20)]
 
-    assert sum(one.verdict is Verdict.SLOWER for one in found) >= 17
-    assert sum(one.verdict is Verdict.FASTER for one in found) == 0
-    assert any("of 12 of head" in one.reason for one in found)
+    assert sum(confirmation.verdict is Verdict.SLOWER for confirmation in found) >= 17
+    assert sum(confirmation.verdict is Verdict.FASTER for confirmation in found) == 0
+    assert any("of 12 of head" in confirmation.reason for confirmation in found)
 
 
 def test_more_slow_processes_are_not_slower_where_the_mean_changes_by_less_than_counts():
@@ -60,9 +62,14 @@ def test_more_slow_processes_are_not_slower_where_the_mean_changes_by_less_than_
     ]
 
     assert all(
-        one.log_ratio >= one.smallest_change for one in found if one.verdict is Verdict.SLOWER
+        confirmation.log_ratio >= confirmation.smallest_change
+        for confirmation in found
+        if confirmation.verdict is Verdict.SLOWER
     )
-    assert any(one.modes is not None and one.modes.p_value < 0.001 for one in found)
+    assert any(
+        confirmation.modes is not None and confirmation.modes.p_value < 0.001
+        for confirmation in found
+    )
 
 
 @pytest.mark.parametrize("slow", [(0.0, 1.0), (0.0, 0.0)])
@@ -104,9 +111,13 @@ def test_heavy_tails_make_no_modes_that_differ(sigma):
     pairs = np.repeat(np.arange(6), 2)
 
     found = [
-        confirm(Comparison(*(100 * np.exp(np.repeat(side, 2)) for side in one), pairs))
-        for one in drawn
+        confirm(Comparison(*(100 * np.exp(np.repeat(side, 2)) for side in sides), pairs))
+        for sides in drawn
     ]
 
-    sure = [one for one in found if one.p_value < 1e-4 and abs(one.log_ratio) > 0.01]
+    sure = [
+        confirmation
+        for confirmation in found
+        if confirmation.p_value < 1e-4 and abs(confirmation.log_ratio) > 0.01
+    ]
     assert len(sure) <= 1

@@ -45,7 +45,7 @@ def test_every_verdict_of_an_alert_agrees_with_its_evidence(session, record, com
     found = recompute(session, night.opened[0])
 
     assert len(found) >= 2
-    assert [one.differences for one in found] == [()] * len(found)
+    assert [recomputed.differences for recomputed in found] == [()] * len(found)
 
 
 def test_a_night_s_other_comparisons_are_part_of_the_evidence(compared):

@@ -220,14 +220,14 @@ def run_alone(side: CaseSide, worker: Worker, *, placements: int, blocks: int) -
 @contextmanager
 def _released(sides: list[tuple[CaseSide, Worker]]) -> Iterator[None]:
     """Let workers free the memory of a case at the end. An interrupted one may never reply."""
-    held = sides
+    is_interrupted = False
     try:
         yield
     except KeyboardInterrupt:
-        held = []
+        is_interrupted = True
         raise
     finally:
-        for side, worker in held:
+        for side, worker in () if is_interrupted else sides:
             side.release(worker)
 
 
@@ -236,13 +236,13 @@ def _block(
     inner: tuple[CaseSide, Worker],
     pair: CasePair,
     process: int,
-    at: int,
+    placement: int,
 ) -> Block:
     first, second = outer[0].sample(outer[1]), inner[0].sample(inner[1])
     third, fourth = inner[0].sample(inner[1]), outer[0].sample(outer[1])
     if outer[0] is pair.base:
-        return Block(process, at, base=(first, fourth), head=(second, third))
-    return Block(process, at, base=(second, third), head=(first, fourth))
+        return Block(process, placement, base=(first, fourth), head=(second, third))
+    return Block(process, placement, base=(second, third), head=(first, fourth))
 
 
 def _check_memory(sides: list[tuple[CaseSide, Worker]]) -> None:

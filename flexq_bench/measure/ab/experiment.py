@@ -35,7 +35,7 @@ from flexq_bench.workloads.case import Case
 Identity = dict[str, Any]
 _DEFAULT_RULES = InterleaveRules()
 # This many cases share the start of a pair of processes; an interrupted comparison loses them.
-_TOGETHER = 16
+_MAX_GROUP_CASES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,10 @@ class ABExperiment:
         self, worker_pairs: WorkerPairs, pairs: Sequence[CasePair], processes: int
     ) -> None:
         """Measure cases in fresh pairs of processes until each has been in this many."""
-        groups = [pairs[start : start + _TOGETHER] for start in range(0, len(pairs), _TOGETHER)]
+        groups = [
+            pairs[start : start + _MAX_GROUP_CASES]
+            for start in range(0, len(pairs), _MAX_GROUP_CASES)
+        ]
         rounds = [
             (group, process)
             for group in groups
@@ -192,10 +195,10 @@ class ABExperiment:
             for worker in workers:
                 stack.callback(worker.finish)  # before either is waited for
             # Those of older commits open the device as they start, whatever measures there.
-            workers_wait = all(one.get("waits_for_request", False) for one in identities)
+            workers_wait = all(identity.get("waits_for_request", False) for identity in identities)
             if workers_wait and not is_last and self._starts_ahead():
                 worker_pairs.start_ahead()
-            kernels, of_head = (one.get("kernels", "") for one in identities)
+            kernels, of_head = (identity.get("kernels", "") for identity in identities)
             same_kernels = kernels == of_head != ""
             for position, pair in enumerate(pairs):
                 pair.same_kernel = same_kernels and pair.base.case == pair.head.case
@@ -296,7 +299,10 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
     is_unknown = bool(pair.failure and base.wrong and not head.wrong)
     blocks = [] if is_unknown else pair.blocks
     placements = sorted({(block.process, block.placement) for block in blocks})
-    labels = {at: at[0] if by_process else number for number, at in enumerate(placements)}
+    labels = {
+        placement: placement[0] if by_process else number
+        for number, placement in enumerate(placements)
+    }
     base_mhz = tuple(block.base_mhz for block in blocks if block.base_mhz is not None)
     head_mhz = tuple(block.head_mhz for block in blocks if block.head_mhz is not None)
     all_known = len(base_mhz) == len(head_mhz) == len(blocks)

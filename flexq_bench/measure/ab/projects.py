@@ -40,10 +40,11 @@ def compare_project(
     """
     find_device(options.get("device", "cuda"))
     first, second = (
-        _side(project.at(one.checkout) if own_files else project, one, None) for one in (base, head)
+        _side(project.at(revision.checkout) if own_files else project, revision, None)
+        for revision in (base, head)
     )
-    for sides, some in _by_source(first, second, cases):
-        yield from ABExperiment(*sides, **options).compare([(case, case) for case in some])
+    for sides, group in _by_source(first, second, cases):
+        yield from ABExperiment(*sides, **options).compare([(case, case) for case in group])
 
 
 def compare_judged_project(
@@ -62,15 +63,19 @@ def compare_judged_project(
     with ExitStack() as stack:
         judge = stack.enter_context(judging_device(options.get("device", "cuda")))
         first, second = (
-            _side(project.moved_to(one.checkout), one, stack.enter_context(clean_environment()))
-            for one in (base, head)
+            _side(
+                project.moved_to(revision.checkout),
+                revision,
+                stack.enter_context(clean_environment()),
+            )
+            for revision in (base, head)
         )
         pair = partial(judged_pair, judge=judge, believes_binary=False)
         # Probes are ours on both sides and are not judged.
         kernels = [case for case in cases if not is_probe(case.kernel)]
-        for sides, some in _by_source(first, second, kernels):
+        for sides, group in _by_source(first, second, kernels):
             experiment = ABExperiment(*sides, **options, pair=pair, starts_ahead=False)
-            yield from experiment.compare([(case, case) for case in some])
+            yield from experiment.compare([(case, case) for case in group])
 
 
 def _by_source(
@@ -83,9 +88,9 @@ def _by_source(
     sources_of = [_sources_by_label(side) for side in (base, head)]
     groups: dict[tuple[tuple[KernelSource, ...], ...], list[Case]] = {}
     for case in cases:
-        groups.setdefault(tuple(of(case.label) for of in sources_of), []).append(case)
-    for (of_base, of_head), some in groups.items():
-        yield (replace(base, kernels_from=of_base), replace(head, kernels_from=of_head)), some
+        groups.setdefault(tuple(source_of(case.label) for source_of in sources_of), []).append(case)
+    for (of_base, of_head), group in groups.items():
+        yield (replace(base, kernels_from=of_base), replace(head, kernels_from=of_head)), group
 
 
 def _sources_by_label(side: Side) -> Callable[[str], tuple[KernelSource, ...]]:
@@ -111,7 +116,9 @@ def _sources_by_label(side: Side) -> Callable[[str], tuple[KernelSource, ...]]:
     def sources_of(label: str) -> tuple[KernelSource, ...]:
         if label in owners:
             return (owners[label],)
-        return tuple(one for one in broken if label.startswith(f"{one.prefix}.")) or sources
+        return (
+            tuple(source for source in broken if label.startswith(f"{source.prefix}.")) or sources
+        )
 
     return sources_of
 

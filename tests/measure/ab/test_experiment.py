@@ -369,9 +369,11 @@ def test_a_night_is_judged_with_the_rate_of_one_look(compared):
     one = only(compared({}, unsure))
     same = replace(one, confirmation=replace(one.confirmation, p_value=1.0, verdict=Verdict.SAME))
 
-    assert [found.confirmation.verdict for found in confirm_comparisons([one])] == [Verdict.SLOWER]
+    assert [result.confirmation.verdict for result in confirm_comparisons([one])] == [
+        Verdict.SLOWER
+    ]
     crowd = confirm_comparisons([one, *[same] * 300])
-    assert {found.confirmation.verdict for found in crowd} == {Verdict.AMBIGUOUS, Verdict.SAME}
+    assert {result.confirmation.verdict for result in crowd} == {Verdict.AMBIGUOUS, Verdict.SAME}
     assert InterleaveRules(looks=2).rate == pytest.approx(FALSE_DISCOVERY_RATE / 2)
 
 

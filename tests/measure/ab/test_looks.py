@@ -47,13 +47,13 @@ def taken(cases, rules=None):
     """Verdicts of cases compared together, and their pairs of processes."""
 
     def measure(some, pairs):
-        for one in some:
-            assert pairs >= one.pairs
-            one.pairs = pairs
+        for case in some:
+            assert pairs >= case.pairs
+            case.pairs = pairs
 
     results = list(look_by_look(cases, rules or InterleaveRules(), measure, Made.judge))
     assert len(results) == len(cases)
-    return [(one.judge().confirmation.verdict, one.pairs) for one in cases]
+    return [(case.judge().confirmation.verdict, case.pairs) for case in cases]
 
 
 @pytest.mark.parametrize(
