@@ -37,9 +37,7 @@ def skewed(monkeypatch):
 
 
 @pytest.mark.parametrize("skew", [HOUR, -HOUR])
-def test_a_job_that_another_host_measures_is_left_alone_until_its_lease_runs_out(
-    table, gpus, a_case, skewed, skew
-):
+def test_job_of_another_host_is_free_after_its_lease(table, gpus, a_case, skewed, skew):
     work = table.work("H200", [a_case()])
     [job] = [job.id for job in table_jobs(table, work)]
     now, lease = datetime.now(UTC), timedelta(seconds=1.5)

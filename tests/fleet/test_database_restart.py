@@ -59,7 +59,7 @@ def database(server):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_nothing_is_lost_nor_doubled_while_the_server_is_stopped(table, server, gpus, a_case):
+def test_results_are_complete_after_a_database_restart(table, server, gpus, a_case):
     def restart():
         server.stop()
         time.sleep(STOPPED_S)

@@ -18,7 +18,7 @@ def the_worker(database):
     return worker
 
 
-def test_a_worker_is_there_while_it_serves_and_has_stopped_after(database):
+def test_registered_worker_is_idle_and_then_stopped(database):
     with local_pool.registered_worker(database, WORKER):
         here = the_worker(database)
         assert (here.state, here.gpu, here.pid) == ("idle", "A CPU", 42)
@@ -26,7 +26,7 @@ def test_a_worker_is_there_while_it_serves_and_has_stopped_after(database):
     assert the_worker(database).state == "stopped"
 
 
-def test_it_gives_signs_of_life(database):
+def test_registered_worker_sends_heartbeats(database):
     with local_pool.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
         first = the_worker(database).heartbeat_at
         deadline = time.monotonic() + 10
@@ -34,7 +34,7 @@ def test_it_gives_signs_of_life(database):
             assert time.monotonic() < deadline
 
 
-def test_a_database_that_is_busy_for_a_moment_ends_nothing(database, monkeypatch, caplog):
+def test_locked_database_does_not_end_heartbeats(database, monkeypatch, caplog):
     real, calls = local_pool.beat, []
 
     def busy_once(*args, **options):

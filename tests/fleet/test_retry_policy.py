@@ -31,12 +31,12 @@ def died(why):
     return exceptions.RayActorError(error_msg=DEATH + why)
 
 
-def test_a_job_is_given_up_at_its_third_death():
+def test_job_is_quarantined_at_its_third_death():
     assert [retry_policy.is_quarantined(deaths) for deaths in (1, 2, 3)] == [False, False, True]
     assert "3 workers ended" in retry_policy.quarantine_detail(3)
 
 
-def test_a_device_is_tried_at_once_then_after_pauses_that_double_up_to_a_minute():
+def test_pauses_double_up_to_a_minute():
     assert [retry_policy.pause_s(failures) for failures in (1, 2, 3, 9)] == [0.0, 4.0, 8.0, 60.0]
     assert [retry_policy.is_given_up(failures) for failures in (1, 2, 3)] == [False, False, True]
 
@@ -50,7 +50,7 @@ def test_a_device_is_tried_at_once_then_after_pauses_that_double_up_to_a_minute(
         (RuntimeError(), "The actor died because its node has died.", True, True),
     ],
 )
-def test_only_what_the_job_may_have_done_counts_against_it(error, reason, alive, blameless):
+def test_only_failures_of_the_job_count_against_it(error, reason, alive, blameless):
     assert retry_policy.is_blameless(error, reason, node_is_alive=alive) == blameless
 
 
@@ -59,15 +59,15 @@ def test_only_what_the_job_may_have_done_counts_against_it(error, reason, alive,
     [raised_in_an_actor().as_instanceof_cause(), exceptions.ActorDiedError(raised_in_an_actor())],
     ids=["while it measured", "when it started"],
 )
-def test_what_an_actor_raised_is_said_without_its_traceback(error):
+def test_reason_of_an_actor_error_has_no_traceback(error):
     assert reason_of(error) == BUSY
 
 
-def test_a_death_is_said_without_general_advice():
+def test_reason_of_a_death_has_no_general_advice():
     why = "Its worker process has died. End of file. Some common causes include: (1) a node …"
 
     assert reason_of(died(why)) == "Its worker process has died. End of file."
 
 
-def test_an_error_without_words_has_its_name():
+def test_reason_of_an_error_without_message_is_its_class():
     assert reason_of(TimeoutError()) == "TimeoutError"

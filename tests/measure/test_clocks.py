@@ -35,14 +35,14 @@ def ticking():
     return Ticking()
 
 
-def test_a_sample_is_the_time_of_one_launch_whatever_number_it_has(ticking):
+def test_sample_is_the_time_of_a_single_launch(ticking):
     rotation = ticking.rotation(3, target_sample_us=100.0)
 
     assert rotation.launches == 10
     assert rotation.sample(4) == Batch((10.0,) * 4, (None,) * 4)
 
 
-def test_a_sample_is_never_shorter_than_the_least_length(ticking):
+def test_sample_has_a_minimum_length(ticking):
     rotation = ticking.rotation(3, target_sample_us=1.0, min_sample_us=50.0)
 
     assert rotation.launches * 10.0 >= 50.0
@@ -50,7 +50,7 @@ def test_a_sample_is_never_shorter_than_the_least_length(ticking):
 
 @pytest.mark.parametrize("launch_us", [0.65, 3.0, 50.0, 900.0])
 @pytest.mark.parametrize("copies", [1, 7])
-def test_samples_are_filled_although_starting_a_graph_takes_longer_than_a_launch(launch_us, copies):
+def test_samples_reach_their_length_despite_graph_overhead(launch_us, copies):
     graphs = []
 
     def in_a_graph(launches):
@@ -64,7 +64,7 @@ def test_samples_are_filled_although_starting_a_graph_takes_longer_than_a_launch
     assert len(graphs) <= 4
 
 
-def test_every_launch_meets_the_copy_that_was_used_longest_ago(ticking):
+def test_launch_uses_the_least_recently_used_copy(ticking):
     rotation = ticking.rotation(7, target_sample_us=30.0)
     ticking.seen.clear()
 
@@ -75,7 +75,7 @@ def test_every_launch_meets_the_copy_that_was_used_longest_ago(ticking):
     assert set(ticking.seen) == set(range(7))
 
 
-def test_a_cpu_is_measured_on_one_thread_and_gets_its_threads_back():
+def test_cpu_is_measured_on_a_single_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -88,23 +88,23 @@ def test_a_cpu_is_measured_on_one_thread_and_gets_its_threads_back():
 
 
 @pytest.mark.parametrize("copy_bytes", [12_845_056, 34_000_000, 470_000_000])
-def test_cold_copies_exceed_sixteen_times_the_cache_and_not_by_more_than_one(copy_bytes):
+def test_cold_copies_exceed_the_cache_sixteen_times(copy_bytes):
     copies = copies_for("cold", copy_bytes, H200_L2, PROTOCOL_CUDA)
 
     assert copies * copy_bytes > 16 * H200_L2 >= (copies - 1) * copy_bytes
 
 
-def test_small_weights_exceed_four_times_the_cache_with_no_more_copies_than_that_takes():
+def test_small_cold_weights_exceed_the_cache_four_times():
     copies = copies_for("cold", 50_000, H200_L2, PROTOCOL_CUDA)
 
     assert copies * 50_000 > 4 * H200_L2 >= (copies - 1) * 50_000
 
 
-def test_hot_weights_have_one_copy():
+def test_hot_weights_have_a_single_copy():
     assert copies_for("hot", 12_845_056, H200_L2, PROTOCOL_CUDA) == 1
 
 
-def test_a_kernel_that_reads_no_weights_has_nothing_to_rotate():
+def test_kernel_without_weights_has_a_single_copy():
     assert copies_for("cold", 0, H200_L2, PROTOCOL_CUDA) == 1
 
 
@@ -113,7 +113,7 @@ def test_weights_too_small_to_be_cold_are_unsupported():
         copies_for("cold", 1024, H200_L2, PROTOCOL_CUDA)
 
 
-def test_a_cold_case_launches_on_that_many_different_buffers(a_meter, a_case, fake_linear):
+def test_cold_case_rotates_over_all_copies(a_meter, a_case, fake_linear):
     kernel = fake_linear()
     meter = a_meter(kernel)
 
@@ -128,7 +128,7 @@ def test_a_cold_case_launches_on_that_many_different_buffers(a_meter, a_case, fa
     assert len(set(kernel.weights_seen)) >= min(copies, turns)
 
 
-def test_a_hot_case_launches_on_one_buffer_a_placement(a_meter, a_case, fake_linear):
+def test_hot_case_has_a_single_copy(a_meter, a_case, fake_linear):
     measured = a_meter(fake_linear()).measure(a_case(cache="hot"))
 
     assert measured.status == "ok"

@@ -120,7 +120,7 @@ def prepared(request, graphs, a_meter, a_case, fake_linear, fast):
         yield kernel, meter.prepare(a_case(cache="cold"))
 
 
-def test_only_a_kernel_that_computes_every_launch_is_right(prepared):
+def test_kernel_must_compute_every_launch(prepared):
     kernel, case = prepared
     with case.placed(0) as placed:
         kernel.computed = 0
@@ -131,7 +131,7 @@ def test_only_a_kernel_that_computes_every_launch_is_right(prepared):
     assert bool(wrong) == (kernel.computed > 0)
 
 
-def test_the_last_launch_of_each_turn_has_the_inputs_of_a_gate(prepared):
+def test_last_launch_of_a_turn_has_the_given_inputs(prepared):
     kernel, case = prepared
     gemm, device = case.case.gemm, torch.device("cpu")
     errors = []

@@ -19,7 +19,7 @@ def weights(size=1000):
     return layer  # 2,002 bytes
 
 
-def test_what_was_used_longest_ago_makes_room():
+def test_least_recently_used_weights_are_evicted():
     shared, made = SharedWeights(2 * 2002), []
 
     def ask(key):
@@ -36,14 +36,14 @@ def test_what_was_used_longest_ago_makes_room():
     assert shared.nbytes <= 2 * 2002
 
 
-def test_weights_that_do_not_fit_are_made_and_not_kept():
+def test_weights_beyond_the_limit_are_not_cached():
     shared = SharedWeights(100)
 
     assert shared.get("a", weights).nbytes == 2002
     assert shared.nbytes == 0
 
 
-def test_a_layer_is_packed_once_for_all_numbers_of_tokens(a_meter, a_case, fake_linear):
+def test_layer_is_packed_once_for_all_token_counts(a_meter, a_case, fake_linear):
     class Packing(fake_linear):
         packed = 0
 

@@ -23,7 +23,7 @@ def test_a_quiet_series_is_steady():
     assert (found.pattern, found.index, found.missing) == (Pattern.STEADY, None, ())
 
 
-def test_a_level_that_changes_with_the_device_is_no_step():
+def test_level_that_changes_with_the_device_is_no_step():
     values = quiet()
     values[30:] *= 1.03
     devices = ["one"] * 30 + ["other"] * 30
@@ -35,7 +35,7 @@ def test_a_level_that_changes_with_the_device_is_no_step():
     assert (back.pattern, back.index) == (Pattern.STEP, 30)
 
 
-def test_a_step_is_one_from_where_it_begins():
+def test_step_has_the_index_of_its_beginning():
     values = quiet()
     values[40:] *= 1.03
 
@@ -45,7 +45,7 @@ def test_a_step_is_one_from_where_it_begins():
 
 
 @pytest.mark.parametrize("last", [1, 2])
-def test_one_or_two_nights_that_come_back_are_a_spike(last):
+def test_one_or_two_outlying_nights_are_a_spike(last):
     values = quiet()
     values[30 : 30 + last] *= 1.2
 
@@ -53,14 +53,14 @@ def test_one_or_two_nights_that_come_back_are_a_spike(last):
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_what_creeps_is_a_drift_and_no_step(sign):
+def test_slow_change_is_a_drift(sign):
     values = quiet() * np.exp(sign * np.linspace(0, 0.05, 60))
 
     assert classify(nights(values)).pattern is Pattern.DRIFT
 
 
 @pytest.mark.parametrize("steps", [(20, 45), (15, 30, 45)])
-def test_several_steps_the_same_way_are_no_drift(steps):
+def test_steps_in_the_same_direction_are_no_drift(steps):
     values = quiet()
     for start in steps:
         values[start:] *= 1.03
@@ -70,7 +70,7 @@ def test_several_steps_the_same_way_are_no_drift(steps):
     assert (found.pattern, found.index) == (Pattern.STEP, steps[-1])
 
 
-def test_a_step_that_the_clock_explains_is_a_clock_drop():
+def test_step_explained_by_the_clock_is_a_clock_drop():
     values, clocks = quiet(), np.full(60, 1980.0)
     values[40:] *= 1.1
     clocks[40:] /= 1.1
@@ -79,7 +79,7 @@ def test_a_step_that_the_clock_explains_is_a_clock_drop():
     assert classify(nights(values, clocks_mhz=np.full(60, 1980.0))).pattern is Pattern.STEP
 
 
-def test_a_clock_drop_is_known_in_its_first_night():
+def test_clock_drop_is_detected_in_its_first_night():
     values, clocks = quiet(), np.full(60, 1980.0)
     values[-1] *= 1.2
     clocks[-1] /= 1.2
@@ -89,7 +89,7 @@ def test_a_clock_drop_is_known_in_its_first_night():
     assert (found.pattern, found.index) == (Pattern.CLOCK_DROP, 59)
 
 
-def test_another_driver_opens_an_epoch_and_is_no_step():
+def test_change_of_driver_is_an_epoch():
     values, epochs = quiet(), np.zeros(60)
     values[40:] *= 1.05
     epochs[40:] = 1
@@ -99,12 +99,12 @@ def test_another_driver_opens_an_epoch_and_is_no_step():
     assert (fresh.pattern, fresh.index) == (Pattern.NEW_EPOCH, 40)
 
 
-def test_a_renamed_kernel_is_a_new_series_without_a_verdict():
+def test_single_night_is_a_new_series():
     assert classify(nights(quiet(1))).pattern is Pattern.NEW_SERIES
     assert classify(nights(quiet(0))).pattern is Pattern.NEW_SERIES
 
 
-def test_missing_nights_are_named_and_no_change():
+def test_missing_nights_are_listed():
     days = np.concatenate([np.arange(20), np.arange(23, 62), [63]])
 
     found = classify(nights(quiet(), days=days))
