@@ -1,6 +1,6 @@
 """Comparison of a kernel's own quantization rule with that of its number formats.
 
-A `LinearKernel` from outside may round in a way of its own: its reference is computed from what its
+An external `LinearKernel` may round in a way of its own: its reference is computed from what its
 `quantize_weight` and `quantize_activation` return. Operands that have little in common with the
 real values, such as zeros, would make any result right.
 """
@@ -54,7 +54,7 @@ def own_quantization_error(
 
 
 def has_own_rule(kernel: LinearKernel) -> bool:
-    """Return True if a kernel from outside has another rule than its formats."""
+    """Return True if an external kernel has another rule than its formats."""
     if not kernel.spec.is_external:
         return False
     rules = (

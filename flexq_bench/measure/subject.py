@@ -143,7 +143,7 @@ def _layer_weights(
 
 
 def _plain(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
-    """The same buffers as tensors without attributes of a kernel from outside.
+    """The same buffers as tensors without attributes of an external kernel.
 
     Its methods could give each copy of the weights the same memory. Raises KernelError for
     subclasses, which have methods of their own.
@@ -161,7 +161,7 @@ def _plain(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
 
 
 def _check_packed(spec: KernelSpec, packed: PackedOperand, operand: Operand) -> None:
-    """Raise KernelError if a kernel from outside keeps its weights elsewhere than in `packed`.
+    """Raise KernelError if an external kernel keeps its weights elsewhere than in `packed`.
 
     They are then neither rewritten nor cold. No lossless compression makes codes of normal weights
     that small.
@@ -210,7 +210,7 @@ class _LinearSubject(Subject):
 
     @property
     def read_bytes(self) -> int | None:
-        # A kernel from outside may pack bytes that no launch reads.
+        # An external kernel may pack bytes that no launch reads.
         return _code_bytes(self.spec, self._first.operand) if self.spec.is_external else None
 
     def candidates(self) -> Sequence[Config]:

@@ -146,7 +146,7 @@ class WorkerProcess:
 
     def send(self, what: str, **arguments: Any) -> None:
         """Send a request without waiting for its reply. Raises WorkerError if the worker died."""
-        # Random, so that foreign code in the worker can't write a reply in advance.
+        # Random, so that external code in the worker can't write a reply in advance.
         self._request_id = secrets.randbits(_ID_BITS) or 1
         self._operation = what
         message = {"id": self._request_id, "do": what, **arguments}

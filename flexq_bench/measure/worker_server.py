@@ -24,9 +24,9 @@ _REFUSALS = (FlexqError, SourceError, UnsupportedError, UnknownKernelError, Work
 def serve(operations: object, requests: BinaryIO, replies: BinaryIO, names: Sequence[str]) -> None:
     """Answer requests, each a call of an operation, until the end of stdin.
 
-    names: of the methods of `operations` that may be called. Exits where the pipe of the replies is
-    no longer the one that it was: code of others put another in its place. A copy of the process
-    that code of others made by `os.fork`, and that came back here, ends without a reply.
+    names: of the methods of `operations` that may be called. Exits if the pipe of the replies is no
+    longer the same, because external code replaced it. A copy of the process that external code
+    made by `os.fork`, and that returned to this function, ends without a reply.
     """
     pipe, process = os.fstat(replies.fileno()), os.getpid()
     for line in requests:

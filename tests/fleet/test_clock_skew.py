@@ -12,7 +12,7 @@ from flexq_bench.measure import Measured
 
 OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)
 HOUR = timedelta(hours=1)
-MODULES = ("coordinator", "write_buffer", "presence", "request_worker", "ray_pool")
+MODULES = ("coordinator", "write_buffer", "local_pool", "request_worker", "ray_pool")
 
 
 def host_clock(skew):
