@@ -44,31 +44,25 @@ def test_unsupported_readings_are_none():
     assert (nvml.vbios(), nvml.ecc(), nvml.mig(), nvml.power_limit_w()) == (None,) * 4
 
 
-def test_highest_clock_is_the_fallback_default_clock():
-    nvml = an_nvml(nvmlDeviceGetMaxClockInfo=lambda handle, kind: 1980)
+def test_readings_have_their_units_and_fallbacks():
+    nvml = an_nvml(
+        nvmlDeviceGetMaxClockInfo=lambda handle, kind: 1980,
+        nvmlDeviceGetPowerUsage=lambda handle: 312_500,
+    )
 
-    assert nvml.default_sm_clock_mhz() == 1980.0
-
-
-def test_power_is_in_watts():
-    nvml = an_nvml(nvmlDeviceGetPowerUsage=lambda handle: 312_500)
-
+    assert nvml.default_sm_clock_mhz() == 1980.0  # without a default clock of applications
     assert NvmlSensor(nvml).read().power_w == 312.5
 
 
 @pytest.mark.parametrize(
     ("pids", "others"),
-    [([], 0), ([101], 0), ([101, 102], 1), ([101, 101], 0)],
+    [([], 0), ([101], 0), ([101, 102], 1), ([101, 101], 0), (None, None)],
 )
-def test_other_processes_are_counted(pids, others):
-    processes = [SimpleNamespace(pid=pid) for pid in pids]
-    nvml = an_nvml(nvmlDeviceGetComputeRunningProcesses=lambda handle: processes)
+def test_other_processes_are_counted_if_the_driver_lists_them(pids, others):
+    processes = [SimpleNamespace(pid=pid) for pid in pids or ()]
+    listing = {"nvmlDeviceGetComputeRunningProcesses": lambda handle: processes}
 
-    assert other_processes(nvml) == others
-
-
-def test_other_processes_are_unknown_without_driver_support():
-    assert other_processes(an_nvml()) is None
+    assert other_processes(an_nvml(**({} if pids is None else listing))) == others
     assert other_processes(None) is None
 
 

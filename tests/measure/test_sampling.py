@@ -298,44 +298,6 @@ def test_power_is_computed_from_the_energy_counter():
     assert telemetry.mean_power_w(0.0, 0.09) == 300.0  # it did not move
 
 
-def test_warm_up_lasts_at_least_its_minimum():
-    world = World([1.0], sigma=0.0)
-
-    world.placement = 0
-    warm_up(world, WarmUp(min_s=0.3, max_s=3.0), 0.02, world.now)
-
-    assert 0.3 <= world.time_s < 0.4
-
-
-def test_warm_up_continues_while_the_clock_rises():
-    class Ramp(World):
-        def sample(self, count, **gap):
-            self.centres = [max(1.0, 2.0 - self.time_s)]
-            return super().sample(count, **gap)
-
-    world = Ramp([1.0], sigma=0.0)
-    world.placement = 0
-
-    warmed = warm_up(world, WarmUp(min_s=0.3, max_s=3.0), 0.02, world.now)
-
-    assert 1.0 <= world.time_s < 1.3
-    assert warmed.sample_s == pytest.approx(40.0 * 10 / 1e6)
-
-
-def test_warm_up_ends_at_its_maximum():
-    class Restless(World):
-        def sample(self, count, **gap):
-            self.centres = [1.0 if self.centres == [1.02] else 1.02]
-            return super().sample(count, **gap)
-
-    world = Restless([1.0], sigma=0.0)
-    world.placement = 0
-
-    warm_up(world, WarmUp(min_s=0.3, max_s=3.0), 0.02, world.now)
-
-    assert 3.0 <= world.time_s < 3.1
-
-
 def test_requested_interval_decides_the_end():
     world = World([1.0, 1.004, 1.001, 0.997, 1.002])
 
@@ -371,3 +333,27 @@ def test_wide_interval_is_the_reason_of_noisy():
 
     assert status == "noisy"
     assert "and more would not do; ±0.25 % is required" in detail
+
+
+@pytest.mark.parametrize(
+    ("centre", "least_s"),
+    [
+        (lambda time_s, last: 1.0, 0.3),
+        (lambda time_s, last: max(1.0, 2.0 - time_s), 1.0),
+        (lambda time_s, last: 1.0 if last == 1.02 else 1.02, 3.0),
+    ],
+    ids=["equal times: its minimum", "rising clock: until times agree", "never: its maximum"],
+)
+def test_warm_up_lasts_until_times_agree(centre, least_s):
+    class Changing(World):
+        def sample(self, count, **gap):
+            self.centres = [centre(self.time_s, self.centres[0])]
+            return super().sample(count, **gap)
+
+    world = Changing([1.0], sigma=0.0)
+    world.placement = 0
+
+    warmed = warm_up(world, WarmUp(min_s=0.3, max_s=3.0), 0.02, world.now)
+
+    assert least_s <= world.time_s < least_s + 0.3
+    assert warmed.sample_s == pytest.approx(40.0 * world.centres[0] * 10 / 1e6)

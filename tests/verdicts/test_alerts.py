@@ -166,13 +166,6 @@ def test_remainder_beyond_the_machine_is_the_code(session, record, compared):
     assert re.search(r"\+2\.9\d% remains for the code", found.reason)
 
 
-@pytest.mark.parametrize("noise", [0.0005, 0.05])
-def test_floor_opens_no_alert(session, record, compared, noise):
-    record(compared("read-6", 1.06, noise=noise))
-
-    assert queries.alerts(session) == []
-
-
 def test_slowdown_with_steady_anchors_is_the_code(session, record, compared):
     night = record(compared("flexq-w6a6", 1.05), compared("cublaslt-w8a8"), compared("read-6"))
 
@@ -187,19 +180,6 @@ def test_wrong_result_opens_an_alert(session, record, compared):
     assert alert.worst is None
     (decision,) = queries.alert_decisions(session, alert.id)
     assert (decision.verdict, decision.reason) == ("incorrect", "head: 3 values differ")
-
-
-@pytest.mark.parametrize("ratio", [1.0, 0.95])
-def test_same_or_faster_opens_no_alert(session, record, compared, ratio):
-    record(compared("flexq-w6a6", ratio))
-
-    assert queries.alerts(session) == []
-
-
-def test_commit_compared_with_itself_opens_no_alert(session, record, compared):
-    record(compared("flexq-w6a6", 1.05, base=2, head=2))
-
-    assert queries.alerts(session) == []
 
 
 def test_pull_request_is_stored_without_an_alert(session, record, compared):
@@ -279,3 +259,20 @@ def test_unordered_commits_share_an_alert_by_name_only(session, machine, compare
         )
 
     assert len(queries.alerts(session)) == 2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "ratio", "options"),
+    [
+        ("flexq-w6a6", 1.0, {}),
+        ("flexq-w6a6", 0.95, {}),
+        ("flexq-w6a6", 1.05, {"base": 2, "head": 2}),
+        ("read-6", 1.06, {"noise": 0.0005}),
+        ("read-6", 1.06, {"noise": 0.05}),
+    ],
+    ids=["same", "faster", "commit compared with itself", "floor", "noisy floor"],
+)
+def test_no_regression_opens_no_alert(session, record, compared, kernel, ratio, options):
+    record(compared(kernel, ratio, **options))
+
+    assert queries.alerts(session) == []

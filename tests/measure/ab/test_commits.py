@@ -138,27 +138,23 @@ def test_folder_outside_of_git_is_refused(compare, tmp_path):
         compare("a", "b", path=tmp_path / "plain")
 
 
-def test_commit_of_another_project_is_refused(repository, compare):
-    (repository.path / "README").write_text("something else\n")
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("README", "is not a commit of FlexQ Bench"),
+        ("flexq_bench/__init__.py", "from before commits could be compared"),
+    ],
+)
+def test_commit_without_a_worker_is_refused(repository, compare, file, message):
+    (repository.path / "flexq_bench").mkdir()
+    (repository.path / file).touch()
     repository.git("add", ".")
     repository.git("commit", "-q", "-m", "first")
     other = repository.git("rev-parse", "HEAD")
     repository.commit(us=100)
 
-    with pytest.raises(UsageError, match="is not a commit of FlexQ Bench"):
+    with pytest.raises(UsageError, match=message):
         compare(other, "HEAD")
-
-
-def test_commit_without_a_worker_is_refused(repository, compare):
-    (repository.path / "flexq_bench").mkdir()
-    (repository.path / "flexq_bench" / "__init__.py").write_text("")
-    repository.git("add", ".")
-    repository.git("commit", "-q", "-m", "first")
-    old = repository.git("rev-parse", "HEAD")
-    repository.commit(us=100)
-
-    with pytest.raises(UsageError, match="from before commits could be compared"):
-        compare(old, "HEAD")
 
 
 LAYOUTS = ("flexq_bench/interleave", "flexq_bench/measure/ab")
