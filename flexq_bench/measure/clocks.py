@@ -102,6 +102,20 @@ def draw_kept(draw: random.Random) -> int:
     return next((kept for kept in tosses if draw.random() >= 0.5), _MAX_KEPT_SAMPLES)
 
 
+@dataclass(frozen=True, slots=True)
+class TimedLaunches:
+    """Launches over copies of the weights, and the hooks between their samples.
+
+    count: of a sample, if known from other buffers; None: determined by timing.
+    """
+
+    launch: Launch
+    copies: int
+    protocol: Protocol
+    between: BetweenSamples
+    count: int | None
+
+
 class Rotation(ABC):
     """Launches over copies 0, 1, …, copies - 1, 0, … that are timed together.
 
@@ -110,6 +124,9 @@ class Rotation(ABC):
     """
 
     launches: int
+
+    def __init__(self, timed: TimedLaunches) -> None:
+        self._launch, self._copies, self._between = timed.launch, timed.copies, timed.between
 
     @abstractmethod
     def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
@@ -128,15 +145,14 @@ class Rotation(ABC):
         """
         return None
 
-    @abstractmethod
     def close(self) -> None:
         """Release the launches and the buffers that they use."""
+        del self._launch, self._between
 
 
 class Clock(ABC):
     """Creates rotations on one device and reads its time."""
 
-    @abstractmethod
     def rotation(
         self,
         launch: Launch,
@@ -149,6 +165,12 @@ class Clock(ABC):
 
         launches: of a sample, if known from other buffers; None: determined by timing.
         """
+        return self._rotation(
+            TimedLaunches(launch, copies, protocol, between or BetweenSamples(), launches)
+        )
+
+    @abstractmethod
+    def _rotation(self, timed: TimedLaunches) -> Rotation: ...
 
     @abstractmethod
     def free_mhz(self) -> float | None:
@@ -177,16 +199,8 @@ class CpuClock(Clock):
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now_ns = now_ns
 
-    def rotation(
-        self,
-        launch: Launch,
-        copies: int,
-        protocol: Protocol,
-        between: BetweenSamples | None = None,
-        launches: int | None = None,
-    ) -> Rotation:
-        between = between or BetweenSamples()
-        return _CpuRotation(launch, copies, protocol, between, self._now_ns, launches)
+    def _rotation(self, timed: TimedLaunches) -> Rotation:
+        return _CpuRotation(timed, self._now_ns)
 
     def free_mhz(self) -> float | None:
         return None
@@ -208,22 +222,14 @@ class CpuClock(Clock):
 
 
 class _CpuRotation(Rotation):
-    def __init__(
-        self,
-        launch: Launch,
-        copies: int,
-        protocol: Protocol,
-        between: BetweenSamples,
-        now_ns: Callable[[], int],
-        launches: int | None,
-    ) -> None:
-        self._launch, self._copies, self._now_ns = launch, copies, now_ns
-        self._between = between
+    def __init__(self, timed: TimedLaunches, now_ns: Callable[[], int]) -> None:
+        super().__init__(timed)
+        self._now_ns = now_ns
         self._next = 0
-        self.launches = launches or 1
-        if launches is None:
+        self.launches = timed.count or 1
+        if timed.count is None:
             launch_us = self.sample(_CALIBRATION_SAMPLES).median_us
-            self.launches = _launches_for(launch_us, 1, protocol)
+            self.launches = _launches_for(launch_us, 1, timed.protocol)
 
     def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
         times = []
@@ -260,9 +266,6 @@ class _CpuRotation(Rotation):
         # A waiting launch may use other threads or processes, so its CPU time is incomplete.
         return (elapsed_ns if _times_waited() > waits else used_ns) / 1000 / launches
 
-    def close(self) -> None:
-        del self._launch, self._between
-
 
 def _times_waited() -> int:
     """Number of times that this thread has waited for an event."""
@@ -277,17 +280,9 @@ class CudaClock(Clock):
         with torch.cuda.device(device):
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def rotation(
-        self,
-        launch: Launch,
-        copies: int,
-        protocol: Protocol,
-        between: BetweenSamples | None = None,
-        launches: int | None = None,
-    ) -> Rotation:
+    def _rotation(self, timed: TimedLaunches) -> Rotation:
         reset_persisting_l2()  # no advantage from lines that an earlier kernel made persistent
-        between = between or BetweenSamples()
-        return _CudaRotation(launch, copies, protocol, between, self._stream, launches)
+        return _CudaRotation(timed, self._stream)
 
     def free_mhz(self) -> float | None:
         """Pause until the clock is stable, because an idle GPU raises its clock slowly."""
@@ -318,31 +313,23 @@ class CudaClock(Clock):
 
 
 class _CudaRotation(Rotation):
-    def __init__(
-        self,
-        launch: Launch,
-        copies: int,
-        protocol: Protocol,
-        between: BetweenSamples,
-        stream: torch.cuda.Stream,
-        launches: int | None,
-    ) -> None:
-        self._launch, self._copies, self._stream = launch, copies, stream
-        self._between = between
+    def __init__(self, timed: TimedLaunches, stream: torch.cuda.Stream) -> None:
+        super().__init__(timed)
+        self._stream, between = stream, timed.between
         self._shuffle = BlockShuffle()
         torch.cuda.synchronize()  # the buffers were filled on another stream
         between.begin_launches(1)
         with torch.cuda.stream(stream):
-            launch(0)  # loading a module or creating a handle can't be captured
+            timed.launch(0)  # loading a module or creating a handle can't be captured
         stream.synchronize()
-        self.launches = launches or copies
+        self.launches = timed.count or timed.copies
         self._kept_graph: torch.cuda.CUDAGraph | None = None
         kept_first = between.keeps_outputs and between.captures_kept_first()
-        if kept_first and launches is not None:
+        if kept_first and timed.count is not None:
             self._kept_graph = self._capture(between.after_launch)
         self._graph = self._capture()
-        if launches is None:
-            fit_launches(copies, protocol, self._launch_us)
+        if timed.count is None:
+            fit_launches(timed.copies, timed.protocol, self._launch_us)
         if between.keeps_outputs and self._kept_graph is None:
             self._kept_graph = self._capture(between.after_launch)
             if kept_first:
@@ -407,7 +394,7 @@ class _CudaRotation(Rotation):
         self._graph.reset()
         if self._kept_graph is not None:
             self._kept_graph.reset()
-        del self._launch, self._between
+        super().close()
 
 
 def _timing_events(count: int) -> list[torch.cuda.Event]:

@@ -71,9 +71,8 @@ def graphs(monkeypatch):
 
         return call
 
-    def rotation(_clock, launch, copies, protocol, between=None, launches=None):
-        between = between or clocks.BetweenSamples()
-        return clocks._CudaRotation(launch, copies, protocol, between, Idle(), launches)
+    def rotation(_clock, timed):
+        return clocks._CudaRotation(timed, Idle())
 
     def begin(made, *arguments, **named):
         initialize(made, *arguments, **named)
@@ -88,7 +87,7 @@ def graphs(monkeypatch):
     monkeypatch.setattr(clocks, "_timing_events", lambda count: [Idle() for _ in range(count)])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
-    monkeypatch.setattr(clocks.CpuClock, "rotation", rotation)
+    monkeypatch.setattr(clocks.CpuClock, "_rotation", rotation)
 
 
 def honest(kernel, x, w, out):
