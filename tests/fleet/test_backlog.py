@@ -1,4 +1,4 @@
-"""Who gets which job next."""
+"""Scheduling of jobs."""
 
 from __future__ import annotations
 

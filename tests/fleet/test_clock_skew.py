@@ -1,4 +1,4 @@
-"""Hosts whose clocks differ by an hour: the database's clock decides who holds what."""
+"""Leases by the clock of the database, with hosts whose clocks differ by an hour."""
 
 from __future__ import annotations
 

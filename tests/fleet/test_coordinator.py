@@ -1,4 +1,4 @@
-"""Every planned case ends with exactly one result or a named reason, whatever happens."""
+"""Coordination of jobs: every case ends with a result or a reason, after any failure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_case_with_three_worker_deaths_is_quarantined(table, gpus, a_case):
 @pytest.mark.parametrize("replaces", [True, False])
 def test_memory_query_moves_to_another_worker_after_a_loss(table, gpus, a_case, replaces):
     case = a_case()
-    coordinator = table.coordinator(gpus({"H200": 2}, replaces=replaces, speechless=1))
+    coordinator = table.coordinator(gpus({"H200": 2}, replaces=replaces, lost_in_memory_query=1))
     coordinator.gather()
 
     assert coordinator.memory_obstacles("H200", [case]) == {case.key: "too large"}
@@ -67,7 +67,7 @@ def test_memory_query_moves_to_another_worker_after_a_loss(table, gpus, a_case, 
 
 
 def test_memory_query_fails_after_three_lost_workers(table, gpus, a_case):
-    coordinator = table.coordinator(gpus({"H200": 1}, speechless=3))
+    coordinator = table.coordinator(gpus({"H200": 1}, lost_in_memory_query=3))
     coordinator.gather()
 
     with pytest.raises(InfrastructureError, match="did not answer: killed"):
@@ -250,8 +250,8 @@ def test_tuning_choice_is_sent_once_to_other_workers(table, gpus, a_case):
     later = gpus({"H200": 1})
     table.coordinator(later).carry_out([replace_gpu(table, a_case)])
 
-    assert [choices for _, choices in workers.told] == [(), (choice,), ()]
-    assert later.told[0][1] == (choice,)
+    assert [choices for _, choices in workers.sent_choices] == [(), (choice,), ()]
+    assert later.sent_choices[0][1] == (choice,)
 
 
 def replace_gpu(table, a_case):

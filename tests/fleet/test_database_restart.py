@@ -1,4 +1,4 @@
-"""A PostgreSQL server that is stopped under a coordinator, and started again."""
+"""Restart of the PostgreSQL server of a coordinator."""
 
 from __future__ import annotations
 

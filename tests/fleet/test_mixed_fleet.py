@@ -1,4 +1,4 @@
-"""A real Ray cluster of simulated GPUs, in which everything that can be killed is killed."""
+"""A Ray cluster of simulated GPUs in which workers, nodes and coordinators are killed."""
 
 from __future__ import annotations
 
@@ -142,9 +142,9 @@ def test_1000_cases_survive_all_kinds_of_kills(simulated, a_cluster, add_node, t
 
 
 def hold(path, seconds):
-    """Nobody else can read or write the database meanwhile."""
-    held = sqlite3.connect(path, isolation_level=None, timeout=30)
-    held.execute("BEGIN EXCLUSIVE")
+    """Lock the database exclusively for some seconds."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+    connection.execute("BEGIN EXCLUSIVE")
     time.sleep(seconds)
-    held.rollback()
-    held.close()
+    connection.rollback()
+    connection.close()

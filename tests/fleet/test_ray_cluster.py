@@ -1,4 +1,4 @@
-"""Joining clusters: one that isn't there, and one through Ray's client."""
+"""Connection to clusters: an unreachable cluster, and the Ray client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker on this machine's CPU, without Ray around it."""
+"""The actor that measures, on the CPU of this machine and without Ray."""
 
 from __future__ import annotations
 

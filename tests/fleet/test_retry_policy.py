@@ -1,4 +1,4 @@
-"""Which failures count, how often work is tried again, and how soon."""
+"""Retry policy, and reasons of lost workers."""
 
 from __future__ import annotations
 

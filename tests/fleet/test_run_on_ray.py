@@ -1,4 +1,4 @@
-"""The whole smoke suite through the command line, with Ray and without."""
+"""The smoke suite through the command line, with Ray and without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has not moved is said in one line: what, for how long, why; and as metrics."""
+"""Stalled runs and requests, in lines and as metrics."""
 
 from __future__ import annotations
 

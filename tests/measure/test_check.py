@@ -1,4 +1,4 @@
-"""What counts as right: error rules, overflow, and inputs whose result must be exact."""
+"""Correctness check: error rules, overflow, and inputs with an exact result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotations: how many launches a sample has and which copies they meet."""
+"""Rotations: number of launches of a sample, and the copies that they read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA
 from flexq_bench.measure.clocks import Batch, CpuClock, fit_launches
-from flexq_bench.measure.weight_rotation import copies_for
-
-H200_L2 = 60 << 20
 
 
 @pytest.fixture
@@ -85,51 +81,3 @@ def test_cpu_is_measured_on_a_single_thread():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("copy_bytes", [12_845_056, 34_000_000, 470_000_000])
-def test_cold_copies_exceed_the_cache_sixteen_times(copy_bytes):
-    copies = copies_for("cold", copy_bytes, H200_L2, PROTOCOL_CUDA)
-
-    assert copies * copy_bytes > 16 * H200_L2 >= (copies - 1) * copy_bytes
-
-
-def test_small_cold_weights_exceed_the_cache_four_times():
-    copies = copies_for("cold", 50_000, H200_L2, PROTOCOL_CUDA)
-
-    assert copies * 50_000 > 4 * H200_L2 >= (copies - 1) * 50_000
-
-
-def test_hot_weights_have_a_single_copy():
-    assert copies_for("hot", 12_845_056, H200_L2, PROTOCOL_CUDA) == 1
-
-
-def test_kernel_without_weights_has_a_single_copy():
-    assert copies_for("cold", 0, H200_L2, PROTOCOL_CUDA) == 1
-
-
-def test_weights_too_small_to_be_cold_are_unsupported():
-    with pytest.raises(UnsupportedError, match=r"245,761 copies .* 16,384 is the most"):
-        copies_for("cold", 1024, H200_L2, PROTOCOL_CUDA)
-
-
-def test_cold_case_rotates_over_all_copies(a_meter, a_case, fake_linear):
-    kernel = fake_linear()
-    meter = a_meter(kernel)
-
-    measured = meter.measure(a_case(n=256, k=256))
-
-    copies = measured.extra["copies"]
-    copy_bytes = 256 * 256 * 8
-    factor = meter.protocol.min_cache_factor
-    assert copies * copy_bytes > meter.protocol.cold_bytes(meter.device_info.l2_bytes, factor)
-    # On a busy machine a placement may end before every copy has had its turn.
-    turns = measured.n_samples // len(measured.placement_medians_us)
-    assert len(set(kernel.weights_seen)) >= min(copies, turns)
-
-
-def test_hot_case_has_a_single_copy(a_meter, a_case, fake_linear):
-    measured = a_meter(fake_linear()).measure(a_case(cache="hot"))
-
-    assert measured.status == "ok"
-    assert measured.extra["copies"] == 1

@@ -1,4 +1,4 @@
-"""What a meter says about the device, and telemetry that only reads."""
+"""Description of a device, readings of NVML, and telemetry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device is measured on by one process at a time, whoever starts it."""
+"""Lock of a device: only one process measures at a time."""
 
 from __future__ import annotations
 

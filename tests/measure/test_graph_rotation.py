@@ -20,7 +20,7 @@ from flexq_bench.measure.inputs import realistic_inputs
 
 
 class Recorded:
-    """What was called while it was captured."""
+    """Calls recorded during a capture."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], object]] = []

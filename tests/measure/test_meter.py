@@ -277,7 +277,7 @@ def test_inputs_depend_on_the_seed(a_meter, a_case, fake_linear):
 
 
 class SteadyClock(CpuClock):
-    """Says that every sample took 500 us, so that each has one launch and launches can be told."""
+    """Report 500 us for every sample, so that each has a single launch."""
 
     def __init__(self):
         self.now_ns = 0

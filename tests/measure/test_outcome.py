@@ -1,4 +1,4 @@
-"""A time that is too short for what has to be read is refused."""
+"""Refusal of times that are too short for reading the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels from outside that bring their own rule of rounding, or keep their weights elsewhere."""
+"""External kernels with a quantization rule of their own, or with weights stored elsewhere."""
 
 from __future__ import annotations
 

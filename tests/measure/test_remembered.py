@@ -1,4 +1,4 @@
-"""Launches that take longer on activations that they have not seen: always, or once by chance."""
+"""Detection of launches that take longer on new activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands between samples: what changes, where it lies, and what it is drawn from."""
+"""Rewriting of operands in place between samples."""
 
 from __future__ import annotations
 

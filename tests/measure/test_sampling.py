@@ -1,4 +1,4 @@
-"""When sampling stops, what counts in which regime, and how long the warm-up lasts."""
+"""Sampling: stop rules, regimes, and warm-up."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_protocol_without_trim_takes_the_median():
 
 
 def test_scatter_of_samples_is_no_scatter_of_placements():
-    """As of a kernel whose samples scatter by 1.2 %, over placements that hardly differ."""
+    """Samples scatter by 1.2 %, and placements hardly differ."""
     sampling = run(World([1.0, 1.0005, 0.9995], sigma=0.012), warm=True)
 
     assert sampling.converged
@@ -223,7 +223,7 @@ def test_samples_at_a_low_clock_do_not_count():
 
 
 def test_clock_is_compared_with_that_of_the_case():
-    """As tensor cores are, which run at a lower clock than an idle device whatever the gaps."""
+    """Tensor cores run at a lower clock than an idle device, with any gaps."""
     sampling = run(World([1.0], sigma=0.0005, mhz=lambda gap: 1840.0))
 
     assert sampling.regime == "boost"
@@ -308,7 +308,7 @@ def test_requested_interval_decides_the_end():
 
 
 def test_fewer_long_samples_suffice():
-    """Of 20 ms, as 1,024 launches of a slow kernel take: five placements have one each."""
+    """1,024 launches of a slow kernel take 20 ms: each of five placements has a single sample."""
     sampling = run(World([1.0, 1.0004, 0.9996], sigma=0.0001, launch_us=2000.0), warm=True)
 
     assert sampling.converged

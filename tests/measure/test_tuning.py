@@ -1,4 +1,4 @@
-"""How long candidates are timed: a glance at each, more for those that are near, warm or cold."""
+"""Timing of candidates: coarse and brief times, on a warm or cold device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets between GPUs of one kind: found where several measured the same cases, else not told."""
+"""Time offsets of GPUs of one kind."""
 
 from __future__ import annotations
 

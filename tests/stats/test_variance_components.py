@@ -1,4 +1,4 @@
-"""Variance components: what each level of a hierarchy adds, also where groups are unequal."""
+"""Variance components, also of unequal groups."""
 
 from __future__ import annotations
 

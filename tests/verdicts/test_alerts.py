@@ -1,4 +1,4 @@
-"""From verdicts to alerts: who is alerted, how often, and when it is over."""
+"""Alerts from verdicts: opening, joining, and closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget of comparisons: evidence decides who comes first, not size."""
+"""The budget of comparisons: order of the candidates by evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict on interleaved blocks: what counts as independent, and what counts at all."""
+"""Verdicts on interleaved blocks: independence, clocks, and too few data."""
 
 from __future__ import annotations
 

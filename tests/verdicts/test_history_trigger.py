@@ -1,4 +1,4 @@
-"""The cheap look at tonight's result, and the one at the last release."""
+"""Triggers: comparison of a result with its history, and with the last release."""
 
 from __future__ import annotations
 

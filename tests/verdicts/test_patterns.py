@@ -1,4 +1,4 @@
-"""Every pattern is told from the others, on made series."""
+"""Classification of made series by pattern."""
 
 from __future__ import annotations
 

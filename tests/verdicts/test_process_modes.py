@@ -1,4 +1,4 @@
-"""Kernels of two speeds: each mode is compared with itself, and how many are slow is judged."""
+"""Kernels with two speeds: comparison within a mode, and of the number of slow processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stored verdict is computed again from its evidence, to the bit."""
+"""Recomputation of stored verdicts from their evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verdict is about the series that the measured times are in."""
+"""Series of verdicts and of measured times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process that runs unreviewed code gets to know."""
+"""Environment and processes of workers that run unreviewed code."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def state_of(pid):
 
 
 def is_over(pid):
-    """Whether it ended, if only its exit code is left."""
+    """Return True if the process has ended."""
     return state_of(pid) in ("Z", "")
 
 
@@ -175,7 +175,7 @@ def test_processes_in_other_sessions_end_with_the_worker(a_tree, tmp_path, then)
 
 
 def wait_until(condition):
-    """Whether it holds within five seconds: a signal needs a moment."""
+    """Return True if the condition holds within five seconds."""
     deadline = time.monotonic() + 5
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

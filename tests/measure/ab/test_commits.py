@@ -1,4 +1,4 @@
-"""Commits by name: what is checked out, what is refused, and that nothing is left behind."""
+"""Comparison of commits by name: checkouts, refusals, and cleanup."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compare(repository, command):
 
 @pytest.fixture
 def worktrees(cache, repository):
-    """What is left of worktrees, in our folder and in git's own books."""
+    """Remaining worktrees, in our folder and in git's list."""
 
     def left():
         folder = cache / "worktrees"

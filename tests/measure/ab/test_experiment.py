@@ -1,4 +1,4 @@
-"""Interleaved A/B measurement: order, labels, looks, and workers that break."""
+"""Interleaved A/B measurement: order, labels, looks, and broken workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that is not believed: wrong results and made-up times are found from outside."""
+"""Untrusted workers: detection of wrong results and invented times."""
 
 from __future__ import annotations
 

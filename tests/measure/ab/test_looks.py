@@ -1,4 +1,4 @@
-"""The looks of a comparison on made times: how many pairs of processes each case gets."""
+"""Looks of a comparison on made times: the number of pairs of processes of each case."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_look_judges_a_case_together_with_decided_cases():
 
 
 def test_kernel_with_two_speeds_is_no_change():
-    """By chance six pairs have one side slow and the other fast once in 2,000 times."""
+    """Six pairs have one side slow and the other fast by chance once in 2,000 times."""
     rng = np.random.default_rng(3)
     cases = [two_speeds(rng) for _ in range(4)]
     for case in cases:

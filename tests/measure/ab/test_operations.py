@@ -1,4 +1,4 @@
-"""What a worker does on a real device, here the CPU, and what it answers."""
+"""Operations of a worker on a real device, the CPU."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_worker_does_not_import_sqlalchemy():
 
 
 def test_worker_does_nothing_before_its_first_request():
-    """It knows neither of the two, and would say so."""
+    """Device and source are unknown, so any use of them would be an error."""
     module = "flexq_bench.measure.ab.worker"
     options = ("--device", "none", "--kernels-from", "acme=/none/kernels.py")
 

@@ -95,7 +95,7 @@ def kernel(x, w, out):
 
 
 def test_kernel_file_imports_the_module_in_its_folder(theirs, git):
-    """Although another file of the project has one of the same name beside it."""
+    """Another file of the project has a module of the same name in its folder."""
     for name in ("attention", "mlp"):
         (theirs / name).mkdir()
         (theirs / name / f"{name}.py").write_text(WITH_HELPER.format(name=name))

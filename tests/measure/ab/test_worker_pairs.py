@@ -1,4 +1,4 @@
-"""When pairs of workers start, and that all of them end."""
+"""Start and end of pairs of workers."""
 
 from __future__ import annotations
 

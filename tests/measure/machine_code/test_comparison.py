@@ -1,4 +1,4 @@
-"""Two revisions' machine code side by side: what is compiled, and what counts as worse."""
+"""Comparison of the machine code of two revisions."""
 
 from __future__ import annotations
 

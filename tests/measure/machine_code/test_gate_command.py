@@ -1,4 +1,4 @@
-"""`gate static` as people and machines call it."""
+"""The command `gate static`."""
 
 from __future__ import annotations
 
