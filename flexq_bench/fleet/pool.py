@@ -34,11 +34,6 @@ class Work:
     gpu: str  # SKU
     cases: Sequence[Case]
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The cases' keys."""
-        return tuple(case.key for case in self.cases)
-
 
 class Pool(Protocol):
     """Devices that measure. `open_pool` chooses between the implementations."""

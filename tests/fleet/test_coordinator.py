@@ -26,7 +26,7 @@ def test_every_case_is_measured_once_on_its_kind_of_gpu(table, gpus, a_case):
     table.coordinator(workers).carry_out(works)
 
     for work in works:
-        assert table.received(work) == sorted(work.keys)
+        assert table.received(work) == sorted(case.key for case in work.cases)
         assert set(table.states(work).values()) == {"done"}
     gpus = {member: workers._members[member].gpu for member, _ in workers.started}
     assert sorted(gpus.values()) == ["A100", "H200", "H200"]
@@ -114,8 +114,8 @@ def test_results_are_kept_while_the_database_is_unavailable(table, gpus, a_case,
     coordinator.carry_out([work])
 
     assert next(away, None) is None
-    assert sorted(record.case for record in stored) == sorted(work.keys)
-    assert table.received(work) == sorted(work.keys)
+    assert sorted(record.case for record in stored) == sorted(case.key for case in work.cases)
+    assert table.received(work) == sorted(case.key for case in work.cases)
 
 
 def test_unavailable_database_is_waited_for_at_the_start(table, gpus, a_case, monkeypatch):
@@ -131,7 +131,7 @@ def test_unavailable_database_is_waited_for_at_the_start(table, gpus, a_case, mo
     monkeypatch.setattr(table.database, "session", gone_at_first)
     coordinator.carry_out([work])
 
-    assert table.received(work) == sorted(work.keys)
+    assert table.received(work) == sorted(case.key for case in work.cases)
 
 
 def test_long_outage_of_the_database_ends_the_work(table, gpus, a_case, monkeypatch):
@@ -170,7 +170,7 @@ def test_another_coordinator_continues_after_a_kill(table, gpus, a_case, monkeyp
     table.coordinator(workers).carry_out([work])
 
     assert len(workers.started) == 5
-    assert table.received(work) == sorted(work.keys)
+    assert table.received(work) == sorted(case.key for case in work.cases)
 
 
 def test_stopping_returns_leased_jobs(table, gpus, a_case):
@@ -188,7 +188,7 @@ def test_stopping_returns_leased_jobs(table, gpus, a_case):
     coordinator._on_record = lambda record: None
     coordinator.carry_out([work])  # the workers' answers to what was stopped change nothing
 
-    assert table.received(work) == sorted(work.keys)
+    assert table.received(work) == sorted(case.key for case in work.cases)
 
 
 def test_cases_without_a_gpu_are_reported(table, gpus, a_case):
@@ -323,5 +323,5 @@ def test_lease_with_lost_acknowledgement_is_used_at_once(table, gpus, a_case, co
 
     assert table.database.lost == 1
     assert set(table.states(work).values()) == {"done"}
-    assert table.received(work) == sorted(work.keys)
+    assert table.received(work) == sorted(case.key for case in work.cases)
     assert len(workers.started) == count

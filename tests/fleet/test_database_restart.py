@@ -80,5 +80,5 @@ def test_results_are_complete_after_a_database_restart(table, server, gpus, a_ca
     restarting.join()
     assert time.monotonic() - began > STOPPED_S
     assert set(table.states(work).values()) == {"done"}
-    assert table.received(work) == sorted(work.keys)
+    assert table.received(work) == sorted(case.key for case in work.cases)
     assert len(set(stored)) == len(stored)
