@@ -270,14 +270,14 @@ class PreparedCase:
         return self._subject.check(self.config, seed=seed, tolerance=self._protocol.tolerance)
 
     @contextmanager
-    def placed(self, index: int, *, beside: Buffers | None = None) -> Iterator[Placed]:
+    def placed(self, index: int, *, shared_with: Buffers | None = None) -> Iterator[Placed]:
         """Placement `index`: a rotation over buffers that are allocated now and freed on leaving.
 
-        beside: another subject's buffers, whose weights are shared if they have the same bytes.
+        shared_with: another subject's buffers; weights of the same bytes are shared with it.
         """
         seed = derive_seed(self._seed, self.case.key, "placement", index)
         self._clock.release_memory()
-        buffers = self._subject.place(self.copies, seed=seed, beside=beside)
+        buffers = self._subject.place(self.copies, seed=seed, shared_with=shared_with)
         rotation = self._clock.rotation(
             buffers.bound(self.config),
             self.copies,

@@ -87,11 +87,11 @@ class Subject(ABC):
         """Check the results on inputs drawn from the seed."""
 
     @abstractmethod
-    def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
+    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
         """Allocate all buffers of a launch anew.
 
-        beside: another subject's buffers; weight copies with the same number, contents and layout
-        are taken from there.
+        shared_with: another subject's buffers; weight copies with the same number, contents and
+        layout are taken from there.
         """
 
 
@@ -248,11 +248,11 @@ class _LinearSubject(Subject):
             tolerance=tolerance,
         )
 
-    def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
+    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
         pad = random_pad(self._device, seed)
         drawn = derive_seed(self._rewriting.secret, self._case.key, seed)
         contents = self._weights.first(self._rewriting.weight_contents(copies))
-        weights = None if beside is None else beside.weights
+        weights = None if shared_with is None else shared_with.weights
         if not (
             isinstance(weights, WeightCopies) and len(weights) == copies and weights.have(contents)
         ):
@@ -306,7 +306,7 @@ class _ProbeSubject(Subject):
         wrong = "" if result.exact else f"{self.spec.label} is wrong: {result.detail}"
         return CheckResult(None, result.exact, wrong)
 
-    def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
+    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
         pad = random_pad(self._device, seed)
         return ProbeBuffers(self._probe, [self._operand.clone() for _ in range(copies)], pad)
 

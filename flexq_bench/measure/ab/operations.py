@@ -110,7 +110,7 @@ class WorkerOperations:
         mine.resources.close()
         other = self._slots[beside].placed if beside is not None else None
         buffers = None if other is None else other.buffers
-        mine.placed = mine.resources.enter_context(mine.prepared.placed(index, beside=buffers))
+        mine.placed = mine.resources.enter_context(mine.prepared.placed(index, shared_with=buffers))
         protocol = self._meter.protocol
         phase = protocol.rewarm if self._is_warm else protocol.warm_up
         warmed, gap, mine.free = warm_up_under_boost(
