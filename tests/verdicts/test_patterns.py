@@ -17,10 +17,28 @@ def quiet(count: int = 60, sigma: float = 0.003, seed: int = 3) -> np.ndarray:
     return 100 * np.exp(sigma * np.random.default_rng(seed).standard_normal(count))
 
 
-def test_a_quiet_series_is_steady():
-    found = classify(nights(quiet()))
+@pytest.mark.parametrize(
+    ("factors", "pattern", "index"),
+    [
+        ([], Pattern.STEADY, None),
+        ([(slice(40, None), 1.03)], Pattern.STEP, 40),
+        ([(slice(20, None), 1.03), (slice(45, None), 1.03)], Pattern.STEP, 45),
+        ([(slice(start, None), 1.03) for start in (15, 30, 45)], Pattern.STEP, 45),
+        ([(slice(30, 31), 1.2)], Pattern.SPIKE, 30),
+        ([(slice(30, 32), 1.2)], Pattern.SPIKE, 31),
+        ([(slice(None), np.exp(np.linspace(0, 0.05, 60)))], Pattern.DRIFT, None),
+        ([(slice(None), np.exp(-np.linspace(0, 0.05, 60)))], Pattern.DRIFT, None),
+    ],
+    ids=["quiet", "step", "two steps", "three steps", "night", "two nights", "rise", "fall"],
+)
+def test_pattern_follows_the_change_of_the_values(factors, pattern, index):
+    values = quiet()
+    for place, factor in factors:
+        values[place] *= factor
 
-    assert (found.pattern, found.index, found.missing) == (Pattern.STEADY, None, ())
+    found = classify(nights(values))
+
+    assert (found.pattern, found.index, found.missing) == (pattern, index, ())
 
 
 def test_level_that_changes_with_the_device_is_no_step():
@@ -33,41 +51,6 @@ def test_level_that_changes_with_the_device_is_no_step():
     assert (found.pattern, found.index) == (Pattern.NEW_DEVICE, 30)
     back = classify(nights(values, devices=["one"] * 40 + ["other"] * 20))
     assert (back.pattern, back.index) == (Pattern.STEP, 30)
-
-
-def test_step_has_the_index_of_its_beginning():
-    values = quiet()
-    values[40:] *= 1.03
-
-    found = classify(nights(values))
-
-    assert (found.pattern, found.index) == (Pattern.STEP, 40)
-
-
-@pytest.mark.parametrize("last", [1, 2])
-def test_one_or_two_outlying_nights_are_a_spike(last):
-    values = quiet()
-    values[30 : 30 + last] *= 1.2
-
-    assert classify(nights(values)).pattern is Pattern.SPIKE
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_slow_change_is_a_drift(sign):
-    values = quiet() * np.exp(sign * np.linspace(0, 0.05, 60))
-
-    assert classify(nights(values)).pattern is Pattern.DRIFT
-
-
-@pytest.mark.parametrize("steps", [(20, 45), (15, 30, 45)])
-def test_steps_in_the_same_direction_are_no_drift(steps):
-    values = quiet()
-    for start in steps:
-        values[start:] *= 1.03
-
-    found = classify(nights(values))
-
-    assert (found.pattern, found.index) == (Pattern.STEP, steps[-1])
 
 
 def test_step_explained_by_the_clock_is_a_clock_drop():
