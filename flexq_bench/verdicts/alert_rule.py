@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 from flexq_bench.stats.log_series import SCALE_FLOOR, Floats
 from flexq_bench.verdicts.verdict import Cause, Verdict
@@ -269,6 +268,8 @@ def alert_of(group: Group, alerts: Sequence[AlertRow]) -> AlertRow | None:
     the same range joins its alert in any state. A group also joins an open alert if the two ranges
     share a commit, so that a later run does not report the same change again.
     """
+    from flexq_bench.db.decisions import OPEN_STATES  # here, because a worker needs no SQLAlchemy
+
     for alert in alerts:
         same_base = alert.good is not None and alert.good.sha == group.good.sha
         if same_base and alert.bad.sha == group.bad.sha:
