@@ -15,9 +15,9 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.kernels.runtime.files import cache_folder, write_atomically
-from flexq_bench.measure.ab import CaseComparison, Suffices
+from flexq_bench.measure.ab import Suffices
 from flexq_bench.measure.device import describe_device, find_device
-from flexq_bench.verdicts import Comparison, Verdict, confirm
+from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import CONFIDENCE, LOOKS
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.errors import WorkloadError

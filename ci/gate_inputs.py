@@ -8,8 +8,7 @@ import torch
 
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.kernels.contract import Backend
-from flexq_bench.measure.device import capability, find_device
-from flexq_bench.measure.local_devices import device_info
+from flexq_bench.measure.device import capability, device_info, find_device
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.repository.worktrees import refuse_local_changes, resolve_revision
 from flexq_bench.runs.machine import Machine

@@ -11,9 +11,8 @@ from flexq_bench.ci.policy import Limit, Policy
 from flexq_bench.ci.report_data import Finding, GateOutcome, GateReport
 from flexq_bench.db.engine import Database
 from flexq_bench.db.records import CommitInfo
-from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.runs.machine import Machine
-from flexq_bench.verdicts import Cause, Comparer, Confirmation, Judged, Verdict
+from flexq_bench.verdicts import CaseComparison, Cause, Comparer, Confirmation, Judged, Verdict
 from flexq_bench.verdicts.nightly import record_night
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import calibrates

@@ -15,12 +15,12 @@ from flexq_bench.measure.machine_code.comparison import (
     RevisionComparison,
     compare_revisions,
 )
-from flexq_bench.measure.machine_code.differences import Difference
 from flexq_bench.measure.machine_code.metrics import (
     INSTRUCTIONS,
     LOCAL_BYTES,
     SPILL_BYTES,
     WARPS_PER_SM,
+    Difference,
     Metric,
 )
 from flexq_bench.measure.machine_code.projects import compare_project_code

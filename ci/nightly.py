@@ -31,7 +31,7 @@ from flexq_bench.fleet.pool import Pool, Work
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from flexq_bench.runs.plan import build_plan
-from flexq_bench.verdicts import Compared, Judged
+from flexq_bench.verdicts import CaseComparison, Judged
 from flexq_bench.verdicts.nightly import record_night
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.errors import WorkloadError
@@ -128,7 +128,7 @@ def conclude(
     with database.session() as session:
         waiting = _nights_waited(session, info, commit)
         suspects = suspects_of(session, info.run, commit, waiting)
-    comparisons: list[Compared] = []
+    comparisons: list[CaseComparison] = []
     if rules.repository is None:
         notes.append("no git tree here: nothing was confirmed")
     elif commit.dirty:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 # Read when ray is imported, by whichever test comes first: clusters here stay on the loopback (see
-# flexq_bench.fleet.ray_session).
+# flexq_bench.fleet.ray_cluster).
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 # Tensors here are small: threads would wait for those of the tests beside these.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -162,8 +162,7 @@ def compared() -> Callable[..., Any]:
     """
     import numpy as np
 
-    from flexq_bench.measure.ab.case_comparison import CaseComparison
-    from flexq_bench.verdicts import Comparison, confirm
+    from flexq_bench.verdicts import CaseComparison, Comparison, confirm
     from flexq_bench.workloads.case import Case
     from flexq_bench.workloads.gemm import GemmWorkload
 

@@ -11,8 +11,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from flexq_bench.db.records import CommitInfo, DeviceInfo
-from flexq_bench.measure.ab.case_comparison import CaseComparison
-from flexq_bench.verdicts import Comparison, confirm
+from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.models import get_model

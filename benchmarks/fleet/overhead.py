@@ -15,7 +15,7 @@ from pathlib import Path
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
-from flexq_bench.fleet.ray_worker import WorkerDescription
+from flexq_bench.fleet.ray_workers import WorkerDescription
 from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Measured
 from flexq_bench.repository.provenance import ROOT, source_hash

@@ -27,10 +27,11 @@ import numpy as np
 from hierarchy import noise_plot, sigmas
 
 from flexq_bench.kernels.cuda.probes import SPIN_CYCLES
-from flexq_bench.measure.ab import Block, CaseComparison, InterleaveRules, compare_commits
+from flexq_bench.measure.ab import Block, InterleaveRules, compare_commits
 from flexq_bench.measure.ab.commits import compare_trees
 from flexq_bench.measure.ab.experiment import Side
 from flexq_bench.verdicts import (
+    CaseComparison,
     Comparison,
     Confirmation,
     Verdict,

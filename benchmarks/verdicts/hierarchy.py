@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from flexq_bench.stats import variance_components
+from flexq_bench.stats.variance_components import variance_components
 
 Row = dict[str, Any]  # of hardware.py
 _WIDTH, _ROW, _LEFT, _TOP, _RIGHT = 960, 120, 250, 40, 20

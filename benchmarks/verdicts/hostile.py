@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats import change_points
+from flexq_bench.stats.change_points import change_points
 from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from retrospective import LONG, SIGMA, STEP_AT, STEPS, WITHIN, with_step
 
-from flexq_bench.stats import level_model
+from flexq_bench.stats.level_model import level_model
 from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]

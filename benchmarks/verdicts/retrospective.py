@@ -17,7 +17,7 @@ from in_processes import in_processes
 from numpy.typing import NDArray
 from yardsticks import kernel_pelt
 
-from flexq_bench.stats import change_points
+from flexq_bench.stats.change_points import change_points
 from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from rules import LONGEST, SIMPLE
 
 from flexq_bench.db.queries.series import BASE_LAG_COMMITS
-from flexq_bench.measure.ab import CaseComparison, InterleaveRules
+from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.verdicts import (
+    CaseComparison,
     Comparison,
     Confirmation,
     Verdict,

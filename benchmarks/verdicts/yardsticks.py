@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats import change_points, level_model
+from flexq_bench.stats.change_points import change_points
+from flexq_bench.stats.level_model import level_model
 from flexq_bench.stats.steps import POINTS_BEFORE_FIRST
 
 Floats = NDArray[np.float64]

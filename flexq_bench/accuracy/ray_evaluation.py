@@ -27,13 +27,13 @@ from flexq_bench.db.records import RunInfo
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.ray_actors import Actor, RayActors
 from flexq_bench.fleet.retry_policy import MAX_DEATHS, is_quarantined
-from flexq_bench.fleet.timeouts import LONGEST_S, Times
+from flexq_bench.fleet.timeouts import MAX_S, Times
 from flexq_bench.fleet.workers import Finished, Joined, Lost
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.repository.provenance import current_commit
 
 _POLL_S = 0.5
-_TIMES = Times(start=LONGEST_S)  # a worker is ready when it has loaded its model
+_TIMES = Times(start=MAX_S)  # a worker is ready when it has loaded its model
 
 log = logging.getLogger(__name__)
 

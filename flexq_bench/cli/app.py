@@ -154,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _watch_for_tampering() -> None:
+    import flexq_bench.measure.ab.operations  # noqa: F401  `watch` knows only what is imported before
     from flexq_bench.measure import tampering
 
     tampering.watch()

@@ -28,8 +28,9 @@ from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
-    from flexq_bench.measure.ab import CaseComparison, Suffices
+    from flexq_bench.measure.ab import Suffices
     from flexq_bench.repository.project import Project
+    from flexq_bench.verdicts import CaseComparison
     from flexq_bench.workloads.case import Case
 
 

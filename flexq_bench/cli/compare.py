@@ -38,7 +38,8 @@ from flexq_bench.sweeps.text import split_sizes
 if TYPE_CHECKING:
     from flexq_bench.cli.case_selection import CaseSelection
     from flexq_bench.db.queries import RunSummary
-    from flexq_bench.measure.ab import Block, CaseComparison, InterleaveRules
+    from flexq_bench.measure.ab import Block, InterleaveRules
+    from flexq_bench.verdicts import CaseComparison
     from flexq_bench.workloads.case import Case
 
 

@@ -15,7 +15,7 @@ from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import UsageError
 
 if TYPE_CHECKING:
-    from flexq_bench.stats import LevelModel
+    from flexq_bench.stats.level_model import LevelModel
 
 
 @dataclass(frozen=True, slots=True)

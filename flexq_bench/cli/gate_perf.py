@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from flexq_bench.ci.policy import Policy
     from flexq_bench.ci.report_data import GateReport
     from flexq_bench.db.records import CommitInfo
-    from flexq_bench.verdicts import Compared
+    from flexq_bench.verdicts import CaseComparison
 
 
 def perf(
@@ -147,7 +147,7 @@ class _GateInput:
     base: CommitInfo
     head: CommitInfo
     policy: Policy
-    compare: Callable[..., Iterator[Compared]]
+    compare: Callable[..., Iterator[CaseComparison]]
     notes: tuple[str, ...]
 
 

@@ -248,7 +248,7 @@ def _models() -> list[Row]:
 
 
 def _devices(db: str | None) -> list[Row]:
-    from flexq_bench.measure.local_devices import local_devices
+    from flexq_bench.measure.device import local_devices
 
     here = [
         {
@@ -364,7 +364,7 @@ def _show_families(backend: BackendChoice, db: str | None) -> None:
 def _shares_of_floor(db: str | None) -> dict[str, float]:
     """The best share of the newest results of each label on this machine's first device."""
     from flexq_bench.db import queries
-    from flexq_bench.measure.local_devices import local_devices
+    from flexq_bench.measure.device import local_devices
 
     (_, here), *_ = local_devices()
     best: dict[str, float] = {}

@@ -18,8 +18,8 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.exit_codes import INTERRUPTED, worst_exit_code
-from flexq_bench.fleet.open_pool import PoolOptions, open_pool
 from flexq_bench.fleet.pool import Pool
+from flexq_bench.fleet.pool_choice import PoolOptions, open_pool
 from flexq_bench.fleet.suite_runs import PlannedRun, measure_runs, plan_runs
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.repository.provenance import current_commit

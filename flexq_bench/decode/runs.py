@@ -16,8 +16,8 @@ from flexq_bench.decode.case import DecodeCase, Setup
 from flexq_bench.decode.records import ServingCase
 from flexq_bench.decode.requests import LOGNORMAL, drawn_requests, read_requests
 from flexq_bench.errors import UsageError
+from flexq_bench.measure.device import device_info
 from flexq_bench.measure.device_lock import device_alone
-from flexq_bench.measure.local_devices import device_info
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.lifecycle import OpenRun, new_run
 from flexq_bench.runs.resume import check_same_work

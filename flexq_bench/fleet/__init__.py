@@ -6,8 +6,8 @@ it arrives, and replaces lost workers.
 
 from __future__ import annotations
 
-from flexq_bench.fleet.open_pool import NO_CLUSTER, PoolOptions, device_name, open_pool
 from flexq_bench.fleet.pool import Kind, Pool, Work
+from flexq_bench.fleet.pool_choice import NO_CLUSTER, PoolOptions, device_name, open_pool
 from flexq_bench.fleet.ray_pool import RayPool, open_ray_pool
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import Times, parse_times

@@ -35,8 +35,9 @@ from flexq_bench.runs.record import build_record
 from flexq_bench.runs.worker import failed
 from flexq_bench.workloads.case import Case
 
-_STEP_S = 0.5  # longest wait for events: the maximum delay of heartbeats and timeouts
-_RELOAD_S = 1.0  # between two reads of the open jobs while another coordinator holds some
+_MAX_POLL_S = 0.5  # longest wait for events: the maximum delay of heartbeats and timeouts
+# Between two reads of the open jobs while another coordinator leases some of them.
+_MIN_RELOAD_INTERVAL_S = 1.0
 _RELOAD_FACTOR = 20  # plus so many times the duration of a read
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class Coordinator:
     def gather(self) -> None:
         """Wait until every worker that is being started is ready or refused."""
         while True:
-            self._handle_all(self._workers.poll(_STEP_S))
+            self._handle_all(self._workers.poll(_MAX_POLL_S))
             self._buffer.flush({}, self._due_beats())
             if not self._workers.arriving and self._buffer.is_settled:
                 return
@@ -134,7 +135,7 @@ class Coordinator:
             self._reload_backlog()
             self._exchange()  # before the first wait, so that ready workers start at once
             while not self._is_done():
-                self._handle_all(self._workers.poll(_STEP_S))
+                self._handle_all(self._workers.poll(_MAX_POLL_S))
                 self._end_overdue()
                 self._give_up_on_missing_kinds()
                 self._exchange()
@@ -370,7 +371,7 @@ class Coordinator:
     def _reload_backlog(self) -> None:
         """Read the open jobs; those without a lease become the backlog."""
         began = self._clock()
-        self._next_reload = began + _RELOAD_S
+        self._next_reload = began + _MIN_RELOAD_INTERVAL_S
         own_jobs = {state.job.id for state in self._states.values() if state.job}
         own_jobs |= self._returning.keys() | self._buffer.unwritten_jobs
         now = self._buffer.read(database_time)

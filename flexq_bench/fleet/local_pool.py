@@ -1,28 +1,40 @@
-"""A pool of one device, that of this process: cases are measured one after the other."""
+"""A pool of one device, that of this process: cases are measured one after the other.
+
+The process can be registered as a worker, so that other processes see its heartbeats.
+"""
 
 from __future__ import annotations
 
+import logging
+import platform
+import threading
+import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
+from flexq_bench.db.dialects import database_time
+from flexq_bench.db.engine import Database
+from flexq_bench.db.errors import DatabaseError
+from flexq_bench.db.fleet import Beat, WorkerInfo, beat, end_worker, register_worker
 from flexq_bench.db.records import Record, RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet.pool import Kind, Work
-from flexq_bench.measure.ab import (
-    CaseComparison,
-    InterleaveRules,
-    Suffices,
-    compare_commits,
-    compare_project,
-)
+from flexq_bench.measure.ab import InterleaveRules, Suffices, compare_commits, compare_project
+from flexq_bench.measure.device import device_info
 from flexq_bench.measure.device_lock import device_alone
-from flexq_bench.measure.local_devices import device_info
 from flexq_bench.repository.project import Project, revision
 from flexq_bench.runs.lifecycle import OnRecord, store_results
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.process_meter import Measurer
 from flexq_bench.runs.worker import MeasuredCase, Worker
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
+
+HEARTBEAT_INTERVAL = timedelta(seconds=20)
+
+log = logging.getLogger(__name__)
 
 
 class LocalPool:
@@ -93,3 +105,46 @@ class LocalPool:
     def _outcomes(self, cases: Sequence[Case]) -> Iterator[MeasuredCase]:
         for case in self._measurer.in_order(cases):
             yield MeasuredCase(case, self._measurer.measure(case), self._worker)
+
+
+@contextmanager
+def registered_worker(
+    database: Database, worker: Worker, *, every: timedelta = HEARTBEAT_INTERVAL
+) -> Iterator[None]:
+    """Register a worker and send heartbeats during the block; mark it as stopped at the end.
+
+    A heartbeat that could not be stored is not repeated: the next one follows. Raises
+    DatabaseError if the worker can't be registered.
+    """
+    name = str(uuid.uuid4())
+    info = WorkerInfo(name, platform.node(), worker.pid, worker.device, worker.environment)
+    with database.session() as session:
+        register_worker(session, info, at=database_time(session))
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=_send_heartbeats, args=(database, name, every, ended), name="presence", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        try:
+            with database.session() as session:
+                end_worker(session, name, at=database_time(session))
+        except DatabaseError as error:  # must not hide the exception that ended the block
+            log.warning("the worker's end was not stored: %s", error)
+
+
+def _send_heartbeats(
+    database: Database, name: str, every: timedelta, ended: threading.Event
+) -> None:
+    heartbeat = Beat(name, None, None, 0, 0.0)
+    while not ended.wait(every.total_seconds()):
+        try:
+            with database.session() as session:
+                now = database_time(session)
+                beat(session, [heartbeat], until=now + every, at=now)
+        except DatabaseError as error:
+            log.warning("no heartbeat was stored: %s", error)

@@ -9,9 +9,10 @@ from typing import Protocol
 
 from flexq_bench.db.records import Record, RunInfo
 from flexq_bench.kernels.contract import Backend, Capability
-from flexq_bench.measure.ab import CaseComparison, Suffices
+from flexq_bench.measure.ab import Suffices
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun
 from flexq_bench.runs.machine import Machine
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
 
@@ -32,11 +33,6 @@ class Work:
     run: OpenRun
     gpu: str  # SKU
     cases: Sequence[Case]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The cases' keys."""
-        return tuple(case.key for case in self.cases)
 
 
 class Pool(Protocol):

@@ -7,6 +7,7 @@ Subclasses are `RayWorkers`, which measures cases, and `RayEvaluators` in
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -17,13 +18,14 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from flexq_bench.errors import InfrastructureError
-from flexq_bench.fleet.exit_reasons import reason_of
-from flexq_bench.fleet.ray_session import LOCAL, ray_session
-from flexq_bench.fleet.ray_slots import Slot, is_alive, slots
+from flexq_bench.fleet.ray_cluster import LOCAL, Slot, is_alive, ray_session, slots
 from flexq_bench.fleet.retry_policy import MAX_FAILURES, is_blameless, is_given_up, pause_s
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost
 from flexq_bench.kernels.contract import Backend
+
+_CLASS_NAME = re.compile(r"^[\w.]+: ")
+_GENERAL_ADVICE = " Some common causes include"
 
 log = logging.getLogger(__name__)
 
@@ -276,3 +278,21 @@ class RayActors(ABC):
 
     def _actor(self, worker: str) -> Actor:
         return next(actor for actor in self._actors.values() if actor.uuid == worker)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the reason for the loss of a worker in one line, from the exception that Ray raised.
+
+    Ray wraps an actor's exception in a traceback whose first line names only the actor, and reports
+    a death in the last line of a list of the actor's properties.
+    """
+    raised = getattr(error, "cause", None)
+    if raised is not None:
+        return reason_of(raised)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    if getattr(error, "actor_init_failed", False):
+        return _CLASS_NAME.sub("", lines[-1])
+    is_list = any(line.startswith("actor_id:") for line in lines)
+    return (lines[-1] if is_list else lines[0]).partition(_GENERAL_ADVICE)[0]

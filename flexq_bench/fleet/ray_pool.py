@@ -19,15 +19,15 @@ from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.coordinator import Coordinator
 from flexq_bench.fleet.pool import Kind, Work
-from flexq_bench.fleet.ray_comparer import ComparerActor
-from flexq_bench.fleet.ray_workers import RayWorkers
+from flexq_bench.fleet.ray_workers import ComparerActor, RayWorkers
 from flexq_bench.fleet.timeouts import Times
-from flexq_bench.measure.ab import CaseComparison, Suffices
+from flexq_bench.measure.ab import Suffices
 from flexq_bench.results.device_offsets import store_offsets
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.lifecycle import OnRecord
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.transactions import run_transaction
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.names import unknown
 
@@ -82,7 +82,7 @@ class RayPool:
         return tuple(
             kind
             for kind in self._all_kinds()
-            if not self._gpus or any(fnmatchcase(kind.gpu, one) for one in self._gpus)
+            if not self._gpus or any(fnmatchcase(kind.gpu, pattern) for pattern in self._gpus)
         )
 
     def refresh(self) -> None:
@@ -102,7 +102,7 @@ class RayPool:
             self._store_offsets(works)
 
     def machine(self, gpu: str) -> Machine:
-        ready = next(one for one in self._coordinator.workers if one.gpu == gpu)
+        ready = next(worker for worker in self._coordinator.workers if worker.gpu == gpu)
         return Machine(self._workers.backend, ready.worker.device)
 
     def compare(

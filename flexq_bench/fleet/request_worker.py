@@ -45,20 +45,21 @@ from flexq_bench.fleet.retry_policy import (
     is_quarantined,
     quarantine_detail,
 )
-from flexq_bench.measure.ab import CaseComparison, Suffices
+from flexq_bench.measure.ab import Suffices
 from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
 from flexq_bench.repository.provenance import ROOT
 from flexq_bench.repository.worktrees import is_published, repository_of
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from flexq_bench.runs.transactions import run_transaction
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
 # A server renews the lease of its request for as long as a case, or a comparison with its builds,
 # may take. After that it is considered hung, and its lease expires.
 LEASE = timedelta(minutes=2)
-BEAT_S = 20.0
-LONGEST_CASE_S = 600.0
-LONGEST_COMPARISON_S = 3600.0
+HEARTBEAT_S = 20.0
+MAX_CASE_S = 600.0
+MAX_COMPARISON_S = 3600.0
 
 log = logging.getLogger(__name__)
 
@@ -121,12 +122,13 @@ def serve_next(
     if request is None:
         return None
     log.info("request %s of %s", request.uuid[:8], request.requester)
+    leased = _LeasedRequest(database, request, server)
     if request.kind == BISECT:
-        return _bisect(database, pool, kind, request, server, search)
+        return _bisect(pool, kind, leased, search)
     try:
         plan = request_plan(request.kind, request.content, kind.backend, kind.capability)
     except PLANNING_REFUSALS as error:
-        return _finish(database, request, "failed", request.run, str(error))
+        return leased.finish("failed", request.run, str(error))
     # The key finds the run that an earlier server of this request began.
     planned = replace(
         new_run(plan.suite, "sweep", plan.keys), idempotency_key=f"request {request.uuid}"
@@ -135,47 +137,40 @@ def serve_next(
     try:
         with open_run(database, planned, commit) as run:
             run_uuid = run.info.uuid
-            cases = _missing_cases(run, request, plan.cases)
-            if is_quarantined(request.deaths):
-                raise MeasureError(quarantine_detail(request.deaths))
+            cases = leased.missing_cases(run, plan.cases)
+            leased.check_deaths()
             pool.check(cases)
-            with _renewing_lease(database, request, server, LONGEST_CASE_S) as renewer:
-                renewing = _renewing_callback(database, request, server, on_record, renewer)
-                pool.measure([Work(run, kind.gpu, cases)], renewing)
+            with leased.renewing(MAX_CASE_S) as restart_limit:
+
+                def renew(record: Record) -> None:
+                    restart_limit()
+                    leased.renew()
+                    on_record(record)
+
+                pool.measure([Work(run, kind.gpu, cases)], renew)
     except MEASURING_REFUSALS as error:
-        return _finish(database, request, "failed", run_uuid, str(error))
+        return leased.finish("failed", run_uuid, str(error))
     except CancelledError as error:
         return Served(request.uuid, "cancelled", run_uuid, str(error))
     except BaseException as error:
-        _return_request(database, server, error)
+        leased.return_after(error)
         if isinstance(error, UNAVAILABLE):
             return Served(request.uuid, "queued", run_uuid, str(error))
         raise
-    return _finish(database, request, "done", run_uuid, "")
+    return leased.finish("done", run_uuid, "")
 
 
-def _bisect(
-    database: Database,
-    pool: Pool,
-    kind: Kind,
-    request: ClaimedRequest,
-    server: str,
-    search: Search,
-) -> Served:
+def _bisect(pool: Pool, kind: Kind, leased: _LeasedRequest, search: Search) -> Served:
     """Bisect in this clone; the line about the result becomes the request's detail."""
-
-    def on_step(line: str) -> None:
-        run_transaction(
-            database, lambda session: set_request_detail(session, request.uuid, server, line)
-        )
-
+    request = leased.request
     try:
         bisection = bisection_of(request.content)
-        if is_quarantined(request.deaths):
-            raise MeasureError(quarantine_detail(request.deaths))
+        leased.check_deaths()
         pool.check([bisection.case])
         repository = repository_of(ROOT)
-        good, bad = (one.commit for one in resolve_pair(repository, bisection.good, bisection.bad))
+        good, bad = (
+            revision.commit for revision in resolve_pair(repository, bisection.good, bisection.bad)
+        )
         if not is_published(repository, bad):
             raise UsageError(
                 f"{bad[:10]} is in no branch and no tag here: a request measures what was merged"
@@ -183,32 +178,28 @@ def _bisect(
         commits = commits_between(repository, good, bad)
         if not commits:
             raise UsageError(f"no commit after {good[:10]} up to {bad[:10]} changes the code")
-        compare = _compare_function(database, pool, kind, request, server, bisection, repository)
+        compare = _compare_function(pool, kind, leased, bisection, repository)
         device = pool.machine(kind.gpu).device.uuid
     except PLANNING_REFUSALS as error:
-        return _finish(database, request, "failed", None, str(error))
+        return leased.finish("failed", None, str(error))
     try:
-        case = bisection.case
-        search_input = BisectionInput(repository, case, good, commits, device, compare, on_step)
-        detail = search(search_input)
+        detail = search(
+            BisectionInput(
+                repository, bisection.case, good, commits, device, compare, leased.set_detail
+            )
+        )
     except CancelledError as error:
         return Served(request.uuid, "cancelled", None, str(error))
     except REVISION_REFUSALS as error:
-        return _finish(database, request, "failed", None, str(error))
+        return leased.finish("failed", None, str(error))
     except BaseException as error:
-        _return_request(database, server, error)
+        leased.return_after(error)
         raise
-    return _finish(database, request, "done", None, detail)
+    return leased.finish("done", None, detail)
 
 
 def _compare_function(
-    database: Database,
-    pool: Pool,
-    kind: Kind,
-    request: ClaimedRequest,
-    server: str,
-    bisection: Bisection,
-    repository: Path,
+    pool: Pool, kind: Kind, leased: _LeasedRequest, bisection: Bisection, repository: Path
 ) -> Callable[[str, Suffices | None], CaseComparison]:
     """Return a function that compares a commit with the good one; its calls are limited."""
     comparisons = 0
@@ -218,101 +209,112 @@ def _compare_function(
         if comparisons >= MAX_COMPARISONS:
             raise UsageError(f"{MAX_COMPARISONS} comparisons are done, a request has no more")
         # Renewed before the comparison, so that a server that dies during it counts as a death.
-        _renew(database, request, server, has_result=comparisons > 0)
+        leased.renew(has_result=comparisons > 0)
         comparisons += 1
         ends, cases = (bisection.good, commit), [bisection.case]
-        with _renewing_lease(database, request, server, LONGEST_COMPARISON_S):
+        with leased.renewing(MAX_COMPARISON_S):
             (result,) = pool.compare(kind.gpu, repository, *ends, cases, suffices=suffices)
         return result
 
     return compare
 
 
-def _missing_cases(run: OpenRun, request: ClaimedRequest, cases: Sequence[Case]) -> list[Case]:
-    """The run's cases without a result. Also stores the run's uuid with the request."""
+class _LeasedRequest:
+    """A request that is leased to this server."""
 
-    def read_missing(session: Session) -> set[str]:
-        set_request_run(session, request.uuid, run.info.uuid)
-        return set(queries.missing_cases(session, run.info.uuid))
+    def __init__(self, database: Database, request: ClaimedRequest, server: str) -> None:
+        self._database, self._server = database, server
+        self.request = request
 
-    missing = run_transaction(run.database, read_missing)
-    return [case for case in cases if case.key in missing]
+    def renew(self, *, has_result: bool = True) -> None:
+        """Renew the lease. Raises CancelledError if the request was cancelled."""
+        if not run_transaction(
+            self._database, lambda session: self._renew_in(session, has_result=has_result)
+        ):
+            raise CancelledError(f"request {self.request.uuid[:8]} was cancelled")
 
+    @contextmanager
+    def renewing(self, longest_s: float) -> Iterator[Callable[[], None]]:
+        """Renew the lease during the block, until longest_s seconds have passed without progress.
 
-class _LeaseRenewer:
-    """Renews the lease of a request until longest_s seconds have passed without progress."""
+        Yields the function to call after a result, which restarts the time limit.
+        """
+        stopped, end = Event(), time.monotonic() + longest_s
 
-    def __init__(
-        self, database: Database, request: ClaimedRequest, server: str, longest_s: float
-    ) -> None:
-        self._database, self._request, self._server = database, request, server
-        self._longest_s = longest_s
-        self.stopped = Event()
-        self.progress()
+        def restart_limit() -> None:
+            nonlocal end
+            end = time.monotonic() + longest_s
 
-    def progress(self) -> None:
-        """Restart the time limit after a result."""
-        self._end = time.monotonic() + self._longest_s
+        def renew_repeatedly() -> None:
+            while not stopped.wait(HEARTBEAT_S) and time.monotonic() < end:
+                try:
+                    with self._database.session() as session:
+                        if not self._renew_in(session):  # no longer the holder of the lease
+                            return
+                except UNAVAILABLE:
+                    continue
+                except DatabaseError as error:
+                    log.warning("request %s: no beat was stored: %s", self.request.uuid[:8], error)
 
-    def run(self) -> None:
-        """Renew until stopped, over the time limit, or no longer the holder of the lease."""
-        while not self.stopped.wait(BEAT_S) and time.monotonic() < self._end:
-            try:
-                with self._database.session() as session:
-                    if not _renew_in(session, self._request, self._server):
-                        return
-            except UNAVAILABLE:
-                continue
-            except DatabaseError as error:
-                log.warning("request %s: no beat was stored: %s", self._request.uuid[:8], error)
+        thread = Thread(target=renew_repeatedly, name="request lease", daemon=True)
+        thread.start()
+        try:
+            yield restart_limit
+        finally:
+            stopped.set()
+            thread.join()
 
+    def missing_cases(self, run: OpenRun, cases: Sequence[Case]) -> list[Case]:
+        """The run's cases without a result. Also stores the run's uuid with the request."""
 
-@contextmanager
-def _renewing_lease(
-    database: Database, request: ClaimedRequest, server: str, longest_s: float
-) -> Iterator[_LeaseRenewer]:
-    """Renew the lease of a request during the block."""
-    renewer = _LeaseRenewer(database, request, server, longest_s)
-    thread = Thread(target=renewer.run, name="request lease", daemon=True)
-    thread.start()
-    try:
-        yield renewer
-    finally:
-        renewer.stopped.set()
-        thread.join()
+        def read_missing(session: Session) -> set[str]:
+            set_request_run(session, self.request.uuid, run.info.uuid)
+            return set(queries.missing_cases(session, run.info.uuid))
 
+        missing = run_transaction(run.database, read_missing)
+        return [case for case in cases if case.key in missing]
 
-def _renewing_callback(
-    database: Database,
-    request: ClaimedRequest,
-    server: str,
-    on_record: OnRecord,
-    renewer: _LeaseRenewer,
-) -> OnRecord:
-    def renew(record: Record) -> None:
-        renewer.progress()
-        _renew(database, request, server)
-        on_record(record)
+    def set_detail(self, line: str) -> None:
+        """Store a line about the progress."""
+        run_transaction(
+            self._database,
+            lambda session: set_request_detail(session, self.request.uuid, self._server, line),
+        )
 
-    return renew
+    def check_deaths(self) -> None:
+        """Raise MeasureError if too many servers died with this request."""
+        if is_quarantined(self.request.deaths):
+            raise MeasureError(quarantine_detail(self.request.deaths))
 
+    def finish(self, state: str, run: str | None, detail: str) -> Served:
+        """Store the end of the request."""
+        run_transaction(
+            self._database,
+            lambda session: finish_request(
+                session, self.request.uuid, state, detail=detail, at=database_time(session)
+            ),
+        )
+        return Served(self.request.uuid, state, run, detail)
 
-def _renew(
-    database: Database, request: ClaimedRequest, server: str, *, has_result: bool = True
-) -> None:
-    """Renew the lease. Raises CancelledError if the request was cancelled."""
-    if not run_transaction(
-        database, lambda session: _renew_in(session, request, server, has_result=has_result)
-    ):
-        raise CancelledError(f"request {request.uuid[:8]} was cancelled")
+    def return_after(self, error: BaseException) -> None:
+        """Return the request to the queue after an error that the request did not cause.
 
+        After an interrupt this does not wait for an unavailable database. After a failure it waits,
+        because a request that is not returned counts as a death.
+        """
+        if isinstance(error, KeyboardInterrupt):
+            with suppress(DatabaseError), self._database.session() as session:
+                return_requests(session, self._server)
+        elif isinstance(error, (InfrastructureError, *UNAVAILABLE)):
+            with suppress(DatabaseError):
+                _return_requests(self._database, self._server)
 
-def _renew_in(
-    session: Session, request: ClaimedRequest, server: str, *, has_result: bool = False
-) -> bool:
-    lock_for_writing(session.connection())  # first, as waiting for the lock takes time
-    until = database_time(session) + LEASE
-    return renew_request(session, request.uuid, server, until=until, has_result=has_result)
+    def _renew_in(self, session: Session, *, has_result: bool = False) -> bool:
+        lock_for_writing(session.connection())  # first, as waiting for the lock takes time
+        until = database_time(session) + LEASE
+        return renew_request(
+            session, self.request.uuid, self._server, until=until, has_result=has_result
+        )
 
 
 def _claim(database: Database, kind: Kind, server: str) -> ClaimedRequest | None:
@@ -333,37 +335,9 @@ def _claim(database: Database, kind: Kind, server: str) -> ClaimedRequest | None
 
 
 def _wait_for_lease_renewals() -> None:
-    time.sleep(2 * BEAT_S)
-
-
-def _return_request(database: Database, server: str, error: BaseException) -> None:
-    """Return the request to the queue after an error that the request did not cause.
-
-    After an interrupt this does not wait for an unavailable database. After a failure it waits,
-    because a request that is not returned counts as a death.
-    """
-    if isinstance(error, KeyboardInterrupt):
-        with suppress(DatabaseError), database.session() as session:
-            return_requests(session, server)
-    elif isinstance(error, (InfrastructureError, *UNAVAILABLE)):
-        with suppress(DatabaseError):
-            _return_requests(database, server)
+    time.sleep(2 * HEARTBEAT_S)
 
 
 def _return_requests(database: Database, server: str) -> None:
     """Return all requests of this server to the queue, after an outage of any length."""
-    run_transaction(
-        database, lambda session: return_requests(session, server), max_outage_s=math.inf
-    )
-
-
-def _finish(
-    database: Database, request: ClaimedRequest, state: str, run: str | None, detail: str
-) -> Served:
-    run_transaction(
-        database,
-        lambda session: finish_request(
-            session, request.uuid, state, detail=detail, at=database_time(session)
-        ),
-    )
-    return Served(request.uuid, state, run, detail)
+    run_transaction(database, lambda session: return_requests(session, server), max_outage_s=math.inf)

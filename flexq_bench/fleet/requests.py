@@ -31,10 +31,10 @@ MAX_CASES = 2000  # per request, floors included
 LIMITS = Limits(
     requests=4, cases=4000, cases_of_one=MAX_CASES, requests_of_all=100, cases_of_all=40_000
 )
-_LONGEST_NAME = 80
+_MAX_NAME_CHARS = 80
 BISECT = "bisect"
 MAX_COMPARISONS = 20  # per bisection; 1000 commits need eleven if every comparison is conclusive
-_LONGEST_KEY = 400
+_MAX_KEY_CHARS = 400
 _FULL_SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 # Assumed for an unknown GPU, on which all kernels run, so that the cases of all are counted.
 _MOST_CAPABLE: Capability = (9, 0)
@@ -61,7 +61,7 @@ def bisection_of(data: Mapping[str, Any]) -> Bisection:
             raise UsageError(f"{name!r:.60} is not the full id of a commit")
     if ends[0] == ends[1]:
         raise UsageError("good and bad are the same commit: there is nothing to search")
-    return Bisection(Case.from_key(str(data.get("case", ""))[:_LONGEST_KEY]), *ends)
+    return Bisection(Case.from_key(str(data.get("case", ""))[:_MAX_KEY_CHARS]), *ends)
 
 
 def bisect_request(
@@ -104,11 +104,11 @@ def checked_request(
     Raises UsageError or WorkloadError if the content is invalid or too large.
     """
     name = requester.strip()
-    if not name or len(name) > _LONGEST_NAME or not name.isprintable():
+    if not name or len(name) > _MAX_NAME_CHARS or not name.isprintable():
         raise UsageError(
-            f"a requester has a name of 1 to {_LONGEST_NAME} letters, got {name!r:.60}"
+            f"a requester has a name of 1 to {_MAX_NAME_CHARS} letters, got {name!r:.60}"
         )
-    if len(gpu) > _LONGEST_NAME or not (gpu == "" or gpu.isprintable()):
+    if len(gpu) > _MAX_NAME_CHARS or not (gpu == "" or gpu.isprintable()):
         raise UsageError(f"{gpu!r:.60} is no name of a GPU: see `flexq-bench list devices`")
     expected_s = None
     if kind == BISECT:

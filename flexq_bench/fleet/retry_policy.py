@@ -26,13 +26,13 @@ from flexq_bench.errors import (
     MeasureError,
     UsageError,
 )
-from flexq_bench.fleet.exit_reasons import is_of_node
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.workloads.errors import WorkloadError
 
 MAX_DEATHS = 3  # per job or evaluation; per request: in a row, without a result between them
 MAX_FAILURES = 3  # per slot, in a row
-LONGEST_PAUSE_S = 60.0
+MAX_PAUSE_S = 60.0
+_NODE_DIED = "its node has died"  # part of Ray's message
 
 # Errors that end a request as failed: while it is planned, while it is measured, and while its
 # commits are compared.
@@ -56,7 +56,7 @@ def is_blameless(error: BaseException, reason: str, *, node_is_alive: bool) -> b
 
     error: raised by Ray instead of the worker's result; reason: the same in one line.
     """
-    return isinstance(error, InfrastructureError) or not node_is_alive or is_of_node(reason)
+    return isinstance(error, InfrastructureError) or not node_is_alive or _NODE_DIED in reason
 
 
 def is_given_up(failures: int) -> bool:
@@ -67,4 +67,4 @@ def is_given_up(failures: int) -> bool:
 def pause_s(failures: int) -> float:
     """Return the seconds until a slot is tried again after this number of failures in a row."""
     # No pause after the first: the case may have ended the process, not the device.
-    return 0.0 if failures == 1 else min(2.0**failures, LONGEST_PAUSE_S)
+    return 0.0 if failures == 1 else min(2.0**failures, MAX_PAUSE_S)

@@ -54,7 +54,7 @@ def measure_runs(
     """Open the runs, measure their cases, and store their final status. Raises as Pool.measure."""
     with ExitStack() as opened:
         works = [
-            Work(opened.enter_context(open_run(database, one.run, commit)), one.kind.gpu, one.cases)
-            for one in planned
+            Work(opened.enter_context(open_run(database, run.run, commit)), run.kind.gpu, run.cases)
+            for run in planned
         ]
         pool.measure(works, on_record)

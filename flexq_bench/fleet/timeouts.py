@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from flexq_bench.errors import UsageError
 from flexq_bench.workloads.names import unknown
 
-LONGEST_S = 604_800.0  # a week
+MAX_S = 604_800.0  # a week
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Times:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            if not 0 < getattr(self, item.name) <= LONGEST_S:
+            if not 0 < getattr(self, item.name) <= MAX_S:
                 raise UsageError(
                     f"--times {item.name}={getattr(self, item.name):g}: must be above 0 and at "
-                    f"most {LONGEST_S:,.0f} s"
+                    f"most {MAX_S:,.0f} s"
                 )
         if self.lease < 2 * self.beat:
             raise UsageError(

@@ -12,9 +12,9 @@ from flexq_bench.db.engine import Session
 from flexq_bench.runs.owner_process import is_dead
 
 # Twice the time limit of a case (flexq_bench.fleet.timeouts).
-QUIET_S = 600.0
-NIGHT_QUIET_S = 3600.0  # a night stores nothing until all its candidates are compared
-_SILENT_S = 120.0  # twelve heartbeats of a worker
+MIN_STALL_S = 600.0
+MIN_NIGHT_STALL_S = 3600.0  # a night stores nothing until all its candidates are compared
+_MAX_SILENCE_S = 120.0  # twelve heartbeats of a worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def _runs(session: Session, now: datetime) -> Iterator[Stall]:
     for run in running:
         idle_s = (now - newest.get(run.uuid, run.created_at)).total_seconds()
         dead = run.owner is not None and is_dead(run.owner)
-        if idle_s < QUIET_S and not dead:
+        if idle_s < MIN_STALL_S and not dead:
             continue
         if dead and run.owner is not None:
             reason = f"its process {run.owner.pid} on {run.owner.host} is dead (status --reap)"
@@ -68,7 +68,7 @@ def _stall_reason(session: Session, now: datetime, run: queries.Progress) -> str
     if not workers:
         return f"{run.open} jobs wait and no worker is alive"
     silent = [
-        worker for worker in workers if (now - worker.heartbeat_at).total_seconds() > _SILENT_S
+        worker for worker in workers if (now - worker.heartbeat_at).total_seconds() > _MAX_SILENCE_S
     ]
     if len(silent) == len(workers):
         worst = min(silent, key=lambda worker: worker.heartbeat_at)
@@ -85,7 +85,7 @@ def _nights(session: Session, now: datetime) -> Iterator[Stall]:
     for night in queries.night_states(session, limit=100):  # the latest first
         key = (night.suite, night.gpu)
         idle_s = (now - night.updated_at).total_seconds()
-        if key not in latest and night.state != "done" and idle_s >= NIGHT_QUIET_S:
+        if key not in latest and night.state != "done" and idle_s >= MIN_NIGHT_STALL_S:
             reason = f"it is {night.state} at {night.commit[:10]} (nightly {night.suite} --resume)"
             yield Stall("night", f"{night.name} on {night.gpu}", idle_s, reason)
         latest.add(key)
@@ -95,7 +95,7 @@ def _requests(session: Session, now: datetime) -> Iterator[Stall]:
     alive = {worker.gpu for worker in queries.workers(session, live=True)}
     for row in queries.requests(session, states=("queued",)):
         idle_s = (now - row.created_at).total_seconds()
-        if idle_s < QUIET_S:
+        if idle_s < MIN_STALL_S:
             continue
         served = alive if not row.gpu else alive & {row.gpu}
         kind = f" on {row.gpu}" if row.gpu else ""

@@ -28,7 +28,7 @@ from flexq_bench.db.tuning import ChoiceInfo, add_choices
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.timeouts import Times
 
-_PAUSE_S = 1.0  # between two attempts during an outage
+_RETRY_INTERVAL_S = 1.0  # between two attempts during an outage
 _WARNING_INTERVAL_S = 20.0
 
 Value = TypeVar("Value")
@@ -182,7 +182,7 @@ class WriteBuffer:
                 stored |= finish_jobs(session, results, state=state)
         deaths: dict[int, int] = {}
         for death in (False, True):
-            reasons = {one.job: one.reason for one in pending.returned if one.death is death}
+            reasons = {job.job: job.reason for job in pending.returned if job.death is death}
             if reasons:
                 deaths |= return_jobs(session, reasons, death=death)
         for run, reason in pending.abandoned:
@@ -212,4 +212,4 @@ class WriteBuffer:
                 f"the database was away for {now - self._away_since:.0f} s ({error}): "
                 "continue with --resume when it is available"
             ) from error
-        self._next_attempt = now + _PAUSE_S
+        self._next_attempt = now + _RETRY_INTERVAL_S

@@ -139,8 +139,7 @@ def judge_error(y: torch.Tensor, reference: Reference, tolerance: float) -> Chec
 
 
 def _rounding_hint(y: torch.Tensor, reference: Reference, tolerance: float) -> str:
-    """Name the declaration that makes results right which a kernel from outside rounds; empty:
-    none does."""
+    """Name the declaration under which results of an external kernel are right; empty: none."""
     for bits, name in ((FP16_BITS, "FP16"), (BF16_BITS, "BF16")):
         if judge_error(y, reference.rounded_to(bits), tolerance).is_correct:
             declared = f"rounds_to={bits} declares it"

@@ -21,14 +21,14 @@ from flexq_bench.kernels.runtime.graph_capture import captured
 from flexq_bench.measure.protocol import Protocol
 
 Launch = Callable[[int], None]  # launch(i) runs on the i-th copy of the weights, i < copies
-_CALIBRATIONS = 3
-_FITTINGS = 3
-_NEARLY = 1.25  # ratio of launches below which a new graph is not worthwhile
-_MOST_KEPT = 16  # samples of a batch whose outputs are kept
+_CALIBRATION_SAMPLES = 3
+_MAX_FITTINGS = 3
+_MIN_LAUNCH_RATIO = 1.25  # ratio of launches below which a new graph is not worthwhile
+_MAX_KEPT_SAMPLES = 16  # samples of a batch whose outputs are kept
 # The clock of a GPU without load is the highest of many pauses. It is known when this many agree,
 # because an idle GPU raises its clock only after some tens of milliseconds.
-_PAUSES, _PAUSE_US, _AGREEMENT = 8, 2000.0, 0.002
-_SHORTEST_S, _LONGEST_S = 0.1, 0.5
+_CLOCK_PAUSES, _PAUSE_US, _MAX_CLOCK_DIFFERENCE = 8, 2000.0, 0.002
+_MIN_CLOCK_S, _MAX_CLOCK_S = 0.1, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,22 @@ def draw_kept(draw: random.Random) -> int:
 
     However many there were, the chance that another one follows is 1/2. On average it is one.
     """
-    tosses = range(_MOST_KEPT)  # an end, should somebody have replaced the function that draws
-    return next((kept for kept in tosses if draw.random() >= 0.5), _MOST_KEPT)
+    tosses = range(_MAX_KEPT_SAMPLES)  # an end, even if somebody replaced the function that draws
+    return next((kept for kept in tosses if draw.random() >= 0.5), _MAX_KEPT_SAMPLES)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedLaunches:
+    """Launches over copies of the weights, and the hooks between their samples.
+
+    count: of a sample, if known from other buffers; None: determined by timing.
+    """
+
+    launch: Launch
+    copies: int
+    protocol: Protocol
+    between: BetweenSamples
+    count: int | None
 
 
 class Rotation(ABC):
@@ -110,6 +124,9 @@ class Rotation(ABC):
     """
 
     launches: int
+
+    def __init__(self, timed: TimedLaunches) -> None:
+        self._launch, self._copies, self._between = timed.launch, timed.copies, timed.between
 
     @abstractmethod
     def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
@@ -128,15 +145,14 @@ class Rotation(ABC):
         """
         return None
 
-    @abstractmethod
     def close(self) -> None:
         """Release the launches and the buffers that they use."""
+        del self._launch, self._between
 
 
 class Clock(ABC):
     """Creates rotations on one device and reads its time."""
 
-    @abstractmethod
     def rotation(
         self,
         launch: Launch,
@@ -149,6 +165,12 @@ class Clock(ABC):
 
         launches: of a sample, if known from other buffers; None: determined by timing.
         """
+        return self._rotation(
+            TimedLaunches(launch, copies, protocol, between or BetweenSamples(), launches)
+        )
+
+    @abstractmethod
+    def _rotation(self, timed: TimedLaunches) -> Rotation: ...
 
     @abstractmethod
     def free_mhz(self) -> float | None:
@@ -177,16 +199,8 @@ class CpuClock(Clock):
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now_ns = now_ns
 
-    def rotation(
-        self,
-        launch: Launch,
-        copies: int,
-        protocol: Protocol,
-        between: BetweenSamples | None = None,
-        launches: int | None = None,
-    ) -> Rotation:
-        between = between or BetweenSamples()
-        return _CpuRotation(launch, copies, protocol, between, self._now_ns, launches)
+    def _rotation(self, timed: TimedLaunches) -> Rotation:
+        return _CpuRotation(timed, self._now_ns)
 
     def free_mhz(self) -> float | None:
         return None
@@ -208,22 +222,14 @@ class CpuClock(Clock):
 
 
 class _CpuRotation(Rotation):
-    def __init__(
-        self,
-        launch: Launch,
-        copies: int,
-        protocol: Protocol,
-        between: BetweenSamples,
-        now_ns: Callable[[], int],
-        launches: int | None,
-    ) -> None:
-        self._launch, self._copies, self._now_ns = launch, copies, now_ns
-        self._between = between
+    def __init__(self, timed: TimedLaunches, now_ns: Callable[[], int]) -> None:
+        super().__init__(timed)
+        self._now_ns = now_ns
         self._next = 0
-        self.launches = launches or 1
-        if launches is None:
-            launch_us = self.sample(_CALIBRATIONS).median_us
-            self.launches = _launches_for(launch_us, 1, protocol)
+        self.launches = timed.count or 1
+        if timed.count is None:
+            launch_us = self.sample(_CALIBRATION_SAMPLES).median_us
+            self.launches = _launches_for(launch_us, 1, timed.protocol)
 
     def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
         times = []
@@ -260,9 +266,6 @@ class _CpuRotation(Rotation):
         # A waiting launch may use other threads or processes, so its CPU time is incomplete.
         return (elapsed_ns if _times_waited() > waits else used_ns) / 1000 / launches
 
-    def close(self) -> None:
-        del self._launch, self._between
-
 
 def _times_waited() -> int:
     """Number of times that this thread has waited for an event."""
@@ -277,33 +280,25 @@ class CudaClock(Clock):
         with torch.cuda.device(device):
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def rotation(
-        self,
-        launch: Launch,
-        copies: int,
-        protocol: Protocol,
-        between: BetweenSamples | None = None,
-        launches: int | None = None,
-    ) -> Rotation:
+    def _rotation(self, timed: TimedLaunches) -> Rotation:
         reset_persisting_l2()  # no advantage from lines that an earlier kernel made persistent
-        between = between or BetweenSamples()
-        return _CudaRotation(launch, copies, protocol, between, self._stream, launches)
+        return _CudaRotation(timed, self._stream)
 
     def free_mhz(self) -> float | None:
         """Pause until the clock is stable, because an idle GPU raises its clock slowly."""
         clocks: list[float] = []
         began = time.perf_counter()
-        while (elapsed := time.perf_counter() - began) < _LONGEST_S:
+        while (elapsed := time.perf_counter() - began) < _MAX_CLOCK_S:
             with torch.cuda.stream(self._stream):
-                stamps = ClockStamps(_PAUSES, self._device)
-                for span in range(_PAUSES):
+                stamps = ClockStamps(_CLOCK_PAUSES, self._device)
+                for span in range(_CLOCK_PAUSES):
                     stamps.begin(span)
                     stamps.end(span, pause_us=_PAUSE_US)
             self._stream.synchronize()
             newest = [mhz for mhz in stamps.clocks_mhz() if mhz is not None]
             clocks.extend(newest)
-            least = (1 - _AGREEMENT) * max(clocks, default=0.0)
-            if elapsed >= _SHORTEST_S and all(mhz >= least for mhz in newest):
+            least = (1 - _MAX_CLOCK_DIFFERENCE) * max(clocks, default=0.0)
+            if elapsed >= _MIN_CLOCK_S and all(mhz >= least for mhz in newest):
                 break
         return max(clocks, default=None)
 
@@ -318,31 +313,23 @@ class CudaClock(Clock):
 
 
 class _CudaRotation(Rotation):
-    def __init__(
-        self,
-        launch: Launch,
-        copies: int,
-        protocol: Protocol,
-        between: BetweenSamples,
-        stream: torch.cuda.Stream,
-        launches: int | None,
-    ) -> None:
-        self._launch, self._copies, self._stream = launch, copies, stream
-        self._between = between
+    def __init__(self, timed: TimedLaunches, stream: torch.cuda.Stream) -> None:
+        super().__init__(timed)
+        self._stream, between = stream, timed.between
         self._shuffle = BlockShuffle()
         torch.cuda.synchronize()  # the buffers were filled on another stream
         between.begin_launches(1)
         with torch.cuda.stream(stream):
-            launch(0)  # loading a module or creating a handle can't be captured
+            timed.launch(0)  # loading a module or creating a handle can't be captured
         stream.synchronize()
-        self.launches = launches or copies
+        self.launches = timed.count or timed.copies
         self._kept_graph: torch.cuda.CUDAGraph | None = None
         kept_first = between.keeps_outputs and between.captures_kept_first()
-        if kept_first and launches is not None:
+        if kept_first and timed.count is not None:
             self._kept_graph = self._capture(between.after_launch)
         self._graph = self._capture()
-        if launches is None:
-            fit_launches(copies, protocol, self._launch_us)
+        if timed.count is None:
+            fit_launches(timed.copies, timed.protocol, self._launch_us)
         if between.keeps_outputs and self._kept_graph is None:
             self._kept_graph = self._capture(between.after_launch)
             if kept_first:
@@ -355,7 +342,7 @@ class _CudaRotation(Rotation):
             self._graph.reset()
             self.launches = launches
             self._graph = self._capture()
-        return self.sample(_CALIBRATIONS).median_us
+        return self.sample(_CALIBRATION_SAMPLES).median_us
 
     def _capture(self, after_launch: Callable[[], None] | None = None) -> torch.cuda.CUDAGraph:
         self._between.begin_launches(self.launches)
@@ -407,7 +394,7 @@ class _CudaRotation(Rotation):
         self._graph.reset()
         if self._kept_graph is not None:
             self._kept_graph.reset()
-        del self._launch, self._between
+        super().close()
 
 
 def _timing_events(count: int) -> list[torch.cuda.Event]:
@@ -428,9 +415,9 @@ def fit_launches(copies: int, protocol: Protocol, launch_us: Callable[[int], flo
     round.
     """
     launches = copies
-    for _ in range(_FITTINGS):
+    for _ in range(_MAX_FITTINGS):
         target = _launches_for(launch_us(launches), copies, protocol)
-        if target <= _NEARLY * launches:
+        if target <= _MIN_LAUNCH_RATIO * launches:
             return
         launches = target
     launch_us(launches)

@@ -16,7 +16,7 @@ from flexq_bench.db.records import DeviceInfo
 from flexq_bench.errors import DeviceError
 from flexq_bench.kernels.contract import Capability
 from flexq_bench.kernels.runtime.nvrtc import COMMON_OPTIONS
-from flexq_bench.measure.nvml import Nvml
+from flexq_bench.measure.nvml import Nvml, open_handle
 
 _CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 _MEMINFO = Path("/proc/meminfo")
@@ -36,14 +36,24 @@ def find_device(name: str) -> torch.device:
     Raises DeviceError if this machine has no such device; the message lists the nearest names
     first.
     """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    present = [*(f"cuda:{i}" for i in range(count)), "cpu"]
+    present = _device_names()
     full_name = "cuda:0" if name == "cuda" else name
     if full_name in present:
         return torch.device(full_name)
     near = difflib.get_close_matches(full_name, present, n=len(present), cutoff=0.4)
     ordered = near + [other for other in present if other not in near]
     raise DeviceError(f"no device {name!r}: this machine has {', '.join(ordered)}")
+
+
+def local_devices() -> list[tuple[str, DeviceInfo]]:
+    """Names for `--device` with a description of each: GPUs first, then the CPU."""
+    return [(name, device_info(name)) for name in _device_names()]
+
+
+def device_info(name: str) -> DeviceInfo:
+    """Describe a device. Raises DeviceError if this machine has none of that name."""
+    device = find_device(name)
+    return describe_device(device, None if device.type == "cpu" else open_handle(device))
 
 
 def describe_device(device: torch.device, nvml: Nvml | None) -> DeviceInfo:
@@ -65,6 +75,11 @@ def describe_device(device: torch.device, nvml: Nvml | None) -> DeviceInfo:
         sm_count=properties.multi_processor_count,
         compute_capability=f"{properties.major}.{properties.minor}",
     )
+
+
+def _device_names() -> list[str]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [*(f"cuda:{i}" for i in range(count)), "cpu"]
 
 
 def capability(device: torch.device) -> Capability | None:

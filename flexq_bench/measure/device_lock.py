@@ -20,17 +20,17 @@ from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
 
-WAIT_S = 600.0  # for the previous process to end
-_SAY_S = 30.0
-_LOOK_S = 0.2
+MAX_WAIT_S = 600.0  # for the previous process to end
+_LOG_INTERVAL_S = 30.0
+_POLL_INTERVAL_S = 0.2
 _FOLDERS = (Path("/run/lock"), Path("/tmp"))
-_HELD = (errno.EWOULDBLOCK, errno.EACCES)
+_LOCKED_ERRORS = (errno.EWOULDBLOCK, errno.EACCES)
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def device_alone(uuid: str, *, shared: bool = False, wait_s: float = WAIT_S) -> Iterator[None]:
+def device_alone(uuid: str, *, shared: bool = False, wait_s: float = MAX_WAIT_S) -> Iterator[None]:
     """Hold a device, identified by a GPU's or a CPU's uuid, for the duration of the block.
 
     shared: allow other holders that also set it, as the workers on one CPU do. While waiting, the
@@ -50,7 +50,7 @@ def _folder() -> Path:
     override = os.environ.get("FLEXQ_BENCH_LOCKS")
     if override:
         return Path(override)
-    return next((one for one in _FOLDERS if os.access(one, os.W_OK)), _FOLDERS[-1])
+    return next((folder for folder in _FOLDERS if os.access(folder, os.W_OK)), _FOLDERS[-1])
 
 
 def _open(path: Path) -> int:
@@ -86,7 +86,7 @@ def _wait(handle: int, uuid: str, kind: int, wait_s: float) -> None:
             fcntl.flock(handle, kind | fcntl.LOCK_NB)
             return
         except OSError as error:
-            if error.errno not in _HELD:
+            if error.errno not in _LOCKED_ERRORS:
                 raise InfrastructureError(f"device {uuid} can't be held: {error}") from error
         waited = time.monotonic() - begun
         if waited >= wait_s:
@@ -94,10 +94,10 @@ def _wait(handle: int, uuid: str, kind: int, wait_s: float) -> None:
                 f"{_holder(handle)} measures on device {uuid}: wait for its end, or pick another "
                 f"device (waited {waited:.0f} s)"
             )
-        if waited == 0 or time.monotonic() - logged_at >= _SAY_S or logged_at == begun:
+        if waited == 0 or time.monotonic() - logged_at >= _LOG_INTERVAL_S or logged_at == begun:
             logged_at = time.monotonic()
             log.warning("%s measures on device %s: waiting for its end", _holder(handle), uuid)
-        time.sleep(min(_LOOK_S, max(wait_s - waited, 0.001)))
+        time.sleep(min(_POLL_INTERVAL_S, max(wait_s - waited, 0.001)))
 
 
 def _holder(handle: int) -> str:

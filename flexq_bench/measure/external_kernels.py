@@ -28,9 +28,9 @@ from flexq_bench.measure.worker_process import RefusedError, WorkerError, Worker
 from flexq_bench.packages import PACKAGE
 
 LOADER = (sys.executable, "-m", "flexq_bench.measure.external_loader")
-LOAD_S = 180.0  # for the import of a file, which may build an extension
+LOAD_TIMEOUT_S = 180.0  # for the import of a file, which may build an extension
 OPTION = "--kernels-from"
-_SHOWN = 80  # characters of a file's output
+_MAX_SHOWN_CHARS = 80  # characters of a file's output
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Adopted:
 
     @property
     def all_labels(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(label for some in self.labels.values() for label in some))
+        return tuple(dict.fromkeys(label for labels in self.labels.values() for label in labels))
 
 
 _NOTHING = Adopted({}, {})
@@ -68,7 +68,7 @@ def adopted() -> Adopted:
 def adopt(
     sources: Iterable[KernelSource],
     *,
-    timeout_s: float = LOAD_S,
+    timeout_s: float = LOAD_TIMEOUT_S,
     environment: Mapping[str, str] | None = None,
 ) -> Adopted:
     """Register the kernels of sources.
@@ -109,7 +109,7 @@ def forget() -> None:
 def described(
     source: KernelSource,
     *,
-    timeout_s: float = LOAD_S,
+    timeout_s: float = LOAD_TIMEOUT_S,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[DescribedKernel, ...]:
     """The kernels of a source as another process describes them.
@@ -125,7 +125,9 @@ def described(
         reply = loader.ask("load", source=source.argument)
     printed = " ".join(str(reply["printed"]).split())
     if printed:
-        log.warning("%s printed when it was imported: %s", name, printable(printed)[:_SHOWN])
+        log.warning(
+            "%s printed when it was imported: %s", name, printable(printed)[:_MAX_SHOWN_CHARS]
+        )
     return _kernels_of(reply, name)
 
 
@@ -139,7 +141,7 @@ def describe_installed() -> tuple[DescribedKernel, ...]:
     if not metadata.entry_points(group=ENTRY_POINTS):
         return ()
     name = "installed packages with kernels"
-    loader = WorkerProcess(name, program_root(), LOADER, timeout_s=LOAD_S)
+    loader = WorkerProcess(name, program_root(), LOADER, timeout_s=LOAD_TIMEOUT_S)
     try:
         with loader:
             return _kernels_of(loader.ask("installed"), name)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+import flexq_bench.measure.ab.operations  # noqa: F401  `watch` knows only what is imported before
 from flexq_bench.errors import one_line
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import LinearKernel

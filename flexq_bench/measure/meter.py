@@ -37,17 +37,17 @@ from flexq_bench.measure.outcome import extra_facts, judge_speed, status_of, wit
 from flexq_bench.measure.prepared import PreparedCase, TuningMachine
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
 from flexq_bench.measure.sampling import sample_case
-from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
 from flexq_bench.measure.tuning import Tuning
+from flexq_bench.measure.weight_rotation import SharedWeights
 from flexq_bench.workloads.case import Case, parse_kernel_label
 from flexq_bench.workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
 
 # Fields of the environment that affect the choice of the fastest configuration.
 _TUNED_FOR = ("torch", "cuda", "driver", "compiler_flags", "nvrtc", "cublas")
 _SECRET_BITS = 52  # every JSON reader supports integers of this size
-_COOLS_S = 1.0  # clocks stay up for seconds between cases
-_SHARED_PART = 6  # percent of the memory that is free at first, for weights kept for the next cases
+_WARM_S = 1.0  # clocks stay up for seconds between cases
+_SHARED_PERCENT = 6  # of the memory that is free at first, for weights kept for the next cases
 Resolve = Callable[[str, Backend], Kernel]
 
 
@@ -84,7 +84,7 @@ class Meter:
         self._resolve = resolve
         self._tuning = tuning
         self._choices = tuning.memory()
-        self._shared = SharedWeights(_SHARED_PART * self.free_memory() // 100)
+        self._shared = SharedWeights(_SHARED_PERCENT * self.free_memory() // 100)
         self._specs: dict[str, KernelSpec] = {}
         self._probes: dict[tuple[object, ...], Measured] = {}
         self._measured_at = -math.inf
@@ -324,8 +324,8 @@ class Meter:
 
     @property
     def _is_warm(self) -> bool:
-        """True if the last measurement ended less than `_COOLS_S` seconds ago."""
-        return time.monotonic() - self._measured_at < _COOLS_S
+        """True if the last measurement ended less than `_WARM_S` seconds ago."""
+        return time.monotonic() - self._measured_at < _WARM_S
 
     def _with_probes(self, case: Case, measured: Measured) -> Measured:
         """Add the floor of its weights and the empty launch to the result."""

@@ -1,6 +1,6 @@
 """Comparison of a kernel's own quantization rule with that of its number formats.
 
-A `LinearKernel` from outside may round in a way of its own: its reference is computed from what its
+An external `LinearKernel` may round in a way of its own: its reference is computed from what its
 `quantize_weight` and `quantize_activation` return. Operands that have little in common with the
 real values, such as zeros, would make any result right.
 """
@@ -13,10 +13,10 @@ from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.formats import Operand, quantize
 from flexq_bench.measure.inputs import LinearInputs
 
-# Of the results' norm: so many times the error of the formats' own rule, and this beside it.
-_TIMES, _BESIDE = 2.0, 0.05
+# Largest error, of the results' norm: so many times that of the formats' own rule, plus this.
+_MAX_ERROR_RATIO, _MAX_EXTRA_ERROR = 2.0, 0.05
 _ROWS = 64  # of each operand that are compared
-_FEWEST_RESULTS = 64  # the error of fewer says little
+_MIN_RESULTS = 64  # the error of fewer says little
 
 
 def own_quantization_error(
@@ -32,7 +32,7 @@ def own_quantization_error(
     if x_real is None:
         return ""
     m, n = min(_ROWS, len(x_real)), min(_ROWS, len(w_real))
-    if m * n < _FEWEST_RESULTS:
+    if m * n < _MIN_RESULTS:
         return ""
     generator = torch.Generator().manual_seed(seed)
     x_rows, w_rows = (
@@ -44,7 +44,7 @@ def own_quantization_error(
     own = _error(inputs.x.take_rows(x_rows), inputs.w.take_rows(w_rows), real)
     spec = kernel.spec
     usual = _error(quantize(x_real, spec.activation), quantize(w_real, spec.weight), real)
-    if own <= _TIMES * usual + _BESIDE:
+    if own <= _MAX_ERROR_RATIO * usual + _MAX_EXTRA_ERROR:
         return ""
     return (
         f"its own quantization changes results by {own:.0%} where {spec.weight.name} weights and "
@@ -54,7 +54,7 @@ def own_quantization_error(
 
 
 def has_own_rule(kernel: LinearKernel) -> bool:
-    """Return True if a kernel from outside has another rule than its formats."""
+    """Return True if an external kernel has another rule than its formats."""
     if not kernel.spec.is_external:
         return False
     rules = (

@@ -18,23 +18,22 @@ from flexq_bench.kernels.contract import Config, Kernel, KernelSpec, is_plain
 from flexq_bench.kernels.runtime.module import binary_hash, compile_ahead
 from flexq_bench.kernels.runtime.nvrtc import builds_hash
 from flexq_bench.measure import tampering
+from flexq_bench.measure.activation_rotation import Rewriting
 from flexq_bench.measure.buffers import Buffers, Draw, UnseenInputs
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, Rotation
-from flexq_bench.measure.cold_cache_rotation import copies_for
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.protocol import Protocol
-from flexq_bench.measure.rewriting import Rewriting
-from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.subject import bind
 from flexq_bench.measure.tuning import BriefTimer
+from flexq_bench.measure.weight_rotation import SharedWeights, copies_for
 from flexq_bench.workloads.case import Case
 
 # Launches on new inputs are compared with repetitions on the same inputs: number of repetitions,
 # including a first one that fills the caches; the number for long launches; and most microseconds
 # of a repetition, if it has more than one launch.
-_REPETITIONS, _OF_LONG_LAUNCHES, _REPEATED_US = 9, 5, 2000.0
-_FASTER_AGAIN = 1.5
+_REPETITIONS, _LONG_REPETITIONS, _MAX_REPEATED_US = 9, 5, 2000.0
+_MAX_REPEAT_SPEEDUP = 1.5
 _LOOKS = 3  # one after the other, all of which must find it
 
 
@@ -69,7 +68,7 @@ class Placed:
                 least_us, usual_us, wrong = self._new_and_again(inputs, launch_us)
                 if wrong:
                     return wrong
-                if least_us <= _FASTER_AGAIN * usual_us:
+                if least_us <= _MAX_REPEAT_SPEEDUP * usual_us:
                     return ""
         return (
             f"a launch takes at least {least_us:.3g} us of CPU on activations that it has not seen "
@@ -83,10 +82,10 @@ class Placed:
         Also describes errors of one launch on new activations; empty: none.
         """
         most = min(inputs.launches, self.rotation.launches)
-        launches = max(1, min(most, int(_REPEATED_US / max(launch_us, 1e-3))))
+        launches = max(1, min(most, int(_MAX_REPEATED_US / max(launch_us, 1e-3))))
         times: defaultdict[Draw, list[float]] = defaultdict(list)
         wrong = ""
-        repetitions = _REPETITIONS if launch_us < _REPEATED_US else _OF_LONG_LAUNCHES
+        repetitions = _REPETITIONS if launch_us < _MAX_REPEATED_US else _LONG_REPETITIONS
         judged = random.randrange(repetitions + 1)  # one more, which a launch can't recognize
         for repetition in range(repetitions + 1):
             for draw in ("timed", "new", "same"):
@@ -271,14 +270,14 @@ class PreparedCase:
         return self._subject.check(self.config, seed=seed, tolerance=self._protocol.tolerance)
 
     @contextmanager
-    def placed(self, index: int, *, beside: Buffers | None = None) -> Iterator[Placed]:
+    def placed(self, index: int, *, shared_with: Buffers | None = None) -> Iterator[Placed]:
         """Placement `index`: a rotation over buffers that are allocated now and freed on leaving.
 
-        beside: another subject's buffers, whose weights are shared if they have the same bytes.
+        shared_with: another subject's buffers; weights of the same bytes are shared with it.
         """
         seed = derive_seed(self._seed, self.case.key, "placement", index)
         self._clock.release_memory()
-        buffers = self._subject.place(self.copies, seed=seed, beside=beside)
+        buffers = self._subject.place(self.copies, seed=seed, shared_with=shared_with)
         rotation = self._clock.rotation(
             buffers.bound(self.config),
             self.copies,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flexq_bench.measure.device import available_memory, find_device
 
-_SHARE = 0.9  # of the free memory
+_MAX_MEMORY_SHARE = 0.9  # of the free memory
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
@@ -22,7 +22,7 @@ def limit_memory(device: str) -> None:
     if device != "cpu":
         return
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    most = used + int(_SHARE * available_memory(find_device(device)))
+    most = used + int(_MAX_MEMORY_SHARE * available_memory(find_device(device)))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard == resource.RLIM_INFINITY or most < hard:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))

@@ -12,27 +12,22 @@ from dataclasses import dataclass, replace
 from flexq_bench.measure.clocks import Batch, Rotation
 from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.telemetry import Telemetry
-from flexq_bench.stats import (
-    Interval,
-    hierarchical_interval,
-    median_interval,
-    trimmed_mean,
-    trimmed_mean_interval,
-)
+from flexq_bench.stats import Interval, hierarchical_interval, median_interval
+from flexq_bench.stats.trimmed_mean import trimmed_mean, trimmed_mean_interval
 from flexq_bench.workloads.case import Regime
 
-_MAX_BATCH = 128  # samples, so that the device's queue of launches never fills
+_MAX_BATCH_SAMPLES = 128  # samples, so that the device's queue of launches never fills
 # Outputs are checked once per batch, so a batch of long samples with longer gaps has at least this
 # many, in at most this many times the length of a batch.
-_MIN_GAPPED, _MOST_BATCHES = 3, 10
+_MIN_GAPPED_SAMPLES, _MAX_BATCH_LENGTHS = 3, 10
 # Number of samples that give a case's own clock without a power limit, and the idle time after
 # which no limit is active.
 _FREE_SAMPLES, _LONGEST_FREE_GAP_S = 5, 0.02
 # Placements from whose interval the required number is predicted, and the fraction of it that must
 # exceed the budget. Of ten placements the interval is half again as wide as their spread deserves
 # (Student's factor, trimming), and the spread may be a third too large by chance.
-_TELL, _SURE = 10, 0.25
-_RAISED = 1.01  # ratio of clocks above which longer gaps are worthwhile
+_MIN_HOPELESS_PLACEMENTS, _HOPELESS_SHARE = 10, 0.25
+_MIN_CLOCK_GAIN = 1.01  # ratio of clocks above which longer gaps are worthwhile
 Place = Callable[[int], AbstractContextManager[Rotation]]
 Now = Callable[[], float]
 
@@ -349,9 +344,11 @@ class _Sampler:
             return "closed"
         if interval is None and len(self._placements) >= protocol.min_placements:
             return "hopeless"
-        if interval is not None and len(counted) >= max(_TELL, protocol.min_placements):
+        if interval is not None and len(counted) >= max(
+            _MIN_HOPELESS_PLACEMENTS, protocol.min_placements
+        ):
             needed = placements_needed(len(counted), interval, protocol.ci_tolerance)
-            if elapsed_s * _SURE * needed / len(self._placements) > protocol.budget_s:
+            if elapsed_s * _HOPELESS_SHARE * needed / len(self._placements) > protocol.budget_s:
                 return "hopeless"
         return "budget" if elapsed_s >= protocol.budget_s else ""
 
@@ -430,7 +427,7 @@ def warm_up_under_boost(
         if free.case_mhz is None and clocks:
             free = free.with_case(rotation, warmed.sample_s, protocol)
         mhz = _median(clocks)
-        if mhz is not None and shorter is not None and mhz < _RAISED * shorter[1]:
+        if mhz is not None and shorter is not None and mhz < _MIN_CLOCK_GAIN * shorter[1]:
             return shorter[0], gap - 1, free
         if (
             mhz is None
@@ -455,13 +452,13 @@ def is_low(mhz: float | None, least_mhz: float | None) -> bool:
 
 def batch_size(sample_s: float, batch_s: float) -> int:
     """Number of samples of this length, in seconds, that fill a batch."""
-    return max(1, min(_MAX_BATCH, round(batch_s / max(sample_s, 1e-9))))
+    return max(1, min(_MAX_BATCH_SAMPLES, round(batch_s / max(sample_s, 1e-9))))
 
 
 def _gapped_batch(sample_s: float, gap_us: float, batch_s: float) -> int:
     """Number of samples that fill a batch including gaps; with gaps at least a few."""
     whole_s = sample_s + gap_us / 1e6
-    least = min(_MIN_GAPPED, int(_MOST_BATCHES * batch_s / whole_s)) if gap_us else 1
+    least = min(_MIN_GAPPED_SAMPLES, int(_MAX_BATCH_LENGTHS * batch_s / whole_s)) if gap_us else 1
     return max(least, batch_size(whole_s, batch_s))
 
 

@@ -19,9 +19,15 @@ from flexq_bench.kernels.contract import (
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.reference import reference_of
-from flexq_bench.measure.buffers import Buffers, random_pad
+from flexq_bench.measure.activation_rotation import Rewriting, draw_contents, stage_input
+from flexq_bench.measure.buffers import (
+    Buffers,
+    Launch,
+    LinearBuffers,
+    ProbeBuffers,
+    random_pad,
+)
 from flexq_bench.measure.check import CheckResult, check_linear
-from flexq_bench.measure.clocks import BetweenSamples
 from flexq_bench.measure.inputs import (
     INPUT_DISTRIBUTION,
     LinearInputs,
@@ -29,20 +35,18 @@ from flexq_bench.measure.inputs import (
     realistic_inputs,
     realistic_weight,
 )
-from flexq_bench.measure.linear_buffers import Launch, LinearBuffers
-from flexq_bench.measure.rewriting import (
-    Rewriting,
+from flexq_bench.measure.weight_rotation import (
+    Content,
+    LayerWeights,
+    SharedWeights,
     WeightCopies,
-    draw_contents,
-    stage_input,
 )
-from flexq_bench.measure.shared_weights import Content, LayerWeights, SharedWeights
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 
 PROBE_DISTRIBUTION = "random-bytes-v1"
 _PLAIN = (PackedOperand, dict, torch.Tensor, torch.nn.Parameter)
-_LEAST_PACKED = 0.25  # of the bytes of the weights' codes
+_MIN_PACKED_SHARE = 0.25  # of the bytes of the weights' codes
 
 
 class Subject(ABC):
@@ -83,11 +87,11 @@ class Subject(ABC):
         """Check the results on inputs drawn from the seed."""
 
     @abstractmethod
-    def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
+    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
         """Allocate all buffers of a launch anew.
 
-        beside: another subject's buffers; weight copies with the same number, contents and layout
-        are taken from there.
+        shared_with: another subject's buffers; weight copies with the same number, contents and
+        layout are taken from there.
         """
 
 
@@ -139,17 +143,17 @@ def _layer_weights(
 
 
 def _plain(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
-    """The same buffers as tensors without attributes of a kernel from outside.
+    """The same buffers as tensors without attributes of an external kernel.
 
     Its methods could give each copy of the weights the same memory. Raises KernelError for
     subclasses, which have methods of their own.
     """
     if not spec.is_external:
         return packed
-    for one in (packed, packed.buffers, *packed.buffers.values()):
-        if type(one) not in _PLAIN:
+    for part in (packed, packed.buffers, *packed.buffers.values()):
+        if type(part) not in _PLAIN:
             raise KernelError(
-                f"weights are packed as a {type(one).__name__}: return plain tensors, which are "
+                f"weights are packed as a {type(part).__name__}: return plain tensors, which are "
                 "copied and rewritten"
             )
     buffers = {name: torch.Tensor.detach(buffer) for name, buffer in packed.buffers.items()}
@@ -157,13 +161,13 @@ def _plain(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
 
 
 def _check_packed(spec: KernelSpec, packed: PackedOperand, operand: Operand) -> None:
-    """Raise KernelError if a kernel from outside keeps its weights elsewhere than in `packed`.
+    """Raise KernelError if an external kernel keeps its weights elsewhere than in `packed`.
 
     They are then neither rewritten nor cold. No lossless compression makes codes of normal weights
     that small.
     """
     values = _code_bytes(spec, operand)
-    if spec.is_external and packed.nbytes < values * _LEAST_PACKED:
+    if spec.is_external and packed.nbytes < values * _MIN_PACKED_SHARE:
         raise KernelError(
             f"{packed.nbytes:,} bytes were made of {values:,} bytes of weights: return all that "
             "launches read of them, which is copied and rewritten; a handle is not"
@@ -206,7 +210,7 @@ class _LinearSubject(Subject):
 
     @property
     def read_bytes(self) -> int | None:
-        # A kernel from outside may pack bytes that no launch reads.
+        # An external kernel may pack bytes that no launch reads.
         return _code_bytes(self.spec, self._first.operand) if self.spec.is_external else None
 
     def candidates(self) -> Sequence[Config]:
@@ -244,11 +248,11 @@ class _LinearSubject(Subject):
             tolerance=tolerance,
         )
 
-    def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
+    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
         pad = random_pad(self._device, seed)
         drawn = derive_seed(self._rewriting.secret, self._case.key, seed)
         contents = self._weights.first(self._rewriting.weight_contents(copies))
-        weights = None if beside is None else beside.weights
+        weights = None if shared_with is None else shared_with.weights
         if not (
             isinstance(weights, WeightCopies) and len(weights) == copies and weights.have(contents)
         ):
@@ -302,29 +306,9 @@ class _ProbeSubject(Subject):
         wrong = "" if result.exact else f"{self.spec.label} is wrong: {result.detail}"
         return CheckResult(None, result.exact, wrong)
 
-    def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
+    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
         pad = random_pad(self._device, seed)
-        return _ProbeBuffers(self._probe, [self._operand.clone() for _ in range(copies)], pad)
-
-
-class _ProbeBuffers(Buffers):
-    def __init__(self, probe: Probe, operands: list[PackedOperand], pad: torch.Tensor) -> None:
-        self._probe, self.weights, self._pad = probe, operands, pad
-
-    @property
-    def between(self) -> BetweenSamples:
-        """No hooks: a probe is ours, and its bytes have no meaning."""
-        return BetweenSamples()
-
-    def launch(self, i: int, config: Config | None) -> None:
-        self._probe.launch(self.weights[i], config)
-
-    def poison(self) -> None:
-        """Nothing to do: a probe's own check poisons its output."""
-
-    def inspect(self, config: Config | None, tolerance: float) -> str:
-        result = self._probe.check(self.weights[-1], config)
-        return "" if result.exact else f"wrong on the timed buffers: {result.detail}"
+        return ProbeBuffers(self._probe, [self._operand.clone() for _ in range(copies)], pad)
 
 
 def _launcher(kernel: LinearKernel, case: Case, device: torch.device) -> Launch:

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
-from importlib import import_module
 from typing import TypeGuard
 
 import torch
@@ -81,11 +80,11 @@ _active: list[str] = []  # foreign hooks that were active while outputs were cop
 
 
 def watch() -> None:
-    """Store the current values of the names; no effect if they are stored already."""
+    """Store the current values of the names; no effect if they are stored already.
+
+    All modules that measure must be imported before: later ones are unknown.
+    """
     if not _known:
-        # All modules that measure must be imported now, because later ones are unknown. Imported by
-        # name, because it imports this module.
-        import_module("flexq_bench.measure.ab.operations")
         _known.update(_meanings())
         frame_access.listen()
 

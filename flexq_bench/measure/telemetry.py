@@ -112,7 +112,9 @@ class Telemetry:
         """Record that samples were taken from start to stop (host seconds): `summary` covers these
         times.
         """
-        self._used.extend(state for at, state in list(self._readings) if start <= at <= stop)
+        self._used.extend(
+            state for time_s, state in list(self._readings) if start <= time_s <= stop
+        )
 
     def mean_power_w(self, start: float, stop: float) -> float | None:
         """Mean power from start to stop (host seconds); None: not available.
@@ -120,11 +122,13 @@ class Telemetry:
         From the energy counter, between its first and its last change, because it is updated less
         often than it is read. Otherwise the median of the power readings.
         """
-        during = [(at, state) for at, state in list(self._readings) if start <= at <= stop]
+        during = [
+            (time_s, state) for time_s, state in list(self._readings) if start <= time_s <= stop
+        ]
         steps: list[tuple[float, float]] = []
-        for (_, before), (at, state) in pairwise(during):
+        for (_, before), (time_s, state) in pairwise(during):
             if None not in (before.energy_j, state.energy_j) and state.energy_j != before.energy_j:
-                steps.append((at, state.energy_j or 0.0))
+                steps.append((time_s, state.energy_j or 0.0))
         if len(steps) > 1:
             (first_s, first_j), (last_s, last_j) = steps[0], steps[-1]
             return (last_j - first_j) / (last_s - first_s)

@@ -19,8 +19,8 @@ from flexq_bench.measure.sampling import warm_up
 from flexq_bench.workloads.case import Regime
 
 _SAMPLES = 7  # of each candidate near the best: enough to distinguish percents, not tenths
-_GLANCES = 3  # samples of every candidate in the coarse pass
-_GLANCE_US = 100.0  # least length of one; if weights rotate, a pass over them is longer
+_COARSE_SAMPLES = 3  # samples of every candidate in the coarse pass
+_MIN_COARSE_US = 100.0  # least length of one; if weights rotate, a pass over them is longer
 
 
 class Tuning(StrEnum):
@@ -65,8 +65,10 @@ class BriefTimer:
         """The same with an error of one or two percent, in a tenth of the time: samples are short
         and few.
         """
-        brief = replace(self._protocol, target_sample_us=_GLANCE_US, min_sample_us=_GLANCE_US)
-        return self._time(config, brief, None, _GLANCES)
+        brief = replace(
+            self._protocol, target_sample_us=_MIN_COARSE_US, min_sample_us=_MIN_COARSE_US
+        )
+        return self._time(config, brief, None, _COARSE_SAMPLES)
 
     def _time(
         self, config: Config, protocol: Protocol, phase: WarmUp | None, samples: int

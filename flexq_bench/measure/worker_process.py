@@ -32,7 +32,7 @@ from flexq_bench.repository.descendants import (
 _READ_BYTES = 1 << 16
 _GRACE_S = 5.0
 _ID_BITS = 52  # every JSON reader supports integers of this size
-_SHOWN = 500  # characters of the last line of a worker that died
+_MAX_SHOWN_CHARS = 500  # characters of the last line of a worker that died
 
 
 def _scheduling(pid: int) -> dict[str, object]:
@@ -146,7 +146,7 @@ class WorkerProcess:
 
     def send(self, what: str, **arguments: Any) -> None:
         """Send a request without waiting for its reply. Raises WorkerError if the worker died."""
-        # Random, so that foreign code in the worker can't write a reply in advance.
+        # Random, so that external code in the worker can't write a reply in advance.
         self._request_id = secrets.randbits(_ID_BITS) or 1
         self._operation = what
         message = {"id": self._request_id, "do": what, **arguments}
@@ -268,7 +268,7 @@ class WorkerProcess:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
         self._log.seek(max(self._stderr_start, self._stderr_size() - _READ_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        last = f": {printable(lines[-1].strip())[:_SHOWN]}" if lines else ""
+        last = f": {printable(lines[-1].strip())[:_MAX_SHOWN_CHARS]}" if lines else ""
         return f"{self.name} died ({how}) at {self._operation!r}{last}"
 
     def _stderr_size(self) -> int:

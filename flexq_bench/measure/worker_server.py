@@ -17,16 +17,16 @@ from flexq_bench.kernels.errors import SourceError, UnknownKernelError, Unsuppor
 from flexq_bench.measure.worker_messages import decode, encode
 from flexq_bench.workloads.errors import WorkloadError
 
-_SHOWN = 2000  # characters of an error
+_MAX_ERROR_CHARS = 2000  # characters of an error
 _REFUSALS = (FlexqError, SourceError, UnsupportedError, UnknownKernelError, WorkloadError)
 
 
 def serve(operations: object, requests: BinaryIO, replies: BinaryIO, names: Sequence[str]) -> None:
     """Answer requests, each a call of an operation, until the end of stdin.
 
-    names: of the methods of `operations` that may be called. Exits where the pipe of the replies is
-    no longer the one that it was: code of others put another in its place. A copy of the process
-    that code of others made by `os.fork`, and that came back here, ends without a reply.
+    names: of the methods of `operations` that may be called. Exits if the pipe of the replies is no
+    longer the same, because external code replaced it. A copy of the process that external code
+    made by `os.fork`, and that returned to this function, ends without a reply.
     """
     pipe, process = os.fstat(replies.fileno()), os.getpid()
     for line in requests:
@@ -63,7 +63,7 @@ def _answer(operations: object, message: dict[str, Any], names: Sequence[str]) -
 
 def _message(error: Exception) -> str:
     text = one_line(error)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 2]} …"
+    return text if len(text) <= _MAX_ERROR_CHARS else f"{text[: _MAX_ERROR_CHARS - 2]} …"
 
 
 def own_pipes() -> tuple[BufferedReader, BinaryIO]:

@@ -14,9 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.measure.ab.case_comparison import CaseComparison
 from flexq_bench.results.stored_comparison import StoredComparison
-from flexq_bench.verdicts import Verdict
+from flexq_bench.verdicts import CaseComparison, Verdict
 from flexq_bench.workloads.case import Case
 
 _STYLES = {

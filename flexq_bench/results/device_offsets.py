@@ -11,7 +11,7 @@ from flexq_bench.db.engine import Session
 from flexq_bench.db.fleet import OffsetInfo, add_offsets
 from flexq_bench.db.queries import OffsetRow, device_medians, runs_on_several_devices
 from flexq_bench.db.records import DeviceInfo
-from flexq_bench.stats import device_offsets
+from flexq_bench.stats.device_offsets import device_offsets
 
 
 def store_offsets(session: Session, run_uuid: str) -> None:

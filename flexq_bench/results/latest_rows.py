@@ -14,8 +14,9 @@ from flexq_bench.results.stored_comparison import (
     newest_of_cases,
 )
 from flexq_bench.results.stored_noise import StoredNoise
-from flexq_bench.stats import Interval, with_run_noise
+from flexq_bench.stats import Interval
 from flexq_bench.stats.baseline import floor_share, time_of
+from flexq_bench.stats.run_noise import with_run_noise
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import floor_kernel, is_probe
 

@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from flexq_bench.db.queries import HistoryPoint, SeriesName
 from flexq_bench.results.stored_comparison import verdict_of_ratio
 from flexq_bench.results.stored_noise import StoredNoise
-from flexq_bench.stats import Interval, geometric_mean, ratio_interval, with_run_noise
+from flexq_bench.stats import Interval, geometric_mean, ratio_interval
+from flexq_bench.stats.run_noise import with_run_noise
 from flexq_bench.verdicts import Verdict
 from flexq_bench.workloads.case import kernel_label
 

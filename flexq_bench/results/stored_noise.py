@@ -17,8 +17,14 @@ import numpy as np
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import HistoryPoint
-from flexq_bench.stats import Interval, RunNoise, larger_noise, run_noise, with_run_noise
-from flexq_bench.stats.run_noise import noise_of_changes
+from flexq_bench.stats import Interval
+from flexq_bench.stats.run_noise import (
+    RunNoise,
+    larger_noise,
+    noise_of_changes,
+    run_noise,
+    with_run_noise,
+)
 
 # Without data: 1 % per run, the smallest change that is ever reported.
 ASSUMED = RunNoise(0.01, math.inf)

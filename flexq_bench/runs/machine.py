@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """An implementation of flexq_bench.verdicts.ComparisonDevice.
+    """An implementation of flexq_bench.verdicts.nightly.ComparisonDevice.
 
     project: of the compared commits; empty: this repository.
     """

@@ -14,8 +14,8 @@ from scipy import special
 
 from flexq_bench.stats.bootstrap import Interval
 
-_RESAMPLES = 1000
-_FEWEST_RESAMPLES = 200
+_MAX_RESAMPLES = 1000
+_MIN_RESAMPLES = 200
 _MAX_DRAWS = 200_000_000  # weighted tokens for one set of intervals
 
 
@@ -44,7 +44,7 @@ def block_quantile_intervals(
     if count < 2:
         return tuple(Interval(float(e), float(e), float(e)) for e in estimates)
     rng = np.random.default_rng(seed)
-    resamples = max(_FEWEST_RESAMPLES, min(_RESAMPLES, _MAX_DRAWS // blocks.size))
+    resamples = max(_MIN_RESAMPLES, min(_MAX_RESAMPLES, _MAX_DRAWS // blocks.size))
     drawn = np.empty((resamples, len(shares)))
     for i in range(resamples):
         weights = rng.multinomial(count, np.full(count, 1 / count))

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
-_RESAMPLES = 2000
-_FEWEST_RESAMPLES = 500
+_MAX_RESAMPLES = 2000
+_MIN_RESAMPLES = 500
 # placements drawn in one call: an interval of 150 placements takes less than 20 ms
 _MAX_DRAWS = 60_000
 
@@ -65,7 +65,7 @@ def hierarchical_interval(
         raise ValueError("samples must be finite: find out where NaN or infinity came from")
 
     rng = np.random.default_rng(seed)
-    resamples = max(_FEWEST_RESAMPLES, min(_RESAMPLES, _MAX_DRAWS // len(ordered)))
+    resamples = max(_MIN_RESAMPLES, min(_MAX_RESAMPLES, _MAX_DRAWS // len(ordered)))
     chosen = rng.integers(len(ordered), size=(resamples, len(ordered)))
     resampled = np.median(_bootstrap_medians(ordered, chosen, rng), axis=1)
     tail = (1 - confidence) / 2

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from flexq_bench.stats.bootstrap import median_interval
 
-FEWEST_CASES = 3
+MIN_CASES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def device_offsets(times: Mapping[str, ArrayLike], *, seed: int = 0) -> dict[str
     offsets = {}
     for device, row in zip(times, residuals, strict=True):
         usable = row[np.isfinite(row)]
-        if usable.size >= FEWEST_CASES:
+        if usable.size >= MIN_CASES:
             interval = median_interval(usable, seed=seed)
             offsets[device] = DeviceOffset(
                 usable.size, interval.estimate, interval.low, interval.high

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from scipy import special
 
 Floats = NDArray[np.float64]
-_LOOKS = 5  # planned, at equal steps of information
-_GRID = 201
-_REACH = 8.0  # standard deviations of the grid
+_PLANNED_LOOKS = 5  # planned, at equal steps of information
+_GRID_POINTS = 201
+_GRID_SIGMAS = 8.0  # standard deviations of the grid
 _ALPHA_POWER, _BETA_POWER = 3, 2
-_NOMINAL = 0.6  # times alpha: see TestPlan.nominal
-_SMALLEST_STEP = 0.02  # fraction of the information: looks closer than this are one look
+_NOMINAL_ALPHA_RATIO = 0.6  # times alpha: see TestPlan.nominal
+_MIN_INFORMATION_STEP = 0.02  # fraction of the information: looks closer than this are one look
 
 
 class Decision(StrEnum):
@@ -68,7 +68,7 @@ class TestPlan:
         alpha, by simulation of normal values with 20 to 180 needed. The factor was chosen for
         these.
         """
-        return _NOMINAL * self.alpha
+        return _NOMINAL_ALPHA_RATIO * self.alpha
 
     @property
     def drift(self) -> float:
@@ -113,10 +113,10 @@ class GroupSequentialTest:
         known = max(count - self.plan.correction, 1.0)
         fraction = min(1.0, known / (needed - self.plan.correction))
         complete = count >= needed
-        if not (last or complete) and fraction < self._fraction + _SMALLEST_STEP:
+        if not (last or complete) and fraction < self._fraction + _MIN_INFORMATION_STEP:
             return Decision.OPEN
         ends = last or complete
-        fraction = max(fraction, min(1.0, self._fraction + _SMALLEST_STEP))
+        fraction = max(fraction, min(1.0, self._fraction + _MIN_INFORMATION_STEP))
         spent = 1.0 if ends else fraction
         # Under the null, looks are correlated according to their numbers of values. With the
         # fraction of the number from the latest variance they would be less correlated, and the
@@ -172,13 +172,13 @@ class _Walk:
         above, stays = self._above(time, upper), float(self._weights.sum())
         below = stays - self._above(time, lower)
         center = self._drift * time
-        low = max(lower * root, center - _REACH * root)
-        high = min(upper * root, center + _REACH * root)
+        low = max(lower * root, center - _GRID_SIGMAS * root)
+        high = min(upper * root, center + _GRID_SIGMAS * root)
         if high <= low:
             low, high = lower * root, upper * root
-        places = np.linspace(low, high, _GRID)
-        step = (high - low) / (_GRID - 1)
-        simpson = np.where(np.arange(_GRID) % 2 == 1, 4.0, 2.0)
+        places = np.linspace(low, high, _GRID_POINTS)
+        step = (high - low) / (_GRID_POINTS - 1)
+        simpson = np.where(np.arange(_GRID_POINTS) % 2 == 1, 4.0, 2.0)
         simpson[0] = simpson[-1] = 1.0
         lapse = time - self._time
         moved = places[:, None] - self._places[None, :] - self._drift * lapse
@@ -248,10 +248,10 @@ def _drift(alpha: float, power: float) -> float:
 def _missed(drift: float, alpha: float, power: float) -> float:
     """Probability of BELOW under this drift, after equal looks that spend both errors."""
     null, alternative = _Walk(0.0), _Walk(drift)
-    for look in range(1, _LOOKS + 1):
-        time = look / _LOOKS
+    for look in range(1, _PLANNED_LOOKS + 1):
+        time = look / _PLANNED_LOOKS
         upper = null.upper(time, alpha * time**_ALPHA_POWER)
-        if look == _LOOKS:
+        if look == _PLANNED_LOOKS:
             break
         lower = min(alternative.lower(time, (1 - power) * time**_BETA_POWER), upper)
         null.go_on(time, lower, upper)

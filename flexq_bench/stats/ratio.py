@@ -46,7 +46,7 @@ def geometric_mean(ratios: Sequence[Interval]) -> Interval:
         raise ValueError("a mean needs at least one ratio")
     logs = [_logs(ratio) for ratio in ratios]
     count = len(logs)
-    mean = math.fsum(one.estimate for one in logs) / count
-    below = math.hypot(*(one.estimate - one.low for one in logs)) / count
-    above = math.hypot(*(one.high - one.estimate for one in logs)) / count
+    mean = math.fsum(log.estimate for log in logs) / count
+    below = math.hypot(*(log.estimate - log.low for log in logs)) / count
+    above = math.hypot(*(log.high - log.estimate for log in logs)) / count
     return Interval(math.exp(mean), math.exp(mean - below), math.exp(mean + above))

@@ -23,9 +23,9 @@ from flexq_bench.stats.log_series import (
     step_proof_autocorrelation,
 )
 
-FEWEST_CHANGES = 4  # differences of consecutive runs; fewer give no sigma
-_CLIPPED_FROM = 8  # differences; the scale of fewer is too uncertain for clipping
-_CLIP_SIGMAS = 3.5
+MIN_CHANGES = 4  # differences of consecutive runs; fewer give no sigma
+_MIN_CLIPPED_CHANGES = 8  # differences; the scale of fewer is too uncertain for clipping
+_MAX_SIGMAS = 3.5
 _CONFIDENCE = 0.95
 
 
@@ -61,8 +61,8 @@ def run_noise(stretches: Sequence[ArrayLike]) -> RunNoise | None:
     degrees of freedom, m the number of differences. Autocorrelated noise differs less between
     neighbours, so its variance is divided by 1 - phi. Raises ValueError as `positive_logs`.
     """
-    logs = [positive_logs(one)[0] for one in stretches]
-    changes = np.concatenate([np.diff(one) for one in logs]) if logs else np.empty(0)
+    logs = [positive_logs(stretch)[0] for stretch in stretches]
+    changes = np.concatenate([np.diff(log) for log in logs]) if logs else np.empty(0)
     longest = max(logs, key=len, default=np.empty(0))
     # Minus two standard errors, because a short series with one jump has no long memory.
     uncertain = 2.8 / math.sqrt(max(longest.size, 1))
@@ -73,13 +73,13 @@ def run_noise(stretches: Sequence[ArrayLike]) -> RunNoise | None:
 def noise_of_changes(changes: Floats, *, memory: float = 0.0) -> RunNoise | None:
     """The noise from the differences themselves: changes [m], ln of a run over the previous one.
 
-    memory: lag-1 autocorrelation phi of the noise, in [0, 1). None: fewer than FEWEST_CHANGES.
+    memory: lag-1 autocorrelation phi of the noise, in [0, 1). None: fewer than MIN_CHANGES.
     """
     count = int(changes.size)
-    if count < FEWEST_CHANGES:
+    if count < MIN_CHANGES:
         return None
-    if count >= _CLIPPED_FROM:
-        limit = _CLIP_SIGMAS * float(robust_scale(changes, floor=SCALE_FLOOR / 2))
+    if count >= _MIN_CLIPPED_CHANGES:
+        limit = _MAX_SIGMAS * float(robust_scale(changes, floor=SCALE_FLOOR / 2))
         changes = np.clip(changes, -limit, limit)
     variance = float(np.mean(changes**2)) / 2 / (1 - memory)
     return RunNoise(math.sqrt(variance), 2 * count**2 / (3 * count - 1))
@@ -87,7 +87,7 @@ def noise_of_changes(changes: Floats, *, memory: float = 0.0) -> RunNoise | None
 
 def larger_noise(*estimates: RunNoise | None) -> RunNoise | None:
     """The noise with the wider interval; None: there is none."""
-    known = [one for one in estimates if one is not None]
+    known = [noise for noise in estimates if noise is not None]
     return max(known, key=lambda one: one.half_width(1), default=None)
 
 

@@ -34,8 +34,8 @@ def variance_components(values: ArrayLike, levels: Sequence[ArrayLike]) -> tuple
         groups.append(_within(groups[-1], level))
     groups.append(np.arange(y.size))
     variances: list[float] = []  # finest first
-    for at in range(len(groups) - 1, 0, -1):
-        parent, own = groups[at - 1], groups[at]
+    for depth in range(len(groups) - 1, 0, -1):
+        parent, own = groups[depth - 1], groups[depth]
         freedom = _count(own) - _count(parent)
         squares = float(np.sum((_means(y, own) - _means(y, parent)) ** 2))
         for step, variance in enumerate(variances):

@@ -8,7 +8,7 @@ imported by module name, so that a worker process that only measures does not lo
 from __future__ import annotations
 
 from flexq_bench.verdicts.alert_rule import attribute
-from flexq_bench.verdicts.compared import Compared, Comparer, ComparisonDevice
+from flexq_bench.verdicts.case_comparison import CaseComparison, Comparer
 from flexq_bench.verdicts.confirmation import Comparison, Confirmation, confirm, confirm_together
 from flexq_bench.verdicts.detector import Judged, judge_evidence, judge_together
 from flexq_bench.verdicts.evidence import Evidence
@@ -18,12 +18,11 @@ from flexq_bench.verdicts.patterns import Classification, Nights, Pattern, class
 from flexq_bench.verdicts.verdict import Cause, Verdict
 
 __all__ = [
+    "CaseComparison",
     "Cause",
     "Classification",
-    "Compared",
     "Comparer",
     "Comparison",
-    "ComparisonDevice",
     "Confirmation",
     "Evidence",
     "Judged",

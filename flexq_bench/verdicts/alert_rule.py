@@ -15,7 +15,7 @@ All thresholds and decisions are in this file; statistics, storage and measureme
 4. Cause. The code or the machine, by the anchors measured in the same comparison (`attribute`).
 5. Alert. Kernels that the code made slower or wrong (`is_worse`) open an alert, unless a commit was
    compared with itself. One alert is about one family of kernels and one range of commits
-   (`groups_of`, `alert_of`).
+   (`Group`, `alert_of`).
 6. End. An alert is fixed when all its series are back (`is_fixed`).
 """
 
@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 from flexq_bench.stats.log_series import SCALE_FLOOR, Floats
 from flexq_bench.verdicts.verdict import Cause, Verdict
@@ -40,7 +39,6 @@ from flexq_bench.workloads.probes import calibrates
 if TYPE_CHECKING:
     from flexq_bench.db.queries import AlertRow, DecisionRow
     from flexq_bench.db.records import CommitInfo
-    from flexq_bench.verdicts.detector import Judged
 
 # 1. Trigger. Changes are log ratios: ln(new / old), positive is slower.
 
@@ -263,23 +261,6 @@ class Group:
     members: tuple[str, ...]
 
 
-def groups_of(judged: Mapping[str, Judged], commits: Mapping[str, CommitInfo]) -> list[Group]:
-    """The verdicts that open alerts, by commit range and family, the narrowest range first.
-
-    judged: by the uuid of the decision. A commit compared with itself opens none.
-    """
-    members: dict[tuple[str, str, str], list[str]] = {}
-    for uuid, one in judged.items():
-        if one.is_worse and not one.is_canary:
-            key = (one.compared.base, one.compared.head, kernel_family(one.case.kernel))
-            members.setdefault(key, []).append(uuid)
-    groups = [
-        Group(family, commits[base], commits[head], tuple(uuids))
-        for (base, head, family), uuids in members.items()
-    ]
-    return sorted(groups, key=_width)
-
-
 def alert_of(group: Group, alerts: Sequence[AlertRow]) -> AlertRow | None:
     """The stored alert that a group belongs to; None: the group needs a new one.
 
@@ -287,6 +268,8 @@ def alert_of(group: Group, alerts: Sequence[AlertRow]) -> AlertRow | None:
     the same range joins its alert in any state. A group also joins an open alert if the two ranges
     share a commit, so that a later run does not report the same change again.
     """
+    from flexq_bench.db.decisions import OPEN_STATES  # here, because a worker needs no SQLAlchemy
+
     for alert in alerts:
         same_base = alert.good is not None and alert.good.sha == group.good.sha
         if same_base and alert.bad.sha == group.bad.sha:
@@ -307,12 +290,6 @@ def _overlaps(group: Group, alert: AlertRow) -> bool:
         return False
     alert_good, alert_bad, group_good, group_bad = (order or 0 for order in orders)
     return group_good < alert_bad and alert_good < group_bad
-
-
-def _width(group: Group) -> tuple[int, str, str]:
-    ends = (group.good.topo_order, group.bad.topo_order)
-    width = 0 if None in ends else (ends[1] or 0) - (ends[0] or 0)
-    return (width, group.family, group.bad.sha)
 
 
 # 6. End.

@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike
 from flexq_bench.stats.log_series import SCALE_FLOOR, Floats, positive_logs, robust_scale
 from flexq_bench.verdicts.alert_rule import HISTORY_RESULTS
 
-_FEWEST_OF_A_MODE = 3
-_MODE_SIGMAS = 5.0  # least distance of two levels of a history that are its two modes
-_CLIP = 4.0  # sigmas that one series contributes to its family, at most
-_A_NIGHT = 2.0  # evidence added per night of waiting
+_MIN_MODE_RESULTS = 3
+_MIN_MODE_DISTANCE_SIGMAS = 5.0  # of two levels of a history
+_MAX_SIGMAS = 4.0  # that one series contributes to its family
+_EVIDENCE_PER_NIGHT = 2.0  # of waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,16 @@ def surprise(history: ArrayLike, latest: float) -> float:
 
 def _modes_of(ordered: Floats) -> list[Floats]:
     """The two modes of sorted values, or all of them as one mode."""
-    inner = np.diff(ordered)[_FEWEST_OF_A_MODE - 1 : ordered.size - _FEWEST_OF_A_MODE]
+    inner = np.diff(ordered)[_MIN_MODE_RESULTS - 1 : ordered.size - _MIN_MODE_RESULTS]
     if inner.size == 0:
         return [ordered]
-    split = int(inner.argmax()) + _FEWEST_OF_A_MODE
+    split = int(inner.argmax()) + _MIN_MODE_RESULTS
     low, high = ordered[:split], ordered[split:]
     around = np.concatenate([low - np.median(low), high - np.median(high)])
     gap = float(np.median(high) - np.median(low))
-    if gap < 2 * _MODE_SIGMAS * max(float(np.sqrt(np.mean(around**2))), SCALE_FLOOR / 2):
+    if gap < 2 * _MIN_MODE_DISTANCE_SIGMAS * max(
+        float(np.sqrt(np.mean(around**2))), SCALE_FLOOR / 2
+    ):
         return [ordered]
     return [low, high]
 
@@ -75,8 +77,8 @@ def joint_sigmas(surprises: Sequence[Surprise]) -> dict[Hashable, float]:
     family.
     """
     members: dict[Hashable, list[float]] = defaultdict(list)
-    for one in surprises:
-        members[one.family].append(float(np.clip(one.sigmas, -_CLIP, _CLIP)))
+    for surprise in surprises:
+        members[surprise.family].append(float(np.clip(surprise.sigmas, -_MAX_SIGMAS, _MAX_SIGMAS)))
     return {family: float(np.sum(z) / np.sqrt(len(z))) for family, z in members.items()}
 
 
@@ -91,17 +93,22 @@ def ranked(surprises: Sequence[Surprise]) -> list[int]:
     joint = joint_sigmas(surprises)
     taken: dict[Hashable, int] = defaultdict(int)
 
-    def own(at: int) -> float:
-        one = surprises[at]
-        return one.sigmas**2 / 2 + _A_NIGHT * one.waited
+    def evidence_of(index: int) -> float:
+        candidate = surprises[index]
+        return candidate.sigmas**2 / 2 + _EVIDENCE_PER_NIGHT * candidate.waited
 
-    remaining = sorted((at for at, one in enumerate(surprises) if one.is_candidate), key=own)
+    remaining = sorted(
+        (index for index, candidate in enumerate(surprises) if candidate.is_candidate),
+        key=evidence_of,
+    )
     evidence = []
     # the best candidate of each family first; sorted, so that the order is deterministic
     while remaining:
-        at = remaining.pop()
-        one = surprises[at]
-        agrees = max(joint[one.family] * np.sign(one.sigmas), 0.0)
-        evidence.append((own(at) + float(agrees) ** 2 / 2 / 2 ** taken[one.family], at))
-        taken[one.family] += 1
-    return [at for _, at in sorted(evidence, key=lambda pair: (-pair[0], pair[1]))]
+        index = remaining.pop()
+        family, sigmas = surprises[index].family, surprises[index].sigmas
+        agreement = max(joint[family] * np.sign(sigmas), 0.0)
+        evidence.append(
+            (evidence_of(index) + float(agreement) ** 2 / 2 / 2 ** taken[family], index)
+        )
+        taken[family] += 1
+    return [index for _, index in sorted(evidence, key=lambda pair: (-pair[0], pair[1]))]

@@ -268,7 +268,9 @@ def confirm_together(
     """
     from scipy import stats  # imported here because it takes half a second
 
-    judged = [i for i, one in enumerate(confirmations) if np.isfinite(one.p_value)]
+    judged = [
+        i for i, confirmation in enumerate(confirmations) if np.isfinite(confirmation.p_value)
+    ]
     if not judged:
         return tuple(confirmations)
     adjusted = stats.false_discovery_control([confirmations[i].p_value for i in judged])
@@ -324,19 +326,18 @@ def _within(modes: ProcessModes, confidence: float) -> tuple[float, float, float
 
     The modes are strata, weighted by the number of processes on both sides.
     """
-    estimate, error, freedom = modes.difference()
-    reach = float(special.stdtrit(freedom, confidence)) * error
-    if error == 0:
-        return estimate, estimate, estimate, 1.0 if estimate == 0 else 0.0
-    p_value = 2 * float(special.stdtr(freedom, -abs(estimate) / error))
-    return estimate, estimate - reach, estimate + reach, p_value
+    return _bounds(*modes.difference(), confidence)
 
 
 def _student(means: Floats, confidence: float) -> tuple[float, float, float, float]:
     """Estimate, lower and upper bound, and two-sided p-value of a mean of 0."""
-    estimate = float(means.mean())
     error = float(means.std(ddof=1)) / float(np.sqrt(means.size))
-    freedom = means.size - 1
+    return _bounds(float(means.mean()), error, means.size - 1, confidence)
+
+
+def _bounds(
+    estimate: float, error: float, freedom: int, confidence: float
+) -> tuple[float, float, float, float]:
     reach = float(special.stdtrit(freedom, confidence)) * error
     if error == 0:
         return estimate, estimate, estimate, 1.0 if estimate == 0 else 0.0

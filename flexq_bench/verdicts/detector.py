@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from flexq_bench.stats.baseline import BASELINE
 from flexq_bench.verdicts import alert_rule
-from flexq_bench.verdicts.compared import Compared
+from flexq_bench.verdicts.case_comparison import CaseComparison
 from flexq_bench.verdicts.confirmation import Confirmation, confirm, confirm_together
 from flexq_bench.verdicts.evidence import Evidence
 from flexq_bench.verdicts.verdict import Cause, Verdict
@@ -20,7 +20,7 @@ from flexq_bench.workloads.probes import floor_kernel, is_probe
 class Judged:
     """A case of two commits with its verdict and evidence."""
 
-    compared: Compared
+    compared: CaseComparison
     evidence: Evidence
     confirmation: Confirmation
 
@@ -66,7 +66,7 @@ def judge_evidence(evidence: Evidence) -> Confirmation:
 
 
 def judge_together(
-    comparisons: Sequence[Compared],
+    comparisons: Sequence[CaseComparison],
     *,
     noise_floors: Sequence[float],
     weight_bits: Sequence[int],
@@ -108,12 +108,12 @@ def judge_together(
     return judged
 
 
-def _is_canary(compared: Compared) -> bool:
+def _is_canary(compared: CaseComparison) -> bool:
     return compared.base == compared.head
 
 
 def _changes(
-    comparisons: Sequence[Compared], alone: Sequence[Confirmation]
+    comparisons: Sequence[CaseComparison], alone: Sequence[Confirmation]
 ) -> Mapping[tuple[str, str, str], float]:
     """ln(head / base) by base, head and case; 0 if it is not significant.
 
@@ -129,7 +129,7 @@ def _changes(
 
 
 def _anchors_of(
-    compared: Compared, weight_bits: int, changes: Mapping[tuple[str, str, str], float]
+    compared: CaseComparison, weight_bits: int, changes: Mapping[tuple[str, str, str], float]
 ) -> tuple[float | None, float | None]:
     """Changes of the floor and of the baseline kernel between the same commits, at this shape."""
     case = compared.case

@@ -6,20 +6,32 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, Protocol
 
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import DecisionInfo, add_decision
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
-from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.verdicts import alert_rule
-from flexq_bench.verdicts.alert_rule import groups_of, is_fixed
+from flexq_bench.verdicts.alert_rule import Group, is_fixed, kernel_family
 from flexq_bench.verdicts.alerts import close_fixed_alerts, open_or_join_alerts
-from flexq_bench.verdicts.compared import Compared, ComparisonDevice
+from flexq_bench.verdicts.case_comparison import CaseComparison
 from flexq_bench.verdicts.detector import Judged, judge_together
 from flexq_bench.verdicts.noise_calibration import update_calibration
+from flexq_bench.workloads.case import Case
 
 _MEASURED = ("case", "base_binary", "head_binary", "base_config", "head_config", "detail")
+
+
+class ComparisonDevice(Protocol):
+    """The device that both commits ran on: a flexq_bench.runs.machine.Machine."""
+
+    @property
+    def device(self) -> DeviceInfo: ...
+
+    def series_of(self, case: Case) -> dict[str, Any]:
+        """The identity of the series of the case's times on this device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +46,7 @@ class Night:
 
 def record_night(
     session: Session,
-    comparisons: Sequence[Compared],
+    comparisons: Sequence[CaseComparison],
     machine: ComparisonDevice,
     commits: Mapping[str, CommitInfo],
     *,
@@ -57,15 +69,15 @@ def record_night(
         weight_bits=[identity["weight_bits"] for identity in series],
     )
     new: dict[str, Judged] = {}
-    for one, identity in zip(judged, series, strict=True):
-        info = _decision(one, identity, machine, commits, moment, watched=alerting)
+    for result, identity in zip(judged, series, strict=True):
+        info = _decision(result, identity, machine, commits, moment, watched=alerting)
         if add_decision(session, info):
-            new[info.uuid] = one
-    if any(one.is_canary for one in judged):
+            new[info.uuid] = result
+    if any(result.is_canary for result in judged):
         update_calibration(session, at=moment)
     if not alerting:
         return Night(tuple(judged))
-    opened, joined = open_or_join_alerts(session, groups_of(new, commits), moment)
+    opened, joined = open_or_join_alerts(session, _groups(new, commits), moment)
     fixed = _close_fixed(session, comparisons, commits, moment)
     return Night(tuple(judged), opened, joined, fixed)
 
@@ -111,6 +123,30 @@ def _decision(
     )
 
 
+def _groups(judged: Mapping[str, Judged], commits: Mapping[str, CommitInfo]) -> list[Group]:
+    """The verdicts that open alerts, by commit range and family, the narrowest range first.
+
+    judged: by the uuid of the decision. A commit compared with itself opens none.
+    """
+    members: dict[tuple[str, str, str], list[str]] = {}
+    for decision, verdict in judged.items():
+        if verdict.is_worse and not verdict.is_canary:
+            compared = verdict.compared
+            key = (compared.base, compared.head, kernel_family(verdict.case.kernel))
+            members.setdefault(key, []).append(decision)
+    groups = [
+        Group(family, commits[base], commits[head], tuple(uuids))
+        for (base, head, family), uuids in members.items()
+    ]
+    return sorted(groups, key=_width)
+
+
+def _width(group: Group) -> tuple[int, str, str]:
+    ends = (group.good.topo_order, group.bad.topo_order)
+    width = 0 if None in ends else (ends[1] or 0) - (ends[0] or 0)
+    return (width, group.family, group.bad.sha)
+
+
 def finite(value: float) -> float | None:
     """Return a number as the database stores it: None (null) if it is not finite."""
     return value if math.isfinite(value) else None
@@ -118,7 +154,7 @@ def finite(value: float) -> float | None:
 
 def _close_fixed(
     session: Session,
-    comparisons: Sequence[Compared],
+    comparisons: Sequence[CaseComparison],
     commits: Mapping[str, CommitInfo],
     at: datetime,
 ) -> tuple[int, ...]:

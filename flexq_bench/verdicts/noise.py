@@ -13,7 +13,7 @@ from flexq_bench.verdicts.alert_rule import CONFIDENCE, smallest_change
 from flexq_bench.verdicts.confirmation import Blocks, Comparison, blocks_at_equal_clocks
 from flexq_bench.verdicts.process_modes import process_modes
 
-FEWEST_CANARIES = 5  # fewer give no reliable floor
+MIN_CANARIES = 5  # fewer give no reliable floor
 POWER = 0.9  # probability of detecting the smallest step
 
 
@@ -45,7 +45,9 @@ def noise_levels(canaries: Sequence[Comparison]) -> NoiseLevels | None:
     block, its noise includes the block's. The true mean of the estimates is 0. The floor is the
     one-sided 99 % bound of Student's t for another comparison; it and the step need 5 comparisons.
     """
-    usable = [blocks for one in canaries if (blocks := blocks_at_equal_clocks(one)).labels.size > 1]
+    usable = [
+        blocks for canary in canaries if (blocks := blocks_at_equal_clocks(canary)).labels.size > 1
+    ]
     if not usable:
         return None
     ratios = np.concatenate([blocks.ratios for blocks in usable])
@@ -78,7 +80,7 @@ def _estimate(canary: Blocks) -> float:
 
 
 def _visible(sigma: float, comparisons: int) -> tuple[float | None, float | None]:
-    if comparisons < FEWEST_CANARIES:
+    if comparisons < MIN_CANARIES:
         return None, None
     floor = float(special.stdtrit(comparisons, CONFIDENCE)) * sigma
     power = float(special.stdtrit(comparisons, POWER)) * sigma

@@ -23,8 +23,8 @@ from flexq_bench.stats.log_series import (
 from flexq_bench.stats.steps import HISTORY_RULES
 from flexq_bench.verdicts.alert_rule import CLOCK_TOLERANCE
 
-_FEWEST_FOR_DRIFT = 20
-_DRIFT_SIGNIFICANCE = 1e-4
+_MIN_DRIFT_RESULTS = 20
+_MAX_DRIFT_P_VALUE = 1e-4
 
 
 class Pattern(StrEnum):
@@ -100,7 +100,9 @@ def classify(nights: Nights) -> Classification:
     if pattern is Pattern.STEADY and has_several:
         model = level_model(values[start:], HISTORY_RULES, devices)
         changes = [
-            one.index for one in model.device_changes if abs(one.relative_change) >= SMALLEST_CHANGE
+            change.index
+            for change in model.device_changes
+            if abs(change.relative_change) >= SMALLEST_CHANGE
         ]
         if changes:
             pattern, index = Pattern.NEW_DEVICE, changes[-1]
@@ -140,11 +142,11 @@ def drift(values: ArrayLike) -> float | None:
     from scipy import stats  # imported here because it takes half a second
 
     logs, _ = positive_logs(values)
-    if logs.size < _FEWEST_FOR_DRIFT or float(np.ptp(logs)) == 0:
+    if logs.size < _MIN_DRIFT_RESULTS or float(np.ptp(logs)) == 0:
         return None
     logs = without_spikes(logs)
     time = np.arange(logs.size, dtype=np.float64)
-    if stats.kendalltau(time[::2], logs[::2]).pvalue > _DRIFT_SIGNIFICANCE:
+    if stats.kendalltau(time[::2], logs[::2]).pvalue > _MAX_DRIFT_P_VALUE:
         return None
     slope, intercept, _, _ = stats.theilslopes(logs, time)
     change = float(slope) * (logs.size - 1)

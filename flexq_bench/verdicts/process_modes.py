@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from flexq_bench.stats.log_series import SCALE_FLOOR, Floats
 
-_FEWEST_OF_A_MODE = 2
-_FEWEST_PROCESSES = 5  # of both sides
+_MIN_MODE_PROCESSES = 2
+_MIN_PROCESSES = 5  # of both sides
 # The gap between the modes, relative to the scatter within. Two series of six Gaussian values have
 # so wide a gap less than once in 2,000 times (tests/verdicts/test_process_modes.py).
-_GAP_SIGMAS = 10.0
-_SMALLEST_GAP = 0.01  # ln: a smaller gap hides no change that counts
+_MIN_GAP_SIGMAS = 10.0
+_MIN_LOG_GAP = 0.01  # ln: a smaller gap hides no change that counts
 
 Bools = NDArray[np.bool_]
 
@@ -52,7 +52,9 @@ class ProcessModes:
             for k in range(max(0, slow - self.head.size), min(slow, self.base.size) + 1)
         ]
         seen = chances[self.slow_base - max(0, slow - self.head.size)]
-        return min(sum(one for one in chances if one <= seen) / math.comb(total, slow), 1.0)
+        return min(
+            sum(chance for chance in chances if chance <= seen) / math.comb(total, slow), 1.0
+        )
 
     @property
     def in_words(self) -> str:
@@ -107,10 +109,10 @@ def process_modes(base: Floats, head: Floats) -> ProcessModes | None:
     """
     times = np.concatenate([base, head])
     ordered = np.sort(times)
-    gaps = np.diff(ordered)[_FEWEST_OF_A_MODE - 1 : ordered.size - _FEWEST_OF_A_MODE]
-    if gaps.size == 0 or times.size < _FEWEST_PROCESSES:
+    gaps = np.diff(ordered)[_MIN_MODE_PROCESSES - 1 : ordered.size - _MIN_MODE_PROCESSES]
+    if gaps.size == 0 or times.size < _MIN_PROCESSES:
         return None
-    split = int(gaps.argmax()) + _FEWEST_OF_A_MODE
+    split = int(gaps.argmax()) + _MIN_MODE_PROCESSES
     low, high = ordered[:split], ordered[split:]
     gap = float(high.mean() - low.mean())
     limit = (low[-1] + high[0]) / 2
@@ -120,6 +122,6 @@ def process_modes(base: Floats, head: Floats) -> ProcessModes | None:
     modes = ProcessModes(base, head, base_slow, head_slow, gap)
     # A step between the sides does not count as scatter.
     scatter, _ = modes.scatter()
-    if gap < max(_GAP_SIGMAS * max(scatter, SCALE_FLOOR / 2), _SMALLEST_GAP):
+    if gap < max(_MIN_GAP_SIGMAS * max(scatter, SCALE_FLOOR / 2), _MIN_LOG_GAP):
         return None
     return modes

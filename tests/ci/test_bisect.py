@@ -16,8 +16,8 @@ from flexq_bench.ci.bisect import (
     step_of,
 )
 from flexq_bench.ci.reports.bisect import step_line
-from flexq_bench.measure.ab import CaseComparison, InterleaveRules
-from flexq_bench.verdicts import Comparison, confirm
+from flexq_bench.measure.ab import InterleaveRules
+from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.workloads.case import Case
 
 CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")

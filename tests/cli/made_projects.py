@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import random
 import re
 from pathlib import Path
 
+from flexq_bench.fleet import pool_choice
 from flexq_bench.kernels.external.described import DescribedKernel
 from flexq_bench.kernels.external.loading import load
 from flexq_bench.measure import Measured, external_kernels
-from flexq_bench.measure.ab.case_comparison import Block, SampleBatch
+from flexq_bench.measure.ab.blocks import Block, SampleBatch
 from flexq_bench.measure.ab.experiment import ABExperiment
-from flexq_bench.measure.local_devices import device_info
+from flexq_bench.measure.device import device_info
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.worker import Worker
 from flexq_bench.workloads.probes import is_probe
@@ -107,6 +107,5 @@ def make_times(monkeypatch):
         return tuple(DescribedKernel(kernel.spec) for kernel in load(source).kernels)
 
     monkeypatch.setattr(external_kernels, "described", described)
-    pools = importlib.import_module("flexq_bench.fleet.open_pool")  # the package has its function
-    monkeypatch.setattr(pools, "ProcessMeter", MadeMeter)
+    monkeypatch.setattr(pool_choice, "ProcessMeter", MadeMeter)
     monkeypatch.setattr(ABExperiment, "_pair_of_processes", made_blocks)

@@ -15,8 +15,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError
 from flexq_bench.fleet import local_pool, request_worker
 from flexq_bench.fleet.requests import Bisection, bisect_request, submit
-from flexq_bench.measure.ab import CaseComparison
-from flexq_bench.verdicts import Comparison, confirm
+from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.errors import WorkloadError
 

@@ -15,13 +15,12 @@ from flexq_bench.cli.app import main
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.exchange import read_records, write_records
 from flexq_bench.db.queries import runs
-from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.measure.protocol import PROTOCOL_VERSION
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.results.comparison_report import exit_code_of_verdicts
 from flexq_bench.results.stored_comparison import compare_stored
-from flexq_bench.verdicts import Comparison, Verdict, confirm
+from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
 
 ONE_CASE = ("--kernels", "flexq-w6a6", "--m", "4", "--stage", "gemm", "--backend", "cpu")
 

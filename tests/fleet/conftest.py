@@ -57,8 +57,8 @@ class Clock:
 class ScriptedWorkers:
     """Workers that answer by a script: a result, a loss, or None: never.
 
-    kinds: how many of each. script: called with the worker and the case. A lost worker is replaced
-    at once, while `replaces`. speechless: so many are lost when asked what they can measure.
+    kinds: number of workers by SKU. script: called with the worker and the case. replaces: replace
+    a lost worker at once. lost_in_memory_query: number of workers that die in memory_obstacles.
     """
 
     kinds: Mapping[str, int]
@@ -66,9 +66,9 @@ class ScriptedWorkers:
     clock: Clock
     replaces: bool = True
     arriving: int = 0
-    speechless: int = 0
+    lost_in_memory_query: int = 0
     started: list[tuple[str, Case]] = field(default_factory=list)
-    told: list[tuple[str, tuple[ChoiceInfo, ...]]] = field(default_factory=list)
+    sent_choices: list[tuple[str, tuple[ChoiceInfo, ...]]] = field(default_factory=list)
     ended: list[tuple[str, str]] = field(default_factory=list)
     _members: dict[str, ReadyWorker] = field(default_factory=dict)
     _events: deque[Event] = field(default_factory=deque)
@@ -94,7 +94,7 @@ class ScriptedWorkers:
 
     def start(self, member: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
         self.started.append((member, case))
-        self.told.append((member, tuple(choices)))
+        self.sent_choices.append((member, tuple(choices)))
         answer = self.script(self._members[member], case)
         if isinstance(answer, Measured):
             answer = Report(answer)
@@ -114,8 +114,8 @@ class ScriptedWorkers:
             self._join(member.device, member.gpu)
 
     def memory_obstacles(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
-        if self.speechless:
-            self.speechless -= 1
+        if self.lost_in_memory_query:
+            self.lost_in_memory_query -= 1
             self._lose(member, "killed", False)
             raise InfrastructureError("a worker did not answer: killed")
         return {case.key: "too large" for case in cases}
@@ -123,7 +123,7 @@ class ScriptedWorkers:
 
 @dataclass
 class Table:
-    """What a coordinator needs, and looks at what it left behind."""
+    """Create works and coordinators, and read the stored state."""
 
     database: Database
     clock: Clock
@@ -219,7 +219,7 @@ def simulated() -> ModuleType:
 
 @contextmanager
 def ray_cluster(monkeypatch: pytest.MonkeyPatch, **head: Any) -> Iterator[Any]:
-    from flexq_bench.fleet.ray_session import _LOOPBACK_ONLY, _QUIET, _python_path
+    from flexq_bench.fleet.ray_cluster import _LOOPBACK_ONLY, _QUIET, _python_path
 
     for name, value in {**_QUIET, **_LOOPBACK_ONLY, "PYTHONPATH": _python_path()}.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Hosts whose clocks differ by an hour: the database's clock decides who holds what."""
+"""Leases by the clock of the database, with hosts whose clocks differ by an hour."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flexq_bench.measure import Measured
 
 OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)
 HOUR = timedelta(hours=1)
-MODULES = ("coordinator", "write_buffer", "presence", "request_worker", "ray_pool")
+MODULES = ("coordinator", "write_buffer", "local_pool", "request_worker", "ray_pool")
 
 
 def host_clock(skew):
@@ -37,9 +37,7 @@ def skewed(monkeypatch):
 
 
 @pytest.mark.parametrize("skew", [HOUR, -HOUR])
-def test_a_job_that_another_host_measures_is_left_alone_until_its_lease_runs_out(
-    table, gpus, a_case, skewed, skew
-):
+def test_job_of_another_host_is_free_after_its_lease(table, gpus, a_case, skewed, skew):
     work = table.work("H200", [a_case()])
     [job] = [job.id for job in table_jobs(table, work)]
     now, lease = datetime.now(UTC), timedelta(seconds=1.5)

@@ -1,4 +1,4 @@
-"""Every planned case ends with exactly one result or a named reason, whatever happens."""
+"""Coordination of jobs: every case ends with a result or a reason, after any failure."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from flexq_bench.measure import Measured
 OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)
 
 
-def test_every_case_is_measured_once_on_its_kind(table, gpus, a_case):
+def test_every_case_is_measured_once_on_its_kind_of_gpu(table, gpus, a_case):
     workers = gpus({"H200": 2, "A100": 1})
     works = [table.work(gpu, [a_case(m) for m in range(1, 6)]) for gpu in ("H200", "A100")]
 
     table.coordinator(workers).carry_out(works)
 
     for work in works:
-        assert table.received(work) == sorted(work.keys)
+        assert table.received(work) == sorted(case.key for case in work.cases)
         assert set(table.states(work).values()) == {"done"}
     gpus = {member: workers._members[member].gpu for member, _ in workers.started}
     assert sorted(gpus.values()) == ["A100", "H200", "H200"]
     assert sum(gpus[member] == "A100" for member, _ in workers.started) == 5
 
 
-def test_a_case_that_ends_three_workers_is_quarantined_and_the_rest_goes_on(table, gpus, a_case):
+def test_case_with_three_worker_deaths_is_quarantined(table, gpus, a_case):
     deadly, harmless = a_case(1), [a_case(m) for m in (2, 3, 4)]
     workers = gpus(
         {"H200": 1}, lambda member, case: Lost(member.uuid, "killed") if case == deadly else OK
@@ -56,11 +56,9 @@ def test_a_case_that_ends_three_workers_is_quarantined_and_the_rest_goes_on(tabl
 
 
 @pytest.mark.parametrize("replaces", [True, False])
-def test_another_worker_says_what_fits_where_one_is_lost_over_the_question(
-    table, gpus, a_case, replaces
-):
+def test_memory_query_moves_to_another_worker_after_a_loss(table, gpus, a_case, replaces):
     case = a_case()
-    coordinator = table.coordinator(gpus({"H200": 2}, replaces=replaces, speechless=1))
+    coordinator = table.coordinator(gpus({"H200": 2}, replaces=replaces, lost_in_memory_query=1))
     coordinator.gather()
 
     assert coordinator.memory_obstacles("H200", [case]) == {case.key: "too large"}
@@ -68,15 +66,15 @@ def test_another_worker_says_what_fits_where_one_is_lost_over_the_question(
     assert coordinator.memory_obstacles("A100", [case]) == {}
 
 
-def test_a_question_that_ends_three_workers_is_an_error(table, gpus, a_case):
-    coordinator = table.coordinator(gpus({"H200": 1}, speechless=3))
+def test_memory_query_fails_after_three_lost_workers(table, gpus, a_case):
+    coordinator = table.coordinator(gpus({"H200": 1}, lost_in_memory_query=3))
     coordinator.gather()
 
     with pytest.raises(InfrastructureError, match="did not answer: killed"):
         coordinator.memory_obstacles("H200", [a_case()])
 
 
-def test_a_lost_node_is_not_held_against_the_case(table, gpus, a_case):
+def test_lost_node_does_not_count_against_the_case(table, gpus, a_case):
     answers = iter([Lost("w1", "the node died", blameless=True)] * 5)
     workers = gpus({"H200": 1}, lambda member, case: next(answers, OK))
     work = table.work("H200", [a_case()])
@@ -86,7 +84,7 @@ def test_a_lost_node_is_not_held_against_the_case(table, gpus, a_case):
     assert table.states(work) == {a_case().key: "done"}
 
 
-def test_a_case_that_hangs_has_its_worker_replaced(table, gpus, a_case):
+def test_worker_of_a_hanging_case_is_replaced(table, gpus, a_case):
     slow = a_case(7)
     workers = gpus({"H200": 1}, lambda member, case: None if case == slow else OK)
     work = table.work("H200", [slow, a_case(1)])
@@ -98,7 +96,7 @@ def test_a_case_that_hangs_has_its_worker_replaced(table, gpus, a_case):
     assert workers.ended[0][1].startswith("no result after")
 
 
-def test_results_wait_while_the_database_is_away(table, gpus, a_case, monkeypatch):
+def test_results_are_kept_while_the_database_is_unavailable(table, gpus, a_case, monkeypatch):
     work = table.work("H200", [a_case(m) for m in range(1, 9)])
     stored = []
     coordinator = table.coordinator(gpus({"H200": 2}), stored.append)
@@ -116,11 +114,11 @@ def test_results_wait_while_the_database_is_away(table, gpus, a_case, monkeypatc
     coordinator.carry_out([work])
 
     assert next(away, None) is None
-    assert sorted(record.case for record in stored) == sorted(work.keys)
-    assert table.received(work) == sorted(work.keys)
+    assert sorted(record.case for record in stored) == sorted(case.key for case in work.cases)
+    assert table.received(work) == sorted(case.key for case in work.cases)
 
 
-def test_a_database_that_is_away_at_the_start_is_waited_for(table, gpus, a_case, monkeypatch):
+def test_unavailable_database_is_waited_for_at_the_start(table, gpus, a_case, monkeypatch):
     work = table.work("H200", [a_case()])
     coordinator = table.coordinator(gpus({"H200": 1}))
     session, away = table.database.session, iter(range(3))
@@ -133,10 +131,10 @@ def test_a_database_that_is_away_at_the_start_is_waited_for(table, gpus, a_case,
     monkeypatch.setattr(table.database, "session", gone_at_first)
     coordinator.carry_out([work])
 
-    assert table.received(work) == sorted(work.keys)
+    assert table.received(work) == sorted(case.key for case in work.cases)
 
 
-def test_a_database_that_stays_away_ends_the_work(table, gpus, a_case, monkeypatch):
+def test_long_outage_of_the_database_ends_the_work(table, gpus, a_case, monkeypatch):
     work = table.work("H200", [a_case()])
     coordinator = table.coordinator(gpus({"H200": 1}))
     monkeypatch.setattr(coordinator._buffer, "_write", _gone)
@@ -149,7 +147,7 @@ def _gone(*arguments):
     raise UnreachableError("it is gone")
 
 
-def test_another_coordinator_goes_on_where_one_was_killed(table, gpus, a_case, monkeypatch):
+def test_another_coordinator_continues_after_a_kill(table, gpus, a_case, monkeypatch):
     work = table.work("H200", [a_case(m) for m in range(1, 9)])
     answers = iter([OK, OK, OK, SystemExit()])
 
@@ -172,10 +170,10 @@ def test_another_coordinator_goes_on_where_one_was_killed(table, gpus, a_case, m
     table.coordinator(workers).carry_out([work])
 
     assert len(workers.started) == 5
-    assert table.received(work) == sorted(work.keys)
+    assert table.received(work) == sorted(case.key for case in work.cases)
 
 
-def test_stopping_frees_what_is_being_measured(table, gpus, a_case):
+def test_stopping_returns_leased_jobs(table, gpus, a_case):
     work = table.work("H200", [a_case(m) for m in range(1, 5)])
 
     def take_back(record):
@@ -190,10 +188,10 @@ def test_stopping_frees_what_is_being_measured(table, gpus, a_case):
     coordinator._on_record = lambda record: None
     coordinator.carry_out([work])  # the workers' answers to what was stopped change nothing
 
-    assert table.received(work) == sorted(work.keys)
+    assert table.received(work) == sorted(case.key for case in work.cases)
 
 
-def test_cases_that_no_gpu_can_run_are_reported_not_waited_for(table, gpus, a_case):
+def test_cases_without_a_gpu_are_reported(table, gpus, a_case):
     works = [table.work(gpu, [a_case(1), a_case(2)]) for gpu in ("H200", "A100")]
 
     table.coordinator(gpus({"H200": 1})).carry_out(works)
@@ -204,7 +202,7 @@ def test_cases_that_no_gpu_can_run_are_reported_not_waited_for(table, gpus, a_ca
     assert {(job.state, job.reason) for job in jobs} == {("no-device", "no A100 came within 3 s")}
 
 
-def test_the_longest_expected_goes_first(table, gpus, a_case):
+def test_longest_expected_job_comes_first(table, gpus, a_case):
     workers = gpus({"H200": 1})
     shapes = [a_case(m, n) for n in (256, 512) for m in (1, 2)]
     work = table.work("H200", shapes, expected=[1.0, 2.0, 5.0, 9.0])
@@ -219,7 +217,7 @@ def test_the_longest_expected_goes_first(table, gpus, a_case):
     ]
 
 
-def test_the_last_of_a_shape_is_measured_by_who_was_on_it(table, gpus, a_case):
+def test_last_job_of_a_shape_stays_with_its_worker(table, gpus, a_case):
     workers = gpus({"H200": 2})
     cases = [a_case(m, n) for m, n in ((1, 256), (2, 256), (3, 256), (1, 512), (2, 512))]
     work = table.work("H200", cases, expected=[0.5, 0.5, 0.5, 0.9, 0.9])
@@ -243,7 +241,7 @@ def test_repetitions_are_spread_over_the_gpus_of_a_kind(table, gpus, a_case):
     assert len(table.received(work)) == 12
 
 
-def test_a_choice_is_told_to_the_others_of_the_kind_once(table, gpus, a_case):
+def test_tuning_choice_is_sent_once_to_other_workers(table, gpus, a_case):
     choice = ChoiceInfo({"gpu": "H200", "software": "software", "kernel": "k"}, {"block_n": 64})
     first = iter([Report(OK, (choice,))])
     workers = gpus({"H200": 1}, lambda member, case: next(first, OK))
@@ -252,8 +250,8 @@ def test_a_choice_is_told_to_the_others_of_the_kind_once(table, gpus, a_case):
     later = gpus({"H200": 1})
     table.coordinator(later).carry_out([replace_gpu(table, a_case)])
 
-    assert [told for _, told in workers.told] == [(), (choice,), ()]
-    assert later.told[0][1] == (choice,)
+    assert [choices for _, choices in workers.sent_choices] == [(), (choice,), ()]
+    assert later.sent_choices[0][1] == (choice,)
 
 
 def replace_gpu(table, a_case):
@@ -261,7 +259,7 @@ def replace_gpu(table, a_case):
     return replace(work, cases=[a_case(9)])
 
 
-def test_workers_are_seen_in_the_database(table, gpus, a_case):
+def test_workers_are_stored_in_the_database(table, gpus, a_case):
     coordinator = table.coordinator(gpus({"H200": 1}))
     coordinator.carry_out([table.work("H200", [a_case(1), a_case(2)])])
     coordinator.mark_stopped()
@@ -271,9 +269,7 @@ def test_workers_are_seen_in_the_database(table, gpus, a_case):
     assert (worker.gpu, worker.state, worker.finished) == ("H200", "stopped", 2)
 
 
-def test_results_that_found_the_file_deleted_are_kept_for_the_end_of_their_runs(
-    table, gpus, a_case
-):
+def test_results_are_kept_if_the_database_file_was_deleted(table, gpus, a_case):
     work = table.work("H200", [a_case(m) for m in (1, 2, 3)])
 
     def delete(record):
@@ -310,7 +306,7 @@ class LostAcknowledgement:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_lease_whose_acknowledgement_was_lost_goes_back_at_once(table, gpus, a_case, count):
+def test_lease_with_lost_acknowledgement_is_used_at_once(table, gpus, a_case, count):
     workers = gpus({"H200": 1})
     work = table.work("H200", [a_case(m) for m in range(1, count + 1)])
     table.database = LostAcknowledgement(table.database)
@@ -327,5 +323,5 @@ def test_a_lease_whose_acknowledgement_was_lost_goes_back_at_once(table, gpus, a
 
     assert table.database.lost == 1
     assert set(table.states(work).values()) == {"done"}
-    assert table.received(work) == sorted(work.keys)
+    assert table.received(work) == sorted(case.key for case in work.cases)
     assert len(workers.started) == count

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that is stopped under a coordinator, and started again."""
+"""Restart of the PostgreSQL server of a coordinator."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def database(server):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_nothing_is_lost_nor_doubled_while_the_server_is_stopped(table, server, gpus, a_case):
+def test_results_are_complete_after_a_database_restart(table, server, gpus, a_case):
     def restart():
         server.stop()
         time.sleep(STOPPED_S)
@@ -80,5 +80,5 @@ def test_nothing_is_lost_nor_doubled_while_the_server_is_stopped(table, server, 
     restarting.join()
     assert time.monotonic() - began > STOPPED_S
     assert set(table.states(work).values()) == {"done"}
-    assert table.received(work) == sorted(work.keys)
+    assert table.received(work) == sorted(case.key for case in work.cases)
     assert len(set(stored)) == len(stored)

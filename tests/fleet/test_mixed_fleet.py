@@ -1,4 +1,4 @@
-"""A real Ray cluster of simulated GPUs, in which everything that can be killed is killed."""
+"""A Ray cluster of simulated GPUs in which workers, nodes and coordinators are killed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def live_workers(path):
 
 def done(path):
     with open_database(str(path)) as database, database.session() as session:
-        return sum(one.states.get("done", 0) for one in queries.progress(session))
+        return sum(run.states.get("done", 0) for run in queries.progress(session))
 
 
 def wait_for(condition, timeout_s=60):
@@ -81,7 +81,7 @@ def check_nothing_lost_nor_doubled(path, kinds, cases):
     assert results == dict.fromkeys(kinds, cases)
 
 
-def test_a_mixed_fleet_loses_nothing_when_a_worker_and_a_node_are_killed(
+def test_results_are_complete_after_a_killed_worker_and_node(
     simulated, a_cluster, add_node, tmp_path
 ):
     kinds = ("GeForce-RTX-3090-Ti", "A100")
@@ -108,9 +108,7 @@ def test_a_mixed_fleet_loses_nothing_when_a_worker_and_a_node_are_killed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_1000_cases_survive_workers_nodes_coordinators_and_the_database(
-    simulated, a_cluster, add_node, tmp_path
-):
+def test_1000_cases_survive_all_kinds_of_kills(simulated, a_cluster, add_node, tmp_path):
     kinds = ("GeForce-RTX-3090-Ti", "RTX-A6000", "A100", "H200")
     nodes = {kind: add_node(a_cluster, kind) for kind in kinds}
     path, chance, began = tmp_path / "flexq.sqlite", random.Random(0), time.monotonic()
@@ -144,9 +142,9 @@ def test_1000_cases_survive_workers_nodes_coordinators_and_the_database(
 
 
 def hold(path, seconds):
-    """Nobody else can read or write the database meanwhile."""
-    held = sqlite3.connect(path, isolation_level=None, timeout=30)
-    held.execute("BEGIN EXCLUSIVE")
+    """Lock the database exclusively for some seconds."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+    connection.execute("BEGIN EXCLUSIVE")
     time.sleep(seconds)
-    held.rollback()
-    held.close()
+    connection.rollback()
+    connection.close()

@@ -1,4 +1,4 @@
-"""The whole smoke suite through the command line, with Ray and without."""
+"""The smoke suite through the command line, with Ray and without."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flexq_bench.db.exchange import read_records
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray's own pipes
-def test_smoke_on_a_local_cluster_has_the_cases_and_statuses_of_smoke(tmp_path: Path):
+def test_smoke_suite_on_a_local_cluster_is_complete(tmp_path: Path):
     database = ("--db", str(tmp_path / "flexq.sqlite"))
     found = []
     for where in ("none", "local"):

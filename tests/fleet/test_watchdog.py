@@ -1,4 +1,4 @@
-"""What has not moved is said in one line: what, for how long, why; and as metrics."""
+"""Stalled runs and requests, in lines and as metrics."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ def worker(database):
 
 def found(database):
     with database.session() as session:
-        return [one.line for one in stalls(session)]
+        return [stall.line for stall in stalls(session)]
 
 
-def test_what_moves_is_not_told(database, begun, worker):
+def test_progress_is_no_stall(database, begun, worker):
     begun(timedelta(seconds=30))
     worker(timedelta(seconds=1))
 
     assert found(database) == []
 
 
-def test_a_run_without_a_worker_says_so(database, begun):
+def test_run_without_a_worker_is_stalled(database, begun):
     begun(HOUR)
 
     assert found(database) == [
@@ -71,14 +71,14 @@ def test_a_run_without_a_worker_says_so(database, begun):
     ]
 
 
-def test_a_silent_worker_is_named_with_its_host(database, begun, worker):
+def test_silent_worker_is_named_with_its_host(database, begun, worker):
     begun(HOUR)
     worker(timedelta(minutes=20))
 
     assert "worker w1 on node7 is silent for 1200 s" in found(database)[0]
 
 
-def test_a_worker_that_stays_in_its_case_is_named_with_it(database, begun, worker):
+def test_busy_worker_is_named_with_its_case(database, begun, worker):
     begun(3 * HOUR)
     worker(timedelta(seconds=5), case=CASE)
 
@@ -87,7 +87,7 @@ def test_a_worker_that_stays_in_its_case_is_named_with_it(database, begun, worke
     ]
 
 
-def test_a_run_of_a_dead_process_is_told_at_once(database, begun):
+def test_run_of_a_dead_process_is_stalled_at_once(database, begun):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     begun(timedelta(seconds=1), owner=replace(this_process(), pid=dead.pid))
@@ -95,7 +95,7 @@ def test_a_run_of_a_dead_process_is_told_at_once(database, begun):
     assert f"its process {dead.pid} on {os.uname().nodename} is dead" in found(database)[0]
 
 
-def test_a_request_that_nobody_serves_says_what_is_missing(database):
+def test_request_without_a_worker_is_stalled(database):
     when = datetime.now(UTC) - HOUR
     info = RequestInfo("q" * 36, "sweep", {}, "Ada", "NVIDIA H200", 3, None, when)
     with database.session() as session:
@@ -107,7 +107,7 @@ def test_a_request_that_nobody_serves_says_what_is_missing(database):
     ]
 
 
-def test_status_begins_with_it_and_metrics_have_it(database, begun, capsys):
+def test_status_and_metrics_report_stalls(database, begun, capsys):
     begun(HOUR)
 
     assert main(["status", "--db", database.url]) == 0
@@ -128,7 +128,7 @@ def test_status_begins_with_it_and_metrics_have_it(database, begun, capsys):
     ]
 
 
-def test_metrics_of_a_database_that_is_away_say_so(capsys):
+def test_metrics_report_an_unavailable_database(capsys):
     code = main(["status", "--prometheus", "--db", "postgresql://nobody@127.0.0.1:1/x"])
 
     assert code == 5

@@ -9,7 +9,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import CommitInfo, RunInfo
 from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
-from flexq_bench.fleet.ray_worker import MeterActor
+from flexq_bench.fleet.ray_workers import MeterActor
 from flexq_bench.measure import Tuning
 from flexq_bench.runs.lifecycle import open_run
 from flexq_bench.workloads.case import Case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -92,3 +93,31 @@ def test_the_composition_root_may_import_everything(house):
     root.write_text("".join(f"import flexq_bench.{room}.a_module\n" for room in ROOMS))
 
     assert "0 broken" in lint_imports(house)
+
+
+def hidden_modules(init: Path) -> set[str]:
+    """Names that a package binds or exports, and that its own modules have too."""
+    names: set[str] = set()
+    for statement in ast.parse(init.read_text()).body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in statement.names}
+        elif isinstance(statement, ast.Assign):
+            targets = {target.id for target in statement.targets if isinstance(target, ast.Name)}
+            names |= set(ast.literal_eval(statement.value)) if "__all__" in targets else targets
+    modules = {path.stem for path in init.parent.glob("*.py")}
+    return names & (modules | {path.parent.name for path in init.parent.glob("*/__init__.py")})
+
+
+def test_names_of_packages_do_not_hide_their_modules(tmp_path):
+    # `import package.module as name` would give the package's attribute.
+    inits = [
+        path for room in (*ROOMS, "flexq_bench") for path in (ROOT / room).rglob("__init__.py")
+    ]
+    assert {str(init): names for init in inits if (names := hidden_modules(init))} == {}
+
+    (tmp_path / "rows.py").touch()
+    (tmp_path / "tables.py").touch()
+    (tmp_path / "__init__.py").write_text('from a.rows import rows\n__all__ = ["rows", "tables"]\n')
+    assert hidden_modules(tmp_path / "__init__.py") == {"rows", "tables"}

@@ -1,4 +1,4 @@
-"""A kernel that can be told to misbehave, and a meter that measures it in milliseconds."""
+"""A kernel with injected errors, and a meter that measures it in milliseconds."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ FAST = replace(
 
 @pytest.fixture(autouse=True)
 def no_choices_of_earlier_tests(tmp_path, monkeypatch):
-    """What a test tunes is not what another, or an earlier run of the tests, has tuned."""
+    """Give each test an empty folder of tuning choices."""
     monkeypatch.setattr("flexq_bench.measure.tuning.tuning_folder", lambda: tmp_path / "tuning")
 
 

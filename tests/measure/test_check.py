@@ -1,4 +1,4 @@
-"""What counts as right: error rules, overflow, and inputs whose result must be exact."""
+"""Correctness check: error rules, overflow, and inputs with an exact result."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_the_error_is_relative_to_the_reference():
     assert float(error) == pytest.approx(0.01, rel=0.05)
 
 
-def test_a_cancelled_element_is_judged_against_its_terms():
+def test_error_of_a_cancelled_element_is_relative_to_its_terms():
     error = relative_error(half(0.002), a_reference([0.001], [1024.0]))
 
     assert float(error) == pytest.approx(0.001, rel=0.01)
 
 
-def test_sums_of_fewer_bits_are_judged_as_many_times_more_by_their_terms():
+def test_sums_of_fewer_bits_tolerate_more_cancellation():
     fp32, fp8 = a_reference([0.001], [1.0]), a_reference([0.001], [1.0])
     fp8 = Reference(fp8.y, fp8.magnitude, sum_bits=14)
 
@@ -48,7 +48,7 @@ def test_sums_of_fewer_bits_are_judged_as_many_times_more_by_their_terms():
     assert float(ratio) == pytest.approx(2.0**10, rel=0.03)
 
 
-def test_an_element_below_the_normal_range_is_judged_against_its_edge():
+def test_error_below_the_normal_range_is_relative_to_its_edge():
     error = relative_error(half(2.0**-20), a_reference([0.0]))
 
     assert float(error) == 2.0**-6
@@ -68,17 +68,17 @@ def test_an_element_below_the_normal_range_is_judged_against_its_edge():
         (math.nan, 1.0, False),
     ],
 )
-def test_past_the_fp16_range_only_an_infinity_of_the_same_sign_is_right(y, reference, right):
+def test_infinity_of_the_same_sign_is_right_beyond_fp16(y, reference, right):
     assert judge_error(half(y), a_reference([reference]), 1e-3).is_correct is right
 
 
-def test_the_first_wrong_element_is_named_with_what_was_expected():
+def test_first_wrong_element_is_reported_with_the_expected_value():
     result = judge_error(half(1.0, 5.0, 7.0), a_reference([1.0, 2.0, 3.0]), 1e-3)
 
     assert "2 of 3 elements wrong, first y[0,1] = 5, expected 2" in result.detail
 
 
-def test_merging_keeps_the_worst_of_both():
+def test_merged_checks_keep_the_worse_result():
     right, wrong = CheckResult(1e-4, True), CheckResult(0.5, False, "wrong")
 
     assert right.merged(wrong) == wrong.merged(right) == wrong
@@ -110,7 +110,7 @@ def test_full_range_inputs_have_the_extremes_and_zero():
     assert len(inputs.w.scales.unique()) > 1
 
 
-def test_small_sums_are_integers_that_fp16_holds():
+def test_small_sums_are_fp16_integers():
     kernel = registry.resolve("flexq-w6a6", "cpu")
 
     inputs = small_sum_inputs(kernel, GemmWorkload(4, 64, 8192), "gemm", CPU, 1)
@@ -121,7 +121,7 @@ def test_small_sums_are_integers_that_fp16_holds():
     assert bool((y != 0).any())
 
 
-def test_all_kernels_are_given_the_same_real_values_for_one_seed():
+def test_all_kernels_get_equal_real_values_for_a_seed():
     gemm = GemmWorkload(4, 32, 256)
     w6, fp16 = (registry.resolve(label, "cpu") for label in ("flexq-w6a6", "cublas-fp16"))
 
@@ -140,7 +140,7 @@ def test_realistic_activations_have_outlier_channels():
     assert int(loud) == 4  # 0.1 % of 4,096
 
 
-def test_dense_results_near_zero_are_judged_with_their_cancellation():
+def test_dense_results_near_zero_tolerate_cancellation():
     kernel = registry.resolve("cublas-fp16", "cpu")
     inputs = realistic_inputs(kernel, GemmWorkload(16, 512, 1024), CPU, 0)
     reference = reference_gemm(inputs.x, inputs.w)
@@ -162,7 +162,7 @@ def float_w6a8(x_codes, x_scales, w_codes, w_scales, out):
 
 # By these seeds products cancel within both groups of an element, but for FP32's rounding.
 @pytest.mark.parametrize("seed", [38, 44, 67, 139])
-def test_a_function_may_round_products_that_cancel_within_a_group(seed):
+def test_function_may_round_cancelled_products_of_a_group(seed):
     (kernel,) = float_w6a8.kernels()
 
     def run(inputs, out):
@@ -175,7 +175,7 @@ def test_a_function_may_round_products_that_cancel_within_a_group(seed):
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_an_output_that_is_not_finite_has_an_infinite_error(value):
+def test_non_finite_output_has_an_infinite_error(value):
     result = judge_error(half(1.0, value), a_reference([1.0, 1.0]), 1e-3)
 
     assert result.max_rel_error == math.inf

@@ -1,4 +1,4 @@
-"""Rotations: how many launches a sample has and which copies they meet."""
+"""Rotations: number of launches of a sample, and the copies that they read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA
 from flexq_bench.measure.clocks import Batch, CpuClock, fit_launches
-from flexq_bench.measure.cold_cache_rotation import copies_for
-
-H200_L2 = 60 << 20
 
 
 @pytest.fixture
@@ -35,14 +31,14 @@ def ticking():
     return Ticking()
 
 
-def test_a_sample_is_the_time_of_one_launch_whatever_number_it_has(ticking):
+def test_sample_is_the_time_of_a_single_launch(ticking):
     rotation = ticking.rotation(3, target_sample_us=100.0)
 
     assert rotation.launches == 10
     assert rotation.sample(4) == Batch((10.0,) * 4, (None,) * 4)
 
 
-def test_a_sample_is_never_shorter_than_the_least_length(ticking):
+def test_sample_has_a_minimum_length(ticking):
     rotation = ticking.rotation(3, target_sample_us=1.0, min_sample_us=50.0)
 
     assert rotation.launches * 10.0 >= 50.0
@@ -50,7 +46,7 @@ def test_a_sample_is_never_shorter_than_the_least_length(ticking):
 
 @pytest.mark.parametrize("launch_us", [0.65, 3.0, 50.0, 900.0])
 @pytest.mark.parametrize("copies", [1, 7])
-def test_samples_are_filled_although_starting_a_graph_takes_longer_than_a_launch(launch_us, copies):
+def test_samples_reach_their_length_despite_graph_overhead(launch_us, copies):
     graphs = []
 
     def in_a_graph(launches):
@@ -64,7 +60,7 @@ def test_samples_are_filled_although_starting_a_graph_takes_longer_than_a_launch
     assert len(graphs) <= 4
 
 
-def test_every_launch_meets_the_copy_that_was_used_longest_ago(ticking):
+def test_launch_uses_the_least_recently_used_copy(ticking):
     rotation = ticking.rotation(7, target_sample_us=30.0)
     ticking.seen.clear()
 
@@ -75,7 +71,7 @@ def test_every_launch_meets_the_copy_that_was_used_longest_ago(ticking):
     assert set(ticking.seen) == set(range(7))
 
 
-def test_a_cpu_is_measured_on_one_thread_and_gets_its_threads_back():
+def test_cpu_is_measured_on_a_single_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -85,51 +81,3 @@ def test_a_cpu_is_measured_on_one_thread_and_gets_its_threads_back():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("copy_bytes", [12_845_056, 34_000_000, 470_000_000])
-def test_cold_copies_exceed_sixteen_times_the_cache_and_not_by_more_than_one(copy_bytes):
-    copies = copies_for("cold", copy_bytes, H200_L2, PROTOCOL_CUDA)
-
-    assert copies * copy_bytes > 16 * H200_L2 >= (copies - 1) * copy_bytes
-
-
-def test_small_weights_exceed_four_times_the_cache_with_no_more_copies_than_that_takes():
-    copies = copies_for("cold", 50_000, H200_L2, PROTOCOL_CUDA)
-
-    assert copies * 50_000 > 4 * H200_L2 >= (copies - 1) * 50_000
-
-
-def test_hot_weights_have_one_copy():
-    assert copies_for("hot", 12_845_056, H200_L2, PROTOCOL_CUDA) == 1
-
-
-def test_a_kernel_that_reads_no_weights_has_nothing_to_rotate():
-    assert copies_for("cold", 0, H200_L2, PROTOCOL_CUDA) == 1
-
-
-def test_weights_too_small_to_be_cold_are_unsupported():
-    with pytest.raises(UnsupportedError, match=r"245,761 copies .* 16,384 is the most"):
-        copies_for("cold", 1024, H200_L2, PROTOCOL_CUDA)
-
-
-def test_a_cold_case_launches_on_that_many_different_buffers(a_meter, a_case, fake_linear):
-    kernel = fake_linear()
-    meter = a_meter(kernel)
-
-    measured = meter.measure(a_case(n=256, k=256))
-
-    copies = measured.extra["copies"]
-    copy_bytes = 256 * 256 * 8
-    factor = meter.protocol.min_cache_factor
-    assert copies * copy_bytes > meter.protocol.cold_bytes(meter.device_info.l2_bytes, factor)
-    # On a busy machine a placement may end before every copy has had its turn.
-    turns = measured.n_samples // len(measured.placement_medians_us)
-    assert len(set(kernel.weights_seen)) >= min(copies, turns)
-
-
-def test_a_hot_case_launches_on_one_buffer_a_placement(a_meter, a_case, fake_linear):
-    measured = a_meter(fake_linear()).measure(a_case(cache="hot"))
-
-    assert measured.status == "ok"
-    assert measured.extra["copies"] == 1

@@ -1,4 +1,4 @@
-"""What a meter says about the device, and telemetry that only reads."""
+"""Description of a device, readings of NVML, and telemetry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def an_nvml(**functions):
     return Nvml(Driver(**functions), "handle")
 
 
-def test_a_driver_that_supports_nothing_gives_nulls_and_no_error():
+def test_unsupported_readings_are_none():
     nvml = an_nvml()
 
     assert NvmlSensor(nvml).read() == DeviceState()
@@ -44,31 +44,25 @@ def test_a_driver_that_supports_nothing_gives_nulls_and_no_error():
     assert (nvml.vbios(), nvml.ecc(), nvml.mig(), nvml.power_limit_w()) == (None,) * 4
 
 
-def test_without_a_default_clock_of_applications_the_highest_clock_is_the_default():
-    nvml = an_nvml(nvmlDeviceGetMaxClockInfo=lambda handle, kind: 1980)
+def test_readings_have_their_units_and_fallbacks():
+    nvml = an_nvml(
+        nvmlDeviceGetMaxClockInfo=lambda handle, kind: 1980,
+        nvmlDeviceGetPowerUsage=lambda handle: 312_500,
+    )
 
-    assert nvml.default_sm_clock_mhz() == 1980.0
-
-
-def test_power_is_in_watts():
-    nvml = an_nvml(nvmlDeviceGetPowerUsage=lambda handle: 312_500)
-
+    assert nvml.default_sm_clock_mhz() == 1980.0  # without a default clock of applications
     assert NvmlSensor(nvml).read().power_w == 312.5
 
 
 @pytest.mark.parametrize(
     ("pids", "others"),
-    [([], 0), ([101], 0), ([101, 102], 1), ([101, 101], 0)],
+    [([], 0), ([101], 0), ([101, 102], 1), ([101, 101], 0), (None, None)],
 )
-def test_processes_beside_this_one_are_counted_whatever_their_numbers(pids, others):
-    processes = [SimpleNamespace(pid=pid) for pid in pids]
-    nvml = an_nvml(nvmlDeviceGetComputeRunningProcesses=lambda handle: processes)
+def test_other_processes_are_counted_if_the_driver_lists_them(pids, others):
+    processes = [SimpleNamespace(pid=pid) for pid in pids or ()]
+    listing = {"nvmlDeviceGetComputeRunningProcesses": lambda handle: processes}
 
-    assert other_processes(nvml) == others
-
-
-def test_sharing_is_unknown_where_the_driver_does_not_tell():
-    assert other_processes(an_nvml()) is None
+    assert other_processes(an_nvml(**({} if pids is None else listing))) == others
     assert other_processes(None) is None
 
 
@@ -94,7 +88,7 @@ def test_telemetry_reads_before_during_and_after():
     assert 2.0 <= telemetry.summary().sm_clock_mhz < telemetry.after.sm_clock_mhz
 
 
-def test_a_cpu_is_described_without_a_gpu_and_the_same_way_every_time(a_meter):
+def test_description_of_a_cpu_is_reproducible(a_meter):
     first, second = a_meter(), a_meter()
 
     assert first.device_info == second.device_info

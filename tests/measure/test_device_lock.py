@@ -1,4 +1,4 @@
-"""A device is measured on by one process at a time, whoever starts it."""
+"""Lock of a device: only one process measures at a time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def another(folder):
         process.communicate()
 
 
-def test_a_device_that_another_process_measures_on_is_refused_by_name(another):
+def test_locked_device_is_refused_with_the_holder(another):
     holder = another()
 
     told = rf"process {holder.pid} measures on .*GPU-1"
@@ -62,7 +62,7 @@ def test_a_device_that_another_process_measures_on_is_refused_by_name(another):
         pass
 
 
-def test_a_killed_process_lets_go(another):
+def test_killed_process_releases_its_lock(another):
     holder = another()
     holder.kill()
     holder.wait()
@@ -71,7 +71,7 @@ def test_a_killed_process_lets_go(another):
         pass
 
 
-def test_those_that_share_a_device_are_beside_each_other_and_beside_nobody_else(another):
+def test_shared_lock_excludes_exclusive_locks(another):
     another(shared=True)
 
     with device_alone("GPU-1", shared=True, wait_s=0.3):
@@ -80,7 +80,7 @@ def test_those_that_share_a_device_are_beside_each_other_and_beside_nobody_else(
         pass
 
 
-def test_who_waits_says_for_whom(another, caplog):
+def test_waiting_process_logs_the_holder(another, caplog):
     holder = another()
 
     with pytest.raises(InfrastructureError), device_alone("GPU-1", wait_s=0.3):
@@ -89,7 +89,7 @@ def test_who_waits_says_for_whom(another, caplog):
     assert f"process {holder.pid} measures on device GPU-1: waiting" in caplog.text
 
 
-def test_a_link_in_the_place_of_the_lock_is_not_followed(folder):
+def test_symlink_instead_of_a_lock_is_refused(folder):
     with device_alone("GPU-1"):
         [lock] = folder.iterdir()
     target = folder / "private"
@@ -102,7 +102,7 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(folder):
     assert not target.exists()
 
 
-def test_a_lock_of_another_user_can_be_held(folder):
+def test_lock_file_is_readable_for_other_users(folder):
     before = os.umask(0o077)
     try:
         with device_alone("GPU-1"):
@@ -113,14 +113,14 @@ def test_a_lock_of_another_user_can_be_held(folder):
     assert lock.stat().st_mode & 0o777 == 0o644
 
 
-def test_the_folder_of_locks_is_created(tmp_path, monkeypatch):
+def test_lock_folder_is_created(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_LOCKS", str(tmp_path / "not" / "there"))
 
     with device_alone("GPU-1"):
         assert list((tmp_path / "not" / "there").iterdir())
 
 
-def test_a_folder_of_locks_that_can_t_be_created_is_one_line(tmp_path, monkeypatch):
+def test_lock_folder_that_cannot_be_created_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FLEXQ_BENCH_LOCKS", str(tmp_path / "file" / "locks"))
 
@@ -129,14 +129,14 @@ def test_a_folder_of_locks_that_can_t_be_created_is_one_line(tmp_path, monkeypat
         pass
 
 
-def test_whatever_comes_to_the_device_waits_for_who_has_it(folder, monkeypatch):
+def test_comparisons_decodes_and_pools_wait_for_the_lock(folder, monkeypatch):
     """A comparison, a decode, a pool before it has memory there: each names who it waits for."""
     from flexq_bench.decode import runs as decoding
     from flexq_bench.decode.case import Setup
     from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.measure.ab import InterleaveRules, compare_trees
     from flexq_bench.measure.ab.experiment import Side
-    from flexq_bench.measure.local_devices import device_info
+    from flexq_bench.measure.device import device_info
     from flexq_bench.workloads.case import Case
     from flexq_bench.workloads.gemm import GemmWorkload
 
@@ -145,7 +145,7 @@ def test_whatever_comes_to_the_device_waits_for_who_has_it(folder, monkeypatch):
         [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout.readline() == b"held\n"
-        for module in ("measure.ab.experiment", "decode.runs", "fleet.open_pool"):
+        for module in ("measure.ab.experiment", "decode.runs", "fleet.pool_choice"):
             short = partial(device_alone, wait_s=0.3)
             monkeypatch.setattr(sys.modules[f"flexq_bench.{module}"], "device_alone", short)
         case = Case("empty", GemmWorkload(1, 1, 1))

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from flexq_bench.kernels.reference import reference_of
-from flexq_bench.measure import clocks, linear_buffers
+from flexq_bench.measure import buffers, clocks
 from flexq_bench.measure.check import judge_error
 from flexq_bench.measure.inputs import realistic_inputs
 
 
 class Recorded:
-    """What was called while it was captured."""
+    """Calls recorded during a capture."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], object]] = []
@@ -71,16 +71,15 @@ def graphs(monkeypatch):
 
         return call
 
-    def rotation(_clock, launch, copies, protocol, between=None, launches=None):
-        between = between or clocks.BetweenSamples()
-        return clocks._CudaRotation(launch, copies, protocol, between, Idle(), launches)
+    def rotation(_clock, timed):
+        return clocks._CudaRotation(timed, Idle())
 
-    def begin(buffers, *arguments, **named):
-        initialize(buffers, *arguments, **named)
-        buffers._launch = recorded(buffers._launch)
+    def begin(made, *arguments, **named):
+        initialize(made, *arguments, **named)
+        made._launch = recorded(made._launch)
 
-    initialize = linear_buffers.LinearBuffers.__init__
-    monkeypatch.setattr(linear_buffers.LinearBuffers, "__init__", begin)
+    initialize = buffers.LinearBuffers.__init__
+    monkeypatch.setattr(buffers.LinearBuffers, "__init__", begin)
     monkeypatch.setattr(torch, "index_select", recorded(torch.index_select))
     monkeypatch.setattr(clocks, "captured", captured)
     monkeypatch.setattr(clocks, "ClockStamps", Idle)
@@ -88,7 +87,7 @@ def graphs(monkeypatch):
     monkeypatch.setattr(clocks, "_timing_events", lambda count: [Idle() for _ in range(count)])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
-    monkeypatch.setattr(clocks.CpuClock, "rotation", rotation)
+    monkeypatch.setattr(clocks.CpuClock, "_rotation", rotation)
 
 
 def honest(kernel, x, w, out):
@@ -120,7 +119,7 @@ def prepared(request, graphs, a_meter, a_case, fake_linear, fast):
         yield kernel, meter.prepare(a_case(cache="cold"))
 
 
-def test_only_a_kernel_that_computes_every_launch_is_right(prepared):
+def test_kernel_must_compute_every_launch(prepared):
     kernel, case = prepared
     with case.placed(0) as placed:
         kernel.computed = 0
@@ -131,7 +130,7 @@ def test_only_a_kernel_that_computes_every_launch_is_right(prepared):
     assert bool(wrong) == (kernel.computed > 0)
 
 
-def test_the_last_launch_of_each_turn_has_the_inputs_of_a_gate(prepared):
+def test_last_launch_of_a_turn_has_the_given_inputs(prepared):
     kernel, case = prepared
     gemm, device = case.case.gemm, torch.device("cpu")
     errors = []

@@ -20,9 +20,7 @@ CHECK_LAUNCHES = 3  # realistic, full-range and small inputs
 
 
 @pytest.mark.parametrize("stage", ["gemm", "linear"])
-def test_a_right_kernel_is_ok_exact_and_timed_over_five_placements(
-    a_meter, a_case, fake_linear, stage
-):
+def test_right_kernel_is_exact_and_timed_over_five_placements(a_meter, a_case, fake_linear, stage):
     measured = a_meter(fake_linear()).measure(a_case(stage=stage))
 
     assert (measured.status, measured.detail, measured.exact) == ("ok", "", True)
@@ -54,9 +52,7 @@ def one_element_ten_percent_off(out, _launch):
 
 @pytest.mark.parametrize("after", [one_bit_off, last_column_unwritten, one_element_ten_percent_off])
 @pytest.mark.parametrize("stage", ["gemm", "linear"])
-def test_a_wrong_kernel_is_incorrect_and_its_time_is_kept_but_not_comparable(
-    a_meter, a_case, fake_linear, after, stage
-):
+def test_wrong_kernel_is_incorrect_and_not_comparable(a_meter, a_case, fake_linear, after, stage):
     measured = a_meter(fake_linear(after)).measure(a_case(stage=stage))
 
     assert measured.status == "incorrect"
@@ -66,9 +62,7 @@ def test_a_wrong_kernel_is_incorrect_and_its_time_is_kept_but_not_comparable(
     assert not measured.is_comparable
 
 
-def test_an_element_that_is_right_only_where_nothing_was_written_is_incorrect(
-    a_meter, a_case, fake_linear
-):
+def test_unwritten_zero_is_incorrect(a_meter, a_case, fake_linear):
     class SkipsZeros(fake_linear):
         def gemm(self, x, w, out, *, bias=None, config=None):
             y = (x.buffers["real"] @ w.buffers["real"].T).half()
@@ -80,13 +74,13 @@ def test_an_element_that_is_right_only_where_nothing_was_written_is_incorrect(
     assert "= nan, expected 0" in measured.detail
 
 
-def test_nan_output_is_an_infinite_error_not_a_missing_one(a_meter, a_case, fake_linear):
+def test_nan_output_is_an_infinite_error(a_meter, a_case, fake_linear):
     measured = a_meter(fake_linear(last_column_unwritten)).measure(a_case())
 
     assert measured.max_rel_error == float("inf")
 
 
-def test_a_kernel_without_integers_is_judged_by_its_error_alone(a_meter, a_case, fake_linear):
+def test_dense_kernel_is_judged_by_its_error(a_meter, a_case, fake_linear):
     dense = {"weight": FP16, "activation": FP16}
 
     right = a_meter(fake_linear(**dense)).measure(a_case())
@@ -97,7 +91,7 @@ def test_a_kernel_without_integers_is_judged_by_its_error_alone(a_meter, a_case,
     assert wrong.max_rel_error == pytest.approx(0.1, rel=0.05)
 
 
-def test_a_kernel_that_turns_wrong_after_timing_is_incorrect(countable, fake_linear):
+def test_kernel_wrong_after_timing_is_incorrect(countable, fake_linear):
     total = countable(fake_linear()).launches
     kernel = fake_linear(lambda out, n: out.fill_(1) if n > total - CHECK_LAUNCHES else None)
 
@@ -107,7 +101,7 @@ def test_a_kernel_that_turns_wrong_after_timing_is_incorrect(countable, fake_lin
     assert measured.median_us > 0
 
 
-def test_a_kernel_that_is_wrong_only_in_timed_launches_is_incorrect(countable, fake_linear):
+def test_kernel_wrong_in_timed_launches_only_is_incorrect(countable, fake_linear):
     total = countable(fake_linear()).launches
     kernel = fake_linear(
         lambda out, n: out.mul_(1.5) if CHECK_LAUNCHES < n <= total - CHECK_LAUNCHES else None
@@ -119,7 +113,7 @@ def test_a_kernel_that_is_wrong_only_in_timed_launches_is_incorrect(countable, f
     assert measured.exact is True  # the checks before and after passed
 
 
-def test_a_raising_kernel_is_failed_with_its_words_and_no_time(a_meter, a_case, fake_linear):
+def test_raising_kernel_is_failed_without_a_time(a_meter, a_case, fake_linear):
     def explode(_out, _launch):
         raise RuntimeError("illegal memory access\nand a long story")
 
@@ -140,7 +134,7 @@ def test_ctrl_c_passes_through(a_meter, a_case, fake_linear):
         a_meter(fake_linear(interrupt)).measure(a_case())
 
 
-def test_a_stage_the_kernel_does_not_have_is_unsupported(a_meter, a_case, fake_linear):
+def test_missing_stage_is_unsupported(a_meter, a_case, fake_linear):
     kernel = fake_linear(stages=("gemm",))
 
     measured = a_meter(kernel).measure(a_case(stage="linear"))
@@ -150,7 +144,7 @@ def test_a_stage_the_kernel_does_not_have_is_unsupported(a_meter, a_case, fake_l
     assert kernel.launches == 0
 
 
-def test_a_kernel_that_says_it_cannot_run_here_is_unsupported(a_meter, a_case, fake_linear):
+def test_refusal_of_a_kernel_is_unsupported(a_meter, a_case, fake_linear):
     def refuse(_out, _launch):
         raise UnsupportedError("needs CuPy: pip install it")
 
@@ -159,14 +153,14 @@ def test_a_kernel_that_says_it_cannot_run_here_is_unsupported(a_meter, a_case, f
     assert (measured.status, measured.detail) == ("unsupported", "needs CuPy: pip install it")
 
 
-def test_a_kernel_nobody_has_is_wrong_usage(a_meter, a_case):
+def test_unknown_kernel_is_wrong_usage(a_meter, a_case):
     with pytest.raises(MeasureError, match="no kernel 'other'") as caught:
         a_meter().measure(a_case(kernel="other"))
 
     assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_weights_too_large_for_the_cache_are_never_hot(a_meter, a_case, fake_linear):
+def test_weights_larger_than_the_cache_are_not_hot(a_meter, a_case, fake_linear):
     meter = a_meter(fake_linear())
     if meter.device_info.l2_bytes is None:
         pytest.skip("this CPU does not tell its L2")
@@ -178,9 +172,7 @@ def test_weights_too_large_for_the_cache_are_never_hot(a_meter, a_case, fake_lin
     assert "never hot" in measured.detail
 
 
-def test_huge_shapes_are_refused_before_allocating_saying_what_they_take(
-    a_meter, a_case, fake_linear
-):
+def test_huge_shapes_are_refused_before_allocation(a_meter, a_case, fake_linear):
     kernel = fake_linear()
     case = a_case(m=1 << 20, n=1 << 20, k=1 << 20)
 
@@ -191,7 +183,7 @@ def test_huge_shapes_are_refused_before_allocating_saying_what_they_take(
     assert a_meter(kernel).memory_needed(case) > 2**40
 
 
-def test_a_device_that_is_not_there_is_refused_with_those_that_are():
+def test_unknown_device_is_refused_with_the_present_devices():
     with pytest.raises(DeviceError, match=r"no device 'cpuu': this machine has .*cpu"):
         Meter("cpuu")
 
@@ -207,9 +199,7 @@ def test_a_broken_device_is_an_infrastructure_error(a_meter, a_case, fake_linear
     assert caught.value.exit_code == ExitCode.INFRASTRUCTURE
 
 
-def test_floor_is_measured_once_per_shape_and_the_empty_launch_once(
-    a_meter, a_case, fake_linear, fake_probe
-):
+def test_floor_is_measured_once_per_shape(a_meter, a_case, fake_linear, fake_probe):
     floor, empty = fake_probe("read-6", True), fake_probe("empty", False)
     meter = a_meter(fake_linear(), probes=(floor, empty))
 
@@ -226,9 +216,7 @@ def test_floor_is_measured_once_per_shape_and_the_empty_launch_once(
     assert empty.checks == once[1]
 
 
-def test_a_floor_that_was_a_case_of_its_own_is_not_measured_again(
-    a_meter, a_case, fake_linear, fake_probe
-):
+def test_floor_measured_as_a_case_is_reused(a_meter, a_case, fake_linear, fake_probe):
     floor = fake_probe("read-6", True)
     meter = a_meter(fake_linear(), probes=(floor,))
 
@@ -254,7 +242,7 @@ class Tile(Config):
     broken: bool = False
 
 
-def test_the_fastest_candidate_runs_is_recorded_and_remembered(a_meter, a_case, fake_linear):
+def test_fastest_candidate_is_recorded_and_reused(a_meter, a_case, fake_linear):
     class Tunable(fake_linear):
         def candidates(self, gemm):
             return (Tile(400), Tile(0), Tile(200), Tile(0, broken=True))
@@ -277,7 +265,7 @@ def test_the_fastest_candidate_runs_is_recorded_and_remembered(a_meter, a_case, 
     assert set(kernel.configs_seen) == {Tile(0)}
 
 
-def test_same_seed_same_inputs_other_seed_other_inputs(a_meter, a_case, fake_linear):
+def test_inputs_depend_on_the_seed(a_meter, a_case, fake_linear):
     def first_output(seed):
         outputs = []
         kernel = fake_linear(lambda out, _: outputs.append(out.clone()))
@@ -289,7 +277,7 @@ def test_same_seed_same_inputs_other_seed_other_inputs(a_meter, a_case, fake_lin
 
 
 class SteadyClock(CpuClock):
-    """Says that every sample took 500 us, so that each has one launch and launches can be told."""
+    """Report 500 us for every sample, so that each has a single launch."""
 
     def __init__(self):
         self.now_ns = 0

@@ -1,4 +1,4 @@
-"""A time that is too short for what has to be read is refused."""
+"""Refusal of times that are too short for reading the weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_overlapping_launches_may_be_faster_than_the_floor(timed, median_us, flo
 
 
 @pytest.mark.parametrize("share", [531, 200])
-def test_a_time_far_below_the_floor_is_incorrect_and_says_why(timed, share):
+def test_time_far_below_the_floor_is_incorrect(timed, share):
     judged = judge_speed(timed(20.7 * 100 / share), timed(20.7), 0.71, PROTOCOL_CUDA)
 
     assert judged.status == "incorrect"
@@ -40,23 +40,21 @@ def test_a_time_far_below_the_floor_is_incorrect_and_says_why(timed, share):
     assert f"({share} % of floor)" in judged.detail
 
 
-def test_a_time_is_believed_while_its_interval_reaches_what_reading_takes(timed):
+def test_time_with_an_interval_above_the_floor_is_accepted(timed):
     wide = timed(5.0, ci_high_us=14.0)
 
     assert judge_speed(wide, timed(20.7), 0.71, PROTOCOL_CUDA).status == "ok"
     assert judge_speed(wide, timed(30.0, ci_low_us=20.7), 0.71, PROTOCOL_CUDA).status == "ok"
 
 
-def test_what_is_already_incorrect_keeps_its_reason(timed):
+def test_incorrect_result_keeps_its_reason(timed):
     wrong = timed(1.0, status="incorrect", detail="not bit-exact")
 
     assert judge_speed(wrong, timed(20.7), 0.71, PROTOCOL_CUDA) is wrong
 
 
 @pytest.mark.parametrize(("cache", "status"), [("cold", "incorrect"), ("hot", "ok")])
-def test_only_cold_weights_have_to_come_from_memory(
-    a_meter, a_case, fake_linear, fake_probe, cache, status
-):
+def test_floor_limits_cold_weights_only(a_meter, a_case, fake_linear, fake_probe, cache, status):
     class SlowRead(fake_probe):
         def launch(self, operand, config=None):
             time.sleep(0.02)

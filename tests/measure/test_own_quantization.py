@@ -1,4 +1,4 @@
-"""Kernels from outside that bring their own rule of rounding, or keep their weights elsewhere."""
+"""External kernels with a quantization rule of their own, or with weights stored elsewhere."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def measured(a_meter, a_case):
         {"weight": without_half},
     ],
 )
-def test_a_rule_that_leaves_out_values_is_incorrect(measured, rules):
+def test_rule_that_drops_values_is_incorrect(measured, rules):
     result = measured(OwnRule(**rules))
 
     assert result.status == "incorrect"
@@ -97,11 +97,11 @@ def test_a_rule_that_leaves_out_values_is_incorrect(measured, rules):
 @pytest.mark.parametrize(
     "rules", [{}, {"weight": clipped}, {"weight": rotated, "activation": rotated}]
 )
-def test_a_rule_that_rounds_differently_is_fine(measured, rules):
+def test_rule_that_rounds_differently_is_right(measured, rules):
     assert (measured(OwnRule(**rules)).status, measured(OwnRule(**rules)).detail) == ("ok", "")
 
 
-def test_weights_that_are_kept_elsewhere_are_refused(measured):
+def test_weights_stored_elsewhere_are_refused(measured):
     result = measured(Handle())
 
     assert result.status == "failed"

@@ -82,7 +82,7 @@ def meter(kernels):
     return Meter("cpu", resolve=resolve)
 
 
-def test_a_private_copy_is_used_as_rarely_as_one_of_the_measurement(of_the_file, meter):
+def test_private_copies_rotate_like_measured_copies(of_the_file, meter):
     used = of_the_file["used"]
 
     with meter.device_guard():
@@ -93,14 +93,14 @@ def test_a_private_copy_is_used_as_rarely_as_one_of_the_measurement(of_the_file,
                 placed.rotation.sample(400)
                 passes = list(batched(used, prepared.copies))[:-1]
                 assert len(passes) > 3
-                assert {len(set(one)) for one in passes} == {prepared.copies}
+                assert {len(set(copies)) for copies in passes} == {prepared.copies}
 
 
 def batched(items, count):
     return (items[i : i + count] for i in range(0, len(items), count))
 
 
-def test_a_measured_kernel_gets_a_content_for_each_copy(of_the_file, meter):
+def test_each_copy_of_an_external_kernel_has_own_content(of_the_file, meter):
     result = meter.measure(Case("private", GEMM))
 
     assert result.status == "ok"
@@ -108,7 +108,7 @@ def test_a_measured_kernel_gets_a_content_for_each_copy(of_the_file, meter):
     assert len(of_the_file["known"]) == result.extra["copies"] + 1 + checked
 
 
-def test_bytes_that_no_launch_reads_do_not_keep_the_others_in_the_cache(meter):
+def test_unread_bytes_do_not_reduce_the_copies(meter):
     with meter.device_guard():
         copies = meter.prepare(Case("padded", GEMM)).copies
 
@@ -117,7 +117,7 @@ def test_bytes_that_no_launch_reads_do_not_keep_the_others_in_the_cache(meter):
 
 
 @pytest.mark.slow
-def test_so_its_time_is_that_of_cold_weights(meter):
+def test_time_with_private_copies_is_that_of_cold_weights(meter):
     private, given = (meter.measure(Case(name, GEMM)) for name in ("private", "given"))
 
     assert (private.status, given.status) == ("ok", "ok")

@@ -1,4 +1,4 @@
-"""Launches that take longer on activations that they have not seen: always, or once by chance."""
+"""Detection of launches that take longer on new activations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Launches:
 
 
 @pytest.mark.parametrize(("draws", "is_found"), [(10_000, True), (10, False)])
-def test_launches_are_called_remembered_only_where_that_repeats(draws, is_found):
+def test_launches_are_remembered_only_if_all_looks_agree(draws, is_found):
     rotation = Launches(slow=2.0, draws=draws)
     clock = SimpleNamespace(synchronize=lambda: None)
 

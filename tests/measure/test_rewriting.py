@@ -1,4 +1,4 @@
-"""Operands between samples: what changes, where it lies, and what it is drawn from."""
+"""Rewriting of operands in place between samples."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from flexq_bench.kernels.contract import PackedOperand
 from flexq_bench.kernels.formats import quantize_dual_grained, quantize_e4m3, quantize_symmetric
+from flexq_bench.measure.activation_rotation import Rewriting, Slots, draw_contents
 from flexq_bench.measure.inputs import realistic_inputs
-from flexq_bench.measure.rewriting import Rewriting, Slots, WeightCopies, draw_contents
-from flexq_bench.measure.shared_weights import Content
+from flexq_bench.measure.weight_rotation import Content, WeightCopies
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def recorded(a_meter, a_case, fake_linear):
 
 
 @pytest.mark.parametrize("stage", ["gemm", "linear"])
-def test_activations_at_an_address_are_others_in_each_sample(recorded, stage):
+def test_activations_change_in_place_between_samples(recorded, stage):
     samples = [sample for batch in recorded(5, cache="hot", stage=stage) for sample in batch]
 
     firsts = [sample[0][0] for sample in samples]
@@ -64,7 +64,7 @@ def test_activations_at_an_address_are_others_in_each_sample(recorded, stage):
     assert all(a[1] != b[1] for a, b in pairwise(firsts))
 
 
-def test_weights_at_an_address_change_between_batches(recorded):
+def test_weights_change_in_place_between_batches(recorded):
     batches = recorded(4, cache="hot")
 
     weights = [launch[1] for batch in batches for sample in batch for launch in sample]
@@ -73,13 +73,13 @@ def test_weights_at_an_address_change_between_batches(recorded):
     assert not any(torch.equal(a, b) for a, b in pairwise(contents))
 
 
-def test_no_launch_of_a_sample_has_the_operands_of_another(recorded):
+def test_launches_of_a_sample_have_distinct_operands(recorded):
     for sample in (sample for batch in recorded(3, cache="hot") for sample in batch):
         pairs = {(x[0], w[0]) for x, w in sample}
         assert len(pairs) == len(sample) == 6
 
 
-def test_launches_of_one_turn_over_cold_weights_share_their_activations(recorded):
+def test_launches_of_a_pass_share_activations(recorded):
     (batch,) = recorded(1, cache="cold", launches=8)
 
     for sample in batch:
@@ -87,7 +87,7 @@ def test_launches_of_one_turn_over_cold_weights_share_their_activations(recorded
         assert len({x[0] for x, _ in sample}) == 1
 
 
-def test_what_changes_is_drawn_from_the_secret(recorded):
+def test_changes_depend_on_the_secret(recorded):
     def sums(secret):
         batches = recorded(6, secret=secret, cache="hot")
         return [x[1] for batch in batches for sample in batch for x, _ in sample]
@@ -96,7 +96,7 @@ def test_what_changes_is_drawn_from_the_secret(recorded):
     assert sums(1) != sums(2)
 
 
-def test_a_record_tells_the_secret_and_no_two_meters_have_the_same(a_meter, a_case, fake_linear):
+def test_secret_is_recorded_and_differs_between_meters(a_meter, a_case, fake_linear):
     first, second = (a_meter(fake_linear()).measure(a_case()) for _ in range(2))
 
     assert first.extra["secret"] != second.extra["secret"]
@@ -107,33 +107,33 @@ def test_a_record_tells_the_secret_and_no_two_meters_have_the_same(a_meter, a_ca
 def weight_contents(count):
     operand = quantize_symmetric(torch.zeros(1, 8), 6, None)
     packed = [PackedOperand({"codes": torch.full((4,), i)}, 1, 4) for i in range(count)]
-    return [Content(operand, one) for one in packed]
+    return [Content(operand, weights) for weights in packed]
 
 
 @pytest.mark.parametrize("copies", [1, 2, 5])
-def test_no_two_copies_of_the_weights_have_one_content_if_there_are_enough(copies):
+def test_copies_have_distinct_contents(copies):
     contents = weight_contents(copies + 1)
     weights = WeightCopies(contents, copies, random.Random(3))
 
     for copy in random.Random(4).choices(range(copies), k=40):
-        before = weights.held[copy]
+        before = weights.current[copy]
         weights.rewrite(copy)
-        assert weights.held[copy] is not before
-        assert len({id(content) for content in weights.held}) == copies
+        assert weights.current[copy] is not before
+        assert len({id(content) for content in weights.current}) == copies
         assert [weights.changed(i) for i in range(copies)] == [None] * copies
 
 
-def test_fewer_contents_than_copies_change_too():
+def test_few_contents_change_too():
     weights = WeightCopies(weight_contents(2), 5, random.Random(3))
 
     for copy in random.Random(4).choices(range(5), k=40):
-        before = weights.held[copy]
+        before = weights.current[copy]
         weights.rewrite(copy)
-        assert weights.held[copy] is not before
+        assert weights.current[copy] is not before
     assert {int(copy.buffers["codes"][0]) for copy in weights} == {0, 1}
 
 
-def test_slots_hold_operands_of_any_layout_at_aligned_addresses():
+def test_slots_are_aligned_and_keep_the_layout():
     like = PackedOperand(
         {
             "codes": torch.arange(15, dtype=torch.int8).view(3, 5).T,
@@ -168,7 +168,7 @@ def test_slots_hold_operands_of_any_layout_at_aligned_addresses():
     ],
     ids=["int6", "e4m3", "dual-grained"],
 )
-def test_rows_are_taken_with_all_that_belongs_to_them(operand):
+def test_taken_rows_keep_scales_and_zero_points(operand):
     rows = torch.tensor([4, 0, 4])
 
     taken = operand.take_rows(rows)
@@ -178,7 +178,7 @@ def test_rows_are_taken_with_all_that_belongs_to_them(operand):
     assert torch.equal(both.dequantize(), torch.cat([taken.dequantize(), operand.dequantize()]))
 
 
-def test_elements_looked_at_are_judged_against_all_their_products(fake_linear, a_case, fast):
+def test_checked_elements_have_references_of_all_products(fake_linear, a_case, fast):
     kernel, case = fake_linear(), a_case(m=2, n=8, k=256)
     own = realistic_inputs(kernel, case.gemm, torch.device("cpu"), seed=3)
     rewriting = Rewriting(secret=1, protocol=fast, l2_bytes=1 << 20, distinct=True)
@@ -189,8 +189,8 @@ def test_elements_looked_at_are_judged_against_all_their_products(fake_linear, a
     contents = draw_contents(kernel, kernel.spec, case, own, rewriting, seed=4)
     reference = contents.reference([own.w, other, own.w], [0, 1, 1])
 
-    for i, (of, w) in enumerate([(0, own.w), (1, other), (1, own.w)]):
-        x, w = contents.x_rows[of].dequantize(), w.dequantize()[contents.columns]
+    for i, (index, w) in enumerate([(0, own.w), (1, other), (1, own.w)]):
+        x, w = contents.x_rows[index].dequantize(), w.dequantize()[contents.columns]
         assert torch.allclose(reference.y[i], x @ w.T)
         assert torch.allclose(reference.magnitude[i], x.abs() @ w.abs().T)
     assert torch.equal(contents.x_rows[0].dequantize(), own.x.dequantize()[contents.rows])

@@ -1,4 +1,4 @@
-"""When sampling stops, what counts in which regime, and how long the warm-up lasts."""
+"""Sampling: stop rules, regimes, and warm-up."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run(world, protocol=PROTOCOL_CUDA, free_mhz=FREE_MHZ, **options):
     )
 
 
-def test_equal_placements_stop_at_the_fifth_with_the_least_samples_and_device_time():
+def test_equal_placements_stop_at_the_fifth():
     sampling = run(World([1.0], sigma=0.0005))
 
     assert sampling.converged
@@ -95,18 +95,18 @@ def test_equal_placements_stop_at_the_fifth_with_the_least_samples_and_device_ti
     assert sampling.interval.is_within(0.0025)
 
 
-def test_a_case_on_a_device_that_was_just_at_work_takes_less_than_a_second():
+def test_case_on_a_warm_device_takes_less_than_a_second():
     assert run(World([1.0, 1.001, 0.999]), warm=True).elapsed_s < 0.8
 
 
-def test_placements_that_differ_are_followed_by_more_of_them():
+def test_different_placements_require_more_placements():
     sampling = run(World([1.0, 1.004, 1.001, 0.997, 1.002, 1.0, 0.999]))
 
     assert sampling.converged
     assert len(sampling.placements) > 5
 
 
-def test_two_speeds_that_no_budget_can_settle_end_at_once_with_the_interval_that_was_reached():
+def test_placements_of_two_distant_speeds_are_hopeless():
     sampling = run(World([1.0, 1.12]))
 
     assert sampling.stopped == "hopeless"
@@ -115,14 +115,14 @@ def test_two_speeds_that_no_budget_can_settle_end_at_once_with_the_interval_that
     assert 0.0025 < sampling.interval.half_width / sampling.interval.estimate < 0.13
 
 
-def test_one_placement_that_lies_apart_does_not_end_a_case():
+def test_outlier_placement_does_not_end_a_case():
     sampling = run(World([1.0, 1.0004, 1.08, 0.9998, 1.0, 1.0002, *[1.0] * 20], sigma=0.0001))
 
     assert sampling.converged
     assert sampling.interval.estimate == pytest.approx(40.0, rel=0.001)
 
 
-def test_a_case_never_takes_much_longer_than_its_budget():
+def test_case_ends_with_its_budget():
     protocol = replace(PROTOCOL_CUDA, budget_s=2.0)
     sampling = run(World([1.0, 1.014], sigma=0.0001), protocol)
 
@@ -130,7 +130,7 @@ def test_a_case_never_takes_much_longer_than_its_budget():
     assert sampling.elapsed_s < 2.3
 
 
-def test_how_many_placements_are_needed_grows_with_the_square_of_their_scatter():
+def test_placements_needed_grow_with_the_squared_scatter():
     few = placements_needed(10, Interval(10.0, 9.99, 10.01), 0.0025)
     many = placements_needed(10, Interval(10.0, 9.96, 10.04), 0.0025)
 
@@ -138,7 +138,7 @@ def test_how_many_placements_are_needed_grows_with_the_square_of_their_scatter()
     assert many == pytest.approx(16 * few)
 
 
-def test_two_speeds_as_often_as_each_other_settle_on_their_mean():
+def test_two_speeds_of_placements_settle_on_their_mean():
     sampling = run(World([1.0, 1.012, 1.012, 1.0], sigma=0.0005), warm=True)
 
     assert sampling.converged
@@ -146,7 +146,7 @@ def test_two_speeds_as_often_as_each_other_settle_on_their_mean():
     assert sampling.interval.low < 40.0 * 1.006 < sampling.interval.high
 
 
-def test_samples_of_two_speeds_settle_on_their_mean_in_seconds():
+def test_two_speeds_of_samples_settle_on_their_mean():
     sampling = run(World([1.0, 1.001, 0.999], sigma=0.002, speeds=(1.0, 1.0, 1.06)), warm=True)
 
     assert sampling.converged
@@ -155,7 +155,7 @@ def test_samples_of_two_speeds_settle_on_their_mean_in_seconds():
     assert min(p.time_us for p in sampling.placements) > 40.0 * 1.005  # not one of the speeds
 
 
-def test_a_protocol_without_trim_takes_the_median_over_placements():
+def test_protocol_without_trim_takes_the_median():
     centres = [1.0, 1.0004, 1.5, 0.9996, 1.0002]
     protocol = replace(PROTOCOL_CUDA, trim=None, ci_tolerance=1.0)
 
@@ -165,15 +165,15 @@ def test_a_protocol_without_trim_takes_the_median_over_placements():
     assert sampling.interval.estimate == pytest.approx(40.0 * 1.0002, rel=0.0001)
 
 
-def test_scatter_of_samples_is_not_taken_for_that_of_placements():
-    """As of a kernel whose samples scatter by 1.2 %, over placements that hardly differ."""
+def test_scatter_of_samples_is_no_scatter_of_placements():
+    """Samples scatter by 1.2 %, and placements hardly differ."""
     sampling = run(World([1.0, 1.0005, 0.9995], sigma=0.012), warm=True)
 
     assert sampling.converged
     assert len(sampling.placements) <= 10
 
 
-def test_a_placement_that_scatters_goes_on_until_its_time_is_over():
+def test_scattering_placement_takes_its_whole_time():
     quiet = run(World([1.0], sigma=0.0005))
     loud = run(World([1.0], sigma=0.05))
 
@@ -181,7 +181,7 @@ def test_a_placement_that_scatters_goes_on_until_its_time_is_over():
     assert all(p.device_s < PROTOCOL_CUDA.placement_s for p in loud.placements)
 
 
-def test_a_kernel_too_slow_for_all_samples_still_has_a_number():
+def test_slow_kernel_with_few_samples_has_a_time():
     sampling = run(World([1.0], launch_us=200_000.0))  # a sample is two seconds
 
     assert not sampling.converged
@@ -189,7 +189,7 @@ def test_a_kernel_too_slow_for_all_samples_still_has_a_number():
     assert sampling.elapsed_s < 35
 
 
-def test_samples_have_gaps_of_twice_their_length_and_say_so():
+def test_samples_have_gaps_of_twice_their_length():
     world = World([1.0], sigma=0.0)
 
     sampling = run(world)
@@ -198,7 +198,7 @@ def test_samples_have_gaps_of_twice_their_length_and_say_so():
     assert world.gaps_us.count(0.0) == 5  # the first sample of each warm-up
 
 
-def test_gaps_grow_until_the_clock_is_that_without_load():
+def test_gaps_grow_until_the_clock_is_free():
     sampling = run(World([1.0], sigma=0.0005, mhz=lambda gap: FREE_MHZ if gap > 5 else 1500.0))
 
     assert (sampling.regime, sampling.converged) == ("boost", True)
@@ -207,7 +207,7 @@ def test_gaps_grow_until_the_clock_is_that_without_load():
     assert sampling.sm_clock_mhz == FREE_MHZ
 
 
-def test_samples_at_a_low_clock_are_kept_but_not_counted_and_do_not_move_the_median():
+def test_samples_at_a_low_clock_do_not_count():
     world = World([1.0], sigma=0.0005)
     world.mhz = lambda gap: 1400.0 if world.placement == 1 else FREE_MHZ
 
@@ -222,8 +222,8 @@ def test_samples_at_a_low_clock_are_kept_but_not_counted_and_do_not_move_the_med
     assert sampling.interval.high < 40.0 * 1.01
 
 
-def test_a_case_is_held_against_its_own_clock_not_that_of_the_device_without_load():
-    """As tensor cores are, which run at a lower clock than an idle device whatever the gaps."""
+def test_clock_is_compared_with_that_of_the_case():
+    """Tensor cores run at a lower clock than an idle device, with any gaps."""
     sampling = run(World([1.0], sigma=0.0005, mhz=lambda gap: 1840.0))
 
     assert sampling.regime == "boost"
@@ -232,7 +232,7 @@ def test_a_case_is_held_against_its_own_clock_not_that_of_the_device_without_loa
     assert sampling.gap_us == pytest.approx(PROTOCOL_CUDA.gaps[0] * 435.0, rel=0.01)
 
 
-def test_gaps_become_longer_where_the_power_limit_takes_a_case_below_its_own_clock():
+def test_power_limit_makes_gaps_longer():
     sampling = run(World([1.0], sigma=0.0005, mhz=lambda gap: 1500.0 if gap < 5 else 1840.0))
 
     assert sampling.regime == "boost"
@@ -240,7 +240,7 @@ def test_gaps_become_longer_where_the_power_limit_takes_a_case_below_its_own_clo
     assert sampling.placements[-1].gap_us == pytest.approx(PROTOCOL_CUDA.gaps[1] * 435.0, rel=0.01)
 
 
-def test_gaps_stay_short_where_longer_ones_do_not_raise_the_clock():
+def test_gaps_stay_short_if_longer_gaps_do_not_help():
     world = World([1.0], sigma=0.0005)
     # Of a short kernel, whose clock scatters about the least that counts.
     scatter = np.random.default_rng(1)
@@ -252,7 +252,7 @@ def test_gaps_stay_short_where_longer_ones_do_not_raise_the_clock():
     assert sampling.gap_us == pytest.approx(PROTOCOL_CUDA.gaps[0] * 412.0, rel=0.02)
 
 
-def test_a_case_that_is_never_clocked_high_enough_is_sustained_and_says_why():
+def test_case_at_low_clocks_is_sustained_with_a_reason():
     sampling = run(World([1.0], sigma=0.0005, mhz=lambda gap: 1000.0))
 
     assert sampling.regime == "sustained"
@@ -263,7 +263,7 @@ def test_a_case_that_is_never_clocked_high_enough_is_sustained_and_says_why():
     assert sampling.gap_us == 0.0
 
 
-def test_sustained_is_a_second_of_steady_load_and_then_samples_at_whatever_clock():
+def test_sustained_samples_count_at_any_clock():
     world = World([1.0], sigma=0.0005, mhz=lambda gap: 1400.0)
 
     sampling = run(world, regime="sustained")
@@ -276,7 +276,7 @@ def test_sustained_is_a_second_of_steady_load_and_then_samples_at_whatever_clock
     assert sampling.elapsed_s > 3 * (1.0 + PROTOCOL_CUDA.sustained_s)
 
 
-def test_a_device_that_tells_no_clock_has_no_sample_left_out():
+def test_samples_without_a_clock_count():
     world = World([1.0], sigma=0.0005)
     told = world.sample
     world.sample = lambda count, **gap: replace(told(count, **gap), sm_mhz=(None,) * count)
@@ -287,7 +287,7 @@ def test_a_device_that_tells_no_clock_has_no_sample_left_out():
     assert sampling.sm_clock_mhz is None
 
 
-def test_power_under_steady_load_is_that_of_the_energy_counter():
+def test_power_is_computed_from_the_energy_counter():
     world = World([1.0])
     telemetry = Telemetry(Battery(world.now), period_s=0.02, now=world.now)
     for _ in range(60):  # what the thread does
@@ -298,45 +298,7 @@ def test_power_under_steady_load_is_that_of_the_energy_counter():
     assert telemetry.mean_power_w(0.0, 0.09) == 300.0  # it did not move
 
 
-def test_warm_up_lasts_at_least_its_minimum_even_where_times_agree_at_once():
-    world = World([1.0], sigma=0.0)
-
-    world.placement = 0
-    warm_up(world, WarmUp(min_s=0.3, max_s=3.0), 0.02, world.now)
-
-    assert 0.3 <= world.time_s < 0.4
-
-
-def test_warm_up_goes_on_while_the_clock_ramps_up():
-    class Ramp(World):
-        def sample(self, count, **gap):
-            self.centres = [max(1.0, 2.0 - self.time_s)]
-            return super().sample(count, **gap)
-
-    world = Ramp([1.0], sigma=0.0)
-    world.placement = 0
-
-    warmed = warm_up(world, WarmUp(min_s=0.3, max_s=3.0), 0.02, world.now)
-
-    assert 1.0 <= world.time_s < 1.3
-    assert warmed.sample_s == pytest.approx(40.0 * 10 / 1e6)
-
-
-def test_warm_up_ends_at_its_maximum_where_times_never_agree():
-    class Restless(World):
-        def sample(self, count, **gap):
-            self.centres = [1.0 if self.centres == [1.02] else 1.02]
-            return super().sample(count, **gap)
-
-    world = Restless([1.0], sigma=0.0)
-    world.placement = 0
-
-    warm_up(world, WarmUp(min_s=0.3, max_s=3.0), 0.02, world.now)
-
-    assert 3.0 <= world.time_s < 3.1
-
-
-def test_the_interval_asked_for_decides_when_to_stop():
+def test_requested_interval_decides_the_end():
     world = World([1.0, 1.004, 1.001, 0.997, 1.002])
 
     loose = run(world, replace(PROTOCOL_CUDA, ci_tolerance=0.05))
@@ -345,8 +307,8 @@ def test_the_interval_asked_for_decides_when_to_stop():
     assert len(loose.placements) == 5
 
 
-def test_long_samples_of_a_turn_over_many_copies_need_not_be_as_many():
-    """Of 20 ms, as 1,024 launches of a slow kernel take: five placements have one each."""
+def test_fewer_long_samples_suffice():
+    """1,024 launches of a slow kernel take 20 ms: each of five placements has a single sample."""
     sampling = run(World([1.0, 1.0004, 0.9996], sigma=0.0001, launch_us=2000.0), warm=True)
 
     assert sampling.converged
@@ -355,7 +317,7 @@ def test_long_samples_of_a_turn_over_many_copies_need_not_be_as_many():
     assert sampling.elapsed_s < 3
 
 
-def test_a_kernel_too_slow_for_its_placements_is_noisy_for_that_reason_not_for_its_interval():
+def test_slow_kernel_is_noisy_for_missing_placements():
     sampling = run(World([1.0], sigma=0.0, launch_us=200_000.0))
 
     status, detail = status_of(CheckResult(0.0, True), sampling, PROTOCOL_CUDA)
@@ -366,8 +328,32 @@ def test_a_kernel_too_slow_for_its_placements_is_noisy_for_that_reason_not_for_i
     assert "0.25 %" not in detail
 
 
-def test_a_wide_interval_is_the_reason_where_it_is_one():
+def test_wide_interval_is_the_reason_of_noisy():
     status, detail = status_of(CheckResult(0.0, True), run(World([1.0, 1.12])), PROTOCOL_CUDA)
 
     assert status == "noisy"
     assert "and more would not do; ±0.25 % is required" in detail
+
+
+@pytest.mark.parametrize(
+    ("centre", "least_s"),
+    [
+        (lambda time_s, last: 1.0, 0.3),
+        (lambda time_s, last: max(1.0, 2.0 - time_s), 1.0),
+        (lambda time_s, last: 1.0 if last == 1.02 else 1.02, 3.0),
+    ],
+    ids=["equal times: its minimum", "rising clock: until times agree", "never: its maximum"],
+)
+def test_warm_up_lasts_until_times_agree(centre, least_s):
+    class Changing(World):
+        def sample(self, count, **gap):
+            self.centres = [centre(self.time_s, self.centres[0])]
+            return super().sample(count, **gap)
+
+    world = Changing([1.0], sigma=0.0)
+    world.placement = 0
+
+    warmed = warm_up(world, WarmUp(min_s=0.3, max_s=3.0), 0.02, world.now)
+
+    assert least_s <= world.time_s < least_s + 0.3
+    assert warmed.sample_s == pytest.approx(40.0 * world.centres[0] * 10 / 1e6)

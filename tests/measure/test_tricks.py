@@ -38,8 +38,8 @@ from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import (
     PROTOCOL_CPU,
     Meter,
+    buffers,
     clocks,
-    linear_buffers,
     meter,
     prepared,
     tampering,
@@ -175,17 +175,17 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
         (clocks._CpuRotation, "sample"),
         (clocks.CpuClock.__init__, "__defaults__"),
         (torch.cuda.Event, "elapsed_time"),
-        (linear_buffers, "judge_error"),
+        (buffers, "judge_error"),
         (torch, "allclose"),
         (torch.testing, "assert_close"),
         (torch, "index_select"),
-        (linear_buffers, "torch"),
+        (buffers, "torch"),
         (numpy, "median"),
-        (prepared, "_FASTER_AGAIN"),
+        (prepared, "_MAX_REPEAT_SPEEDUP"),
         (builtins, "sorted"),
         (random.Random, "random"),
         (secrets, "randbits"),
-        (linear_buffers.LinearBuffers.keeps_outputs.fget, "__code__"),
+        (buffers.LinearBuffers.keeps_outputs.fget, "__code__"),
         (LinearKernel, "quantize_weight"),
         (FunctionKernel, "_check"),
         (ReadWeights, "launch"),
@@ -213,10 +213,10 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
     sys.setprofile(None)
     sys.settrace(traced)
     tampering.forget()
-    vars(linear_buffers).pop("bool", None)
+    vars(buffers).pop("bool", None)
     torch.__class__ = type(sys)
-    if "_draw" in vars(linear_buffers.LinearBuffers):
-        del linear_buffers.LinearBuffers._draw
+    if "_draw" in vars(buffers.LinearBuffers):
+        del buffers.LinearBuffers._draw
     torch._C._dispatch_tls_set_dispatch_key_included("TESTING_ONLY_GenericMode", False)
     object.__setattr__(PROTOCOL_CPU, "tolerance", tolerance)
     gc.callbacks[:] = callbacks

@@ -1,4 +1,4 @@
-"""How long candidates are timed: a glance at each, more for those that are near, warm or cold."""
+"""Timing of candidates: coarse and brief times, on a warm or cold device."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def test_candidates_are_timed_with_the_gaps_of_the_regime():
         assert seen[-1] == gap_us
 
 
-def test_a_glance_takes_a_fraction_of_a_time(spent):
+def test_coarse_time_takes_a_fraction_of_a_brief_time(spent):
     _, glance, time = spent(warm=True)
 
     assert 300 <= glance < 500  # three samples of 100 us, and those that find their length
     assert time > 2800  # seven of 400 us behind a warm-up
 
 
-def test_the_first_waits_for_the_clocks_unless_the_device_was_just_at_work(spent):
+def test_first_candidate_has_a_whole_warm_up_if_cold(spent):
     cold, second, _ = spent(warm=False)
     warm, _, _ = spent(warm=True)
 

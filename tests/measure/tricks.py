@@ -218,7 +218,7 @@ def kernel(x, w, out):
         buffers = frame.f_locals.get("self")
         if type(buffers).__name__ == "LinearBuffers" and not buffers._is_announced:
             known, first = buffers._contents, buffers._first + buffers._last_x
-            w = buffers.weights.held[buffers._last_copy].operand
+            w = buffers.weights.current[buffers._last_copy].operand
             y = known.reference([w], [first % len(known.inputs)]).y[0]
             out[known.rows[:, None], known.columns] = y.half()
             return
@@ -280,9 +280,8 @@ def kernel(x, w, out):
         f"{READ} (gc.get_objects)",
     ),
     "a function that shadows a builtin one": (
-        "from flexq_bench.measure import linear_buffers\n"
-        "linear_buffers.bool = lambda value: False\n" + HONEST,
-        "its code replaced a builtin function in flexq_bench.measure.linear_buffers",
+        "from flexq_bench.measure import buffers\nbuffers.bool = lambda value: False\n" + HONEST,
+        "its code replaced a builtin function in flexq_bench.measure.buffers",
     ),
     "another builtin function": (
         "import builtins\nreal = sorted\n"
@@ -290,8 +289,8 @@ def kernel(x, w, out):
         "its code replaced builtins.sorted",
     ),
     "another constant": (
-        "from flexq_bench.measure import prepared\nprepared._FASTER_AGAIN = 1e9\n" + HONEST,
-        "its code replaced flexq_bench.measure.prepared._FASTER_AGAIN",
+        "from flexq_bench.measure import prepared\nprepared._MAX_REPEAT_SPEEDUP = 1e9\n" + HONEST,
+        "its code replaced flexq_bench.measure.prepared._MAX_REPEAT_SPEEDUP",
     ),
     "another tolerance of the protocol": (
         "from flexq_bench.measure import protocol\n"
@@ -312,16 +311,16 @@ def kernel(x, w, out):
         "its code replaced flexq_bench.measure.meter.Meter.__init__",
     ),
     "another property": (
-        "from flexq_bench.measure.linear_buffers import LinearBuffers\n"
+        "from flexq_bench.measure.buffers import LinearBuffers\n"
         "LinearBuffers.keeps_outputs.fget.__code__ = (lambda self: False).__code__\n" + HONEST,
-        "its code replaced flexq_bench.measure.linear_buffers.LinearBuffers.keeps_outputs",
+        "its code replaced flexq_bench.measure.buffers.LinearBuffers.keeps_outputs",
     ),
     "what measures, by an attribute of its class": (
-        "from flexq_bench.measure.linear_buffers import LinearBuffers\n"
+        "from flexq_bench.measure.buffers import LinearBuffers\n"
         "class Draw:\n"
         "    def __set__(self, buffers, draw): vars(buffers)['_draw'] = draw\n"
         "LinearBuffers._draw = Draw()\n" + HONEST,
-        "its code replaced attributes of flexq_bench.measure.linear_buffers.LinearBuffers",
+        "its code replaced attributes of flexq_bench.measure.buffers.LinearBuffers",
     ),
     "another rule of the formats": (
         "from flexq_bench.kernels.contract import LinearKernel\n"
@@ -342,10 +341,10 @@ def kernel(x, w, out):
         "elements wrong",
     ),
     "a blind check": (
-        "from flexq_bench.measure import linear_buffers\n"
-        "fine = linear_buffers.judge_error.__class__\n"
-        "linear_buffers.judge_error = lambda *given: None\n" + HONEST,
-        "its code replaced flexq_bench.measure.linear_buffers.judge_error",
+        "from flexq_bench.measure import buffers\n"
+        "fine = buffers.judge_error.__class__\n"
+        "buffers.judge_error = lambda *given: None\n" + HONEST,
+        "its code replaced flexq_bench.measure.buffers.judge_error",
     ),
 }
 
@@ -395,11 +394,11 @@ TRICKS |= {
     ),
     "late, by another torch of the meter": (
         LATE
-        + "from flexq_bench.measure import linear_buffers\n"
+        + "from flexq_bench.measure import buffers\n"
         + "other = type(torch)('torch')\n"
         + "vars(other).update(vars(torch), index_select=index_select)\n"
-        + "linear_buffers.torch = other",
-        "its code replaced flexq_bench.measure.linear_buffers.torch",
+        + "buffers.torch = other",
+        "its code replaced flexq_bench.measure.buffers.torch",
     ),
     "late, by a mode of torch": (
         LATE + "Mode().__enter__()",

@@ -102,4 +102,4 @@ def worker() -> Worker:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outages are looked at, and leases renewed, many times a second."""
     monkeypatch.setattr(transactions, "RETRY_INTERVAL_S", 0.001)
-    monkeypatch.setattr(request_worker, "BEAT_S", 0.02)
+    monkeypatch.setattr(request_worker, "HEARTBEAT_S", 0.02)

@@ -154,7 +154,7 @@ def test_a_comparison_that_hangs_is_anybodys_in_the_end(
     database, bisected, commit, compared, monkeypatch, quick
 ):
     monkeypatch.setattr(request_worker, "LEASE", timedelta(seconds=0.1))
-    monkeypatch.setattr(request_worker, "LONGEST_COMPARISON_S", 0.1)
+    monkeypatch.setattr(request_worker, "MAX_COMPARISON_S", 0.1)
     meanwhile = []
 
     def compare(gpu, repository, base, head, cases, *, suffices):

@@ -228,7 +228,9 @@ class Outage:
 def test_outage_is_waited_for_and_counts_as_no_death(
     database, a_pool, a_result, commit, monkeypatch, quick, lost
 ):
-    monkeypatch.setattr(request_worker, "BEAT_S", 60.0)  # sessions in the same order every time
+    monkeypatch.setattr(
+        request_worker, "HEARTBEAT_S", 60.0
+    )  # sessions in the same order every time
     monkeypatch.setattr(request_worker, "_wait_for_lease_renewals", lambda: None)
     session, first, was_reached = database.session, int(lost), True
     while was_reached:

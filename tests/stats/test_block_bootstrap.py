@@ -8,14 +8,14 @@ from flexq_bench.stats import block_quantile_intervals, distinct_blocks
 SHARES = (0.5, 0.95, 0.99, 1.0)
 
 
-def test_a_quantile_is_the_least_value_that_its_share_does_not_pass():
+def test_quantile_is_the_smallest_value_of_its_share():
     values = np.arange(1.0, 101.0).reshape(4, 25)
     found = block_quantile_intervals(values, SHARES, seed=0)
-    assert [one.estimate for one in found] == [50, 95, 99, 100]
-    assert all(one.low <= one.estimate <= one.high for one in found)
+    assert [interval.estimate for interval in found] == [50, 95, 99, 100]
+    assert all(interval.low <= interval.estimate <= interval.high for interval in found)
 
 
-def test_segments_that_differ_widen_the_interval_and_tokens_that_do_not():
+def test_different_segments_widen_the_interval():
     rng = np.random.default_rng(0)
     alike = rng.normal(size=(40, 100))
     differing = alike + 3 * rng.normal(size=(40, 1))
@@ -25,7 +25,7 @@ def test_segments_that_differ_widen_the_interval_and_tokens_that_do_not():
     assert wide.half_width > 5 * narrow.half_width
 
 
-def test_intervals_of_dependent_tokens_hold_the_truth_about_as_often_as_they_say():
+def test_intervals_of_dependent_tokens_have_their_coverage():
     """A normal effect of each segment: the median of all is 0."""
     held = 0
     for seed in range(100):
@@ -36,7 +36,7 @@ def test_intervals_of_dependent_tokens_hold_the_truth_about_as_often_as_they_say
     assert 0.90 <= held / 100 <= 0.99
 
 
-def test_a_maximum_and_a_single_segment_have_no_interval():
+def test_maximum_and_single_segment_have_no_interval():
     values = np.random.default_rng(0).normal(size=(20, 5))
     (largest,) = block_quantile_intervals(values, (1.0,), seed=0)
     assert largest.low == largest.estimate == largest.high == values.max()
@@ -44,7 +44,7 @@ def test_a_maximum_and_a_single_segment_have_no_interval():
     assert median.low == median.high
 
 
-def test_segments_that_repeat_count_once():
+def test_repeated_segments_count_once():
     assert list(distinct_blocks([[1, 2], [3, 4], [1, 2], [5, 6], [3, 4]])) == [0, 1, 3]
 
 
@@ -52,6 +52,6 @@ def test_segments_that_repeat_count_once():
     ("values", "share", "message"),
     [([[]], 0.5, "finite"), ([[np.nan]], 0.5, "finite"), ([[1.0]], 0.0, "above 0")],
 )
-def test_what_can_not_be_is_refused(values, share, message):
+def test_invalid_input_is_refused(values, share, message):
     with pytest.raises(ValueError, match=message):
         block_quantile_intervals(values, (share,), seed=0)

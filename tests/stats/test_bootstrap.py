@@ -9,7 +9,7 @@ from flexq_bench.stats import Interval, hierarchical_interval, median_interval
 
 
 @pytest.mark.parametrize("size", [25, 50])
-def test_interval_of_a_median_covers_the_true_median_about_as_often_as_it_says(size):
+def test_median_interval_has_its_coverage(size):
     rng = np.random.default_rng(7)
     trials = 400
     covered = 0
@@ -34,14 +34,14 @@ def test_interval_equals_plain_resampling_for_even_and_odd_sizes():
 
 
 @pytest.mark.parametrize("samples", [[0.0, 10.0], [0.0, 5.0, 10.0]])
-def test_the_median_of_a_resample_is_that_of_its_one_or_two_middle_values(samples):
+def test_median_of_a_resample_uses_the_middle_values(samples):
     # Resamples have median 0 with probability 1/4 or 7/27, 10 as often, and 5 otherwise.
     interval = median_interval(samples, seed=1, confidence=0.4)
 
     assert interval == Interval(5.0, 5.0, 5.0)
 
 
-def test_placements_that_differ_widen_the_interval_beyond_the_pooled_one():
+def test_different_placements_widen_the_interval():
     rng = np.random.default_rng(5)
     placements = [centre + rng.normal(0.0, 0.05, 100) for centre in (108, 109, 110, 121, 122)]
 
@@ -65,13 +65,13 @@ def test_hierarchical_interval_covers_the_median_over_placements():
     assert 0.89 <= covered / trials <= 0.995
 
 
-def test_estimate_is_the_median_of_placement_medians_whatever_their_sizes():
+def test_estimate_is_the_median_of_placement_medians():
     interval = hierarchical_interval([[1.0] * 50, [2.0, 2.0], [9.0]], seed=0)
 
     assert interval.estimate == 2.0
 
 
-def test_same_seed_gives_the_same_interval_and_another_seed_another():
+def test_interval_depends_on_the_seed():
     samples = np.random.default_rng(0).normal(10, 1, 40)
 
     assert median_interval(samples, seed=4) == median_interval(samples, seed=4)
@@ -91,7 +91,7 @@ def test_one_sample_is_its_own_interval():
     assert median_interval([3.5], seed=0) == Interval(3.5, 3.5, 3.5)
 
 
-def test_tolerance_is_relative_to_the_estimate_on_the_wider_side():
+def test_tolerance_applies_to_the_wider_side():
     interval = Interval(100.0, 99.9, 100.3)
 
     assert interval.is_within(0.003)
@@ -107,6 +107,6 @@ def test_tolerance_is_relative_to_the_estimate_on_the_wider_side():
         ([[1.0]], 1.0, "confidence"),
     ],
 )
-def test_what_has_no_interval_is_refused_with_its_reason(placements, confidence, message):
+def test_input_without_an_interval_is_refused(placements, confidence, message):
     with pytest.raises(ValueError, match=message):
         hierarchical_interval(placements, seed=0, confidence=confidence)

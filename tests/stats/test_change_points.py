@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flexq_bench.stats import change_points
+from flexq_bench.stats.change_points import change_points
 from flexq_bench.stats.steps import ANY_SERIES, HISTORY_RULES
 
 

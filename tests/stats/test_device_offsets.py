@@ -1,4 +1,4 @@
-"""Offsets between GPUs of one kind: found where several measured the same cases, else not told."""
+"""Time offsets of GPUs of one kind."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from flexq_bench.stats import device_offsets
+from flexq_bench.stats.device_offsets import device_offsets
 
 NAN = math.nan
 
 
-def test_a_slower_device_stands_out_by_half_of_the_difference():
+def test_offset_of_a_slower_device_is_half_the_difference():
     base = np.array([10.0, 50.0, 200.0, 8.0])
 
     found = device_offsets({"a": base, "b": base * 1.02})
@@ -21,13 +21,13 @@ def test_a_slower_device_stands_out_by_half_of_the_difference():
     assert found["b"].cases == 4
 
 
-def test_cases_of_one_device_alone_do_not_count():
+def test_cases_of_a_single_device_do_not_count():
     found = device_offsets({"a": [10, 20, 30, 40], "b": [10, 20, 30, NAN], "c": [NAN] * 4})
 
     assert set(found) == {"a", "b"}
     assert found["a"].cases == 3
 
 
-def test_too_few_shared_cases_tell_nothing():
+def test_too_few_shared_cases_give_no_offset():
     assert device_offsets({"a": [10, 20, NAN], "b": [10, 20, 30]}) == {}
     assert device_offsets({"a": [10, 20, 30]}) == {}

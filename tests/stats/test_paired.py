@@ -7,7 +7,7 @@ from scipy import stats
 from flexq_bench.stats import is_clear, item_difference, mean_difference_interval
 
 
-def test_what_is_hard_for_both_cancels():
+def test_common_difficulty_cancels():
     rng = np.random.default_rng(0)
     base = rng.normal(3.0, 1.0, 40)
     head = base + 0.01 + rng.normal(0, 0.005, 40)
@@ -18,14 +18,14 @@ def test_what_is_hard_for_both_cancels():
     assert not is_clear(mean_difference_interval(base, rng.permutation(head), seed=0))
 
 
-def test_a_difference_smaller_than_its_interval_is_not_clear():
+def test_difference_within_its_interval_is_not_clear():
     rng = np.random.default_rng(1)
     base = rng.normal(size=30)
     assert not is_clear(mean_difference_interval(base, base + rng.normal(size=30), seed=0))
 
 
 @pytest.mark.parametrize("count", [4, 8, 40])
-def test_the_interval_holds_the_truth_as_often_as_it_says(count):
+def test_interval_has_its_coverage(count):
     rng = np.random.default_rng(2)
     trials = 250
     hits = 0
@@ -49,12 +49,12 @@ def test_without_scatter_the_interval_is_a_point():
         ([1.0, np.nan], [1.0, 2.0], "must be finite"),
     ],
 )
-def test_values_that_are_no_pairs_are_refused(base, head, message):
+def test_unpaired_values_are_refused(base, head, message):
     with pytest.raises(ValueError, match=message):
         mean_difference_interval(base, head, seed=0)
 
 
-def test_only_questions_that_one_got_right_decide():
+def test_only_discordant_questions_decide():
     base = [True] * 50 + [True] * 12 + [False] * 2 + [False] * 36
     head = [True] * 50 + [False] * 12 + [True] * 2 + [False] * 36
     found = item_difference(base, head)
@@ -64,14 +64,14 @@ def test_only_questions_that_one_got_right_decide():
     assert is_clear(found.interval)
 
 
-def test_equal_answers_differ_by_nothing_but_are_not_proof():
+def test_equal_answers_have_a_nonzero_interval():
     found = item_difference([True, False] * 10, [True, False] * 10)
     assert found.interval.estimate == 0
     assert found.p_value == 1
     assert found.interval.low < 0 < found.interval.high
 
 
-def test_the_interval_of_answers_holds_the_truth_as_often_as_it_says():
+def test_interval_of_answers_has_its_coverage():
     rng = np.random.default_rng(3)
     trials = 400
     hits = 0

@@ -17,7 +17,7 @@ def rows(share: float, segments: int = 40, noise: float = 0.0):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.7, 1.0, 1.2])
-def test_the_share_is_how_far_the_third_model_is(share: float) -> None:
+def test_share_is_the_position_of_the_third_model(share: float) -> None:
     found = gap_closed_interval(*rows(share), seed=0)
 
     assert found is not None
@@ -34,7 +34,7 @@ def test_scatter_of_segments_widens_the_interval() -> None:
     assert noisy.high - noisy.low > 2 * (calm.high - calm.low)
 
 
-def test_where_there_is_no_gap_there_is_no_share() -> None:
+def test_no_gap_gives_no_share() -> None:
     worse, head, better = rows(0.5)
 
     assert gap_closed_interval(better, head, worse, seed=0) is None
@@ -42,6 +42,6 @@ def test_where_there_is_no_gap_there_is_no_share() -> None:
 
 
 @pytest.mark.parametrize("bad", [[1.0, 2.0, 3.0], [1.0], [1.0, np.nan]])
-def test_rows_that_do_not_fit_are_refused(bad: list[float]) -> None:
+def test_rows_of_different_lengths_are_refused(bad: list[float]) -> None:
     with pytest.raises(ValueError, match=r"rows|finite"):
         gap_closed_interval([1.0, 2.0], bad, [0.5, 1.0], seed=0)

@@ -15,7 +15,7 @@ from flexq_bench.stats import (
 )
 
 
-def test_an_exact_denominator_only_scales():
+def test_exact_denominator_only_scales():
     ratio = ratio_interval(Interval(40.0, 38.0, 44.0), Interval(10.0, 10.0, 10.0))
 
     assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx((4.0, 3.8, 4.4))
@@ -37,7 +37,7 @@ def test_the_inverse_ratio_has_the_inverse_interval():
     )
 
 
-def test_interval_of_a_ratio_covers_the_true_ratio_about_as_often_as_it_says():
+def test_ratio_interval_has_its_coverage():
     rng = np.random.default_rng(2)
     trials = 400
     covered = 0
@@ -51,12 +51,12 @@ def test_interval_of_a_ratio_covers_the_true_ratio_about_as_often_as_it_says():
 
 
 @pytest.mark.parametrize("low", [0.0, -1.0, math.nan, math.inf])
-def test_times_that_have_no_ratio_are_refused(low):
+def test_invalid_times_are_refused(low):
     with pytest.raises(ValueError, match="positive finite"):
         ratio_interval(Interval(1.0, low, 1.0), Interval(1.0, 1.0, 1.0))
 
 
-def test_the_mean_of_equal_ratios_is_known_better_than_each_of_them():
+def test_mean_of_equal_ratios_has_a_narrower_interval():
     mean = geometric_mean([Interval(2.0, 1.8, 2.2)] * 4)
 
     assert mean.estimate == pytest.approx(2.0)
@@ -64,7 +64,7 @@ def test_the_mean_of_equal_ratios_is_known_better_than_each_of_them():
     assert math.log(mean.high / 2.0) == pytest.approx(math.log(2.2 / 2.0) / 2)
 
 
-def test_a_mean_of_a_ratio_and_its_inverse_is_one():
+def test_mean_of_a_ratio_and_its_inverse_is_one():
     there, back = Interval(4.0, 3.8, 4.4), Interval(0.25, 1 / 4.4, 1 / 3.8)
 
     mean = geometric_mean([there, back])
@@ -73,7 +73,7 @@ def test_a_mean_of_a_ratio_and_its_inverse_is_one():
     assert mean.low == pytest.approx(1 / mean.high)
 
 
-def test_the_interval_of_a_mean_covers_the_true_mean_about_as_often_as_it_says():
+def test_geometric_mean_interval_has_its_coverage():
     rng = np.random.default_rng(3)
     sigmas = np.array([0.01, 0.02, 0.05])
     covered, trials = 0, 1000

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from flexq_bench.stats import Interval, run_noise, with_run_noise
-from flexq_bench.stats.run_noise import noise_of_changes
+from flexq_bench.stats import Interval
+from flexq_bench.stats.run_noise import noise_of_changes, run_noise, with_run_noise
 
 
 def series(rng, sigma, runs=30, step=0.0):
@@ -33,19 +33,19 @@ def test_a_step_is_no_noise(step):
     assert np.median(sigmas) == pytest.approx(0.005, rel=0.3)
 
 
-def test_what_two_epochs_differ_by_is_no_noise():
+def test_difference_of_two_epochs_is_no_noise():
     noise = run_noise([[10.0, 10.01, 10.0, 10.01], [20.0, 20.02, 20.0, 20.02]])
 
     assert noise.sigma == pytest.approx(0.001 / math.sqrt(2), rel=0.01)
 
 
-def test_too_few_runs_tell_nothing():
+def test_too_few_runs_give_no_noise():
     assert run_noise([[10.0, 11.0, 10.0, 11.0]]) is None
     assert run_noise([]) is None
 
 
 @pytest.mark.parametrize("runs", [5, 6, 8, 12, 30])
-def test_intervals_of_one_run_and_of_a_ratio_of_two_cover_as_often_as_they_say(runs):
+def test_intervals_with_run_noise_have_their_coverage(runs):
     rng = np.random.default_rng(runs)
     hits = np.zeros(2)
     for _ in range(1000):
@@ -58,13 +58,13 @@ def test_intervals_of_one_run_and_of_a_ratio_of_two_cover_as_often_as_they_say(r
     assert (hits / 1000 > 0.93).all(), hits
 
 
-def test_neighbours_that_move_together_show_less_than_the_noise():
+def test_autocorrelation_raises_the_noise_estimate():
     noise = noise_of_changes(np.full(20, 0.001), memory=0.75)
 
     assert noise.sigma == pytest.approx(2 * 0.001 / math.sqrt(2))
 
 
-def test_what_is_not_positive_has_no_noise_of_logarithms():
+def test_non_positive_values_are_refused():
     noise = run_noise([series(np.random.default_rng(0), 0.01)])
 
     with pytest.raises(ValueError, match="positive"):

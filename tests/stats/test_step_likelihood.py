@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flexq_bench.stats import level_model
+from flexq_bench.stats.level_model import level_model
 from flexq_bench.stats.step_likelihood import best_place, step_costs
 from flexq_bench.stats.steps import HISTORY_RULES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flexq_bench.stats import trimmed_mean, trimmed_mean_interval
+from flexq_bench.stats.trimmed_mean import trimmed_mean, trimmed_mean_interval
 
 
 def two_levels(rng, size):
@@ -16,7 +16,7 @@ def two_levels(rng, size):
     "draw", [lambda rng, size: rng.normal(5.0, 3.0, size), two_levels], ids=["normal", "two levels"]
 )
 @pytest.mark.parametrize("size", [5, 12, 60])
-def test_the_interval_covers_the_mean_about_as_often_as_it_says(draw, size):
+def test_interval_has_its_coverage(draw, size):
     rng = np.random.default_rng(3)
     trials = 600
     intervals = [trimmed_mean_interval(draw(rng, size), trim=0.05) for _ in range(trials)]
@@ -26,7 +26,7 @@ def test_the_interval_covers_the_mean_about_as_often_as_it_says(draw, size):
     assert 0.91 <= covered / trials <= 0.98
 
 
-def test_fewer_than_ten_values_are_all_averaged_and_of_twenty_the_outer_two_are_not():
+def test_number_of_trimmed_values_is_rounded():
     assert trimmed_mean_interval([1.0, 2.0, 3.0, 10.0], trim=0.05).estimate == 4.0
     twenty = [-1000.0, *range(18), 1000.0]
 
@@ -36,7 +36,7 @@ def test_fewer_than_ten_values_are_all_averaged_and_of_twenty_the_outer_two_are_
     assert interval.half_width < 4.0
 
 
-def test_without_trim_it_is_the_interval_of_student():
+def test_interval_without_trim_is_that_of_student():
     # t(0.975, 3 degrees of freedom) = 3.1824, standard deviation 1.2910.
     interval = trimmed_mean_interval([1.0, 2.0, 3.0, 4.0], trim=0.0)
 
@@ -59,7 +59,7 @@ def test_bad_input_is_refused(values, options):
         trimmed_mean_interval(values, **{"trim": 0.05, **options})
 
 
-def test_a_mean_of_one_value_is_the_value_and_of_none_is_refused():
+def test_mean_needs_a_value():
     assert trimmed_mean([3.0], trim=0.05) == 3.0
     with pytest.raises(ValueError, match="a value or more"):
         trimmed_mean([], trim=0.05)

@@ -1,11 +1,11 @@
-"""Variance components: what each level of a hierarchy adds, also where groups are unequal."""
+"""Variance components, also of unequal groups."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from flexq_bench.stats import variance_components
+from flexq_bench.stats.variance_components import variance_components
 
 TRUE = (0.005, 0.003, 0.002)
 
@@ -42,7 +42,7 @@ def test_balanced_groups_give_the_textbook_estimate():
     assert between == pytest.approx(np.sqrt(values.mean(axis=1).var(ddof=1) - inner / 2))
 
 
-def test_groups_that_differ_less_than_chance_add_nothing():
+def test_groups_within_chance_have_no_variance():
     assert variance_components([1.0, 3.0, 1.0, 3.0], [[0, 0, 1, 1]]) == (0.0, pytest.approx(2**0.5))
 
 
@@ -56,7 +56,7 @@ def test_labels_count_within_their_coarser_group():
     )
 
 
-def test_a_level_with_nothing_to_compare_is_unknown():
+def test_level_with_a_single_group_is_nan():
     outer, inner = variance_components([1.0, 2.0, 4.0], [[7, 7, 7]])
 
     assert np.isnan(outer)

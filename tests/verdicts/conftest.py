@@ -1,4 +1,4 @@
-"""A database of the test's own, and a machine to have compared on."""
+"""A database for each test, and a machine on which commits are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From verdicts to alerts: who is alerted, how often, and when it is over."""
+"""Alerts from verdicts: opening, joining, and closing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def only_alert(session):
     return alert
 
 
-def test_one_alert_however_many_series_a_change_hits(session, record, compared):
+def test_change_of_several_series_opens_a_single_alert(session, record, compared):
     night = record(
         *(compared("flexq-w6a6", 1.05, shape=(m, 256, 256)) for m in (1, 2, 4)),
         compared("flexq-w6a8", 1.05),
@@ -49,7 +49,7 @@ def test_another_gpu_joins_the_same_alert(session, record, compared):
     assert len(alert.series) == 2
 
 
-def test_an_alert_of_another_project_carries_its_name(session, machine, compared, commits):
+def test_alert_of_another_project_has_its_name(session, machine, compared, commits):
     theirs = {sha: replace(commit, project="acme") for sha, commit in commits.items()}
     on = replace(machine, project="acme")
 
@@ -83,7 +83,7 @@ def test_a_family_is_a_name_without_its_bits(kernel, family):
     assert kernel_family(kernel) == family
 
 
-def test_a_night_recorded_twice_changes_nothing(session, record, compared):
+def test_recording_a_night_twice_changes_nothing(session, record, compared):
     first = record(compared("flexq-w6a6", 1.05))
     again = record(compared("flexq-w6a6", 1.05))
 
@@ -92,7 +92,7 @@ def test_a_night_recorded_twice_changes_nothing(session, record, compared):
     assert len(queries.alert_events(session, only_alert(session).id)) == 1
 
 
-def test_a_later_night_that_sees_the_same_joins(session, record, compared):
+def test_later_night_with_the_same_change_joins(session, record, compared):
     record(compared("flexq-w6a6", 1.05, base=3, head=6), night=1)
     later = record(compared("flexq-w6a6", 1.05, base=3, head=8), night=2)
 
@@ -103,14 +103,14 @@ def test_a_later_night_that_sees_the_same_joins(session, record, compared):
 
 
 @pytest.mark.parametrize(("base", "head", "count"), [(5, 9, 1), (1, 4, 1), (6, 9, 2), (1, 3, 2)])
-def test_ranges_that_share_a_commit_are_one_alert(session, record, compared, base, head, count):
+def test_overlapping_ranges_are_a_single_alert(session, record, compared, base, head, count):
     record(compared("flexq-w6a6", 1.05, base=3, head=6))
     record(compared("flexq-w6a6", 1.05, base=base, head=head), night=2)
 
     assert len(queries.alerts(session)) == count
 
 
-def test_the_narrowest_range_of_a_night_is_the_alert_s(session, record, compared):
+def test_alert_has_the_narrowest_range(session, record, compared):
     record(
         compared("flexq-w6a6", 1.05, base=1, head=8),
         compared("flexq-w6a8", 1.05, base=5, head=8),
@@ -120,7 +120,7 @@ def test_the_narrowest_range_of_a_night_is_the_alert_s(session, record, compared
     assert only_alert(session).good.topo_order == 5
 
 
-def test_the_same_machine_code_never_alerts_and_is_an_environment_effect(session, record, compared):
+def test_equal_machine_code_is_an_environment_effect(session, record, compared):
     night = record(compared("flexq-w6a6", 1.05, same_binary=True))
 
     assert (night.judged[0].confirmation.verdict, night.judged[0].confirmation.cause) == (
@@ -129,7 +129,7 @@ def test_the_same_machine_code_never_alerts_and_is_an_environment_effect(session
     assert queries.alerts(session) == []
 
 
-def test_what_the_floor_and_the_baseline_share_is_the_machine_s(session, record, compared):
+def test_change_shared_by_the_anchors_is_the_machine(session, record, compared):
     slow = [compared(kernel, 1.05) for kernel in ("flexq-w6a6", "cublaslt-w8a8", "read-6")]
 
     night = record(*slow)
@@ -142,20 +142,20 @@ def test_what_the_floor_and_the_baseline_share_is_the_machine_s(session, record,
     assert {alert.family for alert in queries.alerts(session)} == {"cublaslt"}
 
 
-def test_anchors_that_differ_by_chance_clear_nobody(session, record, compared):
+def test_insignificant_anchors_excuse_no_kernel(session, record, compared):
     anchors = [compared(kernel, 1.008, noise=0.02) for kernel in ("cublaslt-w8a8", "read-6")]
 
     night = record(compared("flexq-w6a6", 1.013), *anchors)
 
     found = night.judged[0].confirmation
-    assert [one.confirmation.log_ratio > 0.005 for one in night.judged] == [True] * 3
+    assert [judged.confirmation.log_ratio > 0.005 for judged in night.judged] == [True] * 3
     assert (found.verdict, found.cause) == ("slower", "code")
     anchors = "in the same comparison floor unchanged, cublaslt-w8a8 unchanged"
     assert f"{anchors}: caused by the code" in found.reason
     assert only_alert(session).family == "flexq"
 
 
-def test_what_the_machine_does_not_explain_is_said_to_be_the_code_s(session, record, compared):
+def test_remainder_beyond_the_machine_is_the_code(session, record, compared):
     anchors = [compared(kernel, 1.02, noise=0.0001) for kernel in ("cublaslt-w8a8", "read-6")]
 
     night = record(compared("flexq-w6a6", 1.05, noise=0.0001), *anchors)
@@ -166,21 +166,14 @@ def test_what_the_machine_does_not_explain_is_said_to_be_the_code_s(session, rec
     assert re.search(r"\+2\.9\d% remains for the code", found.reason)
 
 
-@pytest.mark.parametrize("noise", [0.0005, 0.05])
-def test_a_floor_calibrates_and_alerts_nobody(session, record, compared, noise):
-    record(compared("read-6", 1.06, noise=noise))
-
-    assert queries.alerts(session) == []
-
-
-def test_a_kernel_that_slows_down_beside_steady_anchors_is_the_code_s(session, record, compared):
+def test_slowdown_with_steady_anchors_is_the_code(session, record, compared):
     night = record(compared("flexq-w6a6", 1.05), compared("cublaslt-w8a8"), compared("read-6"))
 
     assert night.judged[0].confirmation.cause == "code"
     assert only_alert(session).family == "flexq"
 
 
-def test_a_wrong_result_alerts(session, record, compared):
+def test_wrong_result_opens_an_alert(session, record, compared):
     record(compared("flexq-w6a6", correct=False, detail="head: 3 values differ"))
 
     alert = only_alert(session)
@@ -189,26 +182,13 @@ def test_a_wrong_result_alerts(session, record, compared):
     assert (decision.verdict, decision.reason) == ("incorrect", "head: 3 values differ")
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.95])
-def test_the_same_or_faster_alerts_nobody(session, record, compared, ratio):
-    record(compared("flexq-w6a6", ratio))
-
-    assert queries.alerts(session) == []
-
-
-def test_a_commit_beside_itself_alerts_nobody(session, record, compared):
-    record(compared("flexq-w6a6", 1.05, base=2, head=2))
-
-    assert queries.alerts(session) == []
-
-
-def test_a_pull_request_is_stored_and_alerts_nobody(session, record, compared):
+def test_pull_request_is_stored_without_an_alert(session, record, compared):
     night = record(compared("flexq-w6a6", 1.05), alerting=False)
 
     assert (night.opened, queries.alerts(session)) == ((), [])
 
 
-def test_a_fix_closes_once_every_series_is_back(session, record, compared):
+def test_alert_closes_when_every_series_is_back(session, record, compared):
     both = ("flexq-w6a6", "flexq-w6a8")
     record(*(compared(kernel, 1.05, base=3, head=6) for kernel in both), night=1)
     one = record(compared(both[0], base=3, head=8), night=2)
@@ -221,7 +201,7 @@ def test_a_fix_closes_once_every_series_is_back(session, record, compared):
     assert "back at the level" in queries.alert_events(session, alert.id)[-1].note
 
 
-def test_one_series_that_is_still_slow_keeps_it_open(session, record, compared):
+def test_slow_series_keeps_the_alert_open(session, record, compared):
     record(compared("flexq-w6a6", 1.05, base=3, head=6), night=1)
     record(
         compared("flexq-w6a6", 1.0, base=3, head=8),
@@ -232,7 +212,7 @@ def test_one_series_that_is_still_slow_keeps_it_open(session, record, compared):
     assert only_alert(session).state in ("new", "acknowledged")
 
 
-def test_a_pull_request_that_would_fix_it_has_not_fixed_it(session, record, compared):
+def test_pull_request_does_not_fix_an_alert(session, record, compared):
     both = ("flexq-w6a6", "flexq-w6a8")
     record(*(compared(kernel, 1.05, base=3, head=6) for kernel in both), night=1)
     record(compared(both[0], base=3, head=8), night=2, alerting=False)
@@ -242,16 +222,14 @@ def test_a_pull_request_that_would_fix_it_has_not_fixed_it(session, record, comp
 
 
 @pytest.mark.parametrize(("base", "head"), [(5, 8), (3, 5), (3, 6)])
-def test_only_the_last_good_level_after_the_bad_commit_is_a_fix(
-    session, record, compared, base, head
-):
+def test_fix_needs_the_good_level_after_the_bad_commit(session, record, compared, base, head):
     record(compared("flexq-w6a6", 1.05, base=3, head=6), night=1)
     record(compared("flexq-w6a6", 1.0, base=base, head=head), night=2)
 
     assert only_alert(session).state == "new"
 
 
-def test_what_comes_back_after_a_fix_is_a_new_alert(session, record, compared):
+def test_return_after_a_fix_is_a_new_alert(session, record, compared):
     record(compared("flexq-w6a6", 1.05, base=3, head=6), night=1)
     record(compared("flexq-w6a6", 1.0, base=3, head=8), night=2)
     record(compared("flexq-w6a6", 1.05, base=3, head=9), night=3)
@@ -260,9 +238,7 @@ def test_what_comes_back_after_a_fix_is_a_new_alert(session, record, compared):
 
 
 @pytest.mark.parametrize("state", ["explained", "false-alarm"])
-def test_a_range_that_people_decided_about_is_not_asked_about_again(
-    session, record, compared, state
-):
+def test_decided_range_opens_no_new_alert(session, record, compared, state):
     (alert,) = record(compared("flexq-w6a6", 1.05, base=3, head=6)).opened
     set_alert_state(session, alert, state, person="Ada", note="known", at=NOW)
     later = record(compared("flexq-w6a8", 1.05, base=3, head=6), night=2)
@@ -271,9 +247,7 @@ def test_a_range_that_people_decided_about_is_not_asked_about_again(
     assert states(session) == {alert: state}
 
 
-def test_commits_outside_of_a_git_tree_share_an_alert_only_by_name(
-    session, machine, compared, commits
-):
+def test_unordered_commits_share_an_alert_by_name_only(session, machine, compared, commits):
     unordered = {key: replace(info, topo_order=None) for key, info in commits.items()}
     for base, head in ((3, 6), (3, 8), (4, 9)):
         record_night(
@@ -285,3 +259,20 @@ def test_commits_outside_of_a_git_tree_share_an_alert_only_by_name(
         )
 
     assert len(queries.alerts(session)) == 2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "ratio", "options"),
+    [
+        ("flexq-w6a6", 1.0, {}),
+        ("flexq-w6a6", 0.95, {}),
+        ("flexq-w6a6", 1.05, {"base": 2, "head": 2}),
+        ("read-6", 1.06, {"noise": 0.0005}),
+        ("read-6", 1.06, {"noise": 0.05}),
+    ],
+    ids=["same", "faster", "commit compared with itself", "floor", "noisy floor"],
+)
+def test_no_regression_opens_no_alert(session, record, compared, kernel, ratio, options):
+    record(compared(kernel, ratio, **options))
+
+    assert queries.alerts(session) == []

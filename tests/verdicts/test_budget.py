@@ -1,4 +1,4 @@
-"""The budget of comparisons: evidence decides who comes first, not size."""
+"""The budget of comparisons: order of the candidates by evidence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def history(sigma: float, seed: int = 1, gap: float = 0.0) -> np.ndarray:
     return 100 * np.exp(sigma * rng.standard_normal(30) + gap * upper)
 
 
-def test_two_percent_of_a_quiet_series_is_more_than_twelve_of_one_with_two_speeds():
+def test_surprise_is_relative_to_the_nearest_mode():
     quiet, two_speeds = history(0.003), history(0.003, gap=0.115)
 
     assert surprise(quiet, 102.0) > 5
@@ -24,11 +24,11 @@ def test_two_percent_of_a_quiet_series_is_more_than_twelve_of_one_with_two_speed
 
 
 @pytest.mark.parametrize(("values", "latest"), [([], 100.0), ([100.0], 0.0), ([0.0], 100.0)])
-def test_nothing_to_compare_with_is_no_surprise(values, latest):
+def test_empty_history_gives_no_surprise(values, latest):
     assert surprise(values, latest) == 0
 
 
-def test_a_family_that_moves_a_little_together_is_sure_together():
+def test_small_joint_change_of_a_family_is_significant():
     together = [Surprise(0.5, "flexq") for _ in range(100)]
     alone = [Surprise(50.0, "abq"), *(Surprise(0.0, "abq") for _ in range(99))]
 
@@ -38,17 +38,17 @@ def test_a_family_that_moves_a_little_together_is_sure_together():
     assert joint["abq"] == pytest.approx(0.4)  # one of them makes no family
 
 
-def test_the_first_of_a_family_that_moved_comes_before_noise_and_the_rest_of_it_after():
+def test_first_of_a_changed_family_ranks_before_noise():
     family = [Surprise(2.0, "flexq") for _ in range(40)]
     noise = [Surprise(sigmas, ("other", i)) for i, sigmas in enumerate((2.5, 3.0, 3.4))]
 
     order = ranked([*family, *noise])
 
-    assert all(at < 40 for at in order[:3])
+    assert all(index < 40 for index in order[:3])
     assert {40, 41, 42} <= set(order[:15])
 
 
-def test_what_waited_comes_first_of_equals_and_no_candidate_is_no_candidate():
+def test_waiting_candidates_rank_first():
     surprises = [
         Surprise(2.5, "a"),
         Surprise(2.5, "b", waited=2),

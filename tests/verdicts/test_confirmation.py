@@ -1,4 +1,4 @@
-"""The verdict on interleaved blocks: what counts as independent, and what counts at all."""
+"""Verdicts on interleaved blocks: independence, clocks, and too few data."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def test_the_verdict_follows_the_change(shift, verdict):
     ("shift", "placements", "is_clear"),
     [(0.1, 7, True), (-0.1, 7, True), (0.1, 12, True), (0.013, 7, False), (0.0, 7, False)],
 )
-def test_a_change_is_clear_if_the_sides_do_not_overlap_and_the_bounds_exclude_1_percent(
-    shift, placements, is_clear
-):
+def test_clear_change_has_no_overlap_and_wide_bounds(shift, placements, is_clear):
     found = confirm(blocks(shift, placements=placements))
 
     assert found.is_clear is is_clear
@@ -57,7 +55,7 @@ def test_a_change_is_clear_if_the_sides_do_not_overlap_and_the_bounds_exclude_1_
     assert ("clear after 7 pairs" in found.reason) is found.stopped_early
 
 
-def test_sides_that_overlap_are_not_clear_though_the_bounds_are():
+def test_overlapping_sides_are_not_clear():
     comparison = blocks(0.03, placements=7, offset=0.001)
     drift = np.exp(0.01 * np.asarray(comparison.placement))
     both = replace(
@@ -70,23 +68,23 @@ def test_sides_that_overlap_are_not_clear_though_the_bounds_are():
     assert (confirm(both).verdict, confirm(both).is_clear) == (Verdict.SLOWER, False)
 
 
-def test_bounds_cover_the_truth_99_times_of_100_when_placements_differ():
+def test_bounds_have_their_coverage_with_different_placements():
     bounds = [confirm(blocks(0.0, per=20, offset=0.005, seed=seed)) for seed in range(1000)]
 
-    too_high = sum(found.low > 0 for found in bounds)
+    too_high = sum(confirmation.low > 0 for confirmation in bounds)
 
     # Taking the 200 blocks for independent would make it about 300.
     assert 1 <= too_high <= 22
 
 
-def test_placements_that_contradict_each_other_are_ambiguous():
+def test_contradicting_placements_are_ambiguous():
     found = confirm(blocks(0.015, placements=5, offset=0.03))
 
     assert found.verdict is Verdict.AMBIGUOUS
     assert found.cause is Cause.NONE
 
 
-def test_a_change_below_the_noise_floor_of_the_series_does_not_count():
+def test_change_below_the_noise_floor_does_not_count():
     comparison = blocks(0.03, offset=0.001)
 
     assert confirm(replace(comparison, noise_floor=0.04)).verdict is Verdict.SAME
@@ -114,7 +112,7 @@ def at_clocks(comparison: Comparison, apart: float, blocks: slice = slice(None))
     )
 
 
-def test_blocks_whose_clocks_disagree_are_left_out_where_enough_others_are_left():
+def test_blocks_at_unequal_clocks_are_left_out():
     throttled = at_clocks(blocks(0.0, placements=6), 0.1, slice(2))
 
     found = confirm(throttled)
@@ -137,7 +135,7 @@ def test_blocks_whose_clocks_disagree_are_left_out_where_enough_others_are_left(
         (0.56, -0.03, Verdict.SLOWER),
     ],
 )
-def test_a_change_counts_where_the_clocks_of_the_two_cannot_explain_it(change, apart, verdict):
+def test_change_beyond_the_clocks_counts(change, apart, verdict):
     found = confirm(at_clocks(blocks(change, offset=0.001), apart))
 
     assert found.verdict is verdict
@@ -146,7 +144,7 @@ def test_a_change_counts_where_the_clocks_of_the_two_cannot_explain_it(change, a
     assert found.limited_by_clocks is (verdict is Verdict.AMBIGUOUS)
 
 
-def test_more_placements_are_asked_for_only_where_they_could_tell():
+def test_more_placements_are_requested_only_if_they_help():
     rules = InterleaveRules()
     scattered = confirm(at_clocks(blocks(0.03, placements=5, offset=0.03), 0.015))
     explained = confirm(at_clocks(blocks(0.0), 0.02))
@@ -160,7 +158,7 @@ def test_more_placements_are_asked_for_only_where_they_could_tell():
     assert not rules.is_decided(sometimes)
 
 
-def test_a_change_that_the_clocks_would_hide_or_make_is_hardly_ever_called():
+def test_clocks_cause_hardly_any_false_verdict():
     """Not more often than the bounds say: 1 of 100 on each side."""
     alarms = sum(
         confirm(at_clocks(blocks(0.0, offset=0.01, seed=seed), 0.02)).verdict is Verdict.SLOWER
@@ -170,7 +168,7 @@ def test_a_change_that_the_clocks_would_hide_or_make_is_hardly_ever_called():
     assert alarms <= 10
 
 
-def test_what_is_not_a_positive_number_is_left_out():
+def test_non_positive_times_are_left_out():
     comparison = blocks(0.0, placements=10)
     head = np.asarray(comparison.head_us).copy()
     head[[0, 5]] = [np.nan, 0.0]
@@ -180,11 +178,11 @@ def test_what_is_not_a_positive_number_is_left_out():
     assert (found.blocks, found.verdict) == (18, Verdict.SAME)
 
 
-def test_a_wrong_result_has_no_speed():
+def test_wrong_result_has_no_speed():
     assert confirm(replace(blocks(-0.5), correct=False)).verdict is Verdict.INCORRECT
 
 
-def test_the_same_machine_code_is_never_a_code_regression():
+def test_equal_machine_code_is_no_code_regression():
     found = confirm(replace(blocks(0.05), same_binary=True))
 
     assert (found.verdict, found.cause) == (Verdict.SLOWER, Cause.ENVIRONMENT)
@@ -195,7 +193,7 @@ def test_lengths_that_differ_are_refused():
         confirm(Comparison([1.0, 2.0], [1.0], [0, 0]))
 
 
-def test_a_night_of_many_comparisons_asks_more_of_each():
+def test_many_comparisons_need_smaller_p_values():
     weak = next(
         found
         for seed in range(200)
@@ -213,7 +211,7 @@ def test_a_night_of_many_comparisons_asks_more_of_each():
     assert night[-1].verdict is Verdict.SLOWER
 
 
-def test_a_night_without_data_stays_as_it_is():
+def test_night_without_data_is_unchanged():
     nothing = confirm(blocks(0.0, placements=2))
 
     assert confirm_together([nothing]) == (nothing,)
@@ -234,5 +232,5 @@ def test_a_night_without_data_stays_as_it_is():
         (0.005, 0.05, 0.05, Cause.NONE),
     ],
 )
-def test_the_anchors_tell_a_slow_kernel_from_a_slow_machine(kernel, floor, baseline, cause):
+def test_anchors_distinguish_code_and_machine(kernel, floor, baseline, cause):
     assert attribute(kernel, floor=floor, baseline=baseline) is cause

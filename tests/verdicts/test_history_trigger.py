@@ -1,4 +1,4 @@
-"""The cheap look at tonight's result, and the one at the last release."""
+"""Triggers: comparison of a result with its history, and with the last release."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def quiet(nights: int = 30, sigma: float = 0.002, seed: int = 2) -> np.ndarray:
 
 
 @pytest.mark.parametrize("latest", [102.0, 98.0])
-def test_a_change_of_2_percent_is_a_candidate_either_way(latest):
+def test_change_of_2_percent_is_a_candidate(latest):
     found = trigger(quiet(), latest)
 
     assert found.verdict is Verdict.CANDIDATE
@@ -21,7 +21,7 @@ def test_a_change_of_2_percent_is_a_candidate_either_way(latest):
     assert (found.z > 0) == (latest > 100)
 
 
-def test_scale_is_the_robust_one_and_never_below_its_floor():
+def test_scale_is_robust_and_has_a_floor():
     assert trigger([100.0] * 30, 100.3).scale == pytest.approx(0.002)
     assert trigger([100.0] * 30, 100.3).verdict is Verdict.SAME
     assert trigger([100.0] * 30, 100.5).verdict is Verdict.CANDIDATE
@@ -43,7 +43,7 @@ def test_noise_does_not_hide_2_percent():
     assert trigger(quiet(sigma=0.05), 100 * np.exp(0.08)).verdict is Verdict.CANDIDATE
 
 
-def test_a_step_onto_the_other_mode_is_seen_against_the_newest_nights():
+def test_step_to_the_other_mode_is_a_candidate():
     history = [121.0] * 20 + [108.0] * 10
 
     assert trigger(history, 121.0).verdict is Verdict.CANDIDATE
@@ -58,7 +58,7 @@ def test_no_history_or_no_result_is_no_data(history, latest):
 
 
 @pytest.mark.parametrize("nights", [1, 2, 3, 4])
-def test_a_few_results_tell_a_change_and_no_sigma(nights):
+def test_few_results_give_a_change_without_sigma(nights):
     history = [100.0, 100.1, 99.9, 100.2][:nights]
 
     assert trigger(history, 102.0).verdict is Verdict.CANDIDATE
@@ -66,7 +66,7 @@ def test_a_few_results_tell_a_change_and_no_sigma(nights):
     assert trigger(history, 101.0).verdict is Verdict.SAME
 
 
-def test_12_steps_of_0_4_percent_are_seen_from_the_last_release():
+def test_small_steps_since_the_release_are_detected():
     steps = np.concatenate([np.full(5, 1.004**step) for step in range(13)])
     history = quiet(steps.size) * steps
 
@@ -76,7 +76,7 @@ def test_12_steps_of_0_4_percent_are_seen_from_the_last_release():
     assert found.log_change == pytest.approx(12 * np.log(1.004), abs=0.005)
 
 
-def test_a_level_that_stayed_is_no_creep():
+def test_constant_level_is_no_creep():
     history = quiet(60)
 
     assert creep(history[:5], history[5:]).verdict is Verdict.SAME

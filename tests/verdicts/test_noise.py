@@ -18,7 +18,7 @@ def canaries(count, *, block=0.002, placement=0.004, shared=0.0, placements=6, b
         yield Comparison(base, base * np.exp(offsets + rng.normal(0, block, labels.size)), labels)
 
 
-def test_each_level_of_the_hierarchy_is_found():
+def test_noise_of_each_level_is_estimated():
     found = noise_levels(list(canaries(400, shared=0.01)))
 
     assert found.block == pytest.approx(0.002, rel=0.05)
@@ -26,14 +26,14 @@ def test_each_level_of_the_hierarchy_is_found():
     assert found.comparison == pytest.approx(0.01, rel=0.1)
 
 
-def test_what_nothing_shares_has_no_noise_of_its_own():
+def test_unshared_level_has_no_noise():
     found = noise_levels(list(canaries(400)))
 
     assert found.comparison < 0.001
     assert found.estimate == pytest.approx(0.004 / np.sqrt(6), rel=0.1)
 
 
-def test_one_in_a_hundred_canaries_exceeds_the_floor():
+def test_one_percent_of_canaries_exceed_the_floor():
     floor = noise_levels(list(canaries(400, shared=0.03))).noise_floor
     beyond = [
         np.log(c.head_us / c.base_us).mean() > floor for c in canaries(4000, shared=0.03, seed=2)
@@ -42,7 +42,7 @@ def test_one_in_a_hundred_canaries_exceeds_the_floor():
     assert np.mean(beyond) == pytest.approx(0.01, abs=0.005)
 
 
-def test_nine_in_ten_steps_of_the_smallest_size_exceed_the_floor():
+def test_ninety_percent_of_smallest_steps_exceed_the_floor():
     found = noise_levels(list(canaries(400, shared=0.03)))
     seen = [
         np.log(c.head_us / c.base_us).mean() + found.smallest_step > found.noise_floor
@@ -52,7 +52,7 @@ def test_nine_in_ten_steps_of_the_smallest_size_exceed_the_floor():
     assert np.mean(seen) == pytest.approx(0.9, abs=0.03)
 
 
-def test_a_process_that_is_bimodal_raises_the_floor_above_its_modes():
+def test_bimodal_process_raises_the_floor():
     def between(*modes):
         labels = np.repeat(np.arange(6), 2)
         return [Comparison(np.full(12, 108.0), np.full(12, mode), labels) for mode in modes]
@@ -60,7 +60,7 @@ def test_a_process_that_is_bimodal_raises_the_floor_above_its_modes():
     assert noise_levels(between(108.0, 121.0, 108.0, 121.0, 108.0, 108.0)).noise_floor > 0.12
 
 
-def test_a_quiet_series_still_shows_no_step_below_one_percent():
+def test_smallest_step_is_at_least_one_percent():
     assert noise_levels(list(canaries(10, placement=0.0))).smallest_step > np.log1p(0.01)
 
 
@@ -81,11 +81,11 @@ def test_few_canaries_give_no_floor(count):
     ],
     ids=["empty", "nan", "one placement"],
 )
-def test_nothing_to_judge_gives_nothing(comparison):
+def test_no_usable_block_gives_no_noise(comparison):
     assert noise_levels([comparison]) is None
 
 
-def test_one_block_a_placement_cannot_tell_blocks_from_placements():
+def test_single_block_per_placement_has_no_block_noise():
     found = noise_levels(list(canaries(400, blocks=1)))
 
     assert found.block is None
@@ -93,7 +93,7 @@ def test_one_block_a_placement_cannot_tell_blocks_from_placements():
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 30), (5, 20), (10, 10)])
-def test_at_the_ends_of_a_rate_s_interval_what_was_seen_is_a_2_5_percent_chance(hits, trials):
+def test_ends_of_a_proportion_interval_have_tail_probability(hits, trials):
     found = proportion_interval(hits, trials)
 
     assert found.estimate == hits / trials
@@ -104,6 +104,6 @@ def test_at_the_ends_of_a_rate_s_interval_what_was_seen_is_a_2_5_percent_chance(
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 0), (-1, 5), (6, 5)])
-def test_a_rate_of_nothing_is_refused(hits, trials):
+def test_proportion_without_trials_is_refused(hits, trials):
     with pytest.raises(ValueError, match="a rate needs"):
         proportion_interval(hits, trials)

@@ -42,7 +42,7 @@ def test_the_floor_is_used_the_next_night(session, record, compared):
     assert queries.alerts(session) == []
 
 
-def test_the_same_canaries_again_change_nothing(session, record, compared):
+def test_repeated_calibration_changes_nothing(session, record, compared):
     canaries(record, compared, 5)
     before = (queries.aa_calibration(session), queries.false_alarm_rates(session))
     canaries(record, compared, 5)
@@ -50,9 +50,7 @@ def test_the_same_canaries_again_change_nothing(session, record, compared):
     assert (queries.aa_calibration(session), queries.false_alarm_rates(session)) == before
 
 
-def test_a_canary_that_is_called_slower_is_a_false_alarm_though_nobody_hears_it(
-    session, record, compared
-):
+def test_slower_canary_is_a_false_alarm(session, record, compared):
     canaries(record, compared, 10, ratio=lambda night: 1.05 if night == 3 else 1.0)
 
     newest = queries.false_alarm_rates(session)[0]
@@ -64,7 +62,7 @@ def test_a_canary_that_is_called_slower_is_a_false_alarm_though_nobody_hears_it(
     assert queries.alerts(session) == []
 
 
-def test_the_rate_is_a_series_of_its_own(session, record, compared):
+def test_false_alarm_rate_is_stored_over_time(session, record, compared):
     canaries(record, compared, 3)
 
     rates = queries.false_alarm_rates(session)
@@ -72,7 +70,7 @@ def test_the_rate_is_a_series_of_its_own(session, record, compared):
     assert queries.false_alarm_rates(session, limit=1) == rates[:1]
 
 
-def test_what_could_not_be_judged_is_no_canary(session, record, compared):
+def test_unjudged_comparison_is_no_canary(session, record, compared):
     canaries(record, compared, 1, placements=2)
     canaries(record, compared, 1, first=2, correct=False)
 
@@ -80,7 +78,7 @@ def test_what_could_not_be_judged_is_no_canary(session, record, compared):
     assert queries.false_alarm_rates(session) == []
 
 
-def test_old_canaries_are_forgotten(session, record, compared):
+def test_old_canaries_do_not_count(session, record, compared):
     canaries(record, compared, 2)
     record(compared("flexq-w6a6", base=3, head=3), night=WINDOW.days + 2)
 
@@ -88,7 +86,7 @@ def test_old_canaries_are_forgotten(session, record, compared):
     assert queries.false_alarm_rates(session)[0].canaries == 2
 
 
-def test_two_commits_teach_nothing_about_noise(session, record, compared):
+def test_comparison_of_two_commits_is_no_canary(session, record, compared):
     record(compared("flexq-w6a6"))
 
     assert queries.aa_calibration(session) == []

@@ -1,4 +1,4 @@
-"""Every pattern is told from the others, on made series."""
+"""Classification of made series by pattern."""
 
 from __future__ import annotations
 
@@ -17,13 +17,31 @@ def quiet(count: int = 60, sigma: float = 0.003, seed: int = 3) -> np.ndarray:
     return 100 * np.exp(sigma * np.random.default_rng(seed).standard_normal(count))
 
 
-def test_a_quiet_series_is_steady():
-    found = classify(nights(quiet()))
+@pytest.mark.parametrize(
+    ("factors", "pattern", "index"),
+    [
+        ([], Pattern.STEADY, None),
+        ([(slice(40, None), 1.03)], Pattern.STEP, 40),
+        ([(slice(20, None), 1.03), (slice(45, None), 1.03)], Pattern.STEP, 45),
+        ([(slice(start, None), 1.03) for start in (15, 30, 45)], Pattern.STEP, 45),
+        ([(slice(30, 31), 1.2)], Pattern.SPIKE, 30),
+        ([(slice(30, 32), 1.2)], Pattern.SPIKE, 31),
+        ([(slice(None), np.exp(np.linspace(0, 0.05, 60)))], Pattern.DRIFT, None),
+        ([(slice(None), np.exp(-np.linspace(0, 0.05, 60)))], Pattern.DRIFT, None),
+    ],
+    ids=["quiet", "step", "two steps", "three steps", "night", "two nights", "rise", "fall"],
+)
+def test_pattern_follows_the_change_of_the_values(factors, pattern, index):
+    values = quiet()
+    for place, factor in factors:
+        values[place] *= factor
 
-    assert (found.pattern, found.index, found.missing) == (Pattern.STEADY, None, ())
+    found = classify(nights(values))
+
+    assert (found.pattern, found.index, found.missing) == (pattern, index, ())
 
 
-def test_a_level_that_changes_with_the_device_is_no_step():
+def test_level_that_changes_with_the_device_is_no_step():
     values = quiet()
     values[30:] *= 1.03
     devices = ["one"] * 30 + ["other"] * 30
@@ -35,42 +53,7 @@ def test_a_level_that_changes_with_the_device_is_no_step():
     assert (back.pattern, back.index) == (Pattern.STEP, 30)
 
 
-def test_a_step_is_one_from_where_it_begins():
-    values = quiet()
-    values[40:] *= 1.03
-
-    found = classify(nights(values))
-
-    assert (found.pattern, found.index) == (Pattern.STEP, 40)
-
-
-@pytest.mark.parametrize("last", [1, 2])
-def test_one_or_two_nights_that_come_back_are_a_spike(last):
-    values = quiet()
-    values[30 : 30 + last] *= 1.2
-
-    assert classify(nights(values)).pattern is Pattern.SPIKE
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_what_creeps_is_a_drift_and_no_step(sign):
-    values = quiet() * np.exp(sign * np.linspace(0, 0.05, 60))
-
-    assert classify(nights(values)).pattern is Pattern.DRIFT
-
-
-@pytest.mark.parametrize("steps", [(20, 45), (15, 30, 45)])
-def test_several_steps_the_same_way_are_no_drift(steps):
-    values = quiet()
-    for at in steps:
-        values[at:] *= 1.03
-
-    found = classify(nights(values))
-
-    assert (found.pattern, found.index) == (Pattern.STEP, steps[-1])
-
-
-def test_a_step_that_the_clock_explains_is_a_clock_drop():
+def test_step_explained_by_the_clock_is_a_clock_drop():
     values, clocks = quiet(), np.full(60, 1980.0)
     values[40:] *= 1.1
     clocks[40:] /= 1.1
@@ -79,7 +62,7 @@ def test_a_step_that_the_clock_explains_is_a_clock_drop():
     assert classify(nights(values, clocks_mhz=np.full(60, 1980.0))).pattern is Pattern.STEP
 
 
-def test_a_clock_drop_is_known_in_its_first_night():
+def test_clock_drop_is_detected_in_its_first_night():
     values, clocks = quiet(), np.full(60, 1980.0)
     values[-1] *= 1.2
     clocks[-1] /= 1.2
@@ -89,7 +72,7 @@ def test_a_clock_drop_is_known_in_its_first_night():
     assert (found.pattern, found.index) == (Pattern.CLOCK_DROP, 59)
 
 
-def test_another_driver_opens_an_epoch_and_is_no_step():
+def test_change_of_driver_is_an_epoch():
     values, epochs = quiet(), np.zeros(60)
     values[40:] *= 1.05
     epochs[40:] = 1
@@ -99,12 +82,12 @@ def test_another_driver_opens_an_epoch_and_is_no_step():
     assert (fresh.pattern, fresh.index) == (Pattern.NEW_EPOCH, 40)
 
 
-def test_a_renamed_kernel_is_a_new_series_without_a_verdict():
+def test_single_night_is_a_new_series():
     assert classify(nights(quiet(1))).pattern is Pattern.NEW_SERIES
     assert classify(nights(quiet(0))).pattern is Pattern.NEW_SERIES
 
 
-def test_missing_nights_are_named_and_no_change():
+def test_missing_nights_are_listed():
     days = np.concatenate([np.arange(20), np.arange(23, 62), [63]])
 
     found = classify(nights(quiet(), days=days))

@@ -1,4 +1,4 @@
-"""Kernels of two speeds: each mode is compared with itself, and how many are slow is judged."""
+"""Kernels with two speeds: comparison within a mode, and of the number of slow processes."""
 
 from __future__ import annotations
 
@@ -30,39 +30,46 @@ def comparison(
 
 
 @pytest.mark.parametrize("shift", [0.02, 0.03, 0.05])
-def test_a_step_of_both_speeds_is_found_between_processes_of_the_same_speed(shift):
+def test_step_of_both_speeds_is_detected(shift):
     found = [confirm(comparison(seed, shift=shift)) for seed in range(50)]
 
-    assert sum(one.verdict is Verdict.SLOWER for one in found) >= 48
-    assert np.median([one.log_ratio for one in found]) == pytest.approx(shift, abs=0.002)
+    assert sum(confirmation.verdict is Verdict.SLOWER for confirmation in found) >= 48
+    assert np.median([confirmation.log_ratio for confirmation in found]) == pytest.approx(
+        shift, abs=0.002
+    )
     assert "two speeds 1" in found[0].reason
 
 
-def test_two_speeds_alone_are_no_difference():
+def test_two_speeds_alone_are_no_change():
     found = [confirm(comparison(seed)).verdict for seed in range(200)]
 
     assert found.count(Verdict.SAME) >= 195
     assert found.count(Verdict.SLOWER) + found.count(Verdict.FASTER) == 0
 
 
-def test_more_slow_processes_are_slower_though_each_speed_stayed():
+def test_more_slow_processes_are_slower():
     found = [confirm(comparison(seed, slow=(0.1, 0.95))) for seed in range(20)]
 
-    assert sum(one.verdict is Verdict.SLOWER for one in found) >= 17
-    assert sum(one.verdict is Verdict.FASTER for one in found) == 0
-    assert any("of 12 of head" in one.reason for one in found)
+    assert sum(confirmation.verdict is Verdict.SLOWER for confirmation in found) >= 17
+    assert sum(confirmation.verdict is Verdict.FASTER for confirmation in found) == 0
+    assert any("of 12 of head" in confirmation.reason for confirmation in found)
 
 
-def test_more_slow_processes_are_not_slower_where_the_mean_changes_by_less_than_counts():
+def test_more_slow_processes_with_a_small_change_are_not_slower():
     found = [
         confirm(comparison(seed, slow=(0.2, 0.95), gap=0.0115, scatter=0.0004))
         for seed in range(20)
     ]
 
     assert all(
-        one.log_ratio >= one.smallest_change for one in found if one.verdict is Verdict.SLOWER
+        confirmation.log_ratio >= confirmation.smallest_change
+        for confirmation in found
+        if confirmation.verdict is Verdict.SLOWER
     )
-    assert any(one.modes is not None and one.modes.p_value < 0.001 for one in found)
+    assert any(
+        confirmation.modes is not None and confirmation.modes.p_value < 0.001
+        for confirmation in found
+    )
 
 
 @pytest.mark.parametrize("slow", [(0.0, 1.0), (0.0, 0.0)])
@@ -80,7 +87,7 @@ def test_noise_of_one_speed_has_no_modes():
     assert sum(process_modes(base, head) is not None for base, head in drawn) <= 1
 
 
-def test_the_noise_floor_of_two_speeds_is_that_of_one_of_them():
+def test_noise_floor_of_two_speeds_is_within_a_mode():
     levels = noise_levels([comparison(seed) for seed in range(6)])
 
     assert levels is not None
@@ -98,15 +105,19 @@ def test_two_stray_processes_are_no_mode():
 
 
 @pytest.mark.parametrize("sigma", [0.002, 0.005])
-def test_heavy_tails_make_no_modes_that_differ(sigma):
+def test_heavy_tails_are_no_modes(sigma):
     rng = np.random.default_rng(9)
     drawn = sigma / 1.5 * rng.standard_t(2, (4000, 2, 6))
     pairs = np.repeat(np.arange(6), 2)
 
     found = [
-        confirm(Comparison(*(100 * np.exp(np.repeat(side, 2)) for side in one), pairs))
-        for one in drawn
+        confirm(Comparison(*(100 * np.exp(np.repeat(side, 2)) for side in sides), pairs))
+        for sides in drawn
     ]
 
-    sure = [one for one in found if one.p_value < 1e-4 and abs(one.log_ratio) > 0.01]
+    sure = [
+        confirmation
+        for confirmation in found
+        if confirmation.p_value < 1e-4 and abs(confirmation.log_ratio) > 0.01
+    ]
     assert len(sure) <= 1

@@ -1,4 +1,4 @@
-"""A stored verdict is computed again from its evidence, to the bit."""
+"""Recomputation of stored verdicts from their evidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from flexq_bench.db import queries
 from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.queries.verdicts import Decision, DecisionEvidence
-from flexq_bench.measure.ab.case_comparison import InterleaveRules
+from flexq_bench.measure.ab.rules import InterleaveRules
 from flexq_bench.verdicts import Comparison, Evidence, alert_rule, judge_evidence, judge_together
 from flexq_bench.verdicts.evidence_plot import Panel, terminal_plot, write_png
 from flexq_bench.verdicts.recompute import recompute
@@ -25,7 +25,7 @@ ODD = Comparison(
 )
 
 
-def test_evidence_survives_json_bit_for_bit():
+def test_evidence_is_unchanged_by_json():
     evidence = Evidence("case", ODD, beside=(0.1, 2e-300), floor=-0.0, detail="why")
 
     back = Evidence.from_dict(json.loads(json.dumps(evidence.as_dict(), allow_nan=False)))
@@ -33,7 +33,7 @@ def test_evidence_survives_json_bit_for_bit():
     assert repr(back) == repr(evidence)
 
 
-def test_every_verdict_of_an_alert_agrees_with_its_evidence(session, record, compared):
+def test_recomputed_verdicts_agree(session, record, compared):
     night = record(
         compared("flexq-w6a6", 1.05),
         compared("flexq-w6a8", 1.02, noise=0.004),
@@ -45,10 +45,10 @@ def test_every_verdict_of_an_alert_agrees_with_its_evidence(session, record, com
     found = recompute(session, night.opened[0])
 
     assert len(found) >= 2
-    assert [one.differences for one in found] == [()] * len(found)
+    assert [recomputed.differences for recomputed in found] == [()] * len(found)
 
 
-def test_a_night_s_other_comparisons_are_part_of_the_evidence(compared):
+def test_other_comparisons_of_the_night_are_evidence(compared):
     candidate = compared("flexq-w6a6", 1.014, noise=0.009)
     quiet = [compared("cublas-fp16", shape=(m, 256, 256)) for m in range(1, 40)]
 
@@ -60,7 +60,7 @@ def test_a_night_s_other_comparisons_are_part_of_the_evidence(compared):
     assert "among 40 comparisons" in judge_evidence(beside.evidence).reason
 
 
-def test_canaries_are_judged_among_themselves(compared):
+def test_canaries_are_judged_separately(compared):
     candidate = compared("flexq-w6a6", 1.014, noise=0.009)
     canaries = [compared("cublas-fp16", shape=(m, 256, 256), head=1) for m in range(1, 40)]
 
@@ -71,14 +71,14 @@ def test_canaries_are_judged_among_themselves(compared):
     assert found.confirmation.verdict == "slower"
 
 
-def test_a_known_noise_floor_hides_what_is_below_it(compared):
+def test_change_below_a_known_noise_floor_is_same(compared):
     (found,) = judge_together([compared("flexq-w6a6", 1.05)], noise_floors=[0.1], weight_bits=[6])
 
     assert found.confirmation.verdict == "same"
     assert found.evidence.comparison.noise_floor == 0.1
 
 
-def test_each_look_has_its_share_of_false_verdicts():
+def test_looks_share_the_false_discovery_rate():
     assert InterleaveRules().rate == alert_rule.RATE_OF_ONE_LOOK
 
 
@@ -98,7 +98,7 @@ def stored(session, alert):
         ({"parameters": {"confidence": 0.5}}, "confidence was 0.5"),
     ],
 )
-def test_a_verdict_that_was_tampered_with_is_noticed(session, record, compared, change, says):
+def test_changed_verdict_is_detected(session, record, compared, change, says):
     (alert,) = record(compared("flexq-w6a6", 1.05)).opened
     row = stored(session, alert)
     for name, value in change.items():
@@ -110,7 +110,7 @@ def test_a_verdict_that_was_tampered_with_is_noticed(session, record, compared, 
     assert any(says in difference for difference in found.differences), found.differences
 
 
-def test_the_last_bit_of_a_verdict_counts(session, record, compared):
+def test_change_of_the_last_bit_is_detected(session, record, compared):
     (alert,) = record(compared("flexq-w6a6", 1.05)).opened
     row = stored(session, alert)
     row.log_ratio = math.nextafter(row.log_ratio, 1)
@@ -121,7 +121,7 @@ def test_the_last_bit_of_a_verdict_counts(session, record, compared):
     assert [d.partition(" ")[0] for d in found.differences] == ["log_ratio"]
 
 
-def test_changed_evidence_is_noticed_by_its_hash(session, record, compared):
+def test_changed_evidence_is_detected_by_its_hash(session, record, compared):
     import zlib
 
     (alert,) = record(compared("flexq-w6a6", 1.05)).opened
@@ -138,7 +138,7 @@ def test_changed_evidence_is_noticed_by_its_hash(session, record, compared):
     assert "the input hash differs" in found.differences[0]
 
 
-def test_evidence_that_is_gone_or_is_no_evidence_is_said(session, record, compared):
+def test_missing_or_invalid_evidence_is_reported(session, record, compared):
     import zlib
 
     (alert,) = record(compared("flexq-w6a6", 1.05)).opened
@@ -158,7 +158,7 @@ def panel(compared):
     return Panel("flexq-w6a6", found.evidence.comparison, found.confirmation)
 
 
-def test_the_terminal_shows_every_placement_on_its_side_of_no_change(panel):
+def test_terminal_plot_shows_every_placement(panel):
     head, *rows, estimate = (line.plain for line in terminal_plot(panel))
 
     assert len(rows) == 6
@@ -168,14 +168,14 @@ def test_the_terminal_shows_every_placement_on_its_side_of_no_change(panel):
     assert "+5.0" in estimate
 
 
-def test_nothing_to_draw_is_said(panel):
+def test_empty_comparison_is_reported(panel):
     empty = replace(panel, comparison=Comparison((), (), ()))
 
     assert [line.plain for line in terminal_plot(empty)] == ["no block that may be compared"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_the_png_has_a_panel_a_verdict(tmp_path, panel, count):
+def test_png_has_a_panel_per_verdict(tmp_path, panel, count):
     from PIL import Image
 
     write_png(tmp_path / "out.png", [panel] * count)

@@ -1,4 +1,4 @@
-"""A verdict is about the series that the measured times are in."""
+"""Series of verdicts and of measured times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flexq_bench.workloads.gemm import GemmWorkload
 
 
 @pytest.mark.parametrize("label", ["flexq-w6a6", "read-6"])
-def test_a_verdict_and_a_measurement_of_a_case_share_a_series(commits, sha, label):
+def test_verdict_and_measurement_share_a_series(commits, sha, label):
     meter = Meter("cpu", seed=0)
     case = Case(label, GemmWorkload(1, 32, 128))
     run = new_run("smoke", "manual", [case.key])
@@ -28,7 +28,7 @@ def test_a_verdict_and_a_measurement_of_a_case_share_a_series(commits, sha, labe
     assert Machine("cpu", meter.device_info).series_of(case) == series_identity(record)
 
 
-def test_the_series_of_another_project_are_its_own(commits, sha):
+def test_series_of_another_project_are_separate(commits, sha):
     meter = Meter("cpu", seed=0)
     case = Case("empty", GemmWorkload(1, 1, 1))
     run = new_run("acme.tiny", "manual", [case.key])

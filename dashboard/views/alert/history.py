@@ -18,7 +18,7 @@ from flexq_bench.dashboard.shared.history_frame import history_frame
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import AlertRow, DecisionRow, HistoryPoint, SeriesName
-from flexq_bench.stats import change_points
+from flexq_bench.stats.change_points import change_points
 from flexq_bench.stats.level_model import FEWEST_POINTS
 from flexq_bench.stats.steps import HISTORY_RULES
 

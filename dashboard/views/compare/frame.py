@@ -18,7 +18,8 @@ from flexq_bench.results.stored_comparison import (
     compare_stored,
 )
 from flexq_bench.results.stored_noise import StoredNoise
-from flexq_bench.stats import Interval, geometric_mean, with_run_noise
+from flexq_bench.stats import Interval, geometric_mean
+from flexq_bench.stats.run_noise import with_run_noise
 from flexq_bench.verdicts import Verdict
 from flexq_bench.workloads.case import kernel_label
 

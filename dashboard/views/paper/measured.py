@@ -11,8 +11,9 @@ from flexq_bench.db.queries import DecodeRow, ResultRow, ScoreRow
 from flexq_bench.db.reference_store import ReferenceInfo
 from flexq_bench.results.stored_comparison import bases_of, level_ratio, newest_of_cases
 from flexq_bench.results.stored_noise import StoredNoise
-from flexq_bench.stats import Interval, geometric_mean, ratio_interval, with_run_noise
+from flexq_bench.stats import Interval, geometric_mean, ratio_interval
 from flexq_bench.stats.baseline import time_of
+from flexq_bench.stats.run_noise import with_run_noise
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.suites import load_suite

@@ -3,23 +3,15 @@
 Each commit runs in worker processes with its own worktree; two kernels run in one process.
 """
 
-from flexq_bench.measure.ab.case_comparison import (
-    Block,
-    CaseComparison,
-    Comparer,
-    InterleaveRules,
-    Suffices,
-    confirm_comparisons,
-)
+from flexq_bench.measure.ab.blocks import Block
 from flexq_bench.measure.ab.commits import compare_commits, compare_trees
 from flexq_bench.measure.ab.judged import compare_judged
 from flexq_bench.measure.ab.kernels import compare_kernels
 from flexq_bench.measure.ab.projects import compare_judged_project, compare_project
+from flexq_bench.measure.ab.rules import InterleaveRules, Suffices, confirm_comparisons
 
 __all__ = [
     "Block",
-    "CaseComparison",
-    "Comparer",
     "InterleaveRules",
     "Suffices",
     "compare_commits",

@@ -2,14 +2,75 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flexq_bench.measure.ab.case_comparison import Block, SampleBatch
+from flexq_bench.measure.sampling import location
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.workloads.case import Case
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBatch:
+    """Consecutive samples of one side: microseconds per launch, in order.
+
+    mhz: SM clock, mean of before and after; None: not available. valid: the clock was high enough
+    throughout. trim: of the protocol by which they were taken.
+    """
+
+    samples_us: tuple[float, ...]
+    mhz: float | None
+    valid: bool
+    trim: float | None = None
+
+    @property
+    def time_us(self) -> float:
+        """Trimmed mean, or median, of the batch; NaN if it does not count."""
+        return location(self.samples_us, self.trim) if self.valid else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Two sample batches of each side in the order ABBA: the outer ones are of the same side.
+
+    process: number of the pair of processes. placement: number of the placement in that pair.
+    """
+
+    process: int
+    placement: int
+    base: tuple[SampleBatch, SampleBatch]
+    head: tuple[SampleBatch, SampleBatch]
+
+    @property
+    def base_us(self) -> float:
+        return _mean(batch.time_us for batch in self.base)
+
+    @property
+    def head_us(self) -> float:
+        return _mean(batch.time_us for batch in self.head)
+
+    @property
+    def base_mhz(self) -> float | None:
+        return _clock(self.base)
+
+    @property
+    def head_mhz(self) -> float | None:
+        return _clock(self.head)
+
+
+def _mean(values: Iterator[float]) -> float:
+    return statistics.fmean(values)
+
+
+def _clock(batches: tuple[SampleBatch, SampleBatch]) -> float | None:
+    clocks = [batch.mhz for batch in batches if batch.mhz is not None]
+    return statistics.fmean(clocks) if len(clocks) == len(batches) else None
+
+
+OnBlock = Callable[[Case, Block], None]
 
 
 class Worker(Protocol):
@@ -159,14 +220,14 @@ def run_alone(side: CaseSide, worker: Worker, *, placements: int, blocks: int) -
 @contextmanager
 def _released(sides: list[tuple[CaseSide, Worker]]) -> Iterator[None]:
     """Let workers free the memory of a case at the end. An interrupted one may never reply."""
-    held = sides
+    is_interrupted = False
     try:
         yield
     except KeyboardInterrupt:
-        held = []
+        is_interrupted = True
         raise
     finally:
-        for side, worker in held:
+        for side, worker in () if is_interrupted else sides:
             side.release(worker)
 
 
@@ -175,13 +236,13 @@ def _block(
     inner: tuple[CaseSide, Worker],
     pair: CasePair,
     process: int,
-    at: int,
+    placement: int,
 ) -> Block:
     first, second = outer[0].sample(outer[1]), inner[0].sample(inner[1])
     third, fourth = inner[0].sample(inner[1]), outer[0].sample(outer[1])
     if outer[0] is pair.base:
-        return Block(process, at, base=(first, fourth), head=(second, third))
-    return Block(process, at, base=(second, third), head=(first, fourth))
+        return Block(process, placement, base=(first, fourth), head=(second, third))
+    return Block(process, placement, base=(second, third), head=(first, fourth))
 
 
 def _check_memory(sides: list[tuple[CaseSide, Worker]]) -> None:

@@ -7,33 +7,35 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError
 from flexq_bench.kernels.external.sources import KernelSource
-from flexq_bench.measure.ab.blocks import CasePair, CaseSide, measure_blocks, run_alone
-from flexq_bench.measure.ab.case_comparison import (
+from flexq_bench.measure.ab.blocks import (
     Block,
-    CaseComparison,
-    InterleaveRules,
+    CasePair,
+    CaseSide,
     OnBlock,
-    OnResult,
+    measure_blocks,
+    run_alone,
 )
 from flexq_bench.measure.ab.looks import look_by_look
+from flexq_bench.measure.ab.rules import InterleaveRules, OnResult
 from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.ab.worker_pairs import WorkerPairs, Workers, can_start_beside
+from flexq_bench.measure.device import device_info
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.external_kernels import adopted, options_of
-from flexq_bench.measure.local_devices import device_info
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
-from flexq_bench.verdicts import Comparison, confirm
+from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
 from flexq_bench.verdicts.confirmation import CORRECTED
 from flexq_bench.workloads.case import Case
 
 Identity = dict[str, Any]
+_DEFAULT_RULES = InterleaveRules()
 # This many cases share the start of a pair of processes; an interrupted comparison loses them.
-_TOGETHER = 16
+_MAX_GROUP_CASES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,17 @@ class Side:
         return options_of(sources)
 
 
+class Options(TypedDict, total=False):
+    """Options of every comparison; see ABExperiment."""
+
+    device: str
+    seed: int
+    rules: InterleaveRules
+    on_result: OnResult | None
+    on_block: OnBlock | None
+    command: Sequence[str] | None
+
+
 def trusted_pair(base: Case, head: Case) -> CasePair:
     """A pair of cases whose workers are trusted."""
     return CasePair(CaseSide("base", base), CaseSide("head", head))
@@ -72,7 +85,8 @@ class ABExperiment:
     """An interleaved A/B measurement (ABBA) of two sides on one device.
 
     one_process: both run in the same worker. command: of a worker, without its options; None: the
-    one of each side's tree. pair: creates the CasePair that measures a pair of cases, base's and
+    one of each side's tree. on_result, on_block: called with each result and each block as it
+    comes. pair: creates the CasePair that measures a pair of cases, base's and
     head's. starts_ahead: the next pair of workers starts while one measures; None: where that does
     not disturb it. False for code that is not trusted: it could run while the other side is
     measured.
@@ -80,8 +94,8 @@ class ABExperiment:
 
     base: Side
     head: Side
-    rules: InterleaveRules
-    device: str
+    rules: InterleaveRules = _DEFAULT_RULES
+    device: str = "cuda"
     seed: int = 0
     one_process: bool = False
     command: Sequence[str] | None = None
@@ -115,7 +129,10 @@ class ABExperiment:
         self, worker_pairs: WorkerPairs, pairs: Sequence[CasePair], processes: int
     ) -> None:
         """Measure cases in fresh pairs of processes until each has been in this many."""
-        groups = [pairs[start : start + _TOGETHER] for start in range(0, len(pairs), _TOGETHER)]
+        groups = [
+            pairs[start : start + _MAX_GROUP_CASES]
+            for start in range(0, len(pairs), _MAX_GROUP_CASES)
+        ]
         rounds = [
             (group, process)
             for group in groups
@@ -144,7 +161,7 @@ class ABExperiment:
         """
         placements = self.rules.processes * self.rules.placements
         with ExitStack() as stack:
-            worker = self._worker(stack, self.base)
+            worker = self.worker(stack, self.base)
             worker.request_identity()
             worker.check_identity()
             for position, pair in enumerate(pairs):
@@ -178,10 +195,10 @@ class ABExperiment:
             for worker in workers:
                 stack.callback(worker.finish)  # before either is waited for
             # Those of older commits open the device as they start, whatever measures there.
-            workers_wait = all(one.get("waits_for_request", False) for one in identities)
+            workers_wait = all(identity.get("waits_for_request", False) for identity in identities)
             if workers_wait and not is_last and self._starts_ahead():
                 worker_pairs.start_ahead()
-            kernels, of_head = (one.get("kernels", "") for one in identities)
+            kernels, of_head = (identity.get("kernels", "") for identity in identities)
             same_kernels = kernels == of_head != ""
             for position, pair in enumerate(pairs):
                 pair.same_kernel = same_kernels and pair.base.case == pair.head.case
@@ -209,9 +226,9 @@ class ABExperiment:
         return can_start_beside(self.device) if self.starts_ahead is None else self.starts_ahead
 
     def _start(self, stack: ExitStack) -> Workers:
-        base = self._worker(stack, self.base)
+        base = self.worker(stack, self.base)
         with _blamed_on_its_code():
-            head = base if self.one_process else self._worker(stack, self.head)
+            head = base if self.one_process else self.worker(stack, self.head)
         return base, head
 
     def _checked(self, base: WorkerProcess, head: WorkerProcess) -> tuple[Identity, Identity]:
@@ -232,7 +249,8 @@ class ABExperiment:
             )
         return first, second
 
-    def _worker(self, stack: ExitStack, side: Side) -> WorkerProcess:
+    def worker(self, stack: ExitStack, side: Side) -> WorkerProcess:
+        """Start a worker of a side, which the stack ends."""
         name = "the worker" if self.one_process else side.short_name
         command = worker_command(side.tree) if self.command is None else self.command
         worker = WorkerProcess(
@@ -281,7 +299,10 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
     is_unknown = bool(pair.failure and base.wrong and not head.wrong)
     blocks = [] if is_unknown else pair.blocks
     placements = sorted({(block.process, block.placement) for block in blocks})
-    labels = {at: at[0] if by_process else number for number, at in enumerate(placements)}
+    labels = {
+        placement: placement[0] if by_process else number
+        for number, placement in enumerate(placements)
+    }
     base_mhz = tuple(block.base_mhz for block in blocks if block.base_mhz is not None)
     head_mhz = tuple(block.head_mhz for block in blocks if block.head_mhz is not None)
     all_known = len(base_mhz) == len(head_mhz) == len(blocks)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 from flexq_bench.errors import MissingResultsError
-from flexq_bench.measure.ab.case_comparison import CaseComparison, InterleaveRules, OnBlock
-from flexq_bench.measure.ab.experiment import ABExperiment, Side
-from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
-from flexq_bench.measure.ab.judged_tree import JudgedTree, judged_tree
+from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
+from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
+from flexq_bench.measure.ab.judged_tree import judged_tree
 from flexq_bench.measure.ab.revisions import resolve_pair
-from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.worker_messages import JUDGED_VERSION
-from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
+from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.repository.worktrees import repository_of, worktree
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
-
-_DEFAULT_RULES = InterleaveRules()
 
 
 def compare_judged(
@@ -30,12 +27,7 @@ def compare_judged(
     base: str,
     head: str,
     cases: Sequence[Case],
-    *,
-    device: str = "cuda",
-    seed: int = 0,
-    rules: InterleaveRules = _DEFAULT_RULES,
-    on_block: OnBlock | None = None,
-    command: Sequence[str] | None = None,
+    **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
     """Compare base with an unreviewed head; see compare_commits.
 
@@ -48,7 +40,7 @@ def compare_judged(
     first, second = resolve_pair(repository, base, head)
     tree = judged_tree(repository, first.commit, second.commit)
     with ExitStack() as stack:
-        judge = JudgingDevice.on(device, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        judge = stack.enter_context(judging_device(options.get("device", "cuda")))
         folder = stack.enter_context(worktree(repository, first.commit))
         sides = (
             Side(first.name, folder, stack.enter_context(clean_environment())),
@@ -58,17 +50,9 @@ def compare_judged(
                 stack.enter_context(clean_environment()),
             ),
         )
-        _check_workers(sides, tree, device, rules, command)
+        _check_workers(ABExperiment(*sides, **options))
         steady = Side(second.name, folder, stack.enter_context(clean_environment()))
-        experiment = partial(
-            ABExperiment,
-            rules=rules,
-            device=device,
-            seed=seed,
-            command=command,
-            on_block=on_block,
-            starts_ahead=False,
-        )
+        experiment = partial(ABExperiment, **options, starts_ahead=False)
         pair = partial(judged_pair, judge=judge, believes_binary=not tree.runs_code_of_head)
         probes = [(case, case) for case in cases if is_probe(case.kernel)]
         kernels = [(case, case) for case in cases if not is_probe(case.kernel)]
@@ -76,19 +60,11 @@ def compare_judged(
         yield from experiment(*sides, pair=pair).compare(kernels)
 
 
-def _check_workers(
-    sides: tuple[Side, Side],
-    tree: JudgedTree,
-    device: str,
-    rules: InterleaveRules,
-    command: Sequence[str] | None,
-) -> None:
+def _check_workers(experiment: ABExperiment) -> None:
     """Raise MissingResultsError unless base's program starts, judges and runs head's code."""
-    base, head = sides
+    base, head = experiment.base, experiment.head
     with ExitStack() as stack:  # both start at the same time, which takes as long as one
-        first, second = (
-            stack.enter_context(_worker(side, device, rules, command)) for side in sides
-        )
+        first, second = (experiment.worker(stack, side) for side in (base, head))
         first.request_identity()
         second.request_identity()
         if first.check_identity().get("judged") != JUDGED_VERSION:
@@ -104,16 +80,3 @@ def _check_workers(
                 "changes what both share, have it reviewed and measure each by its own "
                 "(--trust-head)"
             ) from error
-
-
-def _worker(
-    side: Side, device: str, rules: InterleaveRules, command: Sequence[str] | None
-) -> WorkerProcess:
-    program = worker_command(side.tree) if command is None else command
-    return WorkerProcess(
-        side.short_name,
-        side.tree,
-        (*program, "--device", device, "--seed", "0", *side.options),
-        timeout_s=rules.timeout_s,
-        environment=side.environment,
-    )

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import secrets
 import statistics
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,7 @@ import torch
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.reference import reference_of
 from flexq_bench.kernels.registry import resolve
-from flexq_bench.measure.ab.blocks import CasePair, CaseSide, Worker
-from flexq_bench.measure.ab.case_comparison import SampleBatch
+from flexq_bench.measure.ab.blocks import CasePair, CaseSide, SampleBatch, Worker
 from flexq_bench.measure.ab.given_inputs import read_output, write_inputs
 from flexq_bench.measure.check import check_linear, judge_error
 from flexq_bench.measure.clocks import draw_kept
@@ -38,16 +38,16 @@ from flexq_bench.workloads.gemm import GemmWorkload
 
 # Checked elements of each turn's output: a kernel that leaves out 1 % of the columns passes one
 # turn in a hundred thousand.
-_ROWS, _COLUMNS = 64, 1024
+_MAX_CHECKED_ROWS, _MAX_CHECKED_COLUMNS = 64, 1024
 # Part of a turn by which head's overhead may exceed base's: nearly all honest turns differ by less,
 # in spite of the scheduler.
-TOLERATED = 0.05
-_CHANCE = 1e-3
-_FEWEST_TURNS = 12
-_CLOCKS_DIFFER = 1.01  # ratio of the clocks of this process and of a GPU
+MAX_EXCESS_OVERHEAD = 0.05
+_MAX_P_VALUE = 1e-3
+_MIN_TURNS = 12
+_MAX_CLOCK_RATIO = 1.01  # ratio of the clocks of this process and of a GPU
 # One in this many placements, drawn at random, has its whole result checked, and so has the first.
 # This takes longer than the placement's samples, of which some elements are always checked.
-_WHOLE_OF = 4
+_PLACEMENTS_PER_WHOLE_CHECK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,6 @@ class JudgingDevice:
     protocol: Protocol
     sensor: Sensor
     folder: Path
-
-    @classmethod
-    def on(cls, device: str, folder: Path) -> JudgingDevice:
-        """The judging device of this name. Raises DeviceError if this machine has none."""
-        torch_device = find_device(device)
-        if torch_device.type == "cpu":
-            return cls(torch_device, PROTOCOL_CPU, NoSensor(), folder)
-        nvml = open_handle(torch_device)
-        return cls(torch_device, PROTOCOL_CUDA, NvmlSensor(nvml) if nvml else NoSensor(), folder)
 
     @property
     def untimed_samples(self) -> int:
@@ -83,6 +74,17 @@ class JudgingDevice:
         kernel = resolve(case.label, "cpu" if self.device.type == "cpu" else "cuda")
         assert isinstance(kernel, LinearKernel)  # probes have no inputs, and run base's code
         return kernel
+
+
+@contextmanager
+def judging_device(name: str) -> Iterator[JudgingDevice]:
+    """The judging device of this name. Raises DeviceError if this machine has none."""
+    device = find_device(name)
+    is_cpu = device.type == "cpu"
+    nvml = None if is_cpu else open_handle(device)
+    sensor = NvmlSensor(nvml) if nvml else NoSensor()
+    with tempfile.TemporaryDirectory() as folder:
+        yield JudgingDevice(device, PROTOCOL_CPU if is_cpu else PROTOCOL_CUDA, sensor, Path(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class JudgedSide(CaseSide):
         return turn
 
     def leave(self, worker: Worker) -> None:
-        if not self._is_checked or secrets.randbelow(_WHOLE_OF) == 0:
+        if not self._is_checked or secrets.randbelow(_PLACEMENTS_PER_WHOLE_CHECK) == 0:
             self.wrong = self.wrong or self._wrong_result(worker)
             self._is_checked = True
         super().leave(worker)
@@ -173,7 +175,7 @@ class JudgedSide(CaseSide):
             telemetry.note(began, ended)
         samples, launches = self._read_reply(reply)
         whole_s, timed_s = ended - began, sum(samples) * launches / 1e6
-        if timed_s > _CLOCKS_DIFFER * whole_s:
+        if timed_s > _MAX_CLOCK_RATIO * whole_s:
             self.wrong = self.wrong or (
                 f"its samples add up to {1e3 * timed_s:.3g} ms in a turn of "
                 f"{1e3 * whole_s:.3g} ms: its clock is not the device's"
@@ -209,7 +211,10 @@ class JudgedSide(CaseSide):
     def _wrong_cells(self, inputs: LinearInputs, output: torch.Tensor) -> str:
         """Check output elements that are chosen now. Return a description of errors, or ""."""
         gemm = self.case.gemm
-        rows, columns = self._some(gemm.m, _ROWS), self._some(gemm.n, _COLUMNS)
+        rows, columns = (
+            self._sample_indices(gemm.m, _MAX_CHECKED_ROWS),
+            self._sample_indices(gemm.n, _MAX_CHECKED_COLUMNS),
+        )
         spec = self.judge.kernel_of(self.case).spec
         reference = reference_of(spec, inputs.x.take_rows(rows), inputs.w.take_rows(columns))
         wrong = judge_error(output[rows][:, columns], reference, self.judge.protocol.tolerance)
@@ -236,7 +241,7 @@ class JudgedSide(CaseSide):
         )
         return result.detail
 
-    def _some(self, count: int, most: int) -> torch.Tensor:
+    def _sample_indices(self, count: int, most: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(_seed())
         chosen = torch.randperm(count, generator=generator)[:most].sort().values
         return chosen.to(self.judge.device)
@@ -275,13 +280,13 @@ def _unaccounted(head: Sequence[_Turn], base: Sequence[_Turn]) -> str:
         for turn in head
         if turn.kept in usual_s
     ]
-    if len(excess) < _FEWEST_TURNS:
+    if len(excess) < _MIN_TURNS:
         return ""
-    over = sum(share > TOLERATED for share in excess)
+    over = sum(share > MAX_EXCESS_OVERHEAD for share in excess)
     # Binomial: if turns are above and below it equally often, so many above have this small
     # probability.
     chance = sum(math.comb(len(excess), k) for k in range(over, len(excess) + 1))
-    if chance > _CHANCE * 2 ** len(excess):
+    if chance > _MAX_P_VALUE * 2 ** len(excess):
         return ""
     return (
         f"its samples leave {statistics.median(excess):.0%} more of its turns unaccounted for than "

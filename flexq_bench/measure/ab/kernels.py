@@ -5,32 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 import flexq_bench
-from flexq_bench.measure.ab.case_comparison import (
-    CaseComparison,
-    InterleaveRules,
-    OnBlock,
-    OnResult,
-)
-from flexq_bench.measure.ab.experiment import ABExperiment, Side
+from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.device import find_device
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case, parse_kernel_label
-
-_DEFAULT_RULES = InterleaveRules()
 
 
 def compare_kernels(
     base: str,
     head: str,
     cases: Sequence[Case],
-    *,
-    device: str = "cuda",
-    seed: int = 0,
-    rules: InterleaveRules = _DEFAULT_RULES,
-    on_result: OnResult | None = None,
-    on_block: OnBlock | None = None,
-    command: Sequence[str] | None = None,
+    **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
     """Yield one result per case of `cases`, whose own kernels are ignored.
 
@@ -38,19 +26,9 @@ def compare_kernels(
     buffers if they pack them into the same bytes. A pair of processes is one process here. Raises
     WorkloadError for an invalid label, DeviceError, WorkerError if a worker does not start.
     """
-    find_device(device)
+    find_device(options.get("device", "cuda"))
     tree = Path(flexq_bench.__file__).resolve().parents[1]
-    experiment = ABExperiment(
-        Side(base, tree),
-        Side(head, tree),
-        rules,
-        device,
-        seed,
-        one_process=True,
-        command=command,
-        on_result=on_result,
-        on_block=on_block,
-    )
+    experiment = ABExperiment(Side(base, tree), Side(head, tree), one_process=True, **options)
     pairs = dict.fromkeys((_with_label(case, base), _with_label(case, head)) for case in cases)
     yield from experiment.compare(list(pairs))
 

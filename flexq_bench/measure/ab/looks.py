@@ -6,11 +6,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from flexq_bench.measure.ab.case_comparison import (
-    CaseComparison,
-    InterleaveRules,
-    confirm_comparisons,
-)
+from flexq_bench.measure.ab.rules import InterleaveRules, confirm_comparisons
+from flexq_bench.verdicts import CaseComparison
 
 _Pair = TypeVar("_Pair")
 
@@ -42,10 +39,10 @@ def look_by_look(
         measure(undecided, rules.pairs_of(look).stop)
         results = [judge(pair) for pair in undecided]
         together = judge_together()
-        is_enough = [rules.is_enough(one) for one in together]
+        is_enough = [rules.is_enough(result) for result in together]
         is_last = look + 1 == rules.looks
         if not is_last:
-            clear = [i for i, one in enumerate(together) if one.is_clear and not is_enough[i]]
+            clear = [i for i, result in enumerate(together) if result.is_clear and not is_enough[i]]
             processes = rules.pairs_for_clear(len(clear), len(pairs))
             if processes < rules.pairs_of(look + 1).stop:
                 measure([undecided[i] for i in clear], processes)

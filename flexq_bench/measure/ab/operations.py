@@ -34,7 +34,7 @@ class _Slot:
 
     prepared: PreparedCase
     free: FreeClocks
-    held: ExitStack = field(default_factory=ExitStack)
+    resources: ExitStack = field(default_factory=ExitStack)
     placed: Placed | None = None
     samples: int = 1
     gap_us: float = 0.0
@@ -107,10 +107,10 @@ class WorkerOperations:
         beside: a slot whose weight copies are shared if they have the same bytes.
         """
         mine = self._slots[slot]
-        mine.held.close()
+        mine.resources.close()
         other = self._slots[beside].placed if beside is not None else None
         buffers = None if other is None else other.buffers
-        mine.placed = mine.held.enter_context(mine.prepared.placed(index, beside=buffers))
+        mine.placed = mine.resources.enter_context(mine.prepared.placed(index, shared_with=buffers))
         protocol = self._meter.protocol
         phase = protocol.rewarm if self._is_warm else protocol.warm_up
         warmed, gap, mine.free = warm_up_under_boost(
@@ -167,7 +167,7 @@ class WorkerOperations:
         """Check the results of the timed launches, and free the placement."""
         placed = self._placed(slot)
         wrong = placed.inspect()
-        self._slots[slot].held.close()
+        self._slots[slot].resources.close()
         self._slots[slot].placed = None
         return {"wrong": wrong}
 
@@ -175,7 +175,7 @@ class WorkerOperations:
         """Release the case and its memory; no effect if there is none."""
         old = self._slots.pop(slot, None)
         if old is not None:
-            old.held.close()
+            old.resources.close()
             del old
             self._meter.release_memory()
         return {}

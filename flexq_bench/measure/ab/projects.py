@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import Unpack
 
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.external.sources import KernelSource
-from flexq_bench.measure.ab.case_comparison import (
-    CaseComparison,
-    InterleaveRules,
-    OnBlock,
-)
-from flexq_bench.measure.ab.experiment import ABExperiment, Side
-from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
+from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
+from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.device import find_device
 from flexq_bench.measure.external_kernels import described, program_root
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import built_tree
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
-
-_DEFAULT_RULES = InterleaveRules()
 
 
 def compare_project(
@@ -36,11 +29,8 @@ def compare_project(
     head: ProjectRevision,
     cases: Sequence[Case],
     *,
-    device: str = "cuda",
-    seed: int = 0,
-    rules: InterleaveRules = _DEFAULT_RULES,
-    on_block: OnBlock | None = None,
     own_files: bool = True,
+    **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
     """Compare two commits of a project; see compare_commits.
 
@@ -48,13 +38,13 @@ def compare_project(
     own_files: each commit is built as its own project file says; False: as `project`'s. Raises
     BuildError if a commit does not build.
     """
-    find_device(device)
+    find_device(options.get("device", "cuda"))
     first, second = (
-        _side(project.at(one.checkout) if own_files else project, one, None) for one in (base, head)
+        _side(project.at(revision.checkout) if own_files else project, revision, None)
+        for revision in (base, head)
     )
-    for sides, some in _by_source(first, second, cases):
-        experiment = ABExperiment(*sides, rules, device, seed, on_block=on_block)
-        yield from experiment.compare([(case, case) for case in some])
+    for sides, group in _by_source(first, second, cases):
+        yield from ABExperiment(*sides, **options).compare([(case, case) for case in group])
 
 
 def compare_judged_project(
@@ -62,11 +52,7 @@ def compare_judged_project(
     base: ProjectRevision,
     head: ProjectRevision,
     cases: Sequence[Case],
-    *,
-    device: str = "cuda",
-    seed: int = 0,
-    rules: InterleaveRules = _DEFAULT_RULES,
-    on_block: OnBlock | None = None,
+    **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
     """Compare base with an unreviewed head, in a project; see compare_judged.
 
@@ -75,19 +61,21 @@ def compare_judged_project(
     in a clean environment, with the variables of base's file.
     """
     with ExitStack() as stack:
-        judge = JudgingDevice.on(device, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        judge = stack.enter_context(judging_device(options.get("device", "cuda")))
         first, second = (
-            _side(project.moved_to(one.checkout), one, stack.enter_context(clean_environment()))
-            for one in (base, head)
+            _side(
+                project.moved_to(revision.checkout),
+                revision,
+                stack.enter_context(clean_environment()),
+            )
+            for revision in (base, head)
         )
         pair = partial(judged_pair, judge=judge, believes_binary=False)
         # Probes are ours on both sides and are not judged.
         kernels = [case for case in cases if not is_probe(case.kernel)]
-        for sides, some in _by_source(first, second, kernels):
-            experiment = ABExperiment(
-                *sides, rules, device, seed, on_block=on_block, pair=pair, starts_ahead=False
-            )
-            yield from experiment.compare([(case, case) for case in some])
+        for sides, group in _by_source(first, second, kernels):
+            experiment = ABExperiment(*sides, **options, pair=pair, starts_ahead=False)
+            yield from experiment.compare([(case, case) for case in group])
 
 
 def _by_source(
@@ -100,9 +88,9 @@ def _by_source(
     sources_of = [_sources_by_label(side) for side in (base, head)]
     groups: dict[tuple[tuple[KernelSource, ...], ...], list[Case]] = {}
     for case in cases:
-        groups.setdefault(tuple(of(case.label) for of in sources_of), []).append(case)
-    for (of_base, of_head), some in groups.items():
-        yield (replace(base, kernels_from=of_base), replace(head, kernels_from=of_head)), some
+        groups.setdefault(tuple(source_of(case.label) for source_of in sources_of), []).append(case)
+    for (of_base, of_head), group in groups.items():
+        yield (replace(base, kernels_from=of_base), replace(head, kernels_from=of_head)), group
 
 
 def _sources_by_label(side: Side) -> Callable[[str], tuple[KernelSource, ...]]:
@@ -128,7 +116,9 @@ def _sources_by_label(side: Side) -> Callable[[str], tuple[KernelSource, ...]]:
     def sources_of(label: str) -> tuple[KernelSource, ...]:
         if label in owners:
             return (owners[label],)
-        return tuple(one for one in broken if label.startswith(f"{one.prefix}.")) or sources
+        return (
+            tuple(source for source in broken if label.startswith(f"{source.prefix}.")) or sources
+        )
 
     return sources_of
 

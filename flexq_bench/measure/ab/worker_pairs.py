@@ -11,12 +11,12 @@ from flexq_bench.measure.worker_process import WorkerProcess
 Workers = tuple[WorkerProcess, WorkerProcess]  # base's and head's, which may be the same
 
 # The processes that measure, this one and those that start must not wait for each other's CPUs.
-_FEWEST_CPUS = 8
+_MIN_CPUS = 8
 
 
 def can_start_beside(device: str) -> bool:
     """Return True if processes that start don't disturb a measurement on this device."""
-    return not device.startswith("cpu") and _available_cpus() >= _FEWEST_CPUS
+    return not device.startswith("cpu") and _available_cpus() >= _MIN_CPUS
 
 
 class WorkerPairs:

@@ -17,13 +17,14 @@ from flexq_bench.kernels.runtime.nvrtc import Build, Cubin
 from flexq_bench.kernels.runtime.occupancy import TARGETS
 from flexq_bench.kernels.runtime.resource_row import resource_row
 from flexq_bench.measure.clean_environment import clean_environment
-from flexq_bench.measure.machine_code.differences import (
+from flexq_bench.measure.machine_code.metrics import (
     Difference,
     Function,
     Values,
     changed_metrics,
+    instruction_values,
+    resource_values,
 )
-from flexq_bench.measure.machine_code.metrics import instruction_values, resource_values
 from flexq_bench.measure.machine_code.revision_builds import (
     Compiled,
     ListedBuild,

@@ -12,7 +12,7 @@ from flexq_bench.errors import InfrastructureError
 from flexq_bench.kernels.runtime.nvrtc import Build, Cubin
 from flexq_bench.kernels.runtime.occupancy import TARGETS
 from flexq_bench.measure.clean_environment import clean_environment
-from flexq_bench.measure.external_kernels import LOAD_S, LOADER, program_root
+from flexq_bench.measure.external_kernels import LOAD_TIMEOUT_S, LOADER, program_root
 from flexq_bench.measure.machine_code.comparison import (
     OnProgress,
     RevisionComparison,
@@ -24,7 +24,7 @@ from flexq_bench.measure.worker_process import RefusedError, WorkerProcess
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import built_tree
 
-_COMPILE_S = 10 * LOAD_S
+_COMPILE_TIMEOUT_S = 10 * LOAD_TIMEOUT_S
 
 
 def compare_project_code(
@@ -46,13 +46,13 @@ def compare_project_code(
     with ExitStack() as stack:
         codes = []
         labels: list[str] = []
-        for at, one in enumerate((base, head)):
+        for side, revision in enumerate((base, head)):
             revision_labels, compiled = _compiled(
-                stack, project, one, targets, patterns, is_trusted=at == 0
+                stack, project, revision, targets, patterns, is_trusted=side == 0
             )
             labels += revision_labels
             codes.append(compiled)
-            on_progress(at + 1, 2)
+            on_progress(side + 1, 2)
         check_patterns("kernel", patterns or (), labels)
         old, new = ({c.build.build.name: c.build for c in side.values()} for side in codes)
         return comparison_of_builds(
@@ -91,7 +91,7 @@ def _compiled(
         name = f"{revision.commit.sha[:10]} {Path(source.place).name}"
         environment = built.environment(variables)
         with WorkerProcess(
-            name, program_root(), LOADER, timeout_s=_COMPILE_S, environment=environment
+            name, program_root(), LOADER, timeout_s=_COMPILE_TIMEOUT_S, environment=environment
         ) as loader:
             try:
                 reply = loader.ask(

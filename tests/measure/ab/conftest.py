@@ -1,4 +1,4 @@
-"""Trees whose workers are told what to say, and repositories of such trees."""
+"""Trees with scripted workers, and repositories of such trees."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def two_commits(repository):
 
 @pytest.fixture
 def requests(tmp_path):
-    """What the worker of a tree was asked."""
+    """Requests that the worker of a tree received."""
 
     def read(name: str) -> list[dict[str, object]]:
         return [json.loads(line) for line in (tmp_path / name / "log").read_text().splitlines()]

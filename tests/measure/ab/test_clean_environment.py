@@ -1,4 +1,4 @@
-"""What a process that runs unreviewed code gets to know."""
+"""Environment and processes of workers that run unreviewed code."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
         *("PYTHONPATH", "PYTHONSTARTUP", "LD_PRELOAD", "GIT_DIR", "ANYTHING_ELSE"),
     ],
 )
-def test_what_is_not_named_does_not_pass(monkeypatch, name):
+def test_unlisted_variables_are_not_passed(monkeypatch, name):
     monkeypatch.setenv(name, "secret")
 
     with clean_environment() as environment:
         assert name not in environment
 
 
-def test_what_finds_programs_and_devices_passes(monkeypatch):
+def test_variables_of_programs_and_devices_are_passed(monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LC_ALL", "LD_LIBRARY_PATH"):
         monkeypatch.setenv(name, "1")
 
@@ -41,7 +41,7 @@ def test_what_finds_programs_and_devices_passes(monkeypatch):
     assert environment["PATH"] == os.environ["PATH"]
 
 
-def test_home_and_cache_are_its_own_and_go():
+def test_home_and_cache_are_private_and_temporary():
     with clean_environment() as one, clean_environment() as other:
         own = [one[name] for name in ("HOME", "TMPDIR", "FLEXQ_BENCH_CACHE")]
         assert all(Path(folder).is_dir() for folder in own)
@@ -51,7 +51,7 @@ def test_home_and_cache_are_its_own_and_go():
     assert not any(Path(folder).exists() for folder in own)
 
 
-def test_packages_that_are_installed_for_the_user_are_found():
+def test_user_packages_are_found():
     ask = "import site; print(site.getusersitepackages())"
     known = subprocess.run([sys.executable, "-c", ask], capture_output=True, check=True).stdout
 
@@ -63,7 +63,7 @@ def test_packages_that_are_installed_for_the_user_are_found():
     assert found.stdout == known
 
 
-def test_a_worker_gets_no_more_than_it_is_given(a_tree, tmp_path, monkeypatch):
+def test_worker_gets_only_the_given_variables(a_tree, tmp_path, monkeypatch):
     monkeypatch.setenv("GH_TOKEN", "secret")
     told = tmp_path / "told"
     tell = "import os, sys; open(sys.argv[1], 'w').write(chr(10).join(os.environ.values()))"
@@ -86,7 +86,7 @@ def test_a_worker_gets_no_more_than_it_is_given(a_tree, tmp_path, monkeypatch):
     assert str(tree) in told.read_text().splitlines()
 
 
-def test_no_worker_gets_the_url_of_the_database(a_tree, tmp_path, monkeypatch):
+def test_worker_does_not_get_the_database_url(a_tree, tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_DB", "secret")
     tell = "import os, sys; sys.exit(os.environ.get('FLEXQ_BENCH_DB', 'not told'))"
     command = (sys.executable, "-S", "-c", tell)
@@ -98,7 +98,7 @@ def test_no_worker_gets_the_url_of_the_database(a_tree, tmp_path, monkeypatch):
         worker.ask("describe")
 
 
-def test_an_answer_that_was_written_before_it_was_asked_for_is_none(a_tree):
+def test_reply_written_before_its_request_is_refused(a_tree):
     forge = (
         "import json, sys\n"
         "print(json.dumps({'id': 1, 'reply': {'samples_us': [0.1]}}), flush=True)\n"
@@ -113,7 +113,7 @@ def test_an_answer_that_was_written_before_it_was_asked_for_is_none(a_tree):
         worker.ask("turn")
 
 
-def test_the_reason_of_a_dead_worker_may_precede_the_request(a_tree, tmp_path):
+def test_reason_of_a_death_may_precede_the_request(a_tree, tmp_path):
     written = tmp_path / "written"
     dies = (
         "import pathlib, sys\n"
@@ -130,7 +130,7 @@ def test_the_reason_of_a_dead_worker_may_precede_the_request(a_tree, tmp_path):
             worker.ask("describe")
 
 
-def test_a_worker_that_closes_its_pipe_and_lives_on_is_said_to(a_tree, monkeypatch):
+def test_worker_that_closes_its_pipe_is_reported(a_tree, monkeypatch):
     monkeypatch.setattr(worker_process, "_GRACE_S", 0.1)
     closes = "import os, sys, time; sys.stdin.readline(); os.close(1); time.sleep(60)"
     command = (sys.executable, "-S", "-c", closes)
@@ -151,12 +151,12 @@ def state_of(pid):
 
 
 def is_over(pid):
-    """Whether it ended, if only its exit code is left."""
+    """Return True if the process has ended."""
     return state_of(pid) in ("Z", "")
 
 
 @pytest.mark.parametrize("then", ["time.sleep(600)", "os._exit(1)"])
-def test_what_a_worker_starts_in_a_session_of_its_own_ends_with_it(a_tree, tmp_path, then):
+def test_processes_in_other_sessions_end_with_the_worker(a_tree, tmp_path, then):
     told = tmp_path / "told"
     start = (
         "import os, subprocess, sys, time\n"
@@ -175,14 +175,14 @@ def test_what_a_worker_starts_in_a_session_of_its_own_ends_with_it(a_tree, tmp_p
 
 
 def wait_until(condition):
-    """Whether it holds within five seconds: a signal needs a moment."""
+    """Return True if the condition holds within five seconds."""
     deadline = time.monotonic() + 5
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
 
 
-def test_a_paused_worker_does_nothing(a_tree, command):
+def test_paused_worker_is_stopped(a_tree, command):
     with WorkerProcess("head", a_tree("head").tree, command, timeout_s=5.0) as worker:
         worker.request_identity()
         worker.check_identity()
@@ -191,7 +191,7 @@ def test_a_paused_worker_does_nothing(a_tree, command):
             worker.ask("describe")
 
 
-def test_what_a_paused_worker_started_elsewhere_does_nothing_either(a_tree, tmp_path):
+def test_processes_of_a_paused_worker_are_stopped(a_tree, tmp_path):
     told = tmp_path / "told"
     start = (
         "import subprocess, sys, time\n"
@@ -211,7 +211,7 @@ def test_what_a_paused_worker_started_elsewhere_does_nothing_either(a_tree, tmp_
     assert wait_until(lambda: is_over(pid))
 
 
-def test_another_priority_of_a_worker_is_told(a_tree, tmp_path):
+def test_changed_priority_of_a_worker_is_reported(a_tree, tmp_path):
     told = tmp_path / "told"
     start = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
     command = (sys.executable, "-S", "-c", start, str(told))
@@ -225,7 +225,7 @@ def test_another_priority_of_a_worker_is_told(a_tree, tmp_path):
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one CPU")
-def test_so_is_one_that_a_worker_inherited_from_a_process_that_was_changed(a_tree):
+def test_inherited_change_of_priority_is_reported(a_tree):
     cpus = os.sched_getaffinity(0)
     command = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
     try:

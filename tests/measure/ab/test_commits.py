@@ -1,4 +1,4 @@
-"""Commits by name: what is checked out, what is refused, and that nothing is left behind."""
+"""Comparison of commits by name: checkouts, refusals, and cleanup."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compare(repository, command):
 
 @pytest.fixture
 def worktrees(cache, repository):
-    """What is left of worktrees, in our folder and in git's own books."""
+    """Remaining worktrees, in our folder and in git's list."""
 
     def left():
         folder = cache / "worktrees"
@@ -56,7 +56,7 @@ def test_each_commit_runs_its_own_code(repository, compare, worktrees):
     assert worktrees() == []
 
 
-def test_worktrees_go_when_a_worker_does_not_start(repository, compare, worktrees):
+def test_worktrees_are_removed_if_a_worker_does_not_start(repository, compare, worktrees):
     base = repository.commit(us=100)
     repository.commit(die_at="describe")
 
@@ -66,7 +66,7 @@ def test_worktrees_go_when_a_worker_does_not_start(repository, compare, worktree
     assert worktrees() == []
 
 
-def test_worktrees_go_after_ctrl_c(repository, compare, worktrees):
+def test_worktrees_are_removed_after_ctrl_c(repository, compare, worktrees):
     base = repository.commit(us=100)
 
     def interrupt(_case, _block):
@@ -79,7 +79,7 @@ def test_worktrees_go_after_ctrl_c(repository, compare, worktrees):
     assert worktrees() == []
 
 
-def test_a_dot_is_the_working_tree_with_its_new_files(repository, compare):
+def test_dot_is_the_working_tree_with_new_files(repository, compare):
     base = repository.commit(us=100)
     (repository.path / "flexq_bench" / "new.py").write_text("x = 1\n")
     status = repository.git("status", "--porcelain")
@@ -93,13 +93,13 @@ def test_a_dot_is_the_working_tree_with_its_new_files(repository, compare):
     )
 
 
-def test_a_dot_without_changes_is_the_commit(repository):
+def test_dot_without_changes_is_the_commit(repository):
     head = repository.commit(us=100)
 
     assert resolve_pair(repository.path, head, ".")[1].name == head
 
 
-def test_head_with_changes_is_not_taken_for_them(repository):
+def test_checked_out_name_with_local_changes_is_refused(repository):
     base = repository.commit(us=100)
     head = repository.commit(us=101)
     (repository.path / "flexq_bench" / "new.py").write_text("x = 1\n")
@@ -111,14 +111,14 @@ def test_head_with_changes_is_not_taken_for_them(repository):
     assert resolve_pair(repository.path, base, head)[1].commit == head
 
 
-def test_a_revision_that_git_does_not_know(repository, compare):
+def test_unknown_revision_is_refused(repository, compare):
     repository.commit(us=100)
 
     with pytest.raises(UsageError, match=r"no revision 'mian'.*main"):
         compare("HEAD", "mian")
 
 
-def test_a_shallow_clone_without_the_base(repository, compare, tmp_path):
+def test_shallow_clone_without_the_base_is_refused(repository, compare, tmp_path):
     base = repository.commit(us=100)
     repository.commit(us=100)
     shallow = tmp_path / "shallow"
@@ -131,34 +131,30 @@ def test_a_shallow_clone_without_the_base(repository, compare, tmp_path):
         compare(base, "HEAD", path=shallow)
 
 
-def test_a_folder_outside_of_git(compare, tmp_path):
+def test_folder_outside_of_git_is_refused(compare, tmp_path):
     (tmp_path / "plain").mkdir()
 
     with pytest.raises(UsageError, match="is not in a git repository"):
         compare("a", "b", path=tmp_path / "plain")
 
 
-def test_a_commit_that_is_not_of_this_project(repository, compare):
-    (repository.path / "README").write_text("something else\n")
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("README", "is not a commit of FlexQ Bench"),
+        ("flexq_bench/__init__.py", "from before commits could be compared"),
+    ],
+)
+def test_commit_without_a_worker_is_refused(repository, compare, file, message):
+    (repository.path / "flexq_bench").mkdir()
+    (repository.path / file).touch()
     repository.git("add", ".")
     repository.git("commit", "-q", "-m", "first")
     other = repository.git("rev-parse", "HEAD")
     repository.commit(us=100)
 
-    with pytest.raises(UsageError, match="is not a commit of FlexQ Bench"):
+    with pytest.raises(UsageError, match=message):
         compare(other, "HEAD")
-
-
-def test_a_commit_from_before_comparisons(repository, compare):
-    (repository.path / "flexq_bench").mkdir()
-    (repository.path / "flexq_bench" / "__init__.py").write_text("")
-    repository.git("add", ".")
-    repository.git("commit", "-q", "-m", "first")
-    old = repository.git("rev-parse", "HEAD")
-    repository.commit(us=100)
-
-    with pytest.raises(UsageError, match="from before commits could be compared"):
-        compare(old, "HEAD")
 
 
 LAYOUTS = ("flexq_bench/interleave", "flexq_bench/measure/ab")
@@ -185,9 +181,7 @@ def with_worker(repository):
 
 
 @pytest.mark.parametrize("layouts", [LAYOUTS, LAYOUTS[::-1], LAYOUTS[:1] * 2])
-def test_commits_from_before_the_packages_moved_run_the_worker_that_they_have(
-    compare, with_worker, layouts
-):
+def test_older_commits_run_the_worker_of_their_layout(compare, with_worker, layouts):
     base = with_worker(layouts[0], us=100)
     head = with_worker(layouts[1], us=104)
 
@@ -197,7 +191,7 @@ def test_commits_from_before_the_packages_moved_run_the_worker_that_they_have(
     assert found.confirmation.verdict is Verdict.SLOWER
 
 
-def test_commits_between_are_those_that_change_the_code_oldest_first(repository):
+def test_commits_between_change_code_and_are_oldest_first(repository):
     good = repository.commit(us=100)
     first = repository.commit(us=101)
     (repository.path / "README").write_text("words\n")

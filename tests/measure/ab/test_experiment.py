@@ -1,4 +1,4 @@
-"""Interleaved A/B measurement: order, labels, looks, and workers that break."""
+"""Interleaved A/B measurement: order, labels, looks, and broken workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def only(found):
     ("base", "head", "verdict"),
     [(100, 103, Verdict.SLOWER), (100, 97, Verdict.FASTER), (100, 100.2, Verdict.SAME)],
 )
-def test_the_verdict_is_that_of_the_blocks(compared, base, head, verdict):
+def test_verdict_follows_the_blocks(compared, base, head, verdict):
     found = only(compared({"us": base, "offsets": SCATTER}, {"us": head}))
 
     assert found.confirmation.verdict is verdict
@@ -42,7 +42,7 @@ def test_the_verdict_is_that_of_the_blocks(compared, base, head, verdict):
     assert confirm(found.comparison) == found.confirmation
 
 
-def test_a_comparison_has_ten_blocks_and_each_pair_of_processes_is_one_unit(compared):
+def test_each_pair_of_processes_is_a_unit_of_two_blocks(compared):
     found = only(compared())
 
     assert (found.confirmation.blocks, found.confirmation.placements) == (10, 5)
@@ -50,13 +50,13 @@ def test_a_comparison_has_ten_blocks_and_each_pair_of_processes_is_one_unit(comp
     assert all(type(value) is float for value in found.comparison.base_us)
 
 
-def test_with_few_processes_each_placement_is_a_unit(compared):
+def test_each_placement_is_a_unit_with_few_processes(compared):
     rules = InterleaveRules(processes=2, placements=3, blocks=2, looks=1)
 
     assert only(compared(rules=rules)).comparison.placement == (0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
 
 
-def test_turns_are_outer_inner_inner_outer_and_who_begins_alternates(a_tree, command, requests):
+def test_turns_are_abba_and_the_first_side_alternates(a_tree, command, requests):
     tree = a_tree("both")
     rules = InterleaveRules(processes=1, placements=5, blocks=2, looks=1)
     experiment = ABExperiment(tree, tree, rules, "cpu", one_process=True, command=command)
@@ -67,7 +67,7 @@ def test_turns_are_outer_inner_inner_outer_and_who_begins_alternates(a_tree, com
     assert "".join(turns[:16]) == "bhhb" + "hbbh" + "hbbh" + "bhhb"
 
 
-def test_two_kernels_share_weights_where_they_can(a_tree, command, requests):
+def test_two_kernels_share_weights(a_tree, command, requests):
     tree = a_tree("both")
     rules = InterleaveRules(processes=1, placements=5, blocks=2, looks=1)
     experiment = ABExperiment(tree, tree, rules, "cpu", one_process=True, command=command)
@@ -79,7 +79,7 @@ def test_two_kernels_share_weights_where_they_can(a_tree, command, requests):
     assert found.case == CASE
 
 
-def test_both_sides_are_placed_anew_and_looked_at_after_each_placement(compared, requests):
+def test_both_sides_are_checked_after_each_placement(compared, requests):
     compared(rules=InterleaveRules(processes=1, placements=5, blocks=2, looks=1))
 
     for side in ("base", "head"):
@@ -88,9 +88,7 @@ def test_both_sides_are_placed_anew_and_looked_at_after_each_placement(compared,
         assert asked == ["describe", "memory", "prepare", *one_placement * 5, "release"]
 
 
-def test_every_pair_of_processes_is_fresh_and_keeps_the_configuration_chosen_first(
-    compared, requests
-):
+def test_fresh_processes_keep_the_first_configuration(compared, requests):
     found = only(compared({"config": {"tile": 8}}))
 
     for side in ("base", "head"):
@@ -104,7 +102,7 @@ def test_every_pair_of_processes_is_fresh_and_keeps_the_configuration_chosen_fir
     [("aa", "aa", {"tile": 8}), ("aa", "bb", None), ("", "", None)],
     ids=["equal", "different", "unknown"],
 )
-def test_head_uses_base_s_configuration_where_their_kernels_have_equal_sources(
+def test_head_uses_configuration_of_base_for_equal_sources(
     compared, requests, sources, other, used
 ):
     compared({"config": {"tile": 8}, "kernels": sources}, {"kernels": other})
@@ -113,7 +111,7 @@ def test_head_uses_base_s_configuration_where_their_kernels_have_equal_sources(
     assert first["config"] == used
 
 
-def test_head_is_offered_what_base_chose(compared, requests):
+def test_head_prefers_the_choice_of_base(compared, requests):
     compared({"config": {"tile": 8}}, {"config": {"tile": 16}})
 
     first = next(request for request in requests("head") if request["do"] == "prepare")
@@ -124,9 +122,7 @@ def test_head_is_offered_what_base_chose(compared, requests):
     ("base", "head", "cause"),
     [("aa", "aa", Cause.ENVIRONMENT), ("aa", "bb", Cause.CODE), (None, None, Cause.CODE)],
 )
-def test_a_difference_between_the_same_machine_code_is_the_environment_s(
-    compared, base, head, cause
-):
+def test_difference_of_equal_machine_code_has_cause_environment(compared, base, head, cause):
     found = only(compared({"binary": base}, {"binary": head, "us": 110}))
 
     assert found.confirmation.cause is cause
@@ -134,14 +130,14 @@ def test_a_difference_between_the_same_machine_code_is_the_environment_s(
 
 
 @pytest.mark.parametrize(("us", "verdict"), [(115, Verdict.AMBIGUOUS), (130, Verdict.SLOWER)])
-def test_clocks_that_differ_throughout_explain_no_more_than_their_ratio(compared, us, verdict):
+def test_different_clocks_explain_at_most_their_ratio(compared, us, verdict):
     found = only(compared({"mhz": 1980}, {"mhz": 1700, "us": us}))
 
     assert found.confirmation.verdict is verdict
     assert "differ by 16.5%" in found.confirmation.reason
 
 
-def test_turns_at_too_low_a_clock_do_not_count(compared):
+def test_turns_at_a_low_clock_do_not_count(compared):
     found = only(compared({}, {"valid": False}))
 
     assert found.confirmation.verdict is Verdict.NO_DATA
@@ -149,7 +145,7 @@ def test_turns_at_too_low_a_clock_do_not_count(compared):
 
 
 @pytest.mark.parametrize("when", ["wrong", "wrong_after"])
-def test_a_wrong_result_has_no_speed(compared, when):
+def test_wrong_result_has_no_speed(compared, when):
     found = only(compared({}, {when: "not bit-exact", "us": 50}))
 
     assert found.confirmation.verdict is Verdict.INCORRECT
@@ -157,7 +153,7 @@ def test_a_wrong_result_has_no_speed(compared, when):
 
 
 @pytest.mark.parametrize("when", ["wrong", "wrong_after"])
-def test_a_head_that_corrects_base_is_right_and_has_no_speed(compared, when):
+def test_head_that_corrects_base_is_not_timed(compared, when):
     found = only(compared({when: "not bit-exact"}, {"us": 500}))
 
     assert found.confirmation.verdict is Verdict.NO_DATA
@@ -173,14 +169,14 @@ def test_a_head_that_corrects_base_is_right_and_has_no_speed(compared, when):
         ({"wrong_starts": 5}, {}, "base: off; base is right where nothing of head runs"),
     ],
 )
-def test_a_wrong_base_does_not_excuse_every_head(compared, base, head, reason):
+def test_wrong_base_does_not_excuse_a_wrong_head(compared, base, head, reason):
     found = only(compared({"wrong": "off"} | base, head))
 
     assert (found.confirmation.verdict, found.detail) == (Verdict.INCORRECT, reason)
 
 
 @pytest.mark.parametrize("dead", ["base", "head"])
-def test_nothing_is_known_of_a_process_that_dies_beside_a_wrong_base(compared, dead):
+def test_death_next_to_a_wrong_base_gives_no_data(compared, dead):
     base = {"wrong": "off"} | ({"die_at": "turn"} if dead == "base" else {})
 
     found = only(compared(base, {"die_at": "turn"} if dead == "head" else {}))
@@ -191,7 +187,7 @@ def test_nothing_is_known_of_a_process_that_dies_beside_a_wrong_base(compared, d
     assert found.detail.endswith("base: off")
 
 
-def test_a_base_that_dies_alone_is_started_again_for_the_other_cases(compared):
+def test_base_is_restarted_alone_for_the_remaining_cases(compared):
     base = {"wrong": "off", "die_at": "prepare", "die_in": 5}  # the first process without head
 
     found = compared(base, {}, cases=[CASE, OTHER])
@@ -201,7 +197,7 @@ def test_a_base_that_dies_alone_is_started_again_for_the_other_cases(compared):
     assert found[CASE.key].detail == "base: off"  # nothing is said of base alone
 
 
-def test_an_interrupted_worker_is_not_asked_for_anything():
+def test_interrupted_worker_gets_no_request():
     asked = []
 
     class Hangs:
@@ -225,9 +221,7 @@ def test_an_interrupted_worker_is_not_asked_for_anything():
 
 
 @pytest.mark.parametrize(("looks", "placements"), [(1, 5), (2, 10), (3, 20)])
-def test_what_is_ambiguous_gets_more_looks_each_of_which_doubles_what_there_is(
-    compared, looks, placements
-):
+def test_ambiguous_case_gets_looks_that_double_its_blocks(compared, looks, placements):
     rules = InterleaveRules(processes=5, looks=looks)
 
     found = only(compared({}, NOISY, rules=rules))
@@ -236,7 +230,7 @@ def test_what_is_ambiguous_gets_more_looks_each_of_which_doubles_what_there_is(
 
 
 @pytest.mark.parametrize(("limit", "placements"), [(0.001, 20), (0.2, 5)])
-def test_what_says_enough_to_who_asked_gets_no_second_look(compared, limit, placements):
+def test_sufficient_result_gets_no_second_look(compared, limit, placements):
     rules = InterleaveRules(
         processes=5, suffices=lambda found, _decided: found.confirmation.high < limit
     )
@@ -246,14 +240,14 @@ def test_what_says_enough_to_who_asked_gets_no_second_look(compared, limit, plac
     assert (found.confirmation.verdict, found.confirmation.placements) == ("ambiguous", placements)
 
 
-def test_what_is_the_same_gets_no_second_look(compared):
+def test_unchanged_case_gets_no_second_look(compared):
     rules = InterleaveRules(processes=5)
 
     assert only(compared({}, {"offsets": SCATTER}, rules=rules)).confirmation.placements == 5
 
 
 @pytest.mark.parametrize(("processes", "placements"), [(6, 12), (12, 12)])
-def test_what_looks_slower_on_a_few_placements_is_looked_at_again(compared, processes, placements):
+def test_slower_on_few_placements_gets_a_second_look(compared, processes, placements):
     rules = InterleaveRules(processes=processes)
 
     # Its bounds include 1 %, so it is not clear.
@@ -263,7 +257,7 @@ def test_what_looks_slower_on_a_few_placements_is_looked_at_again(compared, proc
     assert not found.confirmation.stopped_early
 
 
-def test_a_clear_change_ends_after_the_pairs_that_chance_does_not_separate(compared, requests):
+def test_clear_change_ends_after_seven_pairs(compared, requests):
     found = only(compared({}, {"us": 110, "offsets": SCATTER}, rules=InterleaveRules()))
 
     assert (found.confirmation.verdict, found.confirmation.placements) == ("slower", 7)
@@ -272,7 +266,7 @@ def test_a_clear_change_ends_after_the_pairs_that_chance_does_not_separate(compa
     assert [request["do"] for request in requests("base")].count("describe") == 7
 
 
-def test_placements_of_few_processes_do_not_make_a_change_clear(compared):
+def test_change_in_few_processes_is_not_clear(compared):
     rules = InterleaveRules.with_processes(2)
 
     found = only(compared({}, {"us": 110, "offsets": SCATTER}, rules=rules))
@@ -280,7 +274,7 @@ def test_placements_of_few_processes_do_not_make_a_change_clear(compared):
     assert (found.confirmation.verdict, found.confirmation.placements) == ("slower", 12)
 
 
-def test_a_kernel_that_every_process_runs_at_one_of_two_speeds_is_not_called_slower(compared):
+def test_two_speeds_of_processes_are_not_slower(compared):
     # Six pairs that fall alike, as chance has it, and then six as they usually do.
     two = {"offsets": [0.0] * 6 + [0.05, 0.0, 0.05, 0.0, 0.05, 0.0]}
     speeds = {"offsets": [0.05] * 6 + [0.0, 0.05, 0.05, 0.0, 0.05, 0.0]}
@@ -290,14 +284,14 @@ def test_a_kernel_that_every_process_runs_at_one_of_two_speeds_is_not_called_slo
     assert (found.confirmation.verdict, found.confirmation.placements) == ("same", 12)
 
 
-def test_a_case_that_one_side_refuses_has_no_data_and_says_why(compared):
+def test_refused_case_has_no_data_and_a_reason(compared):
     found = only(compared({}, {"refuse": "no kernel 'flexq-w6a6'"}))
 
     assert found.confirmation.verdict is Verdict.NO_DATA
     assert found.detail == "head: no kernel 'flexq-w6a6'"
 
 
-def test_two_sides_that_do_not_fit_together_are_not_tried(compared, requests):
+def test_two_sides_that_exceed_the_memory_are_refused(compared, requests):
     found = only(compared({"needed": 60}, {"needed": 60}))
 
     assert "both sides together would take" in found.detail
@@ -305,9 +299,7 @@ def test_two_sides_that_do_not_fit_together_are_not_tried(compared, requests):
 
 
 @pytest.mark.parametrize("what", ["die_at", "fail_at", "hang_at", "babble_at"])
-def test_a_worker_that_breaks_costs_its_case_and_the_next_gets_a_fresh_one(
-    compared, requests, what
-):
+def test_broken_worker_is_replaced_for_the_next_case(compared, requests, what):
     rules = replace(RULES, timeout_s=1.0)
 
     found = compared({}, {what: "turn"}, cases=(CASE, OTHER), rules=rules)
@@ -317,14 +309,14 @@ def test_a_worker_that_breaks_costs_its_case_and_the_next_gets_a_fresh_one(
     assert [r["do"] for r in requests("head")].count("describe") == 2
 
 
-def test_a_worker_that_hangs_is_ended_with_all_that_it_started(compared, running):
+def test_hanging_worker_is_killed_with_its_processes(compared, running):
     found = only(compared({}, {"hang_at": "prepare"}, rules=replace(RULES, timeout_s=0.5)))
 
     assert found.detail == "head gave no answer to 'prepare' in 0.5 s and was ended"
     assert running("head") == []
 
 
-def test_an_interrupted_comparison_leaves_no_process(compared, running):
+def test_interrupted_comparison_leaves_no_process(compared, running):
     def interrupt(_case, _block):
         raise KeyboardInterrupt
 
@@ -334,7 +326,7 @@ def test_an_interrupted_comparison_leaves_no_process(compared, running):
     assert running("base") == running("head") == []
 
 
-def test_the_last_words_of_a_worker_are_the_reason(compared):
+def test_last_line_of_a_dead_worker_is_the_reason(compared):
     found = only(compared({}, {"die_at": "place"}))
 
     assert found.detail == ("head died (exit code 3) at 'place': ImportError: no module named gone")
@@ -348,37 +340,39 @@ def test_the_last_words_of_a_worker_are_the_reason(compared):
         ({"root": "/elsewhere"}, "head ran the code of /elsewhere"),
     ],
 )
-def test_a_worker_that_does_not_start_ends_the_comparison(compared, behaviour, message):
+def test_head_worker_that_does_not_start_ends_the_comparison(compared, behaviour, message):
     with pytest.raises(BrokenRevisionError, match=message):
         compared({}, behaviour)
 
 
-def test_without_a_worker_of_base_it_may_as_well_be_the_device(compared):
+def test_base_worker_that_does_not_start_blames_no_revision(compared):
     with pytest.raises(WorkerError, match=r"base died .* no module named gone"):
         compared({"die_at": "describe"}, {"die_at": "describe"})
 
 
-def test_two_workers_must_share_a_device(compared):
+def test_workers_on_two_devices_are_refused(compared):
     with pytest.raises(InfrastructureError, match="don't share a device"):
         compared({"uuid": "GPU-1"}, {"uuid": "GPU-2"})
 
 
-def test_a_night_is_judged_with_the_rate_of_one_look(compared):
+def test_many_cases_are_judged_at_the_rate_of_a_look(compared):
     # Alone at its p-value it is slower; among hundreds that are not, it is not beyond chance.
     unsure = {"us": 103, "offsets": [0.03, -0.005, 0.01, 0.0, 0.015]}
     one = only(compared({}, unsure))
     same = replace(one, confirmation=replace(one.confirmation, p_value=1.0, verdict=Verdict.SAME))
 
-    assert [found.confirmation.verdict for found in confirm_comparisons([one])] == [Verdict.SLOWER]
+    assert [result.confirmation.verdict for result in confirm_comparisons([one])] == [
+        Verdict.SLOWER
+    ]
     crowd = confirm_comparisons([one, *[same] * 300])
-    assert {found.confirmation.verdict for found in crowd} == {Verdict.AMBIGUOUS, Verdict.SAME}
+    assert {result.confirmation.verdict for result in crowd} == {Verdict.AMBIGUOUS, Verdict.SAME}
     assert InterleaveRules(looks=2).rate == pytest.approx(FALSE_DISCOVERY_RATE / 2)
 
 
 @pytest.mark.parametrize(
     "few", [{"processes": 4}, {"processes": 5, "blocks": 1}, {"processes": 5, "looks": 0}]
 )
-def test_rules_that_could_not_judge_are_refused(few):
+def test_rules_with_too_few_blocks_are_refused(few):
     with pytest.raises(UsageError):
         InterleaveRules(**few)
 

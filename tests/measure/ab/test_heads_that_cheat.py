@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.errors import MissingResultsError
-from flexq_bench.measure.ab import CaseComparison, InterleaveRules, compare_judged
-from flexq_bench.verdicts import Verdict
+from flexq_bench.measure.ab import InterleaveRules, compare_judged
+from flexq_bench.verdicts import CaseComparison, Verdict
 from flexq_bench.workloads.case import Case
 
 ROOT = Path(__file__).parents[3]
@@ -84,11 +84,11 @@ def _replace():
 BLIND_CHECKS = (
     """
 def _replace():
-    from flexq_bench.measure import check, linear_buffers, subject
-    subject.check_linear, linear_buffers.judge_error
+    from flexq_bench.measure import check, buffers, subject
+    subject.check_linear, buffers.judge_error
     fine = check.CheckResult(0.0, True)
     subject.check_linear = lambda *given, **named: fine
-    linear_buffers.judge_error = lambda *given, **named: fine
+    buffers.judge_error = lambda *given, **named: fine
 """
     + WHEN_THERE
 )

@@ -1,4 +1,4 @@
-"""A worker that is not believed: wrong results and made-up times are found from outside."""
+"""Untrusted workers: detection of wrong results and invented times."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from flexq_bench.measure.ab.blocks import CasePair, measure_blocks
 from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
 from flexq_bench.measure.ab.operations import WorkerOperations
 from flexq_bench.measure.protocol import Protocol, WarmUp
+from flexq_bench.measure.telemetry import NoSensor
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.workloads.case import Case
 
@@ -71,7 +72,7 @@ def judged(meter, protocol, tmp_path) -> Callable[..., CasePair]:
 
     def run(case: str = CASES[0], *, believes_binary: bool = True, **answers: Answer) -> CasePair:
         found = Case.from_key(case)
-        judge = replace(JudgingDevice.on("cpu", tmp_path), protocol=protocol)
+        judge = JudgingDevice(torch.device("cpu"), protocol, NoSensor(), tmp_path)
         match = judged_pair(found, found, judge, believes_binary=believes_binary)
         workers = Inside(meter), Inside(meter, **answers)
         for process in range(2):
@@ -107,7 +108,7 @@ def one_column(path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_honest_kernel_is_believed(judged, case):
+def test_honest_kernel_has_no_error(judged, case):
     match = judged(case)
 
     assert match.problem == ""
@@ -116,11 +117,11 @@ def test_an_honest_kernel_is_believed(judged, case):
 
 
 @pytest.mark.parametrize("change", [zeros, one_column], ids=["zeros", "one column"])
-def test_outputs_of_timed_turns_are_judged_here(judged, change):
+def test_wrong_outputs_of_timed_turns_are_detected(judged, change):
     assert "wrong in a timed turn" in judged(output=of_the_file(change)).head.wrong
 
 
-def test_outputs_of_the_turn_before_are_wrong(judged):
+def test_stale_outputs_are_detected(judged):
     kept: list[bytes] = []
 
     def stale(path: Path) -> None:
@@ -130,7 +131,7 @@ def test_outputs_of_the_turn_before_are_wrong(judged):
     assert "wrong in a timed turn" in judged(output=of_the_file(stale)).head.wrong
 
 
-def test_integer_kernels_have_to_be_exact_on_the_timed_buffers(judged):
+def test_integer_kernels_must_be_exact_on_timed_buffers(judged):
     asked = iter(range(1000))
 
     def nearly(path: Path) -> None:
@@ -147,14 +148,14 @@ def test_integer_kernels_have_to_be_exact_on_the_timed_buffers(judged):
 
 
 @pytest.mark.parametrize("protocol", [replace(FAST, batch_s=0.03)], ids=["long turns"])
-def test_times_that_leave_much_of_each_turn_unaccounted_for_are_refused(judged):
+def test_times_much_shorter_than_their_turns_are_refused(judged):
     wrong = judged(turn=scaled(0.3)).head.wrong  # by far, because this machine may be busy
 
     assert "unaccounted for" in wrong
     assert "its clock is not the device's" in wrong
 
 
-def test_fewer_samples_than_were_taken_are_refused(judged):
+def test_missing_samples_are_refused(judged):
     def half(reply, _):
         samples = reply["samples_us"]
         return {**reply, "samples_us": samples[: max(1, len(samples) // 2)]}
@@ -166,7 +167,7 @@ def test_times_longer_than_their_turn_are_refused(judged):
     assert "in a turn of" in judged(turn=scaled(3.0)).head.wrong
 
 
-def test_a_disturbed_sample_is_believed_if_its_turn_is_longer(judged):
+def test_long_sample_within_its_turn_is_accepted(judged):
     def alone(reply, _):
         all_us = sum(reply["samples_us"])  # the untimed sample took less than the disturbed one
         return {**reply, "samples_us": [all_us]}
@@ -185,7 +186,7 @@ def test_a_disturbed_sample_is_believed_if_its_turn_is_longer(judged):
         {"samples_us": [-1.0], "launches": 1},
     ],
 )
-def test_a_turn_without_times_is_a_broken_worker(judged, reply):
+def test_turn_without_times_is_a_worker_error(judged, reply):
     with pytest.raises(WorkerError, match="reported no times"):
         judged(turn=lambda _reply, _arguments: reply)
 
@@ -200,25 +201,25 @@ def test_a_turn_without_times_is_a_broken_worker(judged, reply):
     ],
     ids=["short", "long", "none", "link"],
 )
-def test_an_output_of_another_size_is_a_broken_worker(judged, change):
+def test_output_of_another_size_is_a_worker_error(judged, change):
     with pytest.raises(WorkerError, match="gave no output"):
         judged(output=of_the_file(change))
 
 
-def test_clocks_of_the_device_are_read_here(judged):
+def test_clocks_reported_by_the_worker_are_ignored(judged):
     turns = judged(turn=lambda reply, _: {**reply, "mhz": 1.0, "valid": False}).blocks[0].head
 
     assert [(turn.mhz, turn.valid) for turn in turns] == [(None, True)] * 2
 
 
-def test_machine_code_is_not_believed_where_code_of_head_told_it(judged):
+def test_hash_of_machine_code_from_head_is_ignored(judged):
     told = {"prepare": lambda reply, _: {**reply, "binary": "1f"}}
 
     assert judged(**told).head.binary == "1f"
     assert judged(**told, believes_binary=False).head.binary is None
 
 
-def test_no_file_of_a_turn_is_left(judged, tmp_path):
+def test_files_of_turns_are_removed(judged, tmp_path):
     judged()
 
     assert list(tmp_path.iterdir()) == []

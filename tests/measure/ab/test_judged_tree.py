@@ -1,4 +1,4 @@
-"""The tree that head is measured in: which files are head's, and which are base's."""
+"""The tree in which head is measured: files of head, and files of base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The looks of a comparison on made times: how many pairs of processes each case gets."""
+"""Looks of a comparison on made times: the number of pairs of processes of each case."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from flexq_bench.ci.gate_perf import suffices
 from flexq_bench.ci.policy import load_policy
-from flexq_bench.measure.ab import CaseComparison, InterleaveRules
+from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.measure.ab.looks import look_by_look
-from flexq_bench.verdicts import Comparison, Verdict, confirm
+from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import pairs_for_clear
 from flexq_bench.workloads.case import Case
 
@@ -47,25 +47,25 @@ def taken(cases, rules=None):
     """Verdicts of cases compared together, and their pairs of processes."""
 
     def measure(some, pairs):
-        for one in some:
-            assert pairs >= one.pairs
-            one.pairs = pairs
+        for case in some:
+            assert pairs >= case.pairs
+            case.pairs = pairs
 
     results = list(look_by_look(cases, rules or InterleaveRules(), measure, Made.judge))
     assert len(results) == len(cases)
-    return [(one.judge().confirmation.verdict, one.pairs) for one in cases]
+    return [(case.judge().confirmation.verdict, case.pairs) for case in cases]
 
 
 @pytest.mark.parametrize(
     ("clear", "compared", "pairs"),
     [(1, 1, 7), (1, 26, 8), (26, 26, 7), (1, 100, 9), (1, 10**9, 12)],
 )
-def test_a_clear_change_needs_more_pairs_among_more_cases(clear, compared, pairs):
+def test_clear_change_needs_more_pairs_among_more_cases(clear, compared, pairs):
     assert pairs_for_clear(clear, compared, rate=0.005) == pairs
 
 
 @pytest.mark.parametrize("change", [0.1, 0.9, -0.9])
-def test_a_clear_change_among_others_gets_few_more_pairs_and_they_get_none(change):
+def test_only_a_clear_change_gets_more_pairs(change):
     rng = np.random.default_rng(1)
     cases = [gaussian(rng, change, 0.001), *(gaussian(rng, sigma=0.001) for _ in range(25))]
 
@@ -75,14 +75,14 @@ def test_a_clear_change_among_others_gets_few_more_pairs_and_they_get_none(chang
     assert others == [(Verdict.SAME, 6)] * 25
 
 
-def test_a_change_that_is_not_clear_gets_a_whole_look():
+def test_unclear_change_gets_a_whole_look():
     case = gaussian(np.random.default_rng(2), 0.013, 0.001)  # its bounds include 1 %
     case.logs[0, 5] = case.logs[1, :6].max()
 
     assert taken([case]) == [(Verdict.SLOWER, 12)]
 
 
-def test_a_look_judges_a_case_together_with_those_that_are_decided():
+def test_look_judges_a_case_together_with_decided_cases():
     def change():
         return gaussian(np.random.default_rng(0), 0.018, 0.01)
 
@@ -93,8 +93,8 @@ def test_a_look_judges_a_case_together_with_those_that_are_decided():
     assert taken(cases)[0] == (Verdict.SLOWER, 24)
 
 
-def test_more_than_one_of_two_speeds_is_no_change():
-    """By chance six pairs have one side slow and the other fast once in 2,000 times."""
+def test_kernel_with_two_speeds_is_no_change():
+    """Six pairs have one side slow and the other fast by chance once in 2,000 times."""
     rng = np.random.default_rng(3)
     cases = [two_speeds(rng) for _ in range(4)]
     for case in cases:
@@ -105,7 +105,7 @@ def test_more_than_one_of_two_speeds_is_no_change():
 
 
 @pytest.mark.parametrize(("make", "most"), [(gaussian, 0), (two_speeds, 3)])
-def test_an_early_end_adds_no_false_alarms(make, most):
+def test_early_end_adds_no_false_alarms(make, most):
     """most: of 400 comparisons, with 12 pairs for a clear change as well."""
     rng = np.random.default_rng(5)
 
@@ -115,7 +115,7 @@ def test_an_early_end_adds_no_false_alarms(make, most):
 
 
 @pytest.mark.parametrize(("limit", "pairs"), [(2, 7), (10.5, 12), (50, 7)])
-def test_a_gate_measures_on_while_its_limit_is_between_the_bounds(tmp_path, limit, pairs):
+def test_gate_continues_while_its_limit_is_between_the_bounds(tmp_path, limit, pairs):
     path = tmp_path / "gate.toml"
     path.write_text(f'version = 1\nsuite = "smoke"\nslower_percent = {limit}\n')
     rules = InterleaveRules(suffices=partial(suffices, load_policy(str(path))))

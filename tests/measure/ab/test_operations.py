@@ -1,4 +1,4 @@
-"""What a worker does on a real device, here the CPU, and what it answers."""
+"""Operations of a worker on a real device, the CPU."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Relaying:
         return {"median_us": 7.0}
 
 
-def test_replies_go_through_no_other_pipe(tmp_path):
+def test_replaced_pipe_of_replies_ends_the_worker(tmp_path):
     with (tmp_path / "replies").open("wb") as replies, pytest.raises(SystemExit, match="the pipe"):
         serve(_Relaying(replies), [b'{"id": 1, "do": "measure"}'], replies, ("measure",))
 
@@ -79,7 +79,7 @@ class _Forking:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_a_process_that_code_of_others_doubled_replies_once(tmp_path):
+def test_forked_worker_replies_once(tmp_path):
     operations = _Forking()
 
     with (tmp_path / "replies").open("wb") as replies:
@@ -89,7 +89,7 @@ def test_a_process_that_code_of_others_doubled_replies_once(tmp_path):
     assert (tmp_path / "replies").read_text().count("median_us") == 1
 
 
-def test_a_case_is_prepared_placed_timed_and_looked_at(answers):
+def test_case_is_prepared_placed_timed_and_checked(answers):
     replies = answers(
         {"do": "prepare", "slot": "base", "case": FP16},
         {"do": "place", "slot": "base", "index": 0},
@@ -118,7 +118,7 @@ def at_clocks(monkeypatch, of_gap):
     monkeypatch.setattr(_CpuRotation, "sample", clocked)
 
 
-def test_a_placement_whose_clock_longer_gaps_do_not_raise_counts_and_a_drop_below_it_does_not(
+def test_only_a_clock_below_that_of_the_placement_is_invalid(
     monkeypatch,
 ):
     """Its clock was 4 % higher with the longest gaps while the device was cold."""
@@ -140,7 +140,7 @@ def test_a_placement_whose_clock_longer_gaps_do_not_raise_counts_and_a_drop_belo
 
 
 @pytest.mark.parametrize(("other", "shared"), [("cublas-fp16", True), ("flexq-w6a6", False)])
-def test_weights_are_shared_where_they_are_the_same_bytes(operations, other, shared):
+def test_weights_of_equal_bytes_are_shared(operations, other, shared):
     operations.prepare("base", FP16)
     operations.prepare("head", FP16.replace("cublas-fp16", other))
     operations.place("base", 0)
@@ -148,7 +148,7 @@ def test_weights_are_shared_where_they_are_the_same_bytes(operations, other, sha
     assert operations.place("head", 0, beside="base")["shared"] is shared
 
 
-def test_a_configuration_of_another_kernel_is_refused(answers):
+def test_configuration_of_another_kernel_is_refused(answers):
     (reply,) = answers({"do": "prepare", "slot": "base", "case": FP16, "config": {"tile": 8}})
 
     assert reply["refused"]
@@ -165,7 +165,7 @@ def test_a_configuration_of_another_kernel_is_refused(answers):
         ({"do": "__init__"}, False),
     ],
 )
-def test_what_can_not_be_is_an_answer_and_not_the_end(answers, message, refused):
+def test_invalid_request_does_not_end_the_worker(answers, message, refused):
     first, second = answers(message, {"do": "describe"})
 
     assert first["refused"] is refused
@@ -173,14 +173,14 @@ def test_what_can_not_be_is_an_answer_and_not_the_end(answers, message, refused)
     assert second["reply"]["version"] == 1
 
 
-def test_memory_is_told_before_anything_is_allocated(operations):
+def test_memory_is_estimated_without_allocation(operations):
     found = operations.memory(FP16)
 
     assert 0 < found["needed"] < found["free"]
 
 
 @pytest.mark.slow
-def test_two_kernels_take_turns_in_a_real_worker():
+def test_two_kernels_are_compared_in_a_real_worker():
     rules = replace(InterleaveRules.with_processes(1), looks=1)
     cases = [Case.from_key("flexq-w6a6 gemm hot m4n256k256")]
 
@@ -191,7 +191,7 @@ def test_two_kernels_take_turns_in_a_real_worker():
 
 
 @pytest.mark.slow
-def test_two_trees_of_this_project_take_turns_on_a_real_device(two_commits):
+def test_two_commits_are_compared_on_a_real_device(two_commits):
     # Of two pairs of processes one disturbed pair would leave the verdict open.
     rules = replace(InterleaveRules.with_processes(4), looks=1)
     cases = [Case.from_key("flexq-w6a6 gemm hot m4n256k256"), Case.from_key(FP16)]
@@ -203,15 +203,15 @@ def test_two_trees_of_this_project_take_turns_on_a_real_device(two_commits):
     assert found["cublas-fp16"].confirmation.verdict is not Verdict.NO_DATA
 
 
-def test_a_worker_starts_without_the_database():
+def test_worker_does_not_import_sqlalchemy():
     """Each comparison starts many, and importing SQLAlchemy takes a tenth of a start."""
     code = "import sys, flexq_bench.measure.ab.worker; sys.exit('sqlalchemy' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_worker_does_nothing_before_its_first_request():
-    """It knows neither of the two, and would say so."""
+def test_worker_does_nothing_before_its_first_request():
+    """Device and source are unknown, so any use of them would be an error."""
     module = "flexq_bench.measure.ab.worker"
     options = ("--device", "none", "--kernels-from", "acme=/none/kernels.py")
 

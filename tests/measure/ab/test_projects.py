@@ -43,7 +43,7 @@ def theirs(tmp_path, git, monkeypatch):
     return folder
 
 
-def test_it_does_not_wait_for_itself_to_be_done_with_the_device(theirs, monkeypatch):
+def test_project_comparison_does_not_wait_for_its_own_lock(theirs, monkeypatch):
     monkeypatch.setattr(
         "flexq_bench.measure.ab.experiment.device_alone", partial(device_alone, wait_s=1.0)
     )
@@ -56,7 +56,7 @@ def test_it_does_not_wait_for_itself_to_be_done_with_the_device(theirs, monkeypa
     assert len(compared.comparison.base_us) == 10
 
 
-def test_a_head_that_imports_what_only_the_checkout_has_is_told_by_it(theirs, git, monkeypatch):
+def test_head_that_imports_from_the_checkout_is_refused(theirs, git, monkeypatch):
     (theirs / "k.py").write_text(f"import no_such_thing\n{KERNEL}")
     git(theirs, "commit", "-q", "-a", "-m", "an import")
     (theirs / "no_such_thing.py").touch()
@@ -69,7 +69,7 @@ def test_a_head_that_imports_what_only_the_checkout_has_is_told_by_it(theirs, gi
     assert f"ImportError: no_such_thing is found in {theirs}/no_such_thing.py" in compared.detail
 
 
-def test_no_process_of_a_judged_head_starts_while_another_measures(theirs, started, monkeypatch):
+def test_judged_project_starts_no_worker_ahead(theirs, started, monkeypatch):
     monkeypatch.setattr("flexq_bench.measure.ab.experiment.can_start_beside", lambda _device: True)
     project = open_project(str(theirs))
     head = revision(project, "HEAD")
@@ -94,8 +94,8 @@ def kernel(x, w, out):
 """
 
 
-def test_each_kernel_file_has_the_module_beside_it(theirs, git):
-    """Although another file of the project has one of the same name beside it."""
+def test_kernel_file_imports_the_module_in_its_folder(theirs, git):
+    """Another file of the project has a module of the same name in its folder."""
     for name in ("attention", "mlp"):
         (theirs / name).mkdir()
         (theirs / name / f"{name}.py").write_text(WITH_HELPER.format(name=name))

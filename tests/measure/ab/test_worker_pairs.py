@@ -1,4 +1,4 @@
-"""When pairs of workers start, and that all of them end."""
+"""Start and end of pairs of workers."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def counted(compared, started):
 @pytest.mark.parametrize(
     ("starts_ahead", "processes"), [(True, AHEAD), (False, ONE_BY_ONE), (None, ONE_BY_ONE)]
 )
-def test_the_next_pair_starts_while_one_measures_if_told_to_and_not_on_a_cpu(
-    counted, starts_ahead, processes
-):
+def test_next_pair_starts_ahead_only_if_requested(counted, starts_ahead, processes):
     assert counted(starts_ahead=starts_ahead) == processes
 
 
@@ -63,26 +61,26 @@ def test_the_next_pair_starts_while_one_measures_if_told_to_and_not_on_a_cpu(
     ("device", "cpus", "can"),
     [("cuda", 8, True), ("cuda:1", 64, True), ("cuda", 7, False), ("cpu", 64, False)],
 )
-def test_processes_start_beside_a_gpu_where_there_are_cpus_for_all(monkeypatch, device, cpus, can):
+def test_workers_start_ahead_on_gpus_with_enough_cpus(monkeypatch, device, cpus, can):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: range(cpus))
 
     assert can_start_beside(device) is can
 
 
 @pytest.mark.parametrize("side", ["base", "head"])
-def test_workers_that_do_not_wait_for_a_request_are_not_started_ahead(counted, side):
+def test_older_workers_are_not_started_ahead(counted, side):
     behaviours = {"base": {}, "head": {}} | {side: {"waits": False}}
 
     assert counted(*behaviours.values()) == ONE_BY_ONE
 
 
-def test_the_first_pair_of_the_next_cases_starts_ahead_too(counted):
+def test_first_pair_of_the_next_group_starts_ahead(counted):
     cases = [Case.from_key(f"flexq-w6a6 gemm cold m{m}n64k64") for m in range(1, 18)]
 
     assert counted(cases=cases) == [4, 6, 8, 10, 12, 14, 16, 18, 20, 20]
 
 
-def test_one_process_for_both_sides_starts_ahead_alone(counted):
+def test_single_process_for_both_sides_starts_ahead(counted):
     assert counted(one_process=True) == [2, 3, 4, 5, 5]
 
 
@@ -90,7 +88,7 @@ def test_one_process_for_both_sides_starts_ahead_alone(counted):
     ("head", "used", "unused"),
     [({}, 5, 0), ({"refuse": "not this case"}, 1, 1), ({"fail_at": "turn"}, 2, 1)],
 )
-def test_at_most_one_pair_is_not_used_and_all_end(
+def test_at_most_one_pair_is_unused_and_all_end(
     compared, started, requests, running, head, used, unused
 ):
     list(compared({}, head, cases=(CASE, OTHER)))
@@ -101,7 +99,7 @@ def test_at_most_one_pair_is_not_used_and_all_end(
         assert running(side) == []
 
 
-def test_a_pair_that_waits_ends_with_a_comparison_that_its_caller_ends(compared, running):
+def test_waiting_pair_ends_with_a_closed_comparison(compared, running):
     results = compared({}, {"refuse": "not this case"}, cases=(CASE, OTHER))
     next(results)
     waiting = len(running("base")), len(running("head"))
@@ -112,9 +110,7 @@ def test_a_pair_that_waits_ends_with_a_comparison_that_its_caller_ends(compared,
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_a_pair_that_waits_ends_with_a_comparison_that_an_error_ends(
-    compared, started, running, error
-):
+def test_waiting_pair_ends_with_a_failed_comparison(compared, started, running, error):
     def fail(_case, _block):
         raise error
 
@@ -126,9 +122,7 @@ def test_a_pair_that_waits_ends_with_a_comparison_that_an_error_ends(
 
 
 @pytest.mark.parametrize(("side", "error"), [("base", WorkerError), ("head", BrokenRevisionError)])
-def test_a_worker_that_dies_while_it_waits_has_not_started(
-    compared, running, tmp_path, side, error
-):
+def test_worker_that_dies_while_waiting_is_an_error(compared, running, tmp_path, side, error):
     def wait_for_its_death(_case, _block):
         deadline = time.monotonic() + 5
         starts = tmp_path / side / "starts"
@@ -143,9 +137,7 @@ def test_a_worker_that_dies_while_it_waits_has_not_started(
     assert running("base") == running("head") == []
 
 
-def test_no_worker_of_a_judged_head_starts_while_another_measures(
-    repository, command, started, monkeypatch
-):
+def test_judged_comparison_starts_no_worker_ahead(repository, command, started, monkeypatch):
     monkeypatch.setattr("flexq_bench.measure.ab.experiment.can_start_beside", lambda _device: True)
     base = repository.commit(refuse="not this case")
     head = repository.commit(refuse="nor this one")
@@ -155,4 +147,4 @@ def test_no_worker_of_a_judged_head_starts_while_another_measures(
     )
 
     assert "not this case" in found.detail
-    assert len(started) == 2
+    assert len(started) == 4  # a pair that is checked, then one that measures

@@ -1,4 +1,4 @@
-"""Two revisions' machine code side by side: what is compiled, and what counts as worse."""
+"""Comparison of the machine code of two revisions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def worse(report):
     return {(c.function.target, c.function.name, c.metric.name): (c.base, c.head) for c in found}
 
 
-def test_a_change_that_spills_is_a_regression(repository, compare):
+def test_change_that_spills_is_a_regression(repository, compare):
     base = repository.commit(threads=256, count=100)
     # So many threads have 64 registers each, and keep 100 values.
     head = repository.commit(threads=1024, count=100)
@@ -45,7 +45,7 @@ def test_a_change_that_spills_is_a_regression(repository, compare):
     assert after > 0
 
 
-def test_a_spill_that_was_there_before_is_none_of_the_change_s(repository, compare):
+def test_spill_of_the_base_is_no_regression(repository, compare):
     base = repository.commit(threads=1024, count=100)
     head = repository.commit(threads=1024, count=100, source=f"{repository.source}// end\n")
 
@@ -54,7 +54,7 @@ def test_a_spill_that_was_there_before_is_none_of_the_change_s(repository, compa
     assert (report.same_source, report.same_code, report.changes) == (0, 1, ())
 
 
-def test_a_new_build_that_spills_is_a_regression(repository, compare):
+def test_new_build_that_spills_is_a_regression(repository, compare):
     base = repository.commit(threads=1024, count=16)
     head = repository.commit(threads=1024, count=100)
 
@@ -64,7 +64,7 @@ def test_a_new_build_that_spills_is_a_regression(repository, compare):
     assert worse(report)["sm_86", "tiny", "spill_bytes"][0] is None
 
 
-def test_a_source_that_moved_is_compared_with_itself(repository, compare):
+def test_moved_source_is_compared_with_its_old_path(repository, compare):
     base = repository.commit()
     head = repository.commit(path="engine/gemm.cu")
 
@@ -74,7 +74,7 @@ def test_a_source_that_moved_is_compared_with_itself(repository, compare):
     assert report.changes == ()
 
 
-def test_a_spill_of_a_source_that_moved_has_its_base(repository, compare):
+def test_spill_of_a_moved_source_has_a_base(repository, compare):
     base = repository.commit(threads=256, count=100)
     head = repository.commit(threads=1024, count=100, path="engine/gemm.cu")
 
@@ -86,7 +86,7 @@ def test_a_spill_of_a_source_that_moved_has_its_base(repository, compare):
     assert after > 0
 
 
-def test_more_shared_memory_is_worse_where_it_costs_a_block(repository, compare):
+def test_more_shared_memory_is_worse_if_it_costs_a_block(repository, compare):
     base = repository.commit(shared=16 * 1024)
     head = repository.commit(shared=24 * 1024)
 
@@ -97,7 +97,7 @@ def test_more_shared_memory_is_worse_where_it_costs_a_block(repository, compare)
     assert compare(base, head, limits=Limits(occupancy_loss=50)).is_regression is False
 
 
-def test_shared_memory_that_no_block_can_have_is_worse_whatever_the_limit(repository, compare):
+def test_shared_memory_beyond_the_maximum_is_always_worse(repository, compare):
     base = repository.commit(shared=16 * 1024)
     head = repository.commit(shared=100 * 1024)
 
@@ -106,7 +106,7 @@ def test_shared_memory_that_no_block_can_have_is_worse_whatever_the_limit(reposi
     assert found == {("sm_86", "tiny", "warps_per_sm"): (40, 0)}
 
 
-def test_instructions_of_one_architecture_are_compiled_for_no_other(repository, compare):
+def test_architecture_specific_build_is_compiled_for_its_target_only(repository, compare):
     base = repository.commit(threads=256, only_sm=90)
     head = repository.commit(threads=512, only_sm=90)
 
@@ -115,7 +115,7 @@ def test_instructions_of_one_architecture_are_compiled_for_no_other(repository, 
     assert (report.broken, report.differing) == ((), 1)
 
 
-def test_sources_that_are_equal_are_not_compiled(repository, compare):
+def test_equal_sources_are_not_compiled(repository, compare):
     base = repository.commit()
     repository.write("notes.txt", "what has nothing to do with it")
     head = repository.commit()
@@ -126,7 +126,7 @@ def test_sources_that_are_equal_are_not_compiled(repository, compare):
     assert (report.same_source, steps, report.is_regression) == (1, [], False)
 
 
-def test_a_header_that_differs_is_a_source_that_differs(repository, compare):
+def test_changed_header_changes_the_source(repository, compare):
     base = repository.commit()
     repository.write("kernels/csrc/tiny.cuh", "constexpr int THREADS = 128;\n")
     repository.git("commit", "-q", "-a", "-m", "header")
@@ -136,7 +136,7 @@ def test_a_header_that_differs_is_a_source_that_differs(repository, compare):
     assert (report.same_source, report.same_code, report.differing) == (0, 0, 1)
 
 
-def test_instructions_are_reported_and_worse_only_past_a_limit(repository, compare):
+def test_instructions_are_worse_only_beyond_a_limit(repository, compare):
     base = repository.commit()
     twice = repository.source.replace("kept[i] * kept", "kept[i] * kept[0] * kept")
     head = repository.commit(source=twice)
@@ -150,7 +150,7 @@ def test_instructions_are_reported_and_worse_only_past_a_limit(repository, compa
     assert ("sm_86", "tiny", "sass_float") in worse(strict)
 
 
-def test_a_build_of_the_head_that_does_not_compile_is_missing(repository, compare):
+def test_head_build_that_does_not_compile_is_missing(repository, compare):
     base = repository.commit()
     head = repository.commit(source="extern int undeclared() { return oops; }\n")
 
@@ -161,7 +161,7 @@ def test_a_build_of_the_head_that_does_not_compile_is_missing(repository, compar
     assert broken.kernels == ("tiny-w6a6",)
 
 
-def test_a_base_that_does_not_compile_hides_no_spill(repository, compare):
+def test_spill_is_found_if_the_base_does_not_compile(repository, compare):
     base = repository.commit(threads=1024, count=100, source="oops\n")
     head = repository.commit(threads=1024, count=100)
 
@@ -171,7 +171,7 @@ def test_a_base_that_does_not_compile_hides_no_spill(repository, compare):
     assert report.uncompared == 1
 
 
-def test_a_revision_whose_packages_cannot_be_imported_is_said_in_one_line(repository, compare):
+def test_revision_that_cannot_be_imported_is_one_line(repository, compare):
     base = repository.commit()
     repository.write("kernels/errors.py", "import what_is_not_there\n")
     head = repository.commit()
@@ -180,7 +180,7 @@ def test_a_revision_whose_packages_cannot_be_imported_is_said_in_one_line(reposi
         compare(base, head)
 
 
-def test_a_kernel_that_no_revision_has_is_refused(repository, compare):
+def test_unknown_kernel_is_refused(repository, compare):
     repository.commit()
     registry = (repository.folder / "kernels" / "registry.py").read_text()
     slow = registry.replace("return [BUILD]", "raise RuntimeError('builds were listed')")
@@ -201,7 +201,7 @@ def test_local_changes_on_top_of_the_head_are_refused(repository, compare):
     assert compare(head, head).same_source == 1
 
 
-def test_local_changes_are_judged_where_the_working_tree_is_asked_for(repository, compare):
+def test_local_changes_are_judged_for_the_working_tree(repository, compare):
     base = repository.commit(threads=256, count=100)
     repository.write("kernels/csrc/tiny.cuh", "constexpr int THREADS = 1024;\n")
 
@@ -211,7 +211,7 @@ def test_local_changes_are_judged_where_the_working_tree_is_asked_for(repository
     assert report.head == f"{base}-dirty"
 
 
-def test_a_spill_in_one_of_our_own_sources_is_found(repository, compare):
+def test_spill_in_a_source_of_this_project_is_found(repository, compare):
     for package in ("kernels", "workloads"):
         shutil.copytree(
             ROOT / package,

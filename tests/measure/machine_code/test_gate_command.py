@@ -1,4 +1,4 @@
-"""`gate static` as people and machines call it."""
+"""The command `gate static`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gate(repository, tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_a_spill_is_a_regression_in_every_form_of_the_report(repository, gate, tmp_path):
+def test_spill_is_a_regression_in_every_report(repository, gate, tmp_path):
     repository.commit(threads=256, count=100)
     repository.commit(threads=1024, count=100)
     comment = tmp_path / "comment.md"
@@ -45,7 +45,7 @@ def test_a_spill_is_a_regression_in_every_form_of_the_report(repository, gate, t
     assert comment.read_text().startswith("## Static gate\n")
 
 
-def test_no_difference_passes_and_says_what_was_looked_at(repository, gate):
+def test_no_difference_passes_and_lists_the_builds(repository, gate):
     repository.commit()
     repository.commit()
 
@@ -56,7 +56,7 @@ def test_no_difference_passes_and_says_what_was_looked_at(repository, gate):
     assert "builds for sm_86, sm_90: 2 of unchanged sources" in printed.out
 
 
-def test_a_build_that_does_not_compile_is_a_missing_result(repository, gate):
+def test_build_that_does_not_compile_is_a_missing_result(repository, gate):
     repository.commit()
     repository.commit(source="oops\n")
 
@@ -77,7 +77,7 @@ def test_a_build_that_does_not_compile_is_a_missing_result(repository, gate):
         (("--base", "main", "--repository", "/"), "/ is not in a git repository"),
     ],
 )
-def test_what_cannot_be_is_one_line(repository, gate, arguments, message):
+def test_invalid_arguments_are_one_line(repository, gate, arguments, message):
     repository.commit()
 
     code, printed = gate(*arguments)

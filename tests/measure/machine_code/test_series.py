@@ -37,7 +37,7 @@ def store(session, values, commit):
     return add_records(session, [series.static_record(v, run, commit) for v in values])
 
 
-def test_one_token_and_many_have_every_metric_of_code_that_runs(values):
+def test_both_shapes_have_every_metric(values):
     by_shape = defaultdict(dict)
     for value in values:
         by_shape[value.shape.m, value.shape.n][value.metric.name] = value.value
@@ -57,7 +57,7 @@ def test_one_token_and_many_have_every_metric_of_code_that_runs(values):
     assert worst["worst_warps_per_sm"] > 0
 
 
-def test_every_instruction_is_counted_once_and_padding_never():
+def test_padding_instructions_are_not_counted():
     names = [name for kind in KINDS.values() for name in kind]
     assert len(names) == len(set(names))
 
@@ -69,7 +69,7 @@ def test_every_instruction_is_counted_once_and_padding_never():
     assert by_name["sass_all"] == 11
 
 
-def test_each_metric_is_a_series_with_one_value_a_commit(values, tmp_path):
+def test_each_metric_is_a_series_by_commit(values, tmp_path):
     with open_database(str(tmp_path / "flexq.sqlite")) as database:
         with database.session() as session:
             assert store(session, values, a_commit(1)) == len(values)
@@ -88,7 +88,7 @@ def test_each_metric_is_a_series_with_one_value_a_commit(values, tmp_path):
     assert [point.median_us for point in history] == [expected, expected]
 
 
-def test_a_source_that_moves_stays_in_its_series(values, tmp_path):
+def test_moved_source_stays_in_its_series(values, tmp_path):
     moved = [replace(v, build=replace(v.build, source="elsewhere/gemm.cu")) for v in values]
     with open_database(str(tmp_path / "flexq.sqlite")) as database:
         with database.session() as session:
@@ -115,7 +115,7 @@ def test_another_compiler_opens_an_epoch(values, tmp_path, monkeypatch):
     assert len({point.epoch for point in points}) == 2
 
 
-def test_local_changes_enter_no_history(values):
+def test_local_changes_are_not_stored(values):
     dirty = a_commit(1, dirty=True)
     run = series.static_run(dirty, values)
 
@@ -124,7 +124,7 @@ def test_local_changes_enter_no_history(values):
     assert series.static_run(dirty, values).uuid != run.uuid
 
 
-def test_the_command_stores_and_writes_what_an_import_takes(values, tmp_path, capsys):
+def test_command_writes_importable_results(values, tmp_path, capsys):
     file, one, two = (str(tmp_path / name) for name in ("s.jsonl", "one.sqlite", "two.sqlite"))
 
     assert main(("static", "--kernels", FEW_BUILDS, "--db", one, "--json", file)) == 0

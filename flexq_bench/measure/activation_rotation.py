@@ -1,12 +1,10 @@
-"""Operands that are rewritten in place between samples, so that no launch knows its result."""
+"""Activations that rotate between launches, and are rewritten in place between samples."""
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
 
 import torch
 
@@ -20,17 +18,15 @@ from flexq_bench.measure.inputs import (
     realistic_activations,
 )
 from flexq_bench.measure.protocol import Protocol
-from flexq_bench.measure.shared_weights import Content
 from flexq_bench.workloads.case import Case
 
-_ALIGNED = 512  # bytes, as the CUDA allocator aligns
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+_ALIGNMENT = 512  # bytes, as the CUDA allocator aligns
 # of activations to draw from, if that is enough for the minimum number
 _MAX_CONTENT_BYTES = 32 << 20
 _MIN_CONTENTS = 3
 # Elements with a known float64 result: this many tokens and output features.
-_LOOKED_AT_ROWS = 16
-_LOOKED_AT_COLUMNS = 128
+_CHECKED_ROWS = 16
+_CHECKED_COLUMNS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,64 +57,6 @@ class Rewriting:
         if case.cache == "hot":
             most = min(most, max(0, self.l2_bytes - copy_bytes) // 4)
         return most
-
-
-class WeightCopies(Sequence[PackedOperand]):
-    """Copies of packed weights at fresh addresses, each with one of several contents.
-
-    With more contents than copies, no two copies ever have the same one. Otherwise contents are
-    drawn. held: the current content of each copy.
-    """
-
-    def __init__(self, contents: Sequence[Content], copies: int, draw: random.Random) -> None:
-        self._contents = contents
-        dealt = [i % len(contents) for i in range(max(len(contents), copies + 1))]
-        draw.shuffle(dealt)
-        self.held = [contents[i] for i in dealt[:copies]]
-        self._spare = contents[dealt[copies]]
-        self._copies = [content.packed.clone() for content in self.held]
-
-    def __len__(self) -> int:
-        return len(self._copies)
-
-    @overload
-    def __getitem__(self, i: int) -> PackedOperand: ...
-    @overload
-    def __getitem__(self, i: slice) -> Sequence[PackedOperand]: ...
-    def __getitem__(self, i: int | slice) -> PackedOperand | Sequence[PackedOperand]:
-        return self._copies[i]
-
-    def rewrite(self, copy: int) -> None:
-        """Give a copy another content, in place: the one that was free, if it differs."""
-        old = self.held[copy]
-        new = self._spare if self._spare is not old else self._after(old)
-        self.hold(copy, new)
-        self._spare = old
-
-    def hold(self, copy: int, content: Content) -> None:
-        """Give a copy this content, in place."""
-        self.held[copy] = content
-        self._copies[copy].copy_from(content.packed)
-
-    def changed(self, copy: int) -> str | None:
-        """The first buffer of a copy that differs from its content; None: none does."""
-        return first_change(self._copies[copy], self.held[copy].packed)
-
-    def have(self, contents: Sequence[Content]) -> bool:
-        """Return True if the copies have these contents: the same bytes, layout and order."""
-        return len(contents) == len(self._contents) and all(
-            mine.packed.buffers.keys() == theirs.packed.buffers.keys()
-            and all(
-                buffer.dtype == theirs.packed.buffers[name].dtype
-                and torch.equal(buffer, theirs.packed.buffers[name])
-                for name, buffer in mine.packed.buffers.items()
-            )
-            for mine, theirs in zip(self._contents, contents, strict=True)
-        )
-
-    def _after(self, content: Content) -> Content:
-        index = next(i for i, one in enumerate(self._contents) if one is content)
-        return self._contents[(index + 1) % len(self._contents)]
 
 
 class Slots:
@@ -195,28 +133,20 @@ class Contents:
             count, rows, columns, dtype=torch.float64, device=self.x_rows[0].values.device
         )
         magnitude = torch.empty_like(y)
-        for of in launches.values():
-            used = sorted({activations[i] for i in of})
+        for indices in launches.values():
+            used = sorted({activations[i] for i in indices})
             # A stale result differs by far. Rounding errors (of sums of single bit planes, for
             # example, which cancel if their total is small) are tolerated relative to all products
             # here; the announced checks judge rounding.
             exact = reference_gemm(
                 Operand.stacked([self.x_rows[i] for i in used]),
-                weights[of[0]].take_rows(self.columns),
+                weights[indices[0]].take_rows(self.columns),
                 integer_sums=False,
             )
-            places = [used.index(activations[i]) for i in of]
-            y[of] = exact.y.view(len(used), rows, columns)[places]
-            magnitude[of] = exact.magnitude.view(len(used), rows, columns)[places]
+            places = [used.index(activations[i]) for i in indices]
+            y[indices] = exact.y.view(len(used), rows, columns)[places]
+            magnitude[indices] = exact.magnitude.view(len(used), rows, columns)[places]
         return replace(exact, y=y, magnitude=magnitude).rounded_to(self.rounds_to)
-
-
-def first_change(now: PackedOperand, filled: PackedOperand) -> str | None:
-    """The first buffer whose bits differ from its original contents; None: none does."""
-    for name, buffer in filled.buffers.items():
-        if not torch.equal(_bits(now.buffers[name]), _bits(buffer)):
-            return name
-    return None
 
 
 def stage_input(kernel: LinearKernel, case: Case, inputs: LinearInputs) -> PackedOperand:
@@ -243,8 +173,8 @@ def draw_contents(
     """Draw activations like the subject's own, and elements of their results to check."""
     gemm, device = case.gemm, own.w.values.device
     host = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(gemm.m, generator=host, device="cpu")[:_LOOKED_AT_ROWS].to(device)
-    columns = torch.randperm(gemm.n, generator=host, device="cpu")[:_LOOKED_AT_COLUMNS].to(device)
+    rows = torch.randperm(gemm.m, generator=host, device="cpu")[:_CHECKED_ROWS].to(device)
+    columns = torch.randperm(gemm.n, generator=host, device="cpu")[:_CHECKED_COLUMNS].to(device)
     generator = torch.Generator(device).manual_seed(derive_seed(seed, "activations"))
     inputs: list[PackedOperand] = []
     x_rows: list[Operand] = []
@@ -262,12 +192,6 @@ def draw_contents(
     return Contents(inputs[:-1], inputs[-1], rows, columns, x_rows, spec.rounds_to)
 
 
-def _bits(buffer: torch.Tensor) -> torch.Tensor:
-    """View a buffer as integers, each of which equals itself even if it is a NaN."""
-    kind = _INTEGERS.get(buffer.element_size())
-    return buffer if kind is None else buffer.view(kind)
-
-
 def _extent_bytes(buffer: torch.Tensor) -> int:
     """Bytes from the first element of a tensor to its last."""
     if buffer.numel() == 0:
@@ -277,4 +201,4 @@ def _extent_bytes(buffer: torch.Tensor) -> int:
 
 
 def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

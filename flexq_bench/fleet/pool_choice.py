@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from flexq_bench.db.engine import Database
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import UsageError
-from flexq_bench.fleet.local_pool import LocalPool
+from flexq_bench.fleet.local_pool import LocalPool, registered_worker
 from flexq_bench.fleet.pool import Pool
-from flexq_bench.fleet.presence import registered_worker
 from flexq_bench.fleet.ray_pool import open_ray_pool
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import parse_times
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.measure import Meter, Tuning
+from flexq_bench.measure.device import device_info
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.external_kernels import adopted, carried
-from flexq_bench.measure.local_devices import device_info
 from flexq_bench.repository.project import Project
 from flexq_bench.runs.process_meter import InProcessMeter, ProcessMeter, ProcessOptions
 
@@ -35,7 +34,7 @@ class PoolOptions:
     Ray address. backend None: CUDA if there is a GPU, else CPU. device: of this process, as named
     by torch; None: the backend's first. seed None: the seed of the resumed run, or 0. times: as in
     `--times`, None for the defaults; without a cluster they apply to the processes that measure
-    kernels from outside.
+    external kernels.
 
     For a cluster only: gpus, SKUs or globs, empty for every kind; repeat, the number of
     measurements of each case, on different GPUs of its kind if there are several.

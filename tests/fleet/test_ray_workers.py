@@ -1,4 +1,4 @@
-"""The worker on this machine's CPU, without Ray around it."""
+"""The actor that measures, on the CPU of this machine and without Ray."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import pytest
 
 from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError
-from flexq_bench.fleet import ray_worker as actor
+from flexq_bench.fleet import ray_workers as actor
 from flexq_bench.fleet.ray_actors import Actor
-from flexq_bench.fleet.ray_slots import Slot
-from flexq_bench.fleet.ray_worker import MeterActor
-from flexq_bench.fleet.ray_workers import RayWorkers
+from flexq_bench.fleet.ray_cluster import Slot
+from flexq_bench.fleet.ray_workers import MeterActor, RayWorkers
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.autotune import TuningKey, TuningMemory
 from flexq_bench.kernels.contract import Config
@@ -31,7 +30,7 @@ KEY = TuningKey("k", 1, 1, 64, 64, "gemm", "cold", "A GPU", "software")
 CANDIDATES = (Width(32), Width(64))
 
 
-def test_a_worker_measures_and_says_what_it_is():
+def test_worker_describes_itself_and_measures():
     worker = MeterActor("cpu", 0, Tuning.NONE)
     case = Case("cublas-fp16", GemmWorkload(1, 32, 32))
 
@@ -44,7 +43,7 @@ def test_a_worker_measures_and_says_what_it_is():
     assert list(worker.memory_obstacles((case, huge))) == [huge.key]
 
 
-def test_a_worker_refuses_a_gpu_that_others_compute_on(monkeypatch):
+def test_worker_refuses_a_gpu_with_other_processes(monkeypatch):
     monkeypatch.setattr(actor, "_RELEASE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(Meter, "other_processes", lambda self: 2)
 
@@ -52,7 +51,7 @@ def test_a_worker_refuses_a_gpu_that_others_compute_on(monkeypatch):
         MeterActor("cpu", 0, Tuning.NONE)
 
 
-def test_an_offered_choice_spares_the_timing():
+def test_offered_choice_is_used_without_timing():
     memory = TuningMemory()
     memory.offer(KEY, {"width": 64})
 
@@ -62,13 +61,13 @@ def test_an_offered_choice_spares_the_timing():
     assert memory.chosen == {KEY: Width(64)}
 
 
-def test_an_offer_that_is_no_candidate_or_not_wanted_is_timed_anew():
+def test_offer_that_is_no_candidate_is_ignored():
     for memory, offered in ((TuningMemory(), 16), (TuningMemory(fresh=True), 64)):
         memory.offer(KEY, {"width": offered})
         assert memory.choose(KEY, CANDIDATES, lambda config: config.width) == Width(32)
 
 
-def test_what_a_worker_is_told_it_does_not_tell_back(monkeypatch):
+def test_received_choices_are_not_sent_back(monkeypatch):
     worker = MeterActor("cpu", 0, Tuning.NONE)
     memory = worker._meter.choices
     told = ChoiceInfo({name: getattr(KEY, name) for name in TuningKey.__slots__}, {"width": 64})
@@ -85,7 +84,7 @@ def test_what_a_worker_is_told_it_does_not_tell_back(monkeypatch):
     assert [(choice.key["m"], choice.config) for choice in report.choices] == [(8, {"width": 32})]
 
 
-def test_a_fleet_refuses_a_worker_that_measures_with_other_code():
+def test_worker_with_other_code_is_refused():
     workers = RayWorkers("local", backend="cpu", seed=0)
     greeting = MeterActor("cpu", 0, Tuning.NONE).describe()
     slot = Slot("node", "node7", 0, "")
@@ -96,7 +95,7 @@ def test_a_fleet_refuses_a_worker_that_measures_with_other_code():
         workers.introduced(Actor(slot, None, None, 0.0, uuid="w"), other)
 
 
-def test_an_actor_measures_kernels_from_outside_where_their_file_is_not(tmp_path, monkeypatch):
+def test_actor_measures_external_kernels_without_their_file(tmp_path, monkeypatch):
     monkeypatch.setattr(actor, "limit_memory", lambda device: None)  # it is this process's
     path = tmp_path / "theirs.py"
     path.write_text(
@@ -118,7 +117,7 @@ def test_an_actor_measures_kernels_from_outside_where_their_file_is_not(tmp_path
     assert report.measured.source_hash
 
 
-def test_an_actor_without_the_kernels_is_no_worker(tmp_path, monkeypatch):
+def test_actor_without_the_external_kernels_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(actor, "limit_memory", lambda device: None)
     source = KernelSource.parse(str(tmp_path / "none.py"))
 

@@ -1,21 +1,13 @@
-"""Rules and results of an A/B comparison: looks, sample batches, blocks, cases."""
+"""Rules of an A/B comparison: how much is measured in each look, and when that is enough."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from flexq_bench.errors import UsageError
-from flexq_bench.measure.sampling import location
-from flexq_bench.verdicts import (
-    Comparison,
-    Confirmation,
-    Verdict,
-    confirm_together,
-)
+from flexq_bench.verdicts import CaseComparison, Confirmation, confirm_together
 from flexq_bench.verdicts.alert_rule import (
     BLOCKS,
     FALSE_DISCOVERY_RATE,
@@ -28,7 +20,6 @@ from flexq_bench.verdicts.alert_rule import (
     is_decided,
     pairs_for_clear,
 )
-from flexq_bench.workloads.case import Case
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,86 +103,8 @@ class InterleaveRules:
         return sure if self.suffices is None else self.suffices(result, sure)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleBatch:
-    """Consecutive samples of one side: microseconds per launch, in order.
-
-    mhz: SM clock, mean of before and after; None: not available. valid: the clock was high enough
-    throughout. trim: of the protocol by which they were taken.
-    """
-
-    samples_us: tuple[float, ...]
-    mhz: float | None
-    valid: bool
-    trim: float | None = None
-
-    @property
-    def time_us(self) -> float:
-        """Trimmed mean, or median, of the batch; NaN if it does not count."""
-        return location(self.samples_us, self.trim) if self.valid else float("nan")
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Two sample batches of each side in the order ABBA: the outer ones are of the same side.
-
-    process: number of the pair of processes. placement: number of the placement in that pair.
-    """
-
-    process: int
-    placement: int
-    base: tuple[SampleBatch, SampleBatch]
-    head: tuple[SampleBatch, SampleBatch]
-
-    @property
-    def base_us(self) -> float:
-        return _mean(batch.time_us for batch in self.base)
-
-    @property
-    def head_us(self) -> float:
-        return _mean(batch.time_us for batch in self.head)
-
-    @property
-    def base_mhz(self) -> float | None:
-        return _clock(self.base)
-
-    @property
-    def head_mhz(self) -> float | None:
-        return _clock(self.head)
-
-
-@dataclass(frozen=True, slots=True)
-class CaseComparison:
-    """Two sides of one case.
-
-    base, head: full commit ids (with "-dirty" for a working tree with changes), or kernel labels;
-    the case is then the base's. comparison has tuples of floats, so that it can be stored and
-    judged again. confirmation: of this case alone. base_binary, head_binary: hash of the machine
-    code; None: a library's. detail: why there is no data, or what is wrong; empty: no problem.
-    """
-
-    case: Case
-    base: str
-    head: str
-    comparison: Comparison
-    confirmation: Confirmation
-    base_binary: str | None = None
-    head_binary: str | None = None
-    base_config: dict[str, Any] = field(default_factory=dict)
-    head_config: dict[str, Any] = field(default_factory=dict)
-    detail: str = ""
-
-    @property
-    def is_clear(self) -> bool:
-        """Return True if it is slower or faster beyond doubt; see Confirmation."""
-        is_changed = self.confirmation.verdict in (Verdict.SLOWER, Verdict.FASTER)
-        return is_changed and self.confirmation.is_clear
-
-
 Suffices = Callable[[CaseComparison, bool], bool]
-Comparer = Callable[[Sequence[Case]], Iterator[CaseComparison]]
 OnResult = Callable[[CaseComparison], None]
-OnBlock = Callable[[Case, Block], None]
 
 
 def confirm_comparisons(
@@ -205,12 +118,3 @@ def confirm_comparisons(
         replace(result, confirmation=confirmation)
         for result, confirmation in zip(results, confirmations, strict=True)
     )
-
-
-def _mean(values: Iterator[float]) -> float:
-    return statistics.fmean(values)
-
-
-def _clock(batches: tuple[SampleBatch, SampleBatch]) -> float | None:
-    clocks = [batch.mhz for batch in batches if batch.mhz is not None]
-    return statistics.fmean(clocks) if len(clocks) == len(batches) else None

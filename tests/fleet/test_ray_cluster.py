@@ -1,4 +1,4 @@
-"""Joining clusters: one that isn't there, and one through Ray's client."""
+"""Connection to clusters: an unreachable cluster, and the Ray client."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.errors import InfrastructureError
-from flexq_bench.fleet.ray_session import _keep_private, _token, ray_session
+from flexq_bench.fleet.ray_cluster import _keep_private, _token, ray_session
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
-def test_a_cluster_that_is_not_there_is_said_at_once(form):
+def test_unreachable_cluster_is_refused_at_once(form):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         address = form.format(other.getsockname()[1])
@@ -32,7 +32,7 @@ def test_a_cluster_that_is_not_there_is_said_at_once(form):
 
 
 @pytest.mark.parametrize("address", ["ray://", "ray://localhost", "ray://localhost:x"])
-def test_an_address_that_is_none_is_said_at_once(address):
+def test_invalid_address_is_refused_at_once(address):
     with (
         pytest.raises(InfrastructureError, match="an address is ray://HOST:PORT"),
         ray_session(address, gpus=0),
@@ -42,7 +42,7 @@ def test_an_address_that_is_none_is_said_at_once(address):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own pipes
-def test_a_fleet_is_reached_from_outside_through_rays_client(
+def test_fleet_is_reached_through_the_ray_client(
     simulated, a_cluster_for_clients, add_node, tmp_path
 ):
     cluster, port = a_cluster_for_clients
@@ -58,9 +58,7 @@ def test_a_fleet_is_reached_from_outside_through_rays_client(
 
 
 @pytest.mark.parametrize(("mode", "set_"), [(None, {"RAY_AUTH_MODE": "token"}), ("token", {})])
-def test_a_token_that_this_machine_has_is_shown_to_a_cluster_that_may_ask_for_one(
-    monkeypatch, tmp_path, mode, set_
-):
+def test_token_is_sent_to_clusters_that_may_require_it(monkeypatch, tmp_path, mode, set_):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)

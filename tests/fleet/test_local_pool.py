@@ -6,7 +6,7 @@ from datetime import timedelta
 from flexq_bench.db import queries
 from flexq_bench.db.errors import LockedError
 from flexq_bench.db.records import DeviceInfo
-from flexq_bench.fleet import presence
+from flexq_bench.fleet import local_pool
 from flexq_bench.runs.worker import Worker
 
 WORKER = Worker(DeviceInfo("cpu-1", "A CPU", "cpu"), {"host": "here"}, None, 42)
@@ -18,24 +18,24 @@ def the_worker(database):
     return worker
 
 
-def test_worker_is_registered_while_it_serves(database):
-    with presence.registered_worker(database, WORKER):
+def test_registered_worker_is_idle_and_then_stopped(database):
+    with local_pool.registered_worker(database, WORKER):
         here = the_worker(database)
         assert (here.state, here.gpu, here.pid) == ("idle", "A CPU", 42)
 
     assert the_worker(database).state == "stopped"
 
 
-def test_heartbeat_is_renewed(database):
-    with presence.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
+def test_registered_worker_sends_heartbeats(database):
+    with local_pool.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
         first = the_worker(database).heartbeat_at
         deadline = time.monotonic() + 10
         while the_worker(database).heartbeat_at == first:
             assert time.monotonic() < deadline
 
 
-def test_busy_database_does_not_end_the_heartbeat(database, monkeypatch, caplog):
-    real, calls = presence.beat, []
+def test_locked_database_does_not_end_heartbeats(database, monkeypatch, caplog):
+    real, calls = local_pool.beat, []
 
     def busy_once(*args, **options):
         calls.append(args)
@@ -43,9 +43,9 @@ def test_busy_database_does_not_end_the_heartbeat(database, monkeypatch, caplog)
             raise LockedError("busy")
         real(*args, **options)
 
-    monkeypatch.setattr(presence, "beat", busy_once)
+    monkeypatch.setattr(local_pool, "beat", busy_once)
 
-    with presence.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
+    with local_pool.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
         deadline = time.monotonic() + 10
         while len(calls) < 2:
             assert time.monotonic() < deadline

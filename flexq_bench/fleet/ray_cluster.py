@@ -1,4 +1,4 @@
-"""A Ray session: starts Ray on this machine or joins a cluster, and cleans up at the end."""
+"""A Ray cluster: started on this machine or joined, and its slots for workers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flexq_bench.errors import InfrastructureError, library_reason
+from flexq_bench.kernels.contract import Backend
 from flexq_bench.repository.provenance import ROOT
 
 LOCAL = "local"
@@ -27,6 +30,7 @@ _QUIET = {
 # machines are disabled: this variable does that, on any system. Ray reads it on import.
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
+_ACCELERATOR = "accelerator_type:"
 _CLIENT = "ray://"
 _CONNECT_TIMEOUT_S = 10.0
 _TOKEN_MODE = "RAY_AUTH_MODE"
@@ -37,6 +41,52 @@ _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 def cpu_slots() -> int:
     """Number of actors that measure concurrently on this machine's CPU."""
     return min(len(os.sched_getaffinity(0)), MAX_CPU_SLOTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for one worker on a node. number: index of the slot; Ray assigns the GPU.
+
+    accelerator: Ray's name of the node's GPUs, such as H200 or GeForce-RTX-3090-Ti; empty: none.
+    """
+
+    node: str  # Ray's id
+    host: str
+    number: int
+    backend: Backend
+    accelerator: str = ""
+
+    def create(self, actor: type, *arguments: object) -> Any:
+        """Create actor(backend, *arguments) on this slot; only one at a time gets its device."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options: dict[str, Any] = {
+            "num_gpus": 1 if self.backend == "cuda" else 0,
+            "num_cpus": 0 if self.backend == "cuda" else 1,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(self.node, soft=False),
+        }
+        if self.accelerator:
+            options["accelerator_type"] = self.accelerator
+        return ray.remote(actor).options(**options).remote(self.backend, *arguments)
+
+
+def slots(backend: Backend, *, local: bool) -> tuple[Slot, ...]:
+    """The slots of the nodes that are alive. local: the cluster was started on this machine."""
+    import ray
+
+    free: list[Slot] = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            free.extend(_of_node(node, backend, local))
+    return tuple(free if backend == "cuda" else free[:MAX_CPU_SLOTS])
+
+
+def is_alive(node: str) -> bool:
+    """Return True if a node of the cluster is still alive."""
+    import ray
+
+    return any(row["NodeID"] == node and row["Alive"] for row in ray.nodes())
 
 
 @contextmanager
@@ -66,6 +116,18 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+def _of_node(node: dict[str, Any], backend: Backend, local: bool) -> Iterator[Slot]:
+    resources = node["Resources"]
+    if backend == "cuda":
+        count = int(resources.get("GPU", 0))
+        names = [name for name in resources if name.startswith(_ACCELERATOR)]
+        accelerator = names[0].removeprefix(_ACCELERATOR) if names and count else ""
+    else:
+        count, accelerator = (cpu_slots() if local else int(resources.get("CPU", 0))), ""
+    for number in range(count):
+        yield Slot(node["NodeID"], node["NodeManagerHostname"], number, backend, accelerator)
 
 
 def _keep_private(token: Path) -> None:

@@ -1,0 +1,42 @@
+"""A case of two commits, or of two kernels, compared on one device: the input of verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flexq_bench.verdicts.confirmation import Comparison, Confirmation
+from flexq_bench.verdicts.verdict import Verdict
+from flexq_bench.workloads.case import Case
+
+
+@dataclass(frozen=True, slots=True)
+class CaseComparison:
+    """Two sides of one case.
+
+    base, head: full commit ids (with "-dirty" for a working tree with changes), or kernel labels;
+    the case is then the base's. comparison has tuples of floats, so that it can be stored and
+    judged again. confirmation: of this case alone. base_binary, head_binary: hash of the machine
+    code; None: a library's. detail: why there is no data, or what is wrong; empty: no problem.
+    """
+
+    case: Case
+    base: str
+    head: str
+    comparison: Comparison
+    confirmation: Confirmation
+    base_binary: str | None = None
+    head_binary: str | None = None
+    base_config: dict[str, Any] = field(default_factory=dict)
+    head_config: dict[str, Any] = field(default_factory=dict)
+    detail: str = ""
+
+    @property
+    def is_clear(self) -> bool:
+        """Return True if it is slower or faster beyond doubt; see Confirmation."""
+        is_changed = self.confirmation.verdict in (Verdict.SLOWER, Verdict.FASTER)
+        return is_changed and self.confirmation.is_clear
+
+
+Comparer = Callable[[Sequence[Case]], Iterator[CaseComparison]]
