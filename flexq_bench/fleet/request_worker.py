@@ -340,4 +340,6 @@ def _wait_for_lease_renewals() -> None:
 
 def _return_requests(database: Database, server: str) -> None:
     """Return all requests of this server to the queue, after an outage of any length."""
-    run_transaction(database, lambda session: return_requests(session, server), max_outage_s=math.inf)
+    run_transaction(
+        database, lambda session: return_requests(session, server), max_outage_s=math.inf
+    )
