@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import flexq_bench
-from flexq_bench.cli.listening import check_port
+from flexq_bench.cli.listening import AddressOption, server_url
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.dashboard.settings import (
@@ -33,12 +33,7 @@ _PART = re.compile(r"[A-Za-z0-9._~-]+")  # of a path
 
 def dashboard(
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8501,
-    address: Annotated[
-        str,
-        typer.Option(
-            "--address", help="Address to listen on; 0.0.0.0 makes it public in the network."
-        ),
-    ] = "127.0.0.1",
+    address: AddressOption = "127.0.0.1",
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Write nothing, not even notes on alerts.")
     ] = False,
@@ -53,7 +48,6 @@ def dashboard(
             metavar="URL",
             envvar=COMMIT_URL_VARIABLE,
             help="URL of a commit, with {sha} in it; pages link to it.",
-            show_default=False,
         ),
     ] = None,
     examples: Annotated[
@@ -78,15 +72,9 @@ def dashboard(
         raise UsageError("--examples uses a temporary database: leave --db out")
     _check_commit_url(commit_url)
     _check_base_path(base_path)
-    if not address.strip():
-        raise UsageError(
-            "--address is empty, which would listen on every network: name one, or leave it out "
-            "for 127.0.0.1"
-        )
-    check_port(address, port)
+    url = server_url(address, port)
     app = _app_file()
     path = base_path.strip("/")
-    url = f"http://{'localhost' if address == '0.0.0.0' else address}:{port}"
     url += f"/{path}" if path else ""
     environment = os.environ | {SERVER_VARIABLE: "1"}
     if read_only:

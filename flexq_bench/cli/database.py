@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -11,19 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli.external_export import OWN_PROJECT, refuse_projects, write_external
-from flexq_bench.cli.external_import import (
-    AlertOption,
-    CommitOption,
-    ExternalDeviceOption,
-    ExternalOptions,
+from flexq_bench.cli.external_results import (
+    OWN_PROJECT,
+    STATEMENT_TIMEOUT_S,
+    ExternalResultOptions,
     ImportFormatOption,
-    ProjectOption,
-    RepositoryOption,
-    SuiteOption,
-    TimeOption,
+    export_external,
     import_external,
 )
+from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.cli.progress import progress
@@ -31,9 +27,10 @@ from flexq_bench.errors import UsageError
 from flexq_bench.sweeps.text import split_names, split_sizes
 
 if TYPE_CHECKING:
-    from flexq_bench.db.records import AnyRecord, Record
-
-STATEMENT_TIMEOUT_S = 3600.0  # statements on a large table take long even on a healthy server
+    from flexq_bench.db.encoding import AnyRecord
+    from flexq_bench.db.engine import Session
+    from flexq_bench.db.queries import Filters
+    from flexq_bench.db.records import Record
 
 app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args_is_help=True)
 
@@ -60,7 +57,9 @@ def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
 
 @app.command("import")
+@takes_option_groups
 def import_(
+    *,
     files: Annotated[
         list[str],
         typer.Argument(
@@ -68,13 +67,7 @@ def import_(
         ),
     ],
     format_name: ImportFormatOption = None,
-    commit: CommitOption = None,
-    project: ProjectOption = None,
-    repository: RepositoryOption = None,
-    device: ExternalDeviceOption = None,
-    time: TimeOption = None,
-    alert: AlertOption = True,
-    suite: SuiteOption = None,
+    origin: ExternalResultOptions,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -89,11 +82,10 @@ def import_(
     from flexq_bench.db.exchange import ImportSummary, import_file
     from flexq_bench.results.published_numbers import store_published_numbers
 
-    external_options = ExternalOptions(commit, project, repository, device, time, alert, suite)
     if format_name is not None:
-        import_external(files, format_name, external_options, db, as_json)
+        import_external(files, format_name, origin, db, as_json)
         return
-    external_options.refuse_any()
+    origin.refuse_any()
     done: list[ImportSummary] = []
     with (
         open_database(db, silence_s=STATEMENT_TIMEOUT_S) as database,
@@ -111,8 +103,59 @@ def import_(
         print_json(done)
 
 
+@dataclass(frozen=True)
+class FilterOptions:
+    """Options that select the records of an export; None: all of them."""
+
+    runs: Annotated[
+        str | None, typer.Option("--run", metavar="RUNS", help="Only results of these runs.")
+    ] = None
+    suites: Annotated[str | None, typer.Option("--suites", metavar="NAMES")] = None
+    kernels: Annotated[
+        str | None, typer.Option("--kernels", metavar="NAMES", help="Names without variant.")
+    ] = None
+    models: Annotated[str | None, typer.Option("--models", metavar="NAMES")] = None
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices", metavar="SKUS", help="Only GPUs with these names (list devices)."
+        ),
+    ] = None
+    m: Annotated[str | None, typer.Option("--m", metavar="RANGES")] = None
+    projects: Annotated[
+        str | None,
+        typer.Option(
+            "--project",
+            metavar="NAMES",
+            help=f"Only results of these projects; {OWN_PROJECT}: those of this repository.",
+        ),
+    ] = None
+
+    def filters(self, session: Session) -> Filters:
+        """Return the filters. Raises UsageError for names without stored results."""
+        from flexq_bench.db import queries
+        from flexq_bench.db.queries import Filters
+
+        known = queries.filter_values(session)
+        projects = _stored_names("project", self.projects, (*known.projects, OWN_PROJECT))
+        return Filters(
+            runs=tuple(
+                queries.run_by_uuid_prefix(session, prefix).uuid
+                for prefix in split_names(self.runs) or ()
+            ),
+            suites=_stored_names("suite", self.suites, known.suites),
+            kernels=_stored_names("kernel", self.kernels, known.kernels),
+            models=_stored_names("model", self.models, known.models),
+            gpus=_stored_names("device", self.devices, known.gpus),
+            m=split_sizes(self.m) or (),
+            projects=tuple("" if name == OWN_PROJECT else name for name in projects),
+        )
+
+
 @app.command()
+@takes_option_groups
 def export(
+    *,
     file: Annotated[
         str, typer.Argument(help="A .jsonl, .jsonl.gz or .parquet file; with --format any name.")
     ],
@@ -122,32 +165,9 @@ def export(
             "--format",
             metavar="NAME",
             help="pytorch-hud, bencher, perfherder, openmetrics or flashinfer-bench (a folder).",
-            show_default=False,
         ),
     ] = None,
-    runs: Annotated[
-        str | None, typer.Option("--run", metavar="RUNS", help="Only results of these runs.")
-    ] = None,
-    suites: Annotated[str | None, typer.Option("--suites", metavar="NAMES")] = None,
-    kernels: Annotated[
-        str | None, typer.Option("--kernels", metavar="NAMES", help="Names without variant.")
-    ] = None,
-    models: Annotated[str | None, typer.Option("--models", metavar="NAMES")] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            "--devices", metavar="SKUS", help="Only GPUs with these names (list devices)."
-        ),
-    ] = None,
-    m: Annotated[str | None, typer.Option("--m", metavar="RANGES")] = None,
-    projects: Annotated[
-        str | None,
-        typer.Option(
-            "--project",
-            metavar="NAMES",
-            help=f"Only results of these projects; {OWN_PROJECT}: those of this repository.",
-        ),
-    ] = None,
+    selection: FilterOptions,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -158,9 +178,7 @@ def export(
     """
     from flexq_bench.db import queries
     from flexq_bench.db.engine import open_database
-    from flexq_bench.db.exchange import write_records
-    from flexq_bench.db.queries import Filters
-    from flexq_bench.db.records import MODEL_KINDS, Record
+    from flexq_bench.db.exchange import export_records, write_records
 
     def counted(records: Iterable[Record]) -> Iterator[Record]:
         for record in records:
@@ -172,27 +190,10 @@ def export(
         database.session() as session,
         progress("exporting") as bar,
     ):
-        known = queries.filter_values(session)
-        filters = Filters(
-            runs=tuple(
-                queries.run_by_uuid_prefix(session, prefix).uuid
-                for prefix in split_names(runs) or ()
-            ),
-            suites=_stored_names("suite", suites, known.suites),
-            kernels=_stored_names("kernel", kernels, known.kernels),
-            models=_stored_names("model", models, known.models),
-            gpus=_stored_names("device", devices, known.gpus),
-            m=split_sizes(m) or (),
-            projects=tuple(
-                "" if name == OWN_PROJECT else name
-                for name in _stored_names("project", projects, (*known.projects, OWN_PROJECT))
-            ),
-        )
+        filters = selection.filters(session)
+        gemms = counted(export_records(session, filters))
         if format_name is not None:
-            refuse_projects(format_name, filters.projects)
-            count = write_external(
-                format_name, file, counted(queries.stored_records(session, Record, filters))
-            )
+            count = export_external(format_name, file, gemms, filters.projects)
             if as_json:
                 print_json({"file": file, "format": format_name, "results": count})
             else:
@@ -204,10 +205,7 @@ def export(
             for record in queries.stored_records(session, kind, filters)
         ]
         left_out = len(other_records) if file.endswith(".parquet") else 0
-        records: Iterable[AnyRecord] = chain(
-            counted(queries.stored_records(session, Record, filters)),
-            [] if left_out else other_records,
-        )
+        records: Iterable[AnyRecord] = gemms if left_out else chain(gemms, other_records)
         count = write_records(file, records)
     if as_json:
         print_json({"file": file, "records": count, "left_out": left_out})

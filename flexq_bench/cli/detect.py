@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from flexq_bench.cli.options import LARGEST_ID, DbOption, JsonFlag
+from flexq_bench.cli.options import MAX_ID, DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import UsageError
 
@@ -33,15 +33,11 @@ class _Source:
 def detect(
     series: Annotated[
         int | None,
-        typer.Argument(
-            max=LARGEST_ID, help="Id of a series (flexq-bench list series).", show_default=False
-        ),
+        typer.Argument(max=MAX_ID, help="Id of a series (flexq-bench list series)."),
     ] = None,
     csv: Annotated[
         str | None,
-        typer.Option(
-            "--csv", metavar="FILE", help="File with one value per row.", show_default=False
-        ),
+        typer.Option("--csv", metavar="FILE", help="File with one value per row."),
     ] = None,
     column: Annotated[
         str | None,
@@ -49,7 +45,6 @@ def detect(
             "--column",
             metavar="NAME",
             help="Column of the CSV. Default: the only one other than commit, time and device.",
-            show_default=False,
         ),
     ] = None,
     db: DbOption = None,

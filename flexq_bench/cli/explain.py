@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flexq_bench.cli.alerts import AlertArgument, commit_range
-from flexq_bench.cli.options import LARGEST_COUNT, DbOption, JsonFlag
+from flexq_bench.cli.options import MAX_COUNT, DbOption, JsonFlag
 from flexq_bench.cli.output import console, plain, print_json, print_wrapped, say
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.results.reproduction import project_arguments
@@ -31,15 +31,11 @@ def explain(
     alert: AlertArgument,
     png: Annotated[
         Path | None,
-        typer.Option(
-            "--png", metavar="FILE", help="Draw the evidence to a PNG file.", show_default=False
-        ),
+        typer.Option("--png", metavar="FILE", help="Draw the evidence to a PNG file."),
     ] = None,
     most: Annotated[
         int,
-        typer.Option(
-            "--most", min=1, max=LARGEST_COUNT, help="Verdicts to draw, the slowest first."
-        ),
+        typer.Option("--most", min=1, max=MAX_COUNT, help="Verdicts to draw, the slowest first."),
     ] = 3,
     db: DbOption = None,
     as_json: JsonFlag = False,

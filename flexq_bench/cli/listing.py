@@ -13,14 +13,13 @@ import typer
 from rich import box
 from rich.table import Table
 
-from flexq_bench.cli.external import adopted, use_kernels_from
+from flexq_bench.cli.external import KernelsFromOption, adopted, use_kernels_from
 from flexq_bench.cli.options import (
-    LARGEST_ID,
+    MAX_ID,
     BackendChoice,
     BackendOption,
     DbOption,
     JsonFlag,
-    KernelsFromOption,
     given_options,
 )
 from flexq_bench.cli.output import console, print_json, print_wrapped, printable, say
@@ -78,7 +77,7 @@ def list_(
         typer.Option(
             "--limit",
             min=1,
-            max=LARGEST_ID,
+            max=MAX_ID,
             help="Runs and false-alarms: maximum number, newest first.",
         ),
     ] = 50,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli.options import DATABASE, DbOption, JsonFlag
+from flexq_bench.cli.options import DbOption, JsonFlag, database_option
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import FlexqError, UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
@@ -22,21 +22,17 @@ if TYPE_CHECKING:
 
 _HOUR = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 
-SubscriptionsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--subscriptions",
-        metavar="FILE",
-        help="File of subscriptions (docs/external-results.md). Default: "
-        "$FLEXQ_BENCH_SUBSCRIPTIONS.",
-        show_default=False,
-        rich_help_panel=DATABASE,
-    ),
-]
-
 
 def notify(
-    subscriptions: SubscriptionsOption = None,
+    subscriptions: Annotated[
+        Path | None,
+        database_option(
+            "--subscriptions",
+            metavar="FILE",
+            help="File of subscriptions (docs/external-results.md). Default: "
+            "$FLEXQ_BENCH_SUBSCRIPTIONS.",
+        ),
+    ] = None,
     test: Annotated[
         bool, typer.Option("--test", help="Send one test message to every subscription, now.")
     ] = False,
@@ -46,7 +42,6 @@ def notify(
             "--late",
             metavar="HH:MM",
             help="First check that today's nightly run is done by this time, UTC; notify if not.",
-            show_default=False,
         ),
     ] = None,
     suite: Annotated[str, typer.Option("--suite", help="Suite of the nightly run for --late.")] = (

@@ -14,7 +14,7 @@ import pytest
 
 from flexq_bench.cli.app import main
 from flexq_bench.cli.failures import exit_code_of
-from flexq_bench.cli.report_files import write_reports
+from flexq_bench.cli.reports import ReportOptions
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 
@@ -219,7 +219,7 @@ def test_a_full_disk_is_no_wrong_usage(cli, measured, tmp_path, monkeypatch):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_report_that_a_full_disk_does_not_take_is_no_wrong_usage():
     with pytest.raises(UsageError, match="can't write /dev/full: No space left") as raised:
-        write_reports("text", {"--markdown": "/dev/full"}, {"--markdown": str})
+        ReportOptions(markdown="/dev/full").write("text", markdown=str)
 
     assert exit_code_of(raised.value) == ExitCode.INFRASTRUCTURE
 
