@@ -29,9 +29,13 @@ from flexq_bench.cli.options import (
 )
 from flexq_bench.cli.output import console, print_wrapped, say, say_interrupted
 from flexq_bench.cli.progress import progress as shown_progress
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.records import RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.sweeps.text import split_names
 
 if TYPE_CHECKING:
@@ -40,10 +44,7 @@ if TYPE_CHECKING:
     from flexq_bench.accuracy import EvaluationPlan, MetricResult
     from flexq_bench.accuracy.records import OnUnit, Unit
     from flexq_bench.accuracy.setup import PreparedModel
-    from flexq_bench.db.engine import Database
-    from flexq_bench.db.records import RunInfo
     from flexq_bench.kernels.contract import Backend
-    from flexq_bench.runs.result_files import ResultFiles
     from flexq_bench.schemes import Progress as OnBlock
 
     Evaluate = Callable[[], list[MetricResult]]
@@ -156,10 +157,8 @@ def accuracy(
     from flexq_bench.accuracy import SUITE, EvaluationPlan, check_tasks
     from flexq_bench.accuracy.bos import as_bos
     from flexq_bench.accuracy.setup import named_tasks, prepare, subjects
-    from flexq_bench.db.engine import open_database
     from flexq_bench.fleet import NO_CLUSTER
     from flexq_bench.runs.lifecycle import new_run
-    from flexq_bench.runs.result_files import ResultFiles
 
     use_own_schemes(evaluated.schemes_from)
     files = ResultFiles(as_json)
@@ -229,7 +228,6 @@ def _save_reference(path: Path, setup: PreparedModel, files: ResultFiles) -> Non
 
 def _resumed(database: Database, prefix: str) -> RunInfo:
     from flexq_bench.accuracy import SUITE
-    from flexq_bench.db import queries
 
     with database.session() as session:
         run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)
@@ -284,9 +282,6 @@ def _on_cluster(
 def _evaluate_and_report(
     database: Database, run: RunInfo, evaluate: Evaluate, files: ResultFiles
 ) -> int:
-    from flexq_bench.db import queries
-    from flexq_bench.db.queries import Filters
-    from flexq_bench.db.records import AccuracyRecord
 
     out = console(stderr=files.uses_stdout)
     try:

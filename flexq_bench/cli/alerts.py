@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich import box
@@ -14,12 +14,14 @@ from rich.table import Table
 from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import MAX_ID, DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, print_wrapped, say
+from flexq_bench.db import queries
+from flexq_bench.db.decisions import ALERT_STATES, OPEN_STATES, STATES_WITH_A_REASON
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.queries import AlertRow
+from flexq_bench.db.verdict_store import set_alert_state
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.command_lines import user_name
 from flexq_bench.workloads.names import unknown
-
-if TYPE_CHECKING:
-    from flexq_bench.db.queries import AlertRow
 
 _ALL = "all"
 _OPEN = "open"
@@ -48,10 +50,6 @@ class ChangeOptions:
     as_json: JsonFlag = False
 
     def set(self, state: str, note: str) -> None:
-        from flexq_bench.db import queries
-        from flexq_bench.db.decisions import STATES_WITH_A_REASON
-        from flexq_bench.db.engine import open_database
-        from flexq_bench.db.verdict_store import set_alert_state
 
         alert, note = self.alert, note.strip()
         if state in STATES_WITH_A_REASON and not note:
@@ -82,9 +80,6 @@ def list_(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the alerts, newest first."""
-    from flexq_bench.db import queries
-    from flexq_bench.db.decisions import ALERT_STATES, OPEN_STATES
-    from flexq_bench.db.engine import open_database
 
     chosen = {_OPEN: OPEN_STATES, _ALL: ALERT_STATES, **{name: (name,) for name in ALERT_STATES}}
     if state not in chosen:

@@ -23,11 +23,12 @@ from flexq_bench.cli.options import (
 )
 from flexq_bench.cli.output import console, print_json, say, say_interrupted
 from flexq_bench.errors import UsageError
+from flexq_bench.repository.worktrees import repository_of
+from flexq_bench.workloads.case import Case
 
 if TYPE_CHECKING:
     from flexq_bench.measure.ab import CaseComparison, Suffices
     from flexq_bench.repository.project import Project
-    from flexq_bench.workloads.case import Case
 
 
 @takes_option_groups
@@ -64,7 +65,6 @@ def bisect(
     from flexq_bench.ci.reports import bisect as reports
     from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
     from flexq_bench.repository import project as projects
-    from flexq_bench.repository.worktrees import repository_of
 
     sources.use_kernels()
     if sources.project is not None:

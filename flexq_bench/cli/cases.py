@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from flexq_bench.cli.external import known_patterns
 from flexq_bench.cli.options import KernelsOption, case_option
 from flexq_bench.sweeps.text import split_names, split_sizes
-
-if TYPE_CHECKING:
-    from flexq_bench.workloads.suite import Suite
+from flexq_bench.workloads.suite import Suite
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,22 @@ from flexq_bench.cli.options import (
     RepositoryOption,
     case_option,
 )
+from flexq_bench.cli.output import console, plain, print_json, print_unbroken, say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.errors import DatabaseError
+from flexq_bench.db.queries import RunSummary
 from flexq_bench.errors import UsageError
+from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.repository.worktrees import repository_of, resolve_revision
 from flexq_bench.runs.command_lines import command
+from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
+from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
-    from flexq_bench.db.queries import RunSummary
     from flexq_bench.kernels.contract import Backend
     from flexq_bench.measure.ab import Block, CaseComparison, InterleaveRules
-    from flexq_bench.workloads.case import Case
-    from flexq_bench.workloads.suite import Suite
 
 
 class Kind(StrEnum):
@@ -105,7 +111,6 @@ def compare(
 def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
     """Return the kind of both names. Raises UsageError if they are of different kinds."""
     from flexq_bench.kernels import registry
-    from flexq_bench.repository.worktrees import repository_of, resolve_revision
 
     labels = {*registry.labels("cpu"), *registry.labels("cuda")}
     if base in labels and head in labels:
@@ -126,9 +131,6 @@ def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
 
 
 def _are_runs(base: str, head: str, db: str | None) -> bool:
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.errors import DatabaseError
 
     try:
         with open_database(db, read_only=True) as database, database.session() as session:
@@ -159,7 +161,6 @@ def _of_commits(
 ) -> _Comparison:
     from flexq_bench.measure.ab import compare_commits
     from flexq_bench.measure.ab.revisions import resolve_pair
-    from flexq_bench.repository.worktrees import repository_of
     from flexq_bench.workloads.suites import load_suite
 
     resolve_pair(repository_of(repository), base, head)  # reports unknown revisions first
@@ -252,7 +253,6 @@ def _show(
     *,
     as_json: bool,
 ) -> int:
-    from flexq_bench.cli.output import console, plain, print_json, print_unbroken, say
     from flexq_bench.measure.ab import confirm_comparisons
     from flexq_bench.results import comparison_report as report
 
@@ -285,9 +285,6 @@ def _show(
 
 
 def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
-    from flexq_bench.cli.output import console, print_json, print_unbroken, say
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
     from flexq_bench.results import comparison_report as report
     from flexq_bench.results.stored_comparison import compare_stored
     from flexq_bench.results.stored_noise import read_noise
@@ -350,7 +347,6 @@ def _interleaved_advice(runs: Sequence[RunSummary]) -> str:
 def progress(total: int) -> Iterator[Callable[[Case, Block], None]]:
     """Show measured blocks; within the context SIGTERM raises KeyboardInterrupt."""
     from flexq_bench.cli.progress import progress as shown_progress
-    from flexq_bench.interrupts import ended_by_terminate
 
     with ended_by_terminate(), shown_progress("comparing", total) as bar:
         # Ambiguous cases are measured again, which exceeds the total.

@@ -24,6 +24,10 @@ from flexq_bench.dashboard.settings import (
     READ_ONLY_VARIABLE,
     SERVER_VARIABLE,
 )
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.errors import RecordFormatError
+from flexq_bench.db.exchange import import_file
+from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.repository.provenance import ROOT
@@ -65,8 +69,6 @@ def dashboard(
 
     --json prints the address as JSON before it starts.
     """
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 
     if examples and db is not None:
         raise UsageError("--examples uses a temporary database: leave --db out")
@@ -110,9 +112,6 @@ def _serve(command: list[str], environment: dict[str, str]) -> None:
 @contextmanager
 def _example_database() -> Iterator[Path]:
     """Create a temporary database of the example records."""
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.errors import RecordFormatError
-    from flexq_bench.db.exchange import import_file
     from flexq_bench.results.published_numbers import store_published_numbers
 
     files = _example_files()

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,14 +23,19 @@ from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.cli.progress import progress
+from flexq_bench.db import engine, maintenance, queries
+from flexq_bench.db.encoding import AnyRecord
+from flexq_bench.db.engine import Session, open_database
+from flexq_bench.db.exchange import ImportSummary, export_records, import_file, write_records
+from flexq_bench.db.maintenance import compact, prune_samples
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.records import Record
+from flexq_bench.db.releases import store_releases
 from flexq_bench.errors import UsageError
+from flexq_bench.repository.git import commits_of_tags
+from flexq_bench.repository.worktrees import repository_of
 from flexq_bench.sweeps.text import split_names, split_sizes
-
-if TYPE_CHECKING:
-    from flexq_bench.db.encoding import AnyRecord
-    from flexq_bench.db.engine import Session
-    from flexq_bench.db.queries import Filters
-    from flexq_bench.db.records import Record
+from flexq_bench.workloads.names import unknown
 
 app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args_is_help=True)
 
@@ -38,7 +43,6 @@ app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args
 @app.command()
 def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """Bring the tables up to this version."""
-    from flexq_bench.db import engine
     from flexq_bench.results.published_numbers import store_published_numbers
 
     with (
@@ -78,8 +82,6 @@ def import_(
 
     Exit code 0: all is stored; 2: a file or a result was refused.
     """
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.exchange import ImportSummary, import_file
     from flexq_bench.results.published_numbers import store_published_numbers
 
     if format_name is not None:
@@ -133,8 +135,6 @@ class FilterOptions:
 
     def filters(self, session: Session) -> Filters:
         """Return the filters. Raises UsageError for names without stored results."""
-        from flexq_bench.db import queries
-        from flexq_bench.db.queries import Filters
 
         known = queries.filter_values(session)
         projects = _stored_names("project", self.projects, (*known.projects, OWN_PROJECT))
@@ -176,9 +176,6 @@ def export(
     With --format: in the format of another service, only results that may be compared; pytorch-hud
     and flashinfer-bench contain all of them, the others the newest of each series.
     """
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.exchange import export_records, write_records
 
     def counted(records: Iterable[Record]) -> Iterator[Record]:
         for record in records:
@@ -237,8 +234,6 @@ def prune(
     as_json: JsonFlag = False,
 ) -> None:
     """Delete raw samples and free their disk space. Summaries stay."""
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.maintenance import compact, prune_samples
 
     if older_than is None and not keep_accepted:
         raise UsageError(
@@ -264,10 +259,6 @@ def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
     Pages and nights compare with releases.
     """
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.releases import store_releases
-    from flexq_bench.repository.git import commits_of_tags
-    from flexq_bench.repository.worktrees import repository_of
 
     commits = commits_of_tags(repository_of(Path.cwd()))
     with open_database(db, create=False, silence_s=STATEMENT_TIMEOUT_S) as database:
@@ -284,8 +275,6 @@ def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
 @app.command()
 def stats(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """Rows, size and schema revision."""
-    from flexq_bench.db import maintenance
-    from flexq_bench.db.engine import open_database
 
     with (
         open_database(db, read_only=True, silence_s=STATEMENT_TIMEOUT_S) as database,
@@ -304,7 +293,6 @@ def stats(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
 def _stored_names(kind: str, text: str | None, stored: tuple[str, ...]) -> tuple[str, ...]:
     """Parse names. Raises UsageError with similar names if one has no stored results."""
-    from flexq_bench.workloads.names import unknown
 
     names = split_names(text) or ()
     for name in names:

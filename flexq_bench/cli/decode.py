@@ -21,8 +21,12 @@ from flexq_bench.cli.options import (
     finite,
     given_options,
 )
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.queries import run_by_uuid_prefix
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.sweeps.text import split_sizes
+from flexq_bench.workloads.models import get_model, load_catalog
 
 if TYPE_CHECKING:
     from flexq_bench.decode.runs import Serving
@@ -177,15 +181,11 @@ def decode(
     (continue with --resume).
     """
     from flexq_bench.cli import decoding
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.queries import run_by_uuid_prefix
     from flexq_bench.decode.case import Setup
     from flexq_bench.decode.checkpoint_cache import CalibrationText
     from flexq_bench.decode.measurement import cases_of
     from flexq_bench.decode.runs import serving_cases
-    from flexq_bench.runs.result_files import ResultFiles
     from flexq_bench.schemes.model_files import is_there
-    from flexq_bench.workloads.models import get_model, load_catalog
 
     # Input errors are reported before a model is quantized, which takes minutes.
     use_own_schemes(schemes_from)

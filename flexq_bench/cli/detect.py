@@ -12,6 +12,8 @@ from rich.table import Table
 
 from flexq_bench.cli.options import MAX_ID, DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,8 +80,6 @@ def _from_csv(path: str, column: str | None) -> _Source:
 
 
 def _from_database(series: int, db: str | None) -> _Source:
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
     from flexq_bench.verdicts import history_verdict
 
     with open_database(db, read_only=True) as database, database.session() as session:

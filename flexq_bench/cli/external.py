@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 from flexq_bench.cli.options import case_option, commits_option
 from flexq_bench.errors import MissingResultsError, UsageError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.workloads.patterns import select
+from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
     from flexq_bench.ci.policy import Policy
     from flexq_bench.measure.external_kernels import Adopted
     from flexq_bench.repository.project import Project, ProjectRevision
-    from flexq_bench.workloads.suite import Suite
 
 _STATE_MODULE = "flexq_bench.measure.external_kernels"
 _UNBUILT = " (nothing was built: [build] in flexq-bench.toml says how, where kernels need it)"
@@ -179,7 +180,6 @@ def sweep_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
 def with_external(suite: Suite, patterns: Sequence[str] | None) -> Suite:
     """Add the kernels of `--kernels-from`, and installed packages' that match patterns."""
     from flexq_bench.kernels.registry import external_labels
-    from flexq_bench.workloads.patterns import select
 
     matching = select(tuple(patterns or ()), external_labels())
     return suite.adding(tuple(dict.fromkeys((*adopted().all_labels, *matching))))

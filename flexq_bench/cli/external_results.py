@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, Session, open_database
+from flexq_bench.db.exchange import replacing
+from flexq_bench.db.records import CommitInfo, Record
+from flexq_bench.db.store import add_records
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.repository.provenance import commit_at
+from flexq_bench.repository.worktrees import repository_of, resolve_revision
+from flexq_bench.workloads.names import unknown
 
 if TYPE_CHECKING:
     from flexq_bench.ci.history_alerts import HistoryVerdicts
-    from flexq_bench.db.engine import Database, Session
-    from flexq_bench.db.records import CommitInfo, Record
     from flexq_bench.exchange.external import Reading
 
 TRACES = "flashinfer-bench"  # a folder, unlike the formats of exchange.external
@@ -115,10 +121,8 @@ def import_external(
     Raises typer.Exit(2) if results were refused, UsageError for missing or wrong options, and for a
     file of another format.
     """
-    from flexq_bench.db.engine import open_database
     from flexq_bench.exchange.external import FORMATS, read_results
     from flexq_bench.exchange.flashinfer_traces import read_traces
-    from flexq_bench.workloads.names import unknown
 
     if format_name not in (*FORMATS, TRACES):
         raise UsageError(unknown("format", format_name, (*FORMATS, TRACES)))
@@ -157,7 +161,6 @@ def import_external(
 def _write_suite(
     files: Sequence[str], format_name: str, options: ExternalResultOptions, as_json: bool
 ) -> None:
-    from flexq_bench.db.exchange import replacing
     from flexq_bench.exchange.flashinfer_traces import suite_text
 
     if format_name != TRACES or len(files) != 1 or options.suite is None:
@@ -188,8 +191,6 @@ def _store(
 ) -> tuple[int, HistoryVerdicts]:
     from flexq_bench.ci.history_alerts import HistoryVerdicts, judge_histories
     from flexq_bench.ci.notifications import events
-    from flexq_bench.db import queries
-    from flexq_bench.db.store import add_records
 
     if not records:
         return 0, HistoryVerdicts()
@@ -243,9 +244,6 @@ def _created_at(path: str, reading: Reading, options: ExternalResultOptions) -> 
 
 def _commit(options: ExternalResultOptions) -> CommitInfo:
     """The commit, with its data from the repository if possible. Raises UsageError."""
-    from flexq_bench.db.records import CommitInfo
-    from flexq_bench.repository.provenance import commit_at
-    from flexq_bench.repository.worktrees import repository_of, resolve_revision
 
     if options.project is None or options.commit is None:
         raise UsageError("whose results? Give --project NAME and --commit SHA with --format")
@@ -273,7 +271,6 @@ def _commit(options: ExternalResultOptions) -> CommitInfo:
 
 def _whole(database: Database, commit: CommitInfo) -> CommitInfo:
     """Return an abbreviated commit in full if the database has it; else print a warning."""
-    from flexq_bench.db import queries
 
     if len(commit.sha) in _COMMIT_DIGITS:
         return commit
@@ -356,7 +353,6 @@ def export_external(
     """
     from flexq_bench.exchange.exports import EXPORTS, write_export
     from flexq_bench.exchange.flashinfer_traces import write_traces
-    from flexq_bench.workloads.names import unknown
 
     if format_name == TRACES:
         if external_projects := [name for name in projects if name]:

@@ -28,7 +28,11 @@ from flexq_bench.cli.reports import (
     JunitReportOptions,
     PolicyOption,
 )
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import MissingResultsError, UsageError
+from flexq_bench.repository.provenance import current_commit
+from flexq_bench.repository.worktrees import refuse_local_changes, repository_of
 from flexq_bench.runs.command_lines import command
 from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.workloads.probes import is_probe
@@ -36,7 +40,6 @@ from flexq_bench.workloads.probes import is_probe
 if TYPE_CHECKING:
     from flexq_bench.ci.gate_perf import GateReport
     from flexq_bench.ci.policy import Policy
-    from flexq_bench.db.records import CommitInfo
     from flexq_bench.verdicts import Compared
 
 
@@ -71,8 +74,6 @@ def perf(
     """
     from flexq_bench.ci.gate_perf import gate_perf, suffices
     from flexq_bench.ci.judged import planned_cases
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.repository.worktrees import repository_of
 
     sources.use_kernels()
     output.check()
@@ -161,7 +162,6 @@ def _input_of_project(
     from flexq_bench.ci.policy import load_policy
     from flexq_bench.measure import ab as interleave
     from flexq_bench.repository.project import project_notes, revision
-    from flexq_bench.repository.worktrees import refuse_local_changes
 
     trusted = use_project(folder, head if trust_head else base)
     project = trusted.project
@@ -183,7 +183,6 @@ def _input_of_project(
 def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:
     """Notes on changes of head that the gate doesn't use."""
     from flexq_bench.measure.ab.judged_tree import judged_tree
-    from flexq_bench.repository.provenance import current_commit
 
     notes = judged_tree(repository, base, head).notes
     if base != head == current_commit().sha:

@@ -16,6 +16,7 @@ from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.cli.reports import BaseOption, BothRevisionsOption, ReportOptions
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.repository.worktrees import repository_of
 from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.sweeps.text import split_names
 
@@ -101,7 +102,6 @@ def static(
 def _gate_of_repository(repository: Path, base: str, head: str) -> Callable[..., StaticReport]:
     """The gate for two revisions of this repository."""
     from flexq_bench.ci.gate_static import gate_static
-    from flexq_bench.repository.worktrees import repository_of
 
     return partial(gate_static, repository_of(repository), base, head)
 

@@ -23,13 +23,18 @@ from flexq_bench.cli.options import (
     given_options,
 )
 from flexq_bench.cli.output import console, print_json, print_wrapped, printable, say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Session, open_database
+from flexq_bench.db.errors import MissingDatabaseError
+from flexq_bench.db.queries import ModelResults, NoiseRow, RunSummary
+from flexq_bench.db.urls import is_default, resolve_url
 from flexq_bench.errors import UsageError
 from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.models import load_catalog
 from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.patterns import check_pattern, matches
 
 if TYPE_CHECKING:
-    from flexq_bench.db.engine import Session
-    from flexq_bench.db.queries import ModelResults, NoiseRow, RunSummary
     from flexq_bench.schemes.registry import LayerKernel
 
 Row = dict[str, Any]
@@ -93,7 +98,6 @@ def list_(
     With --kernels-from only the kernels of these sources are listed; with --all the others too.
     false-alarms: the rate of A/A comparisons with verdict slower or faster, over time.
     """
-    from flexq_bench.db.urls import resolve_url
 
     use_kernels_from(kernels_from, only=True)
     sources: dict[str, Callable[[], list[Row]]] = {
@@ -229,7 +233,6 @@ def _suites() -> list[Row]:
 
 
 def _models() -> list[Row]:
-    from flexq_bench.workloads.models import load_catalog
 
     return [
         {
@@ -269,7 +272,6 @@ def _devices(db: str | None) -> list[Row]:
 
 
 def _stored_skus(db: str | None) -> tuple[str, ...]:
-    from flexq_bench.db import queries
 
     with _stored(db, beside=True) as session:
         return queries.filter_values(session).gpus if session else ()
@@ -281,9 +283,6 @@ def _stored(db: str | None, *, beside: bool = False) -> Iterator[Session | None]
 
     beside: the data are optional, so a missing database of $FLEXQ_BENCH_DB is no error.
     """
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.errors import MissingDatabaseError
-    from flexq_bench.db.urls import is_default
 
     try:
         database = open_database(db, read_only=True)
@@ -297,7 +296,6 @@ def _stored(db: str | None, *, beside: bool = False) -> Iterator[Session | None]
 
 
 def _runs(db: str | None, limit: int) -> list[Row]:
-    from flexq_bench.db import queries
 
     with _stored(db) as session:
         if session is None:
@@ -324,9 +322,6 @@ def _run(run: RunSummary, of_models: ModelResults | None) -> Row:
 
 
 def _series(db: str | None, kernel: str | None, model: str | None, gpu: str | None) -> list[Row]:
-    from flexq_bench.db import queries
-    from flexq_bench.workloads.models import load_catalog
-    from flexq_bench.workloads.patterns import check_pattern, matches
 
     if kernel is not None:
         check_pattern(kernel)
@@ -362,7 +357,6 @@ def _show_families(backend: BackendChoice, db: str | None) -> None:
 
 def _shares_of_floor(db: str | None) -> dict[str, float]:
     """The best share of the newest results of each label on this machine's first device."""
-    from flexq_bench.db import queries
     from flexq_bench.measure.local_devices import local_devices
 
     (_, here), *_ = local_devices()
@@ -379,7 +373,6 @@ def _shares_of_floor(db: str | None) -> dict[str, float]:
 
 
 def _noise(db: str | None) -> list[Row]:
-    from flexq_bench.db import queries
 
     with _stored(db) as session:
         return [
@@ -405,7 +398,6 @@ def _case_key(page: NoiseRow) -> str:
 
 
 def _false_alarms(db: str | None, limit: int) -> list[Row]:
-    from flexq_bench.db import queries
 
     with _stored(db) as session:
         rows = queries.false_alarm_rates(session, limit=limit) if session else []

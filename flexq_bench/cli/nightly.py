@@ -29,16 +29,25 @@ from flexq_bench.cli.options import (
     TuningOptions,
 )
 from flexq_bench.cli.output import console, print_json, say, say_interrupted
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.errors import DatabaseError
+from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.releases import store_releases
+from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.repository.git import commits_of_tags
+from flexq_bench.repository.provenance import current_commit
+from flexq_bench.repository.worktrees import find_revision, is_shallow, repository_of
+from flexq_bench.runs.command_lines import command, database_arguments
+from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
     from flexq_bench.ci.nightly import KindReport, Rules
-    from flexq_bench.db.engine import Database
-    from flexq_bench.db.records import CommitInfo
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.repository.project import Project
-    from flexq_bench.workloads.suite import Suite
 
 
 @dataclass(frozen=True)
@@ -114,10 +123,6 @@ def nightly(
     kernel; 4: planned results are missing; 5: a case failed; 130: interrupted (see --resume).
     """
     from flexq_bench.ci.nightly import Rules
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.interrupts import ended_by_terminate
-    from flexq_bench.repository.worktrees import is_shallow
-    from flexq_bench.runs.command_lines import command, database_arguments
 
     if options.report is not None and not options.report.is_dir():
         raise UsageError(f"--report {options.report}: there is no such folder: make it first")
@@ -177,7 +182,6 @@ def _measured_code(
     suite: str | None, project: str | None, db: str | None, night: str
 ) -> _MeasuredCode:
     """Load the suite and the kernels of a night; a commit that fails to load is notified."""
-    from flexq_bench.repository.provenance import current_commit
     from flexq_bench.workloads.suites import load_suite
 
     if project is None:
@@ -266,7 +270,6 @@ def _notify_broken_night(
     """Notify that the night failed. Errors of the database are ignored, not to hide the cause."""
     from flexq_bench.ci.notifications import events
     from flexq_bench.cli.notify import send_if_subscribed
-    from flexq_bench.db.errors import DatabaseError
 
     with suppress(DatabaseError):
         with database.session() as session:
@@ -278,8 +281,6 @@ def _notify_broken_night(
 
 def _warn_of_another_repository(database: Database, suite: str, project: Project) -> None:
     """Warn if the project's last night was at a commit that its repository does not have."""
-    from flexq_bench.db import queries
-    from flexq_bench.repository.worktrees import find_revision, is_shallow
 
     with database.session() as session:
         nights = queries.night_states(session, suite=suite, limit=1)
@@ -298,8 +299,6 @@ def _notify_commit_without_night(db: str | None, night: str, folder: str, error:
 
     It does not build, its file or suite is invalid, or none of its kernels loads.
     """
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.errors import DatabaseError
     from flexq_bench.repository.project import broken_commit
 
     commit = broken_commit(folder)
@@ -310,8 +309,6 @@ def _notify_commit_without_night(db: str | None, night: str, folder: str, error:
 
 def _store_release_tags(database: Database, repository: Path | None, project: str) -> None:
     """Store the release tags, as results are also compared with the last release."""
-    from flexq_bench.db.releases import store_releases
-    from flexq_bench.repository.git import commits_of_tags
 
     if repository is not None:
         with database.session() as session:
@@ -323,7 +320,6 @@ def unfinished_night(database: Database, suite: str, commit: CommitInfo) -> str:
 
     Raises UsageError if there is none; the message names the commit of another unfinished one.
     """
-    from flexq_bench.db import queries
 
     with database.session() as session:
         unfinished = [n for n in queries.night_states(session, suite=suite) if n.state != "done"]
@@ -339,7 +335,6 @@ def unfinished_night(database: Database, suite: str, commit: CommitInfo) -> str:
 
 
 def _repository() -> Path | None:
-    from flexq_bench.repository.worktrees import repository_of
 
     try:
         return repository_of(Path(__file__).resolve().parent)
@@ -358,7 +353,6 @@ def _backfill(
 ) -> None:
     """Fill gaps. The pool must be closed: processes at each gap's commit open their own."""
     from flexq_bench.ci.backfill import fill_gap, find_gaps, resume_in
-    from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 
     if rules.repository is None or not cases:
         return

@@ -23,9 +23,9 @@ from typing import Any, get_type_hints
 def takes_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's parameters that are option groups by their fields.
 
-    Typer reads the parameters of a command from its signature and its annotations. Fields keep
-    their order, names and defaults. They become keyword arguments, as groups without a default may
-    follow options with one.
+    Typer reads the parameters of a command from its signature. Fields keep their order, names and
+    defaults. They become keyword arguments, as groups without a default may follow options with
+    one.
     """
     groups: dict[str, type[Any]] = {}
     parameters: list[inspect.Parameter] = []
@@ -43,7 +43,6 @@ def takes_option_groups(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         command(**values)
 
-    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     vars(expanded)["__signature__"] = inspect.Signature(parameters)
     return expanded
 

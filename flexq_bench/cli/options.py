@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.sweeps.text import split_names
+from flexq_bench.workloads.case import Regime
 
 if TYPE_CHECKING:
     # They import torch, which would delay usage errors.
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from flexq_bench.measure import Tuning
     from flexq_bench.measure.ab import InterleaveRules
     from flexq_bench.repository.project import Project
-    from flexq_bench.runs.result_files import ResultFiles
-    from flexq_bench.workloads.case import Regime
 
 MAX_SEED = 2**63 - 1  # limit of the database
 MAX_ID = 2**31 - 1  # of its rows
@@ -270,7 +270,6 @@ class RecordFileOptions:
 
     def files(self, plot: str | None = None) -> ResultFiles:
         """Return the files to write. Raises UsageError if one can't be written."""
-        from flexq_bench.runs.result_files import ResultFiles
 
         return ResultFiles(self.as_json, self.out, plot)
 

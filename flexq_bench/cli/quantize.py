@@ -23,6 +23,7 @@ from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.workloads.models import get_model, load_catalog
 
 if TYPE_CHECKING:
     from flexq_bench.checkpoints.model_source import ModelSource
@@ -85,7 +86,6 @@ def quantize(
     from flexq_bench.measure.device import find_device
     from flexq_bench.schemes.model_files import find_model
     from flexq_bench.schemes.registry import resolve
-    from flexq_bench.workloads.models import get_model, load_catalog
 
     use_own_schemes(schemes_from)
     algorithm = resolve(scheme)

@@ -9,6 +9,9 @@ import typer
 
 from flexq_bench.cli.listening import AddressOption, server_url
 from flexq_bench.cli.options import DbOption, JsonFlag
+from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.db.engine import open_database
+from flexq_bench.repository.worktrees import repository_of
 
 
 def serve_api(
@@ -31,10 +34,7 @@ def serve_api(
     """
     import uvicorn
 
-    from flexq_bench.cli.output import console, print_json, say
-    from flexq_bench.db.engine import open_database
     from flexq_bench.read_api.app import api_app
-    from flexq_bench.repository.worktrees import repository_of
 
     tree = None if repository is None else repository_of(repository)
     url = server_url(address, port)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from flexq_bench.cli.options import DbOption, JsonFlag
+from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, Session, open_database
+from flexq_bench.db.errors import AWAY
+from flexq_bench.db.queries import Progress, RunSummary, WorkerRow
+from flexq_bench.db.requests import OPEN_REQUEST_STATES, cancel_request
 from flexq_bench.errors import UsageError
-
-if TYPE_CHECKING:
-    from flexq_bench.db.engine import Database, Session
-    from flexq_bench.db.queries import Progress, RunSummary, WorkerRow
+from flexq_bench.runs.command_lines import command, database_arguments, user_name
 
 _MOST = 20  # of each list
 _SILENT_S = 120.0
@@ -44,8 +47,6 @@ def status(
     resumes them.
     --prometheus: for the text collector of a node exporter, or whatever serves a file.
     """
-    from flexq_bench.cli.output import console, print_json, say
-    from flexq_bench.db.engine import open_database
     from flexq_bench.fleet.watchdog import stalls
     from flexq_bench.runs.lifecycle import end_dead_runs
 
@@ -77,8 +78,6 @@ def status(
 
 def _metrics(db: str | None) -> str:
     """The metrics; if the database is unavailable, print that metric and raise."""
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.errors import UNAVAILABLE
     from flexq_bench.fleet.prometheus import OUTAGE, prometheus_text
 
     try:
@@ -102,7 +101,6 @@ class Stopped:
 
 def _stopped(database: Database, session: Session) -> list[Stopped]:
     """The newest unfinished runs that are not running."""
-    from flexq_bench.db import queries
     from flexq_bench.runs.lifecycle import dead_runs
 
     reasons = {
@@ -130,7 +128,6 @@ def _stopped(database: Database, session: Session) -> list[Stopped]:
 def _resume(database: Database, run: RunSummary) -> str:
     from flexq_bench.accuracy import SUITE as ACCURACY
     from flexq_bench.decode import SUITE as DECODE
-    from flexq_bench.runs.command_lines import command, database_arguments
 
     if run.suite in (ACCURACY, DECODE):  # their runs don't store all options
         return f"the same flexq-bench {run.suite} command with --resume {run.uuid[:8]}"
@@ -138,10 +135,6 @@ def _resume(database: Database, run: RunSummary) -> str:
 
 
 def _cancel(prefix: str, db: str | None) -> None:
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.requests import cancel_request
-    from flexq_bench.runs.command_lines import user_name
 
     with open_database(db, create=False) as database, database.session() as session:
         request = queries.request_by_uuid_prefix(session, prefix)
@@ -149,8 +142,6 @@ def _cancel(prefix: str, db: str | None) -> None:
 
 
 def _read(session: Session) -> dict[str, list[Any]]:
-    from flexq_bench.db import queries
-    from flexq_bench.db.requests import OPEN_REQUEST_STATES
 
     return {
         "runs": queries.progress(session, limit=_MOST),
@@ -162,7 +153,6 @@ def _read(session: Session) -> dict[str, list[Any]]:
 
 def _computed_fields(row: Any) -> dict[str, Any]:
     """Values of the JSON output that are computed from a row and the current time."""
-    from flexq_bench.db.queries import Progress, WorkerRow
 
     if isinstance(row, WorkerRow):
         return {"silent_s": _silent_s(row)}

@@ -26,7 +26,10 @@ from flexq_bench.cli.options import (
     regimes_of,
 )
 from flexq_bench.cli.output import say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.command_lines import command, database_arguments, user_name
 from flexq_bench.runs.text_files import read_text
 from flexq_bench.sweeps.text import parse_sweep, split_names, split_sizes
 from flexq_bench.workloads.case import Case
@@ -179,8 +182,6 @@ def _suite_like(
 
     kernels, m: replace the run's own; None: its own. Raises NotFoundError, UsageError.
     """
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
 
     with open_database(db, create=False) as database, database.session() as session:
         run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)
@@ -214,9 +215,7 @@ def _all_but_m(case: Case) -> tuple[object, ...]:
 
 def _queue(sweep: Sweep, options: RunOptions) -> None:
     """Queue a sweep as a request. Raises UsageError, LimitError."""
-    from flexq_bench.db.engine import open_database
     from flexq_bench.fleet.requests import submit, sweep_request
-    from flexq_bench.runs.command_lines import command, database_arguments, user_name
 
     gpus = options.pool.gpus
     if len(gpus) > 1:

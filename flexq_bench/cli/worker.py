@@ -18,6 +18,10 @@ from flexq_bench.cli.options import (
     TimesOption,
     finite,
 )
+from flexq_bench.cli.output import console, say
+from flexq_bench.db.engine import open_database
+from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.repository.provenance import ROOT, current_commit, source_hash
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +59,8 @@ def worker(
     It exits when its source code changes, to be restarted by its service manager.
     """
     from flexq_bench.ci.requested_bisection import answered
-    from flexq_bench.cli.output import console, say
-    from flexq_bench.db.engine import open_database
     from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.fleet.request_worker import serve_next, server_name
-    from flexq_bench.interrupts import ended_by_terminate
-    from flexq_bench.repository.provenance import ROOT, current_commit, source_hash
 
     use_kernels_from(kernels_from, only=True)
     out = console()
