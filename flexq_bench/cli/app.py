@@ -171,7 +171,7 @@ def _run(arguments: list[str]) -> int:
     try:
         _check_text(arguments)
         code = _command()(arguments, prog_name=NAME, standalone_mode=False)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort):  # see flexq_bench/interrupts.py
         return INTERRUPTED
     except SystemExit:  # raised by Rich and the parser on a broken pipe; verbs raise typer.Exit
         return UNREAD

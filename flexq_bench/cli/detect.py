@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A series. labels: by name, one per value. doubts: warnings that it may be no series."""
+    """A series. labels: by name, one per value. warnings: that it may be no series."""
 
     name: str
     values: tuple[float, ...]
     labels: dict[str, Sequence[Any]]
-    doubts: Sequence[str] = ()
+    warnings: Sequence[str] = ()
     caveat: str = ""  # a limitation of changes in this series; empty: none
     is_stored: bool = False  # a series of the database
 
@@ -72,11 +72,11 @@ def detect(
 
 
 def _from_csv(path: str, column: str | None) -> _Source:
-    from flexq_bench.cli.csv_series import doubts, read_numbers
+    from flexq_bench.cli.csv_series import read_numbers, series_warnings
 
     numbers = read_numbers(path, column)
     labels: dict[str, Sequence[Any]] = {"row": numbers.rows, **numbers.labels}
-    return _Source(path, numbers.values, labels, doubts(numbers))
+    return _Source(path, numbers.values, labels, series_warnings(numbers))
 
 
 def _from_database(series: int, db: str | None) -> _Source:
@@ -131,7 +131,7 @@ def _show(source: _Source, as_json: bool) -> None:
         }
         for step in model.steps
     ]
-    enough = any(one["values"] >= FEWEST_POINTS for one in epochs)
+    enough = any(epoch["values"] >= FEWEST_POINTS for epoch in epochs)
     if as_json:
         print_json(
             {
@@ -150,7 +150,7 @@ def _show(source: _Source, as_json: bool) -> None:
                 "season": {"period": model.period, "depth": model.seasonal}
                 if model.period
                 else None,
-                "doubts": list(source.doubts),
+                "doubts": list(source.warnings),
                 "caveat": source.caveat,
             }
         )
@@ -177,16 +177,17 @@ def _show(source: _Source, as_json: bool) -> None:
             f"epoch {epoch['epoch']} begins at index {epoch['first']}, with another environment or "
             f"an acknowledged change; its levels are its own ({epoch['values']} values{few})",
         )
-    for line in (*_describe(model, device_changes), *source.doubts):
+    for line in (*_describe(model, device_changes), *source.warnings):
         say(out, line)
 
 
 def _epochs(labels: Sequence[Any], usable: Sequence[int]) -> list[dict[str, Any]]:
     """The epochs of a series by their first usable value; labels: [n] of each value."""
     counts: dict[Any, dict[str, Any]] = {}
-    for at in usable:
-        one = counts.setdefault(labels[at], {"epoch": labels[at], "first": at, "values": 0})
-        one["values"] += 1
+    for index in usable:
+        label = labels[index]
+        epoch = counts.setdefault(label, {"epoch": label, "first": index, "values": 0})
+        epoch["values"] += 1
     return list(counts.values())
 
 

@@ -94,8 +94,8 @@ def _print(
     from flexq_bench.verdicts import history_verdict
     from flexq_bench.verdicts.evidence_plot import terminal_plot
 
-    of = f" of {row.bad.project}" if row.bad.project else ""
-    say(out, f"alert {row.id}: {row.family}, {row.state}, commits {commit_range(row)}{of}")
+    project = f" of {row.bad.project}" if row.bad.project else ""
+    say(out, f"alert {row.id}: {row.family}, {row.state}, commits {commit_range(row)}{project}")
     say(out, f"first bad: {row.bad.sha} {row.bad.subject} ({row.bad.author or 'unknown'})")
     for event in events:
         who = event.person or "flexq-bench"

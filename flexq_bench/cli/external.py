@@ -125,8 +125,8 @@ def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None
     """Register the kernels of these files and modules, and of no others.
 
     A source that can't be loaded is reported on stderr. Raises SourceError if a file or package
-    doesn't exist; UsageError if no source can be loaded and `only`, which is for commands that need
-    one, is set.
+    doesn't exist; UsageError if `only`, which is for commands that need a source, is set and none
+    can be loaded.
     """
     if not texts:
         # Otherwise there is no state, and importing the module would import torch.

@@ -58,7 +58,7 @@ class RunOptions:
         return self.commit or current_commit()
 
     @property
-    def people(self) -> Console:
+    def console(self) -> Console:
         """The console for tables and messages."""
         return console(stderr=self.files.uses_stdout)
 
@@ -119,7 +119,7 @@ def announce(database: Database, planned: Sequence[PlannedRun], options: RunOpti
             seconds = read_costs(session, kind.gpu).total(run.cases)
         unknown = "nothing like it was measured before"
         took = unknown if seconds is None else f"about {seconds / kind.workers:.0f} s"
-        say(options.people, f"{len(run.cases)} cases on {kind.workers} × {kind.gpu}: {took}")
+        say(options.console, f"{len(run.cases)} cases on {kind.workers} × {kind.gpu}: {took}")
 
 
 def carry_out(
@@ -160,7 +160,7 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
         unmeasured = queries.jobs_of(session, run.uuid, states=("no-device",))
     position = {key: i for i, key in enumerate(run.plan)}
     results.sort(key=lambda result: position.get(result.case, len(position)))
-    out = options.people
+    out = options.console
     on_cpu = bool(results) and all(result.backend == "cpu" for result in results)
     # Ratios of reference implementations on a CPU are meaningless.
     print_unbroken(out, results_table(compare_with_baseline(results), with_speedup=not on_cpu))

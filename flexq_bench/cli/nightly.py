@@ -273,9 +273,10 @@ def _notify_broken_night(
 
     with suppress(DatabaseError):
         with database.session() as session:
-            at = datetime.now(UTC)
             lines = [one_line(error), todo]
-            events.add_broken_night_event(session, night, suite, commit.sha, lines, at=at)
+            events.add_broken_night_event(
+                session, night, suite, commit.sha, lines, at=datetime.now(UTC)
+            )
         send_if_subscribed(database)
 
 
@@ -318,7 +319,7 @@ def _store_release_tags(database: Database, repository: Path | None, project: st
 def unfinished_night(database: Database, suite: str, commit: CommitInfo) -> str:
     """Name of the latest unfinished night of a suite at this commit.
 
-    Raises UsageError if there is none; the message names the commit of another unfinished one.
+    Raises UsageError if there is none; the message names the commit of another unfinished night.
     """
 
     with database.session() as session:

@@ -24,8 +24,7 @@ def takes_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's parameters that are option groups by their fields.
 
     Typer reads the parameters of a command from its signature. Fields keep their order, names and
-    defaults. They become keyword arguments, as groups without a default may follow options with
-    one.
+    defaults. They become keyword arguments, as a group may follow options with a default.
     """
     groups: dict[str, type[Any]] = {}
     parameters: list[inspect.Parameter] = []

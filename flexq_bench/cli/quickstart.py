@@ -17,7 +17,7 @@ from flexq_bench.errors import FlexqError
 from flexq_bench.repository.worktrees import repository_of
 from flexq_bench.runs.command_lines import command
 
-_STEPS = 3
+_STEP_COUNT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def quickstart(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
 def next_steps(machine: Machine, database: tuple[str, ...] = ()) -> Iterator[Step]:
     """The first three steps that are possible here. database: arguments that name it."""
-    return islice(_steps(machine, database), _STEPS)
+    return islice(_steps(machine, database), _STEP_COUNT)
 
 
 def _steps(machine: Machine, database: tuple[str, ...]) -> Iterator[Step]:

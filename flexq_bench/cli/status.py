@@ -18,8 +18,8 @@ from flexq_bench.db.requests import OPEN_REQUEST_STATES, cancel_request
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.command_lines import command, database_arguments, user_name
 
-_MOST = 20  # of each list
-_SILENT_S = 120.0
+_MAX_ROWS = 20  # of each list
+_MAX_SILENCE_S = 120.0
 
 
 def status(
@@ -110,7 +110,7 @@ def _stopped(database: Database, session: Session) -> list[Stopped]:
     }
     runs = [queries.run_by_uuid_prefix(session, uuid) for uuid in reasons]
     for status in ("interrupted", "failed"):
-        runs += queries.runs(session, status=status, limit=_MOST)
+        runs += queries.runs(session, status=status, limit=_MAX_ROWS)
     runs = [run for run in runs if run.missing or run.uuid in reasons]
     runs.sort(key=lambda run: run.created_at, reverse=True)
     return [
@@ -121,7 +121,7 @@ def _stopped(database: Database, session: Session) -> list[Stopped]:
             run.missing,
             _resume(database, run),
         )
-        for run in runs[:_MOST]
+        for run in runs[:_MAX_ROWS]
     ]
 
 
@@ -144,10 +144,10 @@ def _cancel(prefix: str, db: str | None) -> None:
 def _read(session: Session) -> dict[str, list[Any]]:
 
     return {
-        "runs": queries.progress(session, limit=_MOST),
-        "nights": queries.night_states(session, limit=_MOST),
+        "runs": queries.progress(session, limit=_MAX_ROWS),
+        "nights": queries.night_states(session, limit=_MAX_ROWS),
         "workers": queries.workers(session, live=True),
-        "requests": queries.requests(session, states=OPEN_REQUEST_STATES, limit=_MOST),
+        "requests": queries.requests(session, states=OPEN_REQUEST_STATES, limit=_MAX_ROWS),
     }
 
 
@@ -197,7 +197,7 @@ def _worker_line(row: WorkerRow) -> str:
     what = row.case_key or "idle"
     warm = f", {row.temperature_c:.0f} °C" if row.temperature_c is not None else ""
     silent = _silent_s(row)
-    note = f", silent for {silent:.0f} s" if silent > _SILENT_S else ""
+    note = f", silent for {silent:.0f} s" if silent > _MAX_SILENCE_S else ""
     return (
         f"worker {row.uuid[:8]} on {row.host}, {row.gpu}: {what}, {row.finished} done{warm}{note}"
     )

@@ -145,7 +145,7 @@ def sweep(
         )
         for layer in config_layers:
             size = f"{layer.n}x{layer.k}"
-            say(options.people, f"{layer.name}: {size}, {layer.count} in the model")
+            say(options.console, f"{layer.name}: {size}, {layer.count} in the model")
         if queue:
             if regimes not in (None, ("boost",)):
                 raise UsageError("--queue measures under boost only: leave --regime or --queue out")
@@ -231,5 +231,5 @@ def _queue(sweep: Sweep, options: RunOptions) -> None:
         submit(session, request)
         status = command("status", *database_arguments(database))
     took = "" if request.expected_s is None else f", about {request.expected_s:.0f} s"
-    say(options.people, f"queued request {request.uuid[:8]}: {request.cases} cases{took}")
-    say(options.people, f"see how far it is: {status}")
+    say(options.console, f"queued request {request.uuid[:8]}: {request.cases} cases{took}")
+    say(options.console, f"see how far it is: {status}")

@@ -9,7 +9,7 @@ from flexq_bench.cli.progress import progress
 
 
 def test_what_is_quick_says_nothing(capsys):
-    with progress("comparing", 3, every_s=5) as bar:
+    with progress("comparing", 3, interval_s=5) as bar:
         for _ in range(3):
             bar.advance("a case")
 
@@ -17,7 +17,7 @@ def test_what_is_quick_says_nothing(capsys):
 
 
 def test_a_line_says_what_how_many_for_how_long_and_what_is_left(capsys):
-    with progress("comparing", 4, every_s=0.2) as bar:
+    with progress("comparing", 4, interval_s=0.2) as bar:
         bar.advance("cublas-fp16 gemm")
         time.sleep(0.5)
 
@@ -27,7 +27,7 @@ def test_a_line_says_what_how_many_for_how_long_and_what_is_left(capsys):
 
 
 def test_where_nobody_knows_how_many_there_are_nothing_is_predicted(capsys):
-    with progress("measuring", every_s=0.2) as bar:
+    with progress("measuring", interval_s=0.2) as bar:
         time.sleep(0.3)
         bar.advance("one")
         time.sleep(0.2)
@@ -38,7 +38,7 @@ def test_where_nobody_knows_how_many_there_are_nothing_is_predicted(capsys):
 
 
 def test_more_steps_than_expected_make_the_total_more(capsys):
-    with progress("comparing", 1, every_s=0.2) as bar:
+    with progress("comparing", 1, interval_s=0.2) as bar:
         bar.advance("one")
         bar.advance("two")
         time.sleep(0.3)
@@ -47,7 +47,7 @@ def test_more_steps_than_expected_make_the_total_more(capsys):
 
 
 def test_control_characters_of_a_name_do_not_reach_the_terminal(capsys):
-    with progress("\x1b[31mred", every_s=0.1):
+    with progress("\x1b[31mred", interval_s=0.1):
         time.sleep(0.2)
 
     assert "\x1b" not in capsys.readouterr().err
