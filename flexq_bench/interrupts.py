@@ -25,7 +25,7 @@ from types import FrameType
 
 from flexq_bench.exit_codes import INTERRUPTED
 
-_FINALIZER_DELAY_S = 0.02
+_FINALIZER_DELAY_S = 0.05  # longer than the hook of a busy process
 _received = False
 
 
@@ -39,14 +39,13 @@ def handle_interrupts() -> None:
 
     def raise_again(ignored: sys.UnraisableHookArgs) -> None:
         if ignored.exc_type is KeyboardInterrupt:  # raised in a finalizer, which can't end anything
-            again = threading.Timer(_FINALIZER_DELAY_S, os.kill, (os.getpid(), signal.SIGINT))
-            again.daemon = True
-            again.start()
+            signal.setitimer(signal.ITIMER_REAL, _FINALIZER_DELAY_S)
         else:
             sys.__unraisablehook__(ignored)
 
     sys.unraisablehook = raise_again
     signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGALRM, _interrupt)  # of the timer
 
 
 def was_interrupted() -> bool:

@@ -107,7 +107,7 @@ def test_a_queued_sweep_may_ask_for_a_kind_that_is_elsewhere(path, capsys):
 
 def test_a_worker_ends_when_its_sources_change(path, capsys, monkeypatch):
     hashes = iter(["before", "after"])
-    monkeypatch.setattr("flexq_bench.repository.provenance.source_hash", lambda root: next(hashes))
+    monkeypatch.setattr("flexq_bench.cli.worker.source_hash", lambda root: next(hashes))
 
     assert main(["worker", "--backend", "cpu", "--db", path]) == 0
 

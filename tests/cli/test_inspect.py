@@ -1,9 +1,8 @@
-"""`list`, `db`, `doctor` and `dashboard`: what they show and what they leave alone."""
+"""`list`, `db` and `doctor`."""
 
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -111,47 +110,6 @@ def test_doctor_fails_where_every_use_would(cli, database):
     states = {finding["name"]: finding["state"] for finding in json.loads(ran.out)}
     assert ran.code == ExitCode.INFRASTRUCTURE
     assert states["database"] == "broken"
-
-
-def test_dashboard_without_a_database_says_what_to_do(cli, database):
-    ran = cli("dashboard")
-
-    assert ran.code == ExitCode.USAGE
-    assert "flexq-bench run smoke" in ran.error
-
-
-def test_dashboard_names_a_port_that_is_taken(cli):
-    cli("db", "upgrade")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        ran = cli("dashboard", "--port", str(server.getsockname()[1]))
-
-    assert ran.code == ExitCode.USAGE
-    assert "another --port" in ran.error
-
-
-def test_dashboard_runs_the_app_on_the_database_asked_for(cli, tmp_path, monkeypatch):
-    other = str(tmp_path / "other.sqlite")
-    cli("db", "upgrade", "--db", other)
-    started: list[tuple[list[str], dict[str, str]]] = []
-
-    class Done:
-        returncode = 0
-
-    def start(command, env):
-        started.append((command, env))
-        return Done()
-
-    monkeypatch.setattr("flexq_bench.cli.dashboard.subprocess.run", start)
-
-    ran = cli("dashboard", "--db", other, "--read-only", "--json")
-
-    command, environment = started[0]
-    assert ran.code == ExitCode.PASS
-    assert json.loads(ran.out)["database"] == other
-    assert environment["FLEXQ_BENCH_DB"] == other
-    assert environment["FLEXQ_BENCH_READ_ONLY"] == "1"
-    assert command[command.index("--server.address") + 1] == "127.0.0.1"
-    assert command[command.index("--browser.gatherUsageStats") + 1] == "false"
 
 
 def test_list_kernels_has_a_line_a_family_with_its_share_of_the_floor(cli, measured):

@@ -339,39 +339,3 @@ def test_a_gate_judges_a_wrong_head_by_base_s_file(cli, acme, tmp_path):
     wrong = [one for one in findings if one["outcome"] == "regression"]
     assert [one["case"] for one in wrong] == [CASE]  # the other kernel has no SIGN
     assert {one["owner"] for one in findings} == {"acme-kernels"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_bisect_names_the_commit_that_made_it_slower_and_skips_none_that_builds(cli, acme, git):
-    ran = cli(
-        *("bisect", CASE, "--good", "slower~3", "--bad", "fast-again~1"),
-        *("--project", acme, *QUICK, "--json"),
-    )
-
-    report = json.loads(ran.out)
-    assert report["suspects"] == [git(Path(acme), "rev-parse", "slower")]
-    assert ran.code == 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_nights_alert_for_the_slower_commit_and_for_no_other(cli, acme, git, tmp_path):
-    suite = tmp_path / "tiny.toml"
-    suite.write_text(
-        'description = "one"\n[[group]]\nkernels = ["acme.torch-w6a8"]\nm = "16"\n'
-        'shapes = ["1024x1024"]\n'
-    )
-    commits = [git(Path(acme), "rev-parse", name) for name in ("slower~2", "slower~1", "slower")]
-    for night, commit in enumerate(commits):
-        git(Path(acme), "checkout", "-q", commit)
-        ran = cli(
-            *("nightly", str(suite), "--project", acme, "--night", f"night {night}"),
-            *("--backend", "cpu", "--canaries", "0"),
-        )
-        assert ran.code == (1 if commit == commits[-1] else 0)
-    git(Path(acme), "checkout", "-q", "main")
-
-    (alert,) = json.loads(cli("alerts", "list", "--json").out)
-    assert alert["bad"]["sha"] == commits[-1]
-    assert alert["bad"]["project"] == "acme"
