@@ -35,7 +35,7 @@ def listed(cli, *options) -> list[dict]:
     return json.loads(ran.out)
 
 
-def test_an_open_alert_is_listed_with_its_range(cli, alert):
+def test_open_alert_is_listed_with_commit_range(cli, alert):
     (row,) = listed(cli)
     assert (row["id"], row["state"], row["family"]) == (int(alert), "new", "flexq")
 
@@ -53,7 +53,7 @@ def test_an_open_alert_is_listed_with_its_range(cli, alert):
         ("false-alarm", "false-alarm", False),
     ],
 )
-def test_people_give_an_alert_its_state(cli, alert, verb, state, is_open):
+def test_alert_state_is_set(cli, alert, verb, state, is_open):
     ran = cli("alerts", verb, alert, "--note", "as wanted", "--by", "Ada")
 
     assert ran.code == ExitCode.PASS
@@ -63,7 +63,7 @@ def test_people_give_an_alert_its_state(cli, alert, verb, state, is_open):
     assert f"{state}, by Ada: as wanted" in cli("explain", alert).out
 
 
-def test_the_person_is_the_user_unless_named(cli, alert, monkeypatch):
+def test_person_defaults_to_user(cli, alert, monkeypatch):
     monkeypatch.setenv("LOGNAME", "grace")
 
     assert "by grace" in cli("alerts", "fixed", alert).out
@@ -99,13 +99,13 @@ def test_invalid_requests_are_usage_errors(cli, alert, arguments, says):
 
 
 @pytest.mark.usefixtures("empty")
-def test_no_alert_is_said(cli):
+def test_empty_alert_list_says_so(cli):
     assert "no alert is open" in cli("alerts", "list").out
     assert "no alert was ever opened" in cli("alerts", "list", "--state", "all").out
     assert listed(cli) == []
 
 
-def test_explain_computes_every_verdict_again_and_draws_it(cli, alert, tmp_path):
+def test_explain_recomputes_and_draws_verdicts(cli, alert, tmp_path):
     ran = cli("explain", alert, "--png", str(tmp_path / "why.png"))
 
     assert ran.code == ExitCode.PASS
@@ -117,7 +117,7 @@ def test_explain_computes_every_verdict_again_and_draws_it(cli, alert, tmp_path)
     assert cli("explain", alert, "--most", "1").out.count("estimate") == 1
 
 
-def test_explain_for_machines_holds_the_evidence(cli, alert):
+def test_explain_json_has_evidence(cli, alert):
     found = json.loads(cli("explain", alert, "--json").out)
 
     first = found["decisions"][0]
@@ -126,7 +126,7 @@ def test_explain_for_machines_holds_the_evidence(cli, alert):
     assert found["events"][0]["state"] == "new"
 
 
-def test_a_verdict_that_does_not_agree_is_an_infrastructure_error(cli, alert, database):
+def test_disagreeing_verdict_is_infrastructure_error(cli, alert, database):
     import sqlite3
 
     with sqlite3.connect(database) as connection:

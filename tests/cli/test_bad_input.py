@@ -120,7 +120,7 @@ def test_invalid_size_file_is_named_without_quoting_secrets(cli, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
-def test_sizes_come_from_a_regular_file_of_a_bounded_size(cli, tmp_path):
+def test_size_file_must_be_regular_and_small(cli, tmp_path):
     pipe, large = tmp_path / "pipe", tmp_path / "large"
     os.mkfifo(pipe)
     with large.open("wb") as file:
@@ -149,7 +149,7 @@ def test_sizes_come_from_a_regular_file_of_a_bounded_size(cli, tmp_path):
         ),
     ],
 )
-def test_shapes_are_counted_before_they_are_made(cli, database, shape, says, monkeypatch):
+def test_too_many_shapes_are_refused_before_creation(cli, database, shape, says, monkeypatch):
     monkeypatch.setattr("flexq_bench.sweeps.text.Shape", None)
 
     ran = cli("sweep", *shape, "--kernels", "cublas-fp16")
@@ -159,7 +159,7 @@ def test_shapes_are_counted_before_they_are_made(cli, database, shape, says, mon
     assert not database.exists()
 
 
-def test_a_case_too_large_for_the_memory_is_refused_with_what_it_would_take(cli):
+def test_case_too_large_for_memory_is_usage_error(cli):
     ran = cli("sweep", "--kernels", "cublas-fp16", "--m", "16777216", "--n", "16777216", "--k", "8")
 
     assert ran.code == ExitCode.USAGE
@@ -180,7 +180,7 @@ def test_a_case_too_large_for_the_memory_is_refused_with_what_it_would_take(cli)
     ],
     ids=" ".join,
 )
-def test_a_number_that_no_database_holds_is_wrong_usage(cli, database, arguments):
+def test_number_too_large_for_database_is_usage_error(cli, database, arguments):
     cli("db", "upgrade")
 
     ran = cli(*arguments, "9" * 20)
@@ -189,7 +189,7 @@ def test_a_number_that_no_database_holds_is_wrong_usage(cli, database, arguments
     assert "less than or equal to" in ran.error
 
 
-def test_a_full_disk_is_no_wrong_usage(cli, measured, tmp_path, monkeypatch):
+def test_full_disk_is_infrastructure_error(cli, measured, tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -202,7 +202,7 @@ def test_a_full_disk_is_no_wrong_usage(cli, measured, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_report_that_a_full_disk_does_not_take_is_no_wrong_usage():
+def test_full_disk_behind_report_is_infrastructure_error():
     with pytest.raises(UsageError, match="can't write /dev/full: No space left") as raised:
         ReportOptions(markdown="/dev/full").write("text", markdown=str)
 
@@ -221,7 +221,7 @@ FINALIZED = "class Gone:\n  def __del__(self):\n    stop()\nGone()\ntime.sleep(9
     [("typer", "stop(); time.sleep(9)"), ("torch", RETOLD), ("torch", FINALIZED)],
     ids=["at the start", "told as another error", "in a finalizer"],
 )
-def test_ctrl_c_while_it_is_imported_is_no_traceback(tmp_path, module, does):
+def test_ctrl_c_during_imports_prints_no_traceback(tmp_path, module, does):
     (tmp_path / f"{module}.py").write_text(STOP + does)
     command = [sys.executable, "-m", "flexq_bench", "run", "smoke", "--backend", "cpu"]
     path = os.pathsep.join([str(tmp_path), *sys.path])
@@ -233,7 +233,7 @@ def test_ctrl_c_while_it_is_imported_is_no_traceback(tmp_path, module, does):
     assert (ran.returncode, ran.stdout, ran.stderr) == (INTERRUPTED, "", "")
 
 
-def test_a_terminal_without_our_signs_shows_others(tmp_path):
+def test_unencodable_characters_are_replaced(tmp_path):
     (tmp_path / "µs.csv").write_text("1\n")
     command = [sys.executable, "-m", "flexq_bench.cli", "detect", "--csv", str(tmp_path / "µs.csv")]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
@@ -244,14 +244,14 @@ def test_a_terminal_without_our_signs_shows_others(tmp_path):
     assert "?s.csv: 1 values" in ran.stdout
 
 
-def test_without_a_stdout_it_still_works(cli, monkeypatch):
+def test_closed_stdout_is_accepted(cli, monkeypatch):
     monkeypatch.setattr("sys.stdout", None)
 
     assert main(["list", "suites"]) == ExitCode.PASS
 
 
 @pytest.mark.parametrize("content", [b'{"kernel": "flexq-w6a6", "sch', b"", b"a,b,c\n1,2,3\n"])
-def test_a_results_file_that_is_no_such_file_stores_nothing(cli, tmp_path: Path, content):
+def test_invalid_results_file_stores_nothing(cli, tmp_path: Path, content):
     file = tmp_path / "results.jsonl"
     file.write_bytes(content)
 
@@ -262,7 +262,7 @@ def test_a_results_file_that_is_no_such_file_stores_nothing(cli, tmp_path: Path,
     assert json.loads(cli("db", "stats", "--json").out)["rows"]["measurement"] == 0
 
 
-def test_an_unexpected_error_is_one_line_unless_debug_asks_for_the_traceback(cli, monkeypatch):
+def test_unexpected_error_is_one_line_without_debug(cli, monkeypatch):
     def broken() -> None:
         raise ZeroDivisionError("oops")
 
@@ -337,7 +337,7 @@ def overwritten(source: Path, target: Path, *, seed: int, bytes_: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_database_with_bytes_overwritten_is_called_damaged(cli, measured, tmp_path, seed):
+def test_overwritten_database_is_reported_as_damaged(cli, measured, tmp_path, seed):
     bad = tmp_path / "bad.sqlite"
     verbs = (("list", "runs"), ("db", "stats"), ("list", "series"), ("status",), ("alerts", "list"))
     for verb in verbs:
@@ -350,7 +350,7 @@ def test_a_database_with_bytes_overwritten_is_called_damaged(cli, measured, tmp_
             assert str(bad) in ran.error
 
 
-def test_text_that_is_no_utf8_is_called_damaged(cli, measured):
+def test_invalid_utf8_is_reported_as_damage(cli, measured):
     with sqlite3.connect(measured) as connection:
         connection.execute("UPDATE run SET suite = CAST(x'ff6e6f' AS TEXT)")
     connection.close()
@@ -371,7 +371,7 @@ def test_text_that_is_no_utf8_is_called_damaged(cli, measured):
     ],
     ids=["brackets", "tables", "keys", "bytes"],
 )
-def test_a_suite_without_end_is_refused_at_once(cli, tmp_path, content, says):
+def test_endless_suite_file_is_refused(cli, tmp_path, content, says):
     file = tmp_path / "deep.toml"
     file.write_text(content)
 
@@ -382,7 +382,7 @@ def test_a_suite_without_end_is_refused_at_once(cli, tmp_path, content, says):
     assert len(ran.error) < 300
 
 
-def test_a_suite_of_many_groups_is_counted_before_it_is_made(cli, tmp_path, monkeypatch):
+def test_too_many_suite_cases_are_refused_before_creation(cli, tmp_path, monkeypatch):
     monkeypatch.setattr("flexq_bench.workloads.suite._combine", None)
     group = '[[group]]\nkernels = ["cublas-fp16"]\nm = "1:9999"\nshapes = ["8x8", "16x16"]\n'
     file = tmp_path / "bomb.toml"
@@ -403,7 +403,7 @@ def test_a_suite_of_many_groups_is_counted_before_it_is_made(cli, tmp_path, monk
     ],
     ids=lambda verb: verb[0],
 )
-def test_a_cache_folder_that_cannot_be_is_named(cli, tmp_path, monkeypatch, verb, place):
+def test_unusable_cache_folder_is_named(cli, tmp_path, monkeypatch, verb, place):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / place))
 
@@ -453,7 +453,7 @@ def test_empty_database_is_usage_error(cli, tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_records_of_numbers_that_cannot_be_are_refused_by_name(cli, measured, tmp_path, change):
+def test_record_value_out_of_range_is_named(cli, measured, tmp_path, change):
     good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
     cli("db", "export", str(good))
     first, *rest = good.read_text().splitlines()

@@ -85,7 +85,7 @@ def bisected(cli, commits, *more):
     return cli("bisect", CASE, *ends, "--backend", "cpu", *more)
 
 
-def test_the_commit_that_made_it_slower_is_named(cli, commits, speeds):
+def test_slower_commit_is_named(cli, commits, speeds):
     speeds({commit: 100 if i < 5 else 104 for i, commit in enumerate(commits)})
 
     ran = bisected(cli, commits)
@@ -97,7 +97,7 @@ def test_the_commit_that_made_it_slower_is_named(cli, commits, speeds):
     ]
 
 
-def test_a_commit_that_made_it_faster_is_no_regression(cli, commits, speeds):
+def test_faster_commit_is_no_regression(cli, commits, speeds):
     speeds({commit: 100 if i < 3 else 90 for i, commit in enumerate(commits)})
 
     ran = bisected(cli, commits, "--json")
@@ -107,7 +107,7 @@ def test_a_commit_that_made_it_faster_is_no_regression(cli, commits, speeds):
     assert found["relative_change"] == pytest.approx(-0.1, abs=0.001)
 
 
-def test_commits_whose_worker_fails_are_skipped_and_said(cli, commits, speeds):
+def test_commits_whose_worker_fails_are_skipped(cli, commits, speeds):
     by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
     by_commit[commits[3]] = WorkloadError("flexq-bench.toml: kernels is missing")
     by_commit[commits[5]] = BrokenRevisionError("it died: SyntaxError")
@@ -124,7 +124,7 @@ def test_commits_whose_worker_fails_are_skipped_and_said(cli, commits, speeds):
     ]
 
 
-def test_a_merge_that_made_it_slower_is_followed_into_its_branch(cli, commits, speeds, git):
+def test_slower_merge_is_followed_into_its_branch(cli, commits, speeds, git):
     def commit(name):
         Path(f"flexq_bench/{name}.py").touch()
         git(Path(), "add", ".")
@@ -162,7 +162,7 @@ def test_a_merge_that_made_it_slower_is_followed_into_its_branch(cli, commits, s
     ]
 
 
-def test_a_machine_that_fails_ends_the_search_and_skips_nothing(cli, commits, speeds):
+def test_machine_failure_ends_search_without_skipping(cli, commits, speeds):
     by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
     speeds({**by_commit, commits[5]: InfrastructureError("the device is not free")})
 
@@ -176,7 +176,7 @@ def test_a_machine_that_fails_ends_the_search_and_skips_nothing(cli, commits, sp
     assert (asked[0], commits[-1] in asked) == (commits[5], False)
 
 
-def test_a_commit_whose_worker_dies_is_asked_once_more(cli, commits, speeds):
+def test_commit_whose_worker_dies_is_measured_again(cli, commits, speeds):
     by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
     asked = speeds({**by_commit, commits[5]: [None, 100]})
     assert bisected(cli, commits).code == 1
@@ -188,7 +188,7 @@ def test_a_commit_whose_worker_dies_is_asked_once_more(cli, commits, speeds):
     assert f"{commits[5][:10]} skipped: it died" in ran.out
 
 
-def test_an_interrupted_search_goes_on_where_it_was(cli, commits, speeds):
+def test_interrupted_search_resumes(cli, commits, speeds):
     by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
     speeds({**by_commit, commits[5]: KeyboardInterrupt()})
     assert bisected(cli, commits).code == 130
@@ -206,7 +206,7 @@ def test_an_interrupted_search_goes_on_where_it_was(cli, commits, speeds):
 
 
 @pytest.mark.parametrize(("bad", "code", "word"), [(100, 0, "same"), (100.95, 3, "ambiguous")])
-def test_without_a_change_there_is_nothing_to_search(cli, commits, speeds, bad, code, word):
+def test_equal_ends_leave_nothing_to_search(cli, commits, speeds, bad, code, word):
     asked = speeds({commits[0]: 100, commits[-1]: bad})
 
     ran = bisected(cli, commits)
@@ -216,7 +216,7 @@ def test_without_a_change_there_is_nothing_to_search(cli, commits, speeds, bad, 
     assert len(asked) == 1
 
 
-def test_a_stored_series_names_the_case(cli, measured, commits, speeds):
+def test_bisect_takes_id_of_stored_series(cli, measured, commits, speeds):
     speeds({commit: 100 if i < 5 else 104 for i, commit in enumerate(commits)})
     (row,) = [
         row
@@ -230,9 +230,7 @@ def test_a_stored_series_names_the_case(cli, measured, commits, speeds):
     assert found["case"] == "cublas-fp16 gemm cold m1n32k32"
 
 
-def test_a_worker_answers_a_bisection_that_was_requested(
-    cli, measured, commits, speeds, monkeypatch
-):
+def test_worker_serves_requested_bisection(cli, measured, commits, speeds, monkeypatch):
     speeds({commit: 100 if i < 5 else 104 for i, commit in enumerate(commits)})
     monkeypatch.setattr(local_pool, "compare_commits", flexq_bench.measure.ab.compare_commits)
     monkeypatch.setattr(request_worker, "ROOT", Path.cwd())  # the clone that a worker runs from
@@ -261,7 +259,7 @@ def test_a_worker_answers_a_bisection_that_was_requested(
         (("99", "--good", "main~1", "--bad", "main"), "no series 99"),
     ],
 )
-def test_what_can_not_be_searched_is_one_line(cli, measured, commits, arguments, message):
+def test_invalid_searches_are_usage_errors(cli, measured, commits, arguments, message):
     ran = cli("bisect", *arguments, "--backend", "cpu")
 
     assert ran.code == 2

@@ -78,9 +78,7 @@ def compared(monkeypatch):
         (0.05, 6, 4, "no-data"),
     ],
 )
-def test_the_exit_code_and_the_table_are_the_verdict_s(
-    cli, repository, compared, change, blocks, code, word
-):
+def test_exit_code_and_table_follow_verdict(cli, repository, compared, change, blocks, code, word):
     compared(change, blocks=blocks)
 
     ran = cli("compare", "main~1", "main", *ONE_CASE)
@@ -91,7 +89,7 @@ def test_the_exit_code_and_the_table_are_the_verdict_s(
     assert ran.err == ""
 
 
-def test_json_has_every_block_and_no_nan(cli, repository, compared):
+def test_json_comparison_has_every_block(cli, repository, compared):
     compared(0.05, blocks=6)
 
     found = json.loads(cli("compare", "main~1", "main", *ONE_CASE, "--json").out)
@@ -103,7 +101,7 @@ def test_json_has_every_block_and_no_nan(cli, repository, compared):
     assert found["rules"]["processes"] == 6
 
 
-def test_two_labels_are_kernels_on_the_shapes_of_the_suite(cli, compared):
+def test_two_labels_are_compared_on_shapes_of_suite(cli, compared):
     compared(0.05)
 
     ran = cli("compare", "cublas-fp16", "flexq-w6a6", "--m", "1,8", "--backend", "cpu", "--json")
@@ -115,7 +113,7 @@ def test_two_labels_are_kernels_on_the_shapes_of_the_suite(cli, compared):
     }
 
 
-def test_probes_are_compared_only_where_they_are_asked_for(cli, repository, compared):
+def test_probes_are_compared_only_if_requested(cli, repository, compared):
     compared()
 
     every = json.loads(cli("compare", "main~1", "main", "--backend", "cpu", "--json").out)
@@ -127,7 +125,7 @@ def test_probes_are_compared_only_where_they_are_asked_for(cli, repository, comp
     assert {c["case"].split()[0] for c in some["cases"]} == {"read-6"}
 
 
-def test_a_commit_whose_worker_does_not_start(cli, repository, compared):
+def test_commit_whose_worker_does_not_start(cli, repository, compared):
     compared(error=WorkerError("abc died (exit code 1) at 'describe': SyntaxError"))
 
     ran = cli("compare", "main~1", "main", *ONE_CASE)
@@ -149,7 +147,7 @@ def test_a_commit_whose_worker_does_not_start(cli, repository, compared):
         (("main", "main", "--repository", ".."), "is not in a git repository"),
     ],
 )
-def test_what_can_not_be_compared_is_one_line(cli, repository, arguments, message):
+def test_invalid_comparisons_are_usage_errors(cli, repository, arguments, message):
     ran = cli("compare", *arguments)
 
     assert ran.code == 2
@@ -170,7 +168,7 @@ def two_runs(measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return older.uuid, newer.uuid
 
 
-def test_stored_runs_are_set_beside_each_other_and_it_says_so(cli, two_runs, tmp_path, monkeypatch):
+def test_stored_runs_are_compared_with_caveat(cli, two_runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     older, newer = two_runs
 
@@ -199,7 +197,7 @@ def import_copy(cli, run, folder, **changes):
     return records[0].commit
 
 
-def test_stored_runs_of_two_commits_say_how_to_be_sure(cli, two_runs, tmp_path):
+def test_stored_runs_of_two_commits_suggest_interleaved_comparison(cli, two_runs, tmp_path):
     older, _ = two_runs
     later = CommitInfo("f" * 40, None, None, dirty=False)
     sha = import_copy(cli, older, tmp_path, commit=later).sha
@@ -210,7 +208,7 @@ def test_stored_runs_of_two_commits_say_how_to_be_sure(cli, two_runs, tmp_path):
     assert f"compare {shown} ffffffffff" in ran.out
 
 
-def test_stored_runs_of_two_protocols_are_refused_in_one_line(cli, two_runs, tmp_path):
+def test_stored_runs_of_two_protocols_are_refused(cli, two_runs, tmp_path):
     older, _ = two_runs
     import_copy(cli, older, tmp_path, protocol_version=1, regime=None, sample_gap_us=None)
 
@@ -244,7 +242,7 @@ class Stored:
         (Stored(100), Stored(100, case="b"), Verdict.NO_DATA),
     ],
 )
-def test_two_stored_results_compare_within_one_series(base, head, verdict):
+def test_stored_results_compare_within_one_series(base, head, verdict):
     found = compare_stored([base], [head])
 
     assert {row.verdict for row in found} == {verdict}
@@ -262,5 +260,5 @@ def test_two_stored_results_compare_within_one_series(base, head, verdict):
         (["ambiguous", "same"], 3),
     ],
 )
-def test_the_worst_verdict_decides(verdicts, code):
+def test_worst_verdict_sets_exit_code(verdicts, code):
     assert exit_code_of_verdicts(map(Verdict, verdicts)) == code

@@ -79,14 +79,14 @@ def test_address_that_cannot_be_bound_is_usage_error(cli, measured, verb):
             assert says in ran.error
 
 
-def test_streamlit_s_protection_stays_on(started):
+def test_protection_of_streamlit_stays_on(started):
     options = started("--base-path", "/bench/").options
 
     assert options["--server.baseUrlPath"] == "bench"
     assert not any("xsrf" in name.lower() or "cors" in name.lower() for name in options)
 
 
-def test_the_template_of_commits_goes_to_the_app(started):
+def test_commit_url_is_passed_to_app(started):
     template = "https://example.org/c/{sha}"
 
     assert started("--commit-url", template).environment["FLEXQ_BENCH_COMMIT_URL"] == template
@@ -109,7 +109,7 @@ def test_invalid_options_are_usage_errors(cli, arguments, says):
 
 
 @pytest.mark.slow
-def test_examples_have_a_database_of_their_own_that_goes_again(started, database, monkeypatch):
+def test_examples_use_temporary_database(started, database, monkeypatch):
     """The whole of the records: half a minute on a busy machine."""
     before = database.read_bytes()
     seen: dict[str, Any] = {}

@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_model_is_decoded_under_each_scheme_and_stored(
+def test_model_is_decoded_under_each_scheme(
     cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
@@ -64,7 +64,7 @@ def test_a_model_is_decoded_under_each_scheme_and_stored(
 
 
 @pytest.mark.slow
-def test_what_was_quantized_is_decoded_again_and_as_a_checkpoint(
+def test_cached_checkpoint_is_decoded_again(
     cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
@@ -94,7 +94,7 @@ def test_what_was_quantized_is_decoded_again_and_as_a_checkpoint(
     assert [r.model for r in records[:2]] == ["tiny-llama"] * 2
 
 
-def test_what_can_not_be_quantized_to_be_decoded_is_said_before_it_is(
+def test_undecodable_schemes_are_refused_before_quantizing(
     cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
@@ -111,7 +111,7 @@ def test_what_can_not_be_quantized_to_be_decoded_is_said_before_it_is(
     assert not (tmp_path / "cache" / "checkpoints").exists()
 
 
-def test_an_error_of_quantizing_is_said_once(
+def test_quantization_error_is_printed_once(
     cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
@@ -125,7 +125,7 @@ def test_an_error_of_quantizing_is_said_once(
     assert ran.error.count("flexq-bench:") <= 1
 
 
-def test_an_interrupted_decode_keeps_what_it_measured_and_goes_on(
+def test_interrupted_decode_resumes(
     cli: Callable, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     out = tmp_path / "decode.jsonl"
@@ -159,9 +159,7 @@ def test_an_interrupted_decode_keeps_what_it_measured_and_goes_on(
     assert len({record.run.uuid for record in read_records(out)}) == 1
 
 
-def test_a_file_that_can_not_hold_the_records_is_refused_at_once(
-    cli: Callable, tmp_path: Path
-) -> None:
+def test_parquet_file_for_decode_is_refused(cli: Callable, tmp_path: Path) -> None:
     ran = cli("decode", "llama-7b", "--json", str(tmp_path / "decode.parquet"))
 
     assert (ran.code, "the name must end in .jsonl" in ran.error) == (2, True)
@@ -182,7 +180,7 @@ def test_requests_are_served(cli: Callable, model: Path, tmp_path: Path) -> None
     assert 0 < record.ttft_p50_ms <= 1000 * record.latency_p50_s
 
 
-def test_what_can_not_be_is_one_line_and_a_usage_error(
+def test_invalid_decode_requests_are_usage_errors(
     cli: Callable, model: Path, tmp_path: Path
 ) -> None:
     unknown = cli("decode", str(model), "--scheme", "fp17")
@@ -207,7 +205,7 @@ def record(token_ms: float, parts: dict[str, float], **given: object) -> DecodeR
     return DecodeRecord(**{**empty, "token_ms": token_ms, "parts": listed, **given})
 
 
-def test_parts_explain_the_whole() -> None:
+def test_parts_explain_speedup_of_model() -> None:
     base = record(6.0, {"norm": 1000.0, "qkv_proj": 5000.0})
     found = explain(base, record(3.1, {"norm": 1000.0, "qkv_proj": 2000.0}))
 
@@ -220,7 +218,7 @@ def test_parts_explain_the_whole() -> None:
     assert by_part["qkv_proj"].saved == pytest.approx(5 / 6 * (1 - 1 / 2.5))
 
 
-def test_a_scheme_stands_beside_the_first_one_with_its_cache_or_with_another() -> None:
+def test_scheme_is_compared_with_base_of_same_cache_bits() -> None:
     parts = {"attention": 1000.0}
     fp16, fp16_kv8, kv8, kv4 = (
         record(token_ms, parts, scheme=scheme, kv_bits=bits, status="ok")

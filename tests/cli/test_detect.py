@@ -43,7 +43,7 @@ def test_bare_numbers_need_no_header(cli, csv):
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_commit_and_time_are_kept_beside_the_number(cli, csv, separator):
+def test_commit_and_time_columns_are_kept(cli, csv, separator):
     rows = [separator.join((f"c{i}", number, f"day {i}")) for i, number in enumerate(STEP)]
     file = csv(separator.join(("commit", "us", "time")), *rows)
 
@@ -53,7 +53,7 @@ def test_commit_and_time_are_kept_beside_the_number(cli, csv, separator):
     assert "c20" in cli("detect", "--csv", file).out
 
 
-def test_a_level_that_changes_with_the_device_is_named_and_is_no_change_point(cli, csv):
+def test_level_change_with_device_is_no_change_point(cli, csv):
     rows = [f"{number},{'a' if i < 20 else 'b'}" for i, number in enumerate(STEP)]
     file = csv("us,device", *rows)
 
@@ -65,7 +65,7 @@ def test_a_level_that_changes_with_the_device_is_named_and_is_no_change_point(cl
     assert "the device changed at index 20" in cli("detect", "--csv", file).out
 
 
-def test_a_column_is_chosen_by_its_name(cli, csv):
+def test_column_is_selected_by_name(cli, csv):
     file = csv("flat,us", *(f"5,{number}" for number in STEP))
 
     assert len(points(cli("detect", "--csv", file, "--column", "us", "--json"))) == 1
@@ -82,7 +82,7 @@ def test_empty_cells_and_nan_are_gaps(cli, csv):
 
 
 @pytest.mark.parametrize("lines", [("1",), ("us", "1", "2")])
-def test_a_short_file_says_that_it_is_too_little(cli, csv, lines):
+def test_short_file_has_too_few_values(cli, csv, lines):
     ran = cli("detect", "--csv", csv(*lines))
 
     assert ran.code == ExitCode.PASS
@@ -155,11 +155,11 @@ def test_doubtful_csv_prints_warning(cli, csv, lines, says):
 @pytest.mark.parametrize(
     "arguments", [(), ("1", "--csv", "x.csv"), ("1", "--column", "us")], ids=" ".join
 )
-def test_it_wants_either_a_series_or_a_file(cli, arguments):
+def test_detect_needs_series_or_file(cli, arguments):
     assert cli("detect", *arguments).code == ExitCode.USAGE
 
 
-def test_a_stored_series_is_looked_up_by_its_id(cli, measured):
+def test_stored_series_is_detected_by_id(cli, measured):
     series = json.loads(cli("list", "series", "--json").out)[0]["id"]
 
     ran = cli("detect", str(series))
@@ -171,7 +171,7 @@ def test_a_stored_series_is_looked_up_by_its_id(cli, measured):
     assert "no series 999" in unknown.error
 
 
-def test_levels_of_a_stored_series_are_compared_within_one_epoch(cli, database, build):
+def test_levels_are_compared_within_one_epoch(cli, database, build):
     drivers = ["580"] * 20 + ["590"] * 20 + ["600"] * 5
     medians = [*map(float, STEP), *[130.0] * 5]
     medians[30:40] = [1.05 * one for one in medians[30:40]]
@@ -196,7 +196,7 @@ def test_levels_of_a_stored_series_are_compared_within_one_epoch(cli, database, 
     assert "its levels are its own (5 values, 8 are needed)" in shown
 
 
-def test_a_drift_and_two_levels_are_named_and_are_no_change_points(cli, csv):
+def test_drift_and_two_levels_are_no_change_points(cli, csv):
     noise = [(i * 37 % 11 - 5) * 0.02 for i in range(120)]
     drifting = cli("detect", "--csv", csv(*(f"{100 + 0.1 * i + n}" for i, n in enumerate(noise))))
     hopping = cli(

@@ -72,7 +72,7 @@ def files(tmp_path, monkeypatch):
         path.write_text(json.dumps(content))
 
 
-def test_every_command_of_the_page_runs(cli, files):
+def test_every_command_of_page_runs(cli, files):
     ran = {}
     for line in COMMANDS:
         verb, *arguments = shlex.split(line)[1:]
@@ -92,7 +92,7 @@ def test_every_command_of_the_page_runs(cli, files):
     assert Path("theirs.toml").read_text().count("[[group]]") == 1
 
 
-def test_the_subscriptions_of_the_page_can_be_loaded(files):
+def test_subscriptions_of_page_load(files):
     from flexq_bench.ci.notifications.subscriptions import load_subscriptions
 
     assert [one.name for one in load_subscriptions("subscriptions.toml").entries] == [

@@ -83,9 +83,7 @@ def steady(n, level=20.0, seed=0):
     return [level * (1 + 0.002 * noise.gauss(0, 1)) for _ in range(n)]
 
 
-def test_a_planted_step_in_nvbench_files_opens_one_alert_that_says_by_history_alone(
-    cli, history, database
-):
+def test_step_in_nvbench_results_opens_alert_by_history_alone(cli, history, database):
     ran = history([*steady(16), *steady(8, 21.0, seed=1)])
 
     rows = json.loads(cli("alerts", "list", "--json").out)
@@ -145,9 +143,7 @@ def test_invalid_results_are_named_and_others_stored(cli, tmp_path):
     assert "refused row 3: -1 µs is not a plausible time" in ran.err
 
 
-def test_a_file_from_the_future_keeps_the_files_before_it_from_being_stored(
-    cli, tmp_path, database
-):
+def test_results_from_the_future_store_no_file(cli, tmp_path, database):
     paths = []
     for year in (2026, 9999):
         benchmark = {"name": "gemm", "run_type": "iteration", "real_time": 1, "time_unit": "us"}
@@ -178,7 +174,7 @@ def test_a_file_from_the_future_keeps_the_files_before_it_from_being_stored(
         (OF_P, "a.csv has no results: did its tool run?"),
     ],
 )
-def test_options_that_are_missing_or_wrong_are_one_line(cli, tmp_path, options, says):
+def test_invalid_import_options_are_usage_errors(cli, tmp_path, options, says):
     path = tmp_path / "a.csv"
     path.write_text("benchmark,value\n" + ("" if says.startswith("a.csv") else "gemm,1\n"))
 
@@ -188,7 +184,7 @@ def test_options_that_are_missing_or_wrong_are_one_line(cli, tmp_path, options, 
     assert says in ran.error
 
 
-def test_a_repository_tells_the_order_of_commits(cli, tmp_path, database, git):
+def test_repository_orders_imported_commits(cli, tmp_path, database, git):
     clone = tmp_path / "clone"
     clone.mkdir()
     git(clone, "init", "-q")
@@ -213,9 +209,7 @@ def test_a_repository_tells_the_order_of_commits(cli, tmp_path, database, git):
     assert listed == []  # commits of others are not offered beside ours
 
 
-def test_an_abbreviated_commit_is_the_stored_one_and_said_where_there_is_none(
-    cli, tmp_path, monkeypatch
-):
+def test_abbreviated_commit_matches_stored_commit_or_warns(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no repository tells more
     Path("a.csv").write_text("benchmark,value\ngemm,1\n")
 
@@ -232,7 +226,7 @@ def test_an_abbreviated_commit_is_the_stored_one_and_said_where_there_is_none(
 @pytest.mark.parametrize(
     ("made_at", "is_said"), [("ef" * 20, True), ("cd" * 20, False), ("unversioned", False)]
 )
-def test_a_file_that_was_made_at_another_commit_is_said(cli, tmp_path, made_at, is_said):
+def test_file_of_another_commit_is_noted(cli, tmp_path, made_at, is_said):
     stats = {"median": 1e-5, "q1": 1e-5, "q3": 1e-5, "rounds": 7}
     path = tmp_path / "made.json"
     benchmarks = [{"fullname": "test_gemm", "stats": stats}]
@@ -269,7 +263,7 @@ GOOGLE = {
         ("nvbench", json.dumps(an_nvbench_file(20.0)), (), ""),
     ],
 )
-def test_results_without_a_device_are_said(cli, tmp_path, format_name, content, options, says):
+def test_results_without_device_are_noted(cli, tmp_path, format_name, content, options, says):
     path = tmp_path / "file.txt"
     path.write_text(content)
 
@@ -318,7 +312,7 @@ def test_export_contains_named_projects_only(cli, tmp_path, name):
 
 
 @pytest.mark.usefixtures("of_two_projects")
-def test_an_export_of_a_project_that_can_have_no_results_is_wrong_usage(cli, tmp_path):
+def test_export_of_unknown_or_unsupported_project_is_usage_error(cli, tmp_path):
     ran = cli("db", "export", str(tmp_path / "r.jsonl"), "--project", "acme")
     assert (ran.code, "no project 'acme'" in ran.error, PROJECT in ran.error) == (2, True, True)
 

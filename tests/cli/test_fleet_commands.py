@@ -42,7 +42,7 @@ def fleet(path):
     return path
 
 
-def test_status_says_how_far_everything_is(fleet, capsys):
+def test_status_shows_progress(fleet, capsys):
     assert main(["status", "--db", fleet]) == 0
 
     told = capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_status_in_json_and_as_metrics(fleet, capsys):
     assert "# TYPE flexq_requests gauge" in lines
 
 
-def test_a_run_says_why_a_case_had_no_device(path, capsys):
+def test_report_names_reason_of_missing_device(path, capsys):
     run = RunInfo("r" * 36, "made", "manual", "complete", "2026-01-01T00:00:00Z", "key", (CASE,))
     with open_database(path) as database:
         with database.session() as session:
@@ -75,7 +75,7 @@ def test_a_run_says_why_a_case_had_no_device(path, capsys):
     assert "no-device: 1 × it takes 2,180 GiB" in capsys.readouterr().out
 
 
-def test_a_queued_sweep_is_measured_by_a_worker(path, capsys):
+def test_worker_measures_queued_sweep(path, capsys):
     asked = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--db", path)
     assert main(asked) == 0
     assert "queued request" in capsys.readouterr().out
@@ -85,7 +85,7 @@ def test_a_queued_sweep_is_measured_by_a_worker(path, capsys):
     assert "done, run" in capsys.readouterr().out
 
 
-def test_a_queued_sweep_can_be_taken_back(path, capsys):
+def test_queued_sweep_is_cancelled(path, capsys):
     assert main(["sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--db", path]) == 0
     capsys.readouterr()
     main(["status", "--json", "--db", path])
@@ -97,7 +97,7 @@ def test_a_queued_sweep_can_be_taken_back(path, capsys):
     assert "is cancelled already" in capsys.readouterr().err
 
 
-def test_a_queued_sweep_may_ask_for_a_kind_that_is_elsewhere(path, capsys):
+def test_queued_sweep_may_request_gpu_of_another_machine(path, capsys):
     asked = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--gpus", "NVIDIA H200")
 
     assert main([*asked, "--db", path]) == 0
@@ -105,7 +105,7 @@ def test_a_queued_sweep_may_ask_for_a_kind_that_is_elsewhere(path, capsys):
     assert "queued request" in capsys.readouterr().out
 
 
-def test_a_worker_ends_when_its_sources_change(path, capsys, monkeypatch):
+def test_worker_exits_when_its_sources_change(path, capsys, monkeypatch):
     hashes = iter(["before", "after"])
     monkeypatch.setattr("flexq_bench.cli.worker.source_hash", lambda root: next(hashes))
 
@@ -114,7 +114,7 @@ def test_a_worker_ends_when_its_sources_change(path, capsys, monkeypatch):
     assert "start it again" in capsys.readouterr().out
 
 
-def test_a_sweep_like_a_run_has_its_cases_and_says_how_long_it_takes(path, tmp_path, capsys):
+def test_sweep_like_run_prints_expected_time_and_plots(path, tmp_path, capsys):
     plot = tmp_path / "plot.png"
     assert main(["sweep", "--kernels", "cublas-fp16", *SHAPE, "--db", path]) == 0
     run = capsys.readouterr().out.split("results of run ")[1][:8]
@@ -139,12 +139,12 @@ def test_a_sweep_like_a_run_has_its_cases_and_says_how_long_it_takes(path, tmp_p
         (("nightly", "--report", "/nowhere/at/all"), "no such folder"),
     ],
 )
-def test_what_does_not_fit_together_is_said(arguments, message, path, capsys):
+def test_contradicting_options_are_usage_errors(arguments, message, path, capsys):
     assert main([*arguments, "--db", path]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_times_are_checked():
+def test_invalid_times_are_usage_errors():
     assert parse_times("lease=20,beat=5").lease == 20
     for text, message in (
         ("leese=3", "no time 'leese'"),
@@ -156,7 +156,7 @@ def test_times_are_checked():
             parse_times(text)
 
 
-def test_a_json_log_line_names_run_job_and_worker():
+def test_json_log_line_has_run_and_job():
     record = logging.LogRecord("flexq_bench", logging.INFO, "", 0, "%d left", (3,), None)
     record.run, record.job, record.worker = "r1", 7, None
 

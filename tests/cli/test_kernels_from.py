@@ -113,7 +113,7 @@ def records(text):
     return {one["kernel"]: one for one in map(json.loads, text.splitlines())}
 
 
-def test_a_kernel_that_ends_its_process_is_a_result_and_the_others_are_measured(cli, a_file):
+def test_kernel_that_ends_its_process_fails_alone(cli, a_file):
     ran = cli("sweep", "--kernels-from", a_file(ENDS), *SHAPE, "--json", "-")
 
     stored = records(ran.out)
@@ -126,7 +126,7 @@ def test_a_kernel_that_ends_its_process_is_a_result_and_the_others_are_measured(
 
 
 @pytest.mark.slow
-def test_a_file_that_does_not_import_is_a_line_and_what_else_was_named_is_measured(cli, tmp_path):
+def test_unimportable_file_is_reported_and_other_kernels_measured(cli, tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("import no_such_thing")
 
@@ -154,7 +154,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_source_that_is_not_there_ends_every_verb_at_once(cli, tmp_path, verb):
+def test_missing_kernel_source_is_usage_error_of_every_command(cli, tmp_path, verb):
     (tmp_path / "kernels.txt").touch()
     for source, said in (
         (str(tmp_path / "none.py"), "there is no file"),
@@ -170,7 +170,7 @@ def test_a_source_that_is_not_there_ends_every_verb_at_once(cli, tmp_path, verb)
 
 
 @pytest.mark.parametrize("verb", ["worker", "list", "sweep"])
-def test_a_verb_about_nothing_but_kernels_that_can_t_be_had_ends_in_one_line(cli, tmp_path, verb):
+def test_unimportable_kernels_alone_are_usage_error(cli, tmp_path, verb):
     bad = tmp_path / "bad.py"
     bad.write_text("import no_such_thing")
     words = ("sweep", *SHAPE) if verb == "sweep" else VERBS[verb]
@@ -181,14 +181,14 @@ def test_a_verb_about_nothing_but_kernels_that_can_t_be_had_ends_in_one_line(cli
     assert "does not import: ModuleNotFoundError" in ran.error
 
 
-def test_list_shows_them_with_the_hash_of_their_sources(cli, a_file):
+def test_list_shows_external_kernels_with_source_hash(cli, a_file):
     ran = cli("list", "kernels", "--kernels-from", a_file(""), "--json")
 
     (row,) = json.loads(ran.out)
     assert (row["kernel"], row["backend"], len(row["version"])) == ("mine.good", "cpu", 16)
 
 
-def test_two_files_with_a_kernel_of_one_name_are_told_apart_by_a_line(cli, tmp_path, monkeypatch):
+def test_equal_kernel_names_of_two_files_are_reported(cli, tmp_path, monkeypatch):
     sources = []
     for folder in ("first", "second"):
         (tmp_path / folder).mkdir()
@@ -206,7 +206,7 @@ def test_two_files_with_a_kernel_of_one_name_are_told_apart_by_a_line(cli, tmp_p
 
 
 @pytest.mark.slow
-def test_whatever_a_kernel_does_the_run_goes_on(cli, a_file):
+def test_run_continues_after_every_kernel_failure(cli, a_file):
     ran = cli(
         *("sweep", "--kernels-from", a_file(BAD + ENDS), *SHAPE),
         *("--times", "case=30", "--json", "-"),
@@ -272,7 +272,7 @@ def test_list_runs_no_code_of_installed_packages(cli, installed_package):
     assert str(os.getpid()) not in processes_of(installed_package)
 
 
-def test_the_dashboard_runs_no_code_of_installed_packages(installed_package, monkeypatch):
+def test_dashboard_runs_no_code_of_installed_packages(installed_package, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_DB", "postgresql://ada:secret@db.internal/flexq")
     AppTest.from_file(str(ROOT / "dashboard" / "app.py"), default_timeout=30).run()
 
@@ -283,7 +283,7 @@ def test_the_dashboard_runs_no_code_of_installed_packages(installed_package, mon
 
 
 @pytest.mark.slow  # builds a wheel
-def test_a_kernel_of_an_installed_wheel_is_measured_beside_ours_by_one_command(tmp_path):
+def test_kernel_of_installed_wheel_is_measured(tmp_path):
     project, site = tmp_path / "project", tmp_path / "site"
     (project / "acme_kernels").mkdir(parents=True)
     (project / "pyproject.toml").write_text(PYPROJECT)
@@ -316,7 +316,7 @@ def test_a_kernel_of_an_installed_wheel_is_measured_beside_ours_by_one_command(t
 
 
 @pytest.mark.slow
-def test_a_suite_measures_them_on_its_shapes_and_compare_interleaves_them(cli, a_file, tmp_path):
+def test_external_kernels_run_on_suite_and_compare_interleaved(cli, a_file, tmp_path):
     suite = tmp_path / "tiny.toml"
     suite.write_text(
         'description = "tiny"\n[[group]]\nkernels = ["cublas-fp16"]\nm = "1"\nshapes = ["32x32"]\n'

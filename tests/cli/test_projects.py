@@ -35,7 +35,7 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
-def test_a_folder_without_a_project_is_wrong_usage(cli, tmp_path):
+def test_folder_without_project_is_usage_error(cli, tmp_path):
     ran = cli("run", "--project", str(tmp_path))
 
     assert ran.code == 2
@@ -43,9 +43,7 @@ def test_a_folder_without_a_project_is_wrong_usage(cli, tmp_path):
 
 
 @pytest.mark.parametrize(("build", "is_said"), [("", True), ('[build]\ncommand = "true"\n', False)])
-def test_kernels_that_do_not_load_where_nothing_was_built_are_told_of_it(
-    cli, tmp_path, git, build, is_said
-):
+def test_unloadable_kernels_without_build_command_get_hint(cli, tmp_path, git, build, is_said):
     git(tmp_path, "init", "-q")
     (tmp_path / "mine.py").write_text("import no_such_extension")
     named = 'version = 1\nname = "acme"\nkernels = ["mine.py"]\nsuite = "smoke"\n'
@@ -60,14 +58,14 @@ def test_kernels_that_do_not_load_where_nothing_was_built_are_told_of_it(
     assert ("nothing was built: [build] in flexq-bench.toml" in ran.error) is is_said
 
 
-def test_kernels_of_files_and_of_projects_do_not_mix(cli, acme):
+def test_kernels_from_and_project_exclude_each_other(cli, acme):
     ran = cli("run", "--project", acme, "--kernels-from", "json")
 
     assert ran.code == 2
     assert "--kernels-from and --project don't go together" in ran.err
 
 
-def test_a_commit_that_does_not_build_is_one_line_with_the_exit_code_of_a_broken_build(cli, acme):
+def test_broken_build_has_its_exit_code(cli, acme):
     ran = cli(
         *("compare", "build-break", "builds-again", "--project", acme, "--backend", "cpu"),
     )
@@ -85,7 +83,7 @@ def test_a_commit_that_does_not_build_is_one_line_with_the_exit_code_of_a_broken
         ("fast-again", "main", "slightly-slower"),
     ],
 )
-def test_a_search_names_each_commit_that_made_it_slower(cli, seeded, git, good, bad, found):
+def test_bisect_of_project_names_each_slower_commit(cli, seeded, git, good, bad, found):
     ran = cli("bisect", CASE, "--good", good, "--bad", bad, "--project", seeded, *QUICK, "--json")
 
     assert ran.code == 1, ran.err
@@ -104,9 +102,7 @@ def test_a_search_names_each_commit_that_made_it_slower(cli, seeded, git, good, 
         ("slightly-slower~1", 0, {"pass"}),
     ],
 )
-def test_a_gate_fails_for_each_seeded_commit_and_for_no_other(
-    cli, seeded, tmp_path, head, code, outcomes
-):
+def test_gate_fails_for_seeded_commits_only(cli, seeded, tmp_path, head, code, outcomes):
     report = tmp_path / "gate.json"
     ran = cli(
         *("gate", "perf", "--project", seeded, "--base", f"{head}~1", "--head", head),
@@ -118,7 +114,7 @@ def test_a_gate_fails_for_each_seeded_commit_and_for_no_other(
 
 
 @pytest.mark.usefixtures("made_times")
-def test_a_gate_judges_no_working_tree_with_changes(cli, seeded, git):
+def test_gate_refuses_working_tree_with_changes(cli, seeded, git):
     source = Path(seeded) / "kernels" / "torch_kernels.py"
     source.write_text(source.read_text() + "# edited\n")
     try:
@@ -171,9 +167,7 @@ class InThisProcess(Loader):
 
 
 @pytest.mark.usefixtures("toolchain")
-def test_a_static_gate_compares_the_machine_code_that_kernels_of_a_project_tell_of(
-    cli, tmp_path, git, monkeypatch
-):
+def test_static_gate_compares_machine_code_of_project(cli, tmp_path, git, monkeypatch):
     monkeypatch.setattr(projects, "WorkerProcess", InThisProcess)
     root, report = tmp_path / "theirs", tmp_path / "static.json"
     root.mkdir()
@@ -202,7 +196,7 @@ def test_a_static_gate_compares_the_machine_code_that_kernels_of_a_project_tell_
 
 
 @pytest.mark.usefixtures("made_times")
-def test_a_night_in_a_shallow_clone_says_what_it_lacks(cli, seeded, tmp_path, git):
+def test_night_in_shallow_clone_advises_fetch(cli, seeded, tmp_path, git):
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{seeded}", "clone ü")
 
     ran = cli("nightly", "--project", str(tmp_path / "clone ü"), "--backend", "cpu")
@@ -213,7 +207,7 @@ def test_a_night_in_a_shallow_clone_says_what_it_lacks(cli, seeded, tmp_path, gi
 
 
 @pytest.mark.usefixtures("made_times")
-def test_a_night_of_another_repository_with_the_same_project_name_is_told(cli, acme, seeded):
+def test_equal_project_names_of_two_repositories_are_reported(cli, acme, seeded):
     nights = [
         cli("nightly", "--project", folder, "--backend", "cpu", "--night", name)
         for folder, name in ((acme, "1"), (acme, "2"), (seeded, "3"))
@@ -224,9 +218,7 @@ def test_a_night_of_another_repository_with_the_same_project_name_is_told(cli, a
 
 
 @pytest.mark.usefixtures("made_times")
-def test_who_owns_a_project_is_told_once_of_a_commit_that_can_not_be_measured(
-    cli, git, tmp_path, database
-):
+def test_unmeasurable_commit_of_project_is_notified_once(cli, git, tmp_path, database):
     root = tmp_path / "theirs"
     root.mkdir()
     git(root, "init", "-q", "-b", "master")
@@ -267,9 +259,7 @@ def dense(x, w, out): ...
 @pytest.mark.slow  # 30 nights
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("made_times")
-def test_nights_over_the_whole_history_alert_for_the_seeded_commits_alone(
-    cli, seeded, git, database
-):
+def test_nights_over_history_alert_for_seeded_commits_only(cli, seeded, git, database):
     root, codes = Path(seeded), {}
     shas = git(root, "rev-list", "--reverse", "main").splitlines()
     tags = {git(root, "rev-parse", tag): tag for tag in git(root, "tag").splitlines()}
@@ -296,7 +286,7 @@ def test_nights_over_the_whole_history_alert_for_the_seeded_commits_alone(
 
 
 @pytest.mark.slow
-def test_results_of_a_project_are_stored_under_its_name_and_commit(cli, acme, git):
+def test_project_results_have_its_name_and_commit(cli, acme, git):
     ran = cli("run", "--project", acme, "--backend", "cpu", "--json", "-")
 
     records = [json.loads(line) for line in ran.out.splitlines()]
@@ -311,7 +301,7 @@ def test_results_of_a_project_are_stored_under_its_name_and_commit(cli, acme, gi
 @pytest.mark.parametrize(
     ("head", "verdict", "code"), [("wrong-result", "incorrect", 1), ("change-12", "same", 0)]
 )
-def test_compare_names_what_a_commit_did(cli, acme, git, head, verdict, code):
+def test_compare_of_project_judges_commits(cli, acme, git, head, verdict, code):
     if head == "change-12":
         head = git(Path(acme), "rev-parse", "slower~2")
 
@@ -327,7 +317,7 @@ def test_compare_names_what_a_commit_did(cli, acme, git, head, verdict, code):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_gate_judges_a_wrong_head_by_base_s_file(cli, acme, tmp_path):
+def test_gate_judges_wrong_head_by_project_file_of_base(cli, acme, tmp_path):
     report = tmp_path / "gate.json"
     ran = cli(
         *("gate", "perf", "--project", acme, "--base", "wrong-result~1", "--head", "wrong-result"),
